@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * sparseattn.h - sparse attention behind a stable C ABI.
+ *
+ * A user says which keys each query may see (a pattern), binds it to shapes (a plan) and runs the plan many times.
+ *
+ *     pattern  ->  plan  ->  forward, backward
+ *
+ * Reading rules that hold for every declaration here:
+ *   - Functions return spattn_status unless they cannot fail; results come last. On failure a result handle is set to
+ *     NULL, result structs stay untouched, and spattn_last_error says which argument, what was given, what is accepted.
+ *   - Handles are immutable once made and reference counted. A `const T*` handle may be used by many threads at once.
+ *     Releasing NULL does nothing.
+ *   - A sized struct starts with struct_size = sizeof(the struct). Zero is the default of every other field. A larger
+ *     struct of a newer header is accepted as long as the tail that this library does not know is zero.
+ *   - Tensors, strings and structs are borrowed for the call. Returned strings are static or thread-local: never free.
+ *   - Enumerators only name values; fields and parameters are int32_t, so new values never break an old caller.
+ *   - [host]   touches no device.
+ *     [setup]  may allocate, start threads, load kernels or synchronise.
+ *     [launch] allocates nothing; on a GPU it only enqueues work on `stream`.
+ *
+ * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 introspection.
+ */
+#ifndef SPARSEATTN_SPARSEATTN_H
+#define SPARSEATTN_SPARSEATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SPATTN_VERSION_MAJOR 0
+#define SPATTN_VERSION_MINOR 1
+#define SPATTN_VERSION_PATCH 0
+#define SPATTN_ABI 0 /* equals the number in the SONAME */
+
+#if defined(SPATTN_CFFI)
+#define SPATTN_API
+#elif defined(__GNUC__)
+#define SPATTN_API __attribute__((visibility("default")))
+#else
+#define SPATTN_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 1. values -------------------------------------------------------------------------------------------------- */
+
+typedef int32_t spattn_status; /* 0 is success; the thousands digit is the family */
+typedef int32_t spattn_enum;   /* every enumerated field is this wide */
+typedef void* spattn_stream;   /* a cudaStream_t; ignored on the CPU */
+
+/* Byte for byte DLPack's DLDevice, DLDataType and DLTensor, so that a DLTensor* may be passed as it is. */
+enum spattn_device_type { SPATTN_CPU = 1, SPATTN_CUDA = 2, SPATTN_CUDA_HOST = 3, SPATTN_CUDA_MANAGED = 13 };
+enum spattn_dtype_code { SPATTN_INT = 0, SPATTN_UINT = 1, SPATTN_FLOAT = 2, SPATTN_BFLOAT = 4, SPATTN_BOOL = 6 };
+
+typedef struct spattn_device {
+    int32_t type; /* spattn_device_type */
+    int32_t index;
+} spattn_device;
+
+typedef struct spattn_dtype {
+    uint8_t code; /* spattn_dtype_code */
+    uint8_t bits;
+    uint16_t lanes; /* must be 1 */
+} spattn_dtype;
+
+/* A view of somebody's memory. `data + byte_offset` must be aligned to the size of an element. */
+typedef struct spattn_tensor {
+    void* data;
+    spattn_device device;
+    int32_t ndim;
+    spattn_dtype dtype;
+    const int64_t* shape;
+    const int64_t* strides; /* elements; NULL = compact, row-major; ignored on axes of size 1 */
+    uint64_t byte_offset;
+} spattn_tensor;
+
+/* ---- 2. status  [host] ------------------------------------------------------------------------------------------ */
+
+enum spattn_status_codes {
+    SPATTN_OK = 0,
+    SPATTN_E_ARGUMENT = 1000,    /* the caller passed something wrong */
+    SPATTN_E_NULL = 1001,        /* a required pointer is NULL */
+    SPATTN_E_STRUCT_SIZE = 1002, /* struct_size is smaller than the first release's struct */
+    SPATTN_E_SHAPE = 1003,
+    SPATTN_E_DTYPE = 1004,
+    SPATTN_E_DEVICE = 1005,
+    SPATTN_E_LAYOUT = 1006, /* strides, alignment or overlap */
+    SPATTN_E_RANGE = 1007,
+    SPATTN_E_WORKSPACE = 1008,
+    SPATTN_E_STATE = 1009,
+    SPATTN_E_UNSUPPORTED = 2000, /* legal, but not offered by this build on this machine */
+    SPATTN_E_NO_KERNEL = 2001,
+    SPATTN_E_NO_GPU = 2002,
+    SPATTN_E_DRIVER_TOO_OLD = 2003,
+    SPATTN_E_UNKNOWN_FIELD = 2004, /* a field of a newer header is set */
+    SPATTN_E_RESOURCE = 3000,
+    SPATTN_E_HOST_MEMORY = 3001,
+    SPATTN_E_DEVICE_MEMORY = 3002,
+    SPATTN_E_CUDA = 4000, /* native_code has the cudaError_t */
+    SPATTN_E_CAPTURE = 4001,
+    SPATTN_E_FORMAT = 5000, /* a text or bytes that cannot be read */
+    SPATTN_E_CALLBACK = 6000,
+    SPATTN_E_INTERNAL = 9000
+};
+
+typedef struct spattn_error {
+    uint32_t struct_size;
+    spattn_status status;
+    int32_t native_code; /* cudaError_t where status is 4xxx, else 0 */
+    int32_t line;        /* of the library's source, for bug reports */
+    const char* message; /* what was wrong, what was given, what is accepted */
+    const char* argument; /* "q", "problem.head_dim", ... or "" */
+    const char* function; /* the public function that failed */
+} spattn_error;
+
+SPATTN_API uint32_t spattn_version(void); /* of the library: major * 10000 + minor * 100 + patch */
+SPATTN_API uint32_t spattn_abi(void);
+SPATTN_API const char* spattn_build_json(void); /* compiler, kernels' architectures, features: one JSON object */
+SPATTN_API const char* spattn_status_name(spattn_status status); /* "SPATTN_E_SHAPE"; "SPATTN_E_UNKNOWN" otherwise */
+
+/* The last failure on this thread. A success leaves it as it was. Never NULL. */
+SPATTN_API const char* spattn_last_error_text(void);
+SPATTN_API spattn_status spattn_last_error(spattn_error* result);
+
+/* ---- 3. context  [setup] ---------------------------------------------------------------------------------------- */
+
+typedef struct spattn_context spattn_context;
+typedef struct spattn_pattern spattn_pattern;
+typedef struct spattn_plan spattn_plan;
+
+/* Callbacks may come from any thread, must not unwind and must not call back into the object that calls them. */
+enum spattn_log_level { SPATTN_LOG_OFF = 0, SPATTN_LOG_ERROR = 1, SPATTN_LOG_INFO = 2, SPATTN_LOG_DEBUG = 3 };
+typedef void (*spattn_log_fn)(void* user, spattn_enum level, const char* text);
+typedef void* (*spattn_alloc_fn)(void* user, spattn_device device, size_t bytes, size_t align, spattn_stream stream);
+typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, size_t bytes, spattn_stream stream);
+
+/* Runs body(argument, t) once for every t in [0, tasks), on any threads, and returns when all are done: 0, or another
+ * number to fail the call. */
+typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
+                                          void* argument);
+
+typedef struct spattn_context_options {
+    uint32_t struct_size;
+    uint32_t flags;              /* 0 */
+    spattn_device device;        /* {0, 0}: the first GPU that has kernels in this build, else the CPU */
+    spattn_alloc_fn alloc;       /* memory of plans and of run scratch that the library takes itself; with `free` */
+    spattn_free_fn free;         /* NULL = the library's own */
+    void* alloc_user;
+    spattn_log_fn log;           /* NULL = silent, or stderr where the environment sets SPATTN_LOG=error|info|debug */
+    void* log_user;
+    spattn_enum log_level;       /* spattn_log_level; read only with `log`; 0 = SPATTN_LOG_INFO */
+    int32_t cpu_threads;         /* 0 = all that this process may use; results never depend on it */
+    spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
+    void* parallel_for_user;
+    int64_t plan_cache;          /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
+} spattn_context_options;
+
+SPATTN_API spattn_status spattn_context_create(const spattn_context_options* options, /* NULL = all defaults */
+                                               spattn_context** result);
+SPATTN_API void spattn_context_retain(const spattn_context* context);
+SPATTN_API void spattn_context_release(const spattn_context* context);
+SPATTN_API spattn_status spattn_device_count(int32_t* result); /* GPUs; 0, not an error, without a driver */
+
+/* ---- 4. pattern  [host] -----------------------------------------------------------------------------------------
+ *
+ * A pattern says which keys each query may see. On an extent of seq_q queries and seq_k keys, query row i stands at
+ * position p = i + q_offset (q_offset is seq_k - seq_q unless given, so queries align to the end of the keys, and may be
+ * negative). It sees the keys k of the set beside its constructor, cut to [0, seq_k). `mod` and `/` are floored. Nothing
+ * implies causal. -1 as a bound means unbounded.
+ */
+SPATTN_API void spattn_pattern_retain(const spattn_pattern* pattern);
+SPATTN_API void spattn_pattern_release(const spattn_pattern* pattern);
+
+/* 4a. Analytic patterns: any length, no storage. The comment is the text form and the set. */
+
+/* full: every key. */
+SPATTN_API spattn_status spattn_pattern_full(spattn_pattern** result);
+/* causal: k <= p. */
+SPATTN_API spattn_status spattn_pattern_causal(spattn_pattern** result);
+/* window(left,right): p - left <= k <= p + right. The query itself counts: window(1023,0) is 1024 keys. left, right >= -1.
+ * Longformer (arXiv:2004.05150), Mistral (arXiv:2310.06825). */
+SPATTN_API spattn_status spattn_pattern_window(int64_t left, int64_t right, spattn_pattern** result);
+/* sink(tokens): k < tokens, whatever p. tokens >= 0. StreamingLLM (arXiv:2309.17453). */
+SPATTN_API spattn_status spattn_pattern_sink(int64_t tokens, spattn_pattern** result);
+/* block_diagonal(block): k / block = p / block; nothing for p < 0. block >= 1. */
+SPATTN_API spattn_status spattn_pattern_block_diagonal(int64_t block, spattn_pattern** result);
+/* documents(cu_seqlens): k and p in the same [cu[t], cu[t+1]). cu_seqlens: host tensor [documents + 1], int32 or int64,
+ * not decreasing, first >= 0. Copied. */
+SPATTN_API spattn_status spattn_pattern_documents(const spattn_tensor* cu_seqlens, spattn_pattern** result);
+/* dilated(left,right,dilation): p - left <= k <= p + right and (k - p) mod dilation = 0; left and right in tokens, >= -1;
+ * dilation >= 1. Longformer, NATTEN (arXiv:2209.15001). */
+SPATTN_API spattn_status spattn_pattern_dilated(int64_t left, int64_t right, int64_t dilation, spattn_pattern** result);
+/* strided(stride): (k - p) mod stride = 0. stride >= 1. Sparse Transformer's strided attention is
+ * causal & (window(stride,0) | strided(stride)). Child et al. 2019 (arXiv:1904.10509). */
+SPATTN_API spattn_status spattn_pattern_strided(int64_t stride, spattn_pattern** result);
+/* landmark(block,landmarks): k mod block >= block - landmarks: the last keys of each block. 0 <= landmarks <= block.
+ * Landmark Attention (arXiv:2305.16300). */
+SPATTN_API spattn_status spattn_pattern_landmark(int64_t block, int64_t landmarks, spattn_pattern** result);
+/* fixed(block,landmarks): block_diagonal(block) | landmark(block,landmarks). Child et al. 2019. */
+SPATTN_API spattn_status spattn_pattern_fixed(int64_t block, int64_t landmarks, spattn_pattern** result);
+/* logsparse: p - k in {0, 1, 2, 4, 8, ...}. LogSparse Transformer (arXiv:1907.00235). */
+SPATTN_API spattn_status spattn_pattern_logsparse(spattn_pattern** result);
+/* residue(modulus,offset): k mod modulus = offset where p mod modulus = offset, else nothing. 0 <= offset < modulus.
+ * LongNet (arXiv:2307.02486) is a union of block_diagonal(w) & residue(r,o). */
+SPATTN_API spattn_status spattn_pattern_residue(int64_t modulus, int64_t offset, spattn_pattern** result);
+/* global_keys(positions): k in positions. positions: host tensor [count], int32 or int64, each >= 0, any order, repeats
+ * count once. Copied. */
+SPATTN_API spattn_status spattn_pattern_global_keys(const spattn_tensor* positions, spattn_pattern** result);
+/* global_tokens(positions): k in positions, or p in positions. Arguments as global_keys. Longformer. */
+SPATTN_API spattn_status spattn_pattern_global_tokens(const spattn_tensor* positions, spattn_pattern** result);
+/* tree(parents): with T = count and node(x) = x - (seq_k - T): the keys before the tree, and every node(k) that is an
+ * ancestor of node(p) or node(p) itself. parents: host tensor [T], int32 or int64; -1 marks a root, else a node of
+ * [0, T); cycles are an error. T may not exceed seq_k, nor seq_q exceed T. Copied. SpecInfer (arXiv:2305.09781). */
+SPATTN_API spattn_status spattn_pattern_tree(const spattn_tensor* parents, spattn_pattern** result);
+
+/* 4b. Seeded random, so that every language rebuilds the same one. */
+typedef struct spattn_bigbird {
+    uint32_t struct_size;
+    uint32_t flags;         /* 0 */
+    int64_t block;          /* tokens, >= 1 */
+    int64_t window_blocks;  /* total width in blocks: odd, or 0 */
+    int64_t global_blocks;  /* >= 0 */
+    int64_t random_blocks;  /* >= 0, a row */
+    uint64_t seed;
+} spattn_bigbird;
+/* bigbird(block,window,global,random,seed): with I = p / block and J = k / block: 2 |I - J| < window, or J < global, or
+ * I < global, or J in R(I); nothing for p < 0. R(I): splitmix64 from seed + I * 0x9E3779B97F4A7C15, J = x mod
+ * ceil(seq_k / block), blocks that row I already sees are skipped; stops at `random` blocks or when none is left. The same
+ * for all heads; depends on seq_k. BigBird (arXiv:2007.14062). */
+SPATTN_API spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result);
+
+/* 4c. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head, per_batch
+ * by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch: [batch], each in
+ * [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
+SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count, spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_intersection(const spattn_pattern* const* parts, size_t count,
+                                                     spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_difference(const spattn_pattern* a, const spattn_pattern* b,
+                                                   spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_transpose(const spattn_pattern* pattern, spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_per_head(const spattn_pattern* const* parts, size_t count,
+                                                 const int32_t* part_of_head, size_t heads, spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count,
+                                                  const int32_t* part_of_batch, size_t batch, spattn_pattern** result);
+
+/* 4d. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists print
+ * inline up to 64 numbers, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed` gets the bytes
+ * with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with SPATTN_E_RANGE. */
+SPATTN_API spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result);
+SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity, size_t* needed);
+
+/* Equality and hash: nested unions and intersections flattened, duplicates dropped, commutative operands sorted,
+ * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0; two NULLs
+ * are equal. */
+SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
+SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
+
+/* 4e. Questions a person asks of a pattern. */
+enum spattn_extent_flags { SPATTN_EXTENT_Q_OFFSET = 1 << 0 };
+typedef struct spattn_extent { /* the rectangle a question is asked on */
+    uint32_t struct_size;
+    uint32_t flags;       /* spattn_extent_flags */
+    int64_t batch, heads; /* 0 = 1 */
+    int64_t seq_q, seq_k; /* >= 1, at most 2^31 - 1 */
+    int64_t q_offset;     /* read only with SPATTN_EXTENT_Q_OFFSET; else seq_k - seq_q */
+    int64_t block_q, block_k; /* unit of the block counts: 0 = 64, else 1..1024 */
+} spattn_extent;
+
+typedef struct spattn_stats { /* sums over all batch entries and heads */
+    uint32_t struct_size;
+    uint32_t flags;
+    double pairs;                                      /* kept (query, key) pairs */
+    double visited;                                    /* pairs in blocks that are not empty */
+    double density;                                    /* pairs / (batch * heads * seq_q * seq_k) */
+    int64_t blocks_full, blocks_partial, blocks_empty;
+    int64_t row_min, row_max;                          /* kept keys of a query row */
+    int64_t rows_empty;
+    int64_t layout_bytes;                              /* lists and masks, both directions */
+    double flops_forward, flops_backward;              /* on kept pairs: 2 (head_dim + head_dim_v), and 2.5 times that,
+                                                          a pair; 0 for a bare pattern */
+    double bytes_forward, bytes_backward;              /* each operand once; 0 for a bare pattern */
+} spattn_stats;
+
+SPATTN_API spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_extent* extent,
+                                              spattn_stats* result);
+/* 1 where query row q of (batch, head) sees key k, else 0. */
+SPATTN_API spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, const spattn_extent* extent, int64_t batch,
+                                              int64_t head, int64_t q, int64_t k, int32_t* result);
+/* out: host tensor [batch, heads, seq_q, seq_k], bool or uint8, any strides: 1 where kept, else 0. */
+SPATTN_API spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn_extent* extent,
+                                                const spattn_tensor* out);
+/* coverage: host tensor [height, width], float32, of any size up to the extent's: the kept share, 0..1, of each cell. Cell
+ * (y, x) is rows [y * seq_q / height, (y + 1) * seq_q / height) and likewise keys. Batch entry 0. */
+SPATTN_API spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
+                                                 const spattn_tensor* coverage);
+/* row_ptr: host int64 [seq_q + 1]; col_idx: host int32 or int64 [>= nnz]. nnz is always written; with col_idx NULL only
+ * row_ptr (if given) and nnz are. Columns increase in a row. Batch entry 0. */
+SPATTN_API spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
+                                               const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t* nnz);
+
+/* ---- 5. plan  [setup] ------------------------------------------------------------------------------------------- */
+
+enum spattn_axes {
+    SPATTN_BSHD = 0, /* tensors are [batch, seq, heads, head_dim]; lse is [batch, heads_q, seq_q] in both */
+    SPATTN_BHSD = 1  /* [batch, heads, seq, head_dim] */
+};
+enum spattn_plan_flags {
+    SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */
+    SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between runs; the CPU always is */
+    SPATTN_PLAN_REFERENCE = 1 << 2,     /* the plain double-precision rows: slow, the truth */
+    SPATTN_PLAN_Q_OFFSET = 1 << 3,      /* q_offset is meant, even if 0 */
+    SPATTN_PLAN_SCALE = 1 << 4          /* scale is meant, even if 0 */
+};
+typedef struct spattn_problem {
+    uint32_t struct_size;
+    uint32_t flags; /* spattn_plan_flags */
+    int64_t batch, heads_q, heads_kv;   /* >= 1; heads_q a multiple of heads_kv */
+    int64_t seq_q, seq_k;               /* 1 .. 2^31 - 1 */
+    int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
+    spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32 or bfloat16. lse is float32 */
+    spattn_enum axes;                   /* spattn_axes */
+    double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
+    int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
+} spattn_problem;
+
+/* Compiles the pattern for these shapes and chooses kernels. The plan keeps what it needs of context and pattern alive.
+ * stream: where device copies of lists are made; NULL on the CPU. */
+SPATTN_API spattn_status spattn_plan_create(const spattn_context* context, const spattn_pattern* pattern,
+                                            const spattn_problem* problem, spattn_stream stream, spattn_plan** result);
+SPATTN_API void spattn_plan_retain(const spattn_plan* plan);
+SPATTN_API void spattn_plan_release(const spattn_plan* plan);
+
+enum spattn_op { SPATTN_OP_FORWARD = 0, SPATTN_OP_BACKWARD = 1 };
+/* Scratch that one call of op needs, on the plan's device. Its content means nothing between calls. */
+SPATTN_API spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, size_t* bytes, size_t* align);
+SPATTN_API spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result);
+/* Kernel, blocks, work, cost and what else was considered, as text. Two-call form as spattn_pattern_print. */
+SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buffer, size_t capacity, size_t* needed);
+
+/* ---- 6. run  [launch] -------------------------------------------------------------------------------------------
+ *
+ *     s = scale * q kT, where the pattern keeps (query, key); p = softmax(s); out = p v; lse = log(sum(exp(s)))
+ *
+ * A query that sees no key gets out 0, lse -infinity and gradients 0. Keys that no query sees, and queries that see no key,
+ * may hold anything, NaN included. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite.
+ * Results are the same bits for any number of threads. workspace may be NULL only where spattn_plan_workspace says 0 bytes;
+ * one workspace a concurrent call. Shapes below are for SPATTN_BHSD; any strides, none negative.
+ */
+typedef struct spattn_forward_args {
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    spattn_stream stream;
+    const spattn_tensor* q;   /* [batch, heads_q, seq_q, head_dim] */
+    const spattn_tensor* k;   /* [batch, heads_kv, seq_k, head_dim] */
+    const spattn_tensor* v;   /* [batch, heads_kv, seq_k, head_dim_v] */
+    const spattn_tensor* out; /* out [batch, heads_q, seq_q, head_dim_v] */
+    const spattn_tensor* lse; /* out [batch, heads_q, seq_q] float32, optional */
+    void* workspace;
+    size_t workspace_bytes;
+} spattn_forward_args;
+SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
+
+typedef struct spattn_backward_args {
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    spattn_stream stream;
+    const spattn_tensor *q, *k, *v, *out, *lse; /* as in forward; out and lse as it wrote them */
+    const spattn_tensor* dout;                  /* [batch, heads_q, seq_q, head_dim_v] */
+    const spattn_tensor* dlse;                  /* [batch, heads_q, seq_q] float32: gradient that arrives at lse, optional */
+    const spattn_tensor *dq, *dk, *dv;          /* out, shaped as q, k, v */
+    void* workspace;
+    size_t workspace_bytes;
+} spattn_backward_args;
+SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* args);
+
+/* ---- 7. introspection  [host] -----------------------------------------------------------------------------------
+ *
+ * The kernel rows of every backend of this build, best first. The environment's SPATTN_FORCE_KERNEL=NAME[,NAME] pins rows
+ * for plans made after it is set: of each pass, only a named row is considered where one is named.
+ */
+SPATTN_API int32_t spattn_kernel_count(void);
+SPATTN_API const char* spattn_kernel_name(int32_t row);    /* NULL outside [0, count) */
+SPATTN_API int32_t spattn_kernel_runs_here(int32_t row);   /* 1 where this machine can run it, else 0 */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
