@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// Who runs the tasks of a CPU kernel: our threads, the host's, or the caller alone.
+#pragma once
+
+#include <cstdint>
+
+namespace spattn {
+
+// A kernel asks for `lanes()` concurrent bodies and lets each pull tasks from a counter, so that scratch belongs to a lane
+// and never to a thread.
+class Parallel {
+public:
+    virtual ~Parallel() = default;
+    virtual int lanes() const = 0;
+    // Runs body(argument, lane) once for every lane in [0, lanes()), on any threads; returns when all are done.
+    virtual void run(void (*body)(void* argument, int64_t lane), void* argument) = 0;
+};
+
+}  // namespace spattn

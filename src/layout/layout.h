@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// The compiled form every kernel reads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/view.h"
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+// Slices of runs for all classes; equal rows share a slice.
+struct Lists {
+    int32_t rows = 0;            // a class
+    std::vector<Slice> slices;   // [classes * rows]
+    std::vector<Run> runs;
+};
+
+struct Live {
+    std::vector<int32_t> set_of;  // [classes * rows]
+    std::vector<uint64_t> sets;   // [sets * words]
+    int32_t words = 0;
+};
+
+struct Layout {
+    Extent extent;
+    int32_t block_q = 0, block_k = 0;
+    int32_t classes = 0;
+    std::vector<int32_t> class_of;  // [batch * heads]
+    Lists by_query, by_key;
+    std::vector<uint64_t> masks;    // row-major bits, [num_masks * mask_words]; bit r * block_k + k of a mask
+    int32_t mask_words = 0, num_masks = 0;
+    Live live_queries, live_keys;
+
+    size_t bytes() const;  // of lists, masks and live sets
+};
+
+// Compiles the pattern. Blocks are exact: full means every pair is kept, a listed block keeps at least one pair.
+Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k);
+
+LayoutView view(const Layout& layout);
+
+// Exact counts of a layout over all heads and batch entries.
+struct Counts {
+    double pairs = 0, visited = 0;
+    int64_t blocks_full = 0, blocks_partial = 0, blocks_empty = 0;
+    int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of query rows
+};
+Counts count(const Layout& layout);
+
+// The by_key lists from the by_query lists (or back), in O(runs): exposed for the property tests.
+Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows);
+
+}  // namespace spattn

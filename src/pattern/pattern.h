@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// A pattern answers one question: which keys may a query row see? Everything else here accelerates that answer.
+//
+// keys() is the meaning: sorted disjoint intervals of one row. classify() and row_key() are closed forms that let a layout
+// be compiled in O(runs) instead of O(tokens * keys); tests compare them with keys().
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/ref.h"
+#include "sparseattn/sparseattn.h"
+
+namespace spattn {
+
+struct Interval {
+    int64_t begin, end;  // keys [begin, end)
+};
+using Intervals = std::vector<Interval>;
+
+// The rectangle a question is asked on; q_offset is resolved.
+struct Extent {
+    int64_t batch = 1, heads = 1, seq_q = 0, seq_k = 0, q_offset = 0;
+};
+
+// One (batch entry, query head) of an extent.
+struct Plane {
+    Extent extent;
+    int64_t batch = 0, head = 0;
+    int64_t position(int64_t row) const { return row + extent.q_offset; }
+};
+
+// The nominal rectangle rows [row, row + rows) x keys [key, key + keys). It may stick out of the extent at its ends; closed
+// forms answer for the unbounded plane and the layout cuts.
+struct Block {
+    int64_t row, rows, key, keys;
+};
+
+// What a closed form knows of a block. repeat >= 1 says how many blocks from this one on, going along the keys in steps of
+// Block::keys, have this same answer (forever: all that follow).
+struct Coverage {
+    enum Kind { empty, full, partial } kind;
+    int64_t repeat;
+};
+constexpr int64_t forever = std::numeric_limits<int64_t>::max();
+
+// Numbers that determine a mask (classify) or a whole row of blocks (row_key) of one pattern. Each node appends its own;
+// equal keys from the same pattern and extent mean equal content.
+using Key = std::vector<int64_t>;
+
+}  // namespace spattn
+
+// The handle of the C ABI is the abstract pattern itself.
+struct spattn_pattern : spattn::RefCounted {
+    // Appends the keys that `row` of the plane sees, cut to `clip`: sorted, disjoint, not touching, none empty. clip may
+    // reach beyond [0, seq_k); it is never negative.
+    virtual void keys(const spattn::Plane& plane, int64_t row, spattn::Interval clip, spattn::Intervals& out) const = 0;
+
+    // Closed form of a block. partial with `known` left true: `key` gained the numbers that determine the mask. A pattern
+    // without a closed form sets `known` to false and answers partial, 1. On empty and full, `key` is as it was.
+    virtual spattn::Coverage classify(const spattn::Plane& plane, const spattn::Block& block, spattn::Key& key,
+                                      bool& known) const;
+
+    // Appends numbers that determine the whole row of blocks [row, row + rows) and returns true, or returns false where
+    // every row differs.
+    virtual bool row_key(const spattn::Plane& plane, int64_t row, int64_t rows, spattn::Key& key) const;
+
+    // Appends what per_head and per_batch choose for this plane: planes with equal keys see the same.
+    virtual void selection(const spattn::Plane& plane, spattn::Key& key) const;
+
+    // Fails with a typed error where the pattern means nothing on this extent.
+    virtual void check(const spattn::Extent& extent) const;
+
+    // The text form as given, which parse() reads back (lists beyond 64 numbers as #hash).
+    virtual std::string print() const = 0;
+
+    // Canonical bytes: equal patterns, by the rules of equality in the header, have equal bytes.
+    virtual std::string identity() const = 0;
+
+    // A pattern that means transpose(this) and has closed forms, or null where there is none.
+    virtual spattn::Ref<const spattn_pattern> transposed() const;
+};
+
+namespace spattn {
+
+using Pattern = ::spattn_pattern;
+using PatternRef = Ref<const Pattern>;
+using Patterns = std::vector<PatternRef>;
+
+// One function a pattern, each in the file of its name. Arguments are checked; a bad one is a typed error.
+PatternRef make_full();
+PatternRef make_causal();
+PatternRef make_window(int64_t left, int64_t right);
+PatternRef make_sink(int64_t tokens);
+PatternRef make_block_diagonal(int64_t block);
+PatternRef make_documents(std::vector<int64_t> cu_seqlens);
+PatternRef make_dilated(int64_t left, int64_t right, int64_t dilation);
+PatternRef make_strided(int64_t stride);
+PatternRef make_landmark(int64_t block, int64_t landmarks);
+PatternRef make_fixed(int64_t block, int64_t landmarks);
+PatternRef make_logsparse();
+PatternRef make_residue(int64_t modulus, int64_t offset);
+PatternRef make_global_keys(std::vector<int64_t> positions);
+PatternRef make_global_tokens(std::vector<int64_t> positions);
+PatternRef make_tree(std::vector<int64_t> parents);
+PatternRef make_bigbird(int64_t block, int64_t window_blocks, int64_t global_blocks, int64_t random_blocks,
+                        uint64_t seed);
+PatternRef make_union(Patterns parts);
+PatternRef make_intersection(Patterns parts);
+PatternRef make_difference(PatternRef a, PatternRef b);
+PatternRef make_transpose(PatternRef pattern);
+PatternRef make_per_head(Patterns parts, std::vector<int32_t> part_of_head);
+PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
+
+PatternRef parse_pattern(const std::string& text);
+uint64_t hash_identity(const std::string& identity);  // the same in every process and release
+
+// Floored division and remainder: patterns are defined with them for negative positions too. divisor > 0.
+constexpr int64_t floor_div(int64_t a, int64_t divisor) { return a / divisor - (a % divisor < 0); }
+constexpr int64_t floor_mod(int64_t a, int64_t divisor) { return a - floor_div(a, divisor) * divisor; }
+
+}  // namespace spattn

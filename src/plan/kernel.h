@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// The seam. A backend is a list of these rows; nothing else in the library knows a kernel by name. C++17-clean, no CUDA
+// header: a stream is a void*.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/parallel.h"
+#include "layout/view.h"
+
+namespace spattn {
+
+enum class Pass { forward, backward };
+
+// spattn_problem with defaults resolved.
+struct Problem {
+    int64_t batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v;
+    Dtype dtype;
+    double scale;
+    int64_t q_offset;
+    bool deterministic;
+    int64_t group() const { return heads_q / heads_kv; }
+};
+
+// An operand, whatever its axes in the ABI: strides of [batch, head, row, column] in elements. lse-like tensors have no
+// column. data is null where an optional operand is absent.
+struct TensorView {
+    void* data;
+    int64_t batch, head, row, column;
+};
+
+// Token rows straight from the pattern, for the reference rows alone: the truth must not share the layout's mistakes.
+class TokenRows {
+public:
+    virtual ~TokenRows() = default;
+    // Sorted disjoint [begin, end) key intervals of one query row, flattened: begin0, end0, begin1, end1, ...
+    virtual void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const = 0;
+};
+
+// What every pass sees.
+struct RunArgs {
+    const Problem* problem;
+    LayoutView layout;
+    TasksView tasks;
+    const TokenRows* rows;  // read by reference rows only
+    Parallel* parallel;     // CPU rows
+    void* stream;           // CUDA rows
+    void* workspace;        // as large as the row's workspace() said, aligned to 64 bytes (CPU) or 256 (CUDA)
+};
+
+struct ForwardArgs : RunArgs {
+    TensorView q, k, v, out, lse;  // lse may be absent
+};
+
+struct BackwardArgs : RunArgs {
+    TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
+};
+
+// Counts a cost model works on, over all heads and batch entries.
+struct LayoutStats {
+    double pairs;           // kept
+    double visited;         // in blocks that are listed, sequence ends included
+    double blocks, masked;  // listed blocks; those with a mask
+    int64_t rows;           // block rows with work
+};
+
+// The machine a cost is predicted for. Tests bring an imaginary one.
+struct Machine {
+    std::string name;
+    int lanes;             // threads, or SMs
+    double clock;          // GHz
+    double bandwidth;      // GB/s of main memory
+};
+
+struct Cost {
+    double us;
+    const char* binds;  // "compute", "memory", "overhead"
+};
+
+// Bits of a mask in the order in which a row's threads hold a score tile: writes mask_words words for the tile whose
+// row-major bits are given, bit (r * block_k + k) of `bits`.
+using PermuteMask = void (*)(const uint64_t* bits, int block_q, int block_k, uint64_t* out);
+
+struct Kernel {
+    const char* name;  // "avx512_block_forward_f32_64x64": arch_family_pass_dtype, then what else distinguishes it
+    int32_t device;    // spattn_device_type
+    Pass pass;
+    Dtype dtype;
+    int32_t block_q, block_k;      // tokens; 0 where the row reads no layout
+    int32_t mask_words;            // 64-bit words a mask
+    PermuteMask permute;           // null: row-major bits as they are
+    bool by_key;                   // tasks walk by_key (backward) instead of by_query
+    bool (*runs_here)();
+    const char* (*fits)(const Problem&);  // null where it fits, else why not: "head_dim above 1024"
+    Cost (*cost)(const Problem&, const LayoutStats&, const Machine&);
+    size_t (*workspace)(const Problem&, const LayoutView&, const TasksView&, int lanes);  // bytes
+    void (*forward)(const ForwardArgs&);    // exactly one of these two
+    void (*backward)(const BackwardArgs&);
+};
+
+struct KernelTable {
+    const Kernel* rows;
+    int count;
+};
+
+}  // namespace spattn

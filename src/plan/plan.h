@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// A plan: one kernel row a pass, the layouts those rows read, their tasks, and the reasons.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layout/layout.h"
+#include "plan/kernel.h"
+
+namespace spattn {
+
+// Owns what TasksView points to.
+struct Schedule {
+    std::vector<Task> tasks;
+    std::vector<int32_t> begin;  // [orders + 1]
+    std::vector<Join> joins;
+    int32_t num_parts = 0;
+};
+TasksView view(const Schedule& schedule);
+
+// Forward: a task a query block and head, longest first; rows far longer than the rest are split. Backward by key: the
+// blocks of a (batch, kv head), column after column, are cut into orders of equal work; a column that a cut crosses is
+// joined. Depends on the layout and the problem only, never on the number of threads.
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, Pass pass);
+
+// A row that was looked at and what became of it.
+struct Candidate {
+    const Kernel* kernel;
+    std::string refused;  // why it is out; empty where it has a cost
+    Cost cost{};
+    LayoutStats stats{};
+};
+
+// One pass of a plan.
+struct PassPlan {
+    const Kernel* kernel = nullptr;
+    std::shared_ptr<const Layout> layout;     // row-major masks; shared between passes with equal blocks
+    std::shared_ptr<const std::vector<uint64_t>> masks;  // in the kernel's order
+    Schedule schedule;
+    Cost cost{};
+    std::vector<Candidate> considered;
+    size_t workspace = 0;                     // bytes
+
+    LayoutView layout_view() const;
+};
+
+struct PlanOptions {
+    int32_t device = SPATTN_CPU;  // spattn_device_type
+    bool backward = false;
+    bool reference = false;
+    Machine machine;
+};
+
+struct CompiledPlan {
+    Problem problem;
+    PlanOptions options;
+    std::string pattern_text;
+    Counts counts;                // exact, from the forward layout
+    size_t layout_bytes = 0;
+    PassPlan forward, backward;   // backward.kernel is null unless planned
+};
+
+// Chooses among `kernels` (all_kernels() in production). Fails with SPATTN_E_NO_KERNEL and the reasons where none fits.
+CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+                          const std::vector<Kernel>& kernels);
+
+// What spattn_plan_explain prints.
+std::string explain(const CompiledPlan& plan);
+
+double flops(const Problem& problem, double pairs, Pass pass);
+double operand_bytes(const Problem& problem, Pass pass);
+
+}  // namespace spattn
