@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/math.h"
 #include "core/ref.h"
 #include "sparseattn/sparseattn.h"
 
@@ -116,9 +117,5 @@ PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
 
 PatternRef parse_pattern(const std::string& text);
 uint64_t hash_identity(const std::string& identity);  // the same in every process and release
-
-// Floored division and remainder: patterns are defined with them for negative positions too. divisor > 0.
-constexpr int64_t floor_div(int64_t a, int64_t divisor) { return a / divisor - (a % divisor < 0); }
-constexpr int64_t floor_mod(int64_t a, int64_t divisor) { return a - floor_div(a, divisor) * divisor; }
 
 }  // namespace spattn

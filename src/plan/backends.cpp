@@ -1,11 +1,30 @@
 // SPDX-License-Identifier: MIT
 #include "plan/backends.h"
 
+#include <cstring>
+#include <new>
+
 namespace spattn {
 
 namespace cpu {
 void add_kernels(std::vector<Kernel>& all);
 }
+
+namespace {
+
+constexpr std::align_val_t alignment{256};
+
+const Backend cpu_backend = {
+    "cpu",
+    SPATTN_CPU,
+    [] { return 1; },
+    [](int, size_t bytes, void*) { return ::operator new(bytes, alignment); },
+    [](int, void* memory, size_t, void*) { ::operator delete(memory, alignment); },
+    [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
+    [](int, int lanes) { return this_machine(lanes); },
+};
+
+}  // namespace
 
 const std::vector<Kernel>& all_kernels() {
     static const std::vector<Kernel> all = [] {
@@ -13,6 +32,11 @@ const std::vector<Kernel>& all_kernels() {
         cpu::add_kernels(rows);
         return rows;
     }();
+    return all;
+}
+
+const std::vector<Backend>& all_backends() {
+    static const std::vector<Backend> all = {cpu_backend};
     return all;
 }
 

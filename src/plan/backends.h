@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every backend's rows. plan/backends.cpp is the only file that names a backend.
+// What the house knows of its backends. plan/backends.cpp is the only file that names one.
 #pragma once
 
 #include <vector>
@@ -14,6 +14,22 @@ inline void append(std::vector<Kernel>& all, KernelTable table) {
 
 // Best first. The order never changes within a build.
 const std::vector<Kernel>& all_kernels();
+
+// A kind of device: its memory, where plans keep their lists. index is the device's number among its kind.
+struct Backend {
+    const char* name;
+    int32_t device;  // spattn_device_type
+    int (*count)();  // devices that this machine has and this build has kernels for
+    // Aligned to 256 bytes. Fails with a typed error, never returns null.
+    void* (*allocate)(int index, size_t bytes, void* stream);
+    void (*release)(int index, void* memory, size_t bytes, void* stream);
+    // Copies from host memory and returns when `from` may be reused. Fails with a typed error on a capturing stream.
+    void (*copy_in)(int index, void* to, const void* from, size_t bytes, void* stream);
+    Machine (*machine)(int index, int lanes);  // lanes: threads of a CPU context
+};
+
+// The preferred first: a context without a wish takes the first backend that has a device.
+const std::vector<Backend>& all_backends();
 
 // The CPU of this process: lanes as given, clock and bandwidth as nominal figures. Costs compare rows with each other;
 // they are no promise.

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// What the public functions share in reading their arguments: NULLs, sized structs, texts, host tensors, extents.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+template <class T>
+T& required(T* pointer, const char* argument, Where where = Where::current()) {
+    if (!pointer) fail(SPATTN_E_NULL, argument, "is NULL", where);
+    return *pointer;
+}
+
+// Checks the rules of sized structs on raw bytes: at least the first release's size, and zeros beyond what is known here.
+void check_struct(const void* given, uint32_t struct_size, size_t first_size, size_t known_size, const char* argument);
+
+// A copy of the caller's struct in this library's size; fields that an older caller does not know are 0. first_size is
+// the size in the first release that had the struct.
+template <class S>
+S read_struct(const S* given, size_t first_size, const char* argument) {
+    const uint32_t struct_size = required(given, argument).struct_size;
+    check_struct(given, struct_size, first_size, sizeof(S), argument);
+    S copy{};
+    std::memcpy(&copy, given, std::min<size_t>(struct_size, sizeof(S)));
+    return copy;
+}
+
+// Writes as much of `value` as the caller's struct holds; leaves its struct_size.
+template <class S>
+void write_struct(S* to, const S& value, const char* argument) {
+    const uint32_t struct_size = required(to, argument).struct_size;
+    if (struct_size < sizeof(uint32_t))
+        fail(SPATTN_E_STRUCT_SIZE, argument, text("has struct_size ", struct_size, "; accepted: sizeof the struct, ", sizeof(S)));
+    const size_t bytes = std::min<size_t>(struct_size, sizeof(S));
+    std::memcpy(reinterpret_cast<char*>(to) + sizeof(uint32_t), reinterpret_cast<const char*>(&value) + sizeof(uint32_t),
+                bytes - sizeof(uint32_t));
+}
+
+// The two-call form of texts: *needed gets the bytes with the final 0; capacity 0 only asks.
+void copy_text(const std::string& from, char* buffer, size_t capacity, size_t* needed);
+
+// A checked tensor in host memory.
+struct HostTensor {
+    void* data;
+    spattn_dtype dtype;
+    std::vector<int64_t> shape, strides;  // elements
+};
+
+// Checks device, dtype, shape and alignment. shape: the sizes demanded, -1 where any size >= 0 will do. `accepted` may
+// name several dtypes.
+HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, const std::vector<int64_t>& shape,
+                            std::initializer_list<spattn_dtype> accepted);
+
+// A copy of a host tensor [count] of int32 or int64.
+std::vector<int64_t> read_integers(const spattn_tensor* tensor, const char* argument);
+
+inline constexpr spattn_dtype dtype_i32{SPATTN_INT, 32, 1}, dtype_i64{SPATTN_INT, 64, 1}, dtype_u8{SPATTN_UINT, 8, 1},
+    dtype_bool{SPATTN_BOOL, 8, 1}, dtype_f32{SPATTN_FLOAT, 32, 1};
+
+// Sizes of sequences and the numbers of blocks are kept in 32 bits by layouts.
+constexpr int64_t longest_sequence = (int64_t(1) << 31) - 1;
+
+// spattn_extent with its defaults resolved.
+struct Question {
+    Extent extent;
+    int32_t block_q, block_k;  // unit of block counts
+};
+Question read_extent(const spattn_extent* extent, const char* argument);
+
+// q_offset must keep positions far from the ends of int64, where patterns would overflow.
+int64_t read_q_offset(bool given, int64_t q_offset, int64_t seq_q, int64_t seq_k, const char* argument);
+
+}  // namespace spattn

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#include "core/overlap.h"
+
+#include <algorithm>
+
+#include "core/math.h"
+
+namespace spattn {
+namespace {
+
+// x * stride with low <= x <= high.
+struct Term {
+    int64_t stride, low, high;
+};
+
+// Is there a choice of every x with low < start + sum(x * stride) < high? Depth first over the terms, largest stride
+// first, so that what the smaller ones can still reach leaves one or two candidates a level where strides nest.
+class Search {
+public:
+    Search(std::vector<Term> terms, int64_t low, int64_t high) : terms_(std::move(terms)), low_(low), high_(high) {
+        std::sort(terms_.begin(), terms_.end(), [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        rest_low_.assign(terms_.size() + 1, 0);
+        rest_high_.assign(terms_.size() + 1, 0);
+        for (size_t i = terms_.size(); i-- > 0;) {
+            rest_low_[i] = rest_low_[i + 1] + terms_[i].low * terms_[i].stride;
+            rest_high_[i] = rest_high_[i + 1] + terms_[i].high * terms_[i].stride;
+        }
+    }
+
+    bool reaches(int64_t start, size_t level = 0) {
+        if (start + rest_low_[level] >= high_ || start + rest_high_[level] <= low_) return false;
+        if (level == terms_.size() || ++steps_ > 10000) return true;
+        const Term& t = terms_[level];
+        const int64_t first = std::max(t.low, floor_div(low_ - start - rest_high_[level + 1], t.stride));
+        const int64_t last = std::min(t.high, floor_div(high_ - start - rest_low_[level + 1], t.stride) + 1);
+        for (int64_t x = first; x <= last; ++x)
+            if (reaches(start + x * t.stride, level + 1)) return true;
+        return false;
+    }
+
+private:
+    std::vector<Term> terms_;
+    std::vector<int64_t> rest_low_, rest_high_;  // sums that the terms from a level on can reach
+    int64_t low_, high_;
+    int steps_ = 0;
+};
+
+bool is_empty(const StridedBytes& t) {
+    return std::any_of(t.axes.begin(), t.axes.end(), [](const StridedBytes::Axis& a) { return a.size == 0; });
+}
+
+}  // namespace
+
+bool overlaps(const StridedBytes& a, const StridedBytes& b) {
+    if (is_empty(a) || is_empty(b)) return false;
+    std::vector<Term> terms;
+    // Equal strides share one term: index differences are what matters, and fewer terms are fewer steps.
+    const auto add = [&](int64_t stride, int64_t low, int64_t high) {
+        if (stride == 0 || low == high) return;
+        for (Term& t : terms)
+            if (t.stride == stride) {
+                t.low += low;
+                t.high += high;
+                return;
+            }
+        terms.push_back({stride, low, high});
+    };
+    for (const auto& axis : a.axes) add(axis.stride, 0, axis.size - 1);
+    for (const auto& axis : b.axes) add(axis.stride, -(axis.size - 1), 0);
+    return Search(std::move(terms), -a.element, b.element).reaches(int64_t(a.begin) - int64_t(b.begin));
+}
+
+bool overlaps_itself(const StridedBytes& t) {
+    if (is_empty(t)) return false;
+    // Sorted by stride, an axis must step over everything that the smaller ones span; that is enough, and every view that
+    // an array library makes of one buffer without repetition satisfies it.
+    std::vector<StridedBytes::Axis> axes = t.axes;
+    std::sort(axes.begin(), axes.end(), [](const auto& a, const auto& b) { return a.stride < b.stride; });
+    int64_t span = t.element;
+    for (const auto& axis : axes) {
+        if (axis.size <= 1) continue;
+        if (axis.stride < span) return true;
+        span += axis.stride * (axis.size - 1);
+    }
+    return false;
+}
+
+}  // namespace spattn

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// Do two strided tensors share a byte? Slices of one packed buffer interleave without sharing, so address ranges alone
+// would refuse what users do every day (dq, dk and dv in one tensor).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace spattn {
+
+struct StridedBytes {
+    uintptr_t begin;
+    int64_t element;  // bytes
+    struct Axis {
+        int64_t size, stride;  // elements of the axis; bytes
+    };
+    std::vector<Axis> axes;
+};
+
+// Exact for every layout that can be decided in some thousand steps, which all nested strides can; else true.
+bool overlaps(const StridedBytes& a, const StridedBytes& b);
+
+// Whether two different indices of one tensor address the same byte. The same limits.
+bool overlaps_itself(const StridedBytes& tensor);
+
+}  // namespace spattn

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#include "core/tensor.h"
+
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace spattn {
+namespace {
+
+// Products of sizes and strides beyond this cannot be addresses; below it, sums of a few do not overflow.
+constexpr int64_t addressable = int64_t(1) << 58;
+
+int64_t elements(const spattn_tensor& t) {
+    int64_t count = 1;
+    for (int i = 0; i < t.ndim; ++i) count *= t.shape[i];
+    return count;
+}
+
+std::vector<int64_t> compact_strides(const spattn_tensor& t) {
+    std::vector<int64_t> strides(static_cast<size_t>(t.ndim));
+    int64_t step = 1;
+    for (int i = t.ndim - 1; i >= 0; --i) {
+        strides[size_t(i)] = step;
+        step *= t.shape[i];
+    }
+    return strides;
+}
+
+}  // namespace
+
+std::string describe_device(spattn_device d) {
+    switch (d.type) {
+        case SPATTN_CPU: return "cpu";
+        case SPATTN_CUDA: return text("cuda:", d.index);
+        case SPATTN_CUDA_HOST: return "pinned host memory";
+        case SPATTN_CUDA_MANAGED: return text("managed memory of cuda:", d.index);
+    }
+    return text("device type ", d.type);
+}
+
+std::string describe_shape(const std::vector<int64_t>& shape) {
+    std::string out = "[";
+    for (size_t i = 0; i < shape.size(); ++i)
+        out += (i ? ", " : "") + (shape[i] < 0 ? std::string("any") : std::to_string(shape[i]));
+    return out + "]";
+}
+
+bool same_device(spattn_device a, spattn_device b) {
+    return a.type == b.type && (a.type == SPATTN_CPU || a.index == b.index);
+}
+
+void check_dtype(const spattn_tensor& t, const char* argument, std::initializer_list<spattn_dtype> accepted) {
+    std::string names;
+    for (const spattn_dtype& d : accepted) {
+        if (t.dtype == d) return;
+        names += (names.empty() ? "" : " or ") + describe_dtype(d);
+    }
+    fail(SPATTN_E_DTYPE, argument, text("is ", describe_dtype(t.dtype), "; accepted: ", names));
+}
+
+void check_shape(const spattn_tensor& t, const char* argument, const std::vector<int64_t>& shape) {
+    if (t.ndim != int32_t(shape.size()))
+        fail(SPATTN_E_SHAPE, argument, text("has ", t.ndim, " axes; accepted: ", describe_shape(shape)));
+    if (!t.shape && t.ndim) fail(SPATTN_E_NULL, argument, "has a NULL shape");
+    const std::vector<int64_t> given(t.shape, t.shape + t.ndim);
+    int64_t count = 1;
+    for (size_t i = 0; i < shape.size(); ++i) {
+        if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1) || (shape[i] >= 0 && given[i] != shape[i]))
+            fail(SPATTN_E_SHAPE, argument, text("has shape ", describe_shape(given), "; accepted: ", describe_shape(shape)));
+        count *= given[i];
+    }
+}
+
+std::vector<int64_t> tensor_strides(const spattn_tensor& t, const char* argument) {
+    std::vector<int64_t> strides = t.strides ? std::vector<int64_t>(t.strides, t.strides + t.ndim) : compact_strides(t);
+    int64_t reach = 0;
+    for (int i = 0; i < t.ndim; ++i) {
+        int64_t& stride = strides[size_t(i)];
+        if (t.shape[i] <= 1) {
+            stride = 0;  // DLPack: meaningless on such an axis, and often arbitrary
+        } else if (stride < 0 || stride > addressable / t.shape[i]) {
+            fail(SPATTN_E_LAYOUT, argument, text("has stride ", stride, " on axis ", i, "; accepted: 0 to ", addressable / t.shape[i]));
+        }
+        reach += stride * std::max<int64_t>(t.shape[i] - 1, 0);
+    }
+    if (reach > addressable) fail(SPATTN_E_LAYOUT, argument, "has strides that reach beyond any address space");
+    return strides;
+}
+
+void* tensor_data(const spattn_tensor& t, const char* argument) {
+    if (!t.data) {
+        if (elements(t) == 0) return nullptr;
+        fail(SPATTN_E_NULL, argument, "has NULL data");
+    }
+    char* data = static_cast<char*>(t.data) + t.byte_offset;
+    const uintptr_t bytes = t.dtype.bits / 8u;
+    if (bytes && reinterpret_cast<uintptr_t>(data) % bytes)
+        fail(SPATTN_E_LAYOUT, argument,
+             text("starts at an address that is ", reinterpret_cast<uintptr_t>(data) % bytes, " modulo ", bytes,
+                  "; accepted: data + byte_offset aligned to the element"));
+    return data;
+}
+
+ByteRange byte_range(const spattn_tensor& t, const std::vector<int64_t>& strides, const void* data) {
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    if (elements(t) == 0) return {begin, begin};
+    int64_t reach = 0;
+    for (int i = 0; i < t.ndim; ++i) reach += strides[size_t(i)] * (t.shape[i] - 1);
+    return {begin, begin + uintptr_t(reach + 1) * (t.dtype.bits / 8u)};
+}
+
+}  // namespace spattn
