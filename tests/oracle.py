@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: MIT
+"""What every pattern and attention itself mean, a second time: NumPy, plain, slow, sharing no line with the library.
+
+A pattern is a predicate over positions, sees(p, k, scene), evaluated on whole arrays at once. Its text is parsed into a
+tree of such predicates; to_mask cuts it to a rectangle. attention_forward and attention_backward are dense softmax
+attention in float64 under such a mask.
+"""
+import dataclasses
+import re
+
+import numpy as np
+
+
+# ---- where a question is asked ----
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    seq_q: int
+    seq_k: int
+    batch: int = 1
+    heads: int = 1
+    q_offset: int | None = None  # None: queries align to the end of the keys
+
+    @property
+    def offset(self):
+        return self.seq_k - self.seq_q if self.q_offset is None else self.q_offset
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """One (batch entry, query head) of an extent."""
+    extent: Extent
+    batch: int
+    head: int
+
+
+def to_mask(pattern, extent):
+    """bool [batch, heads, seq_q, seq_k]; pattern is a text or what parse returned."""
+    sees = parse(pattern) if isinstance(pattern, str) else pattern
+    p = np.arange(extent.seq_q, dtype=np.int64)[:, None] + extent.offset
+    k = np.arange(extent.seq_k, dtype=np.int64)[None, :]
+    out = np.zeros((extent.batch, extent.heads, extent.seq_q, extent.seq_k), bool)
+    for b in range(extent.batch):
+        for h in range(extent.heads):
+            out[b, h] = sees(p, k, Scene(extent, b, h))  # NumPy broadcasts predicates of p or k alone
+    return out
+
+
+def coverage(plane, height, width):
+    """float64 [height, width]: the kept share of each cell of one plane of a mask, as spattn_pattern_to_image cuts it."""
+    rows = [y * plane.shape[0] // height for y in range(height + 1)]
+    cols = [x * plane.shape[1] // width for x in range(width + 1)]
+    return np.array([[plane[rows[y]:rows[y + 1], cols[x]:cols[x + 1]].mean() for x in range(width)]
+                     for y in range(height)])
+
+
+# ---- leaves: NumPy's // and % floor, as the definitions do ----
+
+def full():
+    return lambda p, k, scene: (p == p) & (k == k)
+
+
+def causal():
+    return lambda p, k, scene: k <= p
+
+
+def window(left, right):
+    def sees(p, k, scene):
+        low = (k >= p - left) if left >= 0 else (k == k)
+        high = (k <= p + right) if right >= 0 else (k == k)
+        return low & high
+    return sees
+
+
+def sink(tokens):
+    return lambda p, k, scene: (k < tokens) & (p == p)
+
+
+def block_diagonal(block):
+    return lambda p, k, scene: (p >= 0) & (k // block == p // block)
+
+
+def documents(*cu):
+    def document(x):  # index of the [cu[t], cu[t+1]) around x, or -1
+        t = np.searchsorted(np.array(cu), x, side="right") - 1
+        return np.where(t < len(cu) - 1, t, -1)
+
+    def sees(p, k, scene):
+        return (document(p) >= 0) & (document(p) == document(k))
+    return sees
+
+
+def dilated(left, right, dilation):
+    near = window(left, right)
+    return lambda p, k, scene: near(p, k, scene) & ((k - p) % dilation == 0)
+
+
+def strided(stride):
+    return lambda p, k, scene: (k - p) % stride == 0
+
+
+def landmark(block, landmarks):
+    return lambda p, k, scene: (k % block >= block - landmarks) & (p == p)
+
+
+def fixed(block, landmarks):
+    return union(block_diagonal(block), landmark(block, landmarks))
+
+
+def logsparse():
+    def sees(p, k, scene):
+        distance = p - k
+        power = (distance > 0) & (distance & (distance - 1) == 0)
+        return (distance == 0) | power
+    return sees
+
+
+def residue(modulus, offset):
+    return lambda p, k, scene: (k % modulus == offset) & (p % modulus == offset)
+
+
+def global_keys(*positions):
+    return lambda p, k, scene: np.isin(k, positions) & (p == p)
+
+
+def global_tokens(*positions):
+    return lambda p, k, scene: np.isin(k, positions) | np.isin(p, positions)
+
+
+def tree(*parents):
+    nodes = len(parents)
+    family = np.zeros((nodes, nodes), bool)  # family[a, b]: b is a or an ancestor of a
+    for node in range(nodes):
+        ancestor = node
+        while ancestor != -1:
+            family[node, ancestor] = True
+            ancestor = parents[ancestor]
+
+    def sees(p, k, scene):
+        first = scene.extent.seq_k - nodes
+        a, b = np.broadcast_arrays(p - first, k - first)
+        inside = (a >= 0) & (a < nodes) & (b >= 0) & (b < nodes)
+        related = family[np.where(inside, a, 0), np.where(inside, b, 0)]
+        return (k < first) | (inside & related)
+    return sees
+
+
+WORD = (1 << 64) - 1
+
+
+def splitmix64(state):
+    """The generator of Steele, Lea and Flood, https://doi.org/10.1145/2714064.2660195."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & WORD
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+        yield z ^ (z >> 31)
+
+
+def bigbird(block, window_blocks, global_blocks, random_blocks, seed):
+    def fixed_part(i, j):
+        return (2 * abs(i - j) < window_blocks) | (j < global_blocks) | (i < global_blocks)
+
+    def random_part(i, blocks):  # R(i)
+        unseen = {j for j in range(blocks) if not fixed_part(i, j)}
+        draws = splitmix64((seed + i * 0x9E3779B97F4A7C15) & WORD)
+        drawn = set()
+        while unseen and len(drawn) < random_blocks:
+            j = next(draws) % blocks
+            if j in unseen:
+                unseen.remove(j)
+                drawn.add(j)
+        return drawn
+
+    def sees(p, k, scene):
+        blocks = -(-scene.extent.seq_k // block)
+        i, j = np.broadcast_arrays(p // block, k // block)
+        out = fixed_part(i, j)
+        for row in np.unique(i[i >= 0]):
+            out = out | ((i == row) & np.isin(j, list(random_part(int(row), blocks))))
+        return out & (i >= 0)
+    return sees
+
+
+# ---- composition ----
+
+def union(*parts):
+    return lambda p, k, scene: np.logical_or.reduce(np.broadcast_arrays(*[part(p, k, scene) for part in parts]))
+
+
+def intersection(*parts):
+    return lambda p, k, scene: np.logical_and.reduce(np.broadcast_arrays(*[part(p, k, scene) for part in parts]))
+
+
+def difference(a, b):
+    return lambda p, k, scene: a(p, k, scene) & ~b(p, k, scene)
+
+
+def transpose(part):
+    return lambda p, k, scene: part(k, p, scene)
+
+
+def per_head(parts, part_of_head):
+    return lambda p, k, scene: parts[part_of_head[scene.head]](p, k, scene)
+
+
+def per_batch(parts, part_of_batch):
+    return lambda p, k, scene: parts[part_of_batch[scene.batch]](p, k, scene)
+
+
+# ---- text ----
+
+NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark, fixed,
+                                   logsparse, residue, global_keys, global_tokens, tree, bigbird)}
+
+
+class Reader:
+    """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]"""
+
+    def __init__(self, text):
+        self.tokens = re.findall(r"[a-z_]+|-?\d+|[^\s]", text) + ["end"]
+
+    def take(self, *wanted):
+        if wanted and self.tokens[0] not in wanted:
+            raise ValueError(f"expected {' or '.join(wanted)} before {' '.join(self.tokens[:4])}")
+        return self.tokens.pop(0)
+
+    def expression(self):
+        parts = [self.term()]
+        while self.tokens[0] == "|":
+            self.take("|")
+            parts.append(self.term())
+        return union(*parts) if len(parts) > 1 else parts[0]
+
+    def term(self):
+        sees = self.atom()
+        while self.tokens[0] in ("&", "-"):
+            combine = intersection if self.take() == "&" else difference
+            sees = combine(sees, self.atom())
+        return sees
+
+    def atom(self):
+        name = self.take()
+        if name == "(":
+            return self.closing(self.expression())
+        if name == "transpose":
+            self.take("(")
+            return transpose(self.closing(self.expression()))
+        if name in ("per_head", "per_batch"):
+            return self.selection(per_head if name == "per_head" else per_batch)
+        if name not in NUMERIC:
+            raise ValueError(f"no pattern {name}")
+        return NUMERIC[name](*self.numbers("(", ")")) if self.tokens[0] == "(" else NUMERIC[name]()
+
+    def selection(self, choose):
+        self.take("(")
+        chosen = self.numbers("[", "]")
+        parts = []
+        while self.take(",", ")") == ",":
+            parts.append(self.expression())
+        return choose(parts, chosen)
+
+    def numbers(self, opening, closing):
+        self.take(opening)
+        values = []
+        while self.tokens[0] != closing:
+            values.append(int(self.take()))
+            if self.tokens[0] != closing:
+                self.take(",")
+        self.take(closing)
+        return values
+
+    def closing(self, value):
+        self.take(")")
+        return value
+
+
+def parse(text):
+    reader = Reader(text)
+    sees = reader.expression()
+    reader.take("end")
+    return sees
+
+
+# ---- attention ----
+
+def attention_forward(q, k, v, mask, scale):
+    """q [batch, heads_q, seq_q, d], k [batch, heads_kv, seq_k, d], v [..., d_v] -> out, lse; float64."""
+    s, v = scores(q, k, mask, scale), grouped(v, q)
+    m = s.max(-1, keepdims=True)
+    m = np.where(np.isfinite(m), m, 0.0)                          # a row that sees no key has no maximum
+    e = np.exp(s - m)
+    total = e.sum(-1, keepdims=True)
+    p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+    with np.errstate(divide="ignore"):
+        lse = (m + np.log(total))[..., 0]                         # log 0 = -inf: the row is empty
+    return p @ v, lse
+
+
+def attention_backward(q, k, v, mask, scale, dout, dlse=None):
+    """dq, dk, dv of sum(out * dout) + sum(lse * dlse); float64."""
+    out, lse = attention_forward(q, k, v, mask, scale)
+    s = scores(q, k, mask, scale)
+    p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None])  # exp(-inf) = 0 where masked
+    dp = dout @ grouped(v, q).swapaxes(-1, -2)
+    delta = (out * dout).sum(-1) - (0.0 if dlse is None else dlse)
+    ds = p * (dp - delta[..., None])
+    dq = scale * ds @ grouped(k, q)
+    dk = per_group_sum(scale * ds.swapaxes(-1, -2) @ q.astype(np.float64), k)
+    dv = per_group_sum(p.swapaxes(-1, -2) @ dout.astype(np.float64), v)
+    return dq, dk, dv
+
+
+def scores(q, k, mask, scale):
+    s = scale * (q.astype(np.float64) @ grouped(k, q).swapaxes(-1, -2))
+    return np.where(mask, s, -np.inf)
+
+
+def grouped(x, q):
+    """Repeats each of heads_kv for the query heads that share it."""
+    return np.repeat(x.astype(np.float64), q.shape[1] // x.shape[1], axis=1)
+
+
+def per_group_sum(x, like):
+    batch, heads_kv = like.shape[:2]
+    return x.reshape(batch, heads_kv, -1, *x.shape[2:]).sum(2)
