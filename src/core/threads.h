@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// The two implementations of Parallel: threads of our own, and the host's.
+#pragma once
+
+#include <memory>
+
+#include "core/parallel.h"
+#include "sparseattn/sparseattn.h"
+
+namespace spattn {
+
+// threads = 0: as many as this process may use. Threads start with the first run. Two runs at once do not wait for each
+// other: the second does its lanes on its own thread. So does a child process after fork, where the threads are gone.
+std::unique_ptr<Parallel> make_thread_pool(int threads);
+
+// lanes = 0: as many as this process may use. A non-zero return of the hook fails the run with SPATTN_E_CALLBACK.
+std::unique_ptr<Parallel> make_host_parallel(spattn_parallel_for_fn parallel_for, void* user, int lanes);
+
+}  // namespace spattn

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// Every lane runs once, whoever runs it.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "core/error.h"
+#include "core/threads.h"
+
+using namespace spattn;
+
+static bool runs_every_lane_once(Parallel& parallel) {
+    std::vector<std::atomic<int>> seen(static_cast<size_t>(parallel.lanes()));
+    parallel.run([](void* argument, int64_t lane) { ++(*static_cast<decltype(seen)*>(argument))[size_t(lane)]; }, &seen);
+    for (const auto& count : seen)
+        if (count != 1) return false;
+    return true;
+}
+
+TEST(pool_runs_every_lane_once) {
+    for (int threads : {1, 2, 3, 7}) {
+        const auto pool = make_thread_pool(threads);
+        CHECK_EQ(pool->lanes(), threads);
+        for (int i = 0; i < 500; ++i) CHECK(runs_every_lane_once(*pool));
+    }
+    CHECK(make_thread_pool(0)->lanes() >= 1);
+}
+
+TEST(pool_serves_threads_at_once) {
+    const auto pool = make_thread_pool(3);
+    std::atomic<int> failures{0};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i)
+        callers.emplace_back([&] {
+            for (int n = 0; n < 500; ++n) failures += !runs_every_lane_once(*pool);
+        });
+    for (std::thread& caller : callers) caller.join();
+    CHECK_EQ(failures.load(), 0);
+}
+
+TEST(pool_works_in_a_forked_child) {
+    const auto pool = make_thread_pool(3);
+    CHECK(runs_every_lane_once(*pool));
+    const pid_t child = fork();
+    if (child == 0) _exit(runs_every_lane_once(*pool) ? 0 : 1);
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK_EQ(status, 0);
+}
+
+TEST(host_threads_and_their_failure) {
+    const auto serial = [](void*, int64_t tasks, void (*body)(void*, int64_t), void* argument) -> int32_t {
+        for (int64_t t = tasks; t-- > 0;) body(argument, t);
+        return 0;
+    };
+    CHECK(runs_every_lane_once(*make_host_parallel(serial, nullptr, 5)));
+    const auto refuses = [](void*, int64_t, void (*)(void*, int64_t), void*) -> int32_t { return 42; };
+    try {
+        runs_every_lane_once(*make_host_parallel(refuses, nullptr, 2));
+        CHECK(false);
+    } catch (const Error& error) {
+        CHECK_EQ(error.status, SPATTN_E_CALLBACK);
+        CHECK_EQ(error.argument, "options.parallel_for");
+        CHECK(error.message.find("42") != std::string::npos);
+    }
+}
