@@ -2,7 +2,6 @@
 #include "api/args.h"
 
 #include "core/dtype.h"
-#include "core/tensor.h"
 
 namespace spattn {
 
@@ -32,7 +31,7 @@ void copy_text(const std::string& from, char* buffer, size_t capacity, size_t* n
     std::memcpy(buffer, from.c_str(), bytes);
 }
 
-HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, const std::vector<int64_t>& shape,
+HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, std::span<const int64_t> shape,
                             std::initializer_list<spattn_dtype> accepted) {
     const spattn_tensor& t = required(tensor, argument);
     if (t.device.type != SPATTN_CPU && t.device.type != SPATTN_CUDA_HOST)
@@ -48,7 +47,7 @@ HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, c
 }
 
 std::vector<int64_t> read_integers(const spattn_tensor* tensor, const char* argument) {
-    const HostTensor t = read_host_tensor(tensor, argument, {-1}, {dtype_i32, dtype_i64});
+    const HostTensor t = read_host_tensor(tensor, argument, std::array<int64_t, 1>{-1}, {dtype_i32, dtype_i64});
     std::vector<int64_t> values(static_cast<size_t>(t.shape[0]));
     for (size_t i = 0; i < values.size(); ++i) {
         const int64_t at = int64_t(i) * t.strides[0];

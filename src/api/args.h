@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
+#include "core/tensor.h"
 #include "pattern/pattern.h"
 
 namespace spattn {
@@ -51,12 +53,13 @@ void copy_text(const std::string& from, char* buffer, size_t capacity, size_t* n
 struct HostTensor {
     void* data;
     spattn_dtype dtype;
-    std::vector<int64_t> shape, strides;  // elements
+    std::vector<int64_t> shape;
+    std::array<int64_t, max_axes> strides;  // elements
 };
 
 // Checks device, dtype, shape and alignment. shape: the sizes demanded, -1 where any size >= 0 will do. `accepted` may
 // name several dtypes.
-HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, const std::vector<int64_t>& shape,
+HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, std::span<const int64_t> shape,
                             std::initializer_list<spattn_dtype> accepted);
 
 // A copy of a host tensor [count] of int32 or int64.

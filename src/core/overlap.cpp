@@ -17,19 +17,33 @@ struct Term {
 // first, so that what the smaller ones can still reach leaves one or two candidates a level where strides nest.
 class Search {
 public:
-    Search(std::vector<Term> terms, int64_t low, int64_t high) : terms_(std::move(terms)), low_(low), high_(high) {
-        std::sort(terms_.begin(), terms_.end(), [](const Term& a, const Term& b) { return a.stride > b.stride; });
-        rest_low_.assign(terms_.size() + 1, 0);
-        rest_high_.assign(terms_.size() + 1, 0);
-        for (size_t i = terms_.size(); i-- > 0;) {
+    Search(int64_t low, int64_t high) : low_(low), high_(high) {}
+
+    // Equal strides share one term: index differences are what matters, and fewer terms are fewer steps.
+    void add(int64_t stride, int64_t low, int64_t high) {
+        if (stride == 0 || low == high) return;
+        for (int i = 0; i < count_; ++i)
+            if (terms_[i].stride == stride) {
+                terms_[i].low += low;
+                terms_[i].high += high;
+                return;
+            }
+        terms_[count_++] = {stride, low, high};
+    }
+
+    bool reaches(int64_t start) {
+        std::sort(terms_, terms_ + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        for (int i = count_; i-- > 0;) {
             rest_low_[i] = rest_low_[i + 1] + terms_[i].low * terms_[i].stride;
             rest_high_[i] = rest_high_[i + 1] + terms_[i].high * terms_[i].stride;
         }
+        return reaches(start, 0);
     }
 
-    bool reaches(int64_t start, size_t level = 0) {
+private:
+    bool reaches(int64_t start, int level) {
         if (start + rest_low_[level] >= high_ || start + rest_high_[level] <= low_) return false;
-        if (level == terms_.size() || ++steps_ > 10000) return true;
+        if (level == count_ || ++steps_ > 10000) return true;
         const Term& t = terms_[level];
         const int64_t first = std::max(t.low, floor_div(low_ - start - rest_high_[level + 1], t.stride));
         const int64_t last = std::min(t.high, floor_div(high_ - start - rest_low_[level + 1], t.stride) + 1);
@@ -38,11 +52,11 @@ public:
         return false;
     }
 
-private:
-    std::vector<Term> terms_;
-    std::vector<int64_t> rest_low_, rest_high_;  // sums that the terms from a level on can reach
+    static constexpr int max_terms = 2 * StridedBytes::max_axes;
+    Term terms_[max_terms];
+    int64_t rest_low_[max_terms + 1] = {}, rest_high_[max_terms + 1] = {};  // what the terms from a level on can add
     int64_t low_, high_;
-    int steps_ = 0;
+    int count_ = 0, steps_ = 0;
 };
 
 bool is_empty(const StridedBytes& t) {
@@ -53,28 +67,17 @@ bool is_empty(const StridedBytes& t) {
 
 bool overlaps(const StridedBytes& a, const StridedBytes& b) {
     if (is_empty(a) || is_empty(b)) return false;
-    std::vector<Term> terms;
-    // Equal strides share one term: index differences are what matters, and fewer terms are fewer steps.
-    const auto add = [&](int64_t stride, int64_t low, int64_t high) {
-        if (stride == 0 || low == high) return;
-        for (Term& t : terms)
-            if (t.stride == stride) {
-                t.low += low;
-                t.high += high;
-                return;
-            }
-        terms.push_back({stride, low, high});
-    };
-    for (const auto& axis : a.axes) add(axis.stride, 0, axis.size - 1);
-    for (const auto& axis : b.axes) add(axis.stride, -(axis.size - 1), 0);
-    return Search(std::move(terms), -a.element, b.element).reaches(int64_t(a.begin) - int64_t(b.begin));
+    Search search(-a.element, b.element);
+    for (const auto& axis : a.axes) search.add(axis.stride, 0, axis.size - 1);
+    for (const auto& axis : b.axes) search.add(axis.stride, -(axis.size - 1), 0);
+    return search.reaches(int64_t(a.begin) - int64_t(b.begin));
 }
 
 bool overlaps_itself(const StridedBytes& t) {
     if (is_empty(t)) return false;
     // Sorted by stride, an axis must step over everything that the smaller ones span; that is enough, and every view that
     // an array library makes of one buffer without repetition satisfies it.
-    std::vector<StridedBytes::Axis> axes = t.axes;
+    auto axes = t.axes;
     std::sort(axes.begin(), axes.end(), [](const auto& a, const auto& b) { return a.stride < b.stride; });
     int64_t span = t.element;
     for (const auto& axis : axes) {

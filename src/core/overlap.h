@@ -3,8 +3,8 @@
 // would refuse what users do every day (dq, dk and dv in one tensor).
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <vector>
 
 namespace spattn {
 
@@ -12,9 +12,10 @@ struct StridedBytes {
     uintptr_t begin;
     int64_t element;  // bytes
     struct Axis {
-        int64_t size, stride;  // elements of the axis; bytes
+        int64_t size = 1, stride = 0;  // elements of the axis; bytes
     };
-    std::vector<Axis> axes;
+    static constexpr int max_axes = 4;  // of operands; fixed, because runs allocate nothing
+    std::array<Axis, max_axes> axes{};  // unused axes have size 1
 };
 
 // Exact for every layout that can be decided in some thousand steps, which all nested strides can; else true.

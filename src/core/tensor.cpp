@@ -18,8 +18,8 @@ int64_t elements(const spattn_tensor& t) {
     return count;
 }
 
-std::vector<int64_t> compact_strides(const spattn_tensor& t) {
-    std::vector<int64_t> strides(static_cast<size_t>(t.ndim));
+std::array<int64_t, max_axes> compact_strides(const spattn_tensor& t) {
+    std::array<int64_t, max_axes> strides{};
     int64_t step = 1;
     for (int i = t.ndim - 1; i >= 0; --i) {
         strides[size_t(i)] = step;
@@ -40,15 +40,11 @@ std::string describe_device(spattn_device d) {
     return text("device type ", d.type);
 }
 
-std::string describe_shape(const std::vector<int64_t>& shape) {
+std::string describe_shape(std::span<const int64_t> shape) {
     std::string out = "[";
     for (size_t i = 0; i < shape.size(); ++i)
         out += (i ? ", " : "") + (shape[i] < 0 ? std::string("any") : std::to_string(shape[i]));
     return out + "]";
-}
-
-bool same_device(spattn_device a, spattn_device b) {
-    return a.type == b.type && (a.type == SPATTN_CPU || a.index == b.index);
 }
 
 void check_dtype(const spattn_tensor& t, const char* argument, std::initializer_list<spattn_dtype> accepted) {
@@ -60,11 +56,11 @@ void check_dtype(const spattn_tensor& t, const char* argument, std::initializer_
     fail(SPATTN_E_DTYPE, argument, text("is ", describe_dtype(t.dtype), "; accepted: ", names));
 }
 
-void check_shape(const spattn_tensor& t, const char* argument, const std::vector<int64_t>& shape) {
+void check_shape(const spattn_tensor& t, const char* argument, std::span<const int64_t> shape) {
     if (t.ndim != int32_t(shape.size()))
         fail(SPATTN_E_SHAPE, argument, text("has ", t.ndim, " axes; accepted: ", describe_shape(shape)));
-    if (!t.shape && t.ndim) fail(SPATTN_E_NULL, argument, "has a NULL shape");
-    const std::vector<int64_t> given(t.shape, t.shape + t.ndim);
+    if (!t.shape) fail(SPATTN_E_NULL, argument, "has a NULL shape");
+    const std::span given(t.shape, shape.size());
     int64_t count = 1;
     for (size_t i = 0; i < shape.size(); ++i) {
         if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1) || (shape[i] >= 0 && given[i] != shape[i]))
@@ -73,8 +69,9 @@ void check_shape(const spattn_tensor& t, const char* argument, const std::vector
     }
 }
 
-std::vector<int64_t> tensor_strides(const spattn_tensor& t, const char* argument) {
-    std::vector<int64_t> strides = t.strides ? std::vector<int64_t>(t.strides, t.strides + t.ndim) : compact_strides(t);
+std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char* argument) {
+    std::array<int64_t, max_axes> strides = compact_strides(t);
+    if (t.strides) std::copy(t.strides, t.strides + t.ndim, strides.begin());
     int64_t reach = 0;
     for (int i = 0; i < t.ndim; ++i) {
         int64_t& stride = strides[size_t(i)];
@@ -101,14 +98,6 @@ void* tensor_data(const spattn_tensor& t, const char* argument) {
              text("starts at an address that is ", reinterpret_cast<uintptr_t>(data) % bytes, " modulo ", bytes,
                   "; accepted: data + byte_offset aligned to the element"));
     return data;
-}
-
-ByteRange byte_range(const spattn_tensor& t, const std::vector<int64_t>& strides, const void* data) {
-    const auto begin = reinterpret_cast<uintptr_t>(data);
-    if (elements(t) == 0) return {begin, begin};
-    int64_t reach = 0;
-    for (int i = 0; i < t.ndim; ++i) reach += strides[size_t(i)] * (t.shape[i] - 1);
-    return {begin, begin + uintptr_t(reach + 1) * (t.dtype.bits / 8u)};
 }
 
 }  // namespace spattn

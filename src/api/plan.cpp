@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+// Chapter 5 of the header.
+#include "api/plan.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "api/args.h"
+#include "api/guard.h"
+#include "api/stats.h"
+#include "core/dtype.h"
+
+namespace spattn {
+namespace {
+
+Dtype read_dtype(spattn_dtype given) {
+    std::string names;
+    for (const DtypeRow& row : dtype_rows) {
+        if (row.wire == given) return row.dtype;
+        names += (names.empty() ? "" : " or ") + describe_dtype(row.wire);
+    }
+    fail(SPATTN_E_DTYPE, "problem.dtype", text("is ", describe_dtype(given), "; accepted: ", names));
+}
+
+double read_scale(const spattn_problem& p) {
+    if (!(p.flags & SPATTN_PLAN_SCALE)) {
+        if (p.scale != 0) fail(SPATTN_E_RANGE, "problem.scale", text("is ", p.scale, " without SPATTN_PLAN_SCALE; accepted: 0, or the flag too"));
+        return 1 / std::sqrt(double(p.head_dim));
+    }
+    if (!std::isfinite(p.scale) || std::fabs(p.scale) > 1e30)
+        fail(SPATTN_E_RANGE, "problem.scale", text("is ", p.scale, "; accepted: finite, at most 1e30 in size"));
+    return p.scale;
+}
+
+constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
+                                 SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE;
+
+Problem read_problem(const spattn_problem& p) {
+    if (p.flags & ~known_flags)
+        fail(SPATTN_E_UNKNOWN_FIELD, "problem.flags", text("is ", p.flags, "; accepted: bits of ", known_flags));
+    require_range(p.batch, 1, 1 << 20, "problem.batch");
+    require_range(p.heads_q, 1, 1 << 16, "problem.heads_q");
+    require_range(p.heads_kv, 1, p.heads_q, "problem.heads_kv");
+    if (p.heads_q % p.heads_kv)
+        fail(SPATTN_E_RANGE, "problem.heads_kv", text("is ", p.heads_kv, "; accepted: divisors of heads_q, ", p.heads_q));
+    require_range(p.seq_q, 1, longest_sequence, "problem.seq_q");
+    require_range(p.seq_k, 1, longest_sequence, "problem.seq_k");
+    require_range(p.head_dim, 1, 1024, "problem.head_dim");
+    require_range(p.head_dim_v, 0, 1024, "problem.head_dim_v");
+    require_range(p.axes, SPATTN_BSHD, SPATTN_BHSD, "problem.axes");
+    if (p.batch * p.heads_q > longest_sequence)
+        fail(SPATTN_E_RANGE, "problem.batch", text("times heads_q is ", p.batch * p.heads_q, "; accepted: up to ", longest_sequence));
+    Problem r{};
+    r.batch = p.batch, r.heads_q = p.heads_q, r.heads_kv = p.heads_kv, r.seq_q = p.seq_q, r.seq_k = p.seq_k;
+    r.head_dim = p.head_dim;
+    r.head_dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim;
+    r.dtype = read_dtype(p.dtype);
+    r.scale = read_scale(p);
+    r.q_offset = read_q_offset(p.flags & SPATTN_PLAN_Q_OFFSET, p.q_offset, p.seq_q, p.seq_k, "problem.q_offset");
+    r.deterministic = p.flags & SPATTN_PLAN_DETERMINISTIC;
+    return r;
+}
+
+// Everything that decides what a plan is. Problem fields are written one by one: padding must not tell plans apart.
+std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, spattn_enum axes) {
+    const char* forced = std::getenv("SPATTN_FORCE_KERNEL");
+    std::ostringstream key;
+    key << std::hexfloat;
+    for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
+                          p.q_offset, int64_t(flags), int64_t(axes)})
+        key << value << ' ';
+    key << p.scale << ' ' << (forced ? forced : "") << '\n' << pattern.identity();
+    return key.str();
+}
+
+Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,
+                                 uint32_t flags, spattn_enum axes, void* stream) {
+    auto plan = make_ref<spattn_plan>();
+    plan->device = context.device;
+    plan->pattern = PatternRef::share(&pattern);
+    plan->is_bhsd = axes == SPATTN_BHSD;
+    PlanOptions options;
+    options.device = context.device->id().type;
+    options.backward = flags & SPATTN_PLAN_BACKWARD;
+    options.reference = flags & SPATTN_PLAN_REFERENCE;
+    options.machine = context.device->machine();
+    plan->compiled = compile_plan(pattern, problem, options, all_kernels());
+    plan->image = make_image(plan->compiled, context.device->memory(), stream);
+    const char* backward = plan->compiled.backward.kernel ? plan->compiled.backward.kernel->name : "none";
+    context.device->log(SPATTN_LOG_INFO, text("plan for ", plan->compiled.pattern_text, ": forward ",
+                                              plan->compiled.forward.kernel->name, ", backward ", backward));
+    return plan;
+}
+
+}  // namespace
+}  // namespace spattn
+
+using namespace spattn;
+
+spattn_status spattn_plan_create(const spattn_context* context, const spattn_pattern* pattern,
+                                 const spattn_problem* given, spattn_stream stream, spattn_plan** result) {
+    return guard_result(__func__, result, [&]() -> Ref<const spattn_plan> {
+        required(context, "context");
+        required(pattern, "pattern");
+        const spattn_problem p = read_struct(given, sizeof(spattn_problem), "problem");
+        const Problem problem = read_problem(p);
+        pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
+        const std::string key = cache_key(*pattern, problem, p.flags, p.axes);
+        if (auto kept = context->cache.find(key)) {
+            context->device->log(SPATTN_LOG_DEBUG, "plan found in the context's cache");
+            return kept;
+        }
+        return context->cache.keep(key, make_plan(*context, *pattern, problem, p.flags, p.axes, stream));
+    });
+}
+
+void spattn_plan_retain(const spattn_plan* plan) {
+    if (plan) plan->retain();
+}
+
+void spattn_plan_release(const spattn_plan* plan) {
+    if (plan) plan->release();
+}
+
+spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, size_t* bytes, size_t* align) {
+    return guard(__func__, [&] {
+        required(plan, "plan");
+        require_range(op, SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD, "op");
+        const PassPlan& pass = op == SPATTN_OP_FORWARD ? plan->compiled.forward : plan->compiled.backward;
+        require(pass.kernel, SPATTN_E_STATE, "op", "is SPATTN_OP_BACKWARD, which needs SPATTN_PLAN_BACKWARD in the problem's flags");
+        required(bytes, "bytes");
+        if (align) *align = workspace_alignment(*plan);
+        *bytes = pass.workspace;
+    });
+}
+
+spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
+    return guard(__func__, [&] {
+        const CompiledPlan& p = required(plan, "plan").compiled;
+        spattn_stats stats = make_stats(p.counts, p.problem.batch * p.problem.heads_q, p.problem.seq_q, p.problem.seq_k);
+        stats.layout_bytes = int64_t(p.layout_bytes);
+        stats.flops_forward = flops(p.problem, p.counts.pairs, Pass::forward);
+        stats.flops_backward = flops(p.problem, p.counts.pairs, Pass::backward);
+        stats.bytes_forward = operand_bytes(p.problem, Pass::forward);
+        stats.bytes_backward = operand_bytes(p.problem, Pass::backward);
+        write_struct(result, stats, "result");
+    });
+}
+
+spattn_status spattn_plan_explain(const spattn_plan* plan, char* buffer, size_t capacity, size_t* needed) {
+    return guard(__func__, [&] { copy_text(explain(required(plan, "plan").compiled), buffer, capacity, needed); });
+}

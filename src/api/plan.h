@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// The plan handle: the compiled plan, its image on the device, and what the reference rows need.
+#pragma once
+
+#include "api/context.h"
+#include "pattern/pattern.h"
+#include "plan/image.h"
+#include "plan/plan.h"
+
+struct spattn_plan : spattn::RefCounted {
+    spattn::Ref<const spattn::Device> device;
+    spattn::PatternRef pattern;
+    spattn::CompiledPlan compiled;
+    spattn::PlanImage image;
+    bool is_bhsd = false;  // axes of the tensors that a run brings
+};
+
+namespace spattn {
+
+// Bytes: cache lines on the CPU, what cudaMalloc gives on a GPU.
+inline size_t workspace_alignment(const spattn_plan& plan) {
+    return plan.device->id().type == SPATTN_CPU ? 64 : 256;
+}
+
+}  // namespace spattn

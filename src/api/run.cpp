@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+// Chapter 6 of the header: checks the operands of a run, then hands them to the plan's kernel.
+#include "api/args.h"
+#include "api/guard.h"
+#include "api/plan.h"
+#include "core/dtype.h"
+#include "core/overlap.h"
+#include "core/tensor.h"
+
+namespace spattn {
+namespace {
+
+// Checks one operand after the other and remembers where each lies, to find outputs that overlap.
+class Operands {
+public:
+    explicit Operands(const spattn_plan& plan) : plan_(plan), p_(plan.compiled.problem) {}
+
+    // [batch, heads, seq, dim] in the plan's axes and dtype.
+    TensorView input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
+        return add(matrix(t, argument, heads, seq, dim), false);
+    }
+    TensorView output(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
+        return add(matrix(t, argument, heads, seq, dim), true);
+    }
+    // [batch, heads_q, seq_q] float32.
+    TensorView row_input(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), false); }
+    TensorView row_output(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), true); }
+
+    void* workspace(void* memory, size_t bytes, size_t needed) {
+        if (!needed) return nullptr;
+        if (!memory) fail(SPATTN_E_NULL, "workspace", text("is NULL; accepted: ", needed, " bytes, see spattn_plan_workspace"));
+        if (bytes < needed)
+            fail(SPATTN_E_WORKSPACE, "workspace_bytes", text("is ", bytes, "; accepted: at least ", needed, ", see spattn_plan_workspace"));
+        const size_t align = workspace_alignment(plan_);
+        if (reinterpret_cast<uintptr_t>(memory) % align)
+            fail(SPATTN_E_LAYOUT, "workspace", text("is not aligned; accepted: multiples of ", align, " bytes"));
+        placed_[size_t(count_++)] = {"workspace", {reinterpret_cast<uintptr_t>(memory), int64_t(needed)}, true};
+        return memory;
+    }
+
+    // An output overlaps nothing, itself included; inputs may overlap each other.
+    void check_overlaps() const {
+        const std::span placed(placed_.data(), size_t(count_));
+        for (size_t i = 0; i < placed.size(); ++i) {
+            if (!placed[i].is_output) continue;
+            if (overlaps_itself(placed[i].bytes))
+                fail(SPATTN_E_LAYOUT, placed[i].argument,
+                     "has strides by which its own elements overlap; accepted: outputs without overlap");
+            for (size_t j = 0; j < placed.size(); ++j) {
+                const bool was_seen = placed[j].is_output && j < i;
+                if (j == i || was_seen || !overlaps(placed[i].bytes, placed[j].bytes)) continue;
+                fail(SPATTN_E_LAYOUT, placed[i].argument,
+                     text("overlaps ", placed[j].argument, "; accepted: outputs that share no byte with another operand"));
+            }
+        }
+    }
+
+private:
+    struct Placed {
+        const char* argument = "";
+        StridedBytes bytes{};
+        bool is_output = false;
+    };
+
+    TensorView matrix(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
+        const auto shape = plan_.is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
+        const auto s = place(t, argument, shape, dtype_row(p_.dtype).wire);
+        return {data_, s[0], plan_.is_bhsd ? s[1] : s[2], plan_.is_bhsd ? s[2] : s[1], s[3]};
+    }
+
+    TensorView rows(const spattn_tensor* t, const char* argument) {
+        const auto s = place(t, argument, std::array{p_.batch, p_.heads_q, p_.seq_q}, dtype_f32);
+        return {data_, s[0], s[1], s[2], 0};
+    }
+
+    std::array<int64_t, max_axes> place(const spattn_tensor* tensor, const char* argument, std::span<const int64_t> shape,
+                                        spattn_dtype dtype) {
+        const spattn_tensor& t = required(tensor, argument);
+        check_device(t, argument);
+        check_dtype(t, argument, {dtype});
+        check_shape(t, argument, shape);
+        const auto strides = tensor_strides(t, argument);
+        data_ = tensor_data(t, argument);
+        StridedBytes bytes{reinterpret_cast<uintptr_t>(data_), t.dtype.bits / 8};
+        for (size_t i = 0; i < shape.size(); ++i) bytes.axes[i] = {shape[i], strides[i] * bytes.element};
+        placed_[size_t(count_++)] = {argument, bytes, false};
+        return strides;
+    }
+
+    void check_device(const spattn_tensor& t, const char* argument) const {
+        const spattn_device id = plan_.device->id();
+        const bool is_host = t.device.type == SPATTN_CPU || t.device.type == SPATTN_CUDA_HOST;
+        const bool is_here = id.type == SPATTN_CPU
+                                 ? is_host
+                                 : (t.device.type == id.type || t.device.type == SPATTN_CUDA_MANAGED) && t.device.index == id.index;
+        if (!is_here)
+            fail(SPATTN_E_DEVICE, argument, text("is on ", describe_device(t.device), "; accepted: the plan's device, ", describe_device(id)));
+    }
+
+    TensorView add(TensorView view, bool is_output) {
+        placed_[size_t(count_ - 1)].is_output = is_output;
+        return view;
+    }
+
+    const spattn_plan& plan_;
+    const Problem& p_;
+    std::array<Placed, 12> placed_;  // as many as backward has operands
+    int count_ = 0;
+    void* data_ = nullptr;
+};
+
+// Token rows for the reference kernels, straight from the pattern.
+class PatternRows : public TokenRows {
+public:
+    PatternRows(const Pattern& pattern, const Problem& p)
+        : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset} {}
+    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override {
+        Intervals intervals;
+        pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
+        out.clear();
+        for (const Interval& interval : intervals) out.insert(out.end(), {interval.begin, interval.end});
+    }
+
+private:
+    const Pattern& pattern_;
+    Extent extent_;
+};
+
+// What forward and backward share once the operands are checked.
+void fill(RunArgs& run, const spattn_plan& plan, const PassImage& image, const TokenRows& rows, void* stream) {
+    run.problem = &plan.compiled.problem;
+    run.layout = image.layout;
+    run.tasks = image.tasks;
+    run.rows = &rows;
+    run.parallel = &plan.device->parallel();
+    run.stream = stream;
+}
+
+void check_flags(uint32_t flags) {
+    if (flags) fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0"));
+}
+
+}  // namespace
+}  // namespace spattn
+
+using namespace spattn;
+
+spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* given) {
+    return guard(__func__, [&] {
+        const Problem& p = required(plan, "plan").compiled.problem;
+        const spattn_forward_args a = read_struct(given, sizeof(spattn_forward_args), "args");
+        check_flags(a.flags);
+        Operands operands(*plan);
+        ForwardArgs run{};
+        run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+        run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
+        if (a.lse) run.lse = operands.row_output(a.lse, "lse");
+        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, plan->compiled.forward.workspace);
+        operands.check_overlaps();
+        const PatternRows rows(*plan->pattern, p);
+        fill(run, *plan, plan->image.forward, rows, a.stream);
+        plan->compiled.forward.kernel->forward(run);
+    });
+}
+
+spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* given) {
+    return guard(__func__, [&] {
+        const Problem& p = required(plan, "plan").compiled.problem;
+        const spattn_backward_args a = read_struct(given, sizeof(spattn_backward_args), "args");
+        check_flags(a.flags);
+        const PassPlan& pass = plan->compiled.backward;
+        require(pass.kernel, SPATTN_E_STATE, "plan", "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
+        Operands operands(*plan);
+        BackwardArgs run{};
+        run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+        run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
+        run.lse = operands.row_input(a.lse, "lse");
+        run.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);
+        if (a.dlse) run.dlse = operands.row_input(a.dlse, "dlse");
+        run.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
+        run.dk = operands.output(a.dk, "dk", p.heads_kv, p.seq_k, p.head_dim);
+        run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
+        operands.check_overlaps();
+        const PatternRows rows(*plan->pattern, p);
+        fill(run, *plan, plan->image.backward, rows, a.stream);
+        pass.kernel->backward(run);
+    });
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#include "plan/image.h"
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "core/math.h"
+
+namespace spattn {
+namespace {
+
+constexpr int64_t alignment = 256;
+
+// Collects host arrays into one staged block. Pointers are handed out only once the block is placed, so place() runs
+// twice: to count, then to write.
+class Stage {
+public:
+    // The device address of a copy of values[0, count); arrays given before are found again.
+    template <class T>
+    const T* place(const T* values, size_t count) {
+        if (!count) return nullptr;
+        const auto [at, is_first] = offsets_.try_emplace({values, count * sizeof(T)}, bytes_);
+        if (is_first) bytes_ += size_t(round_up(int64_t(count * sizeof(T)), alignment));
+        if (!base_) return nullptr;
+        std::memcpy(staged_.data() + at->second, values, count * sizeof(T));
+        return reinterpret_cast<const T*>(base_ + at->second);
+    }
+
+    // After this, place() writes and returns addresses that start at base.
+    void fix(char* base) {
+        base_ = base;
+        staged_.assign(bytes_, 0);
+    }
+    size_t bytes() const { return bytes_; }
+    const char* staged() const { return staged_.data(); }
+
+private:
+    std::map<std::pair<const void*, size_t>, size_t> offsets_;
+    std::vector<char> staged_;
+    size_t bytes_ = 0;
+    char* base_ = nullptr;
+};
+
+ListsView place(Stage& stage, ListsView lists, const Lists& from) {
+    lists.slices = stage.place(from.slices.data(), from.slices.size());
+    lists.runs = stage.place(from.runs.data(), from.runs.size());
+    return lists;
+}
+
+LiveView place(Stage& stage, LiveView live, const Live& from) {
+    live.set_of = stage.place(from.set_of.data(), from.set_of.size());
+    live.sets = stage.place(from.sets.data(), from.sets.size());
+    return live;
+}
+
+PassImage place(Stage& stage, const PassPlan& pass) {
+    PassImage image;
+    image.tasks = view(pass.schedule);
+    image.tasks.tasks = stage.place(pass.schedule.tasks.data(), pass.schedule.tasks.size());
+    image.tasks.begin = stage.place(pass.schedule.begin.data(), pass.schedule.begin.size());
+    image.tasks.joins = stage.place(pass.schedule.joins.data(), pass.schedule.joins.size());
+    if (!pass.layout) return image;  // reference rows read no layout
+    image.layout = pass.layout_view();
+    image.layout.by_query = place(stage, image.layout.by_query, pass.layout->by_query);
+    image.layout.by_key = place(stage, image.layout.by_key, pass.layout->by_key);
+    image.layout.live_queries = place(stage, image.layout.live_queries, pass.layout->live_queries);
+    image.layout.live_keys = place(stage, image.layout.live_keys, pass.layout->live_keys);
+    image.layout.class_of = stage.place(pass.layout->class_of.data(), pass.layout->class_of.size());
+    image.layout.masks =
+        stage.place(image.layout.masks, size_t(image.layout.num_masks) * size_t(image.layout.mask_words));
+    return image;
+}
+
+}  // namespace
+
+PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
+    Stage stage;
+    PlanImage image;
+    const auto place_passes = [&] {
+        if (plan.forward.kernel) image.forward = place(stage, plan.forward);
+        if (plan.backward.kernel) image.backward = place(stage, plan.backward);
+    };
+    place_passes();
+    if (stage.bytes()) {
+        image.block = Memory::Block(memory, stage.bytes(), stream);
+        stage.fix(image.block.start());
+        place_passes();
+        memory->copy_in(image.block.start(), stage.staged(), stage.bytes(), stream);
+    }
+    return image;
+}
+
+}  // namespace spattn

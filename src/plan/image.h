@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// The part of a plan that kernels read, in one block of the device's memory: written once, never changed.
+#pragma once
+
+#include "core/memory.h"
+#include "plan/plan.h"
+
+namespace spattn {
+
+// Where one pass's lists, masks and tasks lie on the device.
+struct PassImage {
+    LayoutView layout{};
+    TasksView tasks{};
+};
+
+struct PlanImage {
+    Memory::Block block;
+    PassImage forward, backward;
+};
+
+// Lays out both passes of the plan, copies them with one transfer on `stream`. Arrays that the passes share are stored once.
+PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
+
+}  // namespace spattn
