@@ -56,11 +56,12 @@ using Key = std::vector<int64_t>;
 // The handle of the C ABI is the abstract pattern itself.
 struct spattn_pattern : spattn::RefCounted {
     // Appends the keys that `row` of the plane sees, cut to `clip`: sorted, disjoint, not touching, none empty. clip may
-    // reach beyond [0, seq_k); it is never negative.
+    // reach beyond [0, seq_k) on both sides: a transpose asks about positions that are no keys.
     virtual void keys(const spattn::Plane& plane, int64_t row, spattn::Interval clip, spattn::Intervals& out) const = 0;
 
     // Closed form of a block. partial with `known` left true: `key` gained the numbers that determine the mask. A pattern
-    // without a closed form sets `known` to false and answers partial, 1. On empty and full, `key` is as it was.
+    // without a closed form sets `known` to false and answers partial, 1. On empty and full, `key` is as it was. empty and
+    // full are certain; partial of a composition may turn out to be either once its bits are made.
     virtual spattn::Coverage classify(const spattn::Plane& plane, const spattn::Block& block, spattn::Key& key,
                                       bool& known) const;
 
@@ -82,6 +83,10 @@ struct spattn_pattern : spattn::RefCounted {
 
     // A pattern that means transpose(this) and has closed forms, or null where there is none.
     virtual spattn::Ref<const spattn_pattern> transposed() const;
+
+    // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that no
+    // walk over a pattern can exhaust the stack or take for ever.
+    int32_t levels = 1, nodes = 1;
 };
 
 namespace spattn {

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// What a pattern without closed forms answers, and the hash of identities.
+#include "pattern/pattern.h"
+
+spattn::Coverage spattn_pattern::classify(const spattn::Plane&, const spattn::Block&, spattn::Key&, bool& known) const {
+    known = false;
+    return {spattn::Coverage::partial, 1};
+}
+
+bool spattn_pattern::row_key(const spattn::Plane&, int64_t, int64_t, spattn::Key&) const { return false; }
+
+void spattn_pattern::selection(const spattn::Plane&, spattn::Key&) const {}
+
+void spattn_pattern::check(const spattn::Extent&) const {}
+
+spattn::PatternRef spattn_pattern::transposed() const { return {}; }
+
+namespace spattn {
+
+// FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so the finalizer of splitmix64 follows.
+uint64_t hash_identity(const std::string& identity) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (unsigned char byte : identity) hash = (hash ^ byte) * 0x100000001b3;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+    return hash ^ (hash >> 31);
+}
+
+}  // namespace spattn
