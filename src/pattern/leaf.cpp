@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "pattern/leaf.h"
+
+#include <cstdio>
+
+namespace spattn {
+
+std::string list(const std::vector<int64_t>& numbers) {
+    std::string out;
+    for (int64_t number : numbers) {
+        if (!out.empty()) out += ',';
+        out += std::to_string(number);
+    }
+    return out;
+}
+
+std::string short_list(const std::vector<int64_t>& numbers, const std::string& identity) {
+    if (numbers.size() <= printed_numbers) return list(numbers);
+    char hash[20];
+    std::snprintf(hash, sizeof hash, "#%016llx", static_cast<unsigned long long>(hash_identity(identity)));
+    return hash;
+}
+
+std::string ListLeaf::print() const {
+    return std::string(name_) + '(' +
+           (given_.size() <= printed_numbers ? list(given_) : short_list(given_, identity())) + ')';
+}
+
+std::string ListLeaf::identity() const { return std::string(name_) + '(' + list(canonical()) + ')'; }
+
+}  // namespace spattn

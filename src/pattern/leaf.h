@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// Patterns that are a name and numbers.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+// Its text is its identity.
+class Leaf : public Pattern {
+public:
+    explicit Leaf(std::string text) : text_(std::move(text)) {}
+    std::string print() const override { return text_; }
+    std::string identity() const override { return text_; }
+
+private:
+    std::string text_;
+};
+
+// Lists longer than this print as a hash: a text is for people.
+constexpr size_t printed_numbers = 64;
+
+// "1,5,9"; short_list gives "#hash" of the identity instead where the list is long.
+std::string list(const std::vector<int64_t>& numbers);
+std::string short_list(const std::vector<int64_t>& numbers, const std::string& identity);
+
+// A list as given, which prints; `canonical` is what equality compares.
+class ListLeaf : public Pattern {
+public:
+    ListLeaf(const char* name, std::vector<int64_t> given) : name_(name), given_(std::move(given)) {}
+    std::string print() const override;
+    std::string identity() const override;
+
+protected:
+    virtual std::vector<int64_t> canonical() const { return given_; }
+    const std::vector<int64_t>& given() const { return given_; }
+
+private:
+    const char* name_;
+    std::vector<int64_t> given_;
+};
+
+// transpose(P) of a pattern whose keys are the same for every query: the queries at those positions see every key.
+PatternRef make_query_side(PatternRef constant);
+
+}  // namespace spattn
