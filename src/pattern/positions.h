@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// A set of token positions, of any size: sorted intervals and binary search.
+#pragma once
+
+#include "pattern/intervals.h"
+
+namespace spattn {
+
+class Positions {
+public:
+    // `given` in any order; a negative position is an error.
+    explicit Positions(std::vector<int64_t> given);
+
+    bool contains(int64_t x) const;
+    void keys(Interval clip, Intervals& out) const;
+
+    // Members among [begin, begin + count), in the words of a pattern's closed form; repeats go in steps of `count`. On
+    // partial, `key` gains the number of intervals and each of them relative to `begin`.
+    Coverage classify(int64_t begin, int64_t count, Key& key) const;
+
+    const std::vector<int64_t>& sorted() const { return sorted_; }  // each member once
+
+private:
+    Intervals::const_iterator first_ending_after(int64_t x) const;
+
+    std::vector<int64_t> sorted_;
+    Intervals intervals_;
+};
+
+}  // namespace spattn
