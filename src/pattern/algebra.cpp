@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT
+// A | B, A & B, A - B: merges of interval lists, and closed forms from the closed forms of the parts.
+#include <set>
+
+#include "core/error.h"
+#include "pattern/composite.h"
+#include "pattern/intervals.h"
+
+namespace spattn {
+namespace {
+
+// The key of a composition is the number and key of each part that is partial, then this.
+constexpr int64_t end_of_parts = -1;
+
+// Asks one part; its number stays in `key` only where it is partial. `sure` turns false with a part that is not known.
+Coverage classify_part(const Composite& whole, size_t i, const Plane& plane, const Block& block, Key& key, bool& sure) {
+    const size_t mark = key.size();
+    key.push_back(int64_t(i));
+    const Coverage coverage = whole.parts()[i]->classify(plane, block, key, sure);
+    if (coverage.kind != Coverage::partial) key.resize(mark);
+    return coverage;
+}
+
+class Algebra : public Composite {
+public:
+    using Composite::Composite;
+
+    // `decides` settles a block alone when the kind of part i is its own; else all parts must agree on `result`.
+    Coverage classify_with(Coverage::Kind first_decides, Coverage::Kind rest_decides, Coverage::Kind decision,
+                           const Plane& plane, const Block& block, Key& key, bool& known) const {
+        const size_t mark = key.size();
+        bool sure = true;
+        int64_t decided = 0, repeat = forever;
+        for (size_t i = 0; i < parts().size(); ++i) {
+            const Coverage part = classify_part(*this, i, plane, block, key, sure);
+            if (part.kind == (i == 0 ? first_decides : rest_decides)) decided = std::max(decided, part.repeat);
+            repeat = std::min(repeat, part.repeat);
+        }
+        const bool is_partial = key.size() > mark;
+        if (decided > 0 || !is_partial) {
+            key.resize(mark);
+            const Coverage::Kind other = decision == Coverage::full ? Coverage::empty : Coverage::full;
+            return decided > 0 ? Coverage{decision, decided} : Coverage{other, repeat};
+        }
+        known &= sure;
+        key.push_back(end_of_parts);
+        return {Coverage::partial, repeat};
+    }
+
+    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        for (const PatternRef& part : parts()) {
+            if (!part->row_key(plane, row, rows, key)) return false;
+        }
+        return true;
+    }
+};
+
+class Union : public Algebra {
+public:
+    using Algebra::Algebra;
+
+    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
+        const size_t mark = out.size();
+        for (const PatternRef& part : parts()) {
+            const size_t middle = out.size();
+            part->keys(plane, row, clip, out);
+            if (middle == mark || middle == out.size()) continue;
+            const auto earlier = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
+            std::inplace_merge(out.begin() + mark, out.begin() + middle, out.end(), earlier);
+            size_t last = mark;
+            for (size_t i = mark + 1; i < out.size(); ++i) {
+                if (out[i].begin <= out[last].end) {
+                    out[last].end = std::max(out[last].end, out[i].end);
+                } else {
+                    out[++last] = out[i];
+                }
+            }
+            out.resize(last + 1);
+        }
+    }
+
+    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override {
+        return classify_with(Coverage::full, Coverage::full, Coverage::full, plane, block, key, known);
+    }
+
+    std::string print() const override {
+        std::string out;
+        for (const PatternRef& part : parts()) out += (out.empty() ? "" : " | ") + print_part(*part, Place::of_union);
+        return out;
+    }
+
+    std::string identity() const override;
+    PatternRef transposed() const override { return make_union(transposed_parts()); }
+};
+
+class Intersection : public Algebra {
+public:
+    using Algebra::Algebra;
+
+    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
+        Intervals kept, next;
+        parts()[0]->keys(plane, row, clip, kept);
+        for (size_t part = 1; part < parts().size() && !kept.empty(); ++part) {
+            next.clear();
+            parts()[part]->keys(plane, row, {kept.front().begin, kept.back().end}, next);
+            meet(kept, next);
+        }
+        out.insert(out.end(), kept.begin(), kept.end());
+    }
+
+    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override {
+        return classify_with(Coverage::empty, Coverage::empty, Coverage::empty, plane, block, key, known);
+    }
+
+    std::string print() const override {
+        std::string out = print_part(*parts()[0], Place::first_of_product);
+        for (size_t i = 1; i < parts().size(); ++i) out += " & " + print_part(*parts()[i], Place::of_product);
+        return out;
+    }
+
+    std::string identity() const override;
+    PatternRef transposed() const override { return make_intersection(transposed_parts()); }
+
+private:
+    static void meet(Intervals& kept, const Intervals& other) {
+        Intervals result;
+        for (size_t a = 0, b = 0; a < kept.size() && b < other.size();) {
+            const int64_t begin = std::max(kept[a].begin, other[b].begin), end = std::min(kept[a].end, other[b].end);
+            if (begin < end) result.push_back({begin, end});
+            kept[a].end < other[b].end ? ++a : ++b;
+        }
+        kept = std::move(result);
+    }
+};
+
+// parts[0] without all the others.
+class Difference : public Algebra {
+public:
+    using Algebra::Algebra;
+
+    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
+        Intervals kept, taken;
+        parts()[0]->keys(plane, row, clip, kept);
+        for (size_t part = 1; part < parts().size() && !kept.empty(); ++part) {
+            taken.clear();
+            parts()[part]->keys(plane, row, {kept.front().begin, kept.back().end}, taken);
+            subtract(kept, taken);
+        }
+        out.insert(out.end(), kept.begin(), kept.end());
+    }
+
+    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override {
+        return classify_with(Coverage::empty, Coverage::full, Coverage::empty, plane, block, key, known);
+    }
+
+    std::string print() const override {
+        std::string out = print_part(*parts()[0], Place::first_of_product);
+        for (size_t i = 1; i < parts().size(); ++i) out += " - " + print_part(*parts()[i], Place::of_product);
+        return out;
+    }
+
+    std::string identity() const override;
+    PatternRef transposed() const override {
+        Patterns transposed = transposed_parts();
+        PatternRef result = transposed[0];
+        for (size_t i = 1; i < transposed.size(); ++i) result = make_difference(result, transposed[i]);
+        return result;
+    }
+
+private:
+    static void subtract(Intervals& kept, const Intervals& taken) {
+        Intervals result;
+        size_t t = 0;
+        for (Interval rest : kept) {
+            while (t < taken.size() && taken[t].end <= rest.begin) ++t;
+            for (size_t i = t; i < taken.size() && taken[i].begin < rest.end; ++i) {
+                if (rest.begin < taken[i].begin) result.push_back({rest.begin, taken[i].begin});
+                rest.begin = taken[i].end;
+            }
+            if (rest.begin < rest.end) result.push_back(rest);
+        }
+        kept = std::move(result);
+    }
+};
+
+// ---- equality ----
+
+// What the laws of equality leave of a product: a set of factors, and a set taken away. X & (Y - Z) = (X & Y) - Z moves
+// every subtrahend to the end, and with X & X = X their order and repeats do not matter either.
+struct Product {
+    std::set<std::string> factors, taken;
+
+    void multiply(const Pattern& part) {
+        if (const auto* product = dynamic_cast<const Intersection*>(&part)) {
+            for (const PatternRef& factor : product->parts()) multiply(*factor);
+        } else if (const auto* difference = dynamic_cast<const Difference*>(&part)) {
+            multiply(*difference->parts()[0]);
+            for (size_t i = 1; i < difference->parts().size(); ++i) taken.insert(difference->parts()[i]->identity());
+        } else {
+            factors.insert(part.identity());
+        }
+    }
+};
+
+std::string join(const char* name, const std::set<std::string>& parts) {
+    if (parts.size() == 1) return *parts.begin();  // A | A is A
+    std::string out;
+    for (const std::string& part : parts) out += (out.empty() ? std::string(name) + '(' : ",") + part;
+    return out + ')';
+}
+
+std::string product_identity(const Pattern& pattern) {
+    Product product;
+    product.multiply(pattern);
+    const std::string factors = join("intersection", product.factors);
+    if (product.taken.empty()) return factors;
+    std::string out = "difference(" + factors;
+    for (const std::string& part : product.taken) out += ',' + part;
+    return out + ')';
+}
+
+void collect_union(const Pattern& part, std::set<std::string>& identities) {
+    if (const auto* inner = dynamic_cast<const Union*>(&part)) {
+        for (const PatternRef& i : inner->parts()) collect_union(*i, identities);
+    } else {
+        identities.insert(part.identity());
+    }
+}
+
+std::string Union::identity() const {
+    std::set<std::string> identities;
+    collect_union(*this, identities);
+    return join("union", identities);
+}
+std::string Intersection::identity() const { return product_identity(*this); }
+std::string Difference::identity() const { return product_identity(*this); }
+
+// Nested operators of one kind become one: same text, same set, and loops that add a part at a time stay shallow.
+template <class Node>
+PatternRef make_flat(const Patterns& parts) {
+    check_parts(parts);
+    if (parts.size() == 1) return parts[0];
+    Patterns flat;
+    for (const PatternRef& part : parts) {
+        if (const auto* inner = dynamic_cast<const Node*>(part.get())) {
+            flat.insert(flat.end(), inner->parts().begin(), inner->parts().end());
+        } else {
+            flat.push_back(part);
+        }
+    }
+    return make_ref<Node>(std::move(flat));
+}
+
+}  // namespace
+
+std::string print_part(const Pattern& part, Place place) {
+    const bool is_sum = dynamic_cast<const Union*>(&part);
+    const bool is_product = !is_sum && dynamic_cast<const Algebra*>(&part);
+    const bool needs = (is_sum && place != Place::of_union) || (is_product && place == Place::of_product);
+    return needs ? '(' + part.print() + ')' : part.print();
+}
+
+PatternRef make_union(Patterns parts) { return make_flat<Union>(parts); }
+PatternRef make_intersection(Patterns parts) { return make_flat<Intersection>(parts); }
+
+PatternRef make_difference(PatternRef a, PatternRef b) {
+    require(bool(a), SPATTN_E_NULL, "a", "is NULL; accepted: a pattern");
+    require(bool(b), SPATTN_E_NULL, "b", "is NULL; accepted: a pattern");
+    Patterns parts;
+    if (const auto* inner = dynamic_cast<const Difference*>(a.get())) {
+        parts = inner->parts();
+    } else {
+        parts.push_back(std::move(a));
+    }
+    parts.push_back(std::move(b));
+    return make_ref<Difference>(std::move(parts));
+}
+
+}  // namespace spattn

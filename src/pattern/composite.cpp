@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#include "pattern/composite.h"
+
+#include "core/error.h"
+
+namespace spattn {
+
+// Recursion over 200 levels stays within small thread stacks, sanitizers included.
+constexpr int32_t most_levels = 200, most_nodes = 1 << 16;
+
+Composite::Composite(Patterns parts) : parts_(std::move(parts)) {
+    int64_t sum = 1;
+    for (const PatternRef& part : parts_) {
+        levels = std::max(levels, part->levels + 1);
+        sum += part->nodes;
+    }
+    if (levels > most_levels) {
+        fail(SPATTN_E_RANGE, "pattern", text("nests ", levels, " levels deep; accepted: up to ", most_levels));
+    }
+    if (sum > most_nodes) {
+        fail(SPATTN_E_RANGE, "pattern", text("has ", sum, " parts in all; accepted: up to ", most_nodes));
+    }
+    nodes = int32_t(sum);
+}
+
+void Composite::selection(const Plane& plane, Key& key) const {
+    for (const PatternRef& part : parts_) part->selection(plane, key);
+}
+
+void Composite::check(const Extent& extent) const {
+    for (const PatternRef& part : parts_) part->check(extent);
+}
+
+Patterns Composite::transposed_parts() const {
+    Patterns result;
+    for (const PatternRef& part : parts_) result.push_back(make_transpose(part));
+    return result;
+}
+
+void check_parts(const Patterns& parts) {
+    require(!parts.empty(), SPATTN_E_RANGE, "count", "is 0; accepted: 1 and more");
+    for (size_t i = 0; i < parts.size(); ++i) {
+        if (!parts[i]) fail(SPATTN_E_NULL, text("parts[", i, "]"), "is NULL; accepted: a pattern");
+    }
+}
+
+}  // namespace spattn

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Patterns made of patterns.
+#pragma once
+
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+class Composite : public Pattern {
+public:
+    // Fails where the parts nest too deep or are too many: see Pattern::levels.
+    explicit Composite(Patterns parts);
+    void selection(const Plane& plane, Key& key) const override;
+    void check(const Extent& extent) const override;
+
+    const Patterns& parts() const { return parts_; }
+
+protected:
+    Patterns transposed_parts() const;
+
+private:
+    Patterns parts_;
+};
+
+// At least one part, none null.
+void check_parts(const Patterns& parts);
+
+// A part's text, in parentheses where its operator binds looser than its place or would group otherwise.
+enum class Place { of_union, first_of_product, of_product };
+std::string print_part(const Pattern& part, Place place);
+
+}  // namespace spattn

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// fixed(block,landmarks): block_diagonal(block) | landmark(block,landmarks). Child et al. 2019
+// (https://arxiv.org/abs/1904.10509).
+#include "core/text.h"
+#include "pattern/leaf.h"
+
+namespace spattn {
+namespace {
+
+class Fixed : public Leaf {
+public:
+    Fixed(int64_t block, int64_t landmarks, PatternRef meaning)
+        : Leaf(text("fixed(", block, ',', landmarks, ')')), meaning_(std::move(meaning)) {}
+
+    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
+        meaning_->keys(plane, row, clip, out);
+    }
+    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override {
+        return meaning_->classify(plane, block, key, known);
+    }
+    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        return meaning_->row_key(plane, row, rows, key);
+    }
+    PatternRef transposed() const override { return meaning_->transposed(); }
+
+private:
+    PatternRef meaning_;
+};
+
+}  // namespace
+
+PatternRef make_fixed(int64_t block, int64_t landmarks) {
+    PatternRef meaning = make_union({make_block_diagonal(block), make_landmark(block, landmarks)});
+    return make_ref<Fixed>(block, landmarks, std::move(meaning));
+}
+
+}  // namespace spattn
