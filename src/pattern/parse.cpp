@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+// The text of a pattern. Spaces, tabs and line ends may stand between any two words.
+//
+//   union    = product { "|" product }
+//   product  = factor { ("&" | "-") factor }                          equally, left to right
+//   factor   = "(" union ")" | "transpose" "(" union ")"
+//            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
+//            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
+//   numbers  = number { "," number }
+//
+// per_head([0,1,0], causal, window(3,0)): heads 0 and 2 see the first pattern of the list, head 1 the second.
+#include <cstring>
+
+#include "core/error.h"
+#include "pattern/pattern.h"
+
+namespace spattn {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+constexpr int any_count = -1;
+
+// A pattern of numbers; `form` is how messages spell it.
+struct Word {
+    const char* name;
+    const char* form;
+    int count;
+    PatternRef (*make)(const Numbers& n);
+};
+
+const Word words[] = {
+    {"full", "full", 0, [](const Numbers&) { return make_full(); }},
+    {"causal", "causal", 0, [](const Numbers&) { return make_causal(); }},
+    {"window", "window(left,right)", 2, [](const Numbers& n) { return make_window(n[0], n[1]); }},
+    {"sink", "sink(tokens)", 1, [](const Numbers& n) { return make_sink(n[0]); }},
+    {"block_diagonal", "block_diagonal(block)", 1, [](const Numbers& n) { return make_block_diagonal(n[0]); }},
+    {"documents", "documents(cu_seqlens...)", any_count, [](const Numbers& n) { return make_documents(n); }},
+    {"dilated", "dilated(left,right,dilation)", 3, [](const Numbers& n) { return make_dilated(n[0], n[1], n[2]); }},
+    {"strided", "strided(stride)", 1, [](const Numbers& n) { return make_strided(n[0]); }},
+    {"landmark", "landmark(block,landmarks)", 2, [](const Numbers& n) { return make_landmark(n[0], n[1]); }},
+    {"fixed", "fixed(block,landmarks)", 2, [](const Numbers& n) { return make_fixed(n[0], n[1]); }},
+    {"logsparse", "logsparse", 0, [](const Numbers&) { return make_logsparse(); }},
+    {"residue", "residue(modulus,offset)", 2, [](const Numbers& n) { return make_residue(n[0], n[1]); }},
+    {"global_keys", "global_keys(positions...)", any_count, [](const Numbers& n) { return make_global_keys(n); }},
+    {"global_tokens", "global_tokens(positions...)", any_count, [](const Numbers& n) { return make_global_tokens(n); }},
+    {"tree", "tree(parents...)", any_count, [](const Numbers& n) { return make_tree(n); }},
+    {"bigbird", "bigbird(block,window,global,random,seed)", 5,
+     [](const Numbers& n) { return make_bigbird(n[0], n[1], n[2], n[3], uint64_t(n[4])); }},
+};
+
+// Seeds are unsigned: the only number that may exceed int64.
+bool is_seed(const Word& word, size_t index) { return word.count == 5 && index == 4; }
+
+class Parser {
+public:
+    explicit Parser(const std::string& text) : text_(text) {}
+
+    PatternRef whole() {
+        PatternRef result = parse_union();
+        if (!at_end()) expected("|, &, - or the end");
+        return result;
+    }
+
+private:
+    PatternRef parse_union() {
+        // The text bounds the recursion, not the patterns made: parentheses may hold nothing but parentheses.
+        if (++depth_ > 200) expected("at most 200 levels of parentheses");
+        Patterns parts{parse_product()};
+        while (take('|')) parts.push_back(parse_product());
+        --depth_;
+        return made(at_, "|", [&] { return make_union(std::move(parts)); });
+    }
+
+    PatternRef parse_product() {
+        PatternRef result = parse_factor();
+        for (;;) {
+            const size_t start = peek();
+            if (take('&')) {
+                PatternRef right = parse_factor();
+                result = made(start, "&", [&] { return make_intersection({result, right}); });
+            } else if (take('-')) {
+                PatternRef right = parse_factor();
+                result = made(start, "-", [&] { return make_difference(result, right); });
+            } else {
+                return result;
+            }
+        }
+    }
+
+    PatternRef parse_factor() {
+        if (take('(')) {
+            PatternRef result = parse_union();
+            need(')', "|, &, - or )");
+            return result;
+        }
+        const size_t start = peek();
+        const std::string name = read_name();
+        if (name == "transpose") {
+            need('(', "( after transpose");
+            PatternRef inner = parse_union();
+            need(')', "|, &, - or )");
+            return made(start, name, [&] { return make_transpose(inner); });
+        }
+        if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
+        for (const Word& word : words) {
+            if (name == word.name) return parse_word(start, word);
+        }
+        at_ = start;
+        expected("( or one of " + all_names());
+    }
+
+    PatternRef parse_word(size_t start, const Word& word) {
+        if (word.count == 0) return word.make({});
+        const std::string form = std::string("as in ") + word.form;
+        need('(', "( " + form);
+        Numbers numbers;
+        const auto wanted = size_t(word.count == any_count ? forever : word.count);
+        const bool may_be_empty = word.count == any_count;
+        if (!(may_be_empty && take(')'))) {
+            do {
+                if (numbers.size() == wanted) need(')', ") " + form);
+                numbers.push_back(read_number(is_seed(word, numbers.size()), form));
+            } while (numbers.size() < wanted && take(','));
+            if (word.count != any_count && numbers.size() < wanted) expected(", " + form);
+            need(')', word.count == any_count ? ", or ) " + form : ") " + form);
+        }
+        return made(start, word.name, [&] { return word.make(numbers); });
+    }
+
+    PatternRef parse_choice(size_t start, const std::string& name) {
+        const std::string form = "as in " + name + "([0,1,0], A, B)";
+        need('(', "( " + form);
+        need('[', "[ " + form);
+        std::vector<int32_t> map;
+        if (!take(']')) {
+            do {
+                const size_t at = peek();
+                const int64_t number = read_number(false, form);
+                map.push_back(int32_t(number));
+                if (number != map.back()) refuse(at, text("number ", number, " is too large for the place of a pattern"));
+            } while (take(','));
+            need(']', ", or ] " + form);
+        }
+        Patterns parts;
+        while (take(',')) parts.push_back(parse_union());
+        need(')', ", or ) " + form);
+        return made(start, name, [&] {
+            return name == "per_head" ? make_per_head(std::move(parts), std::move(map))
+                                      : make_per_batch(std::move(parts), std::move(map));
+        });
+    }
+
+    // ---- words ----
+
+    std::string read_name() {
+        const size_t start = peek();
+        while (at_ < text_.size() && (is_letter(text_[at_]) || (at_ > start && is_digit(text_[at_])))) ++at_;
+        return text_.substr(start, at_ - start);
+    }
+
+    int64_t read_number(bool is_unsigned, const std::string& form) {
+        const size_t start = peek();
+        if (at_ < text_.size() && text_[at_] == '#') {
+            refuse(start, "found #, a long list printed by its hash; expected the numbers: make this pattern from its list");
+        }
+        const bool is_negative = take('-');
+        if (at_ >= text_.size() || !is_digit(text_[at_])) {
+            at_ = start;
+            expected("a number " + form);
+        }
+        uint64_t value = 0;
+        bool overflows = false;
+        for (; at_ < text_.size() && is_digit(text_[at_]); ++at_) {
+            overflows |= __builtin_mul_overflow(value, uint64_t(10), &value);
+            overflows |= __builtin_add_overflow(value, uint64_t(text_[at_] - '0'), &value);
+        }
+        const uint64_t limit = is_unsigned ? ~uint64_t(0) : uint64_t(forever);
+        if (overflows || value > limit || (is_unsigned && is_negative)) {
+            refuse(start, text("found ", text_.substr(start, std::min<size_t>(at_ - start, 24)), "; expected a number up to ",
+                               limit, is_unsigned ? ", not negative" : ""));
+        }
+        return is_negative ? -int64_t(value) : int64_t(value);
+    }
+
+    static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+    static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+    size_t peek() {  // skips spaces
+        while (at_ < text_.size() && std::strchr(" \t\r\n", text_[at_]) && text_[at_] != '\0') ++at_;
+        return at_;
+    }
+    bool at_end() { return peek() == text_.size(); }
+    bool take(char c) {
+        if (at_end() || text_[at_] != c) return false;
+        ++at_;
+        return true;
+    }
+    void need(char c, const std::string& wanted) {
+        if (!take(c)) expected(wanted);
+    }
+
+    // ---- errors ----
+
+    // What a constructor refuses becomes an error of the text, at the word's column.
+    template <class Make>
+    PatternRef made(size_t start, const std::string& name, Make make) {
+        try {
+            return make();
+        } catch (const Error& error) {
+            const std::string prefix = "params.";  // of spattn_bigbird, which a text does not have
+            const std::string argument = error.argument.compare(0, prefix.size(), prefix) == 0
+                                             ? error.argument.substr(prefix.size())
+                                             : error.argument;
+            refuse(start, name + ": " + argument + ' ' + error.message);
+        }
+    }
+
+    [[noreturn]] void refuse(size_t at, const std::string& why) {
+        fail(SPATTN_E_FORMAT, "text", text("column ", at + 1, ": ", why));
+    }
+
+    [[noreturn]] void expected(const std::string& wanted) {
+        refuse(peek(), "found " + found() + "; expected " + wanted);
+    }
+
+    // The word or sign at the cursor, short and printable.
+    std::string found() {
+        if (at_end()) return "the end";
+        size_t end = at_;
+        while (end < text_.size() && end - at_ < 24 && (is_letter(text_[end]) || is_digit(text_[end]))) ++end;
+        if (end > at_) return text_.substr(at_, end - at_);
+        const auto byte = static_cast<unsigned char>(text_[at_]);
+        return byte > 32 && byte < 127 ? std::string(1, text_[at_]) : text("byte ", int(byte));
+    }
+
+    static std::string all_names() {
+        std::string names;
+        for (const Word& word : words) names += std::string(word.name) + ", ";
+        return names + "transpose, per_head, per_batch";
+    }
+
+    const std::string& text_;
+    size_t at_ = 0;
+    int depth_ = 0;
+};
+
+}  // namespace
+
+PatternRef parse_pattern(const std::string& text) { return Parser(text).whole(); }
+
+}  // namespace spattn
