@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// Chapter 4 of the header: constructors, composition, text. Questions are in questions.cpp.
+#include "api/args.h"
+#include "api/guard.h"
+#include "pattern/pattern.h"
+
+using namespace spattn;
+
+namespace {
+
+PatternRef share(const spattn_pattern* pattern, const char* argument) {
+    required(pattern, argument);
+    return PatternRef::share(pattern);
+}
+
+Patterns share_parts(const spattn_pattern* const* parts, size_t count) {
+    if (count == 0) fail(SPATTN_E_RANGE, "count", "is 0; accepted: 1 and more");
+    if (count > size_t(1) << 16) fail(SPATTN_E_RANGE, "count", text("is ", count, "; accepted: up to ", 1 << 16));
+    required(parts, "parts");
+    Patterns result;
+    for (size_t i = 0; i < count; ++i) result.push_back(share(parts[i], text("parts[", i, "]").c_str()));
+    return result;
+}
+
+std::vector<int32_t> read_map(const int32_t* map, size_t size, const char* argument, const char* count_argument) {
+    if (size == 0 || size > size_t(1) << 20) {
+        fail(SPATTN_E_RANGE, count_argument, text("is ", size, "; accepted: 1 to ", 1 << 20));
+    }
+    required(map, argument);
+    return {map, map + size};
+}
+
+}  // namespace
+
+extern "C" {
+
+void spattn_pattern_retain(const spattn_pattern* pattern) {
+    if (pattern) pattern->retain();
+}
+
+void spattn_pattern_release(const spattn_pattern* pattern) {
+    if (pattern) pattern->release();
+}
+
+spattn_status spattn_pattern_full(spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_full(); });
+}
+
+spattn_status spattn_pattern_causal(spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_causal(); });
+}
+
+spattn_status spattn_pattern_window(int64_t left, int64_t right, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_window(left, right); });
+}
+
+spattn_status spattn_pattern_sink(int64_t tokens, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_sink(tokens); });
+}
+
+spattn_status spattn_pattern_block_diagonal(int64_t block, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_block_diagonal(block); });
+}
+
+spattn_status spattn_pattern_documents(const spattn_tensor* cu_seqlens, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_documents(read_integers(cu_seqlens, "cu_seqlens")); });
+}
+
+spattn_status spattn_pattern_dilated(int64_t left, int64_t right, int64_t dilation, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_dilated(left, right, dilation); });
+}
+
+spattn_status spattn_pattern_strided(int64_t stride, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_strided(stride); });
+}
+
+spattn_status spattn_pattern_landmark(int64_t block, int64_t landmarks, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_landmark(block, landmarks); });
+}
+
+spattn_status spattn_pattern_fixed(int64_t block, int64_t landmarks, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_fixed(block, landmarks); });
+}
+
+spattn_status spattn_pattern_logsparse(spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_logsparse(); });
+}
+
+spattn_status spattn_pattern_residue(int64_t modulus, int64_t offset, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_residue(modulus, offset); });
+}
+
+spattn_status spattn_pattern_global_keys(const spattn_tensor* positions, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_global_keys(read_integers(positions, "positions")); });
+}
+
+spattn_status spattn_pattern_global_tokens(const spattn_tensor* positions, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_global_tokens(read_integers(positions, "positions")); });
+}
+
+spattn_status spattn_pattern_tree(const spattn_tensor* parents, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_tree(read_integers(parents, "parents")); });
+}
+
+spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        const spattn_bigbird p = read_struct(params, sizeof(spattn_bigbird), "params");
+        if (p.flags) fail(SPATTN_E_UNKNOWN_FIELD, "params.flags", text("is ", p.flags, "; accepted: 0"));
+        return make_bigbird(p.block, p.window_blocks, p.global_blocks, p.random_blocks, p.seed);
+    });
+}
+
+spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_union(share_parts(parts, count)); });
+}
+
+spattn_status spattn_pattern_intersection(const spattn_pattern* const* parts, size_t count, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_intersection(share_parts(parts, count)); });
+}
+
+spattn_status spattn_pattern_difference(const spattn_pattern* a, const spattn_pattern* b, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_difference(share(a, "a"), share(b, "b")); });
+}
+
+spattn_status spattn_pattern_transpose(const spattn_pattern* pattern, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_transpose(share(pattern, "pattern")); });
+}
+
+spattn_status spattn_pattern_per_head(const spattn_pattern* const* parts, size_t count, const int32_t* part_of_head,
+                                      size_t heads, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        return make_per_head(share_parts(parts, count), read_map(part_of_head, heads, "part_of_head", "heads"));
+    });
+}
+
+spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count, const int32_t* part_of_batch,
+                                       size_t batch, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        return make_per_batch(share_parts(parts, count), read_map(part_of_batch, batch, "part_of_batch", "batch"));
+    });
+}
+
+spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return parse_pattern(&required(text, "text")); });
+}
+
+spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity, size_t* needed) {
+    return guard(__func__, [&] { copy_text(required(pattern, "pattern").print(), buffer, capacity, needed); });
+}
+
+int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b) {
+    if (a == b) return 1;
+    if (!a || !b) return 0;
+    bool is_equal = false;
+    guard(__func__, [&] { is_equal = a->identity() == b->identity(); });
+    return is_equal;
+}
+
+spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result) {
+    return guard(__func__, [&] {
+        const uint64_t hash = hash_identity(required(pattern, "pattern").identity());
+        required(result, "result") = hash;
+    });
+}
+
+}  // extern "C"
