@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+// Pattern to layout. A row of blocks that some row_key() names again is reused; otherwise classify() is walked along the
+// keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by content, so that
+// a causal layout of any length has one mask.
+//
+//     row of blocks   ........ffffffffffm....      . empty: skipped   f full: a run   m mask: key -> id, else bits -> id
+#include <algorithm>
+
+#include "core/error.h"
+#include "layout/fill.h"
+#include "layout/layout.h"
+#include "layout/live.h"
+#include "layout/tables.h"
+
+namespace spattn {
+namespace {
+
+constexpr int32_t unresolved = -3;  // a mask whose bits are still to be computed
+
+// Builds the by_query lists, row after row of one class after the other.
+class RowBuilder {
+public:
+    RowBuilder(const Pattern& pattern, Layout& layout)
+        : pattern_(pattern), layout_(layout), bits_(pattern, layout.extent, layout.block_q, layout.block_k),
+          masks_(layout), slices_(layout.by_query), columns_(blocks(layout.extent.seq_k, layout.block_k)),
+          whole_columns_(int32_t(layout.extent.seq_k / layout.block_k)) {}
+
+    void build(const Plane& plane, int32_t class_id) {
+        class_ = class_id;
+        for (int32_t row = 0; row < layout_.by_query.rows; ++row)
+            layout_.by_query.slices.push_back(build_row(plane, int64_t(row) * layout_.block_q));
+    }
+
+    static int32_t blocks(int64_t tokens, int32_t block) { return int32_t((tokens + block - 1) / block); }
+
+private:
+    // Blocks [first, first + count) of the row: memo >= 0 where a key names the mask, slot >= 0 where bits do.
+    struct Entry {
+        int32_t first, count, mask, memo, slot;
+    };
+
+    Slice build_row(const Plane& plane, int64_t row) {
+        rows_ = int32_t(std::min<int64_t>(layout_.block_q, layout_.extent.seq_q - row));
+        key_.clear();
+        if (!pattern_.row_key(plane, row, layout_.block_q, key_)) return compile_row(plane, row);
+        key_.push_back(int64_t(class_) << 16 | rows_);
+        const int32_t id = rows_memo_.at(key_, Slice{-1, -1});
+        if (rows_memo_.values[id].begin < 0) {
+            const Slice slice = compile_row(plane, row);
+            rows_memo_.values[id] = slice;
+        }
+        return rows_memo_.values[id];
+    }
+
+    Slice compile_row(const Plane& plane, int64_t row) {
+        entries_.clear();
+        bits_.clear();
+        walk(plane, row);
+        resolve();
+        for (const Entry& entry : entries_) {
+            const int32_t mask = entry.slot < 0 ? entry.mask : slot_masks_[entry.slot];
+            if (mask != absent_block) slices_.add({entry.first, entry.count, mask});
+        }
+        return slices_.finish();
+    }
+
+    void walk(const Plane& plane, int64_t row) {
+        for (int32_t column = 0; column < columns_;) {
+            key_.clear();
+            bool known = true;
+            const Block block{row, layout_.block_q, int64_t(column) * layout_.block_k, layout_.block_k};
+            const Coverage coverage = pattern_.classify(plane, block, key_, known);
+            if (coverage.kind == Coverage::partial && !known) {
+                bits_.fill(plane, row);  // what was wanted so far; the rest comes from the rows themselves
+                take_rest(plane, row, column);
+                return;
+            }
+            // The last block may stick out and is then another kind of block: never part of a longer run.
+            const int32_t end = column < whole_columns_ ? whole_columns_ : columns_;
+            const int32_t count = int32_t(std::min<int64_t>(coverage.repeat, end - column));
+            if (coverage.kind != Coverage::empty) add(column, count, coverage.kind);
+            column += count;
+        }
+        bits_.fill(plane, row);
+    }
+
+    void add(int32_t column, int32_t count, Coverage::Kind kind) {
+        const int64_t keys = std::min<int64_t>(layout_.block_k, layout_.extent.seq_k - int64_t(column) * layout_.block_k);
+        const bool is_cut = rows_ < layout_.block_q || keys < layout_.block_k;
+        if (kind == Coverage::full && !is_cut) {
+            entries_.push_back({column, count, full_block, -1, -1});
+            return;
+        }
+        // Cuts at the sequence ends are part of what determines a mask.
+        key_.push_back(int64_t(class_) << 32 | keys << 20 | int64_t(rows_) << 4 | int64_t(kind));
+        const int32_t memo = masks_memo_.at(key_, unresolved);
+        int32_t& mask = masks_memo_.values[memo];
+        if (mask == unresolved) mask = first_slot - bits_.want(column);
+        if (mask <= first_slot)
+            entries_.push_back({column, count, unresolved, memo, first_slot - mask});
+        else if (mask != absent_block)
+            entries_.push_back({column, count, mask, -1, -1});
+    }
+
+    void take_rest(const Plane& plane, int64_t row, int32_t column) {
+        const int32_t first = bits_.size();
+        bits_.fill_rest(plane, row, column);
+        for (int32_t slot = first; slot < bits_.size(); ++slot)
+            entries_.push_back({bits_.column(slot), 1, unresolved, -1, slot});
+        std::sort(entries_.end() - (bits_.size() - first), entries_.end(),
+                  [](const Entry& a, const Entry& b) { return a.first < b.first; });
+    }
+
+    // Gives every computed mask its id, and tells it to the memo.
+    void resolve() {
+        slot_masks_.clear();
+        for (int32_t slot = 0; slot < bits_.size(); ++slot) slot_masks_.push_back(masks_.intern(bits_.bits(slot)));
+        for (const Entry& entry : entries_)
+            if (entry.memo >= 0) masks_memo_.values[entry.memo] = slot_masks_[entry.slot];
+    }
+
+    // In the memo, values at and below this one are slots of the row at hand: first_slot - slot.
+    static constexpr int32_t first_slot = unresolved - 1;
+
+    const Pattern& pattern_;
+    Layout& layout_;
+    BlockRowBits bits_;
+    MaskTable masks_;
+    SliceTable slices_;
+    int32_t columns_, whole_columns_;  // whole: those that do not stick out
+    int32_t class_ = 0, rows_ = 0;
+    Key key_;
+    KeyMemo<Slice> rows_memo_;
+    KeyMemo<int32_t> masks_memo_;
+    std::vector<Entry> entries_;
+    std::vector<int32_t> slot_masks_;
+};
+
+// Planes that choose the same parts of a pattern are one class. Returns a plane of each.
+std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout) {
+    KeyMemo<int32_t> known;
+    std::vector<Plane> planes;
+    Key key;
+    for (int64_t batch = 0; batch < layout.extent.batch; ++batch) {
+        for (int64_t head = 0; head < layout.extent.heads; ++head) {
+            const Plane plane{layout.extent, batch, head};
+            key.clear();
+            pattern.selection(plane, key);
+            const int32_t id = known.at(key, 0);
+            if (size_t(id) == planes.size()) planes.push_back(plane);
+            layout.class_of.push_back(id);
+        }
+    }
+    return planes;
+}
+
+}  // namespace
+
+Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
+    require_range(block_q, 1, max_block, "block_q");
+    require_range(block_k, 1, max_block, "block_k");
+    pattern.check(extent);
+    Layout layout;
+    layout.extent = extent;
+    layout.block_q = block_q;
+    layout.block_k = block_k;
+    layout.mask_words = words_for(int64_t(block_q) * block_k);
+    layout.by_query.rows = RowBuilder::blocks(extent.seq_q, block_q);
+    const std::vector<Plane> planes = find_classes(pattern, layout);
+    layout.classes = int32_t(planes.size());
+    layout.by_query.slices.reserve(size_t(layout.classes) * layout.by_query.rows);
+
+    RowBuilder rows(pattern, layout);
+    for (int32_t c = 0; c < layout.classes; ++c) rows.build(planes[c], c);
+    layout.by_key = transpose_lists(layout.by_query, layout.classes, RowBuilder::blocks(extent.seq_k, block_k));
+    build_live(layout);
+    layout.masks.shrink_to_fit();
+    layout.by_query.runs.shrink_to_fit();
+    return layout;
+}
+
+}  // namespace spattn

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// Exact bits of chosen blocks of one block row, from the meaning of the pattern: keys() of each query row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+class BlockRowBits {
+public:
+    BlockRowBits(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k);
+
+    void clear();
+    // Asks for block `column`; returns its slot. Columns come in increasing order.
+    int32_t want(int32_t column);
+    // Computes the bits of all wanted blocks of the block row that starts at query `row`.
+    void fill(const Plane& plane, int64_t row);
+    // Computes every block from `column` on that keeps a pair, and wants it.
+    void fill_rest(const Plane& plane, int64_t row, int32_t column);
+
+    int32_t size() const { return int32_t(columns_.size()); }
+    int32_t column(int32_t slot) const { return columns_[slot]; }
+    const uint64_t* bits(int32_t slot) const { return &bits_[size_t(slot) * words_]; }
+
+private:
+    struct Stroke {  // the part of an interval that falls into one block
+        int32_t slot, begin, end;
+    };
+
+    void fill_columns(const Plane& plane, int64_t row, int32_t first, int32_t last, bool want_all);
+    void find_strokes(bool want_all);
+    int32_t add_slot(int32_t column);
+
+    const Pattern& pattern_;
+    int64_t seq_q_, seq_k_;
+    int32_t block_q_, block_k_, words_;
+    std::vector<int32_t> columns_;   // of each slot
+    std::vector<int32_t> slot_of_;   // [columns of the extent] or none
+    std::vector<uint64_t> bits_;     // [slots * words]
+    Intervals intervals_, previous_;
+    std::vector<Stroke> strokes_;
+};
+
+}  // namespace spattn

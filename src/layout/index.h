@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+// Finding equal content by hash: what a layout stores once, it finds here. Nothing is allocated for a look-up.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spattn {
+
+inline uint64_t hash_words(const uint64_t* words, size_t count) {
+    uint64_t hash = count;
+    for (size_t i = 0; i < count; ++i) {
+        // Two odd multipliers with a shift between them: one alone leaves the low bits of `hash` to the low bits of words.
+        hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u;
+        hash = (hash ^ (hash >> 29)) * 0xBF58476D1CE4E5B9u;
+    }
+    return hash ^ (hash >> 32);
+}
+
+// Open addressing from a hash to ids of somebody's storage. The caller compares content.
+class HashIndex {
+public:
+    static constexpr int32_t missing = -1;
+
+    // The id under `hash` for which same(id) holds.
+    template <class Same>
+    int32_t find(uint64_t hash, Same same) const {
+        if (cells_.empty()) return missing;
+        for (size_t at = hash & (cells_.size() - 1);; at = (at + 1) & (cells_.size() - 1)) {
+            const Cell& cell = cells_[at];
+            if (cell.id == missing || (cell.hash == hash && same(cell.id))) return cell.id;
+        }
+    }
+
+    void insert(uint64_t hash, int32_t id) {
+        if (2 * (used_ + 1) > cells_.size()) grow();
+        place({hash, id});
+        ++used_;
+    }
+
+private:
+    struct Cell {
+        uint64_t hash = 0;
+        int32_t id = missing;
+    };
+
+    void place(Cell cell) {
+        size_t at = cell.hash & (cells_.size() - 1);
+        while (cells_[at].id != missing) at = (at + 1) & (cells_.size() - 1);
+        cells_[at] = cell;
+    }
+
+    void grow() {
+        std::vector<Cell> old(std::max<size_t>(32, 2 * cells_.size()));
+        old.swap(cells_);
+        for (const Cell& cell : old)
+            if (cell.id != missing) place(cell);
+    }
+
+    std::vector<Cell> cells_;  // a power of two, at most half full
+    size_t used_ = 0;
+};
+
+// Sequences of numbers with a value each. Ids count up from 0.
+template <class Value>
+class KeyMemo {
+public:
+    // The id of `key`; values[id] is `initial` where the key was not there before.
+    int32_t at(const std::vector<int64_t>& key, Value initial) {
+        const uint64_t hash = hash_words(reinterpret_cast<const uint64_t*>(key.data()), key.size());
+        const int32_t found = index_.find(hash, [&](int32_t id) {
+            return size_t(begin_[id + 1] - begin_[id]) == key.size() &&
+                   std::equal(key.begin(), key.end(), words_.begin() + begin_[id]);
+        });
+        if (found != HashIndex::missing) return found;
+        const int32_t id = int32_t(values.size());
+        words_.insert(words_.end(), key.begin(), key.end());
+        begin_.push_back(int64_t(words_.size()));
+        values.push_back(initial);
+        index_.insert(hash, id);
+        return id;
+    }
+
+    std::vector<Value> values;
+
+private:
+    HashIndex index_;
+    std::vector<int64_t> words_;
+    std::vector<int64_t> begin_{0};
+};
+
+}  // namespace spattn

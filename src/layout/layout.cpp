@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#include "layout/layout.h"
+
+namespace spattn {
+
+namespace {
+template <class T>
+size_t bytes_of(const std::vector<T>& values) {
+    return values.size() * sizeof(T);
+}
+size_t bytes_of(const Lists& lists) { return bytes_of(lists.slices) + bytes_of(lists.runs); }
+size_t bytes_of(const Live& live) { return bytes_of(live.set_of) + bytes_of(live.sets); }
+ListsView view(const Lists& lists) { return {lists.slices.data(), lists.runs.data(), lists.rows}; }
+LiveView view(const Live& live) { return {live.set_of.data(), live.sets.data(), live.words}; }
+}  // namespace
+
+size_t Layout::bytes() const {
+    return bytes_of(class_of) + bytes_of(by_query) + bytes_of(by_key) + bytes_of(masks) + bytes_of(live_queries) +
+           bytes_of(live_keys);
+}
+
+LayoutView view(const Layout& layout) {
+    LayoutView v{};
+    v.block_q = layout.block_q;
+    v.block_k = layout.block_k;
+    v.seq_q = layout.extent.seq_q;
+    v.seq_k = layout.extent.seq_k;
+    v.by_query = view(layout.by_query);
+    v.by_key = view(layout.by_key);
+    v.class_of = layout.class_of.data();
+    v.classes = layout.classes;
+    v.masks = layout.masks.data();
+    v.mask_words = layout.mask_words;
+    v.num_masks = layout.num_masks;
+    v.live_queries = view(layout.live_queries);
+    v.live_keys = view(layout.live_keys);
+    return v;
+}
+
+}  // namespace spattn

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// Which rows of a block see a key, and which of its keys are seen: an OR of mask summaries over the runs of the block's
+// list. Rows and keys beyond the sequence ends count as dead, so every block that sticks out has a set, too.
+#include "layout/live.h"
+
+#include "layout/index.h"
+#include "layout/tables.h"
+
+namespace spattn {
+namespace {
+
+// A set for each slice that is asked for. Slices that are equal share their answer.
+class LiveBuilder {
+public:
+    LiveBuilder(int32_t block, const std::vector<uint64_t>& summaries, Live& live)
+        : block_(block), summaries_(summaries), live_(live), set_(words_for(block)) {
+        live.words = words_for(block);
+    }
+
+    void build(const Lists& lists) {
+        live_.set_of.reserve(lists.slices.size());
+        std::vector<int32_t> known(lists.runs.size() + 1, unknown);
+        for (const Slice& slice : lists.slices) {
+            const bool is_empty = slice.begin == slice.end;
+            int32_t& answer = known[is_empty ? lists.runs.size() : size_t(slice.begin)];
+            if (answer == unknown) answer = find(lists, slice);
+            live_.set_of.push_back(answer);
+        }
+    }
+
+private:
+    static constexpr int32_t unknown = -2;
+
+    int32_t find(const Lists& lists, Slice slice) {
+        std::fill(set_.begin(), set_.end(), 0);
+        for (int32_t i = slice.begin; i < slice.end; ++i) {
+            const int32_t mask = lists.runs[i].mask;
+            if (mask == full_block) return all_live;
+            for (size_t w = 0; w < set_.size(); ++w) set_[w] |= summaries_[size_t(mask) * set_.size() + w];
+            if (is_all()) return all_live;
+        }
+        return intern();
+    }
+
+    bool is_all() const {
+        for (size_t w = 0; w + 1 < set_.size(); ++w)
+            if (~set_[w]) return false;
+        return set_.back() == ~uint64_t(0) >> (64 * set_.size() - size_t(block_));
+    }
+
+    int32_t intern() {
+        const uint64_t hash = hash_words(set_.data(), set_.size());
+        const int32_t found = index_.find(hash, [&](int32_t id) {
+            return std::equal(set_.begin(), set_.end(), live_.sets.begin() + int64_t(id) * live_.words);
+        });
+        if (found != HashIndex::missing) return found;
+        const int32_t id = int32_t(live_.sets.size() / set_.size());
+        live_.sets.insert(live_.sets.end(), set_.begin(), set_.end());
+        index_.insert(hash, id);
+        return id;
+    }
+
+    int32_t block_;
+    const std::vector<uint64_t>& summaries_;  // [masks * words]
+    Live& live_;
+    std::vector<uint64_t> set_;
+    HashIndex index_;
+};
+
+}  // namespace
+
+void build_live(Layout& layout) {
+    const int32_t words_q = words_for(layout.block_q), words_k = words_for(layout.block_k);
+    std::vector<uint64_t> rows(size_t(layout.num_masks) * words_q), keys(size_t(layout.num_masks) * words_k);
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+        for (int32_t row = 0; row < layout.block_q; ++row) {
+            uint64_t any = 0;
+            for (int32_t w = 0; w < words_k; ++w) {
+                const uint64_t part = get_bits(bits, int64_t(row) * layout.block_k + 64 * w,
+                                               std::min(64, layout.block_k - 64 * w));
+                keys[size_t(mask) * words_k + w] |= part;
+                any |= part;
+            }
+            if (any) rows[size_t(mask) * words_q + row / 64] |= uint64_t(1) << (row % 64);
+        }
+    }
+    LiveBuilder(layout.block_q, rows, layout.live_queries).build(layout.by_query);
+    LiveBuilder(layout.block_k, keys, layout.live_keys).build(layout.by_key);
+}
+
+}  // namespace spattn

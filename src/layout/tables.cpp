@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+#include "layout/tables.h"
+
+#include <cstring>
+
+namespace spattn {
+
+void set_bits(uint64_t* words, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    const int64_t first = begin >> 6, last = (end - 1) >> 6;
+    const uint64_t from = ~uint64_t(0) << (begin & 63), upto = ~uint64_t(0) >> (63 - ((end - 1) & 63));
+    if (first == last) {
+        words[first] |= from & upto;
+        return;
+    }
+    words[first] |= from;
+    for (int64_t word = first + 1; word < last; ++word) words[word] = ~uint64_t(0);
+    words[last] |= upto;
+}
+
+uint64_t get_bits(const uint64_t* words, int64_t begin, int count) {
+    const int64_t word = begin >> 6;
+    const int shift = int(begin & 63);
+    uint64_t bits = words[word] >> shift;
+    if (shift + count > 64) bits |= words[word + 1] << (64 - shift);
+    return count == 64 ? bits : bits & ((uint64_t(1) << count) - 1);
+}
+
+int32_t MaskTable::intern(const uint64_t* bits) {
+    const int32_t words = layout_.mask_words;
+    const int64_t size = int64_t(layout_.block_q) * layout_.block_k;
+    uint64_t any = 0, all = ~uint64_t(0);
+    for (int32_t w = 0; w + 1 < words; ++w) {
+        any |= bits[w];
+        all &= bits[w];
+    }
+    const uint64_t last = ~uint64_t(0) >> (64 * words - size);
+    any |= bits[words - 1];
+    if (any == 0) return absent_block;
+    if (all == ~uint64_t(0) && bits[words - 1] == last) return full_block;
+
+    const uint64_t hash = hash_words(bits, size_t(words));
+    const int32_t found = index_.find(hash, [&](int32_t id) {
+        return !std::memcmp(&layout_.masks[size_t(id) * words], bits, size_t(words) * sizeof *bits);
+    });
+    if (found != HashIndex::missing) return found;
+    const int32_t id = layout_.num_masks++;
+    layout_.masks.insert(layout_.masks.end(), bits, bits + words);
+    index_.insert(hash, id);
+    return id;
+}
+
+void SliceTable::add(Run run) {
+    std::vector<Run>& runs = lists_.runs;
+    if (runs.size() > begin_ && runs.back().mask == run.mask && runs.back().first + runs.back().count == run.first)
+        runs.back().count += run.count;
+    else
+        runs.push_back(run);
+}
+
+Slice SliceTable::finish() {
+    std::vector<Run>& runs = lists_.runs;
+    const size_t count = runs.size() - begin_;
+    if (count == 0) return {0, 0};  // all empty rows look the same
+    uint64_t hash = count;
+    for (size_t i = begin_; i < runs.size(); ++i) {
+        const uint64_t run[] = {hash, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count),
+                                uint64_t(uint32_t(runs[i].mask))};
+        hash = hash_words(run, 3);
+    }
+    const int32_t found = index_.find(hash, [&](int32_t id) {
+        return size_t(known_[id].end - known_[id].begin) == count &&
+               !std::memcmp(&runs[known_[id].begin], &runs[begin_], count * sizeof(Run));
+    });
+    if (found != HashIndex::missing) {
+        runs.resize(begin_);
+        return known_[found];
+    }
+    const Slice slice{int32_t(begin_), int32_t(runs.size())};
+    index_.insert(hash, int32_t(known_.size()));
+    known_.push_back(slice);
+    begin_ = runs.size();
+    return slice;
+}
+
+}  // namespace spattn

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// The two stores of a layout that is being built: masks and slices of runs. Equal content gets one place.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/index.h"
+#include "layout/layout.h"
+
+namespace spattn {
+
+constexpr int32_t max_block = 1024;  // tokens a side
+
+// What a block turns out to be, beside full_block and the ids of masks.
+constexpr int32_t absent_block = -2;
+
+// Sets bits [begin, end).
+void set_bits(uint64_t* words, int64_t begin, int64_t end);
+// Bits [begin, begin + count), count <= 64.
+uint64_t get_bits(const uint64_t* words, int64_t begin, int count);
+constexpr int32_t words_for(int64_t bits) { return int32_t((bits + 63) / 64); }
+
+// Appends to layout.masks.
+class MaskTable {
+public:
+    explicit MaskTable(Layout& layout) : layout_(layout) {}
+    // The id of this mask, or full_block or absent_block where no or every bit is missing.
+    int32_t intern(const uint64_t* bits);
+
+private:
+    Layout& layout_;
+    HashIndex index_;
+};
+
+// Appends to lists.runs. Run by run: add() joins what belongs together, finish() returns the slice.
+class SliceTable {
+public:
+    explicit SliceTable(Lists& lists) : lists_(lists) {}
+    void add(Run run);
+    Slice finish();
+
+private:
+    Lists& lists_;
+    HashIndex index_;
+    std::vector<Slice> known_;
+    size_t begin_ = 0;  // of the row being built
+};
+
+}  // namespace spattn

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// Transposed lists without a look at single blocks. A sweep over the rows compares each list with the one before and cuts
+// the plane into rectangles of one mask; a sweep over the columns turns rectangles into runs:
+//
+//     causal, rows down      m . . .      a rectangle ends where a list changes:
+//                            f m . .      3 of `f` (columns 0, 1, 2), 4 of `m`, whatever lies between changes
+//                            f f m .
+//                            f f f m
+#include <algorithm>
+#include <bit>
+
+#include "layout/tables.h"
+
+namespace spattn {
+namespace {
+
+// Blocks [column, column_end) x [row, row_end) that share a mask.
+struct Rectangle {
+    int32_t column, column_end, row, row_end, mask;
+};
+
+// Which columns begin a segment: columns of one segment have had their present mask since the same row.
+class Segments {
+public:
+    Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(columns) { begin(0, 0); }
+
+    int32_t since(int32_t start) const { return since_[start]; }
+    void begin(int32_t column, int32_t row) {
+        starts_[column >> 6] |= uint64_t(1) << (column & 63);
+        since_[column] = row;
+    }
+    // Makes `column` a start without changing what it says.
+    void split(int32_t column) {
+        if (column < columns_) begin(column, since_[start_of(column)]);
+    }
+    // The first start after `column`, or `end`.
+    int32_t next(int32_t column, int32_t end) const {
+        if (++column >= end) return end;
+        uint64_t word = starts_[column >> 6] & (~uint64_t(0) << (column & 63));
+        for (size_t at = column >> 6;; word = starts_[++at]) {
+            if (word) return std::min(int32_t(at * 64) + std::countr_zero(word), end);
+            if (int64_t(at + 1) * 64 >= end) return end;
+        }
+    }
+    // All of [column, end) becomes one segment of this row.
+    void join(int32_t column, int32_t end, int32_t row) {
+        for (int32_t at = next(column, end); at < end; at = next(at, end))
+            starts_[at >> 6] &= ~(uint64_t(1) << (at & 63));
+        begin(column, row);
+    }
+
+private:
+    int32_t start_of(int32_t column) const {
+        size_t at = column >> 6;
+        uint64_t word = starts_[at] & (~uint64_t(0) >> (63 - (column & 63)));
+        while (!word) word = starts_[--at];  // column 0 is always a start
+        return int32_t(at * 64) + 63 - std::countl_zero(word);
+    }
+
+    int32_t columns_;
+    std::vector<uint64_t> starts_;  // bit per column
+    std::vector<int32_t> since_;    // [columns], of starts
+};
+
+// A list read as pieces of one mask that fill [0, columns).
+struct Pieces {
+    const Run* run;
+    const Run* last;
+    int32_t columns;
+    int32_t end = 0, mask = absent_block;
+
+    void advance() {
+        if (run == last) {
+            end = columns;
+            mask = absent_block;
+        } else if (run->first > end) {
+            end = run->first;
+            mask = absent_block;
+        } else {
+            end = run->first + run->count;
+            mask = run->mask;
+            ++run;
+        }
+    }
+};
+
+// Emits what ends at `row`, where lists change from `before` to `after`.
+void close_changes(Pieces before, Pieces after, int32_t row, Segments& segments, std::vector<Rectangle>& out) {
+    for (int32_t column = 0; column < before.columns;) {
+        while (before.end <= column) before.advance();
+        while (after.end <= column) after.advance();
+        const int32_t end = std::min(before.end, after.end);
+        if (before.mask != after.mask) {
+            segments.split(column);
+            segments.split(end);
+            if (before.mask != absent_block)
+                for (int32_t start = column; start < end;) {
+                    const int32_t stop = segments.next(start, end);
+                    out.push_back({start, stop, segments.since(start), row, before.mask});
+                    start = stop;
+                }
+            segments.join(column, end, row);
+        }
+        column = end;
+    }
+}
+
+std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Run>& runs, int32_t rows,
+                                       int32_t columns) {
+    const auto pieces = [&](Slice s) { return Pieces{runs.data() + s.begin, runs.data() + s.end, columns}; };
+    std::vector<Rectangle> out;
+    Segments segments(columns);
+    Slice before{0, 0};
+    for (int32_t row = 0; row <= rows; ++row) {
+        const Slice after = row < rows ? slices[row] : Slice{0, 0};
+        if (before.begin == after.begin && before.end == after.end) continue;  // the same list: nothing ends
+        close_changes(pieces(before), pieces(after), row, segments, out);
+        before = after;
+    }
+    return out;
+}
+
+// Stable, so that rectangles that begin at one column stay in the order of their rows.
+std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, int32_t columns) {
+    std::vector<int32_t> at(size_t(columns) + 1);
+    for (const Rectangle& r : rectangles) ++at[r.column + 1];
+    for (int32_t c = 0; c < columns; ++c) at[c + 1] += at[c];
+    std::vector<Rectangle> sorted(rectangles.size());
+    for (const Rectangle& r : rectangles) sorted[at[r.column]++] = r;
+    return sorted;
+}
+
+// Appends a slice a column. The rectangles that cross the present column are kept in the order of their rows.
+void sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table, Lists& out) {
+    std::vector<bool> is_end(size_t(columns) + 1);
+    for (const Rectangle& r : rectangles) is_end[r.column_end] = true;
+    const auto by_row = [](const Rectangle& a, const Rectangle& b) { return a.row < b.row; };
+    std::vector<Rectangle> active, merged;
+    Slice slice{0, 0};
+    auto next = rectangles.begin();
+    for (int32_t column = 0; column < columns; ++column) {
+        auto first = next;
+        while (next != rectangles.end() && next->column == column) ++next;
+        if (is_end[column] || first != next) {
+            std::erase_if(active, [&](const Rectangle& r) { return r.column_end == column; });
+            merged.resize(active.size() + size_t(next - first));
+            std::merge(active.begin(), active.end(), first, next, merged.begin(), by_row);
+            active.swap(merged);
+            for (const Rectangle& r : active) table.add({r.row, r.row_end - r.row, r.mask});
+            slice = table.finish();
+        }
+        out.slices.push_back(slice);
+    }
+}
+
+}  // namespace
+
+Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows) {
+    Lists out;
+    out.rows = other_rows;
+    out.slices.reserve(size_t(classes) * other_rows);
+    SliceTable table(out);
+    for (int32_t c = 0; c < classes; ++c) {
+        const Slice* slices = lists.slices.data() + size_t(c) * lists.rows;
+        const auto rectangles = find_rectangles(slices, lists.runs, lists.rows, other_rows);
+        sweep_columns(sort_by_column(rectangles, other_rows), other_rows, table, out);
+    }
+    out.runs.shrink_to_fit();
+    return out;
+}
+
+}  // namespace spattn
