@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// Random patterns and extents: leaves with small numbers, so that boundaries of patterns, blocks and sequences meet often.
+#pragma once
+
+#include <random>
+
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+class Random {
+public:
+    explicit Random(uint64_t seed) : engine_(seed) {}
+    int64_t in(int64_t low, int64_t high) { return low + int64_t(engine_() % uint64_t(high - low + 1)); }
+    bool one_in(int64_t n) { return in(1, n) == 1; }
+
+    std::vector<int64_t> positions(int64_t most, int64_t limit) {
+        std::vector<int64_t> out(size_t(in(1, most)));
+        for (int64_t& position : out) position = in(0, limit);
+        return out;
+    }
+
+private:
+    std::mt19937_64 engine_;  // the same numbers everywhere
+};
+
+inline PatternRef random_documents(Random& random, int64_t limit) {
+    std::vector<int64_t> cu{random.one_in(4) ? random.in(0, limit / 4) : 0};
+    while (cu.back() < limit) cu.push_back(cu.back() + (random.one_in(3) ? random.in(0, 70) : random.in(0, 9)));
+    return make_documents(cu);
+}
+
+inline PatternRef random_leaf(Random& random, int64_t limit) {
+    const int64_t n = random.in(1, 40);
+    switch (random.in(0, 15)) {
+        case 0: return make_full();
+        case 1: return make_causal();
+        case 2: return make_window(random.in(-1, 50), random.in(-1, 20));
+        case 3: return make_sink(random.in(0, 40));
+        case 4: return make_block_diagonal(n);
+        case 5: return random_documents(random, limit);
+        case 6: return make_dilated(random.in(-1, 90), random.in(-1, 40), random.in(1, 17));
+        case 7: return make_strided(n);
+        case 8: return make_landmark(n, random.in(0, n));
+        case 9: return make_fixed(n, random.in(0, n));
+        case 10: return make_logsparse();
+        case 11: return make_residue(n, random.in(0, n - 1));
+        case 12: return make_global_keys(random.positions(6, limit));
+        case 13: return make_global_tokens(random.positions(6, limit));
+        case 14: return make_bigbird(random.in(1, 20), 2 * random.in(0, 2) + 1, random.in(0, 2), random.in(0, 3), 7);
+    }
+    return make_block_diagonal(64);
+}
+
+inline PatternRef random_pattern(Random& random, int64_t limit, int depth) {
+    if (depth == 0 || random.one_in(3)) return random_leaf(random, limit);
+    const auto part = [&] { return random_pattern(random, limit, depth - 1); };
+    switch (random.in(0, 4)) {
+        case 0: return make_union({part(), part()});
+        case 1: return make_intersection({part(), part()});
+        case 2: return make_difference(part(), part());
+        case 3: return make_transpose(part());
+    }
+    return make_intersection({make_causal(), make_union({part(), part()})});
+}
+
+// Chooses by head or by batch entry where the extent has several.
+inline PatternRef random_pattern(Random& random, const Extent& extent) {
+    const int64_t limit = std::max(extent.seq_q, extent.seq_k) + 20;
+    const int depth = int(random.in(0, 3));
+    if (extent.heads * extent.batch == 1) return random_pattern(random, limit, depth);
+    const Patterns parts{random_pattern(random, limit, depth), random_pattern(random, limit, depth)};
+    std::vector<int32_t> of_head, of_batch;
+    for (int64_t head = 0; head < extent.heads; ++head) of_head.push_back(int32_t(random.in(0, 1)));
+    for (int64_t batch = 0; batch < extent.batch; ++batch) of_batch.push_back(int32_t(random.in(0, 1)));
+    const PatternRef by_head = make_per_head(parts, of_head);
+    return random.one_in(2) ? by_head : make_per_batch({by_head, parts[0]}, of_batch);
+}
+
+inline Extent random_extent(Random& random) {
+    Extent extent;
+    extent.batch = random.one_in(3) ? 2 : 1;
+    extent.heads = random.one_in(3) ? 3 : 1;
+    extent.seq_q = random.one_in(4) ? random.in(1, 5) : random.in(1, 200);
+    extent.seq_k = random.one_in(4) ? 64 * random.in(1, 3) : random.in(1, 200);
+    extent.q_offset = random.one_in(2) ? extent.seq_k - extent.seq_q : random.in(-60, 250);
+    return extent;
+}
+
+}  // namespace spattn
