@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+#include "attention.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "measure.h"
+
+namespace bench {
+
+namespace {
+
+// Steele, Lea and Flood's generator (https://doi.org/10.1145/2660193.2660195): the same inputs on every machine.
+uint64_t splitmix(uint64_t& state) {
+    uint64_t x = state += 0x9E3779B97F4A7C15;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+}
+
+uint16_t to_bf16(float value) {  // round to nearest even; the inputs are finite
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+std::string explain(const spattn_plan* plan) {
+    size_t needed = 0;
+    require(spattn_plan_explain(plan, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    require(spattn_plan_explain(plan, text.data(), text.size(), &needed));
+    return text;
+}
+
+}  // namespace
+
+Handle<spattn_context> make_context(int threads) {
+    spattn_context_options options{};
+    options.struct_size = sizeof options;
+    options.device.type = SPATTN_CPU;
+    options.cpu_threads = threads;
+    options.plan_cache = -1;
+    spattn_context* result = nullptr;
+    require(spattn_context_create(&options, &result));
+    return Handle<spattn_context>(result);
+}
+
+spattn_problem make_problem(const Case& shape, Dtype dtype, bool backward) {
+    spattn_problem problem{};
+    problem.struct_size = sizeof problem;
+    problem.flags = backward ? SPATTN_PLAN_BACKWARD : 0;
+    problem.batch = shape.batch;
+    problem.heads_q = shape.heads_q;
+    problem.heads_kv = shape.heads_kv;
+    problem.seq_q = problem.seq_k = shape.seq;
+    problem.head_dim = shape.head_dim;
+    problem.dtype = dtype == Dtype::f32 ? spattn_dtype{SPATTN_FLOAT, 32, 1} : spattn_dtype{SPATTN_BFLOAT, 16, 1};
+    problem.axes = SPATTN_BHSD;
+    return problem;
+}
+
+TimedPlan make_plan(const spattn_context* context, const spattn_pattern* pattern, const spattn_problem& problem) {
+    Handle<spattn_plan> plan;
+    const Timing timing = measure({.seconds = 0.05, .fewest = 3, .patience = 1.0}, [&] {
+        spattn_plan* result = nullptr;
+        require(spattn_plan_create(context, pattern, &problem, nullptr, &result));
+        plan.reset(result);
+    });
+    return {std::move(plan), timing.us};
+}
+
+Memory allocate(size_t bytes, size_t align) {
+    align = std::max<size_t>(align, 64);
+    void* memory = std::aligned_alloc(align, (bytes + align - 1) / align * align);
+    if (!memory) throw std::bad_alloc();
+    return Memory(memory);
+}
+
+Tensor::Tensor(std::vector<int64_t> shape, Dtype dtype) : shape_(std::move(shape)), dtype_(dtype) {
+    for (int64_t size : shape_) count_ *= size;
+    const int bytes = dtype == Dtype::f32 ? 4 : 2;
+    memory_ = allocate(std::max<size_t>(count_ * bytes, 1), 64);
+    // Touched once here, so that no timed call pays for the first use of a page.
+    std::memset(memory_.get(), 0, count_ * bytes);
+    view_.data = memory_.get();
+    view_.device = {SPATTN_CPU, 0};
+    view_.ndim = int32_t(shape_.size());
+    view_.dtype = {uint8_t(dtype == Dtype::f32 ? SPATTN_FLOAT : SPATTN_BFLOAT), uint8_t(8 * bytes), 1};
+    view_.shape = shape_.data();
+}
+
+void Tensor::fill_normal(uint64_t seed) {
+    for (int64_t i = 0; i < count_; ++i) {  // Box and Muller; one of the two values is enough here
+        const float u = float((splitmix(seed) >> 40) + 1) * 0x1p-24f, angle = float(splitmix(seed) >> 40) * 0x1p-24f;
+        const float value = std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi_v<float> * angle);
+        if (dtype_ == Dtype::f32)
+            static_cast<float*>(memory_.get())[i] = value;
+        else
+            static_cast<uint16_t*>(memory_.get())[i] = to_bf16(value);
+    }
+}
+
+double Tensor::at(int64_t batch, int64_t head, int64_t row, int64_t column) const {
+    const int64_t columns = shape_.size() == 4 ? shape_[3] : 1;
+    const int64_t i = ((batch * shape_[1] + head) * shape_[2] + row) * columns + column;
+    if (dtype_ == Dtype::f32) return static_cast<const float*>(memory_.get())[i];
+    return std::bit_cast<float>(uint32_t(static_cast<const uint16_t*>(memory_.get())[i]) << 16);
+}
+
+Attention::Attention(const spattn_context* context, const Case& shape, Dtype dtype, bool with_backward)
+    : shape(shape), dtype(dtype), pattern(make_pattern(shape.pattern, shape.seq)),
+      q({shape.batch, shape.heads_q, shape.seq, shape.head_dim}, dtype),
+      k({shape.batch, shape.heads_kv, shape.seq, shape.head_dim}, dtype),
+      v({shape.batch, shape.heads_kv, shape.seq, shape.head_dim}, dtype),
+      out({shape.batch, shape.heads_q, shape.seq, shape.head_dim}, dtype),
+      lse({shape.batch, shape.heads_q, shape.seq}, Dtype::f32),
+      dout({shape.batch, shape.heads_q, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
+      dq({shape.batch, shape.heads_q, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
+      dk({shape.batch, shape.heads_kv, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
+      dv({shape.batch, shape.heads_kv, with_backward ? shape.seq : 0, shape.head_dim}, dtype) {
+    auto [plan, us] = make_plan(context, pattern.get(), make_problem(shape, dtype, with_backward));
+    plan_ = std::move(plan);
+    plan_us = us;
+    q.fill_normal(1);
+    k.fill_normal(2);
+    v.fill_normal(3);
+    dout.fill_normal(4);
+    forward_ = make_workspace(SPATTN_OP_FORWARD);
+    if (with_backward) backward_ = make_workspace(SPATTN_OP_BACKWARD);
+}
+
+Attention::Workspace Attention::make_workspace(spattn_enum op) const {
+    Workspace workspace;
+    size_t align = 1;
+    require(spattn_plan_workspace(plan_.get(), op, &workspace.bytes, &align));
+    workspace.memory = allocate(std::max<size_t>(workspace.bytes, 1), align);
+    return workspace;
+}
+
+void Attention::forward() {
+    spattn_forward_args args{};
+    args.struct_size = sizeof args;
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+    args.out = out.view();
+    args.lse = lse.view();
+    args.workspace = forward_.memory.get();
+    args.workspace_bytes = forward_.bytes;
+    require(spattn_forward(plan_.get(), &args));
+}
+
+void Attention::backward() {
+    spattn_backward_args args{};
+    args.struct_size = sizeof args;
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+    args.out = out.view();
+    args.lse = lse.view();
+    args.dout = dout.view();
+    args.dq = dq.view();
+    args.dk = dk.view();
+    args.dv = dv.view();
+    args.workspace = backward_.memory.get();
+    args.workspace_bytes = backward_.bytes;
+    require(spattn_backward(plan_.get(), &args));
+}
+
+std::string Attention::kernel(Pass pass) const {
+    const std::string text = explain(plan_.get());
+    std::string chosen = "?";
+    size_t first = std::string::npos;
+    for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
+        const std::string candidate = spattn_kernel_name(row);
+        if (candidate.find(std::string("_") + name(pass)) == std::string::npos) continue;
+        const size_t at = text.find(candidate);  // the chosen row of a pass stands before the others
+        if (at < first || (at == first && at != std::string::npos && candidate.size() > chosen.size())) {
+            first = at;
+            chosen = candidate;
+        }
+    }
+    return chosen;
+}
+
+spattn_stats Attention::stats() const {
+    spattn_stats result{};
+    result.struct_size = sizeof result;
+    require(spattn_plan_stats(plan_.get(), &result));
+    return result;
+}
+
+}  // namespace bench

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// The case table and the patterns its texts mean.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+namespace bench {
+
+struct Case {
+    std::string name, pattern;
+    int64_t batch, heads_q, heads_kv, seq, head_dim;
+    bool large;
+};
+
+// Goals at 128K and 1M tokens; 0: not asked.
+struct PlanCase {
+    std::string name, pattern;
+    int64_t heads;
+    double ms_128k, mib_128k, ms_1m, mib_1m;
+};
+
+const std::vector<Case>& cases();
+const std::vector<PlanCase>& plan_cases();
+
+// The text with its number lists written out for a sequence of seq tokens.
+std::string expand(const std::string& text, int64_t seq);
+
+Handle<spattn_pattern> make_pattern(const std::string& text, int64_t seq);
+
+// Shell patterns of * and ?; an empty list matches everything.
+bool matches(const std::vector<std::string>& globs, const std::string& name);
+
+}  // namespace bench
