@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// Work in units that people compare across libraries: on kept pairs, each operand moved once. What a row makes of it is the
+// row's own cost().
+#include "plan/plan.h"
+
+namespace spattn {
+
+double flops(const Problem& problem, double pairs, Pass pass) {
+    const double forward = 2 * double(problem.head_dim + problem.head_dim_v) * pairs;  // q kT and p v
+    return pass == Pass::forward ? forward : 2.5 * forward;  // s again, dp, and three gradients
+}
+
+double operand_bytes(const Problem& p, Pass pass) {
+    const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+    // q, out; k, v. Backward also has their gradients.
+    const double elements = (rows_q + rows_k) * double(p.head_dim + p.head_dim_v);
+    const double lse = 4 * rows_q;
+    return (pass == Pass::forward ? 1 : 2) * elements * dtype_row(p.dtype).bytes + lse;
+}
+
+}  // namespace spattn

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// The plan as text. Numbers are formatted here, digit by digit: streams and printf would ask the host's locale.
+#include <charconv>
+#include <cmath>
+
+#include "plan/plan.h"
+
+namespace spattn {
+namespace {
+
+std::string decimal(double value, int digits) {
+    char buffer[400];
+    return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::fixed, digits).ptr};
+}
+
+// 1234567 as 1,234,567.
+std::string grouped(double value) {
+    std::string digits = decimal(std::fabs(std::round(value)), 0);
+    for (size_t at = digits.size(); at > 3;) digits.insert(at -= 3, 1, ',');
+    return (value < 0 ? "-" : "") + digits;
+}
+
+// Three or four digits and a unit: "1.88 GFLOP".
+std::string scaled(double value, double step, const char* unit) {
+    const char* prefixes[] = {"", "K", "M", "G", "T", "P", "E"};
+    int power = 0;
+    while (value >= step && power < 6) {
+        value /= step;
+        ++power;
+    }
+    const std::string binary = step == 1024 && power ? "i" : "";
+    return decimal(value, power == 0 ? 0 : value < 10 ? 2 : value < 100 ? 1 : 0) + " " + prefixes[power] + binary + unit;
+}
+std::string bytes(double value) { return scaled(value, 1024, "B"); }
+
+std::string percent(double part, double whole) { return decimal(whole > 0 ? 100 * part / whole : 0, 1) + " %"; }
+
+std::string shortest(double value) {
+    char buffer[64];
+    return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr};
+}
+
+std::string plural(double count, const char* noun) { return grouped(count) + " " + noun + (count == 1 ? "" : "s"); }
+
+std::string blocks_of(const Kernel& kernel) {
+    if (kernel.block_q == 0) return "token rows";
+    return decimal(kernel.block_q, 0) + " x " + decimal(kernel.block_k, 0);
+}
+
+std::string line(const char* label, const std::string& value) {
+    std::string out = label;
+    out.resize(12, ' ');
+    return out + value + "\n";
+}
+
+std::string describe_problem(const CompiledPlan& plan) {
+    const Problem& p = plan.problem;
+    std::string out = line("problem", "batch " + grouped(double(p.batch)) + ", heads " + grouped(double(p.heads_q)) + " on " +
+                                          grouped(double(p.heads_kv)) + ", queries " + grouped(double(p.seq_q)) + ", keys " +
+                                          grouped(double(p.seq_k)) + ", head_dim " + decimal(double(p.head_dim), 0) + "/" +
+                                          decimal(double(p.head_dim_v), 0) + ", " + dtype_row(p.dtype).name + ", scale " +
+                                          shortest(p.scale) + ", q_offset " + decimal(double(p.q_offset), 0));
+    const double all = double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k);
+    const Counts& c = plan.counts;
+    out += line("pattern", plan.pattern_text);
+    out += line("pairs", grouped(c.pairs) + " kept of " + grouped(all) + " (" + percent(c.pairs, all) + "), " +
+                             grouped(double(c.row_min)) + " to " + grouped(double(c.row_max)) + " keys a query, " +
+                             plural(double(c.rows_empty), "empty row"));
+    const Machine& m = plan.options.machine;
+    return out + line("machine", m.name + ", " + plural(m.lanes, "lane") + " at " + decimal(m.clock, 1) + " GHz, " +
+                                     decimal(m.bandwidth, 0) + " GB/s");
+}
+
+// What the chosen row was told of its layout.
+const LayoutStats& chosen_stats(const PassPlan& pass) {
+    for (const Candidate& c : pass.considered)
+        if (c.kernel == pass.kernel) return c.stats;
+    return pass.considered.front().stats;
+}
+
+std::string describe_layout(const PassPlan& pass) {
+    const LayoutStats& stats = chosen_stats(pass);
+    const Layout& layout = *pass.layout;
+    const double all = double(layout.class_of.size()) * layout.by_query.rows * layout.by_key.rows;
+    const std::string classes = grouped(layout.classes) + (layout.classes == 1 ? " class" : " classes");
+    return line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
+                                grouped(stats.masked) + " masked of " + grouped(all) + "; " +
+                                plural(layout.num_masks, "mask") + ", " + classes + " of heads") +
+           line("  visited", grouped(stats.visited) + " pairs, " + percent(stats.visited - stats.pairs, stats.visited) +
+                                 " of them not kept");
+}
+
+std::string describe_tasks(const PassPlan& pass, const Machine& machine) {
+    const Schedule& s = pass.schedule;
+    const int32_t orders = view(s).orders;
+    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(orders, "order") + ", " +
+                               plural(double(s.joins.size()), "row") + " split into " + plural(s.num_parts, "part") + "; " +
+                               decimal(double(orders) / machine.lanes, 1) + " waves");
+}
+
+std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
+
+std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+    std::string out = line(which == Pass::forward ? "forward" : "backward", pass.kernel->name);
+    if (pass.layout) out += describe_layout(pass) + describe_tasks(pass, plan.options.machine);
+    out += line("  work", scaled(flops(plan.problem, plan.counts.pairs, which), 1000, "FLOP") + ", " +
+                              bytes(operand_bytes(plan.problem, which)) + " of operands, " +
+                              bytes(double(pass.workspace)) + " of workspace");
+    out += line("  predicted", describe_cost(pass.cost) + " binds");
+    out += "  considered\n";
+    for (const Candidate& c : pass.considered)
+        out += std::string(c.kernel == pass.kernel ? "  * " : "    ") + c.kernel->name + ": " +
+               (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
+    return out;
+}
+
+}  // namespace
+
+std::string explain(const CompiledPlan& plan) {
+    std::string out = describe_problem(plan);
+    out += line("layout", bytes(double(plan.layout_bytes)) + " of lists and masks");
+    out += describe_pass(plan, plan.forward, Pass::forward);
+    if (plan.backward.kernel) out += describe_pass(plan, plan.backward, Pass::backward);
+    return out;
+}
+
+}  // namespace spattn

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+// Tasks. Neither pass looks at the number of threads: the same tasks, parts and joins give the same bits on any.
+#include <algorithm>
+
+#include "plan/plan.h"
+
+namespace spattn {
+
+TasksView view(const Schedule& schedule) {
+    const int32_t orders = schedule.begin.empty() ? 0 : int32_t(schedule.begin.size()) - 1;
+    return {schedule.tasks.data(),       schedule.begin.data(), orders,
+            schedule.joins.data(), int32_t(schedule.joins.size()), schedule.num_parts};
+}
+
+namespace {
+
+// A forward row is split where it is longer than both; the second is what one of 64 equal workers would do in all.
+constexpr int64_t longest_task = 64;  // blocks
+constexpr int64_t equal_workers = 64;
+// Backward by key: orders over all heads, enough to keep that many lanes busy with equal work.
+constexpr int64_t key_orders = 32;
+// Short forward tasks of a head are done by one worker, up to this many blocks: fetching an order costs something, and
+// neighbours share keys. Small problems stay in single tasks.
+constexpr int64_t order_blocks = 16;
+constexpr int64_t most_single_orders = 256;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks of each list, [classes * rows].
+std::vector<int32_t> measure_lists(const ListsView& lists, int32_t classes) {
+    std::vector<int32_t> lengths(size_t(classes) * lists.rows);
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        const Slice slice = lists.slices[i];
+        if (i && slice.begin == lists.slices[i - 1].begin && slice.end == lists.slices[i - 1].end) {
+            lengths[i] = lengths[i - 1];
+            continue;
+        }
+        for (int32_t r = slice.begin; r < slice.end; ++r) lengths[i] += lists.runs[r].count;
+    }
+    return lengths;
+}
+
+// Collects tasks in their natural order; finish() brings the orders into theirs.
+class Scheduler {
+public:
+    void add(Task task) {
+        schedule_.tasks.push_back(task);
+        weight_ += std::max(task.take, 1);  // a row without keys is still written
+    }
+    int64_t weight() const { return weight_; }
+    void close_order() {
+        if (ends_.back() == int32_t(schedule_.tasks.size())) return;
+        ends_.push_back(int32_t(schedule_.tasks.size()));
+        weights_.push_back(weight_);
+        weight_ = 0;
+    }
+
+    // The last `parts` tasks are parts of one row.
+    void join(size_t parts) {
+        Task* tasks = &schedule_.tasks[schedule_.tasks.size() - parts];
+        schedule_.joins.push_back({tasks->head, tasks->row, schedule_.num_parts, int32_t(parts)});
+        for (size_t i = 0; i < parts; ++i) tasks[i].part = schedule_.num_parts++;
+    }
+
+    // Longest order first; equal ones as they came, so that a head's stay together.
+    Schedule finish() {
+        const std::vector<int32_t> order = sort_orders();
+        Schedule out;
+        out.tasks.reserve(schedule_.tasks.size());
+        out.begin.reserve(order.size() + 1);
+        out.begin.push_back(0);
+        for (int32_t w : order) {
+            out.tasks.insert(out.tasks.end(), schedule_.tasks.begin() + ends_[w], schedule_.tasks.begin() + ends_[w + 1]);
+            out.begin.push_back(int32_t(out.tasks.size()));
+        }
+        out.joins = std::move(schedule_.joins);
+        out.num_parts = schedule_.num_parts;
+        return out;
+    }
+
+private:
+    // Counting sorts by 11 bits at a time, least significant first: linear and stable.
+    std::vector<int32_t> sort_orders() const {
+        constexpr int bits = 11;
+        constexpr int64_t digits = int64_t(1) << bits;
+        std::vector<int32_t> order(weights_.size()), next(weights_.size());
+        for (size_t i = 0; i < order.size(); ++i) order[i] = int32_t(i);
+        const int64_t heaviest = weights_.empty() ? 0 : *std::max_element(weights_.begin(), weights_.end());
+        for (int shift = 0; (heaviest >> shift) > 0; shift += bits) {
+            const auto digit = [&](int32_t w) { return digits - 1 - (weights_[w] >> shift) % digits; };
+            std::vector<int32_t> at(digits + 1);
+            for (int32_t w : order) ++at[digit(w) + 1];
+            for (int64_t d = 0; d < digits; ++d) at[d + 1] += at[d];
+            for (int32_t w : order) next[at[digit(w)]++] = w;
+            order.swap(next);
+        }
+        return order;
+    }
+
+    Schedule schedule_;
+    std::vector<int32_t> ends_{0};  // of orders, in tasks
+    std::vector<int64_t> weights_;  // of orders: blocks, and 1 for a task without
+    int64_t weight_ = 0;
+};
+
+Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
+    const std::vector<int32_t> lengths = measure_lists(layout.by_query, layout.classes);
+    const int32_t heads = int32_t(problem.batch * problem.heads_q), rows = layout.by_query.rows;
+    const auto length = [&](int32_t head, int32_t row) { return lengths[size_t(layout.class_of[head]) * rows + row]; };
+    std::vector<int64_t> of_class(layout.classes);
+    for (size_t i = 0; i < lengths.size(); ++i) of_class[i / rows] += lengths[i];
+    int64_t total = 0;
+    for (int32_t head = 0; head < heads; ++head) total += of_class[layout.class_of[head]];
+
+    const int64_t longest = std::max(longest_task, total / equal_workers);
+    const int64_t target = std::clamp<int64_t>(total / most_single_orders, 1, order_blocks);
+    Scheduler scheduler;
+    for (int32_t head = 0; head < heads; ++head) {
+        for (int32_t row = 0; row < rows; ++row) {
+            const int64_t blocks = length(head, row), parts = std::max<int64_t>(1, divide_up(blocks, longest));
+            if (blocks >= target) scheduler.close_order();
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
+                scheduler.add({head, row, int32_t(skip), int32_t(end - skip), whole_row});
+                if (scheduler.weight() >= target) scheduler.close_order();
+            }
+            if (parts > 1) scheduler.join(size_t(parts));
+        }
+        scheduler.close_order();
+    }
+    return scheduler.finish();
+}
+
+// One (batch, kv head): its columns, with the lists of the group's query heads one after the other, in equal orders.
+void schedule_columns(const std::vector<int64_t>& lengths, int32_t head, int64_t orders, Scheduler& scheduler) {
+    int64_t total = 0, done = 0, order = 0;
+    for (int64_t length : lengths) total += length;
+    for (size_t column = 0; column < lengths.size(); ++column) {
+        int64_t skip = 0;
+        size_t parts = 0;
+        do {
+            // Columns without blocks stay with what comes before them.
+            if (lengths[column] > 0)
+                while (done >= total * (order + 1) / orders) {
+                    scheduler.close_order();
+                    ++order;
+                }
+            const int64_t take = std::min(lengths[column] - skip, total * (order + 1) / orders - done);
+            scheduler.add({head, int32_t(column), int32_t(skip), int32_t(take), whole_row});
+            skip += take;
+            done += take;
+            ++parts;
+        } while (skip < lengths[column]);
+        if (parts > 1) scheduler.join(parts);
+    }
+    scheduler.close_order();
+}
+
+Schedule schedule_by_key(const Problem& problem, const LayoutView& layout) {
+    const std::vector<int32_t> lengths = measure_lists(layout.by_key, layout.classes);
+    const int64_t heads = problem.batch * problem.heads_kv, group = problem.group();
+    const int32_t columns = layout.by_key.rows;
+    const int64_t orders = std::clamp<int64_t>(divide_up(key_orders, heads), 1, columns);
+    Scheduler scheduler;
+    std::vector<int64_t> of_column(columns);
+    for (int64_t head = 0; head < heads; ++head) {
+        std::fill(of_column.begin(), of_column.end(), 0);
+        for (int64_t member = head * group; member < (head + 1) * group; ++member) {
+            const int32_t* of_class = &lengths[size_t(layout.class_of[member]) * columns];
+            for (int32_t column = 0; column < columns; ++column) of_column[column] += of_class[column];
+        }
+        schedule_columns(of_column, int32_t(head), orders, scheduler);
+    }
+    return scheduler.finish();
+}
+
+}  // namespace
+
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, Pass pass) {
+    return pass == Pass::forward ? schedule_by_query(problem, layout) : schedule_by_key(problem, layout);
+}
+
+}  // namespace spattn

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+// Choosing: rows are refused for a reason or priced; the cheapest wins, the better-placed one where two cost the same.
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/error.h"
+#include "plan/lower.h"
+#include "plan/plan.h"
+
+namespace spattn {
+
+LayoutView PassPlan::layout_view() const {
+    if (!layout) return {};
+    LayoutView v = view(*layout);
+    v.masks = masks->data();
+    if (kernel->permute) v.mask_words = kernel->mask_words;
+    return v;
+}
+
+namespace {
+
+constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
+constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
+
+const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+const char* name_of_device(int32_t device) { return device == SPATTN_CPU ? "cpu" : "cuda"; }
+
+// Names in the variable. A name that is no kernel's is an error: a pin that does nothing would go unnoticed.
+std::vector<std::string> read_forced(const std::vector<Kernel>& kernels) {
+    std::vector<std::string> forced;
+    const char* given = std::getenv(force_variable);
+    std::istringstream names(given ? given : "");
+    for (std::string name; std::getline(names, name, ',');) {
+        name.erase(0, name.find_first_not_of(' '));
+        name.erase(name.find_last_not_of(' ') + 1);
+        if (name.empty()) continue;
+        const auto is_named = [&](const Kernel& kernel) { return kernel.name == name; };
+        if (std::none_of(kernels.begin(), kernels.end(), is_named)) {
+            std::string all;
+            for (const Kernel& kernel : kernels) all += text(all.empty() ? "" : ", ", kernel.name);
+            fail(SPATTN_E_ARGUMENT, force_variable, text("names \"", name, "\"; accepted, with commas between: ", all));
+        }
+        forced.push_back(name);
+    }
+    return forced;
+}
+
+class Chooser {
+public:
+    Chooser(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+            const std::vector<Kernel>& kernels)
+        : problem_(problem), options_(options), kernels_(kernels), forced_(read_forced(kernels)),
+          lowering_(pattern, problem) {}
+
+    PassPlan choose(Pass pass) {
+        PassPlan plan;
+        for (const Kernel& kernel : kernels_)
+            if (kernel.pass == pass) plan.considered.push_back({&kernel, refuse(kernel)});
+        price(plan.considered);
+        const Candidate* best = nullptr;
+        for (const Candidate& candidate : plan.considered)
+            if (candidate.refused.empty() && (!best || choice_us(candidate) < choice_us(*best))) best = &candidate;
+        if (!best) fail_without_kernel(pass, plan.considered);
+        plan.kernel = best->kernel;
+        plan.cost = best->cost;
+        complete(plan);
+        return plan;
+    }
+
+    // Of the layout the pass reads, or of nominal blocks.
+    Counts counts(const PassPlan& plan) { return lowered(*plan.kernel).counts; }
+
+private:
+    std::string refuse(const Kernel& kernel) const {
+        const auto is_forced = [&](const Kernel& k) {
+            return std::find(forced_.begin(), forced_.end(), k.name) != forced_.end();
+        };
+        const auto pins_pass = [&](const Kernel& k) { return k.pass == kernel.pass && is_forced(k); };
+        const bool is_reference = kernel.block_q == 0;
+        if (kernel.device != options_.device) return text("for device ", name_of_device(kernel.device));
+        if (kernel.dtype != problem_.dtype) return text("for dtype ", dtype_row(kernel.dtype).name);
+        if (is_reference && !options_.reference) return "reference row, only with SPATTN_PLAN_REFERENCE";
+        if (!is_reference && options_.reference) return "SPATTN_PLAN_REFERENCE asks for reference rows";
+        if (!is_forced(kernel) && std::any_of(kernels_.begin(), kernels_.end(), pins_pass))
+            return text(force_variable, " pins another row");
+        if (!kernel.runs_here()) return "not on this machine";
+        const char* why_not = kernel.fits(problem_);
+        return why_not ? why_not : "";
+    }
+
+    // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
+    void price(std::vector<Candidate>& candidates) {
+        std::vector<Candidate*> order;
+        for (Candidate& candidate : candidates)
+            if (candidate.refused.empty()) order.push_back(&candidate);
+        std::stable_sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
+            return a->kernel->block_q * a->kernel->block_k > b->kernel->block_q * b->kernel->block_k;
+        });
+        const Candidate* best = nullptr;
+        for (Candidate* candidate : order) {
+            price(*candidate, best);
+            if (candidate->refused.empty() && (!best || choice_us(*candidate) < choice_us(*best))) best = candidate;
+        }
+    }
+
+    void price(Candidate& candidate, const Candidate* best) {
+        const Kernel& kernel = *candidate.kernel;
+        if (kernel.block_q > 0) {
+            candidate.refused = lowering_.refuse(kernel.block_q, kernel.block_k);
+            if (candidate.refused.empty() && best && is_beaten(kernel, *best))
+                candidate.refused = text("could not beat ", best->kernel->name, " even without waste");
+            if (!candidate.refused.empty()) return;
+        }
+        candidate.stats = make_layout_stats(lowered(kernel), kernel.by_key);
+        candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
+    }
+
+    // Saves lowering for blocks that cannot win: costs never fall when more is visited.
+    bool is_beaten(const Kernel& kernel, const Candidate& best) const {
+        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel);
+        return kernel.cost(problem_, least, choice_machine()).us >= choice_us(best);
+    }
+
+    // Results may not depend on the number of threads, so neither may the choice: on a CPU, rows are compared on one.
+    Machine choice_machine() const {
+        Machine machine = options_.machine;
+        if (options_.device == SPATTN_CPU) machine.lanes = 1;
+        return machine;
+    }
+    double choice_us(const Candidate& candidate) const {
+        return candidate.kernel->cost(problem_, candidate.stats, choice_machine()).us;
+    }
+
+    const Lowered& lowered(const Kernel& kernel) {
+        if (kernel.block_q > 0) return lowering_.at(kernel.block_q, kernel.block_k);
+        return lowering_.at(nominal_block, nominal_block);
+    }
+
+    // Masks, tasks and scratch of the chosen row.
+    void complete(PassPlan& plan) {
+        const Kernel& kernel = *plan.kernel;
+        if (kernel.block_q > 0) {
+            const Lowered& chosen = lowered(kernel);
+            plan.layout = chosen.layout;
+            plan.masks = lowering_.masks(chosen, kernel);
+            plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);
+        }
+        plan.workspace = kernel.workspace(problem_, plan.layout_view(), view(plan.schedule), options_.machine.lanes);
+    }
+
+    [[noreturn]] void fail_without_kernel(Pass pass, const std::vector<Candidate>& considered) const {
+        std::string reasons;
+        for (const Candidate& c : considered) reasons += text(reasons.empty() ? "" : "; ", c.kernel->name, ": ", c.refused);
+        fail(SPATTN_E_NO_KERNEL, "problem",
+             text("no kernel for the ", name_of(pass), " pass with dtype ", dtype_row(problem_.dtype).name, ", head_dim ",
+                  problem_.head_dim, ", head_dim_v ", problem_.head_dim_v, " on device ",
+                  name_of_device(options_.device), "; considered: ", reasons.empty() ? "no row" : reasons));
+    }
+
+    const Problem& problem_;
+    const PlanOptions& options_;
+    const std::vector<Kernel>& kernels_;
+    std::vector<std::string> forced_;
+    Lowering lowering_;
+};
+
+size_t count_layout_bytes(const CompiledPlan& plan) {
+    size_t bytes = 0;
+    const PassPlan &f = plan.forward, &b = plan.backward;
+    if (f.layout) bytes += f.layout->bytes();
+    if (b.layout && b.layout != f.layout) bytes += b.layout->bytes();
+    if (f.layout && f.kernel->permute) bytes += f.masks->size() * sizeof(uint64_t);
+    if (b.layout && b.kernel->permute && b.masks != f.masks) bytes += b.masks->size() * sizeof(uint64_t);
+    return bytes;
+}
+
+}  // namespace
+
+CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+                          const std::vector<Kernel>& kernels) {
+    CompiledPlan plan;
+    plan.problem = problem;
+    plan.options = options;
+    plan.pattern_text = pattern.print();
+    Chooser chooser(pattern, problem, options, kernels);
+    plan.forward = chooser.choose(Pass::forward);
+    plan.counts = chooser.counts(plan.forward);
+    if (options.backward) plan.backward = chooser.choose(Pass::backward);
+    plan.layout_bytes = count_layout_bytes(plan);
+    return plan;
+}
+
+}  // namespace spattn
