@@ -93,8 +93,10 @@ std::string describe_layout(const PassPlan& pass) {
 std::string describe_tasks(const PassPlan& pass, const Machine& machine) {
     const Schedule& s = pass.schedule;
     const int32_t orders = view(s).orders;
-    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(orders, "order") + ", " +
-                               plural(double(s.joins.size()), "row") + " split into " + plural(s.num_parts, "part") + "; " +
+    const std::string split = s.joins.empty() ? "none split"
+                                              : plural(double(s.joins.size()), "row") + " split into " +
+                                                    plural(s.num_parts, "part");
+    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(orders, "order") + ", " + split + "; " +
                                decimal(double(orders) / machine.lanes, 1) + " waves");
 }
 

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+// Is every block of every list in exactly one task, and is each row put together from the right parts?
+#include <map>
+#include <numeric>
+
+#include "check.h"
+#include "layout/random_patterns.h"
+#include "plan/imaginary.h"
+
+using namespace spattn;
+
+namespace {
+
+int64_t list_length(const ListsView& lists, int32_t class_id, int32_t row) {
+    const Slice slice = lists.slices[size_t(class_id) * lists.rows + row];
+    int64_t length = 0;
+    for (int32_t r = slice.begin; r < slice.end; ++r) length += lists.runs[r].count;
+    return length;
+}
+
+// Blocks a (head, row) of the pass has: by key, those of the group's heads one after the other.
+int64_t row_length(const Problem& p, const LayoutView& layout, Pass pass, int32_t head, int32_t row) {
+    if (pass == Pass::forward) return list_length(layout.by_query, layout.class_of[head], row);
+    int64_t length = 0;
+    for (int64_t member = head * p.group(); member < (head + 1) * p.group(); ++member)
+        length += list_length(layout.by_key, layout.class_of[member], row);
+    return length;
+}
+
+void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
+    const Schedule s = make_schedule(p, layout, pass);
+    const TasksView tasks = view(s);
+    const int64_t heads = p.batch * (pass == Pass::forward ? p.heads_q : p.heads_kv);
+    const int32_t rows = pass == Pass::forward ? layout.by_query.rows : layout.by_key.rows;
+
+    std::map<std::pair<int32_t, int32_t>, std::map<int32_t, Task>> pieces;  // of a row, by skip
+    bool is_whole = true, is_one_head = true, is_sorted = true;
+    int64_t before = INT64_MAX;
+    CHECK_EQ(tasks.begin[0], 0);
+    CHECK_EQ(size_t(tasks.begin[tasks.orders]), s.tasks.size());
+    for (int32_t w = 0; w < tasks.orders; ++w) {
+        int64_t weight = 0;
+        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) {
+            const Task& task = tasks.tasks[t];
+            is_whole &= pieces[{task.head, task.row}].emplace(task.skip, task).second;
+            is_one_head &= task.head == tasks.tasks[tasks.begin[w]].head;
+            weight += std::max(task.take, 1);
+        }
+        is_sorted &= weight > 0 && weight <= before;
+        before = weight;
+    }
+    CHECK(is_one_head);
+    CHECK(is_sorted);
+    CHECK_EQ(int64_t(pieces.size()), heads * rows);
+
+    std::map<std::pair<int32_t, int32_t>, Join> joins;
+    int32_t parts = 0;
+    for (const Join& join : s.joins) {
+        is_whole &= join.parts > 1 && join.first_part == parts && joins.emplace(std::pair{join.head, join.row}, join).second;
+        parts += join.parts;
+    }
+    CHECK_EQ(parts, s.num_parts);
+    for (const auto& [place, of_row] : pieces) {
+        int64_t at = 0;
+        int32_t part = of_row.size() > 1 && joins.count(place) ? joins[place].first_part : whole_row;
+        is_whole &= of_row.size() == (joins.count(place) ? size_t(joins[place].parts) : 1);
+        for (const auto& [skip, task] : of_row) {
+            is_whole &= task.skip == at && task.part == part && (task.take > 0 || of_row.size() == 1);
+            at += task.take;
+            part += part != whole_row;
+        }
+        is_whole &= at == row_length(p, layout, pass, place.first, place.second);
+    }
+    CHECK(is_whole);
+}
+
+Problem problem_of(const Extent& e, int64_t heads_kv) {
+    Problem p = imaginary::problem(e.seq_q, e.seq_k);
+    p.batch = e.batch;
+    p.heads_q = e.heads;
+    p.heads_kv = heads_kv;
+    p.q_offset = e.q_offset;
+    return p;
+}
+
+int64_t longest_order(const Schedule& s) {
+    int64_t longest = 0;
+    for (size_t w = 0; w + 1 < s.begin.size(); ++w) {
+        int64_t blocks = 0;
+        for (int32_t t = s.begin[w]; t < s.begin[w + 1]; ++t) blocks += s.tasks[t].take;
+        longest = std::max(longest, blocks);
+    }
+    return longest;
+}
+
+int64_t all_blocks(const Schedule& s) {
+    int64_t blocks = 0;
+    for (const Task& task : s.tasks) blocks += task.take;
+    return blocks;
+}
+
+}  // namespace
+
+TEST(random_schedules_cover_each_block_once) {
+    for (int seed = 0; seed < 600; ++seed) {
+        Random random(uint64_t(seed) + 77);
+        Extent e = random_extent(random);
+        e.seq_q *= random.in(1, 6);
+        e.seq_k *= random.in(1, 6);
+        const PatternRef pattern = random_pattern(random, e);
+        check::context = "seed " + std::to_string(seed) + " " + pattern->print();
+        const Layout layout = build_layout(*pattern, e, 8, 8);
+        const int64_t heads_kv = e.heads == 3 && random.one_in(2) ? 1 : e.heads;
+        check_schedule(problem_of(e, heads_kv), view(layout), Pass::forward);
+        check_schedule(problem_of(e, heads_kv), view(layout), Pass::backward);
+    }
+}
+
+TEST(long_rows_and_columns_are_split) {
+    Extent e{1, 2, 4096, 32768, 28672};
+    const PatternRef pattern = make_union({make_window(100, 0), make_global_tokens({e.q_offset + 7, 9})});
+    const Layout layout = build_layout(*pattern, e, 64, 64);
+    const Problem p = problem_of(e, 1);
+    for (Pass pass : {Pass::forward, Pass::backward}) {
+        const Schedule s = make_schedule(p, view(layout), pass);
+        CHECK(!s.joins.empty());
+        check_schedule(p, view(layout), pass);
+        CHECK(longest_order(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
+    }
+}
+
+TEST(orders_by_key_are_equal) {
+    Extent e{1, 2, 8192, 8192, 0};
+    const Layout layout = build_layout(*make_causal(), e, 64, 64);
+    const Schedule s = make_schedule(problem_of(e, 2), view(layout), Pass::backward);
+    CHECK_EQ(s.begin.size(), size_t(33));
+    CHECK(longest_order(s) <= (all_blocks(s) + 31) / 32 + 1);
+}
+
+TEST(short_rows_of_a_head_share_an_order) {
+    Extent e{1, 8, 16384, 16384, 0};
+    const Layout layout = build_layout(*make_block_diagonal(64), e, 64, 64);
+    const Schedule s = make_schedule(problem_of(e, 8), view(layout), Pass::forward);
+    CHECK_EQ(s.tasks.size(), size_t(8 * 256));
+    CHECK(s.begin.size() < s.tasks.size() / 4);
+    CHECK(s.begin.size() > 200);
+}

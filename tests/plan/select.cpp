@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Is the right row chosen, and is each refusal told?
+#include <cstdlib>
+
+#include "check.h"
+#include "core/error.h"
+#include "pattern/pattern.h"
+#include "plan/backends.h"
+#include "plan/imaginary.h"
+
+using namespace spattn;
+
+namespace {
+
+const std::vector<Kernel>& kernels() {
+    static const std::vector<Kernel> all = imaginary::kernels();
+    return all;
+}
+
+// Sets SPATTN_FORCE_KERNEL for a scope.
+struct Forced {
+    explicit Forced(const char* names) { setenv("SPATTN_FORCE_KERNEL", names, 1); }
+    ~Forced() { unsetenv("SPATTN_FORCE_KERNEL"); }
+};
+
+PlanOptions options_of(bool backward, int lanes = 8) {
+    PlanOptions options;
+    options.backward = backward;
+    options.machine = imaginary::machine(lanes);
+    return options;
+}
+
+CompiledPlan plan_of(const char* pattern, const Problem& problem, PlanOptions options = options_of(true)) {
+    return compile_plan(*parse_pattern(pattern), problem, options, kernels());
+}
+
+std::string name(const PassPlan& pass) { return pass.kernel->name; }
+
+std::string refusal(const PassPlan& pass, const std::string& kernel) {
+    for (const Candidate& c : pass.considered)
+        if (c.kernel->name == kernel) return c.refused;
+    return "not considered";
+}
+
+spattn_status status_of(const char* pattern, const Problem& problem, const PlanOptions& options, std::string* message) {
+    try {
+        plan_of(pattern, problem, options);
+    } catch (const Error& e) {
+        *message = e.message;
+        return e.status;
+    }
+    return SPATTN_OK;
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST(blocks_fit_the_pattern) {
+    const Problem p = imaginary::problem(4096, 4096);
+    CHECK_EQ(name(plan_of("full", p).forward), "near_block_forward_f32_64x64");
+    CHECK_EQ(name(plan_of("causal", p).forward), "near_block_forward_f32_64x64");
+    CHECK_EQ(name(plan_of("block_diagonal(16)", p).forward), "near_block_forward_f32_16x16");
+    CHECK_EQ(name(plan_of("block_diagonal(16)", p).backward), "near_block_backward_f32_16x16");
+    CHECK_EQ(name(plan_of("causal", p).backward), "near_block_backward_f32_64x64");
+}
+
+TEST(refusals_say_why) {
+    const CompiledPlan plan = plan_of("full", imaginary::problem(1024, 1024, 300));
+    CHECK_EQ(name(plan.forward), "near_block_forward_f32_16x16");
+    CHECK_EQ(refusal(plan.forward, "gpu_block_forward_f32_128x128"), "for device cuda");
+    CHECK_EQ(refusal(plan.forward, "far_block_forward_f32_128x128"), "not on this machine");
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_64x64"), "head_dim or head_dim_v above 256");
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_bf16_64x64"), "for dtype bf16");
+    CHECK_EQ(refusal(plan.forward, "reference_forward_f32"), "reference row, only with SPATTN_PLAN_REFERENCE");
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_16x16"), "");
+}
+
+TEST(small_blocks_are_not_lowered_where_they_cannot_win) {
+    const CompiledPlan plan = plan_of("full", imaginary::problem(4096, 4096), options_of(false));
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_16x16"),
+             "could not beat near_block_forward_f32_64x64 even without waste");
+}
+
+TEST(no_kernel_lists_the_reasons) {
+    std::string message;
+    Problem p = imaginary::problem(128, 128, 300);
+    p.dtype = Dtype::bf16;
+    PlanOptions options = options_of(false);
+    options.device = SPATTN_CUDA;
+    CHECK_EQ(status_of("full", p, options, &message), SPATTN_E_NO_KERNEL);
+    CHECK(has(message, "dtype bf16, head_dim 300"));
+    CHECK(has(message, "gpu_block_forward_f32_128x128: for dtype f32"));
+    CHECK(has(message, "near_block_forward_bf16_64x64: for device cpu"));
+}
+
+TEST(forced_rows_are_pinned_per_pass) {
+    const Problem p = imaginary::problem(4096, 4096);
+    const Forced forced("near_block_forward_f32_16x16, ");
+    const CompiledPlan plan = plan_of("full", p);
+    CHECK_EQ(name(plan.forward), "near_block_forward_f32_16x16");
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_64x64"), "SPATTN_FORCE_KERNEL pins another row");
+    CHECK_EQ(name(plan.backward), "near_block_backward_f32_64x64");
+}
+
+TEST(both_passes_can_be_forced) {
+    const Forced forced("near_block_forward_f32_16x16,near_block_backward_f32_16x16");
+    const CompiledPlan plan = plan_of("full", imaginary::problem(512, 512));
+    CHECK_EQ(name(plan.forward), "near_block_forward_f32_16x16");
+    CHECK_EQ(name(plan.backward), "near_block_backward_f32_16x16");
+}
+
+TEST(unknown_forced_names_fail) {
+    const Forced forced("near_block_forward_f32_16x16,no_such_row");
+    std::string message;
+    CHECK_EQ(status_of("full", imaginary::problem(64, 64), options_of(false), &message), SPATTN_E_ARGUMENT);
+    CHECK(has(message, "\"no_such_row\""));
+    CHECK(has(message, "near_block_forward_f32_64x64"));
+}
+
+TEST(forced_rows_that_do_not_fit_fail) {
+    const Forced forced("near_block_forward_f32_64x64");
+    std::string message;
+    CHECK_EQ(status_of("full", imaginary::problem(64, 64, 512), options_of(false), &message), SPATTN_E_NO_KERNEL);
+    CHECK(has(message, "near_block_forward_f32_64x64: head_dim or head_dim_v above 256"));
+}
+
+TEST(reference_reads_no_layout) {
+    PlanOptions options = options_of(true);
+    options.reference = true;
+    const CompiledPlan plan = plan_of("causal", imaginary::problem(100, 100), options);
+    CHECK_EQ(name(plan.forward), "reference_forward_f32");
+    CHECK_EQ(name(plan.backward), "reference_backward_f32");
+    CHECK(!plan.forward.layout);
+    CHECK_EQ(view(plan.forward.schedule).orders, 0);
+    CHECK_EQ(plan.counts.pairs, 5050.0);
+    CHECK_EQ(plan.layout_bytes, size_t(0));
+}
+
+TEST(passes_share_layouts) {
+    const CompiledPlan plan = plan_of("causal", imaginary::problem(1024, 1024));
+    CHECK_EQ(plan.forward.layout.get(), plan.backward.layout.get());
+    CHECK_EQ(plan.backward.masks->data(), plan.backward.layout->masks.data());
+    CHECK_EQ(plan.layout_bytes, plan.forward.layout->bytes() + plan.forward.masks->size() * sizeof(uint64_t));
+}
+
+TEST(masks_come_in_the_order_of_the_row) {
+    const CompiledPlan plan = plan_of("causal", imaginary::problem(1024, 1024));
+    const LayoutView forward = plan.forward.layout_view(), backward = plan.backward.layout_view();
+    CHECK_EQ(forward.num_masks, 1);
+    CHECK_EQ(forward.mask_words, 64);
+    bool is_transposed = true;
+    for (int row = 0; row < 64; ++row)
+        for (int key = 0; key < 64; ++key) {
+            is_transposed &= (backward.masks[row] >> key & 1) == uint64_t(key <= row);
+            is_transposed &= (forward.masks[key] >> row & 1) == uint64_t(key <= row);
+        }
+    CHECK(is_transposed);
+}
+
+TEST(threads_change_no_choice_and_no_task) {
+    for (const char* pattern : {"full", "causal & window(64,0)", "block_diagonal(16)", "bigbird(32,3,1,2,7)"}) {
+        const Problem p = imaginary::problem(2048, 2048);
+        const CompiledPlan one = plan_of(pattern, p, options_of(true, 1)), many = plan_of(pattern, p, options_of(true, 64));
+        for (auto [a, b] : {std::pair{&one.forward, &many.forward}, std::pair{&one.backward, &many.backward}}) {
+            CHECK_EQ(name(*a), name(*b));
+            CHECK(a->schedule.begin == b->schedule.begin);
+            CHECK_EQ(a->schedule.num_parts, b->schedule.num_parts);
+        }
+    }
+}
+
+TEST(work_is_counted_as_people_do) {
+    Problem p = imaginary::problem(10, 20, 8);
+    p.head_dim_v = 4;
+    p.heads_q = 6;
+    p.heads_kv = 2;
+    CHECK_EQ(flops(p, 100, Pass::forward), 2.0 * 12 * 100);
+    CHECK_EQ(flops(p, 100, Pass::backward), 5.0 * 12 * 100);
+    // q 10x8, out 10x4 for 6 heads; k 20x8, v 20x4 for 2; lse 10 for 6.
+    CHECK_EQ(operand_bytes(p, Pass::forward), 4.0 * (6 * 10 * 12 + 2 * 20 * 12 + 6 * 10));
+    CHECK_EQ(operand_bytes(p, Pass::backward), 4.0 * (2 * (6 * 10 * 12 + 2 * 20 * 12) + 6 * 10));
+}
+
+TEST(this_machine_has_the_lanes_it_is_given) {
+    const Machine machine = this_machine(3);
+    CHECK_EQ(machine.lanes, 3);
+    CHECK(machine.clock > 0 && machine.bandwidth > 0);
+    CHECK(!machine.name.empty());
+}
