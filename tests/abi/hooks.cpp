@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+// What a host may plug into a context: its allocator, its log, its threads; and the plan cache.
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "abi/abi.h"
+
+using namespace abi;
+
+namespace {
+
+// An allocator that knows what is out and can run dry.
+struct Ledger {
+    std::mutex mutex;
+    std::map<void*, size_t> out;
+    int calls = 0, fail_from = -1, wrong = 0;
+
+    static void* take(void* user, spattn_device device, size_t bytes, size_t align, spattn_stream) {
+        auto& ledger = *static_cast<Ledger*>(user);
+        const std::lock_guard lock(ledger.mutex);
+        ledger.wrong += device.type != SPATTN_CPU || align == 0 || (align & (align - 1));
+        if (ledger.calls++ == ledger.fail_from) return nullptr;
+        void* memory = std::aligned_alloc(align, (bytes + align) / align * align);
+        ledger.out[memory] = bytes;
+        return memory;
+    }
+    static void give_back(void* user, spattn_device, void* memory, size_t bytes, spattn_stream) {
+        auto& ledger = *static_cast<Ledger*>(user);
+        const std::lock_guard lock(ledger.mutex);
+        const auto found = ledger.out.find(memory);
+        ledger.wrong += found == ledger.out.end() || found->second != bytes;
+        if (found != ledger.out.end()) ledger.out.erase(found);
+        std::free(memory);
+    }
+    spattn_context_options options() {
+        auto options = cpu_options();
+        options.alloc = take;
+        options.free = give_back;
+        options.alloc_user = this;
+        return options;
+    }
+};
+
+struct Lines {
+    std::mutex mutex;
+    std::vector<std::pair<spattn_enum, std::string>> all;
+    static void add(void* user, spattn_enum level, const char* text) {
+        auto& lines = *static_cast<Lines*>(user);
+        const std::lock_guard lock(lines.mutex);
+        lines.all.push_back({level, text});
+    }
+};
+
+// A host's threads: backwards, or in threads of its own, or failing.
+struct Host {
+    enum Kind { backwards, threads, failing } kind = backwards;
+    std::atomic<int64_t> tasks = 0;
+    static int32_t run(void* user, int64_t tasks, void (*body)(void*, int64_t), void* argument) {
+        auto& host = *static_cast<Host*>(user);
+        if (host.kind == failing) return 5;
+        host.tasks += tasks;
+        std::vector<std::thread> pool;
+        for (int64_t task = tasks; task-- > 0;) {
+            if (host.kind == backwards)
+                body(argument, task);
+            else
+                pool.emplace_back(body, argument, task);
+        }
+        for (std::thread& thread : pool) thread.join();
+        return 0;
+    }
+};
+
+// Forward on fixed inputs; what it returned and wrote.
+struct Outcome {
+    spattn_status status;
+    std::vector<unsigned char> out, lse;
+};
+Outcome run_forward(const spattn_plan* plan, const spattn_problem& p) {
+    Tensor q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
+        v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
+        lse({p.batch, p.heads_q, p.seq_q}, f32);
+    uint32_t seed = 1;
+    for (Tensor* t : {&q, &k, &v}) t->fill(seed++);
+    size_t bytes = 0, align = 1;
+    succeed(spattn_plan_workspace(plan, SPATTN_OP_FORWARD, &bytes, &align), "workspace");
+    Tensor workspace({int64_t(bytes)}, u8);
+    auto args = sized<spattn_forward_args>();
+    args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
+    args.workspace = workspace.data, args.workspace_bytes = bytes;
+    const spattn_status status = spattn_forward(plan, &args);
+    return {status, out.content(), lse.content()};
+}
+
+spattn_context_options with_host(Host& host) {
+    auto options = cpu_options();
+    options.cpu_threads = 3;
+    options.parallel_for = Host::run;
+    options.parallel_for_user = &host;
+    return options;
+}
+
+}  // namespace
+
+TEST(every_allocation_is_given_back_in_its_size) {
+    Ledger ledger;
+    {
+        const Context context = make_context(ledger.options());
+        const Pattern pattern = parse("bigbird(8,3,1,2,1) & causal");
+        const Plan plan = make_plan(context.get(), pattern.get(), make_problem());
+        CHECK(!ledger.out.empty());
+        succeed(run_forward(plan.get(), make_problem()).status, "forward");
+    }
+    CHECK(ledger.out.empty());
+    CHECK_EQ(ledger.wrong, 0);
+}
+
+TEST(an_allocator_that_runs_dry) {
+    const Pattern pattern = parse("bigbird(8,3,1,2,1) & causal");
+    const auto problem = make_problem();
+    for (int n = 0;; ++n) {
+        Ledger ledger;
+        ledger.fail_from = n;
+        spattn_plan* plan = nullptr;
+        {
+            spattn_context* created = nullptr;
+            const auto options = ledger.options();
+            const spattn_status status = spattn_context_create(&options, &created);
+            const Context context(created);
+            if (status == SPATTN_OK) {
+                const spattn_status planned =
+                    spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &plan);
+                CHECK(planned == SPATTN_OK || planned == SPATTN_E_HOST_MEMORY);
+                CHECK((planned == SPATTN_OK) == (plan != nullptr));
+            } else {
+                CHECK_EQ(status, SPATTN_E_HOST_MEMORY);
+            }
+            spattn_plan_release(plan);
+        }
+        CHECK(ledger.out.empty());
+        CHECK_EQ(ledger.wrong, 0);
+        if (ledger.calls <= n) {
+            CHECK(plan != nullptr);
+            CHECK(n > 0);
+            break;
+        }
+        CHECK(plan == nullptr);
+    }
+}
+
+TEST(a_plan_outlives_its_context) {
+    Ledger ledger;
+    Plan plan;
+    {
+        const Context context = make_context(ledger.options());
+        const Pattern pattern = parse("causal");
+        plan = make_plan(context.get(), pattern.get(), make_problem());
+    }
+    succeed(run_forward(plan.get(), make_problem()).status, "forward");
+    plan.reset();
+    CHECK(ledger.out.empty());
+}
+
+TEST(log_levels) {
+    const Pattern pattern = parse("causal");
+    for (spattn_enum level : {0, int(SPATTN_LOG_ERROR), int(SPATTN_LOG_INFO), int(SPATTN_LOG_DEBUG)}) {
+        Lines lines;
+        auto options = cpu_options();
+        options.log = Lines::add;
+        options.log_user = &lines;
+        options.log_level = level;
+        const Context context = make_context(options);
+        const Plan first = make_plan(context.get(), pattern.get(), make_problem());
+        const Plan again = make_plan(context.get(), pattern.get(), make_problem());
+        const spattn_enum most_verbose = level ? level : spattn_enum(SPATTN_LOG_INFO);
+        for (const auto& [at, text] : lines.all) {
+            CHECK(at >= SPATTN_LOG_ERROR && at <= most_verbose);
+            CHECK(!text.empty() && text.back() != '\n');
+        }
+        CHECK_EQ(lines.all.empty(), level == SPATTN_LOG_ERROR);
+    }
+}
+
+TEST(parallel_for_is_used_and_changes_no_bit) {
+    const Pattern pattern = parse("causal | sink(3)");
+    const auto problem = make_problem();
+    auto alone = cpu_options();
+    alone.cpu_threads = 1;
+    const Context own = make_context(alone);
+    const Outcome expected = run_forward(make_plan(own.get(), pattern.get(), problem).get(), problem);
+    succeed(expected.status, "one thread");
+    for (Host::Kind kind : {Host::backwards, Host::threads}) {
+        Host host{kind};
+        const Context context = make_context(with_host(host));
+        const Outcome got = run_forward(make_plan(context.get(), pattern.get(), problem).get(), problem);
+        succeed(got.status, "the host's threads");
+        CHECK(host.tasks > 0);
+        CHECK(got.out == expected.out);
+        CHECK(got.lse == expected.lse);
+    }
+}
+
+TEST(parallel_for_that_fails) {
+    const Pattern pattern = parse("causal | sink(3)");
+    Host host{Host::failing};
+    const Context context = make_context(with_host(host));
+    const Plan plan = make_plan(context.get(), pattern.get(), make_problem());
+    CHECK_EQ(run_forward(plan.get(), make_problem()).status, SPATTN_E_CALLBACK);
+    CHECK(std::string(spattn_last_error_text()).find("5") != std::string::npos);
+    host.kind = Host::backwards;
+    succeed(run_forward(plan.get(), make_problem()).status, "the plan works once the host does");
+}
+
+TEST(equal_problems_share_a_plan) {
+    const Context context = make_context();
+    const Pattern pattern = parse("causal & (window(3,0) | sink(1))"), same = parse("(sink(1) | window(3,0)) & causal");
+    auto problem = make_problem();
+    const Plan first = make_plan(context.get(), pattern.get(), problem),
+               second = make_plan(context.get(), same.get(), problem);
+    CHECK(first.get() == second.get());
+    problem.q_offset = 0;
+    problem.flags |= SPATTN_PLAN_Q_OFFSET;  // means the same here
+    problem.axes = SPATTN_BSHD;
+    const Plan other_axes = make_plan(context.get(), pattern.get(), problem);
+    CHECK(first.get() != other_axes.get());
+    problem.flags |= SPATTN_PLAN_SCALE;
+    problem.scale = 0.125;
+    const Plan other_scale = make_plan(context.get(), pattern.get(), problem);
+    CHECK(other_axes.get() != other_scale.get());
+}
+
+TEST(the_least_recently_used_plan_falls_out) {
+    auto options = cpu_options();
+    options.plan_cache = 2;
+    const Context context = make_context(options);
+    const auto problem = make_problem();
+    const Pattern a = parse("causal"), b = parse("full"), c = parse("window(3,0)");
+    const Plan first_a = make_plan(context.get(), a.get(), problem),
+               first_b = make_plan(context.get(), b.get(), problem);
+    CHECK(make_plan(context.get(), a.get(), problem).get() == first_a.get());  // a is now the more recent
+    const Plan first_c = make_plan(context.get(), c.get(), problem);           // b falls out
+    CHECK(make_plan(context.get(), a.get(), problem).get() == first_a.get());
+    CHECK(make_plan(context.get(), b.get(), problem).get() != first_b.get());
+    options.plan_cache = -1;
+    const Context without = make_context(options);
+    const Plan one = make_plan(without.get(), a.get(), problem), two = make_plan(without.get(), a.get(), problem);
+    CHECK(one.get() != two.get());
+}

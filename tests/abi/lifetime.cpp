@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+// Handles come and go: nothing leaks, any order of release is fine, threads may share.
+#include <malloc.h>
+
+#include <atomic>
+#include <thread>
+
+#include "abi/abi.h"
+
+using namespace abi;
+
+namespace {
+
+// Bytes in use by malloc. 0 under AddressSanitizer, whose own leak check speaks at exit.
+size_t bytes_in_use() { return mallinfo2().uordblks; }
+
+void compose_and_ask() {
+    const Pattern a = parse("causal & (sink(4) | window(63,0))"), b = parse("documents(0,10,40) - global_keys(3,5)");
+    const spattn_pattern* parts[] = {a.get(), b.get()};
+    spattn_pattern* made = nullptr;
+    succeed(spattn_pattern_union(parts, 2, &made), "union");
+    const Pattern both(made);
+    uint64_t hash = 0;
+    succeed(spattn_pattern_hash(both.get(), &hash), "hash");
+    const auto extent = make_extent(33, 65);
+    auto stats = sized<spattn_stats>();
+    succeed(spattn_pattern_stats(both.get(), &extent, &stats), "stats");
+    spattn_pattern* refused = nullptr;
+    CHECK_EQ(spattn_pattern_parse("causal & (sink(4) | window(63,", &refused), SPATTN_E_FORMAT);
+}
+
+template <class Body>
+void demand_no_growth(int rounds, Body body) {
+    for (int i = 0; i < rounds / 10; ++i) body();  // caches and thread-locals fill
+    const size_t before = bytes_in_use();
+    for (int i = 0; i < rounds; ++i) body();
+    const size_t after = bytes_in_use();
+    CHECK(after < before + size_t(rounds));  // less than a byte a round
+}
+
+}  // namespace
+
+TEST(patterns_leak_nothing) { demand_no_growth(10000, compose_and_ask); }
+
+TEST(plans_leak_nothing) {
+    auto options = cpu_options();
+    options.plan_cache = 2;
+    options.cpu_threads = 1;
+    const Context context = make_context(options);
+    const char* texts[] = {"causal", "full", "bigbird(8,3,1,1,0)", "window(9,9)"};
+    int turn = 0;
+    demand_no_growth(1000, [&] {
+        const Pattern pattern = parse(texts[turn++ % 4]);
+        make_plan(context.get(), pattern.get(), make_problem());
+    });
+}
+
+TEST(contexts_leak_nothing) {
+    demand_no_growth(100, [] {
+        auto options = cpu_options();
+        options.cpu_threads = 2;
+        const Context context = make_context(options);
+        const Pattern pattern = parse("causal");
+        make_plan(context.get(), pattern.get(), make_problem());
+    });
+}
+
+TEST(any_order_of_release) {
+    spattn_pattern* inner = parse("causal").release();
+    const spattn_pattern* parts[] = {inner, inner};
+    spattn_pattern* outer = nullptr;
+    succeed(spattn_pattern_union(parts, 2, &outer), "union");
+    spattn_pattern_release(inner);
+    spattn_pattern_retain(outer);
+    spattn_pattern_release(outer);
+    spattn_context* context = make_context().release();
+    spattn_plan* plan = make_plan(context, outer, make_problem()).release();
+    spattn_context_release(context);
+    spattn_pattern_release(outer);
+    auto stats = sized<spattn_stats>();
+    succeed(spattn_plan_stats(plan, &stats), "stats");
+    CHECK(stats.pairs > 0);
+    spattn_plan_release(plan);
+}
+
+// A chain as deep as a program may build it by mistake is refused or works; it never runs out of stack.
+TEST(deep_composition) {
+    Pattern pattern = parse("causal");
+    spattn_status status = SPATTN_OK;
+    for (int i = 0; i < 200000 && status == SPATTN_OK; ++i) {
+        spattn_pattern* next = nullptr;
+        status = spattn_pattern_transpose(pattern.get(), &next);
+        if (status == SPATTN_OK) pattern.reset(next);
+    }
+    CHECK(status == SPATTN_OK || status == SPATTN_E_RANGE);
+    const auto extent = make_extent(3, 3);
+    int32_t keeps = -1;
+    succeed(spattn_pattern_keeps(pattern.get(), &extent, 0, 0, 1, 1, &keeps), "keeps");
+    CHECK_EQ(keeps, 1);
+}
+
+TEST(threads_share_everything) {
+    const Context context = make_context();
+    const Pattern pattern = parse("causal & (window(7,0) | sink(2))");
+    auto problem = make_problem();
+    problem.heads_kv = problem.heads_q;
+    problem.head_dim_v = problem.head_dim;
+    const Plan plan = make_plan(context.get(), pattern.get(), problem);
+    const std::vector<int64_t> shape{problem.batch, problem.heads_q, problem.seq_q, problem.head_dim};
+    Tensor q(shape, f32), k(shape, f32), v(shape, f32);
+    uint32_t seed = 1;
+    for (Tensor* t : {&q, &k, &v}) t->fill(seed++);
+    const auto forward = [&](Tensor& out) {
+        size_t bytes = 0, align = 1;
+        if (spattn_plan_workspace(plan.get(), SPATTN_OP_FORWARD, &bytes, &align)) return false;
+        Tensor workspace({int64_t(bytes)}, u8);
+        auto args = sized<spattn_forward_args>();
+        args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view;
+        args.workspace = workspace.data, args.workspace_bytes = bytes;
+        return spattn_forward(plan.get(), &args) == SPATTN_OK;
+    };
+    Tensor expected(shape, f32);
+    CHECK(forward(expected));
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 6; ++t)
+        threads.emplace_back([&] {
+            for (int i = 0; i < 20; ++i) {
+                Tensor out(shape, f32);
+                wrong += !forward(out) || out.content() != expected.content();
+                spattn_plan* again = nullptr;
+                wrong += spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &again) != SPATTN_OK;
+                wrong += again != plan.get();
+                spattn_plan_release(again);
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(wrong.load(), 0);
+}
