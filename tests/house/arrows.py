@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Includes point down, never up or sideways. The table is the architecture: folder -> what it may include."""
+import re
+
+ARCH = {"tile", "ptx", "runtime", "plan/kernel.h", "layout/view.h", "core"}
+MAY_INCLUDE = {
+    "src": {
+        "core": {"core"},
+        "pattern": {"pattern", "core"},
+        "layout": {"layout", "pattern", "core"},
+        "plan": {"plan", "layout", "pattern", "core"},
+        "cpu": {"cpu", "plan/kernel.h", "plan/backends.h", "layout/view.h", "core"},
+        "api": {"api", "plan", "layout", "pattern", "core"},
+    },
+    "cuda": {
+        "ptx": {"ptx"},
+        "tile": {"tile", "ptx", "core"},
+        "runtime": {"runtime", "core"},
+        "layout": {"tile", "runtime", "layout/view.h", "core"},
+        "any": {"any"} | ARCH,
+        "sm80": {"sm80"} | ARCH,
+        "sm90": {"sm90"} | ARCH,
+        "sm100": {"sm100"} | ARCH,
+    },
+}
+SUFFIXES = {".h", ".hpp", ".cpp", ".c", ".cuh", ".cu", ".inc"}
+PUBLIC = "sparseattn"        # include/sparseattn: everyone's
+CUDA_HEADER = re.compile(r"cuda|cublas|cub/|nv/|mma\.h")
+
+
+def sources(root, *folders):
+    """Every C, C++ and CUDA file below these folders."""
+    return sorted(path for folder in folders for path in (root / folder).rglob("*") if path.suffix in SUFFIXES)
+
+
+def includes(path):
+    """(line number, < or ", what is included)."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)', line)
+        if match:
+            yield number, match[1], match[2]
+
+
+def may(allowed, wanted):
+    return wanted in allowed or wanted.split("/")[0] in allowed | {PUBLIC}
+
+
+def floor_violations(root):
+    """src and cuda, folder by folder."""
+    for base, table in MAY_INCLUDE.items():
+        for path in sources(root, base):
+            parts = path.relative_to(root / base).parts
+            if len(parts) < 2:
+                continue  # a list at the top of cuda
+            folder = parts[0]
+            if folder not in table:
+                yield f"{path}: no row for {base}/{folder} in tests/house/arrows.py"
+                continue
+            for number, kind, wanted in includes(path):
+                if kind == '"' and not may(table[folder], wanted):
+                    yield f"{path}:{number}: {folder} must not include {wanted}"
+
+
+def common_violations(root):
+    """What holds for every file of every floor."""
+    for path in sources(root, "include", "src", "cuda", "tests", "bench", "bindings"):
+        for number, kind, wanted in includes(path):
+            if "../" in wanted:
+                yield f"{path}:{number}: {wanted} climbs; paths start at src, cuda or include"
+            if kind == "<" and CUDA_HEADER.search(wanted) and not path.is_relative_to(root / "cuda"):
+                yield f"{path}:{number}: CUDA header {wanted} outside cuda"
+
+
+def outsider_violations(root):
+    """Bindings, bench and the ABI tests see the public header and their own files."""
+    inside = set(MAY_INCLUDE["src"]) | set(MAY_INCLUDE["cuda"])
+    for path in sources(root, "bindings", "bench", "tests/abi", "include"):
+        for number, kind, wanted in includes(path):
+            if kind == '"' and wanted.split("/")[0] in inside:
+                yield f"{path}:{number}: must not include {wanted}: the public header is all it may see"
+
+
+def violations(root):
+    return [*floor_violations(root), *common_violations(root), *outsider_violations(root)]

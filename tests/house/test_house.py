@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""Is the house in order? What is law fails; habits only warn. A check that finds nothing to check fails."""
+import re
+import subprocess
+import warnings
+
+import arrows
+import pytest
+from capi import ROOT
+
+FILE_HABIT = {".cuh": 600, ".h": 400, ".cpp": 400, ".py": 400}
+FUNCTION_HABIT = 60
+
+
+# ---- arrows ----
+
+def test_arrows():
+    counted = sum(1 for path in arrows.sources(ROOT, "src") for _ in arrows.includes(path))
+    assert counted > 100
+    assert arrows.violations(ROOT) == []
+
+
+@pytest.mark.parametrize("file, line", [
+    ("src/core/error.h", '#include "plan/plan.h"'),
+    ("src/cpu/avx2/vec.h", '#include "plan/plan.h"'),
+    ("src/cpu/cpu.cpp", '#include "layout/layout.h"'),
+    ("src/pattern/full.cpp", '#include "../core/text.h"'),
+    ("src/plan/select.cpp", "#include <cuda_runtime.h>"),
+    ("src/helpers/text.h", '#include "core/text.h"'),
+    ("cuda/sm90/block_forward.cuh", '#include "sm80/block_forward.h"'),
+    ("cuda/ptx/wgmma.h", '#include "core/dtype.h"'),
+    ("cuda/layout/top_k.cu", '#include "layout/layout.h"'),
+    ("bench/main.cpp", '#include "plan/plan.h"'),
+    ("tests/abi/misuse.cpp", '#include "core/tensor.h"'),
+])
+def test_arrows_see_a_planted_include(tmp_path, file, line):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(line + "\n")
+    assert arrows.violations(tmp_path)
+
+
+# ---- symbols of arch objects ----
+
+def arch_objects(build):
+    """Objects compiled with instructions that not every machine has: rows of archs.inc with flags."""
+    rows = re.findall(r"^SPATTN_CPU_ARCH\((\w+), ?(.*)\)", (ROOT / "src/cpu/archs.inc").read_text(), flags=re.M)
+    objects = [path for arch, flags in rows if flags.strip()
+               for path in (build / "src/CMakeFiles" / f"spattn_cpu_{arch}.dir").rglob("*.o")]
+    assert len(objects) >= 2
+    return objects
+
+
+def symbols(path):
+    text = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+    assert text, f"{path} has no symbol"
+    return text.splitlines()
+
+
+def test_arch_objects_offer_nothing_weak(build):
+    """The linker may hand a weak function to code that runs on older machines, with this arch's instructions in it."""
+    weak = [f"{path}: {line}" for path in arch_objects(build) for line in symbols(path) if re.search(r" [VWu] ", line)]
+    assert weak == []
+
+
+def test_arch_objects_export_only_their_table(build):
+    for path in arch_objects(build):
+        arch = path.parent.name
+        strong = [line for line in symbols(path) if re.search(r" [TDBR] ", line)]
+        assert strong, path
+        assert [line for line in strong if f"spattn::cpu::{arch}" not in line] == []
+
+
+# ---- texts ----
+
+def tracked(*suffixes):
+    names = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"],
+                           capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [ROOT / name for name in names if name.endswith(suffixes) and (ROOT / name).exists()]
+    assert found
+    return found
+
+
+def test_each_source_names_its_license():
+    files = tracked(".h", ".cpp", ".inc", ".py", ".cmake", "CMakeLists.txt", ".c", ".cu", ".cuh")
+    assert len(files) > 80
+    texts = [(path, path.read_text()) for path in files]
+    assert [str(path) for path, text in texts if text and "SPDX-License-Identifier: MIT" not in text[:200]] == []
+
+
+def functions(path):
+    """(line, length) of functions, by the indentation that clang-format gives them."""
+    lines = path.read_text().splitlines()
+    for start, line in enumerate(lines):
+        head = re.match(r"^(\s*)(?!if|for|while|switch|else|namespace|struct|class|return|\})[\w].*\).*\{$", line)
+        if head:
+            end = next((n for n in range(start + 1, len(lines)) if lines[n] == head[1] + "}"), start)
+            yield start + 1, end - start + 1
+
+
+def habits(path):
+    """What of a file is beyond the habit."""
+    lines = path.read_text().splitlines()
+    if len(lines) > (700 if path.name == "sparseattn.h" else FILE_HABIT[path.suffix]):
+        yield f"{len(lines)} lines"
+    wide = sum(len(line) > 120 for line in lines)
+    if wide:
+        yield f"{wide} lines wider than 120 columns"
+    if path.suffix != ".py":
+        yield from (f"line {start}: a function of {length} lines" for start, length in functions(path)
+                    if length > FUNCTION_HABIT)
+
+
+def test_habits():
+    """Long files, lines and functions are allowed, but said aloud: there may be a seam."""
+    files = tracked(*FILE_HABIT)
+    assert sum(1 for path in files if path.suffix == ".cpp" for _ in functions(path)) > 100
+    for path in files:
+        for habit in habits(path):
+            warnings.warn(f"{path.relative_to(ROOT)}: {habit}")
