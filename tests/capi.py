@@ -15,8 +15,8 @@ DTYPES = {"f": 2, "i": 0, "u": 1, "b": 6}  # numpy kind -> spattn_dtype_code
 def declarations():
     """The header after the preprocessor, without the system headers whose types cffi knows anyway."""
     text = "\n".join(line for line in HEADER.read_text().splitlines() if not line.startswith("#include"))
-    return subprocess.run(["cc", "-E", "-P", "-DSPATTN_CFFI", "-x", "c", "-"], input=text, capture_output=True, text=True,
-                          check=True).stdout
+    command = ["cc", "-E", "-P", "-DSPATTN_CFFI", "-x", "c", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 ffi = cffi.FFI()
@@ -85,8 +85,8 @@ class Library:
         return out
 
     def plan(self, pattern, flags=0, scale=None, q_offset=None, **sizes):
-        problem = sized("spattn_problem", flags=flags, dtype={"code": 2, "bits": 32, "lanes": 1}, axes=self.c.SPATTN_BHSD,
-                        **sizes)
+        float32 = {"code": 2, "bits": 32, "lanes": 1}
+        problem = sized("spattn_problem", flags=flags, dtype=float32, axes=self.c.SPATTN_BHSD, **sizes)
         if scale is not None:
             problem.flags |= self.c.SPATTN_PLAN_SCALE
             problem.scale = scale

@@ -42,12 +42,12 @@ def to_mask(pattern, extent):
     out = np.zeros((extent.batch, extent.heads, extent.seq_q, extent.seq_k), bool)
     for b in range(extent.batch):
         for h in range(extent.heads):
-            out[b, h] = sees(p, k, Scene(extent, b, h))  # NumPy broadcasts predicates of p or k alone
+            out[b, h] = sees(p, k, Scene(extent, b, h))
     return out
 
 
 def coverage(plane, height, width):
-    """float64 [height, width]: the kept share of each cell of one plane of a mask, as spattn_pattern_to_image cuts it."""
+    """float64 [height, width]: the kept share of each cell of one plane of a mask."""
     rows = [y * plane.shape[0] // height for y in range(height + 1)]
     cols = [x * plane.shape[1] // width for x in range(width + 1)]
     return np.array([[plane[rows[y]:rows[y + 1], cols[x]:cols[x + 1]].mean() for x in range(width)]
@@ -211,12 +211,15 @@ def per_batch(parts, part_of_batch):
 
 # ---- text ----
 
-NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark, fixed,
-                                   logsparse, residue, global_keys, global_tokens, tree, bigbird)}
+NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark,
+                                   fixed, logsparse, residue, global_keys, global_tokens, tree, bigbird)}
 
 
 class Reader:
-    """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]"""
+    """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
+
+    transpose takes an expression, per_head and per_batch a list of choices and then expressions, all others numbers.
+    """
 
     def __init__(self, text):
         self.tokens = re.findall(r"[a-z_]+|-?\d+|[^\s]", text) + ["end"]

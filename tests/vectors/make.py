@@ -14,16 +14,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from oracle import Extent, attention_backward, attention_forward, to_mask  # noqa: E402
 
-# Extents that align at the end, at the start, before it, beyond it; longer than wide, wider than long, one row, one key.
+# Extents that align at the end, at the start, before it, beyond it; long, wide, of one row, of one key.
 EXTENTS = [Extent(9, 9), Extent(5, 12), Extent(12, 5), Extent(7, 10, q_offset=-3), Extent(6, 11, q_offset=14),
-           Extent(1, 17), Extent(17, 1, q_offset=0), Extent(33, 70, q_offset=20), Extent(64, 64), Extent(100, 131, q_offset=-40)]
+           Extent(1, 17), Extent(17, 1, q_offset=0), Extent(33, 70, q_offset=20), Extent(64, 64),
+           Extent(100, 131, q_offset=-40)]
 
 TEXTS = """
-full | causal | window(0,0) | window(3,1) | window(-1,2) | window(2,-1) | window(-1,-1) | window(1000,0) | sink(0) | sink(4)
-sink(100000) | block_diagonal(1) | block_diagonal(4) | block_diagonal(1000) | documents(0,3,3,8,40) | documents(2,5)
-documents(0) | dilated(6,0,3) | dilated(4,4,2) | dilated(-1,-1,5) | dilated(7,3,1) | strided(1) | strided(4) | landmark(4,0)
-landmark(4,1) | landmark(4,4) | fixed(5,2) | fixed(8,0) | logsparse | residue(1,0) | residue(3,2) | residue(16,5)
-global_keys(0) | global_keys(7,2,2,90) | global_tokens(0,1) | global_tokens(30,3) | bigbird(4,3,1,1,0)
+full | causal | window(0,0) | window(3,1) | window(-1,2) | window(2,-1) | window(-1,-1) | window(1000,0) | sink(0)
+sink(4) | sink(100000) | block_diagonal(1) | block_diagonal(4) | block_diagonal(1000) | documents(0,3,3,8,40)
+documents(2,5) | documents(0) | dilated(6,0,3) | dilated(4,4,2) | dilated(-1,-1,5) | dilated(7,3,1) | strided(1) | strided(4)
+landmark(4,0) | landmark(4,1) | landmark(4,4) | fixed(5,2) | fixed(8,0) | logsparse | residue(1,0) | residue(3,2)
+residue(16,5) | global_keys(0) | global_keys(7,2,2,90) | global_tokens(0,1) | global_tokens(30,3) | bigbird(4,3,1,1,0)
 bigbird(2,1,0,2,12345) | bigbird(3,0,0,4,18446744073709551615) | bigbird(1,5,2,3,7) | bigbird(64,3,0,0,0)
 """.replace("\n", " | ").split(" | ")
 
@@ -32,7 +33,8 @@ NESTED = [
     "causal & fixed(4,1)", "causal & (global_tokens(0,6) | window(3,0))", "block_diagonal(8) & residue(2,1)",
     "block_diagonal(4) & residue(1,0) | block_diagonal(16) & residue(4,3)", "full - causal", "causal - window(2,0)",
     "causal - sink(1) - window(0,0)", "window(3,3) - window(1,1) & causal", "transpose(causal)", "transpose(sink(3))",
-    "transpose(window(4,1)) | sink(1)", "transpose(transpose(documents(0,4,9)))", "transpose(global_keys(1,5)) & causal",
+    "transpose(window(4,1)) | sink(1)", "transpose(transpose(documents(0,4,9)))",
+    "transpose(global_keys(1,5)) & causal",
     "transpose(logsparse)", "transpose(dilated(9,0,3) - sink(2))", "transpose(block_diagonal(3) | landmark(5,1))",
     "(full)", "( causal|sink( 1 ) )&window( 6 , 0 )", "bigbird(4,3,1,1,9) & causal", "transpose(bigbird(4,3,1,1,9))",
     "global_tokens(0) | block_diagonal(6) - causal", "full - (window(2,2) | sink(1))",

@@ -9,6 +9,7 @@ import numpy as np
 from oracle import Extent
 
 HERE = pathlib.Path(__file__).resolve().parent
+SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
 INPUTS, OUTPUTS, GRADIENTS = ("q", "k", "v", "dout", "dlse"), ("out", "lse"), ("dq", "dk", "dv")
 
 
@@ -67,7 +68,7 @@ def attention(library, vector, flags):
     """Every tensor of the vector, as the library computes it."""
     arrays = {name: shaped(vector, name).astype(np.float32) for name in INPUTS if name in vector}
     arrays |= {name: np.full_like(shaped(vector, name), np.nan, np.float32) for name in OUTPUTS + GRADIENTS}
-    sizes = {name: vector[name] for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")}
+    sizes = {name: vector[name] for name in SIZES}
     plan = library.plan(library.parse(vector["text"]), flags, vector["scale"], vector["q_offset"], **sizes)
     library.run(plan, "forward", **{name: arrays[name] for name in ("q", "k", "v", "out", "lse")})
     library.run(plan, "backward", **arrays)
@@ -78,7 +79,8 @@ def compare(vector, arrays):
     for name in OUTPUTS + GRADIENTS:
         expected = shaped(vector, name)
         scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-        np.testing.assert_allclose(arrays[name], expected, rtol=2e-5, atol=2e-6 * scale, err_msg=f"{name} of {vector['text']}")
+        np.testing.assert_allclose(arrays[name], expected, rtol=2e-5, atol=2e-6 * scale,
+                                   err_msg=f"{name} of {vector['text']}")
 
 
 def shaped(vector, name):
