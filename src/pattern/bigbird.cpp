@@ -70,7 +70,7 @@ void fill(BlockRow& row) {
         row.seen.push_back({lowest, forever});
         return;
     }
-    if (global > 0) row.seen.push_back({lowest, global});
+    row.seen.push_back({lowest, global});
     const int64_t reach = (window - 1) / 2;
     if (window > 0) row.seen.push_back({row.row - reach, add_saturated(row.row, reach + 1)});
     join(row.seen);
