@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// Chapter 4e of the header: questions a person asks of a pattern. Answers come from the rows of keys, not from layouts.
+#include <cstring>
+
+#include "api/args.h"
+#include "api/guard.h"
+#include "api/stats.h"
+#include "layout/image.h"
+#include "layout/layout.h"
+
+using namespace spattn;
+
+namespace {
+
+// The extent, on which the pattern has a meaning.
+Question ask(const spattn_pattern* pattern, const spattn_extent* extent) {
+    required(pattern, "pattern");
+    const Question question = read_extent(extent, "extent");
+    pattern->check(question.extent);
+    return question;
+}
+
+// One row of a mask. Rows that lie tight are filled by whole intervals.
+void write_row(const Intervals& kept, uint8_t* row, int64_t keys, int64_t stride) {
+    if (stride == 1) {
+        std::memset(row, 0, size_t(keys));
+        for (const Interval& i : kept) std::memset(row + i.begin, 1, size_t(i.end - i.begin));
+        return;
+    }
+    for (int64_t k = 0; k < keys; ++k) row[k * stride] = 0;
+    for (const Interval& i : kept) {
+        for (int64_t k = i.begin; k < i.end; ++k) row[k * stride] = 1;
+    }
+}
+
+void write_mask(const Pattern& pattern, const Extent& extent, const HostTensor& out) {
+    Intervals kept;
+    for (Plane plane{extent}; plane.batch < extent.batch; ++plane.batch) {
+        for (plane.head = 0; plane.head < extent.heads; ++plane.head) {
+            auto* rows = static_cast<uint8_t*>(out.data) + plane.batch * out.strides[0] + plane.head * out.strides[1];
+            for (int64_t row = 0; row < extent.seq_q; ++row) {
+                kept.clear();
+                pattern.keys(plane, row, {0, extent.seq_k}, kept);
+                write_row(kept, rows + row * out.strides[2], extent.seq_k, out.strides[3]);
+            }
+        }
+    }
+}
+
+template <class Index>
+void write_columns(const Intervals& kept, void* columns, int64_t stride, int64_t at) {
+    auto* to = static_cast<Index*>(columns);
+    for (const Interval& i : kept) {
+        for (int64_t k = i.begin; k < i.end; ++k) to[at++ * stride] = Index(k);
+    }
+}
+
+// Where a row of CSR goes; either tensor may be absent.
+struct Csr {
+    const HostTensor* row_ptr;
+    const HostTensor* col_idx;
+};
+
+// Visits all rows: the number of kept pairs; writes what is asked for.
+int64_t walk_csr(const Pattern& pattern, const Plane& plane, const Csr& csr) {
+    int64_t pairs = 0;
+    Intervals kept;
+    for (int64_t row = 0; row <= plane.extent.seq_q; ++row) {
+        if (csr.row_ptr) static_cast<int64_t*>(csr.row_ptr->data)[row * csr.row_ptr->strides[0]] = pairs;
+        if (row == plane.extent.seq_q) break;
+        kept.clear();
+        pattern.keys(plane, row, {0, plane.extent.seq_k}, kept);
+        if (csr.col_idx) {
+            const auto write = csr.col_idx->dtype.bits == 32 ? write_columns<int32_t> : write_columns<int64_t>;
+            write(kept, csr.col_idx->data, csr.col_idx->strides[0], pairs);
+        }
+        for (const Interval& i : kept) pairs += i.end - i.begin;
+    }
+    return pairs;
+}
+
+}  // namespace
+
+extern "C" {
+
+spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_extent* extent, spattn_stats* result) {
+    return guard(__func__, [&] {
+        const Question q = ask(pattern, extent);
+        required(result, "result");
+        const Layout layout = build_layout(*pattern, q.extent, q.block_q, q.block_k);
+        spattn_stats stats = make_stats(count(layout), q.extent.batch * q.extent.heads, q.extent.seq_q, q.extent.seq_k);
+        stats.layout_bytes = int64_t(layout.bytes());
+        write_struct(result, stats, "result");
+    });
+}
+
+spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, const spattn_extent* extent, int64_t batch,
+                                   int64_t head, int64_t q, int64_t k, int32_t* result) {
+    return guard(__func__, [&] {
+        const Extent e = ask(pattern, extent).extent;
+        require_range(batch, 0, e.batch - 1, "batch");
+        require_range(head, 0, e.heads - 1, "head");
+        require_range(q, 0, e.seq_q - 1, "q");
+        require_range(k, 0, e.seq_k - 1, "k");
+        required(result, "result");
+        Intervals kept;
+        pattern->keys({e, batch, head}, q, {k, k + 1}, kept);
+        *result = !kept.empty();
+    });
+}
+
+spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn_extent* extent,
+                                     const spattn_tensor* out) {
+    return guard(__func__, [&] {
+        const Extent e = ask(pattern, extent).extent;
+        const std::array<int64_t, 4> shape{e.batch, e.heads, e.seq_q, e.seq_k};
+        write_mask(*pattern, e, read_host_tensor(out, "out", shape, {dtype_bool, dtype_u8}));
+    });
+}
+
+spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
+                                      const spattn_tensor* coverage) {
+    return guard(__func__, [&] {
+        const Extent e = ask(pattern, extent).extent;
+        require_range(head, 0, e.heads - 1, "head");
+        const HostTensor to = read_host_tensor(coverage, "coverage", std::array<int64_t, 2>{-1, -1}, {dtype_f32});
+        const int64_t height = to.shape[0], width = to.shape[1];
+        if (height < 1 || height > e.seq_q || width < 1 || width > e.seq_k) {
+            fail(SPATTN_E_SHAPE, "coverage",
+                 text("is [", height, ", ", width, "]; accepted: from [1, 1] to [", e.seq_q, ", ", e.seq_k, "], the extent"));
+        }
+        draw_image(*pattern, {e, 0, head}, height, width, [&](int64_t y, int64_t x, int64_t cells, float share) {
+            float* row = static_cast<float*>(to.data) + y * to.strides[0];
+            for (int64_t i = x; i < x + cells; ++i) row[i * to.strides[1]] = share;
+        });
+    });
+}
+
+spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
+                                    const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t* nnz) {
+    return guard(__func__, [&] {
+        const Extent e = ask(pattern, extent).extent;
+        require_range(head, 0, e.heads - 1, "head");
+        required(nnz, "nnz");
+        HostTensor rows, columns;
+        Csr csr{};
+        if (row_ptr) {
+            rows = read_host_tensor(row_ptr, "row_ptr", std::array<int64_t, 1>{e.seq_q + 1}, {dtype_i64});
+            csr.row_ptr = &rows;
+        }
+        if (!col_idx) {
+            *nnz = walk_csr(*pattern, {e, 0, head}, csr);
+            return;
+        }
+        columns = read_host_tensor(col_idx, "col_idx", std::array<int64_t, 1>{-1}, {dtype_i32, dtype_i64});
+        // Counted before anything is written: a column list that is too short stays as it was.
+        *nnz = walk_csr(*pattern, {e, 0, head}, {});
+        if (columns.shape[0] < *nnz) {
+            fail(SPATTN_E_SHAPE, "col_idx", text("has room for ", columns.shape[0], "; accepted: ", *nnz, " and more"));
+        }
+        csr.col_idx = &columns;
+        walk_csr(*pattern, {e, 0, head}, csr);
+    });
+}
+
+}  // extern "C"
