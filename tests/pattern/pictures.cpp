@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT
+// What masks must look like, for people to read: x is a kept pair, rows are queries.
+#include "check.h"
+#include "pattern/pattern.h"
+
+using namespace spattn;
+
+namespace {
+
+std::string draw(const std::string& text, Plane plane) {
+    const PatternRef pattern = parse_pattern(text);
+    pattern->check(plane.extent);
+    std::string picture = "\n";
+    for (int64_t row = 0; row < plane.extent.seq_q; ++row) {
+        std::string line(size_t(plane.extent.seq_k), '.');
+        Intervals kept;
+        pattern->keys(plane, row, {0, plane.extent.seq_k}, kept);
+        for (const Interval& i : kept) line.replace(size_t(i.begin), size_t(i.end - i.begin), size_t(i.end - i.begin), 'x');
+        picture += line + '\n';
+    }
+    return picture;
+}
+
+// Queries align to the end of the keys, as they do unless an offset is given.
+std::string draw(const std::string& text, int64_t seq_q, int64_t seq_k) {
+    return draw(text, Plane{{1, 1, seq_q, seq_k, seq_k - seq_q}});
+}
+
+}  // namespace
+
+TEST(bands) {
+    CHECK_EQ(draw("full", 2, 4), R"(
+xxxx
+xxxx
+)");
+    CHECK_EQ(draw("causal", 4, 4), R"(
+x...
+xx..
+xxx.
+xxxx
+)");
+    CHECK_EQ(draw("causal", 2, 5), R"(
+xxxx.
+xxxxx
+)");
+    CHECK_EQ(draw("causal", 5, 2), R"(
+..
+..
+..
+x.
+xx
+)");
+    CHECK_EQ(draw("window(2,0)", 6, 6), R"(
+x.....
+xx....
+xxx...
+.xxx..
+..xxx.
+...xxx
+)");
+    CHECK_EQ(draw("window(1,2)", 5, 5), R"(
+xxx..
+xxxx.
+.xxxx
+..xxx
+...xx
+)");
+    CHECK_EQ(draw("window(-1,1)", 3, 4), R"(
+xxx.
+xxxx
+xxxx
+)");
+    CHECK_EQ(draw("window(0,-1)", 3, 4), R"(
+.xxx
+..xx
+...x
+)");
+    CHECK_EQ(draw("dilated(4,2,2)", 6, 6), R"(
+x.x...
+.x.x..
+x.x.x.
+.x.x.x
+x.x.x.
+.x.x.x
+)");
+    CHECK_EQ(draw("strided(3)", 4, 7), R"(
+x..x..x
+.x..x..
+..x..x.
+x..x..x
+)");
+    CHECK_EQ(draw("logsparse", 3, 10), R"(
+...x.xxx..
+x...x.xxx.
+.x...x.xxx
+)");
+}
+
+TEST(blocks) {
+    CHECK_EQ(draw("block_diagonal(2)", 5, 5), R"(
+xx...
+xx...
+..xx.
+..xx.
+....x
+)");
+    CHECK_EQ(draw("documents(1,3,3,4)", 5, 5), R"(
+.....
+.xx..
+.xx..
+...x.
+.....
+)");
+    CHECK_EQ(draw("landmark(3,1)", 1, 8), R"(
+..x..x..
+)");
+    CHECK_EQ(draw("fixed(3,1)", 4, 7), R"(
+..xxxx.
+..xxxx.
+..xxxx.
+..x..xx
+)");
+    CHECK_EQ(draw("residue(3,1)", 5, 5), R"(
+.....
+.x..x
+.....
+.....
+.x..x
+)");
+    CHECK_EQ(draw("bigbird(2,1,1,0,0)", 6, 6), R"(
+xxxxxx
+xxxxxx
+xxxx..
+xxxx..
+xx..xx
+xx..xx
+)");
+    CHECK_EQ(draw("bigbird(1,1,0,2,7)", 6, 6), R"(
+x..xx.
+xx.x..
+x.xx..
+x..xx.
+x..xx.
+...xxx
+)");
+}
+
+TEST(tokens) {
+    CHECK_EQ(draw("sink(2)", 2, 4), R"(
+xx..
+xx..
+)");
+    CHECK_EQ(draw("global_keys(3,0,3)", 2, 5), R"(
+x..x.
+x..x.
+)");
+    CHECK_EQ(draw("global_tokens(1)", 4, 4), R"(
+.x..
+xxxx
+.x..
+.x..
+)");
+    CHECK_EQ(draw("tree(-1,0,0,1,-1)", 5, 7), R"(
+xxx....
+xxxx...
+xxx.x..
+xxxx.x.
+xx....x
+)");
+    CHECK_EQ(draw("tree(2,0,-1)", 2, 4), R"(
+xxxx
+x..x
+)");
+    CHECK_EQ(draw("transpose(tree(-1,0,0))", 3, 3), R"(
+xxx
+.x.
+..x
+)");
+}
+
+TEST(composition) {
+    CHECK_EQ(draw("causal & (sink(1) | window(1,0))", 5, 5), R"(
+x....
+xx...
+xxx..
+x.xx.
+x..xx
+)");
+    CHECK_EQ(draw("causal & (window(2,0) | strided(2))", 5, 5), R"(
+x....
+xx...
+xxx..
+.xxx.
+x.xxx
+)");
+    CHECK_EQ(draw("causal - global_keys(1) - sink(1)", 4, 4), R"(
+....
+....
+..x.
+..xx
+)");
+    CHECK_EQ(draw("full - (causal - sink(2))", 3, 4), R"(
+xxxx
+xx.x
+xx..
+)");
+    CHECK_EQ(draw("transpose(sink(1))", 3, 3), R"(
+xxx
+...
+...
+)");
+    CHECK_EQ(draw("transpose(causal & block_diagonal(2))", 4, 4), R"(
+xx..
+.x..
+..xx
+...x
+)");
+    CHECK_EQ(draw("transpose(logsparse)", 4, 4), R"(
+xxx.
+.xxx
+..xx
+...x
+)");
+}
+
+TEST(planes) {
+    Plane plane{{2, 2, 2, 2, 0}};
+    plane.head = 1;
+    CHECK_EQ(draw("per_head([1,0], causal, full)", plane), "\nx.\nxx\n");
+    plane.head = 0;
+    CHECK_EQ(draw("per_head([1,0], causal, full)", plane), "\nxx\nxx\n");
+    plane.batch = 1;
+    CHECK_EQ(draw("causal & per_batch([0,1], full, sink(1))", plane), "\nx.\nx.\n");
+}
+
+TEST(offsets) {
+    const Plane before{{1, 1, 4, 4, -2}}, beyond{{1, 1, 2, 4, 5}};
+    CHECK_EQ(draw("causal", before), "\n....\n....\nx...\nxx..\n");
+    CHECK_EQ(draw("block_diagonal(2)", before), "\n....\n....\nxx..\nxx..\n");
+    CHECK_EQ(draw("strided(3)", before), "\n.x..\n..x.\nx..x\n.x..\n");
+    CHECK_EQ(draw("bigbird(2,3,0,0,0)", before), "\n....\n....\nxxxx\nxxxx\n");
+    CHECK_EQ(draw("transpose(sink(2))", before), "\nxxxx\nxxxx\nxxxx\nxxxx\n");
+    CHECK_EQ(draw("transpose(window(1,0))", before), "\n....\nx...\nxx..\n.xx.\n");
+    CHECK_EQ(draw("window(2,0)", beyond), "\n...x\n....\n");
+    CHECK_EQ(draw("causal", beyond), "\nxxxx\nxxxx\n");
+}
