@@ -174,8 +174,6 @@ Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_
     for (int32_t c = 0; c < layout.classes; ++c) rows.build(planes[c], c);
     layout.by_key = transpose_lists(layout.by_query, layout.classes, RowBuilder::blocks(extent.seq_k, block_k));
     build_live(layout);
-    layout.masks.shrink_to_fit();
-    layout.by_query.runs.shrink_to_fit();
     return layout;
 }
 

@@ -28,10 +28,25 @@ struct RowCounts {
 class RowCounter {
 public:
     explicit RowCounter(const Layout& layout)
-        : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q) {}
+        : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q),
+          known_(layout.by_query.runs.size() + 1, unknown) {}
 
-    // `rows` of the block lie within the sequence.
+    // Slices are shared, so most rows are known. The last row may stick out: `rows` of it lie within the sequence.
     RowCounts count(Slice slice, int32_t rows) {
+        if (rows < layout_.block_q) return measure(slice, rows);
+        const bool is_empty = slice.begin == slice.end;
+        int32_t& id = known_[is_empty ? layout_.by_query.runs.size() : size_t(slice.begin)];
+        if (id == unknown) {
+            id = int32_t(measured_.size());
+            measured_.push_back(measure(slice, rows));
+        }
+        return measured_[id];
+    }
+
+private:
+    static constexpr int32_t unknown = -1;
+
+    RowCounts measure(Slice slice, int32_t rows) {
         RowCounts counts;
         std::fill(kept_.begin(), kept_.end(), 0);
         for (int32_t i = slice.begin; i < slice.end; ++i) {
@@ -55,40 +70,39 @@ public:
         return counts;
     }
 
-private:
     const Layout& layout_;
     std::vector<int32_t> mask_rows_;
-    std::vector<int64_t> kept_;  // [block_q]
+    std::vector<int64_t> kept_;       // [block_q]
+    std::vector<RowCounts> measured_;
+    std::vector<int32_t> known_;      // of the slice that begins at a run; the last: of empty ones
 };
+
+void add(Counts& total, const RowCounts& row, int64_t columns, int64_t heads) {
+    total.pairs += double(row.pairs) * double(heads);
+    total.blocks_full += row.full * heads;
+    total.blocks_partial += row.partial * heads;
+    total.blocks_empty += (columns - row.full - row.partial) * heads;
+    total.row_min = std::min(total.row_min, row.row_min);
+    total.row_max = std::max(total.row_max, row.row_max);
+    total.rows_empty += row.rows_empty * heads;
+}
 
 }  // namespace
 
 Counts count(const Layout& layout) {
     Counts total;
+    total.row_min = layout.extent.seq_k;
     RowCounter counter(layout);
     std::vector<int64_t> heads(layout.classes);
     for (int32_t c : layout.class_of) ++heads[c];
     const int32_t rows = layout.by_query.rows;
-    const int64_t columns = layout.by_key.rows;
-    for (int32_t c = 0; c < layout.classes; ++c) {
-        RowCounts counts;
+    for (int32_t c = 0; c < layout.classes; ++c)
         for (int32_t row = 0; row < rows; ++row) {
-            const Slice* slice = &layout.by_query.slices[size_t(c) * rows + row];
-            const bool is_last = row + 1 == rows;
-            const int32_t inside = is_last ? int32_t(layout.extent.seq_q - int64_t(row) * layout.block_q) : layout.block_q;
-            const bool is_repeated = row > 0 && !is_last && slice[0].begin == slice[-1].begin && slice[0].end == slice[-1].end;
-            if (!is_repeated) counts = counter.count(*slice, inside);
-            if (row == 0 && c == 0) total.row_min = counts.row_min;
-            const int64_t n = heads[c];
-            total.pairs += double(counts.pairs) * double(n);
-            total.blocks_full += counts.full * n;
-            total.blocks_partial += counts.partial * n;
-            total.blocks_empty += (columns - counts.full - counts.partial) * n;
-            total.row_min = std::min(total.row_min, counts.row_min);
-            total.row_max = std::max(total.row_max, counts.row_max);
-            total.rows_empty += counts.rows_empty * n;
+            const int64_t left = layout.extent.seq_q - int64_t(row) * layout.block_q;
+            const int32_t inside = int32_t(std::min<int64_t>(left, layout.block_q));
+            const Slice slice = layout.by_query.slices[size_t(c) * rows + row];
+            add(total, counter.count(slice, inside), layout.by_key.rows, heads[c]);
         }
-    }
     total.visited = double(total.blocks_full + total.blocks_partial) * layout.block_q * layout.block_k;
     return total;
 }

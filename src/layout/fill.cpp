@@ -9,8 +9,9 @@ namespace spattn {
 
 namespace {
 constexpr int32_t none = -1;
-// Wanted blocks closer than this are asked for together: a call of keys() costs about as much as stepping over the
-// intervals of a few blocks.
+// Wanted blocks are asked for together where few intervals lie between them: all of them at this many intervals a block,
+// otherwise neighbours at this distance.
+constexpr size_t few_intervals = 4;
 constexpr int32_t near_blocks = 8;
 
 bool equal(const Intervals& a, const Intervals& b) {
@@ -30,7 +31,7 @@ void BlockRowBits::clear() {
     bits_.clear();
 }
 
-int32_t BlockRowBits::add_slot(int32_t column) {
+int32_t BlockRowBits::want(int32_t column) {
     const int32_t slot = size();
     slot_of_[column] = slot;
     columns_.push_back(column);
@@ -38,30 +39,39 @@ int32_t BlockRowBits::add_slot(int32_t column) {
     return slot;
 }
 
-int32_t BlockRowBits::want(int32_t column) { return slot_of_[column] == none ? add_slot(column) : slot_of_[column]; }
-
 void BlockRowBits::fill(const Plane& plane, int64_t row) {
+    if (columns_.empty()) return;
+    intervals_.clear();
+    const Interval span{int64_t(columns_.front()) * block_k_, std::min((int64_t(columns_.back()) + 1) * block_k_, seq_k_)};
+    pattern_.keys(plane, row, span, intervals_);
+    if (intervals_.size() <= few_intervals * columns_.size()) return fill_slots(plane, row, 0, columns_.size());
     for (size_t first = 0; first < columns_.size();) {
-        size_t last = first;
-        while (last + 1 < columns_.size() && columns_[last + 1] - columns_[last] <= near_blocks) ++last;
-        fill_columns(plane, row, columns_[first], columns_[last], false);
-        first = last + 1;
+        size_t end = first + 1;
+        while (end < columns_.size() && columns_[end] - columns_[end - 1] <= near_blocks) ++end;
+        fill_slots(plane, row, first, end);
+        first = end;
     }
 }
 
-void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column) {
-    fill_columns(plane, row, column, int32_t(slot_of_.size()) - 1, true);
+void BlockRowBits::fill_slots(const Plane& plane, int64_t row, size_t first, size_t end) {
+    const Interval clip{int64_t(columns_[first]) * block_k_, std::min((int64_t(columns_[end - 1]) + 1) * block_k_, seq_k_)};
+    fill_rows(plane, row, clip, [&] { strike(first, end); });
 }
 
-void BlockRowBits::fill_columns(const Plane& plane, int64_t row, int32_t first, int32_t last, bool want_all) {
+void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column) {
+    fill_rows(plane, row, {int64_t(column) * block_k_, seq_k_}, [&] { strike_all(); });
+}
+
+template <class FindStrokes>
+void BlockRowBits::fill_rows(const Plane& plane, int64_t row, Interval clip, FindStrokes find_strokes) {
     const int64_t rows = std::min<int64_t>(block_q_, seq_q_ - row);
-    const Interval clip{int64_t(first) * block_k_, std::min((int64_t(last) + 1) * block_k_, seq_k_)};
     for (int64_t r = 0; r < rows; ++r) {
         intervals_.clear();
         pattern_.keys(plane, row + r, clip, intervals_);
         // Neighbours often see the same keys (documents, blocks): then the division into blocks stands.
         if (r == 0 || !equal(intervals_, previous_)) {
-            find_strokes(want_all);
+            strokes_.clear();
+            find_strokes();
             intervals_.swap(previous_);
         }
         for (const Stroke& stroke : strokes_)
@@ -69,15 +79,27 @@ void BlockRowBits::fill_columns(const Plane& plane, int64_t row, int32_t first, 
     }
 }
 
-void BlockRowBits::find_strokes(bool want_all) {
-    strokes_.clear();
+// Divides the intervals among slots [first, end), both from left to right.
+void BlockRowBits::strike(size_t first, size_t end) {
+    for (const Interval& interval : intervals_) {
+        while (first < end && (int64_t(columns_[first]) + 1) * block_k_ <= interval.begin) ++first;
+        for (size_t slot = first; slot < end; ++slot) {
+            const int64_t start = int64_t(columns_[slot]) * block_k_;
+            if (start >= interval.end) break;
+            strokes_.push_back({int32_t(slot), int32_t(std::max(interval.begin, start) - start),
+                                int32_t(std::min(interval.end, start + block_k_) - start)});
+        }
+    }
+}
+
+// Divides the intervals among all blocks they touch.
+void BlockRowBits::strike_all() {
     for (const Interval& interval : intervals_) {
         int32_t column = int32_t(interval.begin / block_k_);
         for (int64_t key = interval.begin; key < interval.end; ++column) {
             const int64_t start = int64_t(column) * block_k_, end = std::min(interval.end, start + block_k_);
-            if (want_all && slot_of_[column] == none) add_slot(column);
-            if (slot_of_[column] != none)
-                strokes_.push_back({slot_of_[column], int32_t(key - start), int32_t(end - start)});
+            const int32_t slot = slot_of_[column] == none ? want(column) : slot_of_[column];
+            strokes_.push_back({slot, int32_t(key - start), int32_t(end - start)});
             key = end;
         }
     }

@@ -14,7 +14,7 @@ public:
     BlockRowBits(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k);
 
     void clear();
-    // Asks for block `column`; returns its slot. Columns come in increasing order.
+    // Asks for block `column`, further right than all before it; returns its slot.
     int32_t want(int32_t column);
     // Computes the bits of all wanted blocks of the block row that starts at query `row`.
     void fill(const Plane& plane, int64_t row);
@@ -30,15 +30,17 @@ private:
         int32_t slot, begin, end;
     };
 
-    void fill_columns(const Plane& plane, int64_t row, int32_t first, int32_t last, bool want_all);
-    void find_strokes(bool want_all);
-    int32_t add_slot(int32_t column);
+    void fill_slots(const Plane& plane, int64_t row, size_t first, size_t end);
+    template <class FindStrokes>
+    void fill_rows(const Plane& plane, int64_t row, Interval clip, FindStrokes find_strokes);
+    void strike(size_t first, size_t end);
+    void strike_all();
 
     const Pattern& pattern_;
     int64_t seq_q_, seq_k_;
     int32_t block_q_, block_k_, words_;
     std::vector<int32_t> columns_;   // of each slot
-    std::vector<int32_t> slot_of_;   // [columns of the extent] or none
+    std::vector<int32_t> slot_of_;   // [columns of the extent] or none; fill_rest() alone needs it
     std::vector<uint64_t> bits_;     // [slots * words]
     Intervals intervals_, previous_;
     std::vector<Stroke> strokes_;

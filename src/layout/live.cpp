@@ -3,6 +3,8 @@
 // list. Rows and keys beyond the sequence ends count as dead, so every block that sticks out has a set, too.
 #include "layout/live.h"
 
+#include <algorithm>
+
 #include "layout/index.h"
 #include "layout/tables.h"
 
@@ -67,24 +69,28 @@ private:
     HashIndex index_;
 };
 
+// Rows and keys of a mask that keep anything.
+void summarize(const Layout& layout, const uint64_t* bits, uint64_t* rows, uint64_t* keys) {
+    const int32_t words = words_for(layout.block_k);
+    for (int32_t row = 0; row < layout.block_q; ++row) {
+        uint64_t any = 0;
+        for (int32_t w = 0; w < words; ++w) {
+            const int count = std::min(64, layout.block_k - 64 * w);
+            const uint64_t part = get_bits(bits, int64_t(row) * layout.block_k + 64 * w, count);
+            keys[w] |= part;
+            any |= part;
+        }
+        rows[row / 64] |= uint64_t(any != 0) << (row % 64);
+    }
+}
+
 }  // namespace
 
 void build_live(Layout& layout) {
-    const int32_t words_q = words_for(layout.block_q), words_k = words_for(layout.block_k);
-    std::vector<uint64_t> rows(size_t(layout.num_masks) * words_q), keys(size_t(layout.num_masks) * words_k);
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-        for (int32_t row = 0; row < layout.block_q; ++row) {
-            uint64_t any = 0;
-            for (int32_t w = 0; w < words_k; ++w) {
-                const uint64_t part = get_bits(bits, int64_t(row) * layout.block_k + 64 * w,
-                                               std::min(64, layout.block_k - 64 * w));
-                keys[size_t(mask) * words_k + w] |= part;
-                any |= part;
-            }
-            if (any) rows[size_t(mask) * words_q + row / 64] |= uint64_t(1) << (row % 64);
-        }
-    }
+    const size_t words_q = words_for(layout.block_q), words_k = words_for(layout.block_k);
+    std::vector<uint64_t> rows(layout.num_masks * words_q), keys(layout.num_masks * words_k);
+    for (size_t mask = 0; mask < size_t(layout.num_masks); ++mask)
+        summarize(layout, &layout.masks[mask * layout.mask_words], &rows[mask * words_q], &keys[mask * words_k]);
     LiveBuilder(layout.block_q, rows, layout.live_queries).build(layout.by_query);
     LiveBuilder(layout.block_k, keys, layout.live_keys).build(layout.by_key);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/tables.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace spattn {
@@ -16,14 +17,6 @@ void set_bits(uint64_t* words, int64_t begin, int64_t end) {
     words[first] |= from;
     for (int64_t word = first + 1; word < last; ++word) words[word] = ~uint64_t(0);
     words[last] |= upto;
-}
-
-uint64_t get_bits(const uint64_t* words, int64_t begin, int count) {
-    const int64_t word = begin >> 6;
-    const int shift = int(begin & 63);
-    uint64_t bits = words[word] >> shift;
-    if (shift + count > 64) bits |= words[word + 1] << (64 - shift);
-    return count == 64 ? bits : bits & ((uint64_t(1) << count) - 1);
 }
 
 int32_t MaskTable::intern(const uint64_t* bits) {
@@ -44,8 +37,13 @@ int32_t MaskTable::intern(const uint64_t* bits) {
         return !std::memcmp(&layout_.masks[size_t(id) * words], bits, size_t(words) * sizeof *bits);
     });
     if (found != HashIndex::missing) return found;
+    // A large table jumps in size: memory that is only reserved costs nothing, memory that moves is paid page by page.
+    constexpr size_t small = 8 * 1024, large = 1024 * 1024;  // words
+    std::vector<uint64_t>& masks = layout_.masks;
+    if (masks.capacity() >= small && masks.size() + words > masks.capacity())
+        masks.reserve(std::max(large, 2 * masks.capacity()));
     const int32_t id = layout_.num_masks++;
-    layout_.masks.insert(layout_.masks.end(), bits, bits + words);
+    masks.insert(masks.end(), bits, bits + words);
     index_.insert(hash, id);
     return id;
 }
@@ -64,10 +62,10 @@ Slice SliceTable::finish() {
     if (count == 0) return {0, 0};  // all empty rows look the same
     uint64_t hash = count;
     for (size_t i = begin_; i < runs.size(); ++i) {
-        const uint64_t run[] = {hash, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count),
-                                uint64_t(uint32_t(runs[i].mask))};
-        hash = hash_words(run, 3);
+        hash = add_to_hash(hash, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count));
+        hash = add_to_hash(hash, uint32_t(runs[i].mask));
     }
+    hash = finish_hash(hash);
     const int32_t found = index_.find(hash, [&](int32_t id) {
         return size_t(known_[id].end - known_[id].begin) == count &&
                !std::memcmp(&runs[known_[id].begin], &runs[begin_], count * sizeof(Run));

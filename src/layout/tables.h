@@ -18,7 +18,13 @@ constexpr int32_t absent_block = -2;
 // Sets bits [begin, end).
 void set_bits(uint64_t* words, int64_t begin, int64_t end);
 // Bits [begin, begin + count), count <= 64.
-uint64_t get_bits(const uint64_t* words, int64_t begin, int count);
+inline uint64_t get_bits(const uint64_t* words, int64_t begin, int count) {
+    const int64_t word = begin >> 6;
+    const int shift = int(begin & 63);
+    uint64_t bits = words[word] >> shift;
+    if (shift + count > 64) bits |= words[word + 1] << (64 - shift);
+    return count == 64 ? bits : bits & ((uint64_t(1) << count) - 1);
+}
 constexpr int32_t words_for(int64_t bits) { return int32_t((bits + 63) / 64); }
 
 // Appends to layout.masks.

@@ -165,7 +165,6 @@ Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows) {
         const auto rectangles = find_rectangles(slices, lists.runs, lists.rows, other_rows);
         sweep_columns(sort_by_column(rectangles, other_rows), other_rows, table, out);
     }
-    out.runs.shrink_to_fit();
     return out;
 }
 
