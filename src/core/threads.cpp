@@ -1,113 +1,199 @@
 // SPDX-License-Identifier: MIT
 #include "core/threads.h"
 
-#include <algorithm>
-#include <atomic>
+#include <sched.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 #include "core/error.h"
 
 namespace spattn {
 namespace {
 
-int lanes_or_default(int lanes) { return lanes ? lanes : int(std::max(1u, std::thread::hardware_concurrency())); }
+int lanes_or_default(int lanes) {
+    if (lanes) return lanes;
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    const unsigned all = std::thread::hardware_concurrency();  // more CPUs than a cpu_set_t holds
+    return all ? int(all) : 1;
+}
+
+// ---- lanes of one call -------------------------------------------------------------------------------------------------
+
+// One call of Parallel::run: lanes are taken from a counter, so any number of threads, even one, finishes them all.
+class Lanes {
+public:
+    Lanes(int lanes, void (*body)(void*, int64_t), void* argument) : lanes_(lanes), body_(body), argument_(argument) {}
+
+    void run_one(int64_t lane) noexcept {
+        std::exception_ptr thrown;
+        try {
+            body_(argument_, lane);
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+        const std::lock_guard lock(mutex_);
+        ++ended_;
+        if (!thrown_) thrown_ = thrown;
+    }
+
+    void run_all() noexcept {  // until none is left to take
+        for (;;) {
+            int64_t lane;
+            {
+                const std::lock_guard lock(mutex_);
+                if (next_ == lanes_) return;
+                lane = next_++;
+            }
+            run_one(lane);
+        }
+    }
+
+    // Read when no thread works on the call any more.
+    int64_t ended() const { return ended_; }
+    void rethrow() const {
+        if (thrown_) std::rethrow_exception(thrown_);
+    }
+
+private:
+    const int lanes_;
+    void (*const body_)(void*, int64_t);
+    void* const argument_;
+    std::mutex mutex_;
+    int64_t next_ = 0, ended_ = 0;
+    std::exception_ptr thrown_;
+};
+
+// ---- our pool ----------------------------------------------------------------------------------------------------------
+
+struct Pool {
+    const pid_t pid = getpid();
+    std::mutex mutex;
+    std::condition_variable wake, idle;
+    Lanes* call = nullptr;    // what workers may join; null once the caller found no lane left to take
+    uint64_t calls = 0;       // so that a worker joins a call once
+    int working = 0;
+    bool stop = false;
+    std::vector<std::thread> threads;
+
+    void work() {
+        std::unique_lock lock(mutex);
+        for (uint64_t seen = 0;;) {
+            wake.wait(lock, [&] { return stop || (call && calls != seen); });
+            if (stop) return;
+            Lanes* mine = call;
+            seen = calls;
+            ++working;
+            lock.unlock();
+            mine->run_all();
+            lock.lock();
+            if (--working == 0) idle.notify_one();
+        }
+    }
+
+    void run(Lanes& lanes) {
+        {
+            std::lock_guard lock(mutex);
+            call = &lanes;
+            ++calls;
+        }
+        wake.notify_all();
+        lanes.run_all();
+        // Workers that slept through the call must not join it any more: `lanes` is about to go.
+        std::unique_lock lock(mutex);
+        call = nullptr;
+        idle.wait(lock, [&] { return working == 0; });
+    }
+
+    ~Pool() {
+        {
+            std::lock_guard lock(mutex);
+            stop = true;
+        }
+        wake.notify_all();
+        for (std::thread& thread : threads) thread.join();
+    }
+};
 
 class ThreadPool : public Parallel {
 public:
-    explicit ThreadPool(int threads) : lanes_(lanes_or_default(threads)) {}
+    explicit ThreadPool(int lanes) : lanes_(lanes) {}
 
     ~ThreadPool() override {
-        stop_ = true;
-        wake();
-        for (std::thread& thread : threads_) process_ == getpid() ? thread.join() : thread.detach();
+        // In a child of fork() there is nothing to join, and waiting would never end.
+        if (pool_ && pool_->pid != getpid()) static_cast<void>(pool_.release());
     }
 
     int lanes() const override { return lanes_; }
 
     void run(void (*body)(void*, int64_t), void* argument) override {
-        std::unique_lock turn(busy_, std::defer_lock);
-        if (lanes_ == 1 || process_ != getpid() || !turn.try_lock()) {
-            for (int64_t lane = 0; lane < lanes_; ++lane) body(argument, lane);
-            return;
-        }
-        start();
-        body_ = body;
-        argument_ = argument;
-        pending_.store(int(threads_.size()), std::memory_order_relaxed);
-        wake();
-        body(argument, 0);
-        // Lanes whose thread the system refused to start.
-        for (int64_t lane = int64_t(threads_.size()) + 1; lane < lanes_; ++lane) body(argument, lane);
-        for (int left; (left = pending_.load(std::memory_order_acquire)) != 0;) pending_.wait(left);
+        Lanes call(lanes_, body, argument);
+        std::unique_lock taken(taken_, std::defer_lock);
+        if (lanes_ > 1 && taken.try_lock() && is_started())
+            pool_->run(call);
+        else
+            call.run_all();
+        call.rethrow();
     }
 
 private:
-    void start() {
-        if (was_started_) return;
-        was_started_ = true;
+    // False in a child of fork(), whose copy of the pool has no threads.
+    bool is_started() {
+        if (pool_) return pool_->pid == getpid();
+        pool_ = std::make_unique<Pool>();
         try {
-            threads_.reserve(size_t(lanes_ - 1));
-            for (int64_t lane = 1; lane < lanes_; ++lane) threads_.emplace_back([this, lane] { work(lane); });
+            for (int i = 1; i < lanes_; ++i) pool_->threads.emplace_back([pool = pool_.get()] { pool->work(); });
         } catch (const std::system_error&) {
-            // Fewer threads are slower, not wrong.
+            // Fewer threads than asked for are enough: lanes are taken, not assigned.
         }
-    }
-
-    // Release: a worker that sees the new turn sees body_, argument_ and pending_, or stop_.
-    void wake() {
-        turn_.fetch_add(1, std::memory_order_release);
-        turn_.notify_all();
-    }
-
-    void work(int64_t lane) {
-        for (uint32_t seen = 0;;) {
-            turn_.wait(seen, std::memory_order_acquire);
-            seen = turn_.load(std::memory_order_acquire);
-            if (stop_) return;
-            body_(argument_, lane);
-            if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
-        }
+        return true;
     }
 
     const int lanes_;
-    const pid_t process_ = getpid();
-    std::mutex busy_;  // one run at a time owns the members below
-    bool was_started_ = false;
-    std::vector<std::thread> threads_;
-    void (*body_)(void*, int64_t) = nullptr;
-    void* argument_ = nullptr;
-    std::atomic<bool> stop_{false};
-    std::atomic<uint32_t> turn_{0};
-    std::atomic<int> pending_{0};
+    std::mutex taken_;  // held by the call that has the pool
+    std::unique_ptr<Pool> pool_;
 };
+
+// ---- the host's threads --------------------------------------------------------------------------------------------------
 
 class HostParallel : public Parallel {
 public:
     HostParallel(spattn_parallel_for_fn parallel_for, void* user, int lanes)
-        : parallel_for_(parallel_for), user_(user), lanes_(lanes_or_default(lanes)) {}
+        : parallel_for_(parallel_for), user_(user), lanes_(lanes) {}
+
     int lanes() const override { return lanes_; }
+
     void run(void (*body)(void*, int64_t), void* argument) override {
-        if (const int32_t status = parallel_for_(user_, lanes_, body, argument))
-            fail(SPATTN_E_CALLBACK, "options.parallel_for", text("returned ", status, "; accepted: 0"));
+        Lanes call(lanes_, body, argument);
+        const auto one = [](void* lanes, int64_t lane) { static_cast<Lanes*>(lanes)->run_one(lane); };
+        const int32_t answer = parallel_for_(user_, lanes_, one, &call);
+        call.rethrow();
+        if (answer != 0) fail(SPATTN_E_CALLBACK, "options.parallel_for", text("returned ", answer, "; accepted: 0"));
+        if (call.ended() != lanes_)
+            fail(SPATTN_E_CALLBACK, "options.parallel_for",
+                 text("ran ", call.ended(), " tasks; accepted: each of ", lanes_, " once"));
     }
 
 private:
-    spattn_parallel_for_fn parallel_for_;
-    void* user_;
-    int lanes_;
+    const spattn_parallel_for_fn parallel_for_;
+    void* const user_;
+    const int lanes_;
 };
 
 }  // namespace
 
-std::unique_ptr<Parallel> make_thread_pool(int threads) { return std::make_unique<ThreadPool>(threads); }
+std::unique_ptr<Parallel> make_thread_pool(int threads) {
+    return std::make_unique<ThreadPool>(lanes_or_default(threads));
+}
 
 std::unique_ptr<Parallel> make_host_parallel(spattn_parallel_for_fn parallel_for, void* user, int lanes) {
-    return std::make_unique<HostParallel>(parallel_for, user, lanes);
+    return std::make_unique<HostParallel>(parallel_for, user, lanes_or_default(lanes));
 }
 
 }  // namespace spattn
