@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""Sparse attention, exact to the token, forward and backward: the Python binding of libsparseattn.
+
+    import sparseattn as sa
+    pattern = sa.causal() & (sa.sink(4) | sa.window(1023, 0))      # sets: | & -
+    out = sa.attention(q, k, v, pattern)                           # NumPy, [batch, seq, heads, head_dim]
+    print(sa.plan(pattern, q, k, v).explain())
+
+The words are those of sparseattn.h, which is the manual; this package adds no feature of its own.
+"""
+
+from ._core import (
+    ArgumentError,
+    Context,
+    CudaError,
+    DTypeError,
+    FormatError,
+    InternalError,
+    NoGPUError,
+    ResourceError,
+    ShapeError,
+    SparseAttentionError,
+    UnsupportedError,
+    build_json,
+    default_context,
+    kernels,
+    version,
+)
+from ._patterns import (
+    Extent,
+    Pattern,
+    Stats,
+    bigbird,
+    block_diagonal,
+    causal,
+    dilated,
+    documents,
+    fixed,
+    full,
+    global_keys,
+    global_tokens,
+    intersection,
+    landmark,
+    logsparse,
+    parse,
+    per_batch,
+    per_head,
+    residue,
+    sink,
+    strided,
+    transpose,
+    tree,
+    union,
+    window,
+)
+from ._plans import Plan, attention, attention_backward, plan
+
+__version__ = version()
+__all__ = sorted(name for name in dir() if not name.startswith("_"))

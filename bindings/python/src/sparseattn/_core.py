@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""Handles, statuses and texts of the C ABI: the only module, with its neighbours that build on it, to call the library."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable
+
+from ._native import ffi, lib
+
+
+class SparseAttentionError(Exception):
+    """A call that the library refused.
+
+    The text is the library's: which argument, what was given, what is accepted.
+    """
+
+    status: str  #: the name in the header, "SPATTN_E_SHAPE"
+    argument: str  #: the C name of what was wrong, "q" or "problem.head_dim"; "" where no argument is to blame
+
+    def __init__(self, message: str, status: str = "SPATTN_E_ARGUMENT", argument: str = ""):
+        super().__init__(message)
+        self.status = status
+        self.argument = argument
+
+
+class ArgumentError(SparseAttentionError, ValueError):
+    """A value out of range, a layout that cannot be, a state that does not allow the call."""
+
+
+class ShapeError(ArgumentError):
+    """An array whose axes or sizes are not those of the plan."""
+
+
+class DTypeError(SparseAttentionError, TypeError):
+    """An array or a plan of a dtype that is not offered."""
+
+
+class FormatError(SparseAttentionError, ValueError):
+    """A text that is no pattern."""
+
+
+class UnsupportedError(SparseAttentionError, NotImplementedError):
+    """Legal, but not offered by this build on this machine."""
+
+
+class NoGPUError(UnsupportedError):
+    """A GPU was asked for and there is none, or none with kernels in this build."""
+
+
+class ResourceError(SparseAttentionError, MemoryError):
+    """Memory ran out."""
+
+
+class CudaError(SparseAttentionError, RuntimeError):
+    """CUDA reported a failure; the text has its name."""
+
+
+class InternalError(SparseAttentionError, RuntimeError):
+    """A callback failed, or the library has a bug: please report the text."""
+
+
+# The nearest entry counts: the status itself, else its family (the thousands).
+_ERRORS = {
+    lib.SPATTN_E_ARGUMENT: ArgumentError,
+    lib.SPATTN_E_SHAPE: ShapeError,
+    lib.SPATTN_E_DTYPE: DTypeError,
+    lib.SPATTN_E_UNSUPPORTED: UnsupportedError,
+    lib.SPATTN_E_NO_GPU: NoGPUError,
+    lib.SPATTN_E_RESOURCE: ResourceError,
+    lib.SPATTN_E_CUDA: CudaError,
+    lib.SPATTN_E_FORMAT: FormatError,
+    lib.SPATTN_E_CALLBACK: InternalError,
+    lib.SPATTN_E_INTERNAL: InternalError,
+}
+
+
+def check(status: int) -> None:
+    """Raises what the library says of the call that just ended on this thread with this status."""
+    if status == lib.SPATTN_OK:
+        return
+    error = sized("spattn_error")
+    lib.spattn_last_error(error)
+    kind = _ERRORS.get(status) or _ERRORS.get(status // 1000 * 1000) or SparseAttentionError
+    raise kind(string(error.message), string(lib.spattn_status_name(status)), string(error.argument))
+
+
+def string(text: Any) -> str:
+    """A char* of the library as str."""
+    return ffi.string(text).decode()
+
+
+def sized(struct: str, **fields: Any) -> Any:
+    """A struct that starts with its size; fields that are not given are 0, the default of all of them."""
+    result = ffi.new(f"{struct} *")
+    result.struct_size = ffi.sizeof(struct)
+    for name, value in fields.items():
+        setattr(result, name, value)
+    return result
+
+
+def own(kind: str, function: Callable[..., int], *arguments: Any) -> Any:
+    """The handle that function makes, released when Python forgets it; kind is "spattn_plan" and the like."""
+    result = ffi.new(f"{kind} **")
+    check(function(*arguments, result))
+    return ffi.gc(result[0], getattr(lib, f"{kind}_release"))
+
+
+def read_text(function: Callable[..., int], handle: Any) -> str:
+    """The text of a function in two-call form: its length first, then the text."""
+    needed = ffi.new("size_t *")
+    check(function(handle, ffi.NULL, 0, needed))
+    buffer = ffi.new("char[]", needed[0])
+    check(function(handle, buffer, needed[0], needed))
+    return string(buffer)
+
+
+class Context:
+    """Where plans are made and run: a device, its threads, and a cache of plans.
+
+    device      "cpu", "cuda" or "cuda:1"; None is the first GPU that has kernels in this build, else the CPU
+    threads     of the CPU; 0 is all that this process may use. Results never depend on it, bit for bit
+    plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none
+
+    Raises ArgumentError for a device, a number of threads or a cache that cannot be, NoGPUError.
+    """
+
+    def __init__(self, device: str | None = None, threads: int = 0, plan_cache: int = 0):
+        options = sized("spattn_context_options", cpu_threads=threads, plan_cache=plan_cache)
+        if device is not None:
+            options.device.type, options.device.index = _read_device(device)
+        self._handle = own("spattn_context", lib.spattn_context_create, options)
+
+
+def _read_device(text: str) -> tuple[int, int]:
+    name, _, index = text.partition(":")
+    kinds = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
+    if name not in kinds or not (index or "0").isdigit():
+        raise ArgumentError(f"Context: device is {text!r}; accepted: 'cpu', 'cuda', 'cuda:N'", argument="options.device")
+    return kinds[name], int(index or 0)
+
+
+_default: Context | None = None
+
+
+def default_context() -> Context:
+    """The context of calls that name none: all defaults, made on first use."""
+    global _default
+    if _default is None:
+        _default = Context()
+    return _default
+
+
+def _forget_default() -> None:
+    global _default
+    _default = None
+
+
+# A child made by fork has none of its parent's threads: it makes a context of its own.
+os.register_at_fork(after_in_child=_forget_default)
+
+
+def version() -> str:
+    """Version of the loaded library, "0.1.0"."""
+    number = lib.spattn_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def build_json() -> str:
+    """Compiler, kernels' architectures and features of the loaded library: one JSON object."""
+    return string(lib.spattn_build_json())
+
+
+def kernels() -> dict[str, bool]:
+    """Names of the kernel rows, best first, and whether this machine can run each."""
+    return {string(lib.spattn_kernel_name(row)): bool(lib.spattn_kernel_runs_here(row))
+            for row in range(lib.spattn_kernel_count())}

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: MIT
+"""Patterns: which keys each query may see. Sets, so | & - make new ones; immutable; any length, no storage.
+
+A query row i of an extent stands at position p = i + q_offset. `mod` and `/` are floored. Nothing implies causal, and -1 as
+a bound means unbounded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any, Sequence, Union
+
+import numpy as np
+
+from ._arrays import integers, tensor_out
+from ._core import check, ffi, lib, own, read_text, sized
+from ._draw import picture
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The rectangle on which a question is asked of a pattern.
+
+    seq_q, seq_k      queries and keys; seq_k None is seq_q
+    batch, heads      needed where a pattern tells batch entries or heads apart
+    q_offset          position of the first query; None is seq_k - seq_q: queries align to the end of the keys
+    block_q, block_k  the unit of block counts in stats; 0 is 64
+
+    Wherever an extent is asked for, n stands for Extent(n) and (m, n) for Extent(m, n).
+    """
+
+    seq_q: int
+    seq_k: int | None = None
+    batch: int = 1
+    heads: int = 1
+    q_offset: int | None = None
+    block_q: int = 0
+    block_k: int = 0
+
+
+AnyExtent = Union[Extent, int, "tuple[int, int]"]
+
+#: What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names. pairs, visited, density,
+#: blocks_full, blocks_partial, blocks_empty, row_min, row_max, rows_empty, layout_bytes, flops_*, bytes_*.
+Stats = namedtuple("Stats", [name for name, _ in ffi.typeof("spattn_stats").fields if name not in ("struct_size", "flags")])
+
+
+def read_stats(function: Any, *arguments: Any) -> Stats:
+    """Calls function(*arguments, spattn_stats*)."""
+    result = sized("spattn_stats")
+    check(function(*arguments, result))
+    return Stats(*(getattr(result, name) for name in Stats._fields))
+
+
+def _whole(extent: AnyExtent) -> Extent:
+    """An Extent with its seq_k filled in."""
+    if not isinstance(extent, Extent):
+        extent = Extent(*extent) if isinstance(extent, tuple) else Extent(extent)
+    return extent if extent.seq_k is not None else Extent(**{**vars(extent), "seq_k": extent.seq_q})
+
+
+def _c_extent(extent: Extent) -> Any:
+    fields = {name: value for name, value in vars(extent).items() if value is not None}
+    return sized("spattn_extent", flags=lib.SPATTN_EXTENT_Q_OFFSET if "q_offset" in fields else 0, **fields)
+
+
+class Pattern:
+    """A set of (query, key) pairs. Pattern(text) parses; the constructors of this module and | & - make others.
+
+    print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers). Equality and hash flatten and
+    sort unions and intersections. Raises FormatError for a text that is no pattern.
+    """
+
+    __slots__ = ("_handle", "__weakref__")
+
+    def __init__(self, text: str):
+        self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        return union([self, other]) if isinstance(other, Pattern) else NotImplemented
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        return intersection([self, other]) if isinstance(other, Pattern) else NotImplemented
+
+    def __sub__(self, other: "Pattern") -> "Pattern":
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return _make(lib.spattn_pattern_difference, self._handle, other._handle)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return bool(lib.spattn_pattern_equal(self._handle, other._handle))
+
+    def __hash__(self) -> int:
+        result = ffi.new("uint64_t *")
+        check(lib.spattn_pattern_hash(self._handle, result))
+        return hash(result[0])
+
+    def __repr__(self) -> str:
+        return read_text(lib.spattn_pattern_print, self._handle)
+
+    def keeps(self, extent: AnyExtent, q: int, k: int, *, batch: int = 0, head: int = 0) -> bool:
+        """Whether query row q of a batch entry and head sees key k. Raises ArgumentError outside the extent."""
+        result = ffi.new("int32_t *")
+        check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), batch, head, q, k, result))
+        return bool(result[0])
+
+    def to_mask(self, extent: AnyExtent) -> np.ndarray:
+        """bool [batch, heads, seq_q, seq_k], True where kept."""
+        whole = _whole(extent)
+        mask = np.empty((whole.batch, whole.heads, whole.seq_q, whole.seq_k), dtype=np.bool_)
+        check(lib.spattn_pattern_to_mask(self._handle, _c_extent(whole), tensor_out(mask, "out").pointer))
+        return mask
+
+    def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> np.ndarray:
+        """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell, exact at any length."""
+        whole = _whole(extent)
+        image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
+        check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage").pointer))
+        return image
+
+    def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """row_ptr int64 [seq_q + 1] and col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q]:row_ptr[q + 1]], increasing."""
+        whole, count = _whole(extent), ffi.new("int64_t *")
+        row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
+        ask = (lib.spattn_pattern_to_csr, self._handle, _c_extent(whole), head, tensor_out(row_ptr, "row_ptr"))
+        _csr(*ask, None, count)
+        col_idx = np.empty(count[0], dtype=np.int32)
+        _csr(*ask, tensor_out(col_idx, "col_idx"), count)
+        return row_ptr, col_idx
+
+    def stats(self, extent: AnyExtent) -> Stats:
+        """Pairs kept, blocks touched, shortest and longest row: counted without running anything."""
+        return read_stats(lib.spattn_pattern_stats, self._handle, _c_extent(_whole(extent)))
+
+    def density(self, extent: AnyExtent) -> float:
+        """Share of all (query, key) pairs that are kept, 0..1."""
+        return self.stats(extent).density
+
+    def show(self, extent: AnyExtent = 64, *, width: int = 32, head: int = 0, file: Any = None) -> None:
+        """Draws it with characters, `width` of them a line: queries downwards, keys to the right, a dot where pairs are kept."""
+        whole, file = _whole(extent), file or sys.stdout
+        print("\n".join(self.drawing(whole, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
+
+    def drawing(self, extent: AnyExtent, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8") -> list[str]:
+        """The lines that show prints: braille where the encoding has it, else ASCII shades."""
+        whole = _whole(extent)
+        image = self.to_image(whole, max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k))), 2 * width, head=head)
+        spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
+        return picture(np.pad(image, spare), encoding)
+
+
+def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_idx: Any, count: Any) -> None:
+    columns = col_idx.pointer if col_idx else ffi.NULL
+    check(function(pattern, extent, head, row_ptr.pointer, columns, count))
+
+
+def as_pattern(pattern: Pattern | str) -> Pattern:
+    """A text is as good as a pattern wherever one is asked for."""
+    return Pattern(pattern) if isinstance(pattern, str) else pattern
+
+
+def _make(function: Any, *arguments: Any) -> Pattern:
+    pattern = Pattern.__new__(Pattern)
+    pattern._handle = own("spattn_pattern", function, *arguments)
+    return pattern
+
+
+def parse(text: str) -> Pattern:
+    """The pattern of a text: "causal & (sink(4) | window(1023,0))". `|` binds loosest; `&` and `-` equally, left to right."""
+    return Pattern(text)
+
+
+def full() -> Pattern:
+    """Every key."""
+    return _make(lib.spattn_pattern_full)
+
+
+def causal() -> Pattern:
+    """k <= p."""
+    return _make(lib.spattn_pattern_causal)
+
+
+def window(left: int, right: int) -> Pattern:
+    """p - left <= k <= p + right; the query itself counts: window(1023, 0) is 1024 keys.
+
+    Longformer (https://arxiv.org/abs/2004.05150), Mistral (https://arxiv.org/abs/2310.06825).
+    """
+    return _make(lib.spattn_pattern_window, left, right)
+
+
+def sink(tokens: int) -> Pattern:
+    """k < tokens, whatever p. StreamingLLM (https://arxiv.org/abs/2309.17453)."""
+    return _make(lib.spattn_pattern_sink, tokens)
+
+
+def block_diagonal(block: int) -> Pattern:
+    """k / block = p / block; nothing for p < 0."""
+    return _make(lib.spattn_pattern_block_diagonal, block)
+
+
+def documents(cu_seqlens: Sequence[int] | np.ndarray) -> Pattern:
+    """k and p in the same [cu_seqlens[t], cu_seqlens[t + 1]). Integers, not decreasing, the first >= 0. Copied."""
+    return _make(lib.spattn_pattern_documents, integers(cu_seqlens, "cu_seqlens").pointer)
+
+
+def dilated(left: int, right: int, dilation: int) -> Pattern:
+    """p - left <= k <= p + right and (k - p) mod dilation = 0; left and right in tokens.
+
+    Longformer, NATTEN (https://arxiv.org/abs/2209.15001).
+    """
+    return _make(lib.spattn_pattern_dilated, left, right, dilation)
+
+
+def strided(stride: int) -> Pattern:
+    """(k - p) mod stride = 0. Child et al. 2019 (https://arxiv.org/abs/1904.10509)'s strided attention is
+    causal() & (window(stride, 0) | strided(stride))."""
+    return _make(lib.spattn_pattern_strided, stride)
+
+
+def landmark(block: int, landmarks: int) -> Pattern:
+    """k mod block >= block - landmarks: the last keys of each block. Landmark Attention (https://arxiv.org/abs/2305.16300)."""
+    return _make(lib.spattn_pattern_landmark, block, landmarks)
+
+
+def fixed(block: int, landmarks: int) -> Pattern:
+    """block_diagonal(block) | landmark(block, landmarks). Child et al. 2019 (https://arxiv.org/abs/1904.10509)."""
+    return _make(lib.spattn_pattern_fixed, block, landmarks)
+
+
+def logsparse() -> Pattern:
+    """p - k in {0, 1, 2, 4, 8, ...}. LogSparse Transformer (https://arxiv.org/abs/1907.00235)."""
+    return _make(lib.spattn_pattern_logsparse)
+
+
+def residue(modulus: int, offset: int) -> Pattern:
+    """k mod modulus = offset where p mod modulus = offset, else nothing.
+
+    LongNet (https://arxiv.org/abs/2307.02486) is a union of block_diagonal(w) & residue(r, o).
+    """
+    return _make(lib.spattn_pattern_residue, modulus, offset)
+
+
+def global_keys(positions: Sequence[int] | np.ndarray) -> Pattern:
+    """k in positions: integers >= 0, in any order. Copied."""
+    return _make(lib.spattn_pattern_global_keys, integers(positions, "positions").pointer)
+
+
+def global_tokens(positions: Sequence[int] | np.ndarray) -> Pattern:
+    """k in positions, or p in positions. Longformer (https://arxiv.org/abs/2004.05150). Copied."""
+    return _make(lib.spattn_pattern_global_tokens, integers(positions, "positions").pointer)
+
+
+def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
+    """The keys before the tree, and of its nodes a query's own and its ancestors; the tree stands at the end of the keys.
+
+    parents: for each node its parent, -1 for a root; cycles are an error. SpecInfer (https://arxiv.org/abs/2305.09781).
+    """
+    return _make(lib.spattn_pattern_tree, integers(parents, "parents").pointer)
+
+
+def bigbird(block: int, window_blocks: int, global_blocks: int, random_blocks: int, seed: int = 0) -> Pattern:
+    """In blocks of tokens: a window of window_blocks in total (odd, or 0), the first global_blocks as keys and as queries, and
+    random_blocks more in each row, the same in every language for a seed. BigBird (https://arxiv.org/abs/2007.14062)."""
+    sizes = sized("spattn_bigbird", block=block, window_blocks=window_blocks, global_blocks=global_blocks,
+                  random_blocks=random_blocks, seed=seed)
+    return _make(lib.spattn_pattern_bigbird, sizes)
+
+
+def _handles(parts: Sequence[Pattern | str]) -> tuple[Any, list[Pattern]]:
+    """A C array of handles, and the patterns that must outlive the call."""
+    patterns = [as_pattern(part) for part in parts]
+    return ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns]), patterns
+
+
+def union(parts: Sequence[Pattern | str]) -> Pattern:
+    """The keys that any part keeps; a | b is union([a, b])."""
+    handles, kept = _handles(parts)
+    return _make(lib.spattn_pattern_union, handles, len(kept))
+
+
+def intersection(parts: Sequence[Pattern | str]) -> Pattern:
+    """The keys that all parts keep; a & b is intersection([a, b])."""
+    handles, kept = _handles(parts)
+    return _make(lib.spattn_pattern_intersection, handles, len(kept))
+
+
+def transpose(pattern: Pattern | str) -> Pattern:
+    """The keys k with p in pattern(k)."""
+    return _make(lib.spattn_pattern_transpose, as_pattern(pattern)._handle)
+
+
+def per_head(parts: Sequence[Pattern | str], part_of_head: Sequence[int] | None = None) -> Pattern:
+    """Query head h sees parts[part_of_head[h]]; without part_of_head, parts[h]. The extent has exactly that many heads."""
+    return _per(lib.spattn_pattern_per_head, parts, part_of_head)
+
+
+def per_batch(parts: Sequence[Pattern | str], part_of_batch: Sequence[int] | None = None) -> Pattern:
+    """Batch entry b sees parts[part_of_batch[b]], say its own length; without part_of_batch, parts[b]."""
+    return _per(lib.spattn_pattern_per_batch, parts, part_of_batch)
+
+
+def _per(function: Any, parts: Sequence[Pattern | str], part_of: Sequence[int] | None) -> Pattern:
+    handles, kept = _handles(parts)
+    choice = ffi.new("int32_t[]", [int(part) for part in (range(len(kept)) if part_of is None else part_of)])
+    return _make(function, handles, len(kept), choice, len(choice))

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""Plans, and attention in one call."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from ._arrays import dtype_code, tensor_in, tensor_out
+from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized
+from ._patterns import Pattern, Stats, as_pattern, read_stats
+
+_AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD}
+
+
+class _Scratch(threading.local):
+    """Memory for the calls of one thread: it grows to the largest workspace that a call there needed."""
+
+    memory: np.ndarray | None = None
+
+    def take(self, bytes: int) -> np.ndarray:
+        # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
+        memory, self.memory = self.memory, None
+        return memory if memory is not None and memory.size >= bytes else np.empty(bytes, dtype=np.uint8)
+
+    def give_back(self, memory: np.ndarray) -> None:
+        self.memory = memory
+
+
+_scratch = _Scratch()
+
+
+class Plan:
+    """A pattern compiled for shapes: kernels chosen, lists of blocks made. Immutable; any number of threads may run it.
+
+    pattern                 a Pattern or its text
+    batch, heads_q, seq_q, head_dim   sizes of q
+    heads_kv, seq_k         of k and v; None is heads_q, seq_q. heads_q is a multiple of heads_kv
+    head_dim_v              of v and out; None is head_dim
+    dtype                   of q, k, v, out and their gradients: float32, or bfloat16 of ml_dtypes
+    axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim]
+    scale                   factor on q kT; None is 1 / sqrt(head_dim)
+    q_offset                position of the first query; None is seq_k - seq_q
+    backward                backward will be called
+    deterministic           bit-equal results between runs; on the CPU they always are
+    reference               the plain double-precision kernels: slow, the truth
+    context                 where it runs; None is default_context()
+
+    Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "problem.heads_kv".
+    """
+
+    def __init__(self, pattern: Pattern | str, *, batch: int, heads_q: int, seq_q: int, head_dim: int,
+                 heads_kv: int | None = None, seq_k: int | None = None, head_dim_v: int | None = None,
+                 dtype: Any = np.float32, axes: str = "bshd", scale: float | None = None, q_offset: int | None = None,
+                 backward: bool = False, deterministic: bool = False, reference: bool = False,
+                 context: Context | None = None):
+        flags = {lib.SPATTN_PLAN_BACKWARD: backward, lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
+                 lib.SPATTN_PLAN_REFERENCE: reference, lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
+                 lib.SPATTN_PLAN_SCALE: scale is not None}
+        self._axes = _read_axes(axes)
+        self.dtype = np.dtype(dtype)
+        heads_kv = heads_q if heads_kv is None else heads_kv
+        seq_k = seq_q if seq_k is None else seq_k
+        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        problem = sized("spattn_problem", flags=sum(flag for flag, is_set in flags.items() if is_set), batch=batch,
+                        heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim,
+                        head_dim_v=head_dim_v, axes=self._axes, scale=scale or 0.0, q_offset=q_offset or 0)
+        code, bits = dtype_code(self.dtype, "problem.dtype")
+        problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
+        self._handle = own("spattn_plan", lib.spattn_plan_create, (context or default_context())._handle,
+                           as_pattern(pattern)._handle, problem, ffi.NULL)
+        self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
+        self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
+        self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
+        self._out_shape = self._shape(batch, heads_q, seq_q, head_dim_v)
+        self._lse_shape = (batch, heads_q, seq_q)
+
+    def forward(self, q: Any, k: Any, v: Any, *, out: np.ndarray | None = None, return_lse: bool = False) -> Any:
+        """softmax(scale q kT) v over the kept pairs; with return_lse the pair (out, lse).
+
+        q    [batch, seq_q, heads_q, head_dim], in the plan's axes and dtype; any strides
+        k    [batch, seq_k, heads_kv, head_dim]
+        v    [batch, seq_k, heads_kv, head_dim_v]
+        out  [batch, seq_q, heads_q, head_dim_v], written and returned where given; overlaps no input
+        lse  float32 [batch, heads_q, seq_q] in both axes: log(sum(exp(scale q kT))). A query that sees no key has
+             out 0 and lse -inf.
+
+        Raises ShapeError, DTypeError, ArgumentError: .argument is "q", "k", "v" or "out".
+        """
+        out = np.empty(self._out_shape, self.dtype) if out is None else out
+        lse = np.empty(self._lse_shape, np.float32) if return_lse else None
+        self._run(lib.SPATTN_OP_FORWARD, {"q": q, "k": k, "v": v}, {"out": out, "lse": lse})
+        return (out, lse) if return_lse else out
+
+    def backward(self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *,
+                 dlse: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gradients dq, dk, dv, shaped as q, k, v; needs a plan with backward=True.
+
+        q, k, v, out, lse  as in forward, out and lse as it returned them
+        dout               the gradient that arrives at out, shaped as it
+        dlse               the gradient that arrives at lse, float32 [batch, heads_q, seq_q]
+
+        Raises as forward; ArgumentError for a plan without backward.
+        """
+        gradients = {"dq": np.empty(self._q_shape, self.dtype), "dk": np.empty(self._k_shape, self.dtype),
+                     "dv": np.empty(self._v_shape, self.dtype)}
+        operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        self._run(lib.SPATTN_OP_BACKWARD, operands, gradients)
+        return gradients["dq"], gradients["dk"], gradients["dv"]
+
+    def explain(self) -> str:
+        """Kernels, blocks, work, cost, and what else was considered and why not: text for people."""
+        return read_text(lib.spattn_plan_explain, self._handle)
+
+    def stats(self) -> Stats:
+        """Pairs, blocks, FLOPs and bytes of the compiled plan."""
+        return read_stats(lib.spattn_plan_stats, self._handle)
+
+    def workspace(self, backward: bool = False) -> int:
+        """Bytes of scratch that a call takes. One such piece a thread is kept for the calls to come."""
+        return self._workspace(lib.SPATTN_OP_BACKWARD if backward else lib.SPATTN_OP_FORWARD)[0]
+
+    def _workspace(self, op: int) -> tuple[int, int]:
+        bytes, align = ffi.new("size_t *"), ffi.new("size_t *")
+        check(lib.spattn_plan_workspace(self._handle, op, bytes, align))
+        return bytes[0], align[0]
+
+    def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, int, int, int]:
+        return (batch, heads, seq, dim) if self._axes == lib.SPATTN_BHSD else (batch, seq, heads, dim)
+
+    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """One call of the library. cffi lets other Python threads run meanwhile."""
+        name, function = (("spattn_forward_args", lib.spattn_forward) if op == lib.SPATTN_OP_FORWARD else
+                          ("spattn_backward_args", lib.spattn_backward))
+        tensors = {key: tensor_in(array, key) for key, array in inputs.items() if array is not None}
+        tensors.update((key, tensor_out(array, key)) for key, array in outputs.items() if array is not None)
+        args = sized(name, **{key: tensor.pointer for key, tensor in tensors.items()})
+        bytes, align = self._workspace(op)
+        memory = _scratch.take(bytes + align)
+        start = -memory.ctypes.data % align
+        args.workspace, args.workspace_bytes = ffi.cast("void *", memory.ctypes.data + start), bytes
+        try:
+            check(function(self._handle, args))
+        finally:
+            _scratch.give_back(memory)
+
+
+def _read_axes(axes: str) -> int:
+    if axes not in _AXES:
+        raise ArgumentError(f"axes is {axes!r}; accepted: 'bshd', 'bhsd'", "SPATTN_E_RANGE", "problem.axes")
+    return _AXES[axes]
+
+
+def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", **options: Any) -> Plan:
+    """The plan for arrays of these shapes and this dtype; options are those of Plan.
+
+    Raises ShapeError where q, k or v has not four axes, and as Plan.
+    """
+    by_head = _read_axes(axes) == lib.SPATTN_BHSD
+    sizes = []
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        shape = np.shape(array)
+        if len(shape) != 4:
+            order = "batch, heads, seq, head_dim" if by_head else "batch, seq, heads, head_dim"
+            raise ShapeError(f"argument {name} has shape {list(shape)}; accepted: [{order}]", "SPATTN_E_SHAPE", name)
+        sizes.append((shape[2], shape[1], shape[3]) if by_head else shape[1:])
+    (seq_q, heads_q, head_dim), (seq_k, heads_kv, _), (_, _, head_dim_v) = sizes
+    return Plan(pattern, batch=np.shape(q)[0], heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_k=seq_k,
+                head_dim=head_dim, head_dim_v=head_dim_v, dtype=np.asarray(q).dtype, axes=axes, **options)
+
+
+def attention(q: Any, k: Any, v: Any, pattern: Pattern | str, *, return_lse: bool = False, out: np.ndarray | None = None,
+              **options: Any) -> Any:
+    """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
+
+    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v], float32 or
+    bfloat16 (ml_dtypes); axes="bhsd" for heads before seq. options: axes, scale, q_offset, deterministic, reference, context.
+    Returns out [batch, seq_q, heads_q, head_dim_v], or (out, lse). The context remembers plans, so equal calls plan once.
+
+        out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
+    """
+    return plan(pattern, q, k, v, **options).forward(q, k, v, out=out, return_lse=return_lse)
+
+
+def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, pattern: Pattern | str, *, dlse: Any = None,
+                       **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse."""
+    return plan(pattern, q, k, v, backward=True, **options).backward(q, k, v, out, lse, dout, dlse=dlse)
