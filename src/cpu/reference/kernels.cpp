@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+// The truth: dense loops in double over the token rows of the pattern. No layout, no blocks, no cleverness: what every other
+// row is tested against. Slow, and the one kind of row that may allocate while it runs (the interval list of a row).
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "plan/kernel.h"
+
+namespace spattn::cpu::reference {
+namespace {
+
+struct Bf16 {
+    uint16_t bits;
+};
+double read(float x) { return x; }
+double read(Bf16 x) {
+    const uint32_t wide = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+}
+void write(double x, float& to) { to = float(x); }
+// Rounded once, from double, to nearest even: through float it could be rounded twice. Half of a unit beyond what is kept,
+// or just the kept bits, decide.
+void write(double x, Bf16& to) {
+    float below = float(x);
+    if (std::abs(double(below)) > std::abs(x)) below = std::nextafter(below, 0.f);
+    uint32_t bits;
+    std::memcpy(&bits, &below, sizeof bits);
+    if (std::isnan(x)) return void(to.bits = uint16_t(bits >> 16 | 0x40));
+    if (double(below) != x) bits |= 1;  // sticky: not a tie
+    to.bits = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <class T>
+T& at(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t column = 0) {
+    return static_cast<T*>(x.data)[batch * x.batch + head * x.head + row * x.row + column * x.column];
+}
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// One query row: the keys it sees, and its p.
+template <class T>
+struct Row {
+    const Problem& p;
+    const TokenRows& pattern;
+    TensorView q, k, v;
+    double* s;                    // [seq_k] a lane's scratch
+    std::vector<int64_t> seen;    // begin0, end0, begin1, ...
+    int64_t batch = 0, head = 0, head_kv = 0, row = 0;
+    double lse = 0;
+
+    template <class Body>
+    void each_key(Body body) const {
+        for (size_t i = 0; i < seen.size(); i += 2)
+            for (int64_t key = seen[i]; key < seen[i + 1]; ++key) body(key);
+    }
+
+    // s = scale q k, p = exp(s - lse); lse = -inf where there is no key.
+    void softmax(int64_t b, int64_t h, int64_t i) {
+        batch = b, head = h, head_kv = h / p.group(), row = i;
+        seen.clear();
+        pattern.keys(b, h, i, seen);
+        double m = -infinity, l = 0;
+        each_key([&](int64_t key) {
+            double dot = 0;
+            for (int64_t c = 0; c < p.head_dim; ++c) dot += read(at<T>(q, b, h, i, c)) * read(at<T>(k, b, head_kv, key, c));
+            s[key] = p.scale * dot;
+            m = std::max(m, s[key]);
+        });
+        each_key([&](int64_t key) { l += s[key] = std::exp(s[key] - m); });
+        each_key([&](int64_t key) { s[key] /= l; });
+        lse = seen.empty() ? -infinity : m + std::log(l);
+    }
+};
+
+struct Run {
+    const void* args;
+    int64_t next, lane_doubles;
+};
+
+template <class T>
+void forward_lane(void* argument, int64_t lane) {
+    Run& run = *static_cast<Run*>(argument);
+    const ForwardArgs& a = *static_cast<const ForwardArgs*>(run.args);
+    const Problem& p = *a.problem;
+    double* scratch = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
+    double* out = scratch + p.seq_k;
+    Row<T> row{p, *a.rows, a.q, a.k, a.v, scratch, {}};
+    for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_q * p.seq_q;) {
+        row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
+        std::fill(out, out + p.head_dim_v, 0.0);
+        row.each_key([&](int64_t key) {
+            for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += row.s[key] * read(at<T>(a.v, row.batch, row.head_kv, key, c));
+        });
+        for (int64_t c = 0; c < p.head_dim_v; ++c) write(out[c], at<T>(a.out, row.batch, row.head, row.row, c));
+        if (a.lse.data) at<float>(a.lse, row.batch, row.head, row.row) = float(row.lse);
+    }
+}
+
+// Gradients of one query row; dk and dv of its kv head are summed in double.
+template <class T>
+void backward_row(const BackwardArgs& a, const Row<T>& row, double* dk, double* dv, double* dq) {
+    const Problem& p = *a.problem;
+    const int64_t b = row.batch, h = row.head, i = row.row;
+    // out = p v: dp = dout v, delta = rowsum(p dp); lse's own gradient is p.
+    const auto dp = [&](int64_t key) {
+        double sum = 0;
+        for (int64_t c = 0; c < p.head_dim_v; ++c)
+            sum += read(at<T>(a.dout, b, h, i, c)) * read(at<T>(a.v, b, row.head_kv, key, c));
+        return sum;
+    };
+    double delta = 0;
+    row.each_key([&](int64_t key) { delta += row.s[key] * dp(key); });
+    if (a.dlse.data && !row.seen.empty()) delta -= at<float>(a.dlse, b, h, i);
+    std::fill(dq, dq + p.head_dim, 0.0);
+    row.each_key([&](int64_t key) {
+        // s = scale q k: dq += scale ds k, dk += scale ds q
+        const double ds = p.scale * row.s[key] * (dp(key) - delta);
+        for (int64_t c = 0; c < p.head_dim; ++c) {
+            dq[c] += ds * read(at<T>(a.k, b, row.head_kv, key, c));
+            dk[key * p.head_dim + c] += ds * read(at<T>(a.q, b, h, i, c));
+        }
+        for (int64_t c = 0; c < p.head_dim_v; ++c) dv[key * p.head_dim_v + c] += row.s[key] * read(at<T>(a.dout, b, h, i, c));
+    });
+    for (int64_t c = 0; c < p.head_dim; ++c) write(dq[c], at<T>(a.dq, b, h, i, c));
+}
+
+// A lane owns a kv head with the query heads of its group, so that sums into dk and dv have one order.
+template <class T>
+void backward_lane(void* argument, int64_t lane) {
+    Run& run = *static_cast<Run*>(argument);
+    const BackwardArgs& a = *static_cast<const BackwardArgs*>(run.args);
+    const Problem& p = *a.problem;
+    double* s = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
+    double *dq = s + p.seq_k, *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim, *end = dv + p.seq_k * p.head_dim_v;
+    Row<T> row{p, *a.rows, a.q, a.k, a.v, s, {}};
+    for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_kv;) {
+        const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
+        std::fill(dk, end, 0.0);
+        for (int64_t i = 0; i < p.group() * p.seq_q; ++i) {
+            row.softmax(b, head_kv * p.group() + i / p.seq_q, i % p.seq_q);
+            backward_row(a, row, dk, dv, dq);
+        }
+        for (int64_t key = 0; key < p.seq_k; ++key) {
+            for (int64_t c = 0; c < p.head_dim; ++c) write(dk[key * p.head_dim + c], at<T>(a.dk, b, head_kv, key, c));
+            for (int64_t c = 0; c < p.head_dim_v; ++c) write(dv[key * p.head_dim_v + c], at<T>(a.dv, b, head_kv, key, c));
+        }
+    }
+}
+
+int64_t forward_doubles(const Problem& p) { return p.seq_k + p.head_dim_v; }
+int64_t backward_doubles(const Problem& p) { return p.seq_k * (1 + p.head_dim + p.head_dim_v) + p.head_dim; }
+
+template <int64_t (*doubles)(const Problem&)>
+size_t workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
+    return size_t(doubles(p)) * size_t(lanes) * sizeof(double);
+}
+
+template <class T>
+void forward(const ForwardArgs& args) {
+    Run run{&args, 0, forward_doubles(*args.problem)};
+    args.parallel->run(forward_lane<T>, &run);
+}
+
+template <class T>
+void backward(const BackwardArgs& args) {
+    Run run{&args, 0, backward_doubles(*args.problem)};
+    args.parallel->run(backward_lane<T>, &run);
+}
+
+bool runs_here() { return true; }
+const char* fits(const Problem&) { return nullptr; }
+
+// About one multiply-add a clock. It never competes: the plan takes it only where the truth is asked for.
+template <int pass_flops>
+Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
+    const double flops = pass_flops * double(p.head_dim + p.head_dim_v) * stats.pairs;
+    return {flops / (2e3 * machine.clock * machine.lanes), "compute"};
+}
+
+template <class T>
+constexpr Kernel forward_row(const char* name, Dtype dtype) {
+    return {name, SPATTN_CPU, Pass::forward, dtype, 0, 0, 0, nullptr, false, runs_here, fits, cost<2>,
+            workspace<forward_doubles>, forward<T>, nullptr};
+}
+template <class T>
+constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
+    return {name, SPATTN_CPU, Pass::backward, dtype, 0, 0, 0, nullptr, true, runs_here, fits, cost<5>,
+            workspace<backward_doubles>, nullptr, backward<T>};
+}
+
+constexpr Kernel rows[] = {
+    forward_row<float>("reference_forward_f32", Dtype::f32),
+    forward_row<Bf16>("reference_forward_bf16", Dtype::bf16),
+    backward_row_of<float>("reference_backward_f32", Dtype::f32),
+    backward_row_of<Bf16>("reference_backward_bf16", Dtype::bf16),
+};
+
+}  // namespace
+
+KernelTable kernels() { return {rows, int(std::size(rows))}; }
+
+}  // namespace spattn::cpu::reference
