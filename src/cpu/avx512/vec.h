@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// The verbs of generic/ on sixteen floats. Opmask registers take mask bits straight from a layout's words.
+#pragma once
+
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for mistakes (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "cpu/generic/exp2.h"
+
+namespace spattn::cpu {
+namespace {
+
+using Vec = __m512;
+using Bits = __mmask16;
+constexpr int lanes = 16;
+// 6 x 4 accumulators, 4 of a B row and one broadcast fill 29 of 32 registers; 10 loads feed 24 FMAs.
+constexpr int tile_m = 6, tile_n = 4;
+
+// For cost.h. One 512-bit FMA a clock; CPUs with two units do better in products alone.
+constexpr double flops_per_clock = 32, softmax_clocks = 15, mask_share = 0.2, block_clocks = 240, convert_clocks = 2,
+                 row_clocks = 4;
+
+inline Vec load(const float* x) { return _mm512_loadu_ps(x); }
+inline void store(float* x, Vec v) { _mm512_storeu_ps(x, v); }
+inline Vec set1(float x) { return _mm512_set1_ps(x); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+
+// `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
+inline Bits bits_at(const uint64_t* mask, int first) { return Bits(mask[first / 64] >> (first % 64)); }
+inline Vec select(Bits bits, Vec a, Vec b) { return _mm512_mask_blend_ps(bits, b, a); }  // a where the bit is set
+
+// 2^x within 2 ulp, denormals included; -inf gives 0, NaN stays. The clamp keeps -inf - round(-inf) from being NaN.
+inline Vec exp2(Vec x) {
+    x = _mm512_max_ps(set1(-160.f), x);
+    const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec f = x - n;
+    Vec p = fma(f, set1(exp2_c5), set1(exp2_c4));
+    p = fma(f, p, set1(exp2_c3));
+    p = fma(f, p, set1(exp2_c2));
+    p = fma(f, p, set1(exp2_c1));
+    return _mm512_scalef_ps(fma(f, p, set1(1.f)), n);
+}
+
+inline Vec load_bf16(const uint16_t* x) {
+    const __m256i half = _mm256_loadu_si256((const __m256i*)x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+}  // namespace
+}  // namespace spattn::cpu

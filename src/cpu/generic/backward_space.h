@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+// The backward workspace: row statistics, a dQ buffer an order, parts of dK and dV, scratch of lanes.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+// Where an order collects dQ: query blocks [first, first + count) of each head of its group, from block `block` of the
+// buffers on. `next` is the next order of the same kv head, or -1.
+struct OrderSpace {
+    int64_t block;
+    int32_t first, count, next;
+};
+
+struct BackwardSpace {
+    int64_t heads, rows;           // batch * heads_q; query blocks
+    float *delta, *minus_lse;      // [heads][rows * bq], the latter in units of log2
+    OrderSpace* orders;
+    int32_t* first_order;          // [batch * heads_kv]
+    float* dq;                     // [blocks][bq][columns]
+    uint8_t* touched;              // [blocks]
+    float* parts;                  // [num_parts][part_floats]
+    int64_t part_floats;
+    float* scratch;
+    int64_t lane_floats;
+};
+
+struct BackwardScratch {
+    float *k_t, *v_t;         // [head_dim][bk], [head_dim_v][bk]
+    float *s, *dp;            // [bq][bk]
+    float *k, *q, *dout;      // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
+    float *dk, *dv;           // [bk][columns], [bk][columns_v]; one piece
+};
+
+template <int bq, int bk>
+inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
+    const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
+    const int64_t staged = bq > bk ? bq : bk;
+    BackwardScratch lane;
+    lane.k_t = carver.take<float>(p.head_dim * bk);
+    lane.v_t = carver.take<float>(p.head_dim_v * bk);
+    lane.s = carver.take<float>(bq * bk);
+    lane.dp = carver.take<float>(bq * bk);
+    lane.k = carver.take<float>(bk * columns);
+    lane.q = carver.take<float>(staged * columns);
+    lane.dout = carver.take<float>(staged * columns_v);
+    lane.dk = carver.take<float>(bk * (columns + columns_v));
+    lane.dv = lane.dk + bk * columns;
+    return lane;
+}
+
+// The query blocks that an order touches in any head of its group, as [first, first + count).
+inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int32_t w) {
+    const int64_t group = p.heads_q / p.heads_kv;
+    int32_t low = INT32_MAX, high = 0;
+    for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
+        const Task& t = tasks.tasks[i];
+        int64_t skip = t.skip, take = t.take;
+        for (int64_t g = 0; g < group; ++g) {
+            const Slice slice = slice_of(layout.by_key, layout.class_of[t.head * group + g], t.row);
+            for (int32_t r = slice.begin; r < slice.end && take > 0; ++r) {
+                const Run& run = layout.by_key.runs[r];
+                const int64_t skipped = skip < run.count ? skip : run.count, left = run.count - skipped;
+                const int64_t taken = left < take ? left : take;
+                skip -= skipped, take -= taken;
+                if (taken == 0) continue;
+                const int32_t first = int32_t(run.first + skipped), end = int32_t(first + taken);
+                low = first < low ? first : low;
+                high = end > high ? end : high;
+            }
+        }
+    }
+    return {0, high > 0 ? low : 0, high > 0 ? high - low : 0, -1};
+}
+
+inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
+    int64_t blocks = 0;
+    for (int32_t w = 0; w < tasks.orders; ++w) blocks += reach(p, layout, tasks, w).count * (p.heads_q / p.heads_kv);
+    return blocks;
+}
+
+template <int bq, int bk>
+inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const LayoutView& layout, const TasksView& tasks,
+                                    int num_lanes) {
+    const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
+    Carver lane{0};
+    carve_backward_lane<bq, bk>(lane, p);
+    const int64_t blocks = dq_blocks(p, layout, tasks);
+    BackwardSpace space;
+    space.heads = p.batch * p.heads_q;
+    space.rows = layout.by_query.rows;
+    space.delta = carver.take<float>(space.heads * space.rows * bq);
+    space.minus_lse = carver.take<float>(space.heads * space.rows * bq);
+    space.orders = carver.take<OrderSpace>(tasks.orders);
+    space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
+    space.dq = carver.take<float>(blocks * bq * columns);
+    space.touched = carver.take<uint8_t>(blocks);
+    space.part_floats = bk * (columns + columns_v);
+    space.parts = carver.take<float>(tasks.num_parts * space.part_floats);
+    space.lane_floats = int64_t(lane.used / sizeof(float));
+    space.scratch = carver.take<float>(space.lane_floats * num_lanes);
+    return space;
+}
+
+// Fills orders and first_order. Orders are chained from the last to the first, so that a chain runs upwards.
+inline void place_orders(const BackwardSpace& space, const Problem& p, const LayoutView& layout, const TasksView& tasks) {
+    int64_t block = 0;
+    for (int32_t w = 0; w < tasks.orders; ++w) {
+        space.orders[w] = reach(p, layout, tasks, w);
+        space.orders[w].block = block;
+        block += space.orders[w].count * (p.heads_q / p.heads_kv);
+    }
+    for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) space.first_order[head] = -1;
+    for (int32_t w = tasks.orders - 1; w >= 0; --w) {
+        if (tasks.begin[w] == tasks.begin[w + 1]) continue;
+        int32_t& first = space.first_order[tasks.tasks[tasks.begin[w]].head];
+        space.orders[w].next = first;
+        first = w;
+    }
+}
+
+}  // namespace
+}  // namespace spattn::cpu

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+// Blocked attention, backward, column after column of key blocks, with keys (then dims) in vector lanes.
+//
+//     s[query][key]   = Q . kT            p  = exp2(scale_log2 s - lse log2(e))
+//     dp[query][key]  = dO . vT           ds = p (dp - delta),  delta = rowsum(dO . O) - dlse
+//     dV[key][dim]   += pT . dO           dK[key][dim]   += dsT . Q          a lane's scratch, for one column
+//     dQ[query][dim] += ds . K                                               the order's own buffer
+//
+// kT and vT are packed once a column; Q, dO and K are read where they lie. Scale enters dQ and dK once, at the end.
+//
+// Three phases: delta and lse per query row; orders of tasks; then each dQ block sums the buffers of the orders that
+// touched it, in order, and columns that were cut sum their parts. An order has its own dQ buffer because orders of one
+// head meet in dQ and atomics would make sums depend on timing. A buffer covers the query blocks from the first to the last
+// that its order touches: with a window the buffers together are hardly larger than dQ.
+//
+// What binds: FMA, 10 * head_dim flops a pair against one exp2.
+#pragma once
+
+#include "cpu/generic/backward_space.h"
+
+namespace spattn::cpu {
+namespace {
+
+template <class T, int bq, int bk>
+struct BackwardLane {
+    const BackwardArgs& args;
+    const Problem& p;
+    const BackwardSpace& space;
+    BackwardScratch lane;
+    const float scale_log2;
+    const int columns, columns_v;  // of rows in scratch
+    const OrderSpace* order = nullptr;
+
+    BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
+        : args(a), p(*a.problem), space(s), scale_log2(float(p.scale * log2_e)),
+          columns(round_up(p.head_dim, lanes)), columns_v(round_up(p.head_dim_v, lanes)) {
+        Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
+        lane = carve_backward_lane<bq, bk>(carver, p);
+    }
+
+    Place queries(int64_t head, int32_t row) const {  // head counts over the batch
+        const int64_t first = int64_t(row) * bq;
+        const LayoutView& layout = args.layout;
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.class_of[head], row);
+        return {head / p.heads_q, head % p.heads_q, first, least(bq, p.seq_q - first), alive};
+    }
+
+    // A key that any head of the group sees may be read: it holds numbers, and bits keep it from the heads that do not.
+    Place keys(int32_t head, int32_t row) const {
+        const int64_t first = int64_t(row) * bk, group = p.heads_q / p.heads_kv;
+        uint64_t alive = 0;
+        for (int64_t g = 0; g < group; ++g)
+            alive |= alive_of(args.layout.live_keys, args.layout.by_key.rows, args.layout.class_of[head * group + g], row);
+        return {head / p.heads_kv, head % p.heads_kv, first, least(bk, p.seq_k - first), alive};
+    }
+
+    void take_order(int64_t w) {
+        order = space.orders + w;
+        const int64_t blocks = int64_t(order->count) * (p.heads_q / p.heads_kv);
+        __builtin_memset(space.touched + order->block, 0, size_t(blocks));
+        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
+    }
+
+    void column(const Task& t) {
+        const Place at = keys(t.head, t.row);
+        zero(lane.dk, int64_t(bk) * columns);
+        zero(lane.dv, int64_t(bk) * columns_v);
+        if (t.take > 0) {
+            pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.q);
+            pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dout);
+            visits(t, load_padded<T>(args.k, at, int(p.head_dim), lane.k), at.count);
+        }
+        t.part == whole_row ? finish(at) : keep(t.part);
+    }
+
+    // The column's blocks: those of the group's first head, then those of the next.
+    void visits(const Task& t, Rows k, int keys) {
+        const int64_t group = p.heads_q / p.heads_kv;
+        int32_t skip = t.skip, take = t.take;
+        for (int64_t g = 0; g < group && take > 0; ++g) {
+            const int64_t head = t.head * group + g;
+            const ListsView& lists = args.layout.by_key;
+            Walk w = walk(lists, slice_of(lists, args.layout.class_of[head], t.row), skip, take);
+            while (w.next()) visit(head, g, w.block, w.mask, k, keys);
+            skip = w.skip, take = w.take;
+        }
+    }
+
+    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, int keys) {
+        const Place at = queries(head, row);
+        const Rows q = load_padded<T>(args.q, at, int(p.head_dim), lane.q);
+        const Rows dout = load_padded<T>(args.dout, at, int(p.head_dim_v), lane.dout);
+        // s = q kT, dp = dout vT
+        multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
+        multiply<Left::rows, Store::set>({dout.x, dout.ld, lane.v_t, bk, lane.dp, bk, int(p.head_dim_v)}, at.count, bk / lanes);
+        const int64_t row_at = head * space.rows * bq + at.first;
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        bits ? differentiate<true>(at.count, row_at, bits) : differentiate<false>(at.count, row_at, bits);
+        // out = p v: dv += pT dout
+        multiply<Left::transposed, Store::add>({lane.s, bk, dout.x, dout.ld, lane.dv, columns_v, at.count}, keys,
+                                               columns_v / lanes);
+        // s = q kT: dk += dsT q, dq += ds k
+        multiply<Left::transposed, Store::add>({lane.dp, bk, q.x, q.ld, lane.dk, columns, at.count}, keys, columns / lanes);
+        const int64_t block = order->block + g * order->count + row - order->first;
+        const Product dq{lane.dp, bk, k.x, k.ld, space.dq + block * bq * columns, columns, keys};
+        space.touched[block] ? multiply<Left::rows, Store::add>(dq, at.count, columns / lanes)
+                             : multiply<Left::rows, Store::set>(dq, at.count, columns / lanes);
+        space.touched[block] = 1;
+    }
+
+    // s becomes p, dp becomes ds. Masked pairs are selected away, so what they held does not matter.
+    template <bool masked>
+    void differentiate(int count, int64_t row_at, const uint64_t* bits) {
+        for (int i = 0; i < count; ++i) {
+            const Vec lse = set1(space.minus_lse[row_at + i]), delta = set1(space.delta[row_at + i]);
+#pragma GCC unroll 4
+            for (int j = 0; j < bk; j += lanes) {
+                float *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
+                Vec probability = exp2(fma(load(s), set1(scale_log2), lse));
+                Vec ds = probability * (load(dp) - delta);
+                if (masked) {
+                    const Bits kept = bits_at(bits, i * bk + j);
+                    probability = select(kept, probability, set1(0.f));
+                    ds = select(kept, ds, set1(0.f));
+                }
+                store(s, probability);
+                store(dp, ds);
+            }
+        }
+    }
+
+    static void zero(float* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(float)); }
+
+    void finish(const Place& at) {
+        store_rows<T>(lane.dk, columns, float(p.scale), int(p.head_dim), args.dk, at);
+        store_rows<T>(lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
+    }
+
+    // dk and dv lie one after the other in scratch, as in a part.
+    void keep(int32_t part) {
+        __builtin_memcpy(space.parts + part * space.part_floats, lane.dk, size_t(space.part_floats) * sizeof(float));
+    }
+
+    void join(const Join& j) {
+        zero(lane.dk, space.part_floats);
+        for (int i = 0; i < j.parts; ++i) add(space.parts + (j.first_part + i) * space.part_floats, lane.dk, space.part_floats);
+        finish(keys(j.head, j.row));
+    }
+
+    static void add(const float* x, float* sum, int64_t count) {  // count is a multiple of lanes
+        for (int64_t i = 0; i < count; i += lanes) store(sum + i, load(sum + i) + load(x + i));
+    }
+
+    // dq of one block: what the head's orders collected, in the order of their indices.
+    void collect(int64_t head, int32_t row) {
+        const int64_t group = p.heads_q / p.heads_kv, g = head % group;
+        zero(lane.q, int64_t(bq) * columns);
+        for (int32_t w = space.first_order[head / group]; w >= 0; w = space.orders[w].next) {
+            const OrderSpace& o = space.orders[w];
+            const int64_t block = o.block + g * o.count + row - o.first;
+            if (row < o.first || row >= o.first + o.count || !space.touched[block]) continue;
+            add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
+        }
+        store_rows<T>(lane.q, columns, float(p.scale), int(p.head_dim), args.dq, queries(head, row));
+    }
+
+    // delta and -lse log2(e) of one block. A row that saw nothing has p = 0, and its dout is not read.
+    void prepare(int64_t head, int32_t row) {
+        const Place at = queries(head, row);
+        for (int i = 0; i < at.count; ++i) {
+            const int64_t to = head * space.rows * bq + at.first + i;
+            const float lse = *address<float>(args.lse, at, i);
+            space.minus_lse[to] = lse == -INFINITY ? lse : float(-log2_e * lse);
+            space.delta[to] = lse == -INFINITY ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));
+            if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
+        }
+    }
+
+    float dot(const T* out, const T* dout) const {
+        const int64_t stride = args.out.column, stride_d = args.dout.column;
+        Vec sums = set1(0.f);
+        int c = 0;
+        if (stride == 1 && stride_d == 1)
+            for (; c + lanes <= p.head_dim_v; c += lanes) sums = fma(load_wide(out + c), load_wide(dout + c), sums);
+        float each[lanes], sum = 0.f;
+        store(each, sums);
+        for (float x : each) sum += x;
+        for (; c < p.head_dim_v; ++c) sum += to_float(out[c * stride]) * to_float(dout[c * stride_d]);
+        return sum;
+    }
+};
+
+// ---- phases ------------------------------------------------------------------------------------------------------------
+
+struct BackwardRun {
+    const BackwardArgs* args;
+    BackwardSpace space;
+    int64_t next_row, next_order, next_result;
+};
+
+template <class T, int bq, int bk>
+inline void backward_rows(void* argument, int64_t index) {
+    BackwardRun& run = *(BackwardRun*)argument;
+    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
+    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
+    for (int64_t i; (i = next_of(run.next_row)) < blocks;) lane.prepare(i / rows, int32_t(i % rows));
+}
+
+template <class T, int bq, int bk>
+inline void backward_tasks(void* argument, int64_t index) {
+    BackwardRun& run = *(BackwardRun*)argument;
+    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
+    for (int64_t w; (w = next_of(run.next_order)) < run.args->tasks.orders;) lane.take_order(w);
+}
+
+template <class T, int bq, int bk>
+inline void backward_results(void* argument, int64_t index) {
+    BackwardRun& run = *(BackwardRun*)argument;
+    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
+    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
+    for (int64_t i; (i = next_of(run.next_result)) < blocks + run.args->tasks.num_joins;)
+        i < blocks ? lane.collect(i / rows, int32_t(i % rows)) : lane.join(run.args->tasks.joins[i - blocks]);
+}
+
+template <class T, int bq, int bk>
+void block_backward(const BackwardArgs& args) {
+    Carver carver{(uintptr_t)args.workspace};
+    BackwardRun run{&args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()),
+                    0, 0, 0};
+    place_orders(run.space, *args.problem, args.layout, args.tasks);
+    args.parallel->run(backward_rows<T, bq, bk>, &run);
+    args.parallel->run(backward_tasks<T, bq, bk>, &run);
+    args.parallel->run(backward_results<T, bq, bk>, &run);
+}
+
+template <int bq, int bk>
+size_t backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
+    Carver carver{0};
+    carve_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+    return carver.used;
+}
+
+}  // namespace
+}  // namespace spattn::cpu

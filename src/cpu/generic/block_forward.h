@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+// Blocked attention, forward, with queries in vector lanes.
+//
+//     sT[key][query] = K[key][dim] . qT[dim][query]          rows of K are broadcast where they lie
+//     m, l           online softmax down the keys            vertical: no operation crosses lanes
+//     oT[dim][query] += V[key][dim] . pT[key][query]          V is read transposed by its strides
+//
+// One task is one block of queries of one head: qT is packed once, K and V are never repacked, and out is transposed back at
+// the end. Scores are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own scratch.
+//
+// What binds: FMA. Per pair 4 * head_dim flops against one exp2 of about a dozen vector operations a vector, which is 10 %
+// of the time at head_dim 64 and 5 % at 128. K and V blocks come from L2 at about a byte a cycle.
+#pragma once
+
+#include <float.h>
+#include <math.h>
+
+namespace spattn::cpu {
+namespace {
+
+// The running maximum may lag behind by 2^8: p and l stay far from overflow, and most blocks need no rescaling of oT.
+// FlashAttention-4 does the same: https://github.com/Dao-AILab/flash-attention
+constexpr float lag = 8.f;
+constexpr double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
+
+// oT [head_dim_v][bq], m [bq], l [bq]: one lane's running state, and what a part leaves in the workspace.
+struct State {
+    float *out, *m, *l;
+};
+inline int64_t state_floats(const Problem& p, int bq) { return (p.head_dim_v + 2) * bq; }
+inline State state_at(float* at, const Problem& p, int bq) {
+    return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq};
+}
+
+struct ForwardSpace {
+    float *parts, *scratch;
+    int64_t lane_floats;
+};
+
+template <int bq, int bk>
+struct ForwardScratch {
+    float *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [bk][columns]
+};
+
+// k is also where rows of q and out are staged.
+template <int bq, int bk>
+inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p) {
+    const int columns = round_up(p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v, lanes);
+    ForwardScratch<bq, bk> lane;
+    lane.q = carver.take<float>(p.head_dim * bq);
+    lane.s = carver.take<float>(bk * bq);
+    lane.state = carver.take<float>(state_floats(p, bq));
+    lane.k = carver.take<float>(int64_t(bk > bq ? bk : bq) * columns);
+    lane.v = carver.take<float>(int64_t(bk) * columns);
+    return lane;
+}
+
+template <int bq, int bk>
+inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksView& tasks, int num_lanes) {
+    Carver lane{0};
+    carve_lane<bq, bk>(lane, p);
+    ForwardSpace space;
+    space.parts = carver.take<float>(tasks.num_parts * state_floats(p, bq));
+    space.lane_floats = int64_t(lane.used / sizeof(float));
+    space.scratch = carver.take<float>(space.lane_floats * num_lanes);
+    return space;
+}
+
+template <class T, int bq, int bk>
+struct ForwardLane {
+    static constexpr int width = bq / lanes;                       // vectors of a row of sT
+    static constexpr int strip = width < 4 ? width : 4;            // vectors that softmax holds at once
+
+    const ForwardArgs& args;
+    const Problem& p;
+    ForwardSpace space;
+    ForwardScratch<bq, bk> lane;
+    State state;
+
+    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
+        : args(a), p(*a.problem), space(s) {
+        Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
+        lane = carve_lane<bq, bk>(carver, p);
+        state = state_at(lane.state, p, bq);
+    }
+
+    Place queries(int32_t head, int32_t row) const {
+        const int64_t first = int64_t(row) * bq;
+        const uint64_t alive = alive_of(args.layout.live_queries, args.layout.by_query.rows, args.layout.class_of[head], row);
+        return {head / p.heads_q, head % p.heads_q, first, least(bq, p.seq_q - first), alive};
+    }
+
+    Place keys(const Place& q, int32_t list_class, int32_t block) const {
+        const int64_t first = int64_t(block) * bk, group = p.heads_q / p.heads_kv;
+        const uint64_t alive = alive_of(args.layout.live_keys, args.layout.by_key.rows, list_class, block);
+        return {q.batch, q.head / group, first, least(bk, p.seq_k - first), alive};
+    }
+
+    void start() {
+        for (int64_t i = 0; i < p.head_dim_v * bq; ++i) state.out[i] = 0.f;
+        for (int i = 0; i < bq; ++i) state.m[i] = -FLT_MAX, state.l[i] = 0.f;
+    }
+
+    void task(const Task& t) {
+        const Place q = queries(t.head, t.row);
+        const int32_t list_class = args.layout.class_of[t.head];
+        start();
+        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), float(p.scale * log2_e), lane.q, bq, lane.k);
+        const ListsView& lists = args.layout.by_query;
+        for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
+            visit(keys(q, list_class, w.block), w.mask);
+        t.part == whole_row ? finish(q) : keep(t.part);
+    }
+
+    void visit(const Place& at, int32_t mask) {
+        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
+        multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, bq, lane.s, bq, int(p.head_dim)}, at.count, width);
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        for (int j = 0; j < width; j += strip)
+            mask == full_block ? softmax<false>(at.count, j * lanes, bits) : softmax<true>(at.count, j * lanes, bits);
+        const Rows v = load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
+        multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, bq, state.out, bq, at.count}, int(p.head_dim_v), width);
+    }
+
+    // sT becomes pT, in the strip of lanes that starts at `first`.
+    template <bool masked>
+    void softmax(int count, int first, const uint64_t* bits) {
+        Vec top[strip], sum[strip];
+        for (int w = 0; w < strip; ++w) top[w] = set1(-INFINITY), sum[w] = set1(0.f);
+        for (int r = 0; r < count; ++r)
+#pragma GCC unroll 4
+            for (int w = 0; w < strip; ++w) {
+                const int at = r * bq + first + w * lanes;
+                Vec x = load(lane.s + at);
+                if (masked) {
+                    x = select(bits_at(bits, at), x, set1(-INFINITY));
+                    store(lane.s + at, x);
+                }
+                top[w] = max(x, top[w]);
+            }
+        raise(first, top);
+        for (int r = 0; r < count; ++r)
+#pragma GCC unroll 4
+            for (int w = 0; w < strip; ++w) {
+                float* x = lane.s + r * bq + first + w * lanes;
+                const Vec e = exp2(load(x) - load(state.m + first + w * lanes));
+                sum[w] = sum[w] + e;
+                store(x, e);
+            }
+        for (int w = 0; w < strip; ++w) {
+            float* l = state.l + first + w * lanes;
+            store(l, load(l) + sum[w]);
+        }
+    }
+
+    // Moves the maximum where some query's new one is beyond the lag, and rescales what was summed under the old one.
+    void raise(int first, const Vec* top) {
+        bool needed = false;
+        for (int w = 0; w < strip; ++w) needed |= any_above(top[w], load(state.m + first + w * lanes) + set1(lag));
+        if (!needed) return;
+        for (int w = 0; w < strip; ++w) {
+            const int at = first + w * lanes;
+            const Vec old = load(state.m + at), m = max(top[w], old), keep = exp2(old - m);
+            store(state.m + at, m);
+            store(state.l + at, load(state.l + at) * keep);
+            for (int64_t d = 0; d < p.head_dim_v; ++d) store(state.out + d * bq + at, load(state.out + d * bq + at) * keep);
+        }
+    }
+
+    void keep(int32_t part) {
+        __builtin_memcpy(space.parts + part * state_floats(p, bq), lane.state, state_floats(p, bq) * sizeof(float));
+    }
+
+    // Parts of a row, in order: each is brought to the highest maximum and added.
+    void join(const Join& j) {
+        start();
+        for (int i = 0; i < j.parts; ++i) {
+            const State part = state_at(space.parts + (j.first_part + i) * state_floats(p, bq), p, bq);
+            for (int at = 0; at < bq; at += lanes) {
+                const Vec m = max(load(part.m + at), load(state.m + at));
+                const Vec mine = exp2(load(state.m + at) - m), other = exp2(load(part.m + at) - m);
+                store(state.m + at, m);
+                store(state.l + at, load(state.l + at) * mine + load(part.l + at) * other);
+                for (int64_t d = 0; d < p.head_dim_v; ++d) {
+                    float* out = state.out + d * bq + at;
+                    store(out, load(out) * mine + load(part.out + d * bq + at) * other);
+                }
+            }
+        }
+        finish(queries(j.head, j.row));
+    }
+
+    // out = oT / l, transposed back; a row that saw nothing is 0 and its lse -inf.
+    void finish(const Place& at) {
+        const int columns = int(p.head_dim_v), ld = round_up(columns, lanes);
+        for (int i = 0; i < bq; ++i) lane.s[i] = state.l[i] == 0.f ? 0.f : 1.f / state.l[i];
+        for (int d = 0; d < columns; ++d)
+            for (int i = 0; i < bq; i += lanes) store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
+        transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
+        store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
+        if (!args.lse.data) return;
+        for (int i = 0; i < at.count; ++i)
+            *address<float>(args.lse, at, i) =
+                state.l[i] == 0.f ? -INFINITY : float((double(state.m[i]) + log2(double(state.l[i]))) * ln_2);
+    }
+};
+
+// ---- phases ------------------------------------------------------------------------------------------------------------
+
+struct ForwardRun {
+    const ForwardArgs* args;
+    ForwardSpace space;
+    int64_t next_order, next_join;
+};
+
+template <class T, int bq, int bk>
+inline void forward_tasks(void* argument, int64_t index) {
+    ForwardRun& run = *(ForwardRun*)argument;
+    const TasksView& tasks = run.args->tasks;
+    ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
+    for (int64_t w; (w = next_of(run.next_order)) < tasks.orders;)
+        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
+}
+
+template <class T, int bq, int bk>
+inline void forward_joins(void* argument, int64_t index) {
+    ForwardRun& run = *(ForwardRun*)argument;
+    ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
+    for (int64_t j; (j = next_of(run.next_join)) < run.args->tasks.num_joins;) lane.join(run.args->tasks.joins[j]);
+}
+
+template <class T, int bq, int bk>
+void block_forward(const ForwardArgs& args) {
+    Carver carver{(uintptr_t)args.workspace};
+    ForwardRun run{&args, carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes()), 0, 0};
+    args.parallel->run(forward_tasks<T, bq, bk>, &run);
+    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<T, bq, bk>, &run);
+}
+
+template <int bq, int bk>
+size_t forward_workspace(const Problem& p, const LayoutView&, const TasksView& tasks, int num_lanes) {
+    Carver carver{0};
+    carve_forward<bq, bk>(carver, p, tasks, num_lanes);
+    return carver.used;
+}
+
+}  // namespace
+}  // namespace spattn::cpu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// The one product that forward and backward are made of:
+//
+//     C[m][n] (+)= A[m][k] B[k][n]
+//
+// n lies in vector lanes, A is read one float at a time and broadcast. A may be stored row-major [m][k] or transposed
+// [k][m], so neither K nor V nor P is ever repacked: what a product sums over is a matter of two strides. Register tiles
+// are tile_m x tile_n vectors; edges along m and n have tiles of their own size, and k is any number. The sum over k
+// starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+enum class Store { set, add };
+enum class Left { rows, transposed };  // how A is stored
+
+struct Product {
+    const float* a;
+    int64_t lda;
+    const float* b;
+    int64_t ldb;
+    float* c;
+    int64_t ldc;
+    int k;
+};
+
+template <int M, int N, Left left, Store mode>
+inline void tile(const Product& g) {
+    Vec acc[M][N];
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+        for (int j = 0; j < N; ++j) acc[i][j] = set1(0.f);
+    const float* a = g.a;
+    const float* b = g.b;
+    for (int t = 0; t < g.k; ++t, b += g.ldb, a += left == Left::rows ? 1 : g.lda) {
+        Vec row[N];
+#pragma GCC unroll 16
+        for (int j = 0; j < N; ++j) row[j] = load(b + j * lanes);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const Vec x = set1(left == Left::rows ? a[i * g.lda] : a[i]);
+#pragma GCC unroll 16
+            for (int j = 0; j < N; ++j) acc[i][j] = fma(x, row[j], acc[i][j]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+        for (int j = 0; j < N; ++j) {
+            float* c = g.c + i * g.ldc + j * lanes;
+            store(c, mode == Store::add ? load(c) + acc[i][j] : acc[i][j]);
+        }
+}
+
+// All rows of a strip of N vectors: whole tiles, then one tile of what is left.
+template <int N, Left left, Store mode, int M = tile_m>
+inline void strip(Product g, int m) {
+    if constexpr (M > 0) {
+        for (; m >= M; m -= M) {
+            tile<M, N, left, mode>(g);
+            g.a += M * (left == Left::rows ? g.lda : 1);
+            g.c += M * g.ldc;
+        }
+        if (m > 0) strip<N, left, mode, M - 1>(g, m);
+    }
+}
+
+// n in vectors.
+template <Left left, Store mode, int N = tile_n>
+inline void multiply(Product g, int m, int n) {
+    if constexpr (N > 0) {
+        for (; n >= N; n -= N) {
+            strip<N, left, mode>(g, m);
+            g.b += N * lanes;
+            g.c += N * lanes;
+        }
+        if (n > 0) multiply<left, mode, N - 1>(g, m, n);
+    }
+}
+
+}  // namespace
+}  // namespace spattn::cpu

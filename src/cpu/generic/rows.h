@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// The rows every vector arch has, with what the plan asks of them. An arch includes its vec.h, then this.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "plan/kernel.h"
+#include "cpu/generic/gemm.h"
+#include "cpu/generic/operand.h"
+#include "cpu/generic/walk.h"
+#include "cpu/generic/block_forward.h"
+#include "cpu/generic/block_backward.h"
+#include "cpu/generic/cost.h"
+
+namespace spattn::cpu {
+namespace {
+
+// Forward holds scores as [key][query].
+template <int bq, int bk>
+void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
+    for (int w = 0; w < bq * bk / 64; ++w) out[w] = 0;
+    for (int r = 0; r < bq; ++r)
+        for (int k = 0; k < bk; ++k) {
+            const int from = r * bk + k, to = k * bq + r;
+            out[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
+        }
+}
+
+inline const char* fits(const Problem&) { return nullptr; }
+
+}  // namespace
+}  // namespace spattn::cpu
+
+#define SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk)                                                            \
+    {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
+     bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
+     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr}
+#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk)                                                           \
+    {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
+     bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
+     backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>}
+#define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
+    SPATTN_CPU_FORWARD(arch, float, f32, bq, bk), SPATTN_CPU_BACKWARD(arch, float, f32, bq, bk),              \
+    SPATTN_CPU_FORWARD(arch, Bf16, bf16, bq, bk), SPATTN_CPU_BACKWARD(arch, Bf16, bf16, bq, bk)

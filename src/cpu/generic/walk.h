@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// Reading layouts and carving workspaces.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+inline Slice slice_of(const ListsView& lists, int32_t list_class, int32_t row) {
+    return lists.slices[int64_t(list_class) * lists.rows + row];
+}
+
+// Which rows of a block may be read. Blocks are at most 64 tokens, so one word holds a set.
+inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t list_class, int32_t row) {
+    const int32_t set = live.set_of[int64_t(list_class) * rows + row];
+    return set == all_live ? all_alive : live.sets[int64_t(set) * live.words];
+}
+
+// Blocks [skip, skip + take) of a row's runs, one after the other. What of the part lies beyond these runs is left in
+// `skip` and `take`, so that a part may go on in the runs of another head.
+struct Walk {
+    const Run* run;
+    const Run* end;
+    int32_t skip, take;
+    int32_t block = 0, mask = 0;
+
+    bool next() {
+        while (run != end && skip >= run->count) skip -= run++->count;
+        if (run == end || take == 0) return false;
+        block = run->first + skip++;
+        mask = run->mask;
+        --take;
+        return true;
+    }
+};
+
+inline Walk walk(const ListsView& lists, Slice slice, int32_t skip, int32_t take) {
+    return {lists.runs + slice.begin, lists.runs + slice.end, skip, take};
+}
+
+// Null for a full block.
+inline const uint64_t* mask_bits(const LayoutView& layout, int32_t mask) {
+    return mask == full_block ? nullptr : layout.masks + int64_t(mask) * layout.mask_words;
+}
+
+// Hands out pieces of the workspace, each on a cache line of its own. A null base only counts.
+struct Carver {
+    uintptr_t base;
+    size_t used = 0;
+
+    template <class T>
+    T* take(int64_t count) {
+        T* piece = (T*)(base + used);
+        used += (size_t(count) * sizeof(T) + 63) / 64 * 64;
+        return piece;
+    }
+};
+
+// Who takes which order next. Relaxed: results of a phase are published by the end of Parallel::run.
+inline int64_t next_of(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED); }
+
+}  // namespace
+}  // namespace spattn::cpu

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// The verbs of generic/ for any CPU: four floats in the compiler's own vector type, which becomes whatever registers the
+// target has, or single floats.
+#pragma once
+
+#include <stdint.h>
+
+#include "cpu/generic/exp2.h"
+
+namespace spattn::cpu {
+namespace {
+
+typedef float Vec __attribute__((vector_size(16)));
+typedef int32_t Bits __attribute__((vector_size(16)));  // all ones or all zeros in each lane
+constexpr int lanes = 4;
+// 4 x 2 accumulators leave room in 16 registers for the products that a multiply without FMA needs.
+constexpr int tile_m = 4, tile_n = 2;
+
+// For cost.h.
+constexpr double flops_per_clock = 10, softmax_clocks = 14, mask_share = 0.2, block_clocks = 240, convert_clocks = 2,
+                 row_clocks = 4;
+
+inline Vec load(const float* x) {
+    Vec v;
+    __builtin_memcpy(&v, x, sizeof v);
+    return v;
+}
+inline void store(float* x, Vec v) { __builtin_memcpy(x, &v, sizeof v); }
+inline Vec set1(float x) { return Vec{x, x, x, x}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
+inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }  // b where either is NaN
+inline bool any_above(Vec a, Vec b) {
+    const Bits above = a > b;
+    return (above[0] | above[1] | above[2] | above[3]) != 0;
+}
+
+// `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
+inline Bits bits_at(const uint64_t* mask, int first) {
+    const int32_t all = int32_t(mask[first / 64] >> (first % 64));
+    const Bits each = {1, 2, 4, 8};
+    return (Bits{all, all, all, all} & each) == each;
+}
+
+// 2^x within 2 ulp; below 2^-126 it is 0, NaN stays, 128 and more give inf. Adding 1.5 * 2^23 rounds to an integer and
+// leaves it in the low bits.
+inline Vec exp2(Vec x) {
+    const Bits tiny = x < set1(-126.f);
+    x = max(set1(-126.f), x);
+    x = select(x > set1(128.f), set1(128.f), x);
+    const Vec shift = set1(12582912.f), shifted = x + shift, f = x - (shifted - shift);
+    const Bits power = (((Bits)shifted - (Bits)shift) + 127) << 23;
+    Vec p = fma(f, set1(exp2_c5), set1(exp2_c4));
+    p = fma(f, p, set1(exp2_c3));
+    p = fma(f, p, set1(exp2_c2));
+    p = fma(f, p, set1(exp2_c1));
+    return (Vec)((Bits)(fma(f, p, set1(1.f)) * (Vec)power) & ~tiny);
+}
+
+inline Vec load_bf16(const uint16_t* x) {
+    const Bits wide = {x[0], x[1], x[2], x[3]};
+    return (Vec)(wide << 16);
+}
+
+}  // namespace
+}  // namespace spattn::cpu
