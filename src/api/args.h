@@ -35,12 +35,13 @@ S read_struct(const S* given, size_t first_size, const char* argument) {
     return copy;
 }
 
-// Writes as much of `value` as the caller's struct holds; leaves its struct_size.
+// Writes as much of `value` as the caller's struct holds; leaves its struct_size. first_size as in read_struct.
 template <class S>
-void write_struct(S* to, const S& value, const char* argument) {
+void write_struct(S* to, const S& value, size_t first_size, const char* argument) {
     const uint32_t struct_size = required(to, argument).struct_size;
-    if (struct_size < sizeof(uint32_t))
-        fail(SPATTN_E_STRUCT_SIZE, argument, text("has struct_size ", struct_size, "; accepted: sizeof the struct, ", sizeof(S)));
+    if (struct_size < first_size)
+        fail(SPATTN_E_STRUCT_SIZE, argument,
+             text("has struct_size ", struct_size, "; accepted: sizeof the struct, at least ", first_size));
     const size_t bytes = std::min<size_t>(struct_size, sizeof(S));
     std::memcpy(reinterpret_cast<char*>(to) + sizeof(uint32_t), reinterpret_cast<const char*>(&value) + sizeof(uint32_t),
                 bytes - sizeof(uint32_t));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chapter 4e of the header: questions a person asks of a pattern. Answers come from the rows of keys, not from layouts.
+// Chapter 4f of the header: questions a person asks of a pattern. Answers come from the rows of keys, not from layouts.
 #include <cstring>
 
 #include "api/args.h"
@@ -90,7 +90,7 @@ spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_e
         const Layout layout = build_layout(*pattern, q.extent, q.block_q, q.block_k);
         spattn_stats stats = make_stats(count(layout), q.extent.batch * q.extent.heads, q.extent.seq_q, q.extent.seq_k);
         stats.layout_bytes = int64_t(layout.bytes());
-        write_struct(result, stats, "result");
+        write_struct(result, stats, sizeof(spattn_stats), "result");
     });
 }
 

@@ -38,21 +38,11 @@ public:
         return memory;
     }
 
-    // An output overlaps nothing, itself included; inputs may overlap each other.
+    // An output overlaps nothing, itself included; inputs may overlap each other. The first to blame is named: the
+    // workspace, which comes first, because it is large and what it lies over is innocent.
     void check_overlaps() const {
-        const std::span placed(placed_.data(), size_t(count_));
-        for (size_t i = 0; i < placed.size(); ++i) {
-            if (!placed[i].is_output) continue;
-            if (overlaps_itself(placed[i].bytes))
-                fail(SPATTN_E_LAYOUT, placed[i].argument,
-                     "has strides by which its own elements overlap; accepted: outputs without overlap");
-            for (size_t j = 0; j < placed.size(); ++j) {
-                const bool was_seen = placed[j].is_output && j < i;
-                if (j == i || was_seen || !overlaps(placed[i].bytes, placed[j].bytes)) continue;
-                fail(SPATTN_E_LAYOUT, placed[i].argument,
-                     text("overlaps ", placed[j].argument, "; accepted: outputs that share no byte with another operand"));
-            }
-        }
+        for (size_t i = 0; i < size_t(count_); ++i)
+            if (placed_[i].is_output) check_output(i);
     }
 
 private:
@@ -61,6 +51,17 @@ private:
         StridedBytes bytes{};
         bool is_output = false;
     };
+
+    void check_output(size_t output) const {
+        const Placed& o = placed_[output];
+        if (overlaps_itself(o.bytes))
+            fail(SPATTN_E_LAYOUT, o.argument,
+                 "has strides by which its own elements overlap; accepted: outputs without overlap");
+        for (size_t other = 0; other < size_t(count_); ++other)
+            if (other != output && overlaps(o.bytes, placed_[other].bytes))
+                fail(SPATTN_E_LAYOUT, o.argument,
+                     text("overlaps ", placed_[other].argument, "; accepted: outputs that share no byte with another operand"));
+    }
 
     TensorView matrix(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         const auto shape = plan_.is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
@@ -134,6 +135,7 @@ void fill(RunArgs& run, const spattn_plan& plan, const PassImage& image, const T
     run.rows = &rows;
     run.parallel = &plan.device->parallel();
     run.stream = stream;
+    run.device = plan.device->id().index;
 }
 
 void check_flags(uint32_t flags) {
@@ -152,12 +154,12 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         check_flags(a.flags);
         Operands operands(*plan);
         ForwardArgs run{};
+        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, plan->compiled.forward.workspace);
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
         run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
         run.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.lse) run.lse = operands.row_output(a.lse, "lse");
-        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, plan->compiled.forward.workspace);
         operands.check_overlaps();
         const PatternRows rows(*plan->pattern, p);
         fill(run, *plan, plan->image.forward, rows, a.stream);
@@ -174,6 +176,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         require(pass.kernel, SPATTN_E_STATE, "plan", "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
         Operands operands(*plan);
         BackwardArgs run{};
+        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
         run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
@@ -184,7 +187,6 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         run.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
         run.dk = operands.output(a.dk, "dk", p.heads_kv, p.seq_k, p.head_dim);
         run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
-        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
         operands.check_overlaps();
         const PatternRows rows(*plan->pattern, p);
         fill(run, *plan, plan->image.backward, rows, a.stream);

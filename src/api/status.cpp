@@ -115,6 +115,6 @@ spattn_status spattn_last_error(spattn_error* result) {
         error.message = last.message.c_str();
         error.argument = last.argument.c_str();
         error.function = last.function;
-        write_struct(result, error, "result");
+        write_struct(result, error, sizeof(spattn_error), "result");
     });
 }

@@ -167,6 +167,7 @@ TEST(selections) {
     const spattn_pattern* hole[] = {a.get(), nullptr};
     const int32_t good[] = {0, 1, 1}, beyond[] = {0, 2, 1}, negative[] = {0, -1, 1};
     const auto check_selection = [&](const char* function, auto make, const char* chosen, const char* length) {
+        const std::string second = std::string(chosen) + "[1]";
         demand_no_handle<spattn_pattern>(
             function,
             {
@@ -175,8 +176,8 @@ TEST(selections) {
                 {"no part", [&](auto r) { return make(two, 0, good, 3, r); }, SPATTN_E_RANGE, "count"},
                 {"2^62 parts", [&](auto r) { return make(two, size_t(huge), good, 3, r); }, SPATTN_E_RANGE, "count"},
                 {"choice NULL", [&](auto r) { return make(two, 2, nullptr, 3, r); }, SPATTN_E_NULL, chosen},
-                {"choice beyond", [&](auto r) { return make(two, 2, beyond, 3, r); }, SPATTN_E_RANGE, chosen},
-                {"choice negative", [&](auto r) { return make(two, 2, negative, 3, r); }, SPATTN_E_RANGE, chosen},
+                {"choice beyond", [&](auto r) { return make(two, 2, beyond, 3, r); }, SPATTN_E_RANGE, second.c_str()},
+                {"choice negative", [&](auto r) { return make(two, 2, negative, 3, r); }, SPATTN_E_RANGE, second.c_str()},
                 {"none to choose for", [&](auto r) { return make(two, 2, good, 0, r); }, SPATTN_E_RANGE, length},
                 {"2^62 to choose for", [&](auto r) { return make(two, 2, good, size_t(huge), r); }, SPATTN_E_RANGE,
                  length},

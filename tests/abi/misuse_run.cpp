@@ -33,7 +33,8 @@ struct Run {
     }
 
     void add(const char* name, const spattn_tensor* Args::* field, const std::vector<int64_t>& shape, bool is_output) {
-        auto tensor = std::make_unique<Tensor>(shape, f32, 4096);
+        // Spare bytes beyond the largest operand: what is laid over one operand must not reach a second one.
+        auto tensor = std::make_unique<Tensor>(shape, f32, size_t(1) << 16);
         if (!is_output) tensor->fill(uint32_t(operands.size() + 1));
         args.*field = &tensor->view;
         operands.push_back({name, field, is_output, std::move(tensor)});
@@ -176,8 +177,7 @@ void check_workspace() {
     for (const auto& operand : good.operands) {
         Pass pass(scene.plan.get(), scene.problem);
         pass.args.workspace = pass.operand(operand.name).data;
-        demand("over " + operand.name, Pass::function, pass.run(scene.plan.get()), SPATTN_E_LAYOUT,
-               operand.is_output ? operand.name : "workspace");
+        demand("over " + operand.name, Pass::function, pass.run(scene.plan.get()), SPATTN_E_LAYOUT, "workspace");
     }
 }
 
