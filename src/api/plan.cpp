@@ -86,6 +86,8 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     options.machine = context.device->machine();
     plan->compiled = compile_plan(pattern, problem, options, all_kernels());
     plan->image = make_image(plan->compiled, context.device->memory(), stream);
+    for (const PassPlan* pass : {&plan->compiled.forward, &plan->compiled.backward})
+        if (pass->kernel && pass->kernel->prepare) pass->kernel->prepare(context.device->id().index);
     const char* backward = plan->compiled.backward.kernel ? plan->compiled.backward.kernel->name : "none";
     context.device->log(SPATTN_LOG_INFO, text("plan for ", plan->compiled.pattern_text, ": forward ",
                                               plan->compiled.forward.kernel->name, ", backward ", backward));
@@ -143,7 +145,7 @@ spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
         stats.flops_backward = flops(p.problem, p.counts.pairs, Pass::backward);
         stats.bytes_forward = operand_bytes(p.problem, Pass::forward);
         stats.bytes_backward = operand_bytes(p.problem, Pass::backward);
-        write_struct(result, stats, "result");
+        write_struct(result, stats, sizeof(spattn_stats), "result");
     });
 }
 

@@ -68,7 +68,7 @@ struct TasksView {
     const int32_t* begin;  // [orders + 1]
     int32_t orders;
     const Join* joins;
-    int32_t num_joins, num_parts;
+    int32_t num_joins, num_parts, num_tasks;
 };
 
 }  // namespace spattn

@@ -49,6 +49,7 @@ struct RunArgs {
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows
+    int32_t device;         // CUDA rows: index among the devices of this kind
     void* workspace;        // as large as the row's workspace() said, aligned to 64 bytes (CPU) or 256 (CUDA)
 };
 
@@ -100,6 +101,7 @@ struct Kernel {
     size_t (*workspace)(const Problem&, const LayoutView&, const TasksView&, int lanes);  // bytes
     void (*forward)(const ForwardArgs&);    // exactly one of these two
     void (*backward)(const BackwardArgs&);
+    void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no run waits for it; null: nothing to load
 };
 
 struct KernelTable {

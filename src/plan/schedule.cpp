@@ -9,7 +9,8 @@ namespace spattn {
 TasksView view(const Schedule& schedule) {
     const int32_t orders = schedule.begin.empty() ? 0 : int32_t(schedule.begin.size()) - 1;
     return {schedule.tasks.data(),       schedule.begin.data(), orders,
-            schedule.joins.data(), int32_t(schedule.joins.size()), schedule.num_parts};
+            schedule.joins.data(), int32_t(schedule.joins.size()), schedule.num_parts,
+            int32_t(schedule.tasks.size())};
 }
 
 namespace {
@@ -70,7 +71,8 @@ public:
         out.begin.reserve(order.size() + 1);
         out.begin.push_back(0);
         for (int32_t w : order) {
-            out.tasks.insert(out.tasks.end(), schedule_.tasks.begin() + ends_[w], schedule_.tasks.begin() + ends_[w + 1]);
+            const auto tasks = schedule_.tasks.begin();
+            out.tasks.insert(out.tasks.end(), tasks + ends_[w], tasks + ends_[w + 1]);
             out.begin.push_back(int32_t(out.tasks.size()));
         }
         out.joins = std::move(schedule_.joins);
