@@ -78,8 +78,9 @@ def attention(library, vector, flags):
 def compare(vector, arrays):
     for name in OUTPUTS + GRADIENTS:
         expected = shaped(vector, name)
-        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-        np.testing.assert_allclose(arrays[name], expected, rtol=2e-5, atol=2e-6 * scale,
+        # dq and dk are scale times a difference of float32 numbers, whose own rounding the scale makes larger.
+        size = np.abs(expected[np.isfinite(expected)]).max(initial=max(1.0, abs(vector["scale"])))
+        np.testing.assert_allclose(arrays[name], expected, rtol=2e-5, atol=2e-6 * size,
                                    err_msg=f"{name} of {vector['text']}")
 
 
