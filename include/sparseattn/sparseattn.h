@@ -231,7 +231,36 @@ typedef struct spattn_bigbird {
  * for all heads; depends on seq_k. BigBird (arXiv:2007.14062). */
 SPATTN_API spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result);
 
-/* 4c. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head, per_batch
+/* 4c. Index patterns: lists for one extent. Row q is query row q of the extent, not a position; the extent's sizes must be
+ * the pattern's own (SPATTN_E_SHAPE where a question is asked on others), and q_offset plays no part. Arrays are host
+ * tensors, copied unless borrowed. */
+enum spattn_pattern_flags {
+    SPATTN_BORROW = 1 << 0, /* keep the caller's arrays: alive and unchanged until the pattern, and every pattern and plan
+                               made of it, is gone. Index arrays of stride 1; masks of stride 1 along the keys */
+    SPATTN_TRUST = 1 << 1   /* col_idx is not checked; keys kept are unspecified where it breaks the rules */
+};
+/* csr([row_ptr],[col_idx],seq_k): row q sees the keys col_idx[row_ptr[q]] .. col_idx[row_ptr[q + 1] - 1]. row_ptr:
+ * [seq_q + 1], from 0, not decreasing, up to the length of col_idx (always checked). col_idx: [nnz], in [0, seq_k), strictly
+ * increasing in a row. Each int32 or int64. SPATTN_E_RANGE for numbers, SPATTN_E_SHAPE for lengths that break this. */
+SPATTN_API spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t seq_k,
+                                            uint32_t flags, spattn_pattern** result);
+/* bsr([row_ptr],[col_idx],block_q,block_k,seq_q,seq_k): the same for blocks: row q sees, of the blocks J of keys that block
+ * row q / block_q lists, the keys k with k / block_k = J. row_ptr: [ceil(seq_q / block_q) + 1]; col_idx in
+ * [0, ceil(seq_k / block_k)). */
+SPATTN_API spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t block_q,
+                                            int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
+                                            spattn_pattern** result);
+/* mask([values],sizes): row q sees the keys whose value is not 0. mask: [seq_q, seq_k], [heads, seq_q, seq_k] or
+ * [batch, heads, seq_q, seq_k], bool or uint8, any strides; a size of 1 of batch or heads serves all, else it must be the
+ * extent's. */
+SPATTN_API spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result);
+/* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called on
+ * this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
+typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k);
+SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
+                                                  int64_t seq_k, spattn_pattern** result);
+
+/* 4d. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head, per_batch
  * by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch: [batch], each in
  * [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
 SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count, spattn_pattern** result);
@@ -245,8 +274,8 @@ SPATTN_API spattn_status spattn_pattern_per_head(const spattn_pattern* const* pa
 SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count,
                                                   const int32_t* part_of_batch, size_t batch, spattn_pattern** result);
 
-/* 4d. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists print
- * inline up to 64 numbers, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed` gets the bytes
+/* 4e. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists print
+ * inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed` gets the bytes
  * with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with SPATTN_E_RANGE. */
 SPATTN_API spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity, size_t* needed);
@@ -257,7 +286,7 @@ SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, cha
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
 
-/* 4e. Questions a person asks of a pattern. */
+/* 4f. Questions a person asks of a pattern. */
 enum spattn_extent_flags { SPATTN_EXTENT_Q_OFFSET = 1 << 0 };
 typedef struct spattn_extent { /* the rectangle a question is asked on */
     uint32_t struct_size;

@@ -5,7 +5,9 @@
 //   product  = factor { ("&" | "-") factor }                          equally, left to right
 //   factor   = "(" union ")" | "transpose" "(" union ")"
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
+//            | ("csr" | "bsr" | "mask") "(" list { "," list } { "," number } ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
+//   list     = "[" [numbers] "]"
 //   numbers  = number { "," number }
 //
 // per_head([0,1,0], causal, window(3,0)): heads 0 and 2 see the first pattern of the list, head 1 the second.
@@ -47,6 +49,23 @@ const Word words[] = {
     {"tree", "tree(parents...)", any_count, [](const Numbers& n) { return make_tree(n); }},
     {"bigbird", "bigbird(block,window,global,random,seed)", 5,
      [](const Numbers& n) { return make_bigbird(n[0], n[1], n[2], n[3], uint64_t(n[4])); }},
+};
+
+// A pattern of lists and then numbers: `least` to `most` of these.
+struct ListWord {
+    const char* name;
+    const char* form;
+    size_t lists, least, most;
+    PatternRef (*make)(const std::vector<Numbers>& l, const Numbers& n);
+};
+
+const ListWord list_words[] = {
+    {"csr", "csr([row_ptr...],[col_idx...],seq_k)", 2, 1, 1,
+     [](const std::vector<Numbers>& l, const Numbers& n) { return make_csr(l[0], l[1], n[0], false); }},
+    {"bsr", "bsr([row_ptr...],[col_idx...],block_q,block_k,seq_q,seq_k)", 2, 4, 4,
+     [](const std::vector<Numbers>& l, const Numbers& n) { return make_bsr(l[0], l[1], n[0], n[1], n[2], n[3], false); }},
+    {"mask", "mask([values...],seq_q,seq_k)", 1, 2, 4,
+     [](const std::vector<Numbers>& l, const Numbers& n) { return make_mask(l[0], n); }},
 };
 
 // Seeds are unsigned: the only number that may exceed int64.
@@ -106,6 +125,9 @@ private:
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }
+        for (const ListWord& word : list_words) {
+            if (name == word.name) return parse_list_word(start, word);
+        }
         at_ = start;
         expected("( or one of " + all_names());
     }
@@ -126,6 +148,33 @@ private:
             need(')', word.count == any_count ? ", or ) " + form : ") " + form);
         }
         return made(start, word.name, [&] { return word.make(numbers); });
+    }
+
+    PatternRef parse_list_word(size_t start, const ListWord& word) {
+        const std::string form = std::string("as in ") + word.form;
+        need('(', "( " + form);
+        std::vector<Numbers> lists;
+        for (size_t i = 0; i < word.lists; ++i) {
+            if (i > 0) need(',', ", " + form);
+            lists.push_back(read_list(form));
+        }
+        Numbers numbers;
+        while (numbers.size() < word.most && take(',')) numbers.push_back(read_number(false, form));
+        if (numbers.size() < word.least) expected(", " + form);
+        need(')', ") " + form);
+        return made(start, word.name, [&] { return word.make(lists, numbers); });
+    }
+
+    Numbers read_list(const std::string& form) {
+        if (peek() < text_.size() && text_[at_] == '#') refuse_hash();
+        need('[', "[ " + form);
+        Numbers numbers;
+        if (take(']')) return numbers;
+        do {
+            numbers.push_back(read_number(false, form));
+        } while (take(','));
+        need(']', ", or ] " + form);
+        return numbers;
     }
 
     PatternRef parse_choice(size_t start, const std::string& name) {
@@ -161,9 +210,7 @@ private:
 
     int64_t read_number(bool is_unsigned, const std::string& form) {
         const size_t start = peek();
-        if (at_ < text_.size() && text_[at_] == '#') {
-            refuse(start, "found #, a long list printed by its hash; expected the numbers: make this pattern from its list");
-        }
+        if (at_ < text_.size() && text_[at_] == '#') refuse_hash();
         const bool is_negative = take('-');
         if (at_ >= text_.size() || !is_digit(text_[at_])) {
             at_ = start;
@@ -216,6 +263,11 @@ private:
         }
     }
 
+    [[noreturn]] void refuse_hash() {
+        refuse(at_, "found #, a long list printed by its hash; expected the numbers: make this pattern from its list, or keep "
+                    "it with spattn_pattern_save");
+    }
+
     [[noreturn]] void refuse(size_t at, const std::string& why) {
         fail(SPATTN_E_FORMAT, "text", text("column ", at + 1, ": ", why));
     }
@@ -237,6 +289,7 @@ private:
     static std::string all_names() {
         std::string names;
         for (const Word& word : words) names += std::string(word.name) + ", ";
+        for (const ListWord& word : list_words) names += std::string(word.name) + ", ";
         return names + "transpose, per_head, per_batch";
     }
 

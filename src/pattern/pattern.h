@@ -12,6 +12,7 @@
 
 #include "core/math.h"
 #include "core/ref.h"
+#include "pattern/index_array.h"
 #include "sparseattn/sparseattn.h"
 
 namespace spattn {
@@ -113,12 +114,18 @@ PatternRef make_global_tokens(std::vector<int64_t> positions);
 PatternRef make_tree(std::vector<int64_t> parents);
 PatternRef make_bigbird(int64_t block, int64_t window_blocks, int64_t global_blocks, int64_t random_blocks,
                         uint64_t seed);
+PatternRef make_csr(IndexArray row_ptr, IndexArray col_idx, int64_t seq_k, bool is_trusted);
+PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q, int64_t seq_k,
+                    bool is_trusted);
+PatternRef make_mask(const std::vector<int64_t>& values, const std::vector<int64_t>& shape);  // shape: 2 to 4 sizes
+PatternRef make_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q, int64_t seq_k);
 PatternRef make_union(Patterns parts);
 PatternRef make_intersection(Patterns parts);
 PatternRef make_difference(PatternRef a, PatternRef b);
 PatternRef make_transpose(PatternRef pattern);
 PatternRef make_per_head(Patterns parts, std::vector<int32_t> part_of_head);
 PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
+PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k);
 
 PatternRef parse_pattern(const std::string& text);
 uint64_t hash_identity(const std::string& identity);  // the same in every process and release
