@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -12,22 +13,23 @@ from ._core import DTypeError, ffi, lib
 _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b": lib.SPATTN_BOOL}
 
 
-class Tensor:
-    """A view of an array for the length of a call. It keeps the array, and what the struct points to, alive."""
+# A tensor's struct -> the array, and what its pointers point to: they must live as long as it does.
+_kept: WeakKeyDictionary = WeakKeyDictionary()
 
-    __slots__ = ("pointer", "_shape", "_strides", "_array")
 
-    def __init__(self, array: np.ndarray, argument: str):
-        self._array = array
-        self._shape = ffi.new("int64_t[]", array.shape)
-        self._strides = ffi.new("int64_t[]", [stride // array.itemsize for stride in array.strides])
-        self.pointer = ffi.new("spattn_tensor *")
-        self.pointer.data = ffi.cast("void *", array.ctypes.data)
-        self.pointer.device.type = lib.SPATTN_CPU
-        self.pointer.ndim = array.ndim
-        code, bits = dtype_code(array.dtype, argument)
-        self.pointer.dtype.code, self.pointer.dtype.bits, self.pointer.dtype.lanes = code, bits, 1
-        self.pointer.shape, self.pointer.strides = self._shape, self._strides
+def _tensor(array: np.ndarray, argument: str) -> Any:
+    """A spattn_tensor* over the array's memory."""
+    code, bits = dtype_code(array.dtype, argument)
+    shape = ffi.new("int64_t[]", array.shape)
+    strides = ffi.new("int64_t[]", [stride // array.itemsize for stride in array.strides])
+    tensor = ffi.new("spattn_tensor *")
+    tensor.data = ffi.cast("void *", array.ctypes.data)
+    tensor.device.type = lib.SPATTN_CPU
+    tensor.ndim = array.ndim
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
+    tensor.shape, tensor.strides = shape, strides
+    _kept[tensor] = (array, shape, strides)
+    return tensor
 
 
 def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
@@ -43,14 +45,14 @@ def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
     return _CODES[dtype.kind], 8 * dtype.itemsize
 
 
-def tensor_in(array: Any, argument: str) -> Tensor:
+def tensor_in(array: Any, argument: str) -> Any:
     """A tensor to read. Copied only where strides are negative or no whole elements, or data is misaligned."""
     array = np.asarray(array)
     readable = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    return Tensor(array if readable else np.ascontiguousarray(array), argument)
+    return _tensor(array if readable else array.copy(order="C"), argument)
 
 
-def tensor_out(array: np.ndarray, argument: str) -> Tensor:
+def tensor_out(array: np.ndarray, argument: str) -> Any:
     """A tensor to write. Raises ValueError for an array that is read-only."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"argument {argument} is {type(array).__name__}; accepted: a NumPy array to write to")
@@ -58,10 +60,10 @@ def tensor_out(array: np.ndarray, argument: str) -> Tensor:
         raise ValueError(f"argument {argument} is read-only; accepted: an array that may be written")
     if any(stride % array.itemsize for stride in array.strides):
         raise ValueError(f"argument {argument} has strides of {array.strides} bytes; accepted: multiples of {array.itemsize}")
-    return Tensor(array, argument)
+    return _tensor(array, argument)
 
 
-def integers(values: Any, argument: str) -> Tensor:
+def integers(values: Any, argument: str) -> Any:
     """A list of positions: an int32 or int64 array as it is, any sequence of integers as int64."""
     if not isinstance(values, np.ndarray):
         values = np.array(list(values), dtype=np.int64) if not np.size(values) else np.asarray(values)

@@ -112,14 +112,14 @@ class Pattern:
         """bool [batch, heads, seq_q, seq_k], True where kept."""
         whole = _whole(extent)
         mask = np.empty((whole.batch, whole.heads, whole.seq_q, whole.seq_k), dtype=np.bool_)
-        check(lib.spattn_pattern_to_mask(self._handle, _c_extent(whole), tensor_out(mask, "out").pointer))
+        check(lib.spattn_pattern_to_mask(self._handle, _c_extent(whole), tensor_out(mask, "out")))
         return mask
 
     def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> np.ndarray:
         """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell, exact at any length."""
         whole = _whole(extent)
         image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
-        check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage").pointer))
+        check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage")))
         return image
 
     def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -154,8 +154,8 @@ class Pattern:
 
 
 def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_idx: Any, count: Any) -> None:
-    columns = col_idx.pointer if col_idx else ffi.NULL
-    check(function(pattern, extent, head, row_ptr.pointer, columns, count))
+    columns = ffi.NULL if col_idx is None else col_idx
+    check(function(pattern, extent, head, row_ptr, columns, count))
 
 
 def as_pattern(pattern: Pattern | str) -> Pattern:
@@ -204,7 +204,7 @@ def block_diagonal(block: int) -> Pattern:
 
 def documents(cu_seqlens: Sequence[int] | np.ndarray) -> Pattern:
     """k and p in the same [cu_seqlens[t], cu_seqlens[t + 1]). Integers, not decreasing, the first >= 0. Copied."""
-    return _make(lib.spattn_pattern_documents, integers(cu_seqlens, "cu_seqlens").pointer)
+    return _make(lib.spattn_pattern_documents, integers(cu_seqlens, "cu_seqlens"))
 
 
 def dilated(left: int, right: int, dilation: int) -> Pattern:
@@ -246,12 +246,12 @@ def residue(modulus: int, offset: int) -> Pattern:
 
 def global_keys(positions: Sequence[int] | np.ndarray) -> Pattern:
     """k in positions: integers >= 0, in any order. Copied."""
-    return _make(lib.spattn_pattern_global_keys, integers(positions, "positions").pointer)
+    return _make(lib.spattn_pattern_global_keys, integers(positions, "positions"))
 
 
 def global_tokens(positions: Sequence[int] | np.ndarray) -> Pattern:
     """k in positions, or p in positions. Longformer (https://arxiv.org/abs/2004.05150). Copied."""
-    return _make(lib.spattn_pattern_global_tokens, integers(positions, "positions").pointer)
+    return _make(lib.spattn_pattern_global_tokens, integers(positions, "positions"))
 
 
 def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
@@ -259,7 +259,7 @@ def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
 
     parents: for each node its parent, -1 for a root; cycles are an error. SpecInfer (https://arxiv.org/abs/2305.09781).
     """
-    return _make(lib.spattn_pattern_tree, integers(parents, "parents").pointer)
+    return _make(lib.spattn_pattern_tree, integers(parents, "parents"))
 
 
 def bigbird(block: int, window_blocks: int, global_blocks: int, random_blocks: int, seed: int = 0) -> Pattern:

@@ -136,7 +136,7 @@ class Plan:
                           ("spattn_backward_args", lib.spattn_backward))
         tensors = {key: tensor_in(array, key) for key, array in inputs.items() if array is not None}
         tensors.update((key, tensor_out(array, key)) for key, array in outputs.items() if array is not None)
-        args = sized(name, **{key: tensor.pointer for key, tensor in tensors.items()})
+        args = sized(name, **tensors)
         bytes, align = self._workspace(op)
         memory = _scratch.take(bytes + align)
         start = -memory.ctypes.data % align

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""Attention of NumPy arrays against the oracle: layouts, dtypes, threads, and every way to call it wrongly."""
+import gc
+import json
+import os
+import threading
+
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+from conftest import ROOT
+
+import sparseattn as sa
+
+TEXT = "causal & (sink(2) | window(20,0) | strided(7))"
+
+
+def operands(batch=2, seq_q=70, seq_k=70, heads_q=4, heads_kv=2, head_dim=24, head_dim_v=40, seed=0):
+    """q, k, v, dout in bshd."""
+    rng = np.random.default_rng(seed)
+    shapes = [(batch, seq_q, heads_q, head_dim), (batch, seq_k, heads_kv, head_dim), (batch, seq_k, heads_kv, head_dim_v),
+              (batch, seq_q, heads_q, head_dim_v)]
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def swap(x):
+    """bshd <-> bhsd."""
+    return x.swapaxes(1, 2)
+
+
+def truth(q, k, v, dout, text, scale=None, dlse=None, q_offset=None):
+    """out, lse, dq, dk, dv of bshd arrays, by the oracle."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    extent = oracle.Extent(q.shape[1], k.shape[1], q.shape[0], q.shape[2], q_offset)
+    mask = oracle.to_mask(text, extent)
+    q, k, v, dout = (swap(x.astype(np.float64)) for x in (q, k, v, dout))
+    out, lse = oracle.attention_forward(q, k, v, mask, scale)
+    dq, dk, dv = oracle.attention_backward(q, k, v, mask, scale, dout, dlse)
+    return swap(out), lse, swap(dq), swap(dk), swap(dv)
+
+
+def assert_close(found, expected, bound=1e-5):
+    for name, one, other in zip(("out", "lse", "dq", "dk", "dv"), found, expected):
+        finite = np.isfinite(other)
+        np.testing.assert_array_equal(np.isfinite(one.astype(np.float64)), finite, err_msg=name)
+        error = np.abs(one[finite].astype(np.float64) - other[finite]).max(initial=0)
+        assert error < bound * np.abs(other[finite]).max(initial=1), name
+
+
+def run(q, k, v, dout, text=TEXT, dlse=None, **options):
+    out, lse = sa.attention(q, k, v, text, return_lse=True, **options)
+    return out, lse, *sa.attention_backward(q, k, v, out, lse, dout, text, dlse=dlse, **options)
+
+
+@pytest.mark.parametrize("text", [TEXT, "full", "window(3,2)", "causal & bigbird(16,3,1,1,3)", "block_diagonal(9) - sink(3)"])
+@pytest.mark.parametrize("reference", [False, True])
+def test_forward_and_backward(text, reference):
+    arrays = operands()
+    assert_close(run(*arrays, text, reference=reference), truth(*arrays, text))
+
+
+@pytest.mark.parametrize("sizes", [dict(seq_q=5, seq_k=90), dict(seq_q=90, seq_k=33), dict(heads_q=6, heads_kv=1), dict(head_dim=1),
+                                   dict(seq_q=1, seq_k=1), dict(head_dim=3, head_dim_v=5)])
+def test_sizes(sizes):
+    arrays = operands(**sizes)
+    assert_close(run(*arrays), truth(*arrays, TEXT))
+
+
+def test_options_reach_the_library():
+    arrays = operands(seq_q=10, seq_k=40)
+    dlse = np.random.default_rng(2).standard_normal((2, 4, 10), dtype=np.float32)
+    for scale, q_offset in ((0.3, 7), (0.0, 0), (None, -3)):
+        expected = truth(*arrays, TEXT, scale, dlse, q_offset)
+        assert_close(run(*arrays, dlse=dlse, scale=scale, q_offset=q_offset), expected)
+
+
+def test_vectors_of_every_language():
+    vectors = json.loads((ROOT / "tests" / "vectors" / "attention.json").read_text())
+    assert len(vectors) > 20
+    for case in vectors:
+        def array(name, heads, seq, dim, case=case):
+            return np.array(case[name], np.float32).reshape(case["batch"], case[heads], case[seq], case[dim])
+        q, k = array("q", "heads_q", "seq_q", "head_dim"), array("k", "heads_kv", "seq_k", "head_dim")
+        v, dout = array("v", "heads_kv", "seq_k", "head_dim_v"), array("dout", "heads_q", "seq_q", "head_dim_v")
+        dlse = np.array(case["dlse"], np.float32).reshape(q.shape[:3]) if "dlse" in case else None
+        found = run(q, k, v, dout, case["text"], dlse, axes="bhsd", scale=case["scale"], q_offset=case["q_offset"])
+        right = [np.array([-np.inf if x is None else x for x in case[name]]) for name in ("out", "lse", "dq", "dk", "dv")]
+        bound = 1e-5 if abs(case["scale"]) < 8 else 1e-4  # scores of hundreds have few digits behind the point in float32
+        assert_close([x.ravel() for x in found], right, bound)
+
+
+def test_axes_and_views():
+    arrays = operands()
+    expected = truth(*arrays, TEXT)
+    found = run(*(np.ascontiguousarray(swap(x)) for x in arrays), axes="bhsd")
+    assert_close([swap(x) if x.ndim == 4 else x for x in found], expected)
+    padded = [np.repeat(x, 2, axis=1)[:, ::2] for x in arrays]  # strides of every other row
+    backwards = [np.ascontiguousarray(x[:, ::-1])[:, ::-1] for x in arrays]  # negative strides
+    fortran = [np.asfortranarray(x) for x in arrays]
+    for others in (padded, backwards, fortran, [swap(swap(x).copy()) for x in arrays]):
+        assert_close(run(*others), expected)
+
+
+def test_misaligned_and_read_only_inputs_are_read():
+    q, k, v, dout = operands()
+    memory = np.empty(q.nbytes + 1, np.uint8)
+    odd = memory[1:].view(np.float32).reshape(q.shape)
+    odd[...] = q
+    q.flags.writeable = k.flags.writeable = False
+    np.testing.assert_array_equal(sa.attention(odd, k, v, TEXT), sa.attention(q, k, v, TEXT))
+    assert run(q, k, v, dout)[2].shape == q.shape
+
+
+def test_out_is_written_in_place():
+    q, k, v, _ = operands()
+    wide = np.full((2, 70, 8, 40), 7, np.float32)
+    out = wide[:, :, ::2]
+    assert sa.attention(q, k, v, TEXT, out=out) is out
+    np.testing.assert_array_equal(out, sa.attention(q, k, v, TEXT))
+    assert (wide[:, :, 1::2] == 7).all()
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        sa.attention(q, k, v, TEXT, out=out)
+    with pytest.raises(sa.ArgumentError) as caught:
+        sa.attention(q, q, q, TEXT, out=q)
+    assert caught.value.argument == "out" and caught.value.status == "SPATTN_E_LAYOUT"
+
+
+def test_bfloat16():
+    arrays = [x.astype(ml_dtypes.bfloat16) for x in operands()]
+    found = run(*arrays)
+    assert found[0].dtype == found[2].dtype == ml_dtypes.bfloat16 and found[1].dtype == np.float32
+    assert_close(found, truth(*arrays, TEXT), 2e-2)
+
+
+def test_rows_without_keys():
+    q, k, v, dout = operands()
+    out, lse, dq, dk, dv = run(q, k, v, dout, "window(3,0) - sink(10)")
+    assert (out[:, :10] == 0).all() and np.isneginf(lse[:, :, :10]).all() and (dq[:, :10] == 0).all()
+    assert (dk[:, :10] == 0).all() and (dv[:, :10] == 0).all() and np.isfinite(lse[:, :, 10:]).all()
+
+
+@pytest.mark.parametrize("change, kind, argument", [
+    (dict(q=np.zeros((2, 70, 4, 24))), sa.DTypeError, "problem.dtype"),
+    (dict(k=np.zeros((2, 70, 2, 24))), sa.DTypeError, "k"),
+    (dict(k=np.zeros((2, 70, 2, 24), np.float16)), sa.DTypeError, "k"),
+    (dict(q=np.zeros((2, 70, 4, 24), ">f4")), sa.DTypeError, "problem.dtype"),
+    (dict(q=np.zeros((2, 70, 4, 24), object)), sa.DTypeError, "problem.dtype"),
+    (dict(q=np.zeros((70, 4, 24), np.float32)), sa.ShapeError, "q"),
+    (dict(k=np.zeros((2, 70, 2, 25), np.float32)), sa.ShapeError, "k"),
+    (dict(v=np.zeros((2, 71, 2, 24), np.float32)), sa.ShapeError, "v"),
+    (dict(k=np.zeros((2, 70, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
+    (dict(axes="sbhd"), sa.ArgumentError, "problem.axes"),
+    (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
+    (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
+    (dict(pattern="wind"), sa.FormatError, "text"),
+])
+def test_errors_are_typed_and_name_the_argument(change, kind, argument):
+    q, k, v, _ = operands()
+    given = {"q": q, "k": k, "v": v, "pattern": TEXT, **change}
+    with pytest.raises(kind) as caught:
+        sa.attention(**given)
+    assert caught.value.argument == argument
+
+
+def test_plans_say_what_they_do():
+    q, k, v, dout = operands()
+    forward_only = sa.plan(TEXT, q, k, v)
+    with pytest.raises(sa.ArgumentError):
+        forward_only.backward(q, k, v, dout, np.zeros((2, 4, 70), np.float32), dout)
+    with pytest.raises(sa.ArgumentError):
+        forward_only.workspace(backward=True)
+    plan = sa.plan(TEXT, q, k, v, backward=True)
+    assert plan.workspace() >= 0 and plan.workspace(backward=True) >= 0
+    pairs = sa.parse(TEXT).stats(sa.Extent(70, batch=2, heads=4)).pairs
+    assert plan.stats().pairs == pairs and plan.stats().flops_forward == 2 * (24 + 40) * pairs
+    assert any(name in plan.explain() for name in sa.kernels()) and TEXT in plan.explain()
+
+
+def test_plan_outlives_pattern_and_context():
+    arrays = operands()
+    plan = sa.plan(sa.parse(TEXT), *arrays[:3], context=sa.Context(threads=1, plan_cache=-1))
+    gc.collect()
+    np.testing.assert_array_equal(plan.forward(*arrays[:3]), sa.attention(*arrays[:3], TEXT))
+
+
+def test_results_do_not_depend_on_threads():
+    arrays = operands(seq_q=300, seq_k=300)
+    for one, other in zip(run(*arrays, context=sa.Context(threads=1)), run(*arrays, context=sa.Context("cpu", threads=3))):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_python_threads_share_a_plan():
+    arrays = [operands(seed=seed) for seed in range(4)]
+    plan = sa.plan(TEXT, *arrays[0][:3], backward=True)
+    expected = [run(*some) for some in arrays]
+    wrong = []
+
+    def work(n):
+        q, k, v, dout = arrays[n]
+        for _ in range(20):
+            out, lse = plan.forward(q, k, v, return_lse=True)
+            found = (out, lse, *plan.backward(q, k, v, out, lse, dout))
+            wrong.extend(n for one, other in zip(found, expected[n]) if not np.array_equal(one, other))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_a_forked_child_computes_the_same():
+    q, k, v, _ = operands()
+    expected = sa.attention(q, k, v, TEXT)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(sa.attention(q, k, v, TEXT), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_contexts_refuse_what_is_not_there():
+    for device in ("tpu", "cuda:x"):
+        with pytest.raises(sa.ArgumentError) as caught:
+            sa.Context(device)
+        assert caught.value.argument == "options.device"
+    with pytest.raises(sa.ArgumentError) as caught:
+        sa.Context("cpu", threads=-1)
+    assert caught.value.argument == "options.cpu_threads"
+    assert sa.default_context() is sa.default_context()
+
+
+def test_introspection():
+    assert sa.version() == sa.__version__ and sa.version().count(".") == 2
+    assert json.loads(sa.build_json()) and any(sa.kernels().values())
