@@ -35,14 +35,14 @@ Intervals::const_iterator find(const Intervals& seen, int64_t j) {
     return std::upper_bound(seen.begin(), seen.end(), j, [](int64_t x, const Interval& i) { return x < i.end; });
 }
 
-// Draws R(I) into row.seen, which holds the rest. Where every block left is wanted, drawing would only find them slowly.
+// Draws R(I) into row.seen, which holds the rest. Where every block left is wanted, drawing would find them slowly.
 void draw(BlockRow& row) {
     int64_t left = row.blocks;
     for (const Interval& i : row.seen) {
         left -= std::max<int64_t>(0, std::min(i.end, row.blocks) - std::max<int64_t>(i.begin, 0));
     }
     if (row.params.random >= left) {
-        row.seen.push_back({0, row.blocks});
+        row.seen.insert(row.seen.begin() + 1, {0, row.blocks});  // after [lowest, global)
         return;
     }
     uint64_t state = row.params.seed + uint64_t(row.row) * golden;
@@ -55,24 +55,25 @@ void draw(BlockRow& row) {
     }
 }
 
+// Joins neighbours of sorted intervals in place.
 void join(Intervals& intervals) {
-    std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-    Intervals joined;
-    Cutter cutter({lowest, forever}, joined);
-    for (const Interval& i : intervals) cutter.add(i.begin, i.end);
-    intervals = std::move(joined);
+    size_t last = 0;
+    for (const Interval& i : intervals) {
+        if (i.begin <= intervals[last].end) {
+            intervals[last].end = std::max(intervals[last].end, i.end);
+        } else {
+            intervals[++last] = i;
+        }
+    }
+    intervals.resize(last + 1);
 }
 
 void fill(BlockRow& row) {
     const auto& [block, window, global, random, seed] = row.params;
-    row.seen.clear();
-    if (row.row < global) {
-        row.seen.push_back({lowest, forever});
-        return;
-    }
-    row.seen.push_back({lowest, global});
+    row.seen.assign(1, {lowest, row.row < global ? forever : global});
+    if (row.row < global) return;
     const int64_t reach = (window - 1) / 2;
-    if (window > 0) row.seen.push_back({row.row - reach, add_saturated(row.row, reach + 1)});
+    if (window > 0) Cutter({lowest, forever}, row.seen).add(row.row - reach, add_saturated(row.row, reach + 1));
     join(row.seen);
     if (random > 0) draw(row);
     join(row.seen);
