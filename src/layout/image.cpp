@@ -35,7 +35,7 @@ public:
 
 private:
     static constexpr double unknown = -1;
-    static constexpr int64_t small = 4096;  // pairs: walking such a rectangle's rows costs less than asking about its parts
+    static constexpr int64_t small = 4096;  // pairs: below this, walking the rows costs less than asking about parts
 
     double split(const Block& b) {
         if (b.rows * b.keys <= small || b.rows == 1) return walk(b);
@@ -75,11 +75,12 @@ void draw_image(const Pattern& pattern, const Plane& plane, int64_t height, int6
             const auto [coverage, pairs] = counter.ask(cell);
             // What is full or empty stays so for cells of any width; a mask repeats for cells of this width only.
             const int64_t end = add_saturated(cell.key, multiply_saturated(coverage.repeat, cell.keys));
-            const bool is_even = coverage.kind != Coverage::partial;
+            const auto is_alike = [&](int64_t next) {
+                const bool is_even = coverage.kind != Coverage::partial || edge_k(next + 1) - edge_k(next) == cell.keys;
+                return is_even && edge_k(next + 1) <= end;
+            };
             int64_t next = x + 1;
-            while (next < width && edge_k(next + 1) <= end && (is_even || edge_k(next + 1) - edge_k(next) == cell.keys)) {
-                ++next;
-            }
+            while (next < width && is_alike(next)) ++next;
             draw(y, x, next - x, float(pairs / (double(cell.rows) * double(cell.keys))));
             x = next;
         }

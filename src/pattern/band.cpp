@@ -24,8 +24,8 @@ void BandPattern::keys(const Plane& plane, int64_t row, Interval clip, Intervals
     }
 }
 
-// Differences of a block form the interval [nearest, farthest] around key - p; what the band keeps of it, relative to the
-// block, is the mask.
+// Differences of a block form the interval [nearest, farthest] around key - p; what the band keeps of it, relative to
+// the block, is the mask.
 Coverage BandPattern::classify(const Plane& plane, const Block& block, Key& key, bool&) const {
     const auto [low, high, step] = band_;
     const int64_t offset = block.key - plane.position(block.row);
@@ -41,7 +41,7 @@ Coverage BandPattern::classify(const Plane& plane, const Block& block, Key& key,
     }
     key.push_back(first - offset);
     key.push_back(last - offset);
-    // Away from the band's ends, a block whose width is a multiple of the step meets the same diagonals as the next one.
+    // Away from the band's ends, a block whose width is a multiple of the step meets the same diagonals as the next.
     const bool is_periodic = step > 1 && block.keys % step == 0 && low <= nearest && farthest <= high;
     return {Coverage::partial, is_periodic ? inside : 1};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Patterns that ask only for the difference k - p: low <= k - p <= high and (k - p) mod step = 0. causal, window, dilated
-// and strided are four such bands.
+// Patterns that ask only for the difference k - p: low <= k - p <= high and (k - p) mod step = 0. causal, window,
+// dilated and strided are four such bands.
 #pragma once
 
 #include "pattern/intervals.h"

@@ -67,7 +67,8 @@ PatternRef make_documents(std::vector<int64_t> cu) {
     for (size_t t = 1; t < cu.size(); ++t) {
         if (cu[t] >= cu[t - 1]) continue;
         fail(SPATTN_E_RANGE, "cu_seqlens",
-             text("falls from ", cu[t - 1], " to ", cu[t], " at index ", t, "; accepted: numbers that do not decrease"));
+             text("falls from ", cu[t - 1], " to ", cu[t], " at index ", t,
+                  "; accepted: numbers that do not decrease"));
     }
     return make_ref<Documents>(cu);
 }

@@ -17,7 +17,7 @@ spattn::PatternRef spattn_pattern::transposed() const { return {}; }
 
 namespace spattn {
 
-// FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so the finalizer of splitmix64 follows.
+// FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so splitmix64's finalizer follows.
 uint64_t hash_identity(const std::string& identity) {
     uint64_t hash = 0xcbf29ce484222325;
     for (unsigned char byte : identity) hash = (hash ^ byte) * 0x100000001b3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// transpose(P) = { k : p in P(k) }. Through P's own transposed form where it has one; else pair by pair, and block by block
-// in closed forms, with rows and keys changing places.
+// transpose(P) = { k : p in P(k) }. Through P's own transposed form where it has one; else pair by pair, and block by
+// block in closed forms, with rows and keys changing places.
 #include "core/error.h"
 #include "pattern/composite.h"
 #include "pattern/intervals.h"
