@@ -8,7 +8,8 @@ using namespace spattn;
 
 namespace {
 
-constexpr int64_t huge = int64_t(1) << 62, most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
+constexpr int64_t huge = int64_t(1) << 62;
+constexpr int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
 
 template <class Make>
 void refuses(spattn_status status, const char* argument, Make make) {
@@ -105,7 +106,8 @@ TEST(extents_that_do_not_fit) {
     const auto asks = [](const PatternRef& p, Extent e) { return [=] { p->check(e); }; };
     const Extent fits{1, 2, 3, 3, 0};
     for (const PatternRef& p : {tree, heads, batch}) p->check(fits);
-    for (const auto& wrap : {+[](PatternRef p) { return p; }, +[](PatternRef p) { return make_union({make_full(), p}); },
+    for (const auto& wrap : {+[](PatternRef p) { return p; },
+                             +[](PatternRef p) { return make_union({make_full(), p}); },
                              +[](PatternRef p) { return make_intersection({p, make_full()}); },
                              +[](PatternRef p) { return make_difference(make_full(), p); },
                              +[](PatternRef p) { return make_transpose(p); },
@@ -165,7 +167,9 @@ TEST(compositions_are_bounded) {
 
     PatternRef wide = make_causal();  // shared parts double what a walk visits with each level
     refuses(SPATTN_E_RANGE, "pattern", [&] {
-        for (int i = 0; i < 100; ++i) wide = make_difference(make_intersection({wide, make_full()}), make_transpose(wide));
+        for (int i = 0; i < 100; ++i) {
+            wide = make_difference(make_intersection({wide, make_full()}), make_transpose(wide));
+        }
     });
 
     PatternRef flat = make_causal();  // one part at a time: as wide as it gets, but no deeper

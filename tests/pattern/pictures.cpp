@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What masks must look like, for people to read: x is a kept pair, rows are queries.
+#include <algorithm>
+
 #include "check.h"
 #include "pattern/pattern.h"
 
@@ -15,7 +17,7 @@ std::string draw(const std::string& text, Plane plane) {
         std::string line(size_t(plane.extent.seq_k), '.');
         Intervals kept;
         pattern->keys(plane, row, {0, plane.extent.seq_k}, kept);
-        for (const Interval& i : kept) line.replace(size_t(i.begin), size_t(i.end - i.begin), size_t(i.end - i.begin), 'x');
+        for (const Interval& i : kept) std::fill(line.begin() + i.begin, line.begin() + i.end, 'x');
         picture += line + '\n';
     }
     return picture;

@@ -16,7 +16,8 @@ spattn_extent extent_of(const Plane& plane) {
 }
 
 template <size_t N>
-spattn_tensor tensor(void* data, spattn_dtype dtype, const std::array<int64_t, N>& shape, const int64_t* strides = nullptr) {
+spattn_tensor tensor(void* data, spattn_dtype dtype, const std::array<int64_t, N>& shape,
+                     const int64_t* strides = nullptr) {
     return {data, {SPATTN_CPU, 0}, int32_t(N), dtype, shape.data(), strides, 0};
 }
 

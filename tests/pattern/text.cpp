@@ -28,7 +28,8 @@ std::string complaint(const std::string& text) {
 TEST(texts_come_back) {
     for (const char* text :
          {"full", "causal", "window(-1,0)", "window(4095,0)", "sink(0)", "block_diagonal(16)", "documents(0,10,20)",
-          "dilated(1008,0,16)", "strided(64)", "landmark(64,4)", "fixed(8,1)", "logsparse", "residue(4,3)", "global_keys()",
+          "dilated(1008,0,16)", "strided(64)", "landmark(64,4)", "fixed(8,1)", "logsparse", "residue(4,3)",
+          "global_keys()",
           "global_keys(9,1,5,1)", "global_tokens(0)", "tree(-1,0,0)", "bigbird(64,3,1,3,18446744073709551615)",
           "causal | full | sink(4)", "causal & full - sink(4) & strided(2)", "causal & (full - sink(4))",
           "(causal | full) & logsparse", "causal - (full | sink(1))", "causal - (full & sink(1))",
@@ -105,8 +106,10 @@ TEST(malformed_texts) {
         {"window(+1,0)", "column 8: found +; expected a number"},
         {"window(- 1,0)", "column 8: found -; expected a number"},
         {"window(--1,0)", "column 8: found -; expected a number"},
-        {"window(9223372036854775808,0)", "column 8: found 9223372036854775808; expected a number up to 9223372036854775807"},
-        {"window(99999999999999999999999999999,0)", "column 8: found 999999999999999999999999; expected a number up to"},
+        {"window(9223372036854775808,0)",
+         "column 8: found 9223372036854775808; expected a number up to 9223372036854775807"},
+        {"window(99999999999999999999999999999,0)",
+         "column 8: found 999999999999999999999999; expected a number up to"},
         {"window(-2,0)", "column 1: window: left is -2; accepted: -1 (unbounded), or 0 and more"},
         {"causal & sink(-1)", "column 10: sink: tokens is -1; accepted: 0 and more"},
         {"bigbird(0,3,1,2,0)", "column 1: bigbird: block is 0; accepted: 1 and more"},

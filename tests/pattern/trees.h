@@ -117,7 +117,8 @@ private:
     }
     Tree block_diagonal() {
         const int64_t b = number(1, 17);
-        return {make_block_diagonal(b), [=](const Plane&, int64_t p, int64_t k) { return p >= 0 && div(k, b) == div(p, b); }};
+        return {make_block_diagonal(b),
+                [=](const Plane&, int64_t p, int64_t k) { return p >= 0 && div(k, b) == div(p, b); }};
     }
     Tree documents() {
         std::vector<int64_t> cu{number(0, 5)};
@@ -150,7 +151,8 @@ private:
     }
     Tree residue() {
         const int64_t r = number(1, 9), o = number(0, r - 1);
-        return {make_residue(r, o), [=](const Plane&, int64_t p, int64_t k) { return mod(p, r) == o && mod(k, r) == o; }};
+        return {make_residue(r, o),
+                [=](const Plane&, int64_t p, int64_t k) { return mod(p, r) == o && mod(k, r) == o; }};
     }
     Tree global(bool keys_only) {
         std::vector<int64_t> list;
@@ -161,8 +163,8 @@ private:
                 }};
     }
     Tree bigbird() {
-        const int64_t b = number(1, 9), w = number(0, 2) * 2 + 1 - 2 * (number(0, 3) == 0), g = number(0, 2), r = number(0, 3);
-        const int64_t window = w < 0 ? 0 : w;
+        const int64_t b = number(1, 9), window = number(0, 3) ? number(0, 2) * 2 + 1 : 0;
+        const int64_t g = number(0, 2), r = number(0, 3);
         const uint64_t seed = uint64_t(number(0, 1000));
         return {make_bigbird(b, window, g, r, seed), [=](const Plane& s, int64_t p, int64_t k) {
                     if (p < 0) return false;
