@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: MIT
+// Runs a case on chosen kernel rows, on hostile memory: guard zones around and gaps inside every output, NaN in the
+// workspace, in keys that no query sees and in queries that see no key.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "check.h"
+#include "core/text.h"
+#include "core/threads.h"
+#include "plan/backends.h"
+#include "plan/plan.h"
+
+namespace attention {
+
+using namespace spattn;
+
+enum class Axes { bhsd, bshd, gaps, shared };  // gaps: columns are 2 apart; shared: one head of inputs for all
+constexpr double own_scale = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t aligned_end = std::numeric_limits<int64_t>::min();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+struct Case {
+    const char* pattern;
+    int64_t batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v;
+    Axes axes = Axes::bhsd;
+    double scale = own_scale;
+    int64_t q_offset = aligned_end;
+    bool optional_operands = true;  // lse of the forward pass, dlse
+};
+
+inline Problem problem_of(const Case& c, Dtype dtype) {
+    const double scale = std::isnan(c.scale) ? 1 / std::sqrt(double(c.head_dim)) : c.scale;
+    const int64_t offset = c.q_offset == aligned_end ? c.seq_k - c.seq_q : c.q_offset;
+    return {c.batch, c.heads_q, c.heads_kv, c.seq_q, c.seq_k, c.head_dim, c.head_dim_v, dtype, scale, offset, true};
+}
+
+inline std::string describe(const Case& c) {
+    return text(c.pattern, " batch ", c.batch, " heads ", c.heads_q, "/", c.heads_kv, " seq ", c.seq_q, "/", c.seq_k, " dim ",
+                c.head_dim, "/", c.head_dim_v, " axes ", int(c.axes), " scale ", c.scale);
+}
+
+// ---- elements ----------------------------------------------------------------------------------------------------------
+
+using Bf16 = uint16_t;
+inline float widen(float x) { return x; }
+inline float widen(Bf16 x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline void narrow(float x, float& to) { to = x; }
+inline void narrow(float x, Bf16& to) {  // nearest even
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    to = std::isnan(x) ? Bf16(0x7fc0) : Bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float round_to_bf16(float x) {
+    Bf16 rounded;
+    narrow(x, rounded);
+    return widen(rounded);
+}
+
+using Values = std::vector<float>;  // [batch][heads][rows][columns]
+
+template <class T>
+class Tensor {
+public:
+    Tensor(Axes axes, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+        : shape_{batch, heads, rows, columns} {
+        switch (axes) {
+            case Axes::bhsd: strides_ = {heads * rows * columns, rows * columns, columns, 1}; break;
+            case Axes::bshd: strides_ = {rows * heads * columns, columns, heads * columns, 1}; break;
+            case Axes::gaps: strides_ = {heads * (rows * (2 * columns + 3) + 7) + 1, rows * (2 * columns + 3) + 7,
+                                         2 * columns + 3, 2}; break;
+            case Axes::shared: strides_ = {0, 0, columns, 1}; break;
+        }
+        int64_t last = 0;
+        for (size_t i = 0; i < 4; ++i) last += (shape_[i] - 1) * strides_[i];
+        memory_.resize(size_t(last + 1 + 2 * guard));
+        std::memset(memory_.data(), sentinel, memory_.size() * sizeof(T));
+    }
+
+    void set(const Values& values) {
+        size_t i = 0;
+        each([&](int64_t at) { narrow(values[i++], memory_[size_t(at)]); });
+    }
+    Values values() {
+        Values all;
+        each([&](int64_t at) { all.push_back(widen(memory_[size_t(at)])); });
+        return all;
+    }
+    TensorView view() { return {memory_.data() + guard, strides_[0], strides_[1], strides_[2], strides_[3]}; }
+
+    // Nothing outside the view was written.
+    bool kept_guards() {
+        std::vector<char> inside(memory_.size());
+        each([&](int64_t at) { inside[size_t(at)] = 1; });
+        T untouched;
+        std::memset(&untouched, sentinel, sizeof untouched);
+        for (size_t i = 0; i < memory_.size(); ++i)
+            if (!inside[i] && std::memcmp(&memory_[i], &untouched, sizeof(T))) return false;
+        return true;
+    }
+
+private:
+    static constexpr int64_t guard = 67;  // odd: no tensor is aligned to more than an element
+    static constexpr int sentinel = 0xa5;
+
+    template <class Body>
+    void each(Body body) const {
+        for (int64_t b = 0; b < shape_[0]; ++b)
+            for (int64_t h = 0; h < shape_[1]; ++h)
+                for (int64_t r = 0; r < shape_[2]; ++r)
+                    for (int64_t c = 0; c < shape_[3]; ++c)
+                        body(guard + b * strides_[0] + h * strides_[1] + r * strides_[2] + c * strides_[3]);
+    }
+
+    std::array<int64_t, 4> shape_, strides_;
+    std::vector<T> memory_;
+};
+
+// ---- inputs ------------------------------------------------------------------------------------------------------------
+
+class PatternRows : public TokenRows {
+public:
+    PatternRows(const Pattern& pattern, const Problem& p)
+        : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset} {}
+    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override {
+        Intervals intervals;
+        pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
+        out.clear();
+        for (const Interval& i : intervals) out.insert(out.end(), {i.begin, i.end});
+    }
+
+private:
+    const Pattern& pattern_;
+    Extent extent_;
+};
+
+struct Inputs {
+    Values q, k, v, dout, dlse;
+};
+
+inline Values normal(int64_t count, bool rounded, std::mt19937& random) {
+    std::normal_distribution<float> distribution;
+    Values values(static_cast<size_t>(count));
+    for (float& x : values) x = rounded ? round_to_bf16(distribution(random)) : distribution(random);
+    return values;
+}
+
+inline void share_one_head(Values& x, int64_t size) {
+    for (size_t i = size_t(size); i < x.size(); ++i) x[i] = x[i % size_t(size)];
+}
+
+inline void poison(Values& x, int64_t row, int64_t columns) {
+    for (int64_t c = 0; c < columns; ++c) x[size_t(row * columns + c)] = not_a_number;
+}
+
+// NaN where it must not matter.
+inline void poison_unseen(Inputs& in, const Problem& p, const TokenRows& rows) {
+    std::vector<char> seen(size_t(p.batch * p.heads_kv * p.seq_k));
+    std::vector<int64_t> keys;
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t h = 0; h < p.heads_q; ++h)
+            for (int64_t i = 0; i < p.seq_q; ++i) {
+                rows.keys(b, h, i, keys);
+                const int64_t row = (b * p.heads_q + h) * p.seq_q + i, head_kv = b * p.heads_kv + h / p.group();
+                for (size_t n = 0; n < keys.size(); n += 2)
+                    for (int64_t key = keys[n]; key < keys[n + 1]; ++key) seen[size_t(head_kv * p.seq_k + key)] = 1;
+                if (!keys.empty()) continue;
+                poison(in.q, row, p.head_dim);
+                poison(in.dout, row, p.head_dim_v);
+                poison(in.dlse, row, 1);
+            }
+    for (size_t row = 0; row < seen.size(); ++row) {
+        if (seen[row]) continue;
+        poison(in.k, int64_t(row), p.head_dim);
+        poison(in.v, int64_t(row), p.head_dim_v);
+    }
+}
+
+inline Inputs make_inputs(const Case& c, bool rounded, unsigned seed) {
+    const Problem p = problem_of(c, Dtype::f32);
+    std::mt19937 random(seed);
+    const int64_t rows_q = p.batch * p.heads_q * p.seq_q, rows_k = p.batch * p.heads_kv * p.seq_k;
+    Inputs in{normal(rows_q * p.head_dim, rounded, random), normal(rows_k * p.head_dim, rounded, random),
+              normal(rows_k * p.head_dim_v, rounded, random), normal(rows_q * p.head_dim_v, rounded, random),
+              normal(rows_q, false, random)};
+    if (c.axes == Axes::shared) {
+        share_one_head(in.q, p.seq_q * p.head_dim);
+        share_one_head(in.k, p.seq_k * p.head_dim);
+        share_one_head(in.v, p.seq_k * p.head_dim_v);
+        share_one_head(in.dout, p.seq_q * p.head_dim_v);
+    } else {
+        poison_unseen(in, p, PatternRows(*parse_pattern(c.pattern), p));
+    }
+    return in;
+}
+
+// ---- runs --------------------------------------------------------------------------------------------------------------
+
+struct Results {
+    Values out, lse, dq, dk, dv;
+};
+
+// The row of a forward pass and the row of a backward pass of one kind.
+struct Rows {
+    Kernel forward, backward;
+};
+
+class Workspace {
+public:
+    explicit Workspace(size_t bytes) : bytes_(bytes), memory_(bytes + 128, char(0xff)) {
+        start_ = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64);
+    }
+    void* start() { return start_; }
+    bool kept_guard() const {
+        for (const char* c = start_ + bytes_; c < memory_.data() + memory_.size(); ++c)
+            if (*c != char(0xff)) return false;
+        return true;
+    }
+
+private:
+    size_t bytes_;
+    std::vector<char> memory_;
+    char* start_;
+};
+
+template <class T>
+class Attention {
+public:
+    Attention(const Case& c, const Rows& rows, int threads)
+        : case_(c), pattern_(parse_pattern(c.pattern)),
+          problem_(problem_of(c, std::is_same_v<T, float> ? Dtype::f32 : Dtype::bf16)),
+          threads_(make_thread_pool(threads)), token_rows_(*pattern_, problem_) {
+        PlanOptions options;
+        options.backward = true;
+        options.reference = rows.forward.block_q == 0;
+        options.machine = this_machine(threads);
+        kernels_ = {rows.forward, rows.backward};
+        plan_ = compile_plan(*pattern_, problem_, options, kernels_);
+    }
+
+    const CompiledPlan& plan() const { return plan_; }
+
+    Results run(const Inputs& in) {
+        const Problem& p = problem_;
+        const Axes out_axes = case_.axes == Axes::shared ? Axes::bhsd : case_.axes;
+        Tensor<T> q(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim), k(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim),
+            v(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v), dout(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v),
+            out(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v), dq(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim),
+            dk(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim), dv(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v);
+        Tensor<float> lse(out_axes, p.batch, p.heads_q, p.seq_q, 1), dlse(out_axes, p.batch, p.heads_q, p.seq_q, 1);
+        q.set(in.q), k.set(in.k), v.set(in.v), dout.set(in.dout), dlse.set(in.dlse);
+
+        ForwardArgs f{};
+        f.q = q.view(), f.k = k.view(), f.v = v.view(), f.out = out.view(), f.lse = lse.view();
+        run_pass(plan_.forward, f);
+        const Values first = out.values();
+        if (!case_.optional_operands) f.lse = {};
+        run_pass(plan_.forward, f);
+        CHECK(same_bits(first, out.values()));  // again, and with or without lse
+
+        BackwardArgs b{};
+        b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = lse.view(), b.dout = dout.view();
+        if (case_.optional_operands) b.dlse = dlse.view();
+        b.dq = dq.view(), b.dk = dk.view(), b.dv = dv.view();
+        run_pass(plan_.backward, b);
+        CHECK(out.kept_guards() && lse.kept_guards() && dq.kept_guards() && dk.kept_guards() && dv.kept_guards());
+        return {out.values(), lse.values(), dq.values(), dk.values(), dv.values()};
+    }
+
+    static bool same_bits(const Values& a, const Values& b) {
+        return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+    }
+
+private:
+    template <class Args>
+    void run_pass(const PassPlan& pass, Args& args) {
+        Workspace workspace(pass.workspace);
+        args.problem = &problem_;
+        args.layout = pass.layout_view();
+        args.tasks = spattn::view(pass.schedule);
+        args.rows = &token_rows_;
+        args.parallel = threads_.get();
+        args.workspace = workspace.start();
+        if constexpr (std::is_same_v<Args, ForwardArgs>) pass.kernel->forward(args);
+        else pass.kernel->backward(args);
+        CHECK(workspace.kept_guard());
+    }
+
+    Case case_;
+    PatternRef pattern_;
+    Problem problem_;
+    std::unique_ptr<Parallel> threads_;
+    PatternRows token_rows_;
+    std::vector<Kernel> kernels_;
+    CompiledPlan plan_;
+};
+
+inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads) {
+    if (rows.forward.dtype == Dtype::f32) return Attention<float>(c, rows, threads).run(in);
+    return Attention<Bf16>(c, rows, threads).run(in);
+}
+
+// Pairs of all_kernels(): a forward row with the backward row of the same kind.
+inline std::vector<Rows> cpu_rows(bool reference) {
+    std::vector<Rows> pairs;
+    const auto without_pass = [](std::string name, const char* pass) { return name.replace(name.find(pass), std::strlen(pass), ""); };
+    for (const Kernel& f : all_kernels()) {
+        if (f.device != SPATTN_CPU || f.pass != Pass::forward || (f.block_q == 0) != reference) continue;
+        for (const Kernel& b : all_kernels())
+            if (b.pass == Pass::backward && without_pass(f.name, "forward") == without_pass(b.name, "backward")) pairs.push_back({f, b});
+    }
+    return pairs;
+}
+
+inline Rows reference_rows(Dtype dtype) {
+    for (const Rows& rows : cpu_rows(true))
+        if (rows.forward.dtype == dtype) return rows;
+    std::abort();
+}
+
+}  // namespace attention

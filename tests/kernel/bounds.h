@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// How far a result may be from the truth. The truth is the double reference on the same (for bf16: rounded) inputs, in f32.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+
+namespace attention {
+
+// |got - want| <= relative |want| + absolute max|want|. For bf16 `relative` is one correct rounding (2^-8): all
+// else happens in fp32. Gradients also carry the rounding of `out`, which enters delta.
+struct Bound {
+    Dtype dtype;
+    const char* what;
+    double absolute, relative, cosine;
+};
+constexpr Bound bounds[] = {
+    {Dtype::f32, "out", 2e-6, 2e-6, 0.9999999},
+    {Dtype::f32, "lse", 2e-6, 2e-6, 0.9999999},
+    {Dtype::f32, "gradient", 1e-5, 1e-5, 0.9999999},
+    {Dtype::bf16, "out", 1e-5, 1. / 256, 0.9999},
+    {Dtype::bf16, "lse", 2e-6, 2e-6, 0.9999999},
+    {Dtype::bf16, "gradient", 1. / 128, 1. / 256, 0.9995},
+};
+inline const Bound& bound_of(Dtype dtype, const std::string& what) {
+    for (const Bound& bound : bounds)
+        if (bound.dtype == dtype && what == bound.what) return bound;
+    std::abort();
+}
+
+inline bool same_specials(const Values& got, const Values& want) {
+    for (size_t i = 0; i < want.size(); ++i) {
+        if (std::isfinite(want[i]) && std::isfinite(got[i])) continue;
+        if (!(std::isnan(want[i]) && std::isnan(got[i])) && want[i] != got[i]) return false;
+    }
+    return true;
+}
+
+// slack: scores of size s carry an error of s units, which exp turns into a relative one.
+inline void check_close(const std::string& name, const Values& got, const Values& want, Bound bound, double slack) {
+    CHECK_EQ(got.size(), want.size());
+    if (!same_specials(got, want)) return check::report(false, __FILE__, __LINE__, name + ": inf or nan in other places");
+    double top = 0, worst = 0, gw = 0, gg = 0, ww = 0;
+    for (const float w : want)
+        if (std::isfinite(w)) top = std::max(top, double(std::abs(w)));
+    for (size_t i = 0; i < want.size(); ++i) {
+        if (!std::isfinite(want[i])) continue;
+        const double allowed = slack * (bound.relative * std::abs(want[i]) + bound.absolute * top) + 1e-9;
+        worst = std::max(worst, std::abs(double(got[i]) - want[i]) / allowed);
+        gw += double(got[i]) * want[i], gg += double(got[i]) * got[i], ww += double(want[i]) * want[i];
+    }
+    check::report(worst <= 1, __FILE__, __LINE__, text(name, " is ", worst, " times its bound from the truth"));
+    // Gradients that cancel to nothing have no direction.
+    if (ww > 1e-8 * double(want.size()))
+        check::report(gw >= (1 - slack * (1 - bound.cosine)) * std::sqrt(gg * ww), __FILE__, __LINE__, name + ": cosine");
+}
+
+inline void check_results(const Case& c, Dtype dtype, const Results& got, const Results& want) {
+    const Problem p = problem_of(c, dtype);
+    const double slack = std::max(1., std::abs(p.scale) * std::sqrt(double(p.head_dim)));
+    check_close("out", got.out, want.out, bound_of(dtype, "out"), slack);
+    check_close("lse", got.lse, want.lse, bound_of(dtype, "lse"), slack);
+    const Bound gradient = bound_of(dtype, "gradient");
+    check_close("dq", got.dq, want.dq, gradient, slack);
+    check_close("dk", got.dk, want.dk, gradient, slack);
+    check_close("dv", got.dv, want.dv, gradient, slack);
+}
+
+}  // namespace attention

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// What must hold whatever the numbers: equal bits for any number of threads, splits that change nothing but rounding, NaN
+// that stays where it is, inputs that overlap, and gradients that are derivatives.
+#include "bounds.h"
+
+using namespace attention;
+
+constexpr unsigned seed = 77;
+
+static bool same(const Results& a, const Results& b) {
+    const auto bits = [](const Values& x, const Values& y) { return Attention<float>::same_bits(x, y); };
+    return bits(a.out, b.out) && bits(a.lse, b.lse) && bits(a.dq, b.dq) && bits(a.dk, b.dk) && bits(a.dv, b.dv);
+}
+
+TEST(threads_do_not_change_bits) {
+    const Case cases[] = {
+        {"causal", 1, 2, 1, 200, 200, 20, 20},
+        {"full", 1, 1, 1, 10, 3100, 8, 8},
+        {"sink(1) | window(3,0)", 1, 2, 1, 1100, 1100, 8, 8},
+        {"per_head([0,1,0,1], causal, bigbird(16,3,1,2,7))", 2, 4, 2, 130, 130, 16, 16},
+    };
+    for (const Case& c : cases)
+        for (const Rows& rows : cpu_rows(false)) {
+            if (!rows.forward.runs_here()) continue;
+            check::context = text(rows.forward.name, " ", describe(c));
+            const Inputs in = make_inputs(c, true, seed);
+            const Results one = run_rows(c, rows, in, 1);
+            for (const int threads : {2, 3, 7}) CHECK(same(one, run_rows(c, rows, in, threads)));
+        }
+}
+
+// So that the cases above really met what they are there for.
+TEST(splits_and_cuts_happen) {
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!rows.forward.runs_here() || rows.forward.block_q > 16 || rows.forward.dtype != Dtype::f32) continue;
+        const Attention<float> wide({"full", 1, 1, 1, 10, 3100, 8, 8}, rows, 2);
+        CHECK(!wide.plan().forward.schedule.joins.empty());
+        const Attention<float> tall({"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4}, rows, 2);
+        CHECK(!tall.plan().backward.schedule.joins.empty());
+    }
+}
+
+// Keys of the second document hold NaN: queries of the others must not notice, its own must all say so.
+TEST(nan_stays_with_those_who_see_it) {
+    const Case c{"block_diagonal(64)", 1, 2, 1, 192, 192, 16, 16};
+    const Inputs clean = make_inputs(c, true, seed);
+    Inputs dirty = clean;
+    for (int64_t column = 0; column < 16; ++column) dirty.k[size_t(100 * 16 + column)] = not_a_number;
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!rows.forward.runs_here()) continue;
+        check::context = rows.forward.name;
+        const Results want = run_rows(c, rows, clean, 2), got = run_rows(c, rows, dirty, 2);
+        bool others_equal = true, own_nan = true;
+        for (size_t i = 0; i < got.out.size(); ++i) {
+            const bool own = i / 16 % 192 / 64 == 1;
+            if (own) own_nan &= std::isnan(got.out[i]);
+            else others_equal &= got.out[i] == want.out[i] && got.dq[i] == want.dq[i];
+        }
+        CHECK(others_equal);
+        CHECK(own_nan);
+    }
+}
+
+// Inputs may overlap: V is a view of K, as in multi-query latent attention.
+TEST(values_may_be_a_view_of_keys) {
+    const Case c{"causal", 1, 1, 1, 70, 70, 32, 32};
+    Inputs in = make_inputs(c, false, seed);
+    in.v = in.k;
+    const Results want = run_rows(c, reference_rows(Dtype::f32), in, 1);
+    const PatternRef pattern = parse_pattern(c.pattern);
+    const Problem p = problem_of(c, Dtype::f32);
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!rows.forward.runs_here() || rows.forward.dtype != Dtype::f32) continue;
+        check::context = rows.forward.name;
+        Tensor<float> q(Axes::bhsd, 1, 1, 70, 32), k(Axes::bhsd, 1, 1, 70, 32), out(Axes::bhsd, 1, 1, 70, 32);
+        q.set(in.q), k.set(in.k);
+        const Attention<float> planned(c, rows, 1);
+        const PassPlan& pass = planned.plan().forward;
+        const auto threads = make_thread_pool(1);
+        const PatternRows token_rows(*pattern, p);
+        Workspace workspace(pass.workspace);
+        ForwardArgs f{};
+        f.problem = &p, f.layout = pass.layout_view(), f.tasks = spattn::view(pass.schedule), f.rows = &token_rows;
+        f.parallel = threads.get(), f.workspace = workspace.start();
+        f.q = q.view(), f.k = k.view(), f.v = k.view(), f.out = out.view();
+        pass.kernel->forward(f);
+        check_close("out", out.values(), want.out, bound_of(Dtype::f32, "out"), 1);
+    }
+}
+
+// The reference's gradients are the derivatives of L = sum(dout out) + sum(dlse lse), by central differences.
+TEST(reference_gradients_are_derivatives) {
+    const Case c{"per_head([0,1], causal, window(2,1))", 1, 2, 1, 5, 7, 3, 4};
+    const Rows rows = reference_rows(Dtype::f32);
+    Inputs in = make_inputs(c, false, seed);
+    const Results gradients = run_rows(c, rows, in, 1);
+    const auto loss = [&] {
+        const Results r = run_rows(c, rows, in, 1);
+        double sum = 0;
+        for (size_t i = 0; i < r.out.size(); ++i) sum += double(in.dout[i]) * r.out[i];
+        for (size_t i = 0; i < r.lse.size(); ++i) sum += double(in.dlse[i]) * r.lse[i];
+        return sum;
+    };
+    const auto check_derivative = [&](Values& x, const Values& gradient, const char* name) {
+        for (size_t i = 0; i < x.size(); ++i) {
+            const float kept = x[i];
+            if (std::isnan(kept)) {
+                CHECK_EQ(gradient[i], 0.f);  // unseen
+                continue;
+            }
+            const float step = 1.f / 64;
+            x[i] = kept + step;
+            const double above = loss();
+            x[i] = kept - step;
+            const double below = loss(), slope = (above - below) / (2 * double(step));
+            x[i] = kept;
+            check::context = text(name, "[", i, "] ", gradient[i], " against ", slope);
+            CHECK(std::abs(slope - gradient[i]) < 2e-3 * (1 + std::abs(slope)));
+        }
+    };
+    check_derivative(in.q, gradients.dq, "dq");
+    check_derivative(in.k, gradients.dk, "dk");
+    check_derivative(in.v, gradients.dv, "dv");
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// Every row computes attention: each CPU row that runs here, on each case, against the reference.
+#include "bounds.h"
+
+using namespace attention;
+
+static const Case cases[] = {
+    // pattern, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v
+    {"full", 1, 1, 1, 1, 1, 1, 1},
+    {"full", 1, 2, 1, 1, 130, 64, 64},
+    {"full", 2, 2, 2, 64, 64, 64, 64, Axes::bshd},
+    {"full", 1, 2, 2, 65, 63, 3, 5, Axes::gaps},
+    {"full", 2, 4, 2, 17, 47, 20, 65, Axes::shared},
+    {"full", 1, 1, 1, 66, 130, 192, 128, Axes::bshd},
+    {"full", 1, 1, 1, 33, 65, 256, 256},
+    {"full", 1, 1, 1, 20, 40, 1024, 8},
+    {"full", 1, 1, 1, 20, 40, 8, 1024, Axes::gaps},
+    {"causal", 1, 2, 1, 63, 63, 8, 8},
+    {"causal", 1, 2, 2, 127, 127, 16, 16, Axes::bshd},
+    {"causal", 1, 3, 1, 128, 128, 65, 20},
+    {"causal", 1, 2, 2, 129, 129, 64, 128},
+    {"causal", 2, 2, 1, 15, 49, 128, 64, Axes::gaps},
+    {"causal", 1, 2, 2, 100, 40, 16, 16},  // the first 60 queries see nothing
+    {"causal", 1, 1, 1, 50, 90, 16, 16, Axes::bhsd, own_scale, 0},
+    {"causal", 1, 1, 1, 70, 90, 16, 16, Axes::bhsd, own_scale, -37},
+    {"causal", 1, 1, 1, 70, 90, 16, 16, Axes::bhsd, own_scale, 200},
+    {"window(10,0)", 1, 2, 1, 191, 191, 32, 32, Axes::bshd},
+    {"window(3,17)", 1, 2, 2, 192, 192, 96, 96},
+    {"causal & (sink(4) | window(20,0))", 1, 4, 2, 193, 193, 16, 20},
+    {"window(5,0)", 1, 1, 1, 64, 192, 64, 64, Axes::bhsd, own_scale, 90},  // keys at both ends unseen
+    {"block_diagonal(16)", 1, 2, 1, 96, 96, 16, 16},
+    {"block_diagonal(25)", 1, 2, 2, 110, 110, 20, 20, Axes::gaps},
+    {"causal & dilated(60,0,5)", 1, 2, 1, 130, 130, 16, 16},
+    {"causal & (window(13,0) | strided(13))", 1, 1, 1, 100, 100, 16, 16},
+    {"fixed(16,2) & causal", 1, 1, 1, 100, 100, 16, 16},
+    {"logsparse", 1, 2, 1, 90, 90, 12, 12, Axes::bshd},
+    {"bigbird(16,3,1,2,7)", 1, 2, 2, 160, 160, 16, 16},
+    {"bigbird(64,1,0,1,3)", 1, 1, 1, 300, 300, 16, 16},
+    {"global_tokens(0,70)", 1, 2, 1, 80, 120, 16, 16},
+    {"documents(0,10,31,32,90)", 1, 2, 2, 100, 100, 16, 16, Axes::bshd},  // the last 10 see nothing
+    {"residue(7,3)", 1, 2, 1, 64, 64, 16, 16},
+    {"global_keys(5)", 1, 2, 1, 70, 70, 16, 16},  // one key
+    {"full - full", 1, 2, 1, 40, 70, 16, 16, Axes::gaps},
+    {"tree(-1,0,0,1,1,2)", 1, 1, 1, 6, 40, 16, 16},
+    {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16},
+    {"per_batch([1,0], window(70,3) & sink(50), full)", 2, 2, 1, 70, 90, 16, 16, Axes::bshd},
+    {"full", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, 0.},
+    {"causal", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, -0.3},
+    {"causal", 1, 2, 1, 70, 70, 64, 64, Axes::bhsd, 4.},
+    {"window(40,0)", 1, 2, 1, 70, 70, 16, 16, Axes::bshd, own_scale, aligned_end, false},
+    {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
+    {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut
+};
+constexpr unsigned seed = 20240229;
+
+TEST(every_row_is_paired) {
+    size_t rows = 0;
+    for (const Kernel& kernel : all_kernels()) rows += kernel.device == SPATTN_CPU;
+    CHECK_EQ(2 * (cpu_rows(false).size() + cpu_rows(true).size()), rows);
+    CHECK(cpu_rows(false).size() >= 4);
+}
+
+TEST(every_row_computes_attention) {
+    const std::vector<Rows> all = cpu_rows(false);
+    for (size_t n = 0; n < std::size(cases); ++n)
+        for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+            const Case& c = cases[n];
+            const Inputs in = make_inputs(c, dtype == Dtype::bf16, seed + unsigned(n));
+            const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+            for (const Rows& rows : all) {
+                if (rows.forward.dtype != dtype || !rows.forward.runs_here()) continue;
+                check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
+                check_results(c, dtype, run_rows(c, rows, in, 2), want);
+            }
+        }
+    for (const Rows& rows : all)
+        if (!rows.forward.runs_here()) check::skip(text(rows.forward.name, ": not on this machine"));
+}
+
+// The bf16 reference is the f32 one, rounded once.
+TEST(bf16_reference_is_rounded_truth) {
+    const Case c{"causal & window(30,0)", 1, 2, 1, 60, 80, 20, 12};
+    const Inputs in = make_inputs(c, true, seed);
+    const Results got = run_rows(c, reference_rows(Dtype::bf16), in, 2), want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+    for (const auto member : {&Results::out, &Results::dq, &Results::dk, &Results::dv}) {
+        bool equal = true;
+        for (size_t i = 0; i < (want.*member).size(); ++i) {
+            const float w = (want.*member)[i], g = (got.*member)[i];
+            equal &= std::abs(w - g) <= std::abs(w) * (1.f / 256) * 1.0001f;  // half a unit of 8 bits
+        }
+        CHECK(equal);
+    }
+}
