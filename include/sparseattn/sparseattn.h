@@ -274,6 +274,13 @@ SPATTN_API spattn_status spattn_pattern_per_head(const spattn_pattern* const* pa
 SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count,
                                                   const int32_t* part_of_batch, size_t batch, spattn_pattern** result);
 
+/* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t, cu_q[t] <= i < cu_q[t + 1],
+ * sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end. Rows of no document see nothing.
+ * cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first >= 0, last at most the extent's seq_q and
+ * seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of sequences of several lengths. */
+SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
+                                                     const spattn_tensor* cu_k, spattn_pattern** result);
+
 /* 4e. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists print
  * inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed` gets the bytes
  * with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with SPATTN_E_RANGE. */
@@ -333,7 +340,9 @@ SPATTN_API spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, co
 
 enum spattn_axes {
     SPATTN_BSHD = 0, /* tensors are [batch, seq, heads, head_dim]; lse is [batch, heads_q, seq_q] in both */
-    SPATTN_BHSD = 1  /* [batch, heads, seq, head_dim] */
+    SPATTN_BHSD = 1, /* [batch, heads, seq, head_dim] */
+    SPATTN_THD = 2   /* [tokens, heads, head_dim] with batch 1, seq_q and seq_k tokens; lse is [heads_q, tokens]. Sequences
+                        of several lengths lie one after the other: per_document, or documents */
 };
 enum spattn_plan_flags {
     SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */

@@ -47,7 +47,8 @@ Problem read_problem(const spattn_problem& p) {
     require_range(p.seq_k, 1, longest_sequence, "problem.seq_k");
     require_range(p.head_dim, 1, 1024, "problem.head_dim");
     require_range(p.head_dim_v, 0, 1024, "problem.head_dim_v");
-    require_range(p.axes, SPATTN_BSHD, SPATTN_BHSD, "problem.axes");
+    require_range(p.axes, SPATTN_BSHD, SPATTN_THD, "problem.axes");
+    if (p.axes == SPATTN_THD) require_range(p.batch, 1, 1, "problem.batch");
     if (p.batch * p.heads_q > longest_sequence)
         fail(SPATTN_E_RANGE, "problem.batch", text("times heads_q is ", p.batch * p.heads_q, "; accepted: up to ", longest_sequence));
     Problem r{};
@@ -78,7 +79,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     auto plan = make_ref<spattn_plan>();
     plan->device = context.device;
     plan->pattern = PatternRef::share(&pattern);
-    plan->is_bhsd = axes == SPATTN_BHSD;
+    plan->axes = axes;
     PlanOptions options;
     options.device = context.device->id().type;
     options.backward = flags & SPATTN_PLAN_BACKWARD;

@@ -12,7 +12,7 @@ struct spattn_plan : spattn::RefCounted {
     spattn::PatternRef pattern;
     spattn::CompiledPlan compiled;
     spattn::PlanImage image;
-    bool is_bhsd = false;  // axes of the tensors that a run brings
+    spattn_enum axes = SPATTN_BSHD;  // of the tensors that a run brings
 };
 
 namespace spattn {

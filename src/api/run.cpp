@@ -15,7 +15,7 @@ class Operands {
 public:
     explicit Operands(const spattn_plan& plan) : plan_(plan), p_(plan.compiled.problem) {}
 
-    // [batch, heads, seq, dim] in the plan's axes and dtype.
+    // [batch, heads, seq, dim] in the plan's axes and dtype: THD has no batch.
     TensorView input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         return add(matrix(t, argument, heads, seq, dim), false);
     }
@@ -64,12 +64,22 @@ private:
     }
 
     TensorView matrix(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
-        const auto shape = plan_.is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
-        const auto s = place(t, argument, shape, dtype_row(p_.dtype).wire);
-        return {data_, s[0], plan_.is_bhsd ? s[1] : s[2], plan_.is_bhsd ? s[2] : s[1], s[3]};
+        const spattn_dtype dtype = dtype_row(p_.dtype).wire;
+        if (plan_.axes == SPATTN_THD) {
+            const auto s = place(t, argument, std::array{seq, heads, dim}, dtype);
+            return {data_, 0, s[1], s[0], s[2]};
+        }
+        const bool is_bhsd = plan_.axes == SPATTN_BHSD;
+        const auto shape = is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
+        const auto s = place(t, argument, shape, dtype);
+        return {data_, s[0], is_bhsd ? s[1] : s[2], is_bhsd ? s[2] : s[1], s[3]};
     }
 
     TensorView rows(const spattn_tensor* t, const char* argument) {
+        if (plan_.axes == SPATTN_THD) {
+            const auto s = place(t, argument, std::array{p_.heads_q, p_.seq_q}, dtype_f32);
+            return {data_, 0, s[0], s[1], 0};
+        }
         const auto s = place(t, argument, std::array{p_.batch, p_.heads_q, p_.seq_q}, dtype_f32);
         return {data_, s[0], s[1], s[2], 0};
     }

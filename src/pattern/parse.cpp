@@ -6,6 +6,7 @@
 //   factor   = "(" union ")" | "transpose" "(" union ")"
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
 //            | ("csr" | "bsr" | "mask") "(" list { "," list } { "," number } ")"
+//            | "per_document" "(" list "," list "," union ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
 //   list     = "[" [numbers] "]"
 //   numbers  = number { "," number }
@@ -122,6 +123,7 @@ private:
             return made(start, name, [&] { return make_transpose(inner); });
         }
         if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
+        if (name == "per_document") return parse_per_document(start);
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }
@@ -163,6 +165,18 @@ private:
         if (numbers.size() < word.least) expected(", " + form);
         need(')', ") " + form);
         return made(start, word.name, [&] { return word.make(lists, numbers); });
+    }
+
+    PatternRef parse_per_document(size_t start) {
+        const std::string form = "as in per_document([cu_q...], [cu_k...], A)";
+        need('(', "( " + form);
+        Numbers cu_q = read_list(form);
+        need(',', ", " + form);
+        Numbers cu_k = read_list(form);
+        need(',', ", " + form);
+        PatternRef inner = parse_union();
+        need(')', "|, &, - or )");
+        return made(start, "per_document", [&] { return make_per_document(inner, std::move(cu_q), std::move(cu_k)); });
     }
 
     Numbers read_list(const std::string& form) {
@@ -290,7 +304,7 @@ private:
         std::string names;
         for (const Word& word : words) names += std::string(word.name) + ", ";
         for (const ListWord& word : list_words) names += std::string(word.name) + ", ";
-        return names + "transpose, per_head, per_batch";
+        return names + "transpose, per_head, per_batch, per_document";
     }
 
     const std::string& text_;

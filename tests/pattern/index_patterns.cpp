@@ -164,6 +164,25 @@ TEST(trusted_lies_stay_within_the_extent) {
     }
 }
 
+TEST(documents_that_break_the_rules) {
+    const PatternRef full = make_full();
+    refuses(SPATTN_E_NULL, "inner", [] { make_per_document({}, {0, 1}, {0, 1}); });
+    refuses(SPATTN_E_SHAPE, "cu_q", [&] { make_per_document(full, {}, {0}); });
+    refuses(SPATTN_E_SHAPE, "cu_k", [&] { make_per_document(full, {0}, {}); });
+    refuses(SPATTN_E_SHAPE, "cu_k", [&] { make_per_document(full, {0, 1, 2}, {0, 1}); });
+    refuses(SPATTN_E_RANGE, "cu_q", [&] { make_per_document(full, {-1, 1}, {0, 1}); });
+    refuses(SPATTN_E_RANGE, "cu_k", [&] { make_per_document(full, {0, 5, 9}, {0, 5, 4}); });
+    refuses(SPATTN_E_SHAPE, "pattern", [&] { make_per_document(full, {0, huge}, {0, 1})->check({1, 1, 9, 9, 0}); });
+    refuses(SPATTN_E_SHAPE, "pattern", [&] { make_per_document(full, {0, 9}, {0, 10})->check({1, 1, 9, 9, 0}); });
+    refuses(SPATTN_E_SHAPE, "pattern", [] { make_per_document(make_tree({-1, 0}), {0, 2, 5}, {0, 2, 5})->check({1, 1, 5, 5, 0}); });
+    make_per_document(make_tree({-1, 0}), {0, 2, 4}, {0, 2, 6})->check({1, 1, 5, 7, 0});
+    for (const char* bad : {"per_document()", "per_document([0,1],[0,1])", "per_document([0,1],causal)",
+                            "per_document([0,1],[0,1],causal", "per_document([1,0],[0,1],causal)", "per_document([#01],[0],full)"}) {
+        refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
+    }
+    CHECK_EQ(parse_pattern("per_document( [0,2],[0 ,3],full|causal )")->print(), "per_document([0,2], [0,3], full | causal)");
+}
+
 TEST(predicates) {
     struct Calls {
         int64_t count, fail_at;

@@ -16,9 +16,10 @@ public:
 
     // Meanings take positions, index patterns rows: row = p - q_offset.
     Tree index_leaf(const Extent& e) {
-        switch (number(0, 2)) {
+        switch (number(0, 3)) {
             case 0: return csr(e);
             case 1: return bsr(e);
+            case 2: return per_document(e, tree(2));
             default: return mask(e);
         }
     }
@@ -45,7 +46,36 @@ public:
         }
     }
 
+    // `inner` must fit any extent.
+    Tree per_document(const Extent& e, const Tree& inner) {
+        const std::vector<int64_t> cuts_q = cuts(e.seq_q), cuts_k = cuts(e.seq_k);
+        std::vector<int64_t> cu_q(cuts_q), cu_k(cuts_k);
+        cu_q.resize(std::min(cu_q.size(), cu_k.size()));
+        cu_k.resize(cu_q.size());
+        const Meaning f = inner.sees;
+        return {make_per_document(inner.pattern, cu_q, cu_k), [=](const Plane& s, int64_t p, int64_t k) {
+                    const int64_t i = p - s.extent.q_offset;
+                    for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
+                        if (i < cu_q[t] || i >= cu_q[t + 1]) continue;
+                        if (k < cu_k[t] || k >= cu_k[t + 1]) return false;
+                        Plane own = s;
+                        own.extent.seq_q = cu_q[t + 1] - cu_q[t];
+                        own.extent.seq_k = cu_k[t + 1] - cu_k[t];
+                        own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
+                        return f(own, i - cu_q[t] + own.extent.q_offset, k - cu_k[t]);
+                    }
+                    return false;
+                }};
+    }
+
 private:
+    std::vector<int64_t> cuts(int64_t limit) {
+        std::vector<int64_t> cu{number(0, 2) ? 0 : number(0, limit)};
+        const int64_t longest = number(1, 20);
+        while (cu.back() < limit && cu.size() < 12) cu.push_back(std::min(limit, cu.back() + number(0, longest)));
+        return cu;
+    }
+
     // Sorted columns below `limit`, in runs and alone.
     std::vector<int64_t> columns(int64_t limit) {
         std::set<int64_t> set;
