@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Pattern to layout. A row of blocks that some row_key() names again is reused; otherwise classify() is walked along the
-// keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by content, so that
-// a causal layout of any length has one mask.
+// Pattern to layout. A row of blocks that some row_key() names again is reused; otherwise classify() is walked along
+// the keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by content: a
+// causal layout of any length has one mask.
 //
-//     row of blocks   ........ffffffffffm....      . empty: skipped   f full: a run   m mask: key -> id, else bits -> id
+//     row of blocks   ........ffffffffffm....   . empty: skipped   f full: a run   m mask: by key, else by its bits
 #include <algorithm>
 
 #include "core/error.h"
@@ -85,7 +85,8 @@ private:
     }
 
     void add(int32_t column, int32_t count, Coverage::Kind kind) {
-        const int64_t keys = std::min<int64_t>(layout_.block_k, layout_.extent.seq_k - int64_t(column) * layout_.block_k);
+        const int64_t left = layout_.extent.seq_k - int64_t(column) * layout_.block_k;
+        const int64_t keys = std::min<int64_t>(layout_.block_k, left);
         const bool is_cut = rows_ < layout_.block_q || keys < layout_.block_k;
         if (kind == Coverage::full && !is_cut) {
             entries_.push_back({column, count, full_block, -1, -1});

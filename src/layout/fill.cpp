@@ -9,8 +9,8 @@ namespace spattn {
 
 namespace {
 constexpr int32_t none = -1;
-// Wanted blocks are asked for together where few intervals lie between them: all of them at this many intervals a block,
-// otherwise neighbours at this distance.
+// Wanted blocks are asked for together where few intervals lie between them: all of them at up to this many intervals a
+// block, otherwise neighbours at this distance.
 constexpr size_t few_intervals = 4;
 constexpr int32_t near_blocks = 8;
 
@@ -39,11 +39,14 @@ int32_t BlockRowBits::want(int32_t column) {
     return slot;
 }
 
+Interval BlockRowBits::span(int32_t first, int32_t last) const {
+    return {int64_t(first) * block_k_, std::min((int64_t(last) + 1) * block_k_, seq_k_)};
+}
+
 void BlockRowBits::fill(const Plane& plane, int64_t row) {
     if (columns_.empty()) return;
     intervals_.clear();
-    const Interval span{int64_t(columns_.front()) * block_k_, std::min((int64_t(columns_.back()) + 1) * block_k_, seq_k_)};
-    pattern_.keys(plane, row, span, intervals_);
+    pattern_.keys(plane, row, span(columns_.front(), columns_.back()), intervals_);
     if (intervals_.size() <= few_intervals * columns_.size()) return fill_slots(plane, row, 0, columns_.size());
     for (size_t first = 0; first < columns_.size();) {
         size_t end = first + 1;
@@ -54,8 +57,7 @@ void BlockRowBits::fill(const Plane& plane, int64_t row) {
 }
 
 void BlockRowBits::fill_slots(const Plane& plane, int64_t row, size_t first, size_t end) {
-    const Interval clip{int64_t(columns_[first]) * block_k_, std::min((int64_t(columns_[end - 1]) + 1) * block_k_, seq_k_)};
-    fill_rows(plane, row, clip, [&] { strike(first, end); });
+    fill_rows(plane, row, span(columns_[first], columns_[end - 1]), [&] { strike(first, end); });
 }
 
 void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column) {

@@ -30,6 +30,7 @@ private:
         int32_t slot, begin, end;
     };
 
+    Interval span(int32_t first, int32_t last) const;  // keys of these columns
     void fill_slots(const Plane& plane, int64_t row, size_t first, size_t end);
     template <class FindStrokes>
     void fill_rows(const Plane& plane, int64_t row, Interval clip, FindStrokes find_strokes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Transposed lists without a look at single blocks. A sweep over the rows compares each list with the one before and cuts
-// the plane into rectangles of one mask; a sweep over the columns turns rectangles into runs:
+// Transposed lists without a look at single blocks. A sweep over the rows compares each list with the one before and
+// cuts the plane into rectangles of one mask; a sweep over the columns turns rectangles into runs:
 //
 //     causal, rows down      m . . .      a rectangle ends where a list changes:
 //                            f m . .      3 of `f` (columns 0, 1, 2), 4 of `m`, whatever lies between changes
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "layout/columns.h"
 #include "layout/tables.h"
 
 namespace spattn {
@@ -130,8 +131,10 @@ std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, 
     return sorted;
 }
 
-// Appends a slice a column. The rectangles that cross the present column are kept in the order of their rows.
-void sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table, Lists& out) {
+// A slice for each column. The rectangles that cross the present column are kept in the order of their rows.
+std::vector<Slice> sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table) {
+    std::vector<Slice> out;
+    out.reserve(columns);
     std::vector<bool> is_end(size_t(columns) + 1);
     for (const Rectangle& r : rectangles) is_end[r.column_end] = true;
     const auto by_row = [](const Rectangle& a, const Rectangle& b) { return a.row < b.row; };
@@ -149,8 +152,9 @@ void sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, Sl
             for (const Rectangle& r : active) table.add({r.row, r.row_end - r.row, r.mask});
             slice = table.finish();
         }
-        out.slices.push_back(slice);
+        out.push_back(slice);
     }
+    return out;
 }
 
 }  // namespace
@@ -160,10 +164,20 @@ Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows) {
     out.rows = other_rows;
     out.slices.reserve(size_t(classes) * other_rows);
     SliceTable table(out);
+    const auto sweep = [&](const Slice* slices, const std::vector<Run>& runs, int32_t columns) {
+        const auto rectangles = find_rectangles(slices, runs, lists.rows, columns);
+        return sweep_columns(sort_by_column(rectangles, columns), columns, table);
+    };
     for (int32_t c = 0; c < classes; ++c) {
         const Slice* slices = lists.slices.data() + size_t(c) * lists.rows;
-        const auto rectangles = find_rectangles(slices, lists.runs, lists.rows, other_rows);
-        sweep_columns(sort_by_column(rectangles, other_rows), other_rows, table, out);
+        if (has_few_lists(slices, lists.rows, lists.runs.size())) {
+            const ColumnKinds columns = find_column_kinds(slices, lists.rows, lists.runs, other_rows);
+            const std::vector<Slice> of_kind = sweep(columns.lists.slices.data(), columns.lists.runs, columns.kinds);
+            for (int32_t kind : columns.kind_of) out.slices.push_back(of_kind[kind]);
+        } else {
+            const std::vector<Slice> of_column = sweep(slices, lists.runs, other_rows);
+            out.slices.insert(out.slices.end(), of_column.begin(), of_column.end());
+        }
     }
     return out;
 }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#include "layout/columns.h"
+
+#include "layout/tables.h"
+
+namespace spattn {
+namespace {
+
+// Each list once. Equal lists share a slice, so where a slice begins tells it apart; empty ones say nothing.
+std::vector<Slice> find_distinct(const Slice* slices, int32_t rows, size_t runs) {
+    std::vector<bool> is_known(runs);
+    std::vector<Slice> distinct;
+    for (int32_t row = 0; row < rows; ++row) {
+        if (slices[row].begin == slices[row].end || is_known[slices[row].begin]) continue;
+        is_known[slices[row].begin] = true;
+        distinct.push_back(slices[row]);
+    }
+    return distinct;
+}
+
+// The sum of a number for each (list, mask) that a column is in. 128 bits: two kinds of columns never meet by chance.
+struct Signature {
+    uint64_t low = 0, high = 0;
+    bool operator==(const Signature&) const = default;
+};
+
+std::vector<Signature> sign_columns(const std::vector<Slice>& lists, const std::vector<Run>& runs, int32_t columns) {
+    std::vector<Signature> signatures(size_t(columns) + 1);  // first as differences between neighbours
+    for (size_t list = 0; list < lists.size(); ++list)
+        for (int32_t r = lists[list].begin; r < lists[list].end; ++r) {
+            const uint64_t hash = add_to_hash(list + 1, uint32_t(runs[r].mask));
+            const uint64_t low = finish_hash(hash), high = finish_hash(~hash);
+            Signature &first = signatures[runs[r].first], &end = signatures[runs[r].first + runs[r].count];
+            first.low += low, first.high += high;
+            end.low -= low, end.high -= high;
+        }
+    for (int32_t c = 1; c < columns; ++c) {
+        signatures[c].low += signatures[c - 1].low;
+        signatures[c].high += signatures[c - 1].high;
+    }
+    return signatures;
+}
+
+// Numbers kinds as they first appear; firsts_before[c] of them appear left of column c.
+std::vector<int32_t> number_kinds(const std::vector<Signature>& signatures, std::vector<int32_t>& kind_of) {
+    const int32_t columns = int32_t(signatures.size()) - 1;
+    std::vector<int32_t> firsts_before(signatures.size()), firsts;
+    HashIndex index;
+    for (int32_t c = 0; c < columns; ++c) {
+        firsts_before[c] = int32_t(firsts.size());
+        const auto is_same = [&](int32_t kind) { return signatures[firsts[kind]] == signatures[c]; };
+        int32_t kind = index.find(signatures[c].low, is_same);
+        if (kind == HashIndex::missing) {
+            kind = int32_t(firsts.size());
+            firsts.push_back(c);
+            index.insert(signatures[c].low, kind);
+        }
+        kind_of.push_back(kind);
+    }
+    firsts_before[columns] = int32_t(firsts.size());
+    return firsts_before;
+}
+
+}  // namespace
+
+bool has_few_lists(const Slice* slices, int32_t rows, size_t runs) {
+    return 2 * find_distinct(slices, rows, runs).size() <= size_t(rows);
+}
+
+ColumnKinds find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs, int32_t columns) {
+    const std::vector<Slice> distinct = find_distinct(slices, rows, runs.size());
+    ColumnKinds result;
+    const std::vector<int32_t> before = number_kinds(sign_columns(distinct, runs, columns), result.kind_of);
+    result.kinds = before.back();
+
+    SliceTable table(result.lists);
+    std::vector<Slice> narrow(runs.size());  // of the slice that begins at a run
+    for (Slice slice : distinct) {
+        for (int32_t r = slice.begin; r < slice.end; ++r) {
+            const int32_t first = before[runs[r].first], end = before[runs[r].first + runs[r].count];
+            if (first < end) table.add({first, end - first, runs[r].mask});
+        }
+        narrow[slice.begin] = table.finish();
+    }
+    result.lists.rows = rows;
+    for (int32_t row = 0; row < rows; ++row)
+        result.lists.slices.push_back(slices[row].begin == slices[row].end ? Slice{0, 0} : narrow[slices[row].begin]);
+    return result;
+}
+
+}  // namespace spattn
