@@ -229,3 +229,18 @@ TEST(counts_are_brute_force_counts) {
         CHECK_EQ(got.rows_empty, wanted.rows_empty);
     }
 }
+
+TEST(layouts_grow_with_runs_not_with_blocks) {
+    const Extent million{1, 2, 1 << 20, 1 << 20, 0};
+    const PatternRef causal = make_causal();
+    const PatternRef streaming = make_intersection({causal, make_union({make_sink(64), make_window(1023, 0)})});
+    for (const PatternRef& pattern : {make_full(), causal, streaming, make_block_diagonal(128)}) {
+        const Layout layout = build_layout(*pattern, million, 64, 64);
+        check::context = pattern->print();
+        CHECK(layout.by_query.runs.size() <= size_t(4 * layout.by_query.rows));
+        CHECK(layout.by_key.runs.size() <= size_t(4 * layout.by_key.rows));
+        CHECK(layout.num_masks <= 4);
+        CHECK(layout.bytes() <= size_t(8) << 20);
+    }
+    CHECK(build_layout(*causal, million, 64, 64).by_query.runs.size() <= size_t(2) << 14);
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Random patterns and extents: leaves with small numbers, so that boundaries of patterns, blocks and sequences meet often.
+// Random patterns and extents: leaves with small numbers, so that boundaries of patterns, blocks and sequences meet.
 #pragma once
 
 #include <random>
