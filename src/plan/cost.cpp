@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Work in units that people compare across libraries: on kept pairs, each operand moved once. What a row makes of it is the
-// row's own cost().
+// Work in units that people compare across libraries: on kept pairs, each operand moved once. What a row makes of it is
+// the row's own cost().
 #include "plan/plan.h"
 
 namespace spattn {

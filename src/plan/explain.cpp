@@ -29,7 +29,8 @@ std::string scaled(double value, double step, const char* unit) {
         ++power;
     }
     const std::string binary = step == 1024 && power ? "i" : "";
-    return decimal(value, power == 0 ? 0 : value < 10 ? 2 : value < 100 ? 1 : 0) + " " + prefixes[power] + binary + unit;
+    const int digits = power == 0 || value >= 100 ? 0 : value < 10 ? 2 : 1;
+    return decimal(value, digits) + " " + prefixes[power] + binary + unit;
 }
 std::string bytes(double value) { return scaled(value, 1024, "B"); }
 
@@ -55,11 +56,13 @@ std::string line(const char* label, const std::string& value) {
 
 std::string describe_problem(const CompiledPlan& plan) {
     const Problem& p = plan.problem;
-    std::string out = line("problem", "batch " + grouped(double(p.batch)) + ", heads " + grouped(double(p.heads_q)) + " on " +
-                                          grouped(double(p.heads_kv)) + ", queries " + grouped(double(p.seq_q)) + ", keys " +
-                                          grouped(double(p.seq_k)) + ", head_dim " + decimal(double(p.head_dim), 0) + "/" +
-                                          decimal(double(p.head_dim_v), 0) + ", " + dtype_row(p.dtype).name + ", scale " +
-                                          shortest(p.scale) + ", q_offset " + decimal(double(p.q_offset), 0));
+    std::string sizes = "batch " + grouped(double(p.batch));
+    sizes += ", heads " + grouped(double(p.heads_q)) + " on " + grouped(double(p.heads_kv));
+    sizes += ", queries " + grouped(double(p.seq_q)) + ", keys " + grouped(double(p.seq_k));
+    sizes += ", head_dim " + decimal(double(p.head_dim), 0) + "/" + decimal(double(p.head_dim_v), 0);
+    sizes += std::string(", ") + dtype_row(p.dtype).name + ", scale " + shortest(p.scale);
+    sizes += ", q_offset " + decimal(double(p.q_offset), 0);
+    std::string out = line("problem", sizes);
     const double all = double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k);
     const Counts& c = plan.counts;
     out += line("pattern", plan.pattern_text);

@@ -22,6 +22,7 @@ namespace {
 
 constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
+constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 const char* name_of_device(int32_t device) { return device == SPATTN_CPU ? "cpu" : "cuda"; }
@@ -125,7 +126,9 @@ private:
     // Results may not depend on the number of threads, so neither may the choice: on a CPU, rows are compared on one.
     Machine choice_machine() const {
         Machine machine = options_.machine;
-        if (options_.device == SPATTN_CPU) machine.lanes = 1;
+        if (options_.device != SPATTN_CPU) return machine;
+        machine.lanes = 1;
+        machine.bandwidth = lane_bandwidth;
         return machine;
     }
     double choice_us(const Candidate& candidate) const {
@@ -151,10 +154,11 @@ private:
 
     [[noreturn]] void fail_without_kernel(Pass pass, const std::vector<Candidate>& considered) const {
         std::string reasons;
-        for (const Candidate& c : considered) reasons += text(reasons.empty() ? "" : "; ", c.kernel->name, ": ", c.refused);
+        for (const Candidate& c : considered)
+            reasons += text(reasons.empty() ? "" : "; ", c.kernel->name, ": ", c.refused);
         fail(SPATTN_E_NO_KERNEL, "problem",
-             text("no kernel for the ", name_of(pass), " pass with dtype ", dtype_row(problem_.dtype).name, ", head_dim ",
-                  problem_.head_dim, ", head_dim_v ", problem_.head_dim_v, " on device ",
+             text("no kernel for the ", name_of(pass), " pass with dtype ", dtype_row(problem_.dtype).name,
+                  ", head_dim ", problem_.head_dim, ", head_dim_v ", problem_.head_dim_v, " on device ",
                   name_of_device(options_.device), "; considered: ", reasons.empty() ? "no row" : reasons));
     }
 

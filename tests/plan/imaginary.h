@@ -6,7 +6,7 @@
 
 namespace spattn::imaginary {
 
-inline Machine machine(int lanes = 8) { return {"imaginary", lanes, 2.0, 50}; }
+inline Machine machine(int lanes = 8) { return {"imaginary", lanes, 2.0, 6.25 * lanes}; }
 
 // A tile costs its products and a fixed time; small tiles reach less of the peak. Peak: 32 FLOP a cycle and lane.
 template <int efficiency_percent, Pass pass>

@@ -56,7 +56,8 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
     std::map<std::pair<int32_t, int32_t>, Join> joins;
     int32_t parts = 0;
     for (const Join& join : s.joins) {
-        is_whole &= join.parts > 1 && join.first_part == parts && joins.emplace(std::pair{join.head, join.row}, join).second;
+        const bool is_first = joins.emplace(std::pair{join.head, join.row}, join).second;
+        is_whole &= is_first && join.parts > 1 && join.first_part == parts;
         parts += join.parts;
     }
     CHECK_EQ(parts, s.num_parts);

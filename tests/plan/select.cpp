@@ -161,7 +161,8 @@ TEST(masks_come_in_the_order_of_the_row) {
 TEST(threads_change_no_choice_and_no_task) {
     for (const char* pattern : {"full", "causal & window(64,0)", "block_diagonal(16)", "bigbird(32,3,1,2,7)"}) {
         const Problem p = imaginary::problem(2048, 2048);
-        const CompiledPlan one = plan_of(pattern, p, options_of(true, 1)), many = plan_of(pattern, p, options_of(true, 64));
+        const CompiledPlan one = plan_of(pattern, p, options_of(true, 1));
+        const CompiledPlan many = plan_of(pattern, p, options_of(true, 64));
         for (auto [a, b] : {std::pair{&one.forward, &many.forward}, std::pair{&one.backward, &many.backward}}) {
             CHECK_EQ(name(*a), name(*b));
             CHECK(a->schedule.begin == b->schedule.begin);
