@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import Pattern
+from .. import Extent, Pattern
 from .screen import shorten
 
-PIXELS = 512
+CELLS = 256  # a side of a picture; fewer would blur blocks, more would make lines too thin to see
 
 
 def _figure(**options: Any) -> Any:
@@ -26,16 +26,16 @@ def _figure(**options: Any) -> Any:
 
 def save_patterns(patterns: list[Pattern], tokens: int, heads: int, folder: Path) -> list[Path]:
     """patterns.png: all of them side by side, queries downwards and keys to the right, darker where more pairs are kept."""
-    from .. import Extent
-
     columns = min(3, len(patterns))
     rows = -(-len(patterns) // columns)
     figure = _figure(figsize=(4.2 * columns, 4.5 * rows), dpi=150)
     for n, pattern in enumerate(patterns):
         axes = figure.add_subplot(rows, columns, n + 1)
-        image = pattern.to_image(Extent(tokens, heads=heads), PIXELS, PIXELS)
+        image = pattern.to_image(Extent(tokens, heads=heads), CELLS, CELLS)
         # The root lifts thin lines, a key in many, out of the white.
         axes.imshow(np.sqrt(image), cmap="Blues", vmin=0, vmax=1, extent=(0, tokens, tokens, 0), interpolation="antialiased")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_position(("outward", 4))  # clear of the first keys
         axes.set_title(shorten(str(pattern), 44), fontsize=9)
         axes.set_xlabel("key")
         axes.set_ylabel("query")

@@ -13,6 +13,7 @@ from .. import Context, Pattern, Plan
 from .model import Model, Shape
 
 Progress = Callable[[float], None]
+SETTLE = 0.15  # seconds: OpenBLAS's threads spin for a tenth of a second after a product, on the cores that we time
 
 
 @dataclass
@@ -25,6 +26,10 @@ class Entry:
     seconds: list[float] = field(default_factory=list)  # attention of each layer
     mass: list[float] = field(default_factory=list)  # share of the dense attention's weight, mean of each layer
     perplexity: float = float("nan")
+
+    def title(self) -> str:
+        """Its text; dense causal attention is said to be dense."""
+        return f"{self.pattern} (dense)" if str(self.pattern) == "causal" else str(self.pattern)
 
 
 @dataclass
@@ -62,7 +67,7 @@ def read_dense(model: Model, tokens: np.ndarray, dense: Entry, others: list[Entr
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         if layer == kept_layer:
             kept.append(Operands(q, k, v))
-        dense.plan.forward(q[None], k[None], v[None])  # not timed: lets the threads of the matrix products go to sleep
+        time.sleep(SETTLE)
         out, dense_lse, seconds = timed_forward(dense.plan, q, k, v)
         dense.seconds.append(seconds)
         dense.mass.append(1.0)

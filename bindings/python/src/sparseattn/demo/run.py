@@ -113,7 +113,7 @@ def draw_patterns(entries: list[Entry], tokens: int, heads: int) -> None:
     width = 32
     encoding = getattr(sys.stdout, "encoding", None)
     pictures = [entry.pattern.drawing(Extent(tokens, heads=heads), width, encoding=encoding) for entry in entries]
-    screen.side_by_side(pictures, [str(entry.pattern) for entry in entries], width)
+    screen.side_by_side(pictures, [entry.title() for entry in entries], width)
 
 
 def read_all(model: Model, tokens: np.ndarray, entries: list[Entry]) -> tuple[Operands, bool]:
@@ -129,7 +129,7 @@ def read_all(model: Model, tokens: np.ndarray, entries: list[Entry]) -> tuple[Op
     widths = [42, 9, 14, 10, 11, 12]
     screen.row(["pattern", "density", "attention", "speed-up", "mass kept", "perplexity"], widths)
     for entry in entries:
-        screen.row([str(entry.pattern), f"{100 * entry.density:.2f} %", f"{1e3 * sum(entry.seconds):.0f} ms",
+        screen.row([entry.title(), f"{100 * entry.density:.2f} %", f"{1e3 * sum(entry.seconds):.0f} ms",
                     f"{sum(dense.seconds) / sum(entry.seconds):.2f} x", f"{100 * np.mean(entry.mass):.1f} %",
                     f"{entry.perplexity:.2f}"], widths)
     print(f"""
@@ -145,7 +145,7 @@ def is_known(perplexity: float, tokens: int) -> bool:
     if tokens not in KNOWN:
         return True
     known, fits = KNOWN[tokens], abs(perplexity / KNOWN[tokens] - 1) < 0.005
-    print(f"\nDense perplexity at {tokens:,} tokens is {perplexity:.2f}; known from Hugging Face transformers: {known:.2f}. " +
+    print(f"\nDense perplexity at {tokens:,} tokens is {perplexity:.2f}; known from Hugging Face transformers: {known:.2f}.\n" +
           ("The model code is right." if fits else "NOT THE SAME: the model code or the attention is wrong."))
     return fits
 
@@ -162,7 +162,7 @@ def check_all(entries: list[Entry], operands: Operands, context: Context, layer:
     worst = 0.0
     for entry in entries:
         errors = check_layer(entry.pattern, q, k, v, dout, context)
-        screen.row([str(entry.pattern), *(f"{errors[name]:.1e}" for name in names)], widths)
+        screen.row([entry.title(), *(f"{errors[name]:.1e}" for name in names)], widths)
         worst = max(worst, *errors.values())
     print(f"\nLargest of all: {worst:.1e}. " + ("As exact as float32 allows." if worst < BOUND else f"MORE THAN {BOUND:.0e}: WRONG."))
     return worst < BOUND
@@ -189,16 +189,17 @@ def measure_speed(entries: list[Entry], operands: Operands, context: Context) ->
     print()
     widths = [42, *[12] * len(sizes)]
     screen.row(["milliseconds", *(f"{size // 1024}K" for size in sizes)], widths)
-    for n, pattern in enumerate(patterns):
-        screen.row([f"{screen.letter(n)}  {pattern}", *(f"{1e3 * value:.2f}" for value in seconds[n])], widths)
+    for n, entry in enumerate(entries):
+        screen.row([f"{screen.letter(n)}  {entry.title()}", *(f"{1e3 * value:.2f}" for value in seconds[n])], widths)
     return sizes, seconds
 
 
 def save(entries: list[Entry], tokens: int, heads: int, sizes: list[int], seconds: np.ndarray, folder: Path) -> None:
     patterns = [entry.pattern for entry in entries]
+    names = [entry.title() for entry in entries]
     title = "Attention of one layer of SmolLM2-135M (9 heads of 64), forward, CPU"
     paths = files.save_patterns(patterns, tokens, heads, folder)
-    paths += files.save_speed([str(pattern) for pattern in patterns], sizes, seconds, title, folder)
+    paths += files.save_speed(names, sizes, seconds, title, folder)
     screen.heading("Pictures")
     for path in paths:
         print(path)

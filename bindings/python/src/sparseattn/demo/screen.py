@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from itertools import zip_longest
+from textwrap import wrap
 
 import numpy as np
 
@@ -61,11 +62,11 @@ def row(cells: list[str], widths: list[int]) -> None:
 def side_by_side(pictures: list[list[str]], captions: list[str], width: int) -> None:
     """Pictures of that many columns, as many in a row as fit, each above its caption."""
     per_row = max(1, (WIDTH + 2) // (width + 2))
-    for begin in range(0, len(pictures), per_row):
-        some = slice(begin, begin + per_row)
-        for line in zip_longest(*pictures[some], fillvalue=""):
+    columns = [[*picture, *wrap(caption, width)] for picture, caption in zip(pictures, captions)]
+    for begin in range(0, len(columns), per_row):
+        for line in zip_longest(*columns[begin:begin + per_row], fillvalue=""):
             print("  ".join(f"{part:{width}}" for part in line).rstrip())
-        print("  ".join(f"{shorten(caption, width):{width}}" for caption in captions[some]).rstrip() + "\n")
+        print()
 
 
 def chart(sizes: list[int], seconds: np.ndarray, height: int = 16, width: int = 72) -> None:
@@ -79,7 +80,7 @@ def chart(sizes: list[int], seconds: np.ndarray, height: int = 16, width: int = 
         canvas[((high - curve) / (high - low) * (height - 1)).round().astype(int), columns] = letter(n)
     for y, line in enumerate(canvas):
         value = 1e3 * np.exp(high - (high - low) * y / (height - 1))
-        label = f"{value:8.3g} ms" if y % 5 == 0 else ""
+        label = f"{value:.{0 if value >= 100 else 1}f} ms" if y % 5 == 0 else ""
         print(f"{label:>11} |{''.join(line)}".rstrip())
     print(" " * 12 + "+" + "-" * width)
     labels = [f"{size // 1024}K" for size in sizes]
