@@ -293,6 +293,11 @@ SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, cha
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
 
+/* Bytes that every later release loads, on any machine, whatever the pattern holds. save: two-call form, `needed` gets the
+ * bytes. equal(load(save(p)), p). Bytes that are damaged or mean nothing: SPATTN_E_FORMAT with the byte they fail at. */
+SPATTN_API spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, size_t capacity, size_t* needed);
+SPATTN_API spattn_status spattn_pattern_load(const void* bytes, size_t size, spattn_pattern** result);
+
 /* 4f. Questions a person asks of a pattern. */
 enum spattn_extent_flags { SPATTN_EXTENT_Q_OFFSET = 1 << 0 };
 typedef struct spattn_extent { /* the rectangle a question is asked on */

@@ -155,6 +155,29 @@ spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, 
     return guard(__func__, [&] { copy_text(required(pattern, "pattern").print(), buffer, capacity, needed); });
 }
 
+spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, size_t capacity, size_t* needed) {
+    return guard(__func__, [&] {
+        const std::string bytes = save_pattern(required(pattern, "pattern"));
+        if (needed) *needed = bytes.size();
+        if (capacity == 0) {
+            required(needed, "needed");
+            return;
+        }
+        require(buffer != nullptr, SPATTN_E_NULL, "buffer", "is NULL");
+        if (capacity < bytes.size()) {
+            fail(SPATTN_E_RANGE, "capacity", text("is ", capacity, "; accepted: 0 to ask, or at least ", bytes.size()));
+        }
+        std::memcpy(buffer, bytes.data(), bytes.size());
+    });
+}
+
+spattn_status spattn_pattern_load(const void* bytes, size_t size, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        require(bytes != nullptr, SPATTN_E_NULL, "bytes", "is NULL; accepted: what spattn_pattern_save wrote");
+        return load_pattern(bytes, size);
+    });
+}
+
 int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b) {
     if (a == b) return 1;
     if (!a || !b) return 0;

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "pattern/bytes.h"
 #include "pattern/composite.h"
 #include "pattern/intervals.h"
 
@@ -89,6 +90,7 @@ public:
         return out;
     }
 
+    void save(ByteWriter& out) const override { save_parts(Node::union_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override { return make_union(transposed_parts()); }
 };
@@ -118,6 +120,7 @@ public:
         return out;
     }
 
+    void save(ByteWriter& out) const override { save_parts(Node::intersection_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override { return make_intersection(transposed_parts()); }
 
@@ -159,6 +162,7 @@ public:
         return out;
     }
 
+    void save(ByteWriter& out) const override { save_parts(Node::difference_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override {
         Patterns transposed = transposed_parts();

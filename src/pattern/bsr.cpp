@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // bsr([row_ptr],[col_idx],block_q,block_k,seq_q,seq_k): row i sees the blocks of keys that block row i / block_q lists.
 #include "core/error.h"
+#include "pattern/bytes.h"
 #include "pattern/index_pattern.h"
 #include "pattern/sparse_rows.h"
 
@@ -23,6 +24,13 @@ public:
     }
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
+
+    void save(ByteWriter& out) const override {
+        out.node(Node::bsr);
+        for (int64_t size : {block_q_, block_k_, seq_q(), seq_k()}) out.number(size);
+        out.array(rows_.row_ptr());
+        out.array(rows_.col_idx());
+    }
 
 private:
     Coverage classify_inside(const Block& block, Interval rows, Interval keys, Key& key, bool& known) const;

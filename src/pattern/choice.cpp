@@ -58,6 +58,11 @@ std::string Choice::identity() const {
     return out + ')';
 }
 
+void Choice::save(ByteWriter& out) const {
+    save_parts(node(), out);
+    out.array(std::vector<int64_t>(map_.begin(), map_.end()));
+}
+
 void Choice::check_count(int64_t count, const char* what) const {
     if (count == int64_t(map_.size())) return;
     fail(SPATTN_E_SHAPE, "pattern",

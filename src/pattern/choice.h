@@ -17,8 +17,10 @@ public:
     void selection(const Plane& plane, Key& key) const override;
     std::string print() const override;
     std::string identity() const override;
+    void save(ByteWriter& out) const override;
 
 protected:
+    virtual Node node() const = 0;
     virtual int64_t index(const Plane& plane) const = 0;  // into the map
     const std::vector<int32_t>& map() const { return map_; }
 

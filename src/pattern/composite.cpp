@@ -31,6 +31,12 @@ void Composite::check(const Extent& extent) const {
     for (const PatternRef& part : parts_) part->check(extent);
 }
 
+void Composite::save_parts(Node node, ByteWriter& out) const {
+    out.node(node);
+    out.number(int64_t(parts_.size()));
+    for (const PatternRef& part : parts_) part->save(out);
+}
+
 Patterns Composite::transposed_parts() const {
     Patterns result;
     for (const PatternRef& part : parts_) result.push_back(make_transpose(part));

@@ -2,7 +2,7 @@
 // Patterns made of patterns.
 #pragma once
 
-#include "pattern/pattern.h"
+#include "pattern/bytes.h"
 
 namespace spattn {
 
@@ -17,6 +17,7 @@ public:
 
 protected:
     Patterns transposed_parts() const;
+    void save_parts(Node node, ByteWriter& out) const;  // the node, the number of parts, the parts
 
 private:
     Patterns parts_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // csr([row_ptr],[col_idx],seq_k): row i sees the keys that row i lists. Rows are rows, not positions.
 #include "core/error.h"
+#include "pattern/bytes.h"
 #include "pattern/index_pattern.h"
 #include "pattern/sparse_rows.h"
 
@@ -15,6 +16,13 @@ public:
 
     void keys(const Plane&, int64_t row, Interval clip, Intervals& out) const override {
         if (has_row(row)) rows_.keys(row, 1, cut(clip), out);
+    }
+
+    void save(ByteWriter& out) const override {
+        out.node(Node::csr);
+        out.number(seq_k());
+        out.array(rows_.row_ptr());
+        out.array(rows_.col_idx());
     }
 
 private:

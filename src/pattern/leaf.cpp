@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include "pattern/bytes.h"
+
 namespace spattn {
 
 std::string list(const std::vector<int64_t>& numbers) {
@@ -27,5 +29,16 @@ std::string ListLeaf::print() const {
 }
 
 std::string ListLeaf::identity() const { return std::string(name_) + '(' + list(canonical()) + ')'; }
+
+// Texts last for ever, so a new word needs no new form of bytes.
+void Leaf::save(ByteWriter& out) const {
+    out.node(Node::text);
+    out.string(text_);
+}
+
+void ListLeaf::save(ByteWriter& out) const {
+    out.node(Node::text);
+    out.string(std::string(name_) + '(' + list(given_) + ')');
+}
 
 }  // namespace spattn

@@ -15,6 +15,7 @@ public:
     explicit Leaf(std::string text) : text_(std::move(text)) {}
     std::string print() const override { return text_; }
     std::string identity() const override { return text_; }
+    void save(ByteWriter& out) const override;
 
 private:
     std::string text_;
@@ -33,6 +34,7 @@ public:
     ListLeaf(const char* name, std::vector<int64_t> given) : name_(name), given_(std::move(given)) {}
     std::string print() const override;
     std::string identity() const override;
+    void save(ByteWriter& out) const override;
 
 protected:
     virtual std::vector<int64_t> canonical() const { return given_; }

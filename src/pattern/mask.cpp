@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "core/error.h"
+#include "pattern/bytes.h"
 #include "pattern/index_pattern.h"
 #include "pattern/leaf.h"
 
@@ -83,6 +84,21 @@ public:
     }
 
     void selection(const Plane& plane, Key& key) const override { key.push_back(chosen(plane)); }
+
+    // Rows of 64-bit words, the first key in the lowest bit.
+    void save(ByteWriter& out) const override {
+        out.node(Node::mask);
+        for (int64_t size : {sizes_.batch, sizes_.heads, sizes_.seq_q, sizes_.seq_k}) out.number(size);
+        std::vector<uint64_t> words(size_t((sizes_.seq_k + 63) / 64));
+        for (int64_t row = 0; row < sizes_.planes() * sizes_.seq_q; ++row) {
+            std::fill(words.begin(), words.end(), 0);
+            for (int64_t key = 0; key < sizes_.seq_k; ++key) {
+                key = rows_->find(row / sizes_.seq_q, row % sizes_.seq_q, {key, sizes_.seq_k}, true);
+                if (key < sizes_.seq_k) words[size_t(key / 64)] |= uint64_t(1) << (key % 64);
+            }
+            for (uint64_t word : words) out.number(int64_t(word));
+        }
+    }
 
     void check(const Extent& extent) const override {
         IndexPattern::check(extent);

@@ -17,6 +17,8 @@
 
 namespace spattn {
 
+class ByteWriter;
+
 struct Interval {
     int64_t begin, end;  // keys [begin, end)
 };
@@ -82,6 +84,9 @@ struct spattn_pattern : spattn::RefCounted {
     // Canonical bytes: equal patterns, by the rules of equality in the header, have equal bytes.
     virtual std::string identity() const = 0;
 
+    // Appends the pattern in the form of pattern/bytes.h.
+    virtual void save(spattn::ByteWriter& out) const = 0;
+
     // A pattern that means transpose(this) and has closed forms, or null where there is none.
     virtual spattn::Ref<const spattn_pattern> transposed() const;
 
@@ -128,6 +133,8 @@ PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
 PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k);
 
 PatternRef parse_pattern(const std::string& text);
+std::string save_pattern(const Pattern& pattern);
+PatternRef load_pattern(const void* bytes, size_t size);  // SPATTN_E_FORMAT where they are not what save_pattern made
 uint64_t hash_identity(const std::string& identity);  // the same in every process and release
 
 }  // namespace spattn

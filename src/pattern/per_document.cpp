@@ -21,6 +21,12 @@ public:
     std::string print() const override;
     std::string identity() const override;
 
+    void save(ByteWriter& out) const override {
+        save_parts(Node::per_document, out);
+        out.array(cu_q_);
+        out.array(cu_k_);
+    }
+
 private:
     const Pattern& inner() const { return *parts()[0]; }
     int64_t documents() const { return int64_t(cu_q_.size()) - 1; }

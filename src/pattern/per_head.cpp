@@ -17,6 +17,7 @@ public:
     PatternRef transposed() const override { return make_ref<PerHead>(transposed_parts(), map()); }
 
 protected:
+    Node node() const override { return Node::per_head; }
     int64_t index(const Plane& plane) const override { return plane.head; }
 };
 

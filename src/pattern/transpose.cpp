@@ -37,6 +37,7 @@ public:
 
     std::string print() const override { return "transpose(" + inner().print() + ')'; }
     std::string identity() const override { return "transpose(" + inner().identity() + ')'; }
+    void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
 
 private:
@@ -72,6 +73,7 @@ public:
 
     std::string print() const override { return "transpose(" + inner().print() + ')'; }
     std::string identity() const override { return "transpose(" + inner().identity() + ')'; }
+    void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
 
 private:

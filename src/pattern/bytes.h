@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// Patterns as bytes, little-endian on every machine, readable for ever:
+//
+//   file     = "SPATTNP1" hash node           hash: 8 bytes, hash_identity of the node's bytes
+//   node     = tag, then by tag
+//     text                                   string: what parse reads; every pattern of a name and numbers
+//     union_of, intersection_of, difference_of, transpose
+//                                            number of parts, nodes
+//     per_head, per_batch                    number of parts, nodes, array: the map
+//     per_document                           1, node, arrays cu_q, cu_k
+//     csr                                    seq_k, arrays row_ptr, col_idx
+//     bsr                                    block_q, block_k, seq_q, seq_k, arrays row_ptr, col_idx
+//     mask                                   batch, heads, seq_q, seq_k, then ceil(seq_k / 64) numbers a row: bits
+//   tag      = 1 byte;  number = 8 bytes;  string = number of bytes, bytes
+//   array    = width (1 byte: 4 or 8), number of integers, integers of that width
+#pragma once
+
+#include <string>
+
+#include "pattern/pattern.h"
+
+namespace spattn {
+
+enum class Node : uint8_t {
+    text = 1,
+    union_of = 2,
+    intersection_of = 3,
+    difference_of = 4,
+    transpose = 5,
+    per_head = 6,
+    per_batch = 7,
+    per_document = 8,
+    csr = 9,
+    bsr = 10,
+    mask = 11
+};
+
+class ByteWriter {
+public:
+    void node(Node node) { bytes_ += char(node); }
+    void number(int64_t number) { integer(uint64_t(number), 8); }
+    void string(const std::string& text);
+    void array(const IndexArray& array);
+    const std::string& bytes() const { return bytes_; }
+
+private:
+    void integer(uint64_t number, int width) {
+        for (int i = 0; i < width; ++i) bytes_ += char(number >> (8 * i) & 0xff);
+    }
+    std::string bytes_;
+};
+
+}  // namespace spattn
