@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Makes cffi's view of the library from its header:  native.py COMPILER HEADER OUTPUT
 
-OUTPUT ending in .c becomes the source of an extension module; ending in .py, a module that opens the library at run time,
-for machines without Python.h. Both offer `ffi` and `lib`. The stable ABI's macro comes from the build.
+OUTPUT ending in .c becomes the source of an extension module; ending in .py, a module that opens the library at run
+time, for machines without Python.h. Both offer `ffi` and `lib`. The stable ABI's macro comes from the build.
 """
+
 import pathlib
 import subprocess
 import sys

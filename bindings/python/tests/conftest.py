@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The oracle of tests/ is the truth here too: written from the definitions alone, sharing no line with the library."""
+
 import sys
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention of NumPy arrays against the oracle: layouts, dtypes, threads, and every way to call it wrongly."""
+
 import gc
 import json
 import os
@@ -19,8 +20,12 @@ TEXT = "causal & (sink(2) | window(20,0) | strided(7))"
 def operands(batch=2, seq_q=70, seq_k=70, heads_q=4, heads_kv=2, head_dim=24, head_dim_v=40, seed=0):
     """q, k, v, dout in bshd."""
     rng = np.random.default_rng(seed)
-    shapes = [(batch, seq_q, heads_q, head_dim), (batch, seq_k, heads_kv, head_dim), (batch, seq_k, heads_kv, head_dim_v),
-              (batch, seq_q, heads_q, head_dim_v)]
+    shapes = [
+        (batch, seq_q, heads_q, head_dim),
+        (batch, seq_k, heads_kv, head_dim),
+        (batch, seq_k, heads_kv, head_dim_v),
+        (batch, seq_q, heads_q, head_dim_v),
+    ]
     return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
@@ -53,15 +58,26 @@ def run(q, k, v, dout, text=TEXT, dlse=None, **options):
     return out, lse, *sa.attention_backward(q, k, v, out, lse, dout, text, dlse=dlse, **options)
 
 
-@pytest.mark.parametrize("text", [TEXT, "full", "window(3,2)", "causal & bigbird(16,3,1,1,3)", "block_diagonal(9) - sink(3)"])
+@pytest.mark.parametrize(
+    "text", [TEXT, "full", "window(3,2)", "causal & bigbird(16,3,1,1,3)", "block_diagonal(9) - sink(3)"]
+)
 @pytest.mark.parametrize("reference", [False, True])
 def test_forward_and_backward(text, reference):
     arrays = operands()
     assert_close(run(*arrays, text, reference=reference), truth(*arrays, text))
 
 
-@pytest.mark.parametrize("sizes", [dict(seq_q=5, seq_k=90), dict(seq_q=90, seq_k=33), dict(heads_q=6, heads_kv=1), dict(head_dim=1),
-                                   dict(seq_q=1, seq_k=1), dict(head_dim=3, head_dim_v=5)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(seq_q=5, seq_k=90),
+        dict(seq_q=90, seq_k=33),
+        dict(heads_q=6, heads_kv=1),
+        dict(head_dim=1),
+        dict(seq_q=1, seq_k=1),
+        dict(head_dim=3, head_dim_v=5),
+    ],
+)
 def test_sizes(sizes):
     arrays = operands(**sizes)
     assert_close(run(*arrays), truth(*arrays, TEXT))
@@ -79,14 +95,20 @@ def test_vectors_of_every_language():
     vectors = json.loads((ROOT / "tests" / "vectors" / "attention.json").read_text())
     assert len(vectors) > 20
     for case in vectors:
+
         def array(name, heads, seq, dim, case=case):
             return np.array(case[name], np.float32).reshape(case["batch"], case[heads], case[seq], case[dim])
+
         q, k = array("q", "heads_q", "seq_q", "head_dim"), array("k", "heads_kv", "seq_k", "head_dim")
         v, dout = array("v", "heads_kv", "seq_k", "head_dim_v"), array("dout", "heads_q", "seq_q", "head_dim_v")
         dlse = np.array(case["dlse"], np.float32).reshape(q.shape[:3]) if "dlse" in case else None
         found = run(q, k, v, dout, case["text"], dlse, axes="bhsd", scale=case["scale"], q_offset=case["q_offset"])
-        right = [np.array([-np.inf if x is None else x for x in case[name]]) for name in ("out", "lse", "dq", "dk", "dv")]
-        bound = 1e-5 if abs(case["scale"]) < 8 else 1e-4  # scores of hundreds have few digits behind the point in float32
+        right = [
+            np.array([-np.inf if x is None else x for x in case[name]]) for name in ("out", "lse", "dq", "dk", "dv")
+        ]
+        bound = (
+            1e-5 if abs(case["scale"]) < 8 else 1e-4
+        )  # scores of hundreds have few digits behind the point in float32
         assert_close([x.ravel() for x in found], right, bound)
 
 
@@ -141,21 +163,24 @@ def test_rows_without_keys():
     assert (dk[:, :10] == 0).all() and (dv[:, :10] == 0).all() and np.isfinite(lse[:, :, 10:]).all()
 
 
-@pytest.mark.parametrize("change, kind, argument", [
-    (dict(q=np.zeros((2, 70, 4, 24))), sa.DTypeError, "problem.dtype"),
-    (dict(k=np.zeros((2, 70, 2, 24))), sa.DTypeError, "k"),
-    (dict(k=np.zeros((2, 70, 2, 24), np.float16)), sa.DTypeError, "k"),
-    (dict(q=np.zeros((2, 70, 4, 24), ">f4")), sa.DTypeError, "problem.dtype"),
-    (dict(q=np.zeros((2, 70, 4, 24), object)), sa.DTypeError, "problem.dtype"),
-    (dict(q=np.zeros((70, 4, 24), np.float32)), sa.ShapeError, "q"),
-    (dict(k=np.zeros((2, 70, 2, 25), np.float32)), sa.ShapeError, "k"),
-    (dict(v=np.zeros((2, 71, 2, 24), np.float32)), sa.ShapeError, "v"),
-    (dict(k=np.zeros((2, 70, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
-    (dict(axes="sbhd"), sa.ArgumentError, "problem.axes"),
-    (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
-    (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
-    (dict(pattern="wind"), sa.FormatError, "text"),
-])
+@pytest.mark.parametrize(
+    "change, kind, argument",
+    [
+        (dict(q=np.zeros((2, 70, 4, 24))), sa.DTypeError, "problem.dtype"),
+        (dict(k=np.zeros((2, 70, 2, 24))), sa.DTypeError, "k"),
+        (dict(k=np.zeros((2, 70, 2, 24), np.float16)), sa.DTypeError, "k"),
+        (dict(q=np.zeros((2, 70, 4, 24), ">f4")), sa.DTypeError, "problem.dtype"),
+        (dict(q=np.zeros((2, 70, 4, 24), object)), sa.DTypeError, "problem.dtype"),
+        (dict(q=np.zeros((70, 4, 24), np.float32)), sa.ShapeError, "q"),
+        (dict(k=np.zeros((2, 70, 2, 25), np.float32)), sa.ShapeError, "k"),
+        (dict(v=np.zeros((2, 71, 2, 24), np.float32)), sa.ShapeError, "v"),
+        (dict(k=np.zeros((2, 70, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
+        (dict(axes="sbhd"), sa.ArgumentError, "problem.axes"),
+        (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
+        (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
+        (dict(pattern="wind"), sa.FormatError, "text"),
+    ],
+)
 def test_errors_are_typed_and_name_the_argument(change, kind, argument):
     q, k, v, _ = operands()
     given = {"q": q, "k": k, "v": v, "pattern": TEXT, **change}
@@ -187,7 +212,9 @@ def test_plan_outlives_pattern_and_context():
 
 def test_results_do_not_depend_on_threads():
     arrays = operands(seq_q=300, seq_k=300)
-    for one, other in zip(run(*arrays, context=sa.Context(threads=1)), run(*arrays, context=sa.Context("cpu", threads=3))):
+    for one, other in zip(
+        run(*arrays, context=sa.Context(threads=1)), run(*arrays, context=sa.Context("cpu", threads=3))
+    ):
         np.testing.assert_array_equal(one, other)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The pieces of the demo on tiny random weights, and the command line; nothing is downloaded."""
+
 import subprocess
 import sys
 
@@ -19,9 +20,17 @@ def tiny_weights(rng):
 
     found = {"token_embd.weight": matrix(VOCABULARY, WIDTH), "output_norm.weight": np.ones(WIDTH, np.float32)}
     for n in range(SHAPE.layers):
-        parts = {"attn_q": matrix(24, WIDTH), "attn_k": matrix(8, WIDTH), "attn_v": matrix(8, WIDTH), "attn_output": matrix(WIDTH, 24),
-                 "ffn_gate": matrix(INNER, WIDTH), "ffn_up": matrix(INNER, WIDTH), "ffn_down": matrix(WIDTH, INNER),
-                 "attn_norm": rng.random(WIDTH, dtype=np.float32), "ffn_norm": rng.random(WIDTH, dtype=np.float32)}
+        parts = {
+            "attn_q": matrix(24, WIDTH),
+            "attn_k": matrix(8, WIDTH),
+            "attn_v": matrix(8, WIDTH),
+            "attn_output": matrix(WIDTH, 24),
+            "ffn_gate": matrix(INNER, WIDTH),
+            "ffn_up": matrix(INNER, WIDTH),
+            "ffn_down": matrix(WIDTH, INNER),
+            "attn_norm": rng.random(WIDTH, dtype=np.float32),
+            "ffn_norm": rng.random(WIDTH, dtype=np.float32),
+        }
         found.update({f"blk.{n}.{name}.weight": part for name, part in parts.items()})
     return found
 
@@ -35,6 +44,7 @@ def tiny():
 
 def slow_loss(parts, tokens):
     """The same model once more, token by token in float64, with loops instead of the tricks of model.py."""
+
     def norm(x, weight):
         return x / np.sqrt(np.mean(x * x) + SHAPE.norm_epsilon) * weight
 
@@ -43,7 +53,10 @@ def slow_loss(parts, tokens):
         for pair in range(SHAPE.head_dim // 2):
             angle = position * SHAPE.rope_base ** (-2 * pair / SHAPE.head_dim)
             a, b = x[2 * pair], x[2 * pair + 1]
-            out[2 * pair], out[2 * pair + 1] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+            out[2 * pair], out[2 * pair + 1] = (
+                a * np.cos(angle) - b * np.sin(angle),
+                a * np.sin(angle) + b * np.cos(angle),
+            )
         return out
 
     keys, values = [[] for _ in range(SHAPE.layers)], [[] for _ in range(SHAPE.layers)]
@@ -51,8 +64,20 @@ def slow_loss(parts, tokens):
     for position, token in enumerate(tokens[:-1]):
         x = parts["token_embd.weight"][token].astype(np.float64)
         for n in range(SHAPE.layers):
-            w = {name: parts[f"blk.{n}.{name}.weight"].astype(np.float64) for name in (
-                "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")}
+            w = {
+                name: parts[f"blk.{n}.{name}.weight"].astype(np.float64)
+                for name in (
+                    "attn_norm",
+                    "attn_q",
+                    "attn_k",
+                    "attn_v",
+                    "attn_output",
+                    "ffn_norm",
+                    "ffn_gate",
+                    "ffn_up",
+                    "ffn_down",
+                )
+            }
             h = norm(x, w["attn_norm"])
             keys[n].append(turn(w["attn_k"] @ h, position))
             values[n].append(w["attn_v"] @ h)
@@ -87,7 +112,10 @@ def test_mass_is_the_dense_weight_on_the_kept_keys(tiny):
     dense, window, all_keys = entry("causal"), entry("causal & window(4,0)"), entry("causal & window(50,0)")
     kept = reading.read_dense(reader, tokens, dense, [window, all_keys], 1, lambda share: None)
     causal, near = (sa.parse(text).to_mask(40)[0, 0] for text in ("causal", "causal & window(4,0)"))
-    weight = [truth.attend_head(kept.q[:, head], kept.k[:, 0], kept.v[:, 0], causal, 8**-0.5)[1][near].sum() / 40 for head in range(3)]
+    weight = [
+        truth.attend_head(kept.q[:, head], kept.k[:, 0], kept.v[:, 0], causal, 8**-0.5)[1][near].sum() / 40
+        for head in range(3)
+    ]
     assert window.mass[1] == pytest.approx(np.mean(weight), rel=1e-5)
     assert all_keys.mass == pytest.approx([1, 1]) and 0 < window.mass[0] < 1
     assert len(dense.seconds) == len(window.seconds) == 2
@@ -117,8 +145,15 @@ def test_layer_check_finds_errors():
 
 
 def test_tokenizer_cuts_digits_apart_and_keeps_bytes():
-    letters = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a", "\u00c3", "\u00a9"]  # space, newline, and the bytes of e acute
-    tokenizer = weights.build_tokenizer([*letters, "th", "the", "\u0120the", "12"], ["t h", "th e", "\u0120 the", "1 2"])
+    letters = [chr(c) for c in range(33, 127)] + [
+        "\u0120",
+        "\u010a",
+        "\u00c3",
+        "\u00a9",
+    ]  # space, newline, and the bytes of e acute
+    tokenizer = weights.build_tokenizer(
+        [*letters, "th", "the", "\u0120the", "12"], ["t h", "th e", "\u0120 the", "1 2"]
+    )
     text = "the the 12\n\u00e9"
     encoded = tokenizer.encode(text)
     assert encoded.tokens == ["the", "\u0120the", "\u0120", "1", "2", "\u010a", "\u00c3", "\u00a9"]
@@ -145,7 +180,9 @@ def test_speed_and_files(tmp_path, capsys):
     assert seconds.shape == (2, 2) and (seconds > 0).all()
     screen.chart([1024, 2048], seconds)
     assert "2K tokens" in capsys.readouterr().out
-    paths = files.save_patterns(patterns, 20, 3, tmp_path) + files.save_speed(["a", "b"], [1024, 2048], seconds, "t", tmp_path)
+    paths = files.save_patterns(patterns, 20, 3, tmp_path) + files.save_speed(
+        ["a", "b"], [1024, 2048], seconds, "t", tmp_path
+    )
     assert [path.name for path in paths] == ["patterns.png", "speed.png", "speed.svg"]
     assert all(path.stat().st_size > 1000 for path in paths)
 

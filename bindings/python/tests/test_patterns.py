@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every constructor and question of patterns, through the C ABI, against the oracle."""
+
 import gc
 import hashlib
 import io
@@ -61,7 +62,12 @@ def test_questions_agree_with_the_mask(pattern, text):
     mask = truth(text, extent)[0, 0]
     stats = pattern.stats(extent)
     rows = mask.sum(1)
-    assert (stats.pairs, stats.row_min, stats.row_max, stats.rows_empty) == (rows.sum(), rows.min(), rows.max(), (rows == 0).sum())
+    assert (stats.pairs, stats.row_min, stats.row_max, stats.rows_empty) == (
+        rows.sum(),
+        rows.min(),
+        rows.max(),
+        (rows == 0).sum(),
+    )
     assert pattern.density(extent) == stats.density == pytest.approx(mask.mean())
     row_ptr, col_idx = pattern.to_csr(extent)
     assert (row_ptr.dtype, col_idx.dtype) == (np.int64, np.int32)
@@ -117,23 +123,26 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         sa.parse(repr(pattern))
 
 
-@pytest.mark.parametrize("make, kind, argument", [
-    (lambda: sa.window(-2, 0), sa.ArgumentError, "left"),
-    (lambda: sa.block_diagonal(0), sa.ArgumentError, "block"),
-    (lambda: sa.residue(3, 3), sa.ArgumentError, "offset"),
-    (lambda: sa.documents([3, 2]), sa.ArgumentError, "cu_seqlens"),
-    (lambda: sa.documents(np.array([0.0, 2.0])), sa.DTypeError, "cu_seqlens"),
-    (lambda: sa.documents([["a"]]), sa.DTypeError, "cu_seqlens"),
-    (lambda: sa.global_keys([[1, 2]]), sa.ShapeError, "positions"),
-    (lambda: sa.tree([1, 0]), sa.ArgumentError, "parents"),
-    (lambda: sa.bigbird(0, 3, 1, 1), sa.ArgumentError, "params.block"),
-    (lambda: sa.per_head([sa.full()], [1]), sa.ArgumentError, "part_of_head[0]"),
-    (lambda: sa.union([]), sa.ArgumentError, "count"),
-    (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
-    (lambda: sa.causal().stats(0), sa.ArgumentError, "extent.seq_q"),
-    (lambda: sa.causal().keeps(4, 4, 0), sa.ArgumentError, "q"),
-    (lambda: sa.tree([-1, 0]).stats((3, 9)), sa.SparseAttentionError, "pattern"),
-])
+@pytest.mark.parametrize(
+    "make, kind, argument",
+    [
+        (lambda: sa.window(-2, 0), sa.ArgumentError, "left"),
+        (lambda: sa.block_diagonal(0), sa.ArgumentError, "block"),
+        (lambda: sa.residue(3, 3), sa.ArgumentError, "offset"),
+        (lambda: sa.documents([3, 2]), sa.ArgumentError, "cu_seqlens"),
+        (lambda: sa.documents(np.array([0.0, 2.0])), sa.DTypeError, "cu_seqlens"),
+        (lambda: sa.documents([["a"]]), sa.DTypeError, "cu_seqlens"),
+        (lambda: sa.global_keys([[1, 2]]), sa.ShapeError, "positions"),
+        (lambda: sa.tree([1, 0]), sa.ArgumentError, "parents"),
+        (lambda: sa.bigbird(0, 3, 1, 1), sa.ArgumentError, "params.block"),
+        (lambda: sa.per_head([sa.full()], [1]), sa.ArgumentError, "part_of_head[0]"),
+        (lambda: sa.union([]), sa.ArgumentError, "count"),
+        (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
+        (lambda: sa.causal().stats(0), sa.ArgumentError, "extent.seq_q"),
+        (lambda: sa.causal().keeps(4, 4, 0), sa.ArgumentError, "q"),
+        (lambda: sa.tree([-1, 0]).stats((3, 9)), sa.SparseAttentionError, "pattern"),
+    ],
+)
 def test_errors_are_typed_and_name_the_argument(make, kind, argument):
     with pytest.raises(kind) as caught:
         make()
@@ -194,5 +203,3 @@ def test_show_draws_what_is_kept():
     assert ascii_file.read().splitlines()[-1].startswith("@@@@")
     assert sa.full().drawing((3, 5), 4)  # smaller than a character's worth of cells
     assert len(sa.causal().drawing((16, 1_000_000), 32)) >= 1
-
-

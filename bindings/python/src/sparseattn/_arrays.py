@@ -40,8 +40,12 @@ def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
     if dtype.name == "bfloat16":
         return lib.SPATTN_BFLOAT, 16
     if dtype.kind not in _CODES or not dtype.isnative or dtype.itemsize > 31:
-        raise DTypeError(f"argument {argument} is an array of {dtype!r}; accepted: float32 or bfloat16 (ml_dtypes) operands, "
-                         "int32 or int64 lists, in the machine's byte order", "SPATTN_E_DTYPE", argument)
+        raise DTypeError(
+            f"argument {argument} is an array of {dtype!r}; accepted: float32 or bfloat16 (ml_dtypes) operands, "
+            "int32 or int64 lists, in the machine's byte order",
+            "SPATTN_E_DTYPE",
+            argument,
+        )
     return _CODES[dtype.kind], 8 * dtype.itemsize
 
 
@@ -59,7 +63,9 @@ def tensor_out(array: np.ndarray, argument: str) -> Any:
     if not array.flags.writeable:
         raise ValueError(f"argument {argument} is read-only; accepted: an array that may be written")
     if any(stride % array.itemsize for stride in array.strides):
-        raise ValueError(f"argument {argument} has strides of {array.strides} bytes; accepted: multiples of {array.itemsize}")
+        raise ValueError(
+            f"argument {argument} has strides of {array.strides} bytes; accepted: multiples of {array.itemsize}"
+        )
     return _tensor(array, argument)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Handles, statuses and texts of the C ABI: the only module, with its neighbours that build on it, to call the library."""
+"""Handles, statuses and texts of the C ABI: the floor that the other modules stand on."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ def _read_device(text: str) -> tuple[int, int]:
     name, _, index = text.partition(":")
     kinds = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
     if name not in kinds or not (index or "0").isdigit():
-        raise ArgumentError(f"Context: device is {text!r}; accepted: 'cpu', 'cuda', 'cuda:N'", argument="options.device")
+        raise ArgumentError(
+            f"Context: device is {text!r}; accepted: 'cpu', 'cuda', 'cuda:N'", argument="options.device"
+        )
     return kinds[name], int(index or 0)
 
 
@@ -173,5 +175,7 @@ def build_json() -> str:
 
 def kernels() -> dict[str, bool]:
     """Names of the kernel rows, best first, and whether this machine can run each."""
-    return {string(lib.spattn_kernel_name(row)): bool(lib.spattn_kernel_runs_here(row))
-            for row in range(lib.spattn_kernel_count())}
+    return {
+        string(lib.spattn_kernel_name(row)): bool(lib.spattn_kernel_runs_here(row))
+        for row in range(lib.spattn_kernel_count())
+    }

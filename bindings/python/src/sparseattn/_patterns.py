@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Patterns: which keys each query may see. Sets, so | & - make new ones; immutable; any length, no storage.
 
-A query row i of an extent stands at position p = i + q_offset. `mod` and `/` are floored. Nothing implies causal, and -1 as
-a bound means unbounded.
+A query row i of an extent stands at position p = i + q_offset. `mod` and `/` are floored. Nothing implies causal, and
+-1 as a bound means unbounded.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class Extent:
 
 AnyExtent = Union[Extent, int, "tuple[int, int]"]
 
-#: What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names. pairs, visited, density,
-#: blocks_full, blocks_partial, blocks_empty, row_min, row_max, rows_empty, layout_bytes, flops_*, bytes_*.
-Stats = namedtuple("Stats", [name for name, _ in ffi.typeof("spattn_stats").fields if name not in ("struct_size", "flags")])
+#: What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names. pairs, visited,
+#: density, blocks_full, blocks_partial, blocks_empty, row_min, row_max, rows_empty, layout_bytes, flops_*, bytes_*.
+Stats = namedtuple(
+    "Stats", [name for name, _ in ffi.typeof("spattn_stats").fields if name not in ("struct_size", "flags")]
+)
 
 
 def read_stats(function: Any, *arguments: Any) -> Stats:
@@ -69,8 +71,8 @@ def _c_extent(extent: Extent) -> Any:
 class Pattern:
     """A set of (query, key) pairs. Pattern(text) parses; the constructors of this module and | & - make others.
 
-    print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers). Equality and hash flatten and
-    sort unions and intersections. Raises FormatError for a text that is no pattern.
+    print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers). Equality and hash
+    flatten and sort unions and intersections. Raises FormatError for a text that is no pattern.
     """
 
     __slots__ = ("_handle", "__weakref__")
@@ -116,14 +118,14 @@ class Pattern:
         return mask
 
     def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> np.ndarray:
-        """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell, exact at any length."""
+        """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell."""
         whole = _whole(extent)
         image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
         check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage")))
         return image
 
     def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """row_ptr int64 [seq_q + 1] and col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q]:row_ptr[q + 1]], increasing."""
+        """row_ptr int64 [seq_q + 1], col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q] : row_ptr[q + 1]]."""
         whole, count = _whole(extent), ffi.new("int64_t *")
         row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
         ask = (lib.spattn_pattern_to_csr, self._handle, _c_extent(whole), head, tensor_out(row_ptr, "row_ptr"))
@@ -141,14 +143,18 @@ class Pattern:
         return self.stats(extent).density
 
     def show(self, extent: AnyExtent = 64, *, width: int = 32, head: int = 0, file: Any = None) -> None:
-        """Draws it with characters, `width` of them a line: queries downwards, keys to the right, a dot where pairs are kept."""
+        """Draws it with `width` characters a line: queries downwards, keys to the right, a dot where pairs are kept."""
         whole, file = _whole(extent), file or sys.stdout
         print("\n".join(self.drawing(whole, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
 
-    def drawing(self, extent: AnyExtent, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8") -> list[str]:
+    def drawing(
+        self, extent: AnyExtent, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8"
+    ) -> list[str]:
         """The lines that show prints: braille where the encoding has it, else ASCII shades."""
         whole = _whole(extent)
-        image = self.to_image(whole, max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k))), 2 * width, head=head)
+        image = self.to_image(
+            whole, max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k))), 2 * width, head=head
+        )
         spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
         return picture(np.pad(image, spare), encoding)
 
@@ -170,7 +176,7 @@ def _make(function: Any, *arguments: Any) -> Pattern:
 
 
 def parse(text: str) -> Pattern:
-    """The pattern of a text: "causal & (sink(4) | window(1023,0))". `|` binds loosest; `&` and `-` equally, left to right."""
+    """The pattern of a text, "causal & (sink(4) | window(9,0))". `|` binds loosest, `&` and `-` equally."""
     return Pattern(text)
 
 
@@ -222,7 +228,10 @@ def strided(stride: int) -> Pattern:
 
 
 def landmark(block: int, landmarks: int) -> Pattern:
-    """k mod block >= block - landmarks: the last keys of each block. Landmark Attention (https://arxiv.org/abs/2305.16300)."""
+    """k mod block >= block - landmarks: the last keys of each block.
+
+    Landmark Attention (https://arxiv.org/abs/2305.16300).
+    """
     return _make(lib.spattn_pattern_landmark, block, landmarks)
 
 
@@ -255,7 +264,7 @@ def global_tokens(positions: Sequence[int] | np.ndarray) -> Pattern:
 
 
 def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
-    """The keys before the tree, and of its nodes a query's own and its ancestors; the tree stands at the end of the keys.
+    """The keys before the tree, and of its nodes a query's own and its ancestors. The tree is the end of the keys.
 
     parents: for each node its parent, -1 for a root; cycles are an error. SpecInfer (https://arxiv.org/abs/2305.09781).
     """
@@ -263,10 +272,19 @@ def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
 
 
 def bigbird(block: int, window_blocks: int, global_blocks: int, random_blocks: int, seed: int = 0) -> Pattern:
-    """In blocks of tokens: a window of window_blocks in total (odd, or 0), the first global_blocks as keys and as queries, and
-    random_blocks more in each row, the same in every language for a seed. BigBird (https://arxiv.org/abs/2007.14062)."""
-    sizes = sized("spattn_bigbird", block=block, window_blocks=window_blocks, global_blocks=global_blocks,
-                  random_blocks=random_blocks, seed=seed)
+    """In blocks of tokens: a window of window_blocks in total (odd, or 0), the first global_blocks as keys and as
+    queries, and random_blocks more in each row, the same in every language for a seed.
+
+    BigBird (https://arxiv.org/abs/2007.14062).
+    """
+    sizes = sized(
+        "spattn_bigbird",
+        block=block,
+        window_blocks=window_blocks,
+        global_blocks=global_blocks,
+        random_blocks=random_blocks,
+        seed=seed,
+    )
     return _make(lib.spattn_pattern_bigbird, sizes)
 
 
@@ -294,12 +312,12 @@ def transpose(pattern: Pattern | str) -> Pattern:
 
 
 def per_head(parts: Sequence[Pattern | str], part_of_head: Sequence[int] | None = None) -> Pattern:
-    """Query head h sees parts[part_of_head[h]]; without part_of_head, parts[h]. The extent has exactly that many heads."""
+    """Query head h sees parts[part_of_head[h]]; without it, parts[h]. The extent has exactly that many heads."""
     return _per(lib.spattn_pattern_per_head, parts, part_of_head)
 
 
 def per_batch(parts: Sequence[Pattern | str], part_of_batch: Sequence[int] | None = None) -> Pattern:
-    """Batch entry b sees parts[part_of_batch[b]], say its own length; without part_of_batch, parts[b]."""
+    """Batch entry b sees parts[part_of_batch[b]], say its own length; without it, parts[b]."""
     return _per(lib.spattn_pattern_per_batch, parts, part_of_batch)
 
 

@@ -51,26 +51,62 @@ class Plan:
     Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "problem.heads_kv".
     """
 
-    def __init__(self, pattern: Pattern | str, *, batch: int, heads_q: int, seq_q: int, head_dim: int,
-                 heads_kv: int | None = None, seq_k: int | None = None, head_dim_v: int | None = None,
-                 dtype: Any = np.float32, axes: str = "bshd", scale: float | None = None, q_offset: int | None = None,
-                 backward: bool = False, deterministic: bool = False, reference: bool = False,
-                 context: Context | None = None):
-        flags = {lib.SPATTN_PLAN_BACKWARD: backward, lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
-                 lib.SPATTN_PLAN_REFERENCE: reference, lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
-                 lib.SPATTN_PLAN_SCALE: scale is not None}
+    def __init__(
+        self,
+        pattern: Pattern | str,
+        *,
+        batch: int,
+        heads_q: int,
+        seq_q: int,
+        head_dim: int,
+        heads_kv: int | None = None,
+        seq_k: int | None = None,
+        head_dim_v: int | None = None,
+        dtype: Any = np.float32,
+        axes: str = "bshd",
+        scale: float | None = None,
+        q_offset: int | None = None,
+        backward: bool = False,
+        deterministic: bool = False,
+        reference: bool = False,
+        context: Context | None = None,
+    ):
+        flags = {
+            lib.SPATTN_PLAN_BACKWARD: backward,
+            lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
+            lib.SPATTN_PLAN_REFERENCE: reference,
+            lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
+            lib.SPATTN_PLAN_SCALE: scale is not None,
+        }
         self._axes = _read_axes(axes)
         self.dtype = np.dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
-        problem = sized("spattn_problem", flags=sum(flag for flag, is_set in flags.items() if is_set), batch=batch,
-                        heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim,
-                        head_dim_v=head_dim_v, axes=self._axes, scale=scale or 0.0, q_offset=q_offset or 0)
+        problem = sized(
+            "spattn_problem",
+            flags=sum(flag for flag, is_set in flags.items() if is_set),
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seq_q=seq_q,
+            seq_k=seq_k,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            axes=self._axes,
+            scale=scale or 0.0,
+            q_offset=q_offset or 0,
+        )
         code, bits = dtype_code(self.dtype, "problem.dtype")
         problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
-        self._handle = own("spattn_plan", lib.spattn_plan_create, (context or default_context())._handle,
-                           as_pattern(pattern)._handle, problem, ffi.NULL)
+        self._handle = own(
+            "spattn_plan",
+            lib.spattn_plan_create,
+            (context or default_context())._handle,
+            as_pattern(pattern)._handle,
+            problem,
+            ffi.NULL,
+        )
         self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
         self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
         self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
@@ -94,8 +130,9 @@ class Plan:
         self._run(lib.SPATTN_OP_FORWARD, {"q": q, "k": k, "v": v}, {"out": out, "lse": lse})
         return (out, lse) if return_lse else out
 
-    def backward(self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *,
-                 dlse: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Gradients dq, dk, dv, shaped as q, k, v; needs a plan with backward=True.
 
         q, k, v, out, lse  as in forward, out and lse as it returned them
@@ -104,8 +141,11 @@ class Plan:
 
         Raises as forward; ArgumentError for a plan without backward.
         """
-        gradients = {"dq": np.empty(self._q_shape, self.dtype), "dk": np.empty(self._k_shape, self.dtype),
-                     "dv": np.empty(self._v_shape, self.dtype)}
+        gradients = {
+            "dq": np.empty(self._q_shape, self.dtype),
+            "dk": np.empty(self._k_shape, self.dtype),
+            "dv": np.empty(self._v_shape, self.dtype),
+        }
         operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
         self._run(lib.SPATTN_OP_BACKWARD, operands, gradients)
         return gradients["dq"], gradients["dk"], gradients["dv"]
@@ -132,8 +172,11 @@ class Plan:
 
     def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """One call of the library. cffi lets other Python threads run meanwhile."""
-        name, function = (("spattn_forward_args", lib.spattn_forward) if op == lib.SPATTN_OP_FORWARD else
-                          ("spattn_backward_args", lib.spattn_backward))
+        name, function = (
+            ("spattn_forward_args", lib.spattn_forward)
+            if op == lib.SPATTN_OP_FORWARD
+            else ("spattn_backward_args", lib.spattn_backward)
+        )
         tensors = {key: tensor_in(array, key) for key, array in inputs.items() if array is not None}
         tensors.update((key, tensor_out(array, key)) for key, array in outputs.items() if array is not None)
         args = sized(name, **tensors)
@@ -167,24 +210,45 @@ def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", 
             raise ShapeError(f"argument {name} has shape {list(shape)}; accepted: [{order}]", "SPATTN_E_SHAPE", name)
         sizes.append((shape[2], shape[1], shape[3]) if by_head else shape[1:])
     (seq_q, heads_q, head_dim), (seq_k, heads_kv, _), (_, _, head_dim_v) = sizes
-    return Plan(pattern, batch=np.shape(q)[0], heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_k=seq_k,
-                head_dim=head_dim, head_dim_v=head_dim_v, dtype=np.asarray(q).dtype, axes=axes, **options)
+    return Plan(
+        pattern,
+        batch=np.shape(q)[0],
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=np.asarray(q).dtype,
+        axes=axes,
+        **options,
+    )
 
 
-def attention(q: Any, k: Any, v: Any, pattern: Pattern | str, *, return_lse: bool = False, out: np.ndarray | None = None,
-              **options: Any) -> Any:
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: Pattern | str,
+    *,
+    return_lse: bool = False,
+    out: np.ndarray | None = None,
+    **options: Any,
+) -> Any:
     """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
 
-    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v], float32 or
-    bfloat16 (ml_dtypes); axes="bhsd" for heads before seq. options: axes, scale, q_offset, deterministic, reference, context.
-    Returns out [batch, seq_q, heads_q, head_dim_v], or (out, lse). The context remembers plans, so equal calls plan once.
+    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
+    float32 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq. options: axes, scale, q_offset, deterministic,
+    reference, context. Returns out [batch, seq_q, heads_q, head_dim_v], or (out, lse). The context remembers plans, so
+    equal calls plan once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
     return plan(pattern, q, k, v, **options).forward(q, k, v, out=out, return_lse=return_lse)
 
 
-def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, pattern: Pattern | str, *, dlse: Any = None,
-                       **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attention_backward(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, pattern: Pattern | str, *, dlse: Any = None, **options: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse."""
     return plan(pattern, q, k, v, backward=True, **options).backward(q, k, v, out, lse, dout, dlse=dlse)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pride and Prejudice (Jane Austen, 1813; public domain), from the texts of https://github.com/juliasilge/janeaustenr."""
+"""Pride and Prejudice (Jane Austen, 1813; public domain), as in https://github.com/juliasilge/janeaustenr."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def text() -> str:
 
 def passage(tokenizer: Any, tokens: int) -> np.ndarray:
     """`tokens` token ids from near the start of the novel."""
-    return np.array(tokenizer.encode(text()).ids[FIRST:FIRST + tokens])
+    return np.array(tokenizer.encode(text()).ids[FIRST : FIRST + tokens])

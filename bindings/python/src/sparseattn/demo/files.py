@@ -25,7 +25,7 @@ def _figure(**options: Any) -> Any:
 
 
 def save_patterns(patterns: list[Pattern], tokens: int, heads: int, folder: Path) -> list[Path]:
-    """patterns.png: all of them side by side, queries downwards and keys to the right, darker where more pairs are kept."""
+    """patterns.png: all of them side by side, queries downwards, keys to the right, darker where more is kept."""
     columns = min(3, len(patterns))
     rows = -(-len(patterns) // columns)
     figure = _figure(figsize=(4.2 * columns, 4.5 * rows), dpi=150)
@@ -33,7 +33,9 @@ def save_patterns(patterns: list[Pattern], tokens: int, heads: int, folder: Path
         axes = figure.add_subplot(rows, columns, n + 1)
         image = pattern.to_image(Extent(tokens, heads=heads), CELLS, CELLS)
         # The root lifts thin lines, a key in many, out of the white.
-        axes.imshow(np.sqrt(image), cmap="Blues", vmin=0, vmax=1, extent=(0, tokens, tokens, 0), interpolation="antialiased")
+        axes.imshow(
+            np.sqrt(image), cmap="Blues", vmin=0, vmax=1, extent=(0, tokens, tokens, 0), interpolation="antialiased"
+        )
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_position(("outward", 4))  # clear of the first keys
         axes.set_title(shorten(str(pattern), 44), fontsize=9)

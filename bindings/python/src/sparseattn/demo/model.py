@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A Llama-shaped language model in NumPy, as far as reading text needs it: tokens in, loss of each next token out.
 
-The attention is not here: `read` hands q, k and v of each layer to a function of the caller. The shape (RMS norms, rotary
-positions, grouped heads, gated feed-forward) is that of Llama 2 (https://arxiv.org/abs/2307.09288).
+The attention is not here: `read` hands q, k and v of each layer to a function of the caller. The shape (RMS norms,
+rotary positions, grouped heads, gated feed-forward) is that of Llama 2 (https://arxiv.org/abs/2307.09288).
 """
 
 from __future__ import annotations
@@ -92,14 +92,15 @@ class Model:
                 down=matrix("ffn_down"),
             )
 
-        return cls(shape, weights["token_embd.weight"], [layer(n) for n in range(shape.layers)],
-                   weights["output_norm.weight"])
+        return cls(
+            shape, weights["token_embd.weight"], [layer(n) for n in range(shape.layers)], weights["output_norm.weight"]
+        )
 
     def read(self, tokens: np.ndarray, attend: Attend, progress: Callable[[float], None] = lambda share: None) -> float:
         """Mean loss, in nats, of tokens[1:], each predicted from those before it.
 
-        attend(layer, q, k, v) gets q [tokens, heads_q, head_dim] and k, v [tokens, heads_kv, head_dim], float32, positions
-        already in them, and returns [tokens, heads_q, head_dim]. progress(share) hears how much is done, 0..1.
+        attend(layer, q, k, v) gets q [tokens, heads_q, head_dim] and k, v [tokens, heads_kv, head_dim], float32,
+        positions already in them, and returns [tokens, heads_q, head_dim]. progress hears the share that is done.
         """
         shape = self.shape
         x = self.embedding[tokens]  # [tokens, width]
@@ -123,8 +124,8 @@ class Model:
     def _loss(self, x: np.ndarray, targets: np.ndarray) -> float:
         total = 0.0
         for begin in range(0, len(x), ROWS_AT_ONCE):
-            logits = x[begin:begin + ROWS_AT_ONCE] @ self.embedding.T  # [rows, vocabulary]
-            wanted = logits[np.arange(len(logits)), targets[begin:begin + ROWS_AT_ONCE]]
+            logits = x[begin : begin + ROWS_AT_ONCE] @ self.embedding.T  # [rows, vocabulary]
+            wanted = logits[np.arange(len(logits)), targets[begin : begin + ROWS_AT_ONCE]]
             peak = logits.max(axis=1)
             log_sum = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
             total += float((log_sum - wanted).sum(dtype=np.float64))

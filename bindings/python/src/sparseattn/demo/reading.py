@@ -43,8 +43,15 @@ class Operands:
 
 def make_entry(pattern: Pattern, shape: Shape, tokens: int, context: Context) -> Entry:
     """Plans the pattern for one text of this length."""
-    plan = Plan(pattern, batch=1, heads_q=shape.heads_q, heads_kv=shape.heads_kv, seq_q=tokens, head_dim=shape.head_dim,
-                context=context)
+    plan = Plan(
+        pattern,
+        batch=1,
+        heads_q=shape.heads_q,
+        heads_kv=shape.heads_kv,
+        seq_q=tokens,
+        head_dim=shape.head_dim,
+        context=context,
+    )
     return Entry(pattern, plan, pattern.density(tokens))
 
 
@@ -55,12 +62,14 @@ def timed_forward(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tu
     return out[0], lse[0], time.perf_counter() - begin
 
 
-def read_dense(model: Model, tokens: np.ndarray, dense: Entry, others: list[Entry], kept_layer: int,
-               progress: Progress) -> Operands:
+def read_dense(
+    model: Model, tokens: np.ndarray, dense: Entry, others: list[Entry], kept_layer: int, progress: Progress
+) -> Operands:
     """The model reads with dense attention; every pattern is tried on the q, k and v of each layer as it goes by.
 
-    So all times are of the same numbers, side by side, and the mass is exact: a pattern's softmax differs from the dense one
-    only in its denominator, exp(lse), hence exp(lse of the pattern - lse of dense) of the dense weight lies on its keys.
+    So all times are of the same numbers, side by side, and the mass is exact: a pattern's softmax differs from the
+    dense one only in its denominator, exp(lse), hence exp(lse of the pattern - lse of dense) of the dense weight lies
+    on its keys.
     """
     kept: list[Operands] = []
 

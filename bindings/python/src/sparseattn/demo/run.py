@@ -31,13 +31,29 @@ BOUND = 1e-4  # largest relative error that the check lets pass; float32 sums of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pattern", action="append", default=[], metavar="TEXT", type=parse_argument,
-                        help='one more pattern, for example "sink(16) | strided(8)"; repeatable')
+    parser.add_argument(
+        "--pattern",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        type=parse_argument,
+        help='one more pattern, for example "sink(16) | strided(8)"; repeatable',
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens to read, 64 to 8192 (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("sparseattn-demo"), metavar="DIR",
-                        help="folder of the pictures (default ./%(default)s)")
-    parser.add_argument("--cache", type=Path, default=weights.default_cache(), metavar="DIR",
-                        help="folder of the weights (default %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("sparseattn-demo"),
+        metavar="DIR",
+        help="folder of the pictures (default ./%(default)s)",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=weights.default_cache(),
+        metavar="DIR",
+        help="folder of the weights (default %(default)s)",
+    )
     parser.add_argument("--threads", type=int, default=0, help="threads of the attention (default: all)")
 
 
@@ -69,11 +85,14 @@ def run(options: argparse.Namespace) -> int:
 def require_packages(*names: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise SystemExit(f"The demo needs {' and '.join(missing)}:  {sys.executable} -m pip install {' '.join(missing)}")
+        raise SystemExit(
+            f"The demo needs {' and '.join(missing)}:  {sys.executable} -m pip install {' '.join(missing)}"
+        )
 
 
 def load(options: argparse.Namespace) -> tuple[Model, np.ndarray]:
-    print(f"sparseattn {version()}: a language model reads a novel with sparse attention, on {len(os.sched_getaffinity(0))} CPU cores")
+    cores = len(os.sched_getaffinity(0))
+    print(f"sparseattn {version()}: a language model reads a novel with sparse attention, on {cores} CPU cores")
     screen.heading("Model and text")
     path = weights.find_weights(options.cache)
     if path is None:
@@ -86,8 +105,10 @@ def load(options: argparse.Namespace) -> tuple[Model, np.ndarray]:
     with screen.Progress("Expanding 4-bit weights to float32") as progress:
         model = weights.load_model(reader, progress)
     shape = model.shape
-    print(f"SmolLM2-135M-Instruct: {shape.layers} layers, {shape.heads_q} query heads on {shape.heads_kv} key heads of "
-          f"{shape.head_dim}. NumPy does all but the attention.")
+    print(
+        f"SmolLM2-135M-Instruct: {shape.layers} layers, {shape.heads_q} query heads on {shape.heads_kv} key heads of "
+        f"{shape.head_dim}. NumPy does all but the attention."
+    )
     print(f"Pride and Prejudice by Jane Austen: {len(tokens):,} tokens from token {book.FIRST:,} on.")
     return model, tokens
 
@@ -129,9 +150,17 @@ def read_all(model: Model, tokens: np.ndarray, entries: list[Entry]) -> tuple[Op
     widths = [42, 9, 14, 10, 11, 12]
     screen.row(["pattern", "density", "attention", "speed-up", "mass kept", "perplexity"], widths)
     for entry in entries:
-        screen.row([entry.title(), f"{100 * entry.density:.2f} %", f"{1e3 * sum(entry.seconds):.0f} ms",
-                    f"{sum(dense.seconds) / sum(entry.seconds):.2f} x", f"{100 * np.mean(entry.mass):.1f} %",
-                    f"{entry.perplexity:.2f}"], widths)
+        screen.row(
+            [
+                entry.title(),
+                f"{100 * entry.density:.2f} %",
+                f"{1e3 * sum(entry.seconds):.0f} ms",
+                f"{sum(dense.seconds) / sum(entry.seconds):.2f} x",
+                f"{100 * np.mean(entry.mass):.1f} %",
+                f"{entry.perplexity:.2f}",
+            ],
+            widths,
+        )
     print(f"""
 density     share of all (query, key) pairs that are kept; dense causal attention keeps half
 attention   forward, all {len(model.layers)} layers together, on the dense run's q, k, v
@@ -145,8 +174,10 @@ def is_known(perplexity: float, tokens: int) -> bool:
     if tokens not in KNOWN:
         return True
     known, fits = KNOWN[tokens], abs(perplexity / KNOWN[tokens] - 1) < 0.005
-    print(f"\nDense perplexity at {tokens:,} tokens is {perplexity:.2f}; known from Hugging Face transformers: {known:.2f}.\n" +
-          ("The model code is right." if fits else "NOT THE SAME: the model code or the attention is wrong."))
+    print(
+        f"\nDense perplexity at {tokens:,} tokens is {perplexity:.2f}; Hugging Face transformers has {known:.2f}.\n"
+        + ("The model code is right." if fits else "NOT THE SAME: the model code or the attention is wrong.")
+    )
     return fits
 
 
@@ -164,12 +195,16 @@ def check_all(entries: list[Entry], operands: Operands, context: Context, layer:
         errors = check_layer(entry.pattern, q, k, v, dout, context)
         screen.row([entry.title(), *(f"{errors[name]:.1e}" for name in names)], widths)
         worst = max(worst, *errors.values())
-    print(f"\nLargest of all: {worst:.1e}. " + ("As exact as float32 allows." if worst < BOUND else f"MORE THAN {BOUND:.0e}: WRONG."))
+    print(
+        f"\nLargest of all: {worst:.1e}. "
+        + ("As exact as float32 allows." if worst < BOUND else f"MORE THAN {BOUND:.0e}: WRONG.")
+    )
     return worst < BOUND
 
 
-def check_layer(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray,
-                context: Context) -> dict[str, float]:
+def check_layer(
+    pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, context: Context
+) -> dict[str, float]:
     heads, scale = q.shape[1], q.shape[2] ** -0.5
     out, lse = attention(q[None], k[None], v[None], pattern, return_lse=True, context=context)
     dq, dk, dv = attention_backward(q[None], k[None], v[None], out, lse, dout[None], pattern, context=context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Progress, pictures and plots with characters, at most 100 columns wide; plain lines where the output is no terminal."""
+"""Progress, pictures and plots with characters, at most 100 columns; plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Progress:
             return
         self._last = now
         done = int(24 * share)
-        print(f"\r{self._title[:60]:60} [{'#' * done}{'.' * (24 - done)}] {now - self._begin:4.0f} s", end="", flush=True)
+        print(
+            f"\r{self._title[:60]:60} [{'#' * done}{'.' * (24 - done)}] {now - self._begin:4.0f} s", end="", flush=True
+        )
 
     def __exit__(self, kind: object, *_: object) -> None:
         start = "\r" if self._live else ""
@@ -46,7 +48,7 @@ def shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     tail = (width - 3) // 2
-    return text[:width - 3 - tail] + "..." + text[len(text) - tail:]
+    return text[: width - 3 - tail] + "..." + text[len(text) - tail :]
 
 
 def heading(text: str) -> None:
@@ -55,8 +57,11 @@ def heading(text: str) -> None:
 
 def row(cells: list[str], widths: list[int]) -> None:
     """One line of a table: the first column to the left, the others to the right."""
-    print(f"{shorten(cells[0], widths[0]):{widths[0]}}" +
-          "".join(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:])), flush=True)
+    print(
+        f"{shorten(cells[0], widths[0]):{widths[0]}}"
+        + "".join(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:])),
+        flush=True,
+    )
 
 
 def side_by_side(pictures: list[list[str]], captions: list[str], width: int) -> None:
@@ -64,7 +69,7 @@ def side_by_side(pictures: list[list[str]], captions: list[str], width: int) -> 
     per_row = max(1, (WIDTH + 2) // (width + 2))
     columns = [[*picture, *wrap(caption, width)] for picture, caption in zip(pictures, captions)]
     for begin in range(0, len(columns), per_row):
-        for line in zip_longest(*columns[begin:begin + per_row], fillvalue=""):
+        for line in zip_longest(*columns[begin : begin + per_row], fillvalue=""):
             print("  ".join(f"{part:{width}}" for part in line).rstrip())
         print()
 
@@ -86,7 +91,7 @@ def chart(sizes: list[int], seconds: np.ndarray, height: int = 16, width: int = 
     labels = [f"{size // 1024}K" for size in sizes]
     axis = [" "] * (width + 8)
     for knot, label in zip(knots.astype(int), labels):
-        axis[knot:knot + len(label)] = label
+        axis[knot : knot + len(label)] = label
     print(" " * 13 + "".join(axis).rstrip() + " tokens")
 
 

