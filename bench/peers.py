@@ -261,9 +261,9 @@ def report(case, ours, theirs, out):
                 if all(isinstance(t.get(name), float) for name in ("forward", "backward"))}
         rows.append(("both", rows[0][1] + rows[1][1], sums))
     for name, us, peers in rows:
-        gflops = ours[name]["gflops"] if name in ours else math.nan
+        gflops = f"{ours[name]['gflops']:.1f}" if name in ours else ""
         cells = "".join(f"{cell(peers.get(peer), us):>22}" for peer in PEERS)
-        print(f"{case['case']:<22} {name:<9}{us:>11.1f} {gflops:>8.1f}{cells}", flush=True)
+        print(f"{case['case']:<22} {name:<9}{us:>11.1f} {gflops:>8}{cells}", flush=True)
         for peer, value in peers.items():
             if isinstance(value, str):
                 print(f"{'':<22} {peer} {value}")
