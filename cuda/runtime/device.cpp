@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#include "runtime/device.h"
+
+#include <vector>
+
+#include "runtime/check.h"
+
+namespace spattn::runtime {
+
+namespace {
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+// Allocations would void a capture that another stream has under way; they are not part of it.
+class RelaxedCapture {
+public:
+    RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+void require_no_capture(void* stream) {
+    cudaStreamCaptureStatus status;
+    check(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing");
+    if (status != cudaStreamCaptureStatusNone)
+        throw Error(SPATTN_E_CAPTURE, "stream",
+                    "is capturing; accepted: a stream that is not, since plans copy their lists",
+                    int(cudaErrorStreamCaptureUnsupported), __LINE__);
+}
+
+int attribute(cudaDeviceAttr which, int index) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, index), "cudaDeviceGetAttribute");
+    return value;
+}
+
+// major * 10 + minor of every device.
+const std::vector<int>& capabilities() {
+    static const std::vector<int> all = [] {
+        std::vector<int> found = std::vector<int>(size_t(count_devices()));
+        for (int i = 0; i < int(found.size()); ++i)
+            found[size_t(i)] = 10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
+                               attribute(cudaDevAttrComputeCapabilityMinor, i);
+        return found;
+    }();
+    return all;
+}
+
+}  // namespace
+
+CurrentDevice::CurrentDevice(int index) {
+    int before = 0;
+    check(cudaGetDevice(&before), "cudaGetDevice");
+    if (before == index) return;
+    check(cudaSetDevice(index), "cudaSetDevice");
+    before_ = before;
+}
+
+CurrentDevice::~CurrentDevice() {
+    if (before_ >= 0) cudaSetDevice(before_);
+}
+
+int count_devices() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    cudaGetLastError();  // no driver, or none that is new enough: not the caller's error
+    return 0;
+}
+
+bool every_device_is(int major, int minor) {
+    for (int capability : capabilities())
+        if (capability != 10 * major + minor) return false;
+    return !capabilities().empty();
+}
+
+bool every_device_has(int major) {
+    for (int capability : capabilities())
+        if (capability < 10 * major) return false;
+    return !capabilities().empty();
+}
+
+int count_processors(int index) { return attribute(cudaDevAttrMultiProcessorCount, index); }
+
+void* allocate(int index, size_t bytes, void* stream) {
+    const CurrentDevice current(index);
+    require_no_capture(stream);
+    const RelaxedCapture relaxed;
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, bytes), "cudaMalloc");
+    return memory;
+}
+
+void release(int index, void* memory, size_t, void*) noexcept {
+    // At process exit the driver may be gone before the last plan: nothing is left to free then.
+    int before = 0;
+    if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(index) != cudaSuccess) return;
+    const RelaxedCapture relaxed;
+    cudaFree(memory);
+    cudaSetDevice(before);
+}
+
+void copy_in(int index, void* to, const void* from, size_t bytes, void* stream) {
+    const CurrentDevice current(index);
+    require_no_capture(stream);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_of(stream)), "cudaMemcpyAsync");
+    // The plan may run on any stream as soon as it exists.
+    check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+}
+
+Machine make_machine(int index, int) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+    const double memory_clock = attribute(cudaDevAttrMemoryClockRate, index) * 1e-6;        // GHz
+    const double bus = attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8.0;             // bytes
+    const double clock = attribute(cudaDevAttrClockRate, index) * 1e-6;                     // GHz, without a load
+    return {properties.name, count_processors(index), clock, 2 * memory_clock * bus};
+}
+
+}  // namespace spattn::runtime

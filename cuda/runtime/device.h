@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// GPUs of this machine and their memory.
+#pragma once
+
+#include "plan/backends.h"
+
+namespace spattn::runtime {
+
+// Makes a device the thread's current one, and the former current again when it goes.
+class CurrentDevice {
+public:
+    explicit CurrentDevice(int index);
+    ~CurrentDevice();
+    CurrentDevice(const CurrentDevice&) = delete;
+
+private:
+    int before_ = -1;
+};
+
+int count_devices();                           // 0 without a driver
+bool every_device_is(int major, int minor);    // false where there is none
+bool every_device_has(int major);              // compute capability major.0 or above
+int count_processors(int index);
+
+// Plan memory and the copies into it, as a Backend (plan/backends.h) offers them.
+void* allocate(int index, size_t bytes, void* stream);
+void release(int index, void* memory, size_t bytes, void* stream) noexcept;
+void copy_in(int index, void* to, const void* from, size_t bytes, void* stream);
+Machine make_machine(int index, int lanes);
+
+}  // namespace spattn::runtime
