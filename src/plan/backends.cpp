@@ -9,6 +9,12 @@ namespace spattn {
 namespace cpu {
 void add_kernels(std::vector<Kernel>& all);
 }
+#ifdef SPATTN_WITH_CUDA
+namespace cuda {
+void add_kernels(std::vector<Kernel>& all);
+Backend backend();
+}
+#endif
 
 namespace {
 
@@ -29,6 +35,9 @@ const Backend cpu_backend = {
 const std::vector<Kernel>& all_kernels() {
     static const std::vector<Kernel> all = [] {
         std::vector<Kernel> rows;
+#ifdef SPATTN_WITH_CUDA
+        cuda::add_kernels(rows);
+#endif
         cpu::add_kernels(rows);
         return rows;
     }();
@@ -36,7 +45,12 @@ const std::vector<Kernel>& all_kernels() {
 }
 
 const std::vector<Backend>& all_backends() {
-    static const std::vector<Backend> all = {cpu_backend};
+    static const std::vector<Backend> all = {
+#ifdef SPATTN_WITH_CUDA
+        cuda::backend(),
+#endif
+        cpu_backend,
+    };
     return all;
 }
 
