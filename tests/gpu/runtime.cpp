@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT
+// Contexts, plans and launches on a GPU: streams, capture, hooks, errors, and what a launch costs the host.
+#include <chrono>
+#include <thread>
+
+#include "gpu/gpu.h"
+
+using namespace gpu;
+
+namespace {
+
+Case window_case() {
+    Case c;
+    c.pattern = "causal & (sink(5) | window(200,0))", c.seq_q = c.seq_k = 1500, c.heads_q = 8, c.heads_kv = 4;
+    return c;
+}
+
+struct Stream {
+    Stream() { cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreate"); }
+    ~Stream() { cudaStreamDestroy(handle); }
+    cudaStream_t handle;
+};
+
+}  // namespace
+
+TEST(two_streams_at_once) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const Case c = window_case();
+    const Truth truth = make_truth(c, 1);
+    const Plan plan = make_plan(context, c);
+    Run first(plan, c, truth), second(plan, c, truth);
+    Stream a, b;
+    for (int i = 0; i < 20; ++i) {
+        succeed(first.forward(a.handle), "first stream");
+        succeed(second.forward(b.handle), "second stream");
+    }
+    cuda(cudaDeviceSynchronize(), "streams");
+    first.demand_truth(c, truth);
+    second.demand_truth(c, truth);
+}
+
+TEST(graph_capture_and_replay) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const Case c = window_case();
+    const Truth truth = make_truth(c, 2);
+    const Plan plan = make_plan(context, c);
+    Run run(plan, c, truth);
+    Stream stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cuda(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeGlobal), "begin capture");
+    succeed(run.forward(stream.handle), "captured forward");
+    cuda(cudaStreamEndCapture(stream.handle, &graph), "end capture");
+    cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    for (int replay = 0; replay < 3; ++replay) {
+        run.out.spoil();
+        run.lse.spoil();
+        cuda(cudaGraphLaunch(executable, stream.handle), "graph launch");
+        cuda(cudaStreamSynchronize(stream.handle), "replay");
+        run.demand_truth(c, truth);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+}
+
+TEST(a_capturing_stream_takes_no_plan) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const Pattern pattern = abi::parse("causal");
+    const auto problem = window_case().problem();
+    Stream stream;
+    cudaGraph_t graph;
+    cuda(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeGlobal), "begin capture");
+    spattn_plan* plan = nullptr;
+    CHECK_EQ(spattn_plan_create(context.get(), pattern.get(), &problem, stream.handle, &plan), int(SPATTN_E_CAPTURE));
+    CHECK(plan == nullptr);
+    cuda(cudaStreamEndCapture(stream.handle, &graph), "the capture is still good");
+    cudaGraphDestroy(graph);
+}
+
+TEST(errors_name_cuda_and_stay_typed) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const Case c = window_case();
+    const Truth truth = make_truth(c, 3);
+    const Plan plan = make_plan(context, c);
+    Run run(plan, c, truth);
+    auto args = abi::sized<spattn_forward_args>();
+    spattn_tensor on_host = *run.q.view();
+    on_host.device = {SPATTN_CPU, 0};
+    args.q = &on_host, args.k = run.k.view(), args.v = run.v.view(), args.out = run.out.view();
+    args.workspace = run.workspace, args.workspace_bytes = run.workspace_bytes;
+    CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_DEVICE));
+    args.q = run.q.view();
+    if (run.workspace_bytes) {
+        args.workspace_bytes = run.workspace_bytes - 1;
+        CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_WORKSPACE));
+        args.workspace = nullptr;
+        CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_NULL));
+    }
+    auto options = abi::sized<spattn_context_options>();
+    options.device = {SPATTN_CUDA, 99};
+    spattn_context* missing = nullptr;
+    CHECK_EQ(spattn_context_create(&options, &missing), int(SPATTN_E_DEVICE));
+    // More memory than any GPU has: the status says so and the number is CUDA's.
+    options.device = {SPATTN_CUDA, 0};
+    options.alloc = [](void*, spattn_device, size_t, size_t, spattn_stream) -> void* { return nullptr; };
+    options.free = [](void*, spattn_device, void*, size_t, spattn_stream) {};
+    const Context without_memory = abi::make_context(options);
+    const Pattern pattern = abi::parse("causal");
+    const auto problem = c.problem();
+    spattn_plan* no_plan = nullptr;
+    CHECK_EQ(spattn_plan_create(without_memory.get(), pattern.get(), &problem, nullptr, &no_plan),
+             int(SPATTN_E_DEVICE_MEMORY));
+}
+
+TEST(allocator_hooks_are_honoured) {
+    NEEDS_GPU();
+    struct Ledger {
+        size_t live = 0, calls = 0;
+    } ledger;
+    auto options = abi::sized<spattn_context_options>();
+    options.device = {SPATTN_CUDA, 0};
+    options.alloc_user = &ledger;
+    options.alloc = [](void* user, spattn_device, size_t bytes, size_t, spattn_stream) -> void* {
+        void* memory = nullptr;
+        if (cudaMalloc(&memory, bytes) != cudaSuccess) return nullptr;
+        static_cast<Ledger*>(user)->live += bytes, ++static_cast<Ledger*>(user)->calls;
+        return memory;
+    };
+    options.free = [](void* user, spattn_device, void* memory, size_t bytes, spattn_stream) {
+        static_cast<Ledger*>(user)->live -= bytes;
+        cudaFree(memory);
+    };
+    {
+        const Context context = abi::make_context(options);
+        const Case c = window_case();
+        const Truth truth = make_truth(c, 4);
+        const Plan plan = make_plan(context, c);
+        CHECK(ledger.calls > 0 && ledger.live > 0);
+        const size_t calls = ledger.calls;
+        Run run(plan, c, truth);
+        succeed(run.forward(), "forward");
+        cuda(cudaDeviceSynchronize(), "forward");
+        run.demand_truth(c, truth);
+        CHECK_EQ(ledger.calls, calls);  // a launch allocates nothing
+    }
+    CHECK_EQ(ledger.live, size_t(0));
+}
+
+TEST(device_selection) {
+    NEEDS_GPU();
+    int32_t counted = 0;
+    int there = 0;
+    succeed(spattn_device_count(&counted), "count");
+    cuda(cudaGetDeviceCount(&there), "cudaGetDeviceCount");
+    CHECK_EQ(counted, there);
+    spattn_context* any = nullptr;
+    succeed(spattn_context_create(nullptr, &any), "default context");
+    spattn_context_release(any);
+    int before = 0, after = 0;
+    cuda(cudaSetDevice(there - 1), "cudaSetDevice");
+    cuda(cudaGetDevice(&before), "cudaGetDevice");
+    const Context context = make_context();
+    const Plan plan = make_plan(context, window_case());
+    cuda(cudaGetDevice(&after), "cudaGetDevice");
+    CHECK_EQ(before, after);
+    cuda(cudaSetDevice(0), "cudaSetDevice");
+}
+
+TEST(plans_from_many_threads) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const Case c = window_case();
+    const Truth truth = make_truth(c, 5);
+    std::vector<std::thread> threads;
+    std::vector<int> statuses(8, -1);
+    for (int i = 0; i < 8; ++i)
+        threads.emplace_back([&, i] {
+            const Pattern pattern = [] {
+                spattn_pattern* p = nullptr;
+                spattn_pattern_causal(&p);
+                return Pattern(p);
+            }();
+            const auto problem = c.problem();
+            spattn_plan* plan = nullptr;
+            statuses[size_t(i)] = spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &plan);
+            spattn_plan_release(plan);
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (int status : statuses) CHECK_EQ(status, 0);
+}
+
+// Host time of a launch, and of a plan of 128K tokens with its copies: goals are 5 us and 3 ms.
+TEST(host_costs) {
+    NEEDS_GPU();
+    using clock = std::chrono::steady_clock;
+    const auto us_since = [](clock::time_point t) {
+        return std::chrono::duration<double>(clock::now() - t).count() * 1e6;
+    };
+    const Context context = make_context();
+    Case c = window_case();
+    const Truth truth = make_truth(c, 6);
+    const Plan plan = make_plan(context, c);
+    Run run(plan, c, truth);
+    double best_launch = 1e9, best_plan = 1e9;
+    for (int round = 0; round < 20; ++round) {
+        const auto start = clock::now();
+        for (int i = 0; i < 50; ++i) succeed(run.forward(), "forward");
+        best_launch = std::min(best_launch, us_since(start) / 50);
+        cuda(cudaDeviceSynchronize(), "launches");
+    }
+    c.pattern = "causal & window(4095,0)", c.seq_q = c.seq_k = 131072, c.heads_q = 4;
+    for (int i = 0; i < 20; ++i) {
+        const auto start = clock::now();
+        const Plan long_plan = make_plan(context, c);
+        best_plan = std::min(best_plan, us_since(start));
+    }
+    std::printf("host: %.2f us a launch, %.0f us a plan of 128K tokens\n", best_launch, best_plan);
+    CHECK(best_launch <= 5);
+    CHECK(best_plan <= 3000);
+}
