@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Text for people: concatenation without a format library.
+// Text of anything that streams write: concatenation without a format library.
 #pragma once
 
 #include <sstream>
@@ -10,6 +10,7 @@ namespace spattn {
 template <class... Parts>
 std::string text(const Parts&... parts) {
     std::ostringstream out;
+    out.exceptions(std::ios_base::badbit);  // else a stream that finds no memory drops the rest and says nothing
     (out << ... << parts);
     return out.str();
 }
