@@ -120,8 +120,10 @@ Ref<const spattn_plan> PlanCache::keep(const std::string& key, Ref<const spattn_
     Ref<const spattn_plan> dropped;
     const std::lock_guard lock(mutex_);
     if (const auto found = by_key_.find(key); found != by_key_.end()) return found->second->second;
-    entries_.emplace_front(key, plan);
-    by_key_.emplace(key, entries_.begin());
+    std::list<Entry> entry;  // joins the others once nothing can fail any more
+    entry.emplace_front(key, plan);
+    by_key_.emplace(key, entry.begin());
+    entries_.splice(entries_.begin(), entry);
     if (entries_.size() > capacity_) {
         dropped = std::move(entries_.back().second);
         by_key_.erase(entries_.back().first);
