@@ -13,6 +13,8 @@ struct LastError {
     int native_code = 0, line = 0;
     const char* function = "";
     std::string message, argument;
+
+    const char* text() const { return status && message.empty() ? "there was no memory for the message" : message.c_str(); }
 };
 
 LastError& last_error() {
@@ -82,7 +84,7 @@ spattn_status remember(const char* function, spattn_status status, const char* m
     try {
         last.message = text(function, ": ", message);
     } catch (...) {
-        // The status still tells; the text stays empty where there is no memory for it.
+        // The status still tells.
     }
     return status;
 }
@@ -103,7 +105,7 @@ const char* spattn_status_name(spattn_status status) {
     return "SPATTN_E_UNKNOWN";
 }
 
-const char* spattn_last_error_text(void) { return last_error().message.c_str(); }
+const char* spattn_last_error_text(void) { return last_error().text(); }
 
 spattn_status spattn_last_error(spattn_error* result) {
     return guard(__func__, [&] {
@@ -112,7 +114,7 @@ spattn_status spattn_last_error(spattn_error* result) {
         error.status = last.status;
         error.native_code = last.native_code;
         error.line = last.line;
-        error.message = last.message.c_str();
+        error.message = last.text();
         error.argument = last.argument.c_str();
         error.function = last.function;
         write_struct(result, error, sizeof(spattn_error), "result");
