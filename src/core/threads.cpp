@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -151,6 +152,9 @@ private:
             for (int i = 1; i < lanes_; ++i) pool_->threads.emplace_back([pool = pool_.get()] { pool->work(); });
         } catch (const std::system_error&) {
             // Fewer threads than asked for are enough: lanes are taken, not assigned.
+        } catch (const std::bad_alloc&) {
+            pool_.reset();  // this run fails for want of memory; the next one starts anew
+            throw;
         }
         return true;
     }
