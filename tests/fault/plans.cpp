@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: MIT
+// Memory that runs out while contexts and plans are made and run; runs that allocate nothing.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "fault/sweep.h"
+
+using namespace abi;
+using fault::sweep;
+
+namespace {
+
+// Operands of forward and backward for one plan, with workspaces of the right size.
+struct Operands {
+    Operands(const spattn_plan* plan, const spattn_problem& p)
+        : plan(plan), q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
+          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
+          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32),
+          forward_space({bytes(SPATTN_OP_FORWARD)}, u8), backward_space({bytes(SPATTN_OP_BACKWARD)}, u8) {
+        uint32_t seed = 1;
+        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
+        forward_args.q = &q.view, forward_args.k = &k.view, forward_args.v = &v.view;
+        forward_args.out = &out.view, forward_args.lse = &lse.view;
+        forward_args.workspace = forward_space.data, forward_args.workspace_bytes = forward_space.bytes;
+        backward_args.q = &q.view, backward_args.k = &k.view, backward_args.v = &v.view;
+        backward_args.out = &out.view, backward_args.lse = &lse.view, backward_args.dout = &dout.view;
+        backward_args.dq = &dq.view, backward_args.dk = &dk.view, backward_args.dv = &dv.view;
+        backward_args.workspace = backward_space.data, backward_args.workspace_bytes = backward_space.bytes;
+    }
+    int64_t bytes(spattn_enum op) const {
+        size_t bytes = 0, align = 1;
+        succeed(spattn_plan_workspace(plan, op, &bytes, &align), "workspace");
+        return int64_t(bytes);
+    }
+    spattn_status forward() { return spattn_forward(plan, &forward_args); }
+    spattn_status backward() { return spattn_backward(plan, &backward_args); }
+    std::vector<std::vector<unsigned char>> results() const {
+        return {out.content(), lse.content(), dq.content(), dk.content(), dv.content()};
+    }
+
+    const spattn_plan* plan;
+    Tensor q, k, v, out, lse, dout, dq, dk, dv, forward_space, backward_space;
+    spattn_forward_args forward_args = sized<spattn_forward_args>();
+    spattn_backward_args backward_args = sized<spattn_backward_args>();
+};
+
+constexpr const char* block_text = "causal & (window(9,0) | sink(3)) | bigbird(8,3,1,1,4)";
+
+Context make_context_of(int32_t threads, int64_t plan_cache) {
+    auto options = cpu_options();
+    options.cpu_threads = threads;
+    options.plan_cache = plan_cache;
+    return make_context(options);
+}
+
+std::string explain(const spattn_plan* plan) {
+    size_t needed = 0;
+    succeed(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
+    std::string text(needed, ' ');
+    succeed(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
+    return text;
+}
+
+// In a child, which uses the library for the first time: 0 where all is right and there was no fault, 1 with one.
+int introspect_without_memory(long n) {
+    memory::arm(n, memory::Fault::from_then_on);
+    const bool is_sane = spattn_kernel_count() >= 0 && *spattn_build_json() == '{';
+    const bool had_fault = memory::disarm();
+    const bool is_right = spattn_kernel_count() > 0 && spattn_kernel_name(0) && std::strstr(spattn_build_json(), "\"abi\"");
+    return is_sane && is_right ? had_fault : 2;
+}
+
+}  // namespace
+
+TEST(introspection_at_its_first_use) {  // the first test: nothing has used the library yet
+    for (long n = 1, code = 1; code == 1; ++n) {
+        const pid_t child = fork();
+        if (child == 0) _exit(introspect_without_memory(n));
+        int status = 0;
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        code = WIFEXITED(status) ? WEXITSTATUS(status) : 3;
+        CHECK(code == 1 || (code == 0 && n > 2));
+    }
+}
+
+TEST(contexts) {
+    auto options = cpu_options();
+    options.cpu_threads = 2;
+    spattn_context* result = nullptr;
+    const long faults = sweep("context", {"spattn_context_create", [&] {
+                                  result = reinterpret_cast<spattn_context*>(&result);
+                                  return spattn_context_create(&options, &result);
+                              },
+                              [&](spattn_status status) {
+                                  CHECK_EQ(status == SPATTN_OK, result != nullptr);
+                                  spattn_context_release(result);
+                              }});
+    CHECK(faults > 4);
+}
+
+TEST(plans) {
+    const Pattern pattern = parse(block_text);
+    for (uint32_t flags : {uint32_t(SPATTN_PLAN_BACKWARD), uint32_t(SPATTN_PLAN_BACKWARD | SPATTN_PLAN_REFERENCE)}) {
+        const Context context = make_context_of(2, -1);
+        auto problem = make_problem();
+        problem.flags = flags;
+        const std::string expected = explain(make_plan(context.get(), pattern.get(), problem).get());
+        spattn_plan* result = nullptr;
+        const long faults = sweep("plan", {"spattn_plan_create", [&] {
+                                      result = reinterpret_cast<spattn_plan*>(&result);
+                                      return spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &result);
+                                  },
+                                  [&](spattn_status status) {
+                                      CHECK_EQ(status == SPATTN_OK, result != nullptr);
+                                      if (result) CHECK(explain(result) == expected);
+                                      spattn_plan_release(result);
+                                  }});
+        CHECK(faults > 20);
+    }
+}
+
+// A cache never keeps a plan under a wrong or half a key, nor one that its caller did not get.
+TEST(plans_in_a_cache) {
+    const Context context = make_context_of(1, 2);
+    const auto problem = make_problem();
+    const Pattern texts[] = {parse("window(3,0)"), parse("window(33,0)"), parse("window(333,0)")};
+    const std::string expected = explain(make_plan(context.get(), texts[2].get(), problem).get());
+    spattn_plan* result = nullptr;
+    const auto fill = [&] {
+        for (const Pattern& other : {std::cref(texts[0]), std::cref(texts[1])}) make_plan(context.get(), other.get(), problem);
+    };
+    const auto create = [&] { return spattn_plan_create(context.get(), texts[2].get(), &problem, nullptr, &result); };
+    const auto verify = [&](spattn_status status) {
+        CHECK_EQ(status == SPATTN_OK, result != nullptr);
+        if (result) CHECK(explain(result) == expected);
+        spattn_plan_release(result);
+        fill();
+    };
+    const long faults = sweep("cached plan", {"spattn_plan_create", create, verify, SPATTN_OK, fill});
+    CHECK(faults > 20);
+}
+
+TEST(explanations) {
+    const Context context = make_context_of(1, -1);
+    const Pattern pattern = parse(block_text);
+    const Plan plan = make_plan(context.get(), pattern.get(), make_problem());
+    const std::string expected = explain(plan.get());
+    std::string text(expected.size(), ' ');
+    const long faults = sweep("explain", {"spattn_plan_explain", [&] {
+                                  return spattn_plan_explain(plan.get(), text.data(), text.size(), nullptr);
+                              },
+                              [&](spattn_status status) {
+                                  CHECK(text == (status == SPATTN_OK ? expected : std::string(expected.size(), ' ')));
+                                  text.assign(expected.size(), ' ');
+                              }});
+    CHECK(faults > 4);
+}
+
+// The reference rows may allocate while they run; what fails there reaches the caller, from any thread.
+TEST(reference_runs) {
+    const Pattern pattern = parse("causal & window(3,0)");
+    auto problem = make_problem();
+    problem.flags |= SPATTN_PLAN_REFERENCE;
+    problem.batch = problem.heads_q = problem.heads_kv = 1;
+    problem.seq_q = problem.seq_k = 5;
+    for (int32_t threads : {1, 3}) {
+        const Context context = make_context_of(threads, -1);
+        const Plan plan = make_plan(context.get(), pattern.get(), problem);
+        Operands operands(plan.get(), problem);
+        succeed(operands.forward(), "forward");
+        succeed(operands.backward(), "backward");
+        const auto expected = operands.results();
+        const auto verify = [&](spattn_status status) { CHECK(status != SPATTN_OK || operands.results() == expected); };
+        long faults = sweep("reference forward", {"spattn_forward", [&] { return operands.forward(); }, verify});
+        faults += sweep("reference backward", {"spattn_backward", [&] { return operands.backward(); }, verify});
+        CHECK(faults > 10);
+    }
+}
+
+// The first run of a context starts its threads; if that fails, it tells, and the next run starts them.
+TEST(the_first_run_of_a_context) {
+    const Pattern pattern = parse(block_text);
+    const auto problem = make_problem();
+    for (auto fault : {memory::Fault::once, memory::Fault::from_then_on}) {
+        for (long n = 1;; ++n) {
+            const Context context = make_context_of(3, -1);
+            const Plan plan = make_plan(context.get(), pattern.get(), problem);
+            Operands operands(plan.get(), problem);
+            memory::arm(n, fault);
+            const spattn_status status = operands.forward();
+            const bool had_fault = memory::disarm();
+            CHECK(status == SPATTN_OK || (had_fault && status == SPATTN_E_HOST_MEMORY));
+            succeed(operands.forward(), "the next run");
+            if (had_fault) continue;
+            CHECK(n > 2);
+            break;
+        }
+    }
+}
+
+// [launch] allocates nothing: the kernels that a plan chooses, and every row that can be pinned.
+TEST(runs_allocate_nothing) {
+    const Pattern pattern = parse(block_text);
+    long runs = 0;
+    for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
+        const std::string name = spattn_kernel_name(row);
+        const bool is_forward = name.find("_forward_f32") != std::string::npos;
+        if (name.rfind("reference", 0) == 0 || name.find("_f32") == std::string::npos || !spattn_kernel_runs_here(row)) continue;
+        check::context = name;
+        setenv("SPATTN_FORCE_KERNEL", name.c_str(), 1);
+        for (int32_t threads : {1, 3}) {
+            const Context context = make_context_of(threads, -1);
+            const auto problem = make_problem();
+            const Plan plan = make_plan(context.get(), pattern.get(), problem);
+            if (!plan) continue;
+            CHECK(explain(plan.get()).find(name) != std::string::npos);
+            Operands operands(plan.get(), problem);
+            if (threads > 1 || !is_forward) succeed(operands.forward(), "the first run starts threads");
+            memory::arm(0, memory::Fault::once);
+            const spattn_status status = is_forward ? operands.forward() : operands.backward();
+            const long allocated = memory::calls;
+            memory::disarm();
+            CHECK_EQ(status, SPATTN_OK);
+            CHECK_EQ(allocated, 0);
+            ++runs;
+        }
+    }
+    unsetenv("SPATTN_FORCE_KERNEL");
+    CHECK(runs >= 4);
+}
