@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+// Index patterns, save and load through the ABI: hostile tensors, borrowed arrays, and every question.
+#include "abi/abi.h"
+#include "abi/tensors.h"
+
+using namespace abi;
+
+namespace {
+
+std::unique_ptr<Tensor> numbers(const std::vector<int64_t>& values) { return std::make_unique<Numbers>(values); }
+
+Pattern make_csr(Tensor& rows, Tensor& columns, int64_t seq_k, uint32_t flags) {
+    spattn_pattern* result = nullptr;
+    succeed(spattn_pattern_csr(&rows.view, &columns.view, seq_k, flags, &result), "csr");
+    return Pattern(result);
+}
+
+int32_t keep_third(void*, int64_t head, int64_t q, int64_t k) { return (head + q + k) % 3 == 0; }
+
+}  // namespace
+
+TEST(tensors_that_are_wrong) {
+    Numbers rows({0, 2, 3}), columns({0, 1, 1});
+    spattn_pattern* result = nullptr;
+    for (uint32_t flags : {0u, uint32_t(SPATTN_TRUST)}) {
+        const auto csr_rows = [&](const spattn_tensor* t) {
+            return spattn_pattern_csr(t, &columns.view, 2, flags, &result);
+        };
+        const auto csr_columns = [&](const spattn_tensor* t) {
+            return spattn_pattern_csr(&rows.view, t, 2, flags, &result);
+        };
+        demand_tensor_checks("spattn_pattern_csr", "row_ptr", true, [] { return numbers({0, 2, 3}); }, csr_rows);
+        demand_tensor_checks("spattn_pattern_csr", "col_idx", true, [] { return numbers({0, 1, 1}); }, csr_columns);
+    }
+    for (const BadTensor& bad : bad_tensors(Tensor({2, 3, 4, 5}, u8), true)) {
+        if (bad.what == "an axis fewer") continue;  // a mask may have fewer
+        Tensor mask({2, 3, 4, 5}, u8);
+        bad.spoil(mask);
+        demand(bad.what, "spattn_pattern_mask", spattn_pattern_mask(&mask.view, 0, &result), bad.status, "mask");
+    }
+    const auto call = [&](const spattn_tensor* r, const spattn_tensor* c, uint32_t flags) {
+        return [=](spattn_pattern** out) { return spattn_pattern_csr(r, c, 2, flags, out); };
+    };
+    demand_no_handle<spattn_pattern>("spattn_pattern_csr",
+                                     {{"row_ptr NULL", call(nullptr, &columns.view, 0), SPATTN_E_NULL, "row_ptr"},
+                                      {"col_idx NULL", call(&rows.view, nullptr, 0), SPATTN_E_NULL, "col_idx"},
+                                      {"flags", call(&rows.view, &columns.view, 4), SPATTN_E_UNKNOWN_FIELD, "flags"}});
+    demand_no_handle<spattn_pattern>(
+        "spattn_pattern_predicate",
+        {{"keep NULL", [](auto r) { return spattn_pattern_predicate(nullptr, nullptr, 1, 1, 1, r); }, SPATTN_E_NULL,
+          "keep"},
+         {"2^62 keys", [](auto r) { return spattn_pattern_predicate(keep_third, nullptr, 1, 1, huge, r); },
+          SPATTN_E_RANGE, "seq_k"}});
+    demand_no_handle<spattn_pattern>(
+        "spattn_pattern_load",
+        {{"NULL", [](auto r) { return spattn_pattern_load(nullptr, 9, r); }, SPATTN_E_NULL, "bytes"},
+         {"nothing", [](auto r) { return spattn_pattern_load("", 0, r); }, SPATTN_E_FORMAT, "bytes"}});
+}
+
+TEST(borrowed_arrays_are_read_in_place) {
+    Numbers rows({0, 2, 3}), columns({0, 1, 1});
+    const Pattern borrowed = make_csr(rows, columns, 3, SPATTN_BORROW), copied = make_csr(rows, columns, 3, 0);
+    CHECK_EQ(spattn_pattern_equal(borrowed.get(), copied.get()), 1);
+    columns.as<int64_t>()[2] = 2;  // not allowed to callers, but it shows whose array is read
+    const auto extent = make_extent(2, 3);
+    int32_t kept = -1;
+    CHECK_EQ(spattn_pattern_keeps(borrowed.get(), &extent, 0, 0, 1, 2, &kept), SPATTN_OK);
+    CHECK_EQ(kept, 1);
+    CHECK_EQ(spattn_pattern_keeps(copied.get(), &extent, 0, 0, 1, 2, &kept), SPATTN_OK);
+    CHECK_EQ(kept, 0);
+    columns.strides[0] = 0;
+    spattn_pattern* result = nullptr;
+    demand("a borrowed stride", "spattn_pattern_csr",
+           spattn_pattern_csr(&rows.view, &columns.view, 3, SPATTN_BORROW, &result), SPATTN_E_LAYOUT, "col_idx");
+}
+
+TEST(questions_agree) {
+    spattn_pattern* made = nullptr;
+    succeed(spattn_pattern_predicate(keep_third, nullptr, 2, 90, 130, &made), "predicate");
+    const Pattern predicate(made);
+    auto extent = make_extent(90, 130);
+    extent.heads = 2;
+    Tensor mask({1, 2, 90, 130}, boolean);
+    CHECK_EQ(spattn_pattern_to_mask(predicate.get(), &extent, &mask.view), SPATTN_OK);
+    for (uint32_t flags : {0u, uint32_t(SPATTN_BORROW)}) {
+        succeed(spattn_pattern_mask(&mask.view, flags, &made), "mask");
+        const Pattern again(made);
+        CHECK_EQ(spattn_pattern_equal(again.get(), predicate.get()), 1);
+    }
+    int64_t nnz = 0;
+    Tensor rows({91}, i64), columns({90 * 130}, i32);
+    CHECK_EQ(spattn_pattern_to_csr(predicate.get(), &extent, 1, &rows.view, &columns.view, &nnz), SPATTN_OK);
+    columns.shape[0] = nnz;
+    const Pattern csr = make_csr(rows, columns, 130, 0);
+    Tensor picture({9, 13}, f32);
+    CHECK_EQ(spattn_pattern_to_image(csr.get(), &extent, 0, &picture.view), SPATTN_OK);
+    double pairs = 0;
+    for (int cell = 0; cell < 9 * 13; ++cell) pairs += 100.0 * picture.as<float>()[cell];
+    CHECK(std::fabs(pairs - double(nnz)) < 0.01);
+    auto stats = sized<spattn_stats>();
+    CHECK_EQ(spattn_pattern_stats(csr.get(), &extent, &stats), SPATTN_OK);
+    CHECK_EQ(stats.pairs, 2.0 * double(nnz));
+}
+
+TEST(saved_bytes_load) {
+    Numbers rows({0, 2, 3}), columns({0, 1, 1});
+    const Pattern csr = make_csr(rows, columns, 3, 0);
+    size_t needed = 0;
+    CHECK_EQ(spattn_pattern_save(csr.get(), nullptr, 0, &needed), SPATTN_OK);
+    std::vector<char> bytes(needed);
+    demand("too small", "spattn_pattern_save", spattn_pattern_save(csr.get(), bytes.data(), needed - 1, nullptr),
+           SPATTN_E_RANGE, "capacity");
+    CHECK_EQ(spattn_pattern_save(csr.get(), bytes.data(), needed, nullptr), SPATTN_OK);
+    spattn_pattern* made = nullptr;
+    succeed(spattn_pattern_load(bytes.data(), bytes.size(), &made), "load");
+    const Pattern again(made);
+    CHECK_EQ(spattn_pattern_equal(again.get(), csr.get()), 1);
+}
