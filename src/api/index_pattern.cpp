@@ -57,7 +57,8 @@ MaskTensor read_mask(const spattn_tensor* tensor) {
 
 std::unique_ptr<const MaskRows> borrow(const MaskTensor& t) {
     if (t.sizes.seq_k > 1 && t.strides[3] != 1) {
-        fail(SPATTN_E_LAYOUT, "mask", text("has stride ", t.strides[3], " along the keys; accepted with SPATTN_BORROW: 1"));
+        fail(SPATTN_E_LAYOUT, "mask",
+             text("has stride ", t.strides[3], " along the keys; accepted with SPATTN_BORROW: 1"));
     }
     return std::make_unique<ByteRows>(t.bytes, t.sizes.heads, t.strides[0], t.strides[1], t.strides[2]);
 }
@@ -79,8 +80,8 @@ std::unique_ptr<const MaskRows> pack(const MaskTensor& t) {
 
 extern "C" {
 
-spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t seq_k, uint32_t flags,
-                                 spattn_pattern** result) {
+spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t seq_k,
+                                 uint32_t flags, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
         check_flags(flags);
         return make_csr(take_integers(row_ptr, "row_ptr", flags), take_integers(col_idx, "col_idx", flags), seq_k,
@@ -88,12 +89,13 @@ spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tens
     });
 }
 
-spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t block_q, int64_t block_k,
-                                 int64_t seq_q, int64_t seq_k, uint32_t flags, spattn_pattern** result) {
+spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t block_q,
+                                 int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
+                                 spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
         check_flags(flags);
-        return make_bsr(take_integers(row_ptr, "row_ptr", flags), take_integers(col_idx, "col_idx", flags), block_q, block_k,
-                        seq_q, seq_k, flags & SPATTN_TRUST);
+        return make_bsr(take_integers(row_ptr, "row_ptr", flags), take_integers(col_idx, "col_idx", flags), block_q,
+                        block_k, seq_q, seq_k, flags & SPATTN_TRUST);
     });
 }
 

@@ -17,7 +17,9 @@ public:
     Bsr(SparseRows rows, const Sizes& s)
         : IndexPattern("bsr", s.seq_q, s.seq_k, rows.inline_text(),
                        text(',', s.block_q, ',', s.block_k, ',', s.seq_q, ',', s.seq_k), rows.digest()),
-          rows_(std::move(rows)), block_q_(s.block_q), block_k_(s.block_k) {}
+          rows_(std::move(rows)),
+          block_q_(s.block_q),
+          block_k_(s.block_k) {}
 
     void keys(const Plane&, int64_t row, Interval clip, Intervals& out) const override {
         if (has_row(row)) rows_.keys(row / block_q_, block_k_, cut(clip), out);
@@ -51,8 +53,8 @@ Coverage Bsr::classify(const Plane& plane, const Block& block, Key& key, bool& k
     return coverage;
 }
 
-// rows and keys: the part of the block that lies in the extent. The mask is that part, where borders of blocks cross it,
-// and one bit for each of our blocks inside; one bit a row where no row's answer changes.
+// rows and keys: the part of the block that lies in the extent. The mask is that part, where borders of blocks cross
+// it, and one bit for each of our blocks inside; one bit a row where no row's answer changes.
 Coverage Bsr::classify_inside(const Block& block, Interval rows, Interval keys, Key& key, bool& known) const {
     const Interval own_rows{rows.begin / block_q_, (rows.end - 1) / block_q_ + 1};
     const Interval own_columns{keys.begin / block_k_, (keys.end - 1) / block_k_ + 1};
@@ -71,7 +73,8 @@ Coverage Bsr::classify_inside(const Block& block, Interval rows, Interval keys, 
         push(first.is_seen);
     }
     const bool is_even = same_until >= own_columns.end;
-    const int64_t end = ones ? std::min(multiply_saturated(same_until, block_k_), seq_k()) : multiply_saturated(same_until, block_k_);
+    const int64_t end =
+        ones ? std::min(multiply_saturated(same_until, block_k_), seq_k()) : multiply_saturated(same_until, block_k_);
     const bool is_cut = rows.end - rows.begin < block.rows || keys.end - keys.begin < block.keys;
     if (is_even && ones == 0) return {Coverage::empty, blocks_until(end, block.key, block.keys)};
     if (is_even && ones == bits && !is_cut) return {Coverage::full, blocks_until(end, block.key, block.keys)};
@@ -79,7 +82,8 @@ Coverage Bsr::classify_inside(const Block& block, Interval rows, Interval keys, 
         key[mark + 5] = -1;  // where borders cross the keys does not matter
         return {Coverage::partial, block.key < 0 ? 1 : blocks_until(end, block.key, block.keys)};
     }
-    known &= (own_rows.end - own_rows.begin) * (own_columns.end - own_columns.begin) <= 4096;  // else longer than the mask
+    known &=
+        (own_rows.end - own_rows.begin) * (own_columns.end - own_columns.begin) <= 4096;  // else longer than the mask
     for (int64_t row = own_rows.begin; known && row < own_rows.end; ++row) {
         for (int64_t column = own_columns.begin + 1; column < own_columns.end; ++column) {
             push(rows_.stretch(row, column).is_seen);
@@ -97,15 +101,16 @@ bool Bsr::row_key(const Plane&, int64_t row, int64_t rows, Key& key) const {
 
 }  // namespace
 
-PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q, int64_t seq_k,
-                    bool is_trusted) {
+PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q,
+                    int64_t seq_k, bool is_trusted) {
     require_range(block_q, 1, most_tokens, "block_q");
     require_range(block_k, 1, most_tokens, "block_k");
     require_range(seq_q, 1, most_tokens, "seq_q");
     require_range(seq_k, 1, most_tokens, "seq_k");
     const int64_t block_rows = ceil_div(seq_q, block_q);
     if (row_ptr.size() != block_rows + 1) {
-        fail(SPATTN_E_SHAPE, "row_ptr", text("has ", row_ptr.size(), " numbers; accepted: ceil(seq_q / block_q) + 1 = ", block_rows + 1));
+        fail(SPATTN_E_SHAPE, "row_ptr",
+             text("has ", row_ptr.size(), " numbers; accepted: ceil(seq_q / block_q) + 1 = ", block_rows + 1));
     }
     SparseRows rows(std::move(row_ptr), std::move(col_idx), ceil_div(seq_k, block_k), is_trusted);
     return make_ref<Bsr>(std::move(rows), Sizes{block_q, block_k, seq_q, seq_k});

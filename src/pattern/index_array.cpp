@@ -7,7 +7,8 @@ namespace spattn {
 
 std::string Digest::hex() const {
     char out[34];
-    std::snprintf(out, sizeof out, "#%016llx%016llx", static_cast<unsigned long long>(a_), static_cast<unsigned long long>(b_));
+    std::snprintf(out, sizeof out, "#%016llx%016llx", static_cast<unsigned long long>(a_),
+                  static_cast<unsigned long long>(b_));
     return out;
 }
 

@@ -39,8 +39,8 @@ private:
     int64_t size_ = 0;
 };
 
-// 128 bits of the numbers fed to it, the same in every process and release. Large index patterns compare by it: a step is
-// a bijection of the state for every number, so lists that differ in one number never collide.
+// 128 bits of the numbers fed to it, the same in every process and release. Large index patterns compare by it: a step
+// is a bijection of the state for every number, so lists that differ in one number never collide.
 class Digest {
 public:
     void add(uint64_t number) {

@@ -5,8 +5,8 @@
 
 namespace spattn {
 
-IndexPattern::IndexPattern(const char* name, int64_t seq_q, int64_t seq_k, const std::string& lists, const std::string& sizes,
-                           const std::string& digest)
+IndexPattern::IndexPattern(const char* name, int64_t seq_q, int64_t seq_k, const std::string& lists,
+                           const std::string& sizes, const std::string& digest)
     : name_(name), seq_q_(seq_q), seq_k_(seq_k) {
     const std::string start = std::string(name) + '(';
     text_ = start + (lists.empty() ? digest : lists + sizes) + ')';

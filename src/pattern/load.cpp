@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Bytes back to patterns. Whatever the bytes are, the reader stays within them, allocates in proportion to them and nests
-// no deeper than patterns may; what constructors refuse is an error of the bytes.
+// Bytes back to patterns. Whatever the bytes are, the reader stays within them, allocates in proportion to them and
+// nests no deeper than patterns may; what constructors refuse is an error of the bytes.
 #include <cstring>
 
 #include "core/error.h"
@@ -56,17 +56,22 @@ private:
         need(1);
         const auto tag = Node(bytes_[at_++]);
         switch (tag) {
-            case Node::text: return leaf(start);
-            case Node::csr: return csr(start);
-            case Node::bsr: return bsr(start);
-            case Node::mask: return mask(start);
+            case Node::text:
+                return leaf(start);
+            case Node::csr:
+                return csr(start);
+            case Node::bsr:
+                return bsr(start);
+            case Node::mask:
+                return mask(start);
             case Node::union_of:
             case Node::intersection_of:
             case Node::difference_of:
             case Node::transpose:
             case Node::per_head:
             case Node::per_batch:
-            case Node::per_document: return composition(start, tag, depth);
+            case Node::per_document:
+                return composition(start, tag, depth);
         }
         refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::mask)));
     }
@@ -87,16 +92,22 @@ private:
 
     PatternRef compose(Node tag, Patterns parts) {
         switch (tag) {
-            case Node::union_of: return make_union(std::move(parts));
-            case Node::intersection_of: return make_intersection(std::move(parts));
-            case Node::transpose: return make_transpose(parts[0]);
-            case Node::per_head: return make_per_head(std::move(parts), map());
-            case Node::per_batch: return make_per_batch(std::move(parts), map());
+            case Node::union_of:
+                return make_union(std::move(parts));
+            case Node::intersection_of:
+                return make_intersection(std::move(parts));
+            case Node::transpose:
+                return make_transpose(parts[0]);
+            case Node::per_head:
+                return make_per_head(std::move(parts), map());
+            case Node::per_batch:
+                return make_per_batch(std::move(parts), map());
             case Node::per_document: {
                 std::vector<int64_t> cu_q = numbers();
                 return make_per_document(parts[0], std::move(cu_q), numbers());
             }
-            default: break;
+            default:
+                break;
         }
         PatternRef result = parts[0];
         for (size_t i = 1; i < parts.size(); ++i) result = make_difference(result, parts[i]);
@@ -106,7 +117,8 @@ private:
     PatternRef leaf(size_t start) {
         const size_t at = at_;
         const int64_t length = number();
-        if (length < 0 || uint64_t(length) > size_ - at_) refuse(at, text("a text of ", length, " bytes; expected at most those left"));
+        if (length < 0 || uint64_t(length) > size_ - at_)
+            refuse(at, text("a text of ", length, " bytes; expected at most those left"));
         const std::string text(reinterpret_cast<const char*>(bytes_) + at_, size_t(length));
         at_ += size_t(length);
         return made(start, [&] { return parse_pattern(text); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// mask([values],sizes): row i sees the keys where its row of the mask is not 0. A size of 1 of batch or heads serves all.
-// predicate() samples a caller's function into the same.
+// mask([values],sizes): row i sees the keys where its row of the mask is not 0. A size of 1 of batch or heads serves
+// all. predicate() samples a caller's function into the same.
 #include "pattern/mask.h"
 
 #include <bit>
@@ -66,9 +66,11 @@ class Mask : public IndexPattern {
 public:
     Mask(std::unique_ptr<const MaskRows> rows, const MaskSizes& sizes, const std::vector<std::string>& digests)
         : IndexPattern("mask", sizes.seq_q, sizes.seq_k, values(*rows, sizes), describe(sizes), join(digests)),
-          rows_(std::move(rows)), sizes_(sizes) {
+          rows_(std::move(rows)),
+          sizes_(sizes) {
         std::map<std::string, int32_t> first;
-        for (const std::string& digest : digests) same_.push_back(first.try_emplace(digest, int32_t(same_.size())).first->second);
+        for (const std::string& digest : digests)
+            same_.push_back(first.try_emplace(digest, int32_t(same_.size())).first->second);
     }
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
@@ -115,7 +117,8 @@ private:
     static void check_count(int64_t count, int64_t wanted, const char* what) {
         if (count == 1 || count == wanted) return;
         fail(SPATTN_E_SHAPE, "pattern",
-             text("mask is for ", count, ' ', what, " where the extent has ", wanted, "; accepted: equal numbers, or 1 for all"));
+             text("mask is for ", count, ' ', what, " where the extent has ", wanted,
+                  "; accepted: equal numbers, or 1 for all"));
     }
 
     std::unique_ptr<const MaskRows> rows_;
@@ -126,7 +129,9 @@ private:
 }  // namespace
 
 BitRows::BitRows(const MaskSizes& sizes)
-    : seq_q_(sizes.seq_q), words_(sizes.seq_k / 64 + 1), bits_(size_t(sizes.planes()) * size_t(seq_q_) * size_t(words_)) {}
+    : seq_q_(sizes.seq_q),
+      words_(sizes.seq_k / 64 + 1),
+      bits_(size_t(sizes.planes()) * size_t(seq_q_) * size_t(words_)) {}
 
 int64_t BitRows::find(int64_t plane, int64_t row, Interval range, bool value) const {
     const uint64_t* words = &bits_[size_t((plane * seq_q_ + row) * words_)];
@@ -159,7 +164,8 @@ PatternRef make_mask(const std::vector<int64_t>& values, const std::vector<int64
     if (shape.size() > 3) sizes.batch = shape[0];
     check_mask_sizes(sizes, "mask");
     if (multiply_saturated(sizes.planes(), sizes.seq_q * sizes.seq_k) != int64_t(values.size())) {
-        fail(SPATTN_E_SHAPE, "mask", text("has ", values.size(), " values; accepted: as many as the product of its sizes"));
+        fail(SPATTN_E_SHAPE, "mask",
+             text("has ", values.size(), " values; accepted: as many as the product of its sizes"));
     }
     auto rows = std::make_unique<BitRows>(sizes);
     for (int64_t i = 0; i < int64_t(values.size()); ++i) {

@@ -42,7 +42,11 @@ private:
 class ByteRows : public MaskRows {
 public:
     ByteRows(const uint8_t* bytes, int64_t heads, int64_t stride_batch, int64_t stride_head, int64_t stride_row)
-        : bytes_(bytes), heads_(heads), stride_batch_(stride_batch), stride_head_(stride_head), stride_row_(stride_row) {}
+        : bytes_(bytes),
+          heads_(heads),
+          stride_batch_(stride_batch),
+          stride_head_(stride_head),
+          stride_row_(stride_row) {}
     int64_t find(int64_t plane, int64_t row, Interval range, bool value) const override;
 
 private:

@@ -32,7 +32,9 @@ private:
     int64_t documents() const { return int64_t(cu_q_.size()) - 1; }
 
     // The document of a row; -1 before the first, documents() after the last. Documents without a row have none.
-    int64_t document(int64_t row) const { return std::upper_bound(cu_q_.begin(), cu_q_.end(), row) - cu_q_.begin() - 1; }
+    int64_t document(int64_t row) const {
+        return std::upper_bound(cu_q_.begin(), cu_q_.end(), row) - cu_q_.begin() - 1;
+    }
     Interval key_range(int64_t t) const { return {cu_k_[size_t(t)], cu_k_[size_t(t) + 1]}; }
 
     // A document as the inner pattern sees it.
@@ -58,7 +60,8 @@ void PerDocument::keys(const Plane& plane, int64_t row, Interval clip, Intervals
 }
 
 // Rows of one document. The mask is the inner mask of an extent like this one, cut to the document's keys.
-Coverage PerDocument::classify_document(const Plane& plane, int64_t t, const Block& block, Key& key, bool& known) const {
+Coverage PerDocument::classify_document(const Plane& plane, int64_t t, const Block& block, Key& key,
+                                        bool& known) const {
     const auto [begin, end] = key_range(t);
     const int64_t block_end = block.key + block.keys;
     if (begin == end || block.key >= end) return {Coverage::empty, forever};
@@ -125,9 +128,10 @@ bool PerDocument::row_key(const Plane& plane, int64_t row, int64_t rows, Key& ke
 
 void PerDocument::check(const Extent& extent) const {
     if (cu_q_.back() > extent.seq_q || cu_k_.back() > extent.seq_k) {
-        fail(SPATTN_E_SHAPE, "pattern",
-             text("per_document reaches to ", cu_q_.back(), " queries and ", cu_k_.back(), " keys where the extent has ",
-                  extent.seq_q, " and ", extent.seq_k, "; accepted: documents that lie within the extent"));
+        fail(
+            SPATTN_E_SHAPE, "pattern",
+            text("per_document reaches to ", cu_q_.back(), " queries and ", cu_k_.back(), " keys where the extent has ",
+                 extent.seq_q, " and ", extent.seq_k, "; accepted: documents that lie within the extent"));
     }
     for (int64_t t = 0; t < documents(); ++t) {
         const Extent mine = own({extent}, t).extent;
@@ -136,7 +140,8 @@ void PerDocument::check(const Extent& extent) const {
 }
 
 std::string PerDocument::print() const {
-    return "per_document([" + short_list(cu_q_, list(cu_q_)) + "], [" + short_list(cu_k_, list(cu_k_)) + "], " + inner().print() + ')';
+    return "per_document([" + short_list(cu_q_, list(cu_q_)) + "], [" + short_list(cu_k_, list(cu_k_)) + "], " +
+           inner().print() + ')';
 }
 
 std::string PerDocument::identity() const {
@@ -148,8 +153,9 @@ void check_cu(const std::vector<int64_t>& cu, const char* argument) {
     if (cu[0] < 0) fail(SPATTN_E_RANGE, argument, text("starts with ", cu[0], "; accepted: 0 and more"));
     for (size_t t = 1; t < cu.size(); ++t) {
         if (cu[t] >= cu[t - 1]) continue;
-        fail(SPATTN_E_RANGE, argument,
-             text("falls from ", cu[t - 1], " to ", cu[t], " at index ", t, "; accepted: numbers that do not decrease"));
+        fail(
+            SPATTN_E_RANGE, argument,
+            text("falls from ", cu[t - 1], " to ", cu[t], " at index ", t, "; accepted: numbers that do not decrease"));
     }
 }
 
@@ -160,7 +166,8 @@ PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::v
     check_cu(cu_q, "cu_q");
     check_cu(cu_k, "cu_k");
     if (cu_q.size() != cu_k.size()) {
-        fail(SPATTN_E_SHAPE, "cu_k", text("has ", cu_k.size(), " numbers where cu_q has ", cu_q.size(), "; accepted: equal numbers"));
+        fail(SPATTN_E_SHAPE, "cu_k",
+             text("has ", cu_k.size(), " numbers where cu_q has ", cu_q.size(), "; accepted: equal numbers"));
     }
     return make_ref<PerDocument>(std::move(inner), std::move(cu_q), std::move(cu_k));
 }

@@ -14,7 +14,8 @@ PatternRef make_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_
     require_range(seq_k, 1, most_tokens, "seq_k");
     const int64_t pairs = multiply_saturated(heads, seq_q * seq_k);
     if (pairs > most_pairs) {
-        fail(SPATTN_E_RANGE, "seq_k", text("times heads and seq_q is ", pairs, "; accepted: up to ", most_pairs, " pairs"));
+        fail(SPATTN_E_RANGE, "seq_k",
+             text("times heads and seq_q is ", pairs, "; accepted: up to ", most_pairs, " pairs"));
     }
     const MaskSizes sizes{1, heads, seq_q, seq_k};
     auto rows = std::make_unique<BitRows>(sizes);
@@ -25,7 +26,8 @@ PatternRef make_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_
                 if (answer > 0) rows->set(head, q, k);
                 if (answer >= 0) continue;
                 fail(SPATTN_E_CALLBACK, "keep",
-                     text("returned ", answer, " for head ", head, ", q ", q, ", k ", k, "; accepted: 0, or more to keep"));
+                     text("returned ", answer, " for head ", head, ", q ", q, ", k ", k,
+                          "; accepted: 0, or more to keep"));
             }
         }
     }

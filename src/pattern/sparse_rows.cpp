@@ -8,16 +8,19 @@ namespace spattn {
 namespace {
 
 void check_row_ptr(const IndexArray& row_ptr, int64_t columns) {
-    if (row_ptr.size() < 2) fail(SPATTN_E_SHAPE, "row_ptr", text("has ", row_ptr.size(), " numbers; accepted: rows + 1, at least 2"));
+    if (row_ptr.size() < 2)
+        fail(SPATTN_E_SHAPE, "row_ptr", text("has ", row_ptr.size(), " numbers; accepted: rows + 1, at least 2"));
     if (row_ptr[0] != 0) fail(SPATTN_E_RANGE, "row_ptr", text("starts with ", row_ptr[0], "; accepted: 0"));
     for (int64_t r = 1; r < row_ptr.size(); ++r) {
         if (row_ptr[r] >= row_ptr[r - 1]) continue;
         fail(SPATTN_E_RANGE, "row_ptr",
-             text("falls from ", row_ptr[r - 1], " to ", row_ptr[r], " at index ", r, "; accepted: numbers that do not decrease"));
+             text("falls from ", row_ptr[r - 1], " to ", row_ptr[r], " at index ", r,
+                  "; accepted: numbers that do not decrease"));
     }
     const int64_t last = row_ptr[row_ptr.size() - 1];
     if (last == columns) return;
-    fail(SPATTN_E_SHAPE, "col_idx", text("has ", columns, " numbers where row_ptr ends with ", last, "; accepted: equal numbers"));
+    fail(SPATTN_E_SHAPE, "col_idx",
+         text("has ", columns, " numbers where row_ptr ends with ", last, "; accepted: equal numbers"));
 }
 
 }  // namespace

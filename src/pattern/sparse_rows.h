@@ -15,8 +15,8 @@ struct Stretch {
 
 class SparseRows {
 public:
-    // row_ptr is always checked, since memory safety hangs on it: [rows + 1], from 0, not decreasing, up to the number of
-    // columns. Unless trusted, the columns of a row must increase strictly and lie in [0, limit).
+    // row_ptr is always checked, since memory safety hangs on it: [rows + 1], from 0, not decreasing, up to the number
+    // of columns. Unless trusted, the columns of a row must increase strictly and lie in [0, limit).
     SparseRows(IndexArray row_ptr, IndexArray col_idx, int64_t limit, bool is_trusted);
 
     int64_t rows() const { return row_ptr_.size() - 1; }

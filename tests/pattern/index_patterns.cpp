@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// csr, bsr, mask and predicate against their definitions: rows, closed forms, layouts, text, equality, hostile arguments.
+// csr, bsr, mask and predicate against their definitions: rows, closed forms, layouts, text, equality, hostile
+// arguments.
 #include <map>
 #include <memory>
 
@@ -70,9 +71,9 @@ TEST(text_reads_back) {
     CHECK_EQ(parse_pattern(" csr ( [0,2, 3 ] , [0,1,1],2)")->print(), "csr([0,2,3],[0,1,1],2)");
     CHECK_EQ(parse_pattern("mask([1,0,0,5],2,2)")->print(), "mask([1,0,0,1],2,2)");
     CHECK_EQ(parse_pattern("mask([1,0],1,2,1,1)")->print(), "mask([1,0],2,1,1)");
-    for (const char* bad : {"csr", "csr()", "csr([0,1])", "csr([0,1],[0])", "csr([0,1],[0],1,2)", "csr([0,1],[1],1)", "csr(0,1)",
-                            "bsr([0,1],[0],1,1,1)", "mask([1],1)", "mask([1],1,2)", "mask([],0,0)", "mask([1],1,1,1,1,1)",
-                            "mask(#0123)", "bsr(#0123)"}) {
+    for (const char* bad : {"csr", "csr()", "csr([0,1])", "csr([0,1],[0])", "csr([0,1],[0],1,2)", "csr([0,1],[1],1)",
+                            "csr(0,1)", "bsr([0,1],[0],1,1,1)", "mask([1],1)", "mask([1],1,2)", "mask([],0,0)",
+                            "mask([1],1,1,1,1,1)", "mask(#0123)", "bsr(#0123)"}) {
         refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
     }
 }
@@ -81,7 +82,8 @@ TEST(equal_content_is_equal) {
     const std::vector<int32_t> rows32{0, 2, 2, 3}, columns32{0, 2, 1};
     const std::vector<int64_t> rows64{0, 2, 2, 3}, columns64{0, 2, 1};
     const PatternRef wide = make_csr(rows64, columns64, 3, false), narrow = make_csr(rows32, columns32, 3, true);
-    const PatternRef borrowed = make_csr(IndexArray::borrow(rows32.data(), 4), IndexArray::borrow(columns64.data(), 3), 3, false);
+    const PatternRef borrowed =
+        make_csr(IndexArray::borrow(rows32.data(), 4), IndexArray::borrow(columns64.data(), 3), 3, false);
     CHECK(wide->identity() == narrow->identity());
     CHECK(wide->identity() == borrowed->identity());
     CHECK(wide->identity() != make_csr(rows64, columns64, 4, false)->identity());
@@ -105,7 +107,8 @@ TEST(sizes_that_do_not_fit) {
     csr->check({4, 5, 2, 3, 77});
     heads->check({9, 2, 1, 1, 0});
     batch->check({2, 9, 1, 1, 0});
-    for (const Extent& e : {Extent{1, 1, 3, 3, 0}, Extent{1, 1, 2, 2, 0}}) refuses(SPATTN_E_SHAPE, "pattern", [&] { csr->check(e); });
+    for (const Extent& e : {Extent{1, 1, 3, 3, 0}, Extent{1, 1, 2, 2, 0}})
+        refuses(SPATTN_E_SHAPE, "pattern", [&] { csr->check(e); });
     refuses(SPATTN_E_SHAPE, "pattern", [&] { heads->check({1, 3, 1, 1, 0}); });
     refuses(SPATTN_E_SHAPE, "pattern", [&] { batch->check({3, 1, 1, 1, 0}); });
     refuses(SPATTN_E_SHAPE, "pattern", [&] { make_union({make_full(), csr})->check({1, 1, 3, 3, 0}); });
@@ -145,7 +148,8 @@ TEST(trusted_lies_stay_within_the_extent) {
         Source source(seed);
         std::vector<int64_t> rows{0}, columns;
         for (int row = 0; row < 20; ++row) {
-            for (int64_t n = source.number(0, 9); n > 0; --n) columns.push_back(source.number(0, 3) ? source.number(-9, 60) : huge);
+            for (int64_t n = source.number(0, 9); n > 0; --n)
+                columns.push_back(source.number(0, 3) ? source.number(-9, 60) : huge);
             rows.push_back(int64_t(columns.size()));
         }
         for (const PatternRef& p : {make_csr(rows, columns, 40, true), make_bsr(rows, columns, 2, 3, 40, 40, true)}) {
@@ -174,13 +178,16 @@ TEST(documents_that_break_the_rules) {
     refuses(SPATTN_E_RANGE, "cu_k", [&] { make_per_document(full, {0, 5, 9}, {0, 5, 4}); });
     refuses(SPATTN_E_SHAPE, "pattern", [&] { make_per_document(full, {0, huge}, {0, 1})->check({1, 1, 9, 9, 0}); });
     refuses(SPATTN_E_SHAPE, "pattern", [&] { make_per_document(full, {0, 9}, {0, 10})->check({1, 1, 9, 9, 0}); });
-    refuses(SPATTN_E_SHAPE, "pattern", [] { make_per_document(make_tree({-1, 0}), {0, 2, 5}, {0, 2, 5})->check({1, 1, 5, 5, 0}); });
+    refuses(SPATTN_E_SHAPE, "pattern",
+            [] { make_per_document(make_tree({-1, 0}), {0, 2, 5}, {0, 2, 5})->check({1, 1, 5, 5, 0}); });
     make_per_document(make_tree({-1, 0}), {0, 2, 4}, {0, 2, 6})->check({1, 1, 5, 7, 0});
-    for (const char* bad : {"per_document()", "per_document([0,1],[0,1])", "per_document([0,1],causal)",
-                            "per_document([0,1],[0,1],causal", "per_document([1,0],[0,1],causal)", "per_document([#01],[0],full)"}) {
+    for (const char* bad :
+         {"per_document()", "per_document([0,1],[0,1])", "per_document([0,1],causal)",
+          "per_document([0,1],[0,1],causal", "per_document([1,0],[0,1],causal)", "per_document([#01],[0],full)"}) {
         refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
     }
-    CHECK_EQ(parse_pattern("per_document( [0,2],[0 ,3],full|causal )")->print(), "per_document([0,2], [0,3], full | causal)");
+    CHECK_EQ(parse_pattern("per_document( [0,2],[0 ,3],full|causal )")->print(),
+             "per_document([0,2], [0,3], full | causal)");
 }
 
 TEST(predicates) {
@@ -210,7 +217,8 @@ TEST(predicates) {
     CHECK_EQ(calls.count, 13);
     refuses(SPATTN_E_NULL, "keep", [] { make_predicate(nullptr, nullptr, 1, 1, 1); });
     refuses(SPATTN_E_RANGE, "seq_k", [&] { make_predicate(keep, &calls, 2, 1 << 15, (1 << 14) + 1); });
-    refuses(SPATTN_E_RANGE, "seq_k", [&] { make_predicate(keep, &calls, 1 << 20, (int64_t(1) << 31) - 1, (int64_t(1) << 31) - 1); });
+    refuses(SPATTN_E_RANGE, "seq_k",
+            [&] { make_predicate(keep, &calls, 1 << 20, (int64_t(1) << 31) - 1, (int64_t(1) << 31) - 1); });
     for (int64_t bad : {int64_t(0), int64_t(-1), huge}) {
         refuses(SPATTN_E_RANGE, "heads", [&] { make_predicate(keep, &calls, bad, 1, 1); });
         refuses(SPATTN_E_RANGE, "seq_q", [&] { make_predicate(keep, &calls, 1, bad, 1); });
@@ -231,7 +239,8 @@ TEST(long_block_rows_take_few_questions) {
         for (int64_t block = 0; block < (1 << 20) / size; ++asked) {
             Key key;
             bool known = true;
-            const Coverage c = pattern->classify({{1, 1, 1 << 20, 1 << 20, 0}}, {512, size, block * size, size}, key, known);
+            const Coverage c =
+                pattern->classify({{1, 1, 1 << 20, 1 << 20, 0}}, {512, size, block * size, size}, key, known);
             CHECK(known);
             block = std::min<int64_t>(c.repeat, (1 << 20) / size) + block;
         }

@@ -17,10 +17,14 @@ public:
     // Meanings take positions, index patterns rows: row = p - q_offset.
     Tree index_leaf(const Extent& e) {
         switch (number(0, 3)) {
-            case 0: return csr(e);
-            case 1: return bsr(e);
-            case 2: return per_document(e, tree(2));
-            default: return mask(e);
+            case 0:
+                return csr(e);
+            case 1:
+                return bsr(e);
+            case 2:
+                return per_document(e, tree(2));
+            default:
+                return mask(e);
         }
     }
 
@@ -41,8 +45,10 @@ public:
             case 3:
                 return {make_per_head({a.pattern, b.pattern}, {1, 0, 1}),
                         [=](const Plane& s, int64_t p, int64_t k) { return (s.head == 1 ? f : g)(s, p, k); }};
-            case 4: return {make_transpose(a.pattern), [=](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); }};
-            default: return a;
+            case 4:
+                return {make_transpose(a.pattern), [=](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); }};
+            default:
+                return a;
         }
     }
 
@@ -137,7 +143,8 @@ inline void check_closed_form(const Tree& tree, const Plane& plane, int64_t rows
     const auto mask_at = [&](const Block& b) {
         std::string mask;
         for (int64_t row = b.row; row < b.row + b.rows; ++row) {
-            for (int64_t k = b.key; k < b.key + b.keys; ++k) mask += tree.sees(plane, plane.position(row), k) ? '1' : '0';
+            for (int64_t k = b.key; k < b.key + b.keys; ++k)
+                mask += tree.sees(plane, plane.position(row), k) ? '1' : '0';
         }
         return mask;
     };
