@@ -46,11 +46,11 @@ inline Problem problem_of(const Case& c, Dtype dtype) {
 }
 
 inline std::string describe(const Case& c) {
-    return text(c.pattern, " batch ", c.batch, " heads ", c.heads_q, "/", c.heads_kv, " seq ", c.seq_q, "/", c.seq_k, " dim ",
-                c.head_dim, "/", c.head_dim_v, " axes ", int(c.axes), " scale ", c.scale);
+    return text(c.pattern, " batch ", c.batch, " heads ", c.heads_q, "/", c.heads_kv, " seq ", c.seq_q, "/", c.seq_k,
+                " dim ", c.head_dim, "/", c.head_dim_v, " axes ", int(c.axes), " scale ", c.scale);
 }
 
-// ---- elements ----------------------------------------------------------------------------------------------------------
+// ---- elements -----------------------------------------------------------------------------------------------------
 
 using Bf16 = uint16_t;
 inline float widen(float x) { return x; }
@@ -80,11 +80,19 @@ public:
     Tensor(Axes axes, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
         : shape_{batch, heads, rows, columns} {
         switch (axes) {
-            case Axes::bhsd: strides_ = {heads * rows * columns, rows * columns, columns, 1}; break;
-            case Axes::bshd: strides_ = {rows * heads * columns, columns, heads * columns, 1}; break;
-            case Axes::gaps: strides_ = {heads * (rows * (2 * columns + 3) + 7) + 1, rows * (2 * columns + 3) + 7,
-                                         2 * columns + 3, 2}; break;
-            case Axes::shared: strides_ = {0, 0, columns, 1}; break;
+            case Axes::bhsd:
+                strides_ = {heads * rows * columns, rows * columns, columns, 1};
+                break;
+            case Axes::bshd:
+                strides_ = {rows * heads * columns, columns, heads * columns, 1};
+                break;
+            case Axes::gaps:
+                strides_ = {heads * (rows * (2 * columns + 3) + 7) + 1, rows * (2 * columns + 3) + 7, 2 * columns + 3,
+                            2};
+                break;
+            case Axes::shared:
+                strides_ = {0, 0, columns, 1};
+                break;
         }
         int64_t last = 0;
         for (size_t i = 0; i < 4; ++i) last += (shape_[i] - 1) * strides_[i];
@@ -131,7 +139,7 @@ private:
     std::vector<T> memory_;
 };
 
-// ---- inputs ------------------------------------------------------------------------------------------------------------
+// ---- inputs -------------------------------------------------------------------------------------------------------
 
 class PatternRows : public TokenRows {
 public:
@@ -209,7 +217,7 @@ inline Inputs make_inputs(const Case& c, bool rounded, unsigned seed) {
     return in;
 }
 
-// ---- runs --------------------------------------------------------------------------------------------------------------
+// ---- runs ---------------------------------------------------------------------------------------------------------
 
 struct Results {
     Values out, lse, dq, dk, dv;
@@ -242,9 +250,11 @@ template <class T>
 class Attention {
 public:
     Attention(const Case& c, const Rows& rows, int threads)
-        : case_(c), pattern_(parse_pattern(c.pattern)),
+        : case_(c),
+          pattern_(parse_pattern(c.pattern)),
           problem_(problem_of(c, std::is_same_v<T, float> ? Dtype::f32 : Dtype::bf16)),
-          threads_(make_thread_pool(threads)), token_rows_(*pattern_, problem_) {
+          threads_(make_thread_pool(threads)),
+          token_rows_(*pattern_, problem_) {
         PlanOptions options;
         options.backward = true;
         options.reference = rows.forward.block_q == 0;
@@ -258,10 +268,14 @@ public:
     Results run(const Inputs& in) {
         const Problem& p = problem_;
         const Axes out_axes = case_.axes == Axes::shared ? Axes::bhsd : case_.axes;
-        Tensor<T> q(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim), k(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim),
-            v(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v), dout(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v),
-            out(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v), dq(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim),
-            dk(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim), dv(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v);
+        Tensor<T> q(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim),
+            k(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim),
+            v(case_.axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v),
+            dout(case_.axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v),
+            out(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim_v),
+            dq(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim),
+            dk(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim),
+            dv(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v);
         Tensor<float> lse(out_axes, p.batch, p.heads_q, p.seq_q, 1), dlse(out_axes, p.batch, p.heads_q, p.seq_q, 1);
         q.set(in.q), k.set(in.k), v.set(in.v), dout.set(in.dout), dlse.set(in.dlse);
 
@@ -296,8 +310,10 @@ private:
         args.rows = &token_rows_;
         args.parallel = threads_.get();
         args.workspace = workspace.start();
-        if constexpr (std::is_same_v<Args, ForwardArgs>) pass.kernel->forward(args);
-        else pass.kernel->backward(args);
+        if constexpr (std::is_same_v<Args, ForwardArgs>)
+            pass.kernel->forward(args);
+        else
+            pass.kernel->backward(args);
         CHECK(workspace.kept_guard());
     }
 
@@ -318,11 +334,14 @@ inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int t
 // Pairs of all_kernels(): a forward row with the backward row of the same kind.
 inline std::vector<Rows> cpu_rows(bool reference) {
     std::vector<Rows> pairs;
-    const auto without_pass = [](std::string name, const char* pass) { return name.replace(name.find(pass), std::strlen(pass), ""); };
+    const auto without_pass = [](std::string name, const char* pass) {
+        return name.replace(name.find(pass), std::strlen(pass), "");
+    };
     for (const Kernel& f : all_kernels()) {
         if (f.device != SPATTN_CPU || f.pass != Pass::forward || (f.block_q == 0) != reference) continue;
         for (const Kernel& b : all_kernels())
-            if (b.pass == Pass::backward && without_pass(f.name, "forward") == without_pass(b.name, "backward")) pairs.push_back({f, b});
+            if (b.pass == Pass::backward && without_pass(f.name, "forward") == without_pass(b.name, "backward"))
+                pairs.push_back({f, b});
     }
     return pairs;
 }

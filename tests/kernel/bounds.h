@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How far a result may be from the truth. The truth is the double reference on the same (for bf16: rounded) inputs, in f32.
+// How far a result may be from the truth. The truth is the double reference on the same (for bf16: rounded) inputs, in
+// f32.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +17,9 @@ struct Bound {
     double absolute, relative, cosine;
 };
 constexpr Bound bounds[] = {
-    {Dtype::f32, "out", 2e-6, 2e-6, 0.9999999},
-    {Dtype::f32, "lse", 2e-6, 2e-6, 0.9999999},
-    {Dtype::f32, "gradient", 1e-5, 1e-5, 0.9999999},
-    {Dtype::bf16, "out", 1e-5, 1. / 256, 0.9999},
-    {Dtype::bf16, "lse", 2e-6, 2e-6, 0.9999999},
-    {Dtype::bf16, "gradient", 1. / 128, 1. / 256, 0.9995},
+    {Dtype::f32, "out", 2e-6, 2e-6, 0.9999999},      {Dtype::f32, "lse", 2e-6, 2e-6, 0.9999999},
+    {Dtype::f32, "gradient", 1e-5, 1e-5, 0.9999999}, {Dtype::bf16, "out", 1e-5, 1. / 256, 0.9999},
+    {Dtype::bf16, "lse", 2e-6, 2e-6, 0.9999999},     {Dtype::bf16, "gradient", 1. / 128, 1. / 256, 0.9995},
 };
 inline const Bound& bound_of(Dtype dtype, const std::string& what) {
     for (const Bound& bound : bounds)
@@ -40,7 +38,8 @@ inline bool same_specials(const Values& got, const Values& want) {
 // slack: scores of size s carry an error of s units, which exp turns into a relative one.
 inline void check_close(const std::string& name, const Values& got, const Values& want, Bound bound, double slack) {
     CHECK_EQ(got.size(), want.size());
-    if (!same_specials(got, want)) return check::report(false, __FILE__, __LINE__, name + ": inf or nan in other places");
+    if (!same_specials(got, want))
+        return check::report(false, __FILE__, __LINE__, name + ": inf or nan in other places");
     double top = 0, worst = 0, gw = 0, gg = 0, ww = 0;
     for (const float w : want)
         if (std::isfinite(w)) top = std::max(top, double(std::abs(w)));
@@ -53,7 +52,8 @@ inline void check_close(const std::string& name, const Values& got, const Values
     check::report(worst <= 1, __FILE__, __LINE__, text(name, " is ", worst, " times its bound from the truth"));
     // Gradients that cancel to nothing have no direction.
     if (ww > 1e-8 * double(want.size()))
-        check::report(gw >= (1 - slack * (1 - bound.cosine)) * std::sqrt(gg * ww), __FILE__, __LINE__, name + ": cosine");
+        check::report(gw >= (1 - slack * (1 - bound.cosine)) * std::sqrt(gg * ww), __FILE__, __LINE__,
+                      name + ": cosine");
 }
 
 inline void check_results(const Case& c, Dtype dtype, const Results& got, const Results& want) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What must hold whatever the numbers: equal bits for any number of threads, splits that change nothing but rounding, NaN
-// that stays where it is, inputs that overlap, and gradients that are derivatives.
+// What must hold whatever the numbers: equal bits for any number of threads, splits that change nothing but rounding,
+// NaN that stays where it is, inputs that overlap, and gradients that are derivatives.
 #include "bounds.h"
 
 using namespace attention;
@@ -53,8 +53,10 @@ TEST(nan_stays_with_those_who_see_it) {
         bool others_equal = true, own_nan = true;
         for (size_t i = 0; i < got.out.size(); ++i) {
             const bool own = i / 16 % 192 / 64 == 1;
-            if (own) own_nan &= std::isnan(got.out[i]);
-            else others_equal &= got.out[i] == want.out[i] && got.dq[i] == want.dq[i];
+            if (own)
+                own_nan &= std::isnan(got.out[i]);
+            else
+                others_equal &= got.out[i] == want.out[i] && got.dq[i] == want.dq[i];
         }
         CHECK(others_equal);
         CHECK(own_nan);

@@ -81,7 +81,8 @@ TEST(every_row_computes_attention) {
 TEST(bf16_reference_is_rounded_truth) {
     const Case c{"causal & window(30,0)", 1, 2, 1, 60, 80, 20, 12};
     const Inputs in = make_inputs(c, true, seed);
-    const Results got = run_rows(c, reference_rows(Dtype::bf16), in, 2), want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+    const Results got = run_rows(c, reference_rows(Dtype::bf16), in, 2),
+                  want = run_rows(c, reference_rows(Dtype::f32), in, 2);
     for (const auto member : {&Results::out, &Results::dq, &Results::dk, &Results::dv}) {
         bool equal = true;
         for (size_t i = 0; i < (want.*member).size(); ++i) {

@@ -6,9 +6,7 @@ namespace spattn::cpu::avx2 {
 namespace {
 
 // Each flag of archs.inc: the compiler may use any of them.
-bool runs_here() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
+bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx2, 64, 64),

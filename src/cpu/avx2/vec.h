@@ -16,9 +16,8 @@ constexpr int lanes = 8;
 // 6 x 2 accumulators, 2 of a B row and one broadcast fill 15 of 16 registers; 8 loads feed 12 FMAs.
 constexpr int tile_m = 6, tile_n = 2;
 
-// For cost.h.
-constexpr double flops_per_clock = 30, softmax_clocks = 11, mask_share = 0.2, block_clocks = 240, convert_clocks = 2,
-                 row_clocks = 4;
+// For cost.h: flops of products, clocks a vector of softmax.
+constexpr double flops_per_clock = 30, softmax_clocks = 11;
 
 inline Vec load(const float* x) { return _mm256_loadu_ps(x); }
 inline void store(float* x, Vec v) { _mm256_storeu_ps(x, v); }

@@ -19,9 +19,9 @@ constexpr int lanes = 16;
 // 6 x 4 accumulators, 4 of a B row and one broadcast fill 29 of 32 registers; 10 loads feed 24 FMAs.
 constexpr int tile_m = 6, tile_n = 4;
 
-// For cost.h. One 512-bit FMA a clock; CPUs with two units do better in products alone.
-constexpr double flops_per_clock = 32, softmax_clocks = 15, mask_share = 0.2, block_clocks = 240, convert_clocks = 2,
-                 row_clocks = 4;
+// For cost.h: flops of products, clocks a vector of softmax. One 512-bit FMA a clock: CPUs with two units are faster in
+// products alone.
+constexpr double flops_per_clock = 32, softmax_clocks = 15;
 
 inline Vec load(const float* x) { return _mm512_loadu_ps(x); }
 inline void store(float* x, Vec v) { _mm512_storeu_ps(x, v); }

@@ -13,23 +13,23 @@ struct OrderSpace {
 };
 
 struct BackwardSpace {
-    int64_t heads, rows;           // batch * heads_q; query blocks
-    float *delta, *minus_lse;      // [heads][rows * bq], the latter in units of log2
+    int64_t heads, rows;       // batch * heads_q; query blocks
+    float *delta, *minus_lse;  // [heads][rows * bq], the latter in units of log2
     OrderSpace* orders;
-    int32_t* first_order;          // [batch * heads_kv]
-    float* dq;                     // [blocks][bq][columns]
-    uint8_t* touched;              // [blocks]
-    float* parts;                  // [num_parts][part_floats]
+    int32_t* first_order;  // [batch * heads_kv]
+    float* dq;             // [blocks][bq][columns]
+    uint8_t* touched;      // [blocks]
+    float* parts;          // [num_parts][part_floats]
     int64_t part_floats;
     float* scratch;
     int64_t lane_floats;
 };
 
 struct BackwardScratch {
-    float *k_t, *v_t;         // [head_dim][bk], [head_dim_v][bk]
-    float *s, *dp;            // [bq][bk]
-    float *k, *q, *dout;      // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
-    float *dk, *dv;           // [bk][columns], [bk][columns_v]; one piece
+    float *k_t, *v_t;     // [head_dim][bk], [head_dim_v][bk]
+    float *s, *dp;        // [bq][bk]
+    float *k, *q, *dout;  // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
+    float *dk, *dv;       // [bk][columns], [bk][columns_v]; one piece
 };
 
 template <int bq, int bk>
@@ -103,7 +103,8 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
 }
 
 // Fills orders and first_order. Orders are chained from the last to the first, so that a chain runs upwards.
-inline void place_orders(const BackwardSpace& space, const Problem& p, const LayoutView& layout, const TasksView& tasks) {
+inline void place_orders(const BackwardSpace& space, const Problem& p, const LayoutView& layout,
+                         const TasksView& tasks) {
     int64_t block = 0;
     for (int32_t w = 0; w < tasks.orders; ++w) {
         space.orders[w] = reach(p, layout, tasks, w);

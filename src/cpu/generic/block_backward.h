@@ -10,8 +10,8 @@
 //
 // Three phases: delta and lse per query row; orders of tasks; then each dQ block sums the buffers of the orders that
 // touched it, in order, and columns that were cut sum their parts. An order has its own dQ buffer because orders of one
-// head meet in dQ and atomics would make sums depend on timing. A buffer covers the query blocks from the first to the last
-// that its order touches: with a window the buffers together are hardly larger than dQ.
+// head meet in dQ and atomics would make sums depend on timing. A buffer covers the query blocks from the first to the
+// last that its order touches: with a window the buffers together are hardly larger than dQ.
 //
 // What binds: FMA, 10 * head_dim flops a pair against one exp2.
 #pragma once
@@ -32,8 +32,12 @@ struct BackwardLane {
     const OrderSpace* order = nullptr;
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
-        : args(a), p(*a.problem), space(s), scale_log2(float(p.scale * log2_e)),
-          columns(round_up(p.head_dim, lanes)), columns_v(round_up(p.head_dim_v, lanes)) {
+        : args(a),
+          p(*a.problem),
+          space(s),
+          scale_log2(float(p.scale * log2_e)),
+          columns(round_up(p.head_dim, lanes)),
+          columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_backward_lane<bq, bk>(carver, p);
     }
@@ -50,7 +54,8 @@ struct BackwardLane {
         const int64_t first = int64_t(row) * bk, group = p.heads_q / p.heads_kv;
         uint64_t alive = 0;
         for (int64_t g = 0; g < group; ++g)
-            alive |= alive_of(args.layout.live_keys, args.layout.by_key.rows, args.layout.class_of[head * group + g], row);
+            alive |=
+                alive_of(args.layout.live_keys, args.layout.by_key.rows, args.layout.class_of[head * group + g], row);
         return {head / p.heads_kv, head % p.heads_kv, first, least(bk, p.seq_k - first), alive};
     }
 
@@ -92,7 +97,8 @@ struct BackwardLane {
         const Rows dout = load_padded<T>(args.dout, at, int(p.head_dim_v), lane.dout);
         // s = q kT, dp = dout vT
         multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
-        multiply<Left::rows, Store::set>({dout.x, dout.ld, lane.v_t, bk, lane.dp, bk, int(p.head_dim_v)}, at.count, bk / lanes);
+        multiply<Left::rows, Store::set>({dout.x, dout.ld, lane.v_t, bk, lane.dp, bk, int(p.head_dim_v)}, at.count,
+                                         bk / lanes);
         const int64_t row_at = head * space.rows * bq + at.first;
         const uint64_t* bits = mask_bits(args.layout, mask);
         bits ? differentiate<true>(at.count, row_at, bits) : differentiate<false>(at.count, row_at, bits);
@@ -100,7 +106,8 @@ struct BackwardLane {
         multiply<Left::transposed, Store::add>({lane.s, bk, dout.x, dout.ld, lane.dv, columns_v, at.count}, keys,
                                                columns_v / lanes);
         // s = q kT: dk += dsT q, dq += ds k
-        multiply<Left::transposed, Store::add>({lane.dp, bk, q.x, q.ld, lane.dk, columns, at.count}, keys, columns / lanes);
+        multiply<Left::transposed, Store::add>({lane.dp, bk, q.x, q.ld, lane.dk, columns, at.count}, keys,
+                                               columns / lanes);
         const int64_t block = order->block + g * order->count + row - order->first;
         const Product dq{lane.dp, bk, k.x, k.ld, space.dq + block * bq * columns, columns, keys};
         space.touched[block] ? multiply<Left::rows, Store::add>(dq, at.count, columns / lanes)
@@ -143,7 +150,8 @@ struct BackwardLane {
 
     void join(const Join& j) {
         zero(lane.dk, space.part_floats);
-        for (int i = 0; i < j.parts; ++i) add(space.parts + (j.first_part + i) * space.part_floats, lane.dk, space.part_floats);
+        for (int i = 0; i < j.parts; ++i)
+            add(space.parts + (j.first_part + i) * space.part_floats, lane.dk, space.part_floats);
         finish(keys(j.head, j.row));
     }
 
@@ -190,7 +198,7 @@ struct BackwardLane {
     }
 };
 
-// ---- phases ------------------------------------------------------------------------------------------------------------
+// ---- phases -------------------------------------------------------------------------------------------------------
 
 struct BackwardRun {
     const BackwardArgs* args;
@@ -225,8 +233,8 @@ inline void backward_results(void* argument, int64_t index) {
 template <class T, int bq, int bk>
 void block_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
-    BackwardRun run{&args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()),
-                    0, 0, 0};
+    BackwardRun run{
+        &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
     place_orders(run.space, *args.problem, args.layout, args.tasks);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
     args.parallel->run(backward_tasks<T, bq, bk>, &run);

@@ -5,11 +5,12 @@
 //     m, l           online softmax down the keys            vertical: no operation crosses lanes
 //     oT[dim][query] += V[key][dim] . pT[key][query]          V is read transposed by its strides
 //
-// One task is one block of queries of one head: qT is packed once, K and V are never repacked, and out is transposed back at
-// the end. Scores are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own scratch.
+// One task is one block of queries of one head: qT is packed once, K and V are never repacked, and out is transposed
+// back at the end. Scores are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own
+// scratch.
 //
-// What binds: FMA. Per pair 4 * head_dim flops against one exp2 of about a dozen vector operations a vector, which is 10 %
-// of the time at head_dim 64 and 5 % at 128. K and V blocks come from L2 at about a byte a cycle.
+// What binds: FMA. Per pair 4 * head_dim flops against one exp2 of about a dozen vector operations a vector, which is
+// 10 % of the time at head_dim 64 and 5 % at 128. K and V blocks come from L2 at about a byte a cycle.
 #pragma once
 
 #include <float.h>
@@ -68,8 +69,8 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
 
 template <class T, int bq, int bk>
 struct ForwardLane {
-    static constexpr int width = bq / lanes;                       // vectors of a row of sT
-    static constexpr int strip = width < 4 ? width : 4;            // vectors that softmax holds at once
+    static constexpr int width = bq / lanes;             // vectors of a row of sT
+    static constexpr int strip = width < 4 ? width : 4;  // vectors that softmax holds at once
 
     const ForwardArgs& args;
     const Problem& p;
@@ -77,8 +78,7 @@ struct ForwardLane {
     ForwardScratch<bq, bk> lane;
     State state;
 
-    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
-        : args(a), p(*a.problem), space(s) {
+    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index) : args(a), p(*a.problem), space(s) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
         state = state_at(lane.state, p, bq);
@@ -86,7 +86,8 @@ struct ForwardLane {
 
     Place queries(int32_t head, int32_t row) const {
         const int64_t first = int64_t(row) * bq;
-        const uint64_t alive = alive_of(args.layout.live_queries, args.layout.by_query.rows, args.layout.class_of[head], row);
+        const uint64_t alive =
+            alive_of(args.layout.live_queries, args.layout.by_query.rows, args.layout.class_of[head], row);
         return {head / p.heads_q, head % p.heads_q, first, least(bq, p.seq_q - first), alive};
     }
 
@@ -119,7 +120,8 @@ struct ForwardLane {
         for (int j = 0; j < width; j += strip)
             mask == full_block ? softmax<false>(at.count, j * lanes, bits) : softmax<true>(at.count, j * lanes, bits);
         const Rows v = load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
-        multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, bq, state.out, bq, at.count}, int(p.head_dim_v), width);
+        multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, bq, state.out, bq, at.count}, int(p.head_dim_v),
+                                               width);
     }
 
     // sT becomes pT, in the strip of lanes that starts at `first`.
@@ -163,7 +165,8 @@ struct ForwardLane {
             const Vec old = load(state.m + at), m = max(top[w], old), keep = exp2(old - m);
             store(state.m + at, m);
             store(state.l + at, load(state.l + at) * keep);
-            for (int64_t d = 0; d < p.head_dim_v; ++d) store(state.out + d * bq + at, load(state.out + d * bq + at) * keep);
+            for (int64_t d = 0; d < p.head_dim_v; ++d)
+                store(state.out + d * bq + at, load(state.out + d * bq + at) * keep);
         }
     }
 
@@ -195,7 +198,8 @@ struct ForwardLane {
         const int columns = int(p.head_dim_v), ld = round_up(columns, lanes);
         for (int i = 0; i < bq; ++i) lane.s[i] = state.l[i] == 0.f ? 0.f : 1.f / state.l[i];
         for (int d = 0; d < columns; ++d)
-            for (int i = 0; i < bq; i += lanes) store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
+            for (int i = 0; i < bq; i += lanes)
+                store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
         transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
         store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
         if (!args.lse.data) return;
@@ -205,7 +209,7 @@ struct ForwardLane {
     }
 };
 
-// ---- phases ------------------------------------------------------------------------------------------------------------
+// ---- phases -------------------------------------------------------------------------------------------------------
 
 struct ForwardRun {
     const ForwardArgs* args;

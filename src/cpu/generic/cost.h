@@ -1,24 +1,35 @@
 // SPDX-License-Identifier: MIT
-// What a pass is expected to take, in clocks of one lane: products at the arch's rate, softmax by the vector, a constant a
-// block, and the wider of that and main memory. Figures of an arch stand in its vec.h; they were read off dense, windowed
-// and block-diagonal runs at head_dim 64 and 128 and make rows comparable, not the clock on the wall predictable.
+// What a pass is expected to take, in clocks of one lane: products at the arch's rate, softmax by the vector, what each
+// block and each row of blocks moves besides, and the wider of that and main memory. Read off dense, windowed and
+// block-diagonal runs of 64x64 and 16x16 blocks at head_dim 64 and 128 (Zen 4): right for choosing among rows, no
+// promise.
 #pragma once
 
 namespace spattn::cpu {
 namespace {
 
+// Clocks a float: sums that a block's products load and store again; packing and writing back, once a row of blocks;
+// widening of bf16.
+constexpr double forward_touch = 0.05, backward_touch = 0.25, forward_row = 1.25, backward_row = 2.5, widen = 0.12;
+// Selecting by mask bits, as a share of softmax.
+constexpr double mask_share = 0.2;
+
 template <class T, int bq, int bk, Pass pass>
 Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     constexpr bool forward = pass == Pass::forward;
-    const double dims = double(p.head_dim + p.head_dim_v);
+    const double dims = double(p.head_dim + p.head_dim_v), edges = double(bq + bk) * dims;
     const double flops = (forward ? 2 : 5) * dims * stats.visited;
     const double vectors = (stats.visited + stats.masked * bq * bk * mask_share) / lanes;
-    const double converted = sizeof(T) == sizeof(float) ? 0 : stats.blocks * (forward ? bk : bq) * dims / lanes;
-    const double clocks = flops / flops_per_clock + vectors * softmax_clocks + stats.blocks * block_clocks * (forward ? 1 : 2.5) +
-                          converted * convert_clocks + double(stats.rows) * (bq + bk) * dims / lanes * row_clocks;
-    const double rows = double(p.batch) * (double(p.heads_q) * double(p.seq_q) + double(p.heads_kv) * double(p.seq_k));
-    const double bytes = rows * dims * sizeof(T) * (forward ? 1 : 2);
-    const double compute_us = clocks / (1e3 * machine.clock * machine.lanes), memory_us = bytes / (1e3 * machine.bandwidth);
+    double clocks = flops / flops_per_clock + vectors * softmax_clocks;
+    clocks += stats.blocks * edges * (forward ? forward_touch : backward_touch);
+    clocks += double(stats.rows) * edges * (forward ? forward_row : backward_row);
+    if (sizeof(T) < sizeof(float)) clocks += stats.blocks * (forward ? bk : bq) * dims * widen;
+
+    const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+    const double bytes = (rows_q + rows_k) * dims * sizeof(T) * (forward ? 1 : 2);
+    const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
+                 memory_us = bytes / (1e3 * machine.bandwidth);
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};
 }
 

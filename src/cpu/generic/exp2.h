@@ -6,8 +6,8 @@
 namespace spattn::cpu {
 namespace {
 
-constexpr float exp2_c1 = 0x1.62e42ap-1f, exp2_c2 = 0x1.ebf9bcp-3f, exp2_c3 = 0x1.c6b752p-5f,
-                exp2_c4 = 0x1.3cea88p-7f, exp2_c5 = 0x1.5bba14p-10f;
+constexpr float exp2_c1 = 0x1.62e42ap-1f, exp2_c2 = 0x1.ebf9bcp-3f, exp2_c3 = 0x1.c6b752p-5f, exp2_c4 = 0x1.3cea88p-7f,
+                exp2_c5 = 0x1.5bba14p-10f;
 
 }  // namespace
 }  // namespace spattn::cpu

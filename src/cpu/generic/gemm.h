@@ -4,9 +4,9 @@
 //     C[m][n] (+)= A[m][k] B[k][n]
 //
 // n lies in vector lanes, A is read one float at a time and broadcast. A may be stored row-major [m][k] or transposed
-// [k][m], so neither K nor V nor P is ever repacked: what a product sums over is a matter of two strides. Register tiles
-// are tile_m x tile_n vectors; edges along m and n have tiles of their own size, and k is any number. The sum over k
-// starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
+// [k][m], so neither K nor V nor P is ever repacked: what a product sums over is a matter of two strides. Register
+// tiles are tile_m x tile_n vectors; edges along m and n have tiles of their own size, and k is any number. The sum
+// over k starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
 #pragma once
 
 namespace spattn::cpu {

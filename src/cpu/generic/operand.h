@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Between tensors and the fp32 rows that products read. f32 rows whose columns are contiguous are read where they lie; all
-// else (bf16, strided columns, rows that must not leak) is copied to scratch first.
+// Between tensors and the fp32 rows that products read. f32 rows whose columns are contiguous are read where they lie;
+// all else (bf16, strided columns, rows that must not leak) is copied to scratch first.
 #pragma once
 
 namespace spattn::cpu {
@@ -58,7 +58,8 @@ inline void load_row(const T* in, int64_t stride, int columns, float* out) {
     for (; c < columns; ++c) out[c] = to_float(in[c * stride]);
 }
 
-// Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in products.
+// Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
+// products.
 template <class T>
 inline Rows copy_rows(const TensorView& x, const Place& at, int columns, float* scratch) {
     const int ld = round_up(columns, lanes);
@@ -103,7 +104,7 @@ inline void store_rows(const float* in, int64_t ld, float factor, int columns, c
     for (int i = 0; i < at.count; ++i) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
 }
 
-// ---- transposes -------------------------------------------------------------------------------------------------------
+// ---- transposes ---------------------------------------------------------------------------------------------------
 
 typedef float Four __attribute__((vector_size(16)));
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The truth: dense loops in double over the token rows of the pattern. No layout, no blocks, no cleverness: what every other
-// row is tested against. Slow, and the one kind of row that may allocate while it runs (the interval list of a row).
+// The truth: dense loops in double over the token rows of the pattern. No layout, no blocks, no cleverness: what every
+// other row is tested against. Slow, and the one kind of row that may allocate while it runs (the interval list of a
+// row).
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -22,8 +23,8 @@ double read(Bf16 x) {
     return value;
 }
 void write(double x, float& to) { to = float(x); }
-// Rounded once, from double, to nearest even: through float it could be rounded twice. Half of a unit beyond what is kept,
-// or just the kept bits, decide.
+// Rounded once, from double, to nearest even: through float it could be rounded twice. Half of a unit beyond what is
+// kept, or just the kept bits, decide.
 void write(double x, Bf16& to) {
     float below = float(x);
     if (std::abs(double(below)) > std::abs(x)) below = std::nextafter(below, 0.f);
@@ -47,8 +48,8 @@ struct Row {
     const Problem& p;
     const TokenRows& pattern;
     TensorView q, k, v;
-    double* s;                    // [seq_k] a lane's scratch
-    std::vector<int64_t> seen;    // begin0, end0, begin1, ...
+    double* s;                  // [seq_k] a lane's scratch
+    std::vector<int64_t> seen;  // begin0, end0, begin1, ...
     int64_t batch = 0, head = 0, head_kv = 0, row = 0;
     double lse = 0;
 
@@ -66,7 +67,8 @@ struct Row {
         double m = -infinity, l = 0;
         each_key([&](int64_t key) {
             double dot = 0;
-            for (int64_t c = 0; c < p.head_dim; ++c) dot += read(at<T>(q, b, h, i, c)) * read(at<T>(k, b, head_kv, key, c));
+            for (int64_t c = 0; c < p.head_dim; ++c)
+                dot += read(at<T>(q, b, h, i, c)) * read(at<T>(k, b, head_kv, key, c));
             s[key] = p.scale * dot;
             m = std::max(m, s[key]);
         });
@@ -93,7 +95,8 @@ void forward_lane(void* argument, int64_t lane) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
         row.each_key([&](int64_t key) {
-            for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += row.s[key] * read(at<T>(a.v, row.batch, row.head_kv, key, c));
+            for (int64_t c = 0; c < p.head_dim_v; ++c)
+                out[c] += row.s[key] * read(at<T>(a.v, row.batch, row.head_kv, key, c));
         });
         for (int64_t c = 0; c < p.head_dim_v; ++c) write(out[c], at<T>(a.out, row.batch, row.head, row.row, c));
         if (a.lse.data) at<float>(a.lse, row.batch, row.head, row.row) = float(row.lse);
@@ -123,7 +126,8 @@ void backward_row(const BackwardArgs& a, const Row<T>& row, double* dk, double* 
             dq[c] += ds * read(at<T>(a.k, b, row.head_kv, key, c));
             dk[key * p.head_dim + c] += ds * read(at<T>(a.q, b, h, i, c));
         }
-        for (int64_t c = 0; c < p.head_dim_v; ++c) dv[key * p.head_dim_v + c] += row.s[key] * read(at<T>(a.dout, b, h, i, c));
+        for (int64_t c = 0; c < p.head_dim_v; ++c)
+            dv[key * p.head_dim_v + c] += row.s[key] * read(at<T>(a.dout, b, h, i, c));
     });
     for (int64_t c = 0; c < p.head_dim; ++c) write(dq[c], at<T>(a.dq, b, h, i, c));
 }
@@ -135,7 +139,8 @@ void backward_lane(void* argument, int64_t lane) {
     const BackwardArgs& a = *static_cast<const BackwardArgs*>(run.args);
     const Problem& p = *a.problem;
     double* s = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
-    double *dq = s + p.seq_k, *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim, *end = dv + p.seq_k * p.head_dim_v;
+    double *dq = s + p.seq_k, *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim,
+           *end = dv + p.seq_k * p.head_dim_v;
     Row<T> row{p, *a.rows, a.q, a.k, a.v, s, {}};
     for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_kv;) {
         const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
@@ -146,7 +151,8 @@ void backward_lane(void* argument, int64_t lane) {
         }
         for (int64_t key = 0; key < p.seq_k; ++key) {
             for (int64_t c = 0; c < p.head_dim; ++c) write(dk[key * p.head_dim + c], at<T>(a.dk, b, head_kv, key, c));
-            for (int64_t c = 0; c < p.head_dim_v; ++c) write(dv[key * p.head_dim_v + c], at<T>(a.dv, b, head_kv, key, c));
+            for (int64_t c = 0; c < p.head_dim_v; ++c)
+                write(dv[key * p.head_dim_v + c], at<T>(a.dv, b, head_kv, key, c));
         }
     }
 }
@@ -183,13 +189,39 @@ Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
 
 template <class T>
 constexpr Kernel forward_row(const char* name, Dtype dtype) {
-    return {name, SPATTN_CPU, Pass::forward, dtype, 0, 0, 0, nullptr, false, runs_here, fits, cost<2>,
-            workspace<forward_doubles>, forward<T>, nullptr};
+    return {name,
+            SPATTN_CPU,
+            Pass::forward,
+            dtype,
+            0,
+            0,
+            0,
+            nullptr,
+            false,
+            runs_here,
+            fits,
+            cost<2>,
+            workspace<forward_doubles>,
+            forward<T>,
+            nullptr};
 }
 template <class T>
 constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
-    return {name, SPATTN_CPU, Pass::backward, dtype, 0, 0, 0, nullptr, true, runs_here, fits, cost<5>,
-            workspace<backward_doubles>, nullptr, backward<T>};
+    return {name,
+            SPATTN_CPU,
+            Pass::backward,
+            dtype,
+            0,
+            0,
+            0,
+            nullptr,
+            true,
+            runs_here,
+            fits,
+            cost<5>,
+            workspace<backward_doubles>,
+            nullptr,
+            backward<T>};
 }
 
 constexpr Kernel rows[] = {

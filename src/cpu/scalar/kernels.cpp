@@ -6,9 +6,7 @@ namespace spattn::cpu::scalar {
 namespace {
 
 // Each flag of archs.inc: the compiler may use any of them.
-bool runs_here() {
-    return true;
-}
+bool runs_here() { return true; }
 
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(scalar, 64, 64),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The verbs of generic/ for any CPU: four floats in the compiler's own vector type, which becomes whatever registers the
-// target has, or single floats.
+// The verbs of generic/ for any CPU: four floats in the compiler's own vector type, which becomes whatever registers
+// the target has, or single floats.
 #pragma once
 
 #include <stdint.h>
@@ -16,9 +16,8 @@ constexpr int lanes = 4;
 // 4 x 2 accumulators leave room in 16 registers for the products that a multiply without FMA needs.
 constexpr int tile_m = 4, tile_n = 2;
 
-// For cost.h.
-constexpr double flops_per_clock = 10, softmax_clocks = 14, mask_share = 0.2, block_clocks = 240, convert_clocks = 2,
-                 row_clocks = 4;
+// For cost.h: flops of products, clocks a vector of softmax.
+constexpr double flops_per_clock = 10, softmax_clocks = 14;
 
 inline Vec load(const float* x) {
     Vec v;
