@@ -34,7 +34,7 @@ inline Bits bits_at(const uint64_t* mask, int first) {
 }
 inline Vec select(Bits bits, Vec a, Vec b) { return _mm256_blendv_ps(b, a, bits); }  // a where the bit is set
 
-// 2^x within 2 ulp; below 2^-126 it is 0, NaN stays, 128 and more give inf.
+// 2^x within 2.1 ulp; below 2^-126 it is 0, NaN stays, 128 and more give inf.
 inline Vec exp2(Vec x) {
     const Vec tiny = _mm256_cmp_ps(x, set1(-126.f), _CMP_LT_OQ);
     x = _mm256_min_ps(set1(128.f), _mm256_max_ps(set1(-126.f), x));

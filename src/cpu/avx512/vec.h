@@ -34,7 +34,7 @@ inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ
 inline Bits bits_at(const uint64_t* mask, int first) { return Bits(mask[first / 64] >> (first % 64)); }
 inline Vec select(Bits bits, Vec a, Vec b) { return _mm512_mask_blend_ps(bits, b, a); }  // a where the bit is set
 
-// 2^x within 2 ulp, denormals included; -inf gives 0, NaN stays. The clamp keeps -inf - round(-inf) from being NaN.
+// 2^x within 2.1 ulp, denormals included; -inf gives 0, NaN stays. The clamp keeps -inf - round(-inf) from being NaN.
 inline Vec exp2(Vec x) {
     x = _mm512_max_ps(set1(-160.f), x);
     const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
