@@ -41,8 +41,8 @@ inline Bits bits_at(const uint64_t* mask, int first) {
     return (Bits{all, all, all, all} & each) == each;
 }
 
-// 2^x within 2.3 ulp; below 2^-126 it is 0, NaN stays, 128 and more give inf. Adding 1.5 * 2^23 rounds to an integer and
-// leaves it in the low bits.
+// 2^x within 2.3 ulp; below 2^-126 it is 0, NaN stays, 128 and more give inf. Adding 1.5 * 2^23 rounds to an integer
+// and leaves it in the low bits.
 inline Vec exp2(Vec x) {
     const Bits tiny = x < set1(-126.f);
     x = max(set1(-126.f), x);
