@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: MIT
+// A pattern twice: made through the C ABI, and as a function written from the definitions alone, pair by pair. Choices
+// come from bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "fuzz/fuzz.h"
+
+namespace fuzz {
+
+struct Rectangle {
+    int64_t batch, heads, seq_q, seq_k, q_offset;
+};
+struct Plane {
+    Rectangle extent;
+    int64_t batch, head;
+};
+using Sees = std::function<bool(const Plane&, int64_t p, int64_t k)>;
+
+struct Model {
+    Pattern pattern;
+    Sees sees;
+};
+
+inline int64_t mod(int64_t a, int64_t n) { return (a % n + n) % n; }
+inline int64_t div(int64_t a, int64_t n) { return (a - mod(a, n)) / n; }
+
+struct Integers {
+    explicit Integers(const std::vector<int64_t>& values) : size(int64_t(values.size())) {
+        tensor.data = const_cast<int64_t*>(size ? values.data() : &size);
+        tensor.device = {SPATTN_CPU, 0};
+        tensor.ndim = 1;
+        tensor.dtype = {SPATTN_INT, 64, 1};
+        tensor.shape = &size;
+    }
+    Integers(const Integers&) = delete;
+    int64_t size;
+    spattn_tensor tensor{};
+};
+
+// Blocks that row I of bigbird draws, after those it sees anyway.
+inline bool draws(int64_t row, int64_t wanted, int64_t blocks, int64_t random, uint64_t seed,
+                  const std::function<bool(int64_t)>& is_seen) {
+    std::set<int64_t> left;
+    for (int64_t j = 0; j < blocks; ++j) {
+        if (!is_seen(j)) left.insert(j);
+    }
+    uint64_t state = seed + uint64_t(row) * 0x9E3779B97F4A7C15;
+    for (int64_t drawn = 0; drawn < random && !left.empty();) {
+        uint64_t z = state += 0x9E3779B97F4A7C15;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+        const int64_t j = int64_t((z ^ (z >> 31)) % uint64_t(blocks));
+        if (left.erase(j)) {
+            if (j == wanted) return true;
+            ++drawn;
+        }
+    }
+    return false;
+}
+
+class Builder {
+public:
+    Builder(Bytes& bytes, const Rectangle& extent) : bytes_(bytes), extent_(extent) {}
+
+    Model build(int depth) {
+        if (depth == 0 || bytes_.is_empty()) return leaf();
+        switch (number(0, 9)) {
+            case 0: return many(depth, true);
+            case 1: return many(depth, false);
+            case 2: return difference(depth);
+            case 3: return transpose(depth);
+            case 4: return choice(depth, true);
+            case 5: return choice(depth, false);
+            case 6: return is_whole_ ? per_document(depth) : leaf();
+            default: return leaf();
+        }
+    }
+
+private:
+    int64_t number(int64_t low, int64_t high) { return bytes_.number(low, high); }
+
+    template <class Make>
+    static Model made(Make make, Sees sees) {
+        spattn_pattern* result = nullptr;
+        demand(make(&result) == SPATTN_OK && result, "a pattern of legal arguments is made", "");
+        return {Pattern(result), std::move(sees)};
+    }
+
+    // ---- leaves ----
+
+    Model leaf() {
+        switch (number(0, is_whole_ ? 19 : 15)) {
+            case 0: return made(spattn_pattern_full, [](const Plane&, int64_t, int64_t) { return true; });
+            case 1: return made(spattn_pattern_causal, [](const Plane&, int64_t p, int64_t k) { return k <= p; });
+            case 2: return band(1);
+            case 3: return band(number(1, 7));
+            case 4: return sink();
+            case 5: return blocks(0);
+            case 6: return documents();
+            case 7: return strided();
+            case 8: return landmark();
+            case 9: return blocks(1);
+            case 10:
+                return made(spattn_pattern_logsparse, [](const Plane&, int64_t p, int64_t k) {
+                    return p >= k && ((p - k) & (p - k - 1)) == 0;
+                });
+            case 11: return residue();
+            case 12: return global(true);
+            case 13: return global(false);
+            case 14:
+            case 15: return bigbird();
+            case 16: return csr(1, 1);
+            case 17: return csr(number(1, 7), number(1, 7));
+            case 18: return mask();
+            default: return tree();
+        }
+    }
+
+    Model band(int64_t s) {
+        const int64_t l = number(-1, 12), r = number(-1, 9);
+        return made([&](auto out) { return s == 1 ? spattn_pattern_window(l, r, out) : spattn_pattern_dilated(l, r, s, out); },
+                    [=](const Plane&, int64_t p, int64_t k) {
+                        return (l < 0 || k >= p - l) && (r < 0 || k <= p + r) && mod(k - p, s) == 0;
+                    });
+    }
+    Model sink() {
+        const int64_t n = number(0, 12);
+        return made([&](auto out) { return spattn_pattern_sink(n, out); }, [=](const Plane&, int64_t, int64_t k) { return k < n; });
+    }
+    Model blocks(bool has_landmarks) {  // block_diagonal, or fixed
+        const int64_t b = number(1, 17), m = has_landmarks ? number(0, b) : 0;
+        return made([&](auto out) { return has_landmarks ? spattn_pattern_fixed(b, m, out) : spattn_pattern_block_diagonal(b, out); },
+                    [=](const Plane&, int64_t p, int64_t k) {
+                        return (p >= 0 && div(k, b) == div(p, b)) || mod(k, b) >= b - m;
+                    });
+    }
+    Model documents() {
+        const std::vector<int64_t> cu = cuts(40);
+        const Integers tensor(cu);
+        return made([&](auto out) { return spattn_pattern_documents(&tensor.tensor, out); },
+                    [=](const Plane&, int64_t p, int64_t k) {
+                        for (size_t t = 0; t + 1 < cu.size(); ++t) {
+                            if (cu[t] <= p && p < cu[t + 1] && cu[t] <= k && k < cu[t + 1]) return true;
+                        }
+                        return false;
+                    });
+    }
+    Model strided() {
+        const int64_t s = number(1, 11);
+        return made([&](auto out) { return spattn_pattern_strided(s, out); },
+                    [=](const Plane&, int64_t p, int64_t k) { return mod(k - p, s) == 0; });
+    }
+    Model landmark() {
+        const int64_t b = number(1, 11), m = number(0, b);
+        return made([&](auto out) { return spattn_pattern_landmark(b, m, out); },
+                    [=](const Plane&, int64_t, int64_t k) { return mod(k, b) >= b - m; });
+    }
+    Model residue() {
+        const int64_t r = number(1, 9), o = number(0, r - 1);
+        return made([&](auto out) { return spattn_pattern_residue(r, o, out); },
+                    [=](const Plane&, int64_t p, int64_t k) { return mod(p, r) == o && mod(k, r) == o; });
+    }
+    Model global(bool keys_only) {
+        std::vector<int64_t> list;
+        for (int64_t n = number(0, 6); n > 0; --n) list.push_back(number(0, 30));
+        const std::set<int64_t> set(list.begin(), list.end());
+        const Integers tensor(list);
+        return made([&](auto out) {
+                        return keys_only ? spattn_pattern_global_keys(&tensor.tensor, out)
+                                         : spattn_pattern_global_tokens(&tensor.tensor, out);
+                    },
+                    [=](const Plane&, int64_t p, int64_t k) { return set.count(k) || (!keys_only && set.count(p)); });
+    }
+    Model bigbird() {
+        spattn_bigbird b{};
+        b.struct_size = sizeof b;
+        b.block = number(1, 9), b.window_blocks = number(0, 3) ? number(0, 2) * 2 + 1 : 0;
+        b.global_blocks = number(0, 2), b.random_blocks = number(0, 4), b.seed = uint64_t(number(0, 255));
+        return made([&](auto out) { return spattn_pattern_bigbird(&b, out); }, [=](const Plane& s, int64_t p, int64_t k) {
+            if (p < 0) return false;
+            const int64_t row = div(p, b.block), wanted = div(k, b.block);
+            const auto is_seen = [&](int64_t j) {
+                return 2 * std::abs(row - j) < b.window_blocks || j < b.global_blocks || row < b.global_blocks;
+            };
+            return is_seen(wanted) || draws(row, wanted, div(s.extent.seq_k + b.block - 1, b.block), b.random_blocks, b.seed, is_seen);
+        });
+    }
+
+    // ---- lists for this extent; rows, not positions ----
+
+    Model csr(int64_t bq, int64_t bk) {
+        std::set<std::pair<int64_t, int64_t>> kept;
+        std::vector<int64_t> row_ptr{0}, col_idx;
+        const int64_t rows = div(extent_.seq_q + bq - 1, bq), columns = div(extent_.seq_k + bk - 1, bk);
+        for (int64_t row = 0; row < rows; ++row) {
+            for (int64_t column = number(0, 5); column < columns; column += number(1, 7)) {
+                kept.insert({row, column});
+                col_idx.push_back(column);
+            }
+            row_ptr.push_back(int64_t(col_idx.size()));
+        }
+        const Integers rows_tensor(row_ptr), columns_tensor(col_idx);
+        const Rectangle e = extent_;
+        return made([&](auto out) {
+                        return bq == 1 && bk == 1
+                                   ? spattn_pattern_csr(&rows_tensor.tensor, &columns_tensor.tensor, e.seq_k, 0, out)
+                                   : spattn_pattern_bsr(&rows_tensor.tensor, &columns_tensor.tensor, bq, bk, e.seq_q, e.seq_k, 0, out);
+                    },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        const int64_t row = p - s.extent.q_offset;
+                        return row >= 0 && row < e.seq_q && k >= 0 && k < e.seq_k && kept.count({row / bq, k / bk});
+                    });
+    }
+    Model mask() {
+        const Rectangle e = extent_;
+        const int64_t batch = number(0, 1) ? e.batch : 1, heads = number(0, 1) ? e.heads : 1, turn = number(1, 200);
+        std::vector<uint8_t> values(size_t(batch * heads * e.seq_q * e.seq_k));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = uint8_t((i * size_t(turn)) >> 5) % 3 == 0;
+        const int64_t shape[] = {batch, heads, e.seq_q, e.seq_k};
+        spattn_tensor tensor{values.data(), {SPATTN_CPU, 0}, 4, {SPATTN_BOOL, 8, 1}, shape, nullptr, 0};
+        return made([&](auto out) { return spattn_pattern_mask(&tensor, 0, out); }, [=](const Plane& s, int64_t p, int64_t k) {
+            const int64_t row = p - s.extent.q_offset;
+            if (row < 0 || row >= e.seq_q || k < 0 || k >= e.seq_k) return false;
+            const int64_t plane = (batch > 1 ? s.batch : 0) * heads + (heads > 1 ? s.head : 0);
+            return values[size_t((plane * e.seq_q + row) * e.seq_k + k)] != 0;
+        });
+    }
+    Model tree() {
+        if (extent_.seq_q > extent_.seq_k) return sink();
+        const int64_t size = number(extent_.seq_q, extent_.seq_k);
+        std::vector<int64_t> parents;
+        for (int64_t n = 0; n < size; ++n) parents.push_back(number(-1, n - 1));
+        const Integers tensor(parents);
+        return made([&](auto out) { return spattn_pattern_tree(&tensor.tensor, out); }, [=](const Plane& s, int64_t p, int64_t k) {
+            const int64_t base = s.extent.seq_k - size;
+            if (k < base) return true;
+            if (p < base || p >= s.extent.seq_k) return false;
+            for (int64_t n = p - base; n >= 0; n = parents[size_t(n)]) {
+                if (n == k - base) return true;
+            }
+            return false;
+        });
+    }
+
+    // ---- compositions ----
+
+    Model many(int depth, bool is_union) {
+        std::vector<Sees> sees;
+        std::vector<Pattern> owned;
+        for (int64_t n = number(1, 3); n > 0; --n) add(build(depth - 1), owned, sees);
+        const auto parts = views(owned);
+        return made([&](auto out) {
+                        return is_union ? spattn_pattern_union(parts.data(), parts.size(), out)
+                                        : spattn_pattern_intersection(parts.data(), parts.size(), out);
+                    },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        const auto yes = [&](const Sees& part) { return part(s, p, k); };
+                        return is_union ? std::any_of(sees.begin(), sees.end(), yes) : std::all_of(sees.begin(), sees.end(), yes);
+                    });
+    }
+    Model difference(int depth) {
+        const Model a = build(depth - 1), b = build(depth - 1);
+        return made([&](auto out) { return spattn_pattern_difference(a.pattern.get(), b.pattern.get(), out); },
+                    [f = a.sees, g = b.sees](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); });
+    }
+    Model transpose(int depth) {
+        const Model a = build(depth - 1);
+        return made([&](auto out) { return spattn_pattern_transpose(a.pattern.get(), out); },
+                    [f = a.sees](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); });
+    }
+    Model choice(int depth, bool by_head) {
+        std::vector<Sees> sees;
+        std::vector<Pattern> owned;
+        for (int64_t n = number(1, 3); n > 0; --n) add(build(depth - 1), owned, sees);
+        const auto parts = views(owned);
+        std::vector<int32_t> map;
+        for (int64_t n = by_head ? extent_.heads : extent_.batch; n > 0; --n) map.push_back(int32_t(number(0, int64_t(parts.size()) - 1)));
+        return made([&](auto out) {
+                        return by_head ? spattn_pattern_per_head(parts.data(), parts.size(), map.data(), map.size(), out)
+                                       : spattn_pattern_per_batch(parts.data(), parts.size(), map.data(), map.size(), out);
+                    },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        return sees[size_t(map[size_t(by_head ? s.head : s.batch)])](s, p, k);
+                    });
+    }
+    // Inside, no lists for an extent: documents have several.
+    Model per_document(int depth) {
+        std::vector<int64_t> cu_q = cuts(extent_.seq_q), cu_k = cuts(extent_.seq_k);
+        cu_q.resize(std::min(cu_q.size(), cu_k.size()));
+        cu_k.resize(cu_q.size());
+        const bool was_whole = std::exchange(is_whole_, false);
+        const Model inner = build(depth - 1);
+        is_whole_ = was_whole;
+        const Integers q(cu_q), k(cu_k);
+        return made([&](auto out) { return spattn_pattern_per_document(inner.pattern.get(), &q.tensor, &k.tensor, out); },
+                    [=, f = inner.sees](const Plane& s, int64_t p, int64_t key) {
+                        const int64_t row = p - s.extent.q_offset;
+                        for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
+                            if (row < cu_q[t] || row >= cu_q[t + 1]) continue;
+                            if (key < cu_k[t] || key >= cu_k[t + 1]) return false;
+                            Plane own = s;
+                            own.extent.seq_q = cu_q[t + 1] - cu_q[t];
+                            own.extent.seq_k = cu_k[t + 1] - cu_k[t];
+                            own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
+                            return f(own, row - cu_q[t] + own.extent.q_offset, key - cu_k[t]);
+                        }
+                        return false;
+                    });
+    }
+
+    static void add(Model model, std::vector<Pattern>& patterns, std::vector<Sees>& sees) {
+        patterns.push_back(std::move(model.pattern));
+        sees.push_back(std::move(model.sees));
+    }
+    static std::vector<const spattn_pattern*> views(const std::vector<Pattern>& patterns) {
+        std::vector<const spattn_pattern*> result;
+        for (const Pattern& pattern : patterns) result.push_back(pattern.get());
+        return result;
+    }
+    std::vector<int64_t> cuts(int64_t limit) {
+        std::vector<int64_t> cu{number(0, 3) ? 0 : number(0, limit)};
+        for (int64_t n = number(0, 5); n > 0; --n) cu.push_back(std::min(limit, cu.back() + number(0, 9)));
+        return cu;
+    }
+
+    Bytes& bytes_;
+    Rectangle extent_;
+    bool is_whole_ = true;  // not inside a per_document
+};
+
+}  // namespace fuzz
