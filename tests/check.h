@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A test is a plain program: TEST functions run in order, CHECK counts, the last line is "N passed, N failed" over tests.
-// A program that ran no check fails: a test that sees nothing proves nothing. `program NAME...` runs only those tests.
+// A test is a plain program: TEST functions run in order, CHECK counts, the last line is "N passed, N failed" over
+// tests. A program that ran no check fails: a test that sees nothing proves nothing. `program NAME...` runs only those
+// tests.
 #pragma once
 
 #include <cstdio>
@@ -31,7 +32,8 @@ inline std::vector<std::string> skips;
 inline void report(bool ok, const char* file, int line, const std::string& what) {
     ++checks;
     if (ok) return;
-    if (++failures <= 50) std::printf("%s:%d: %s%s%s\n", file, line, what.c_str(), context.empty() ? "" : "  in ", context.c_str());
+    if (++failures <= 50)
+        std::printf("%s:%d: %s%s%s\n", file, line, what.c_str(), context.empty() ? "" : "  in ", context.c_str());
 }
 
 template <class A, class B>

@@ -154,7 +154,7 @@ typedef struct spattn_context_options {
     int32_t cpu_threads;         /* 0 = all that this process may use; results never depend on it */
     spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
     void* parallel_for_user;
-    int64_t plan_cache;          /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
+    int64_t plan_cache; /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
 } spattn_context_options;
 
 SPATTN_API spattn_status spattn_context_create(const spattn_context_options* options, /* NULL = all defaults */
@@ -166,9 +166,9 @@ SPATTN_API spattn_status spattn_device_count(int32_t* result); /* GPUs; 0, not a
 /* ---- 4. pattern  [host] -----------------------------------------------------------------------------------------
  *
  * A pattern says which keys each query may see. On an extent of seq_q queries and seq_k keys, query row i stands at
- * position p = i + q_offset (q_offset is seq_k - seq_q unless given, so queries align to the end of the keys, and may be
- * negative). It sees the keys k of the set beside its constructor, cut to [0, seq_k). `mod` and `/` are floored. Nothing
- * implies causal. -1 as a bound means unbounded.
+ * position p = i + q_offset (q_offset is seq_k - seq_q unless given, so queries align to the end of the keys, and may
+ * be negative). It sees the keys k of the set beside its constructor, cut to [0, seq_k). `mod` and `/` are floored.
+ * Nothing implies causal. -1 as a bound means unbounded.
  */
 SPATTN_API void spattn_pattern_retain(const spattn_pattern* pattern);
 SPATTN_API void spattn_pattern_release(const spattn_pattern* pattern);
@@ -179,8 +179,8 @@ SPATTN_API void spattn_pattern_release(const spattn_pattern* pattern);
 SPATTN_API spattn_status spattn_pattern_full(spattn_pattern** result);
 /* causal: k <= p. */
 SPATTN_API spattn_status spattn_pattern_causal(spattn_pattern** result);
-/* window(left,right): p - left <= k <= p + right. The query itself counts: window(1023,0) is 1024 keys. left, right >= -1.
- * Longformer (arXiv:2004.05150), Mistral (arXiv:2310.06825). */
+/* window(left,right): p - left <= k <= p + right. The query itself counts: window(1023,0) is 1024 keys.
+ * left, right >= -1. Longformer (arXiv:2004.05150), Mistral (arXiv:2310.06825). */
 SPATTN_API spattn_status spattn_pattern_window(int64_t left, int64_t right, spattn_pattern** result);
 /* sink(tokens): k < tokens, whatever p. tokens >= 0. StreamingLLM (arXiv:2309.17453). */
 SPATTN_API spattn_status spattn_pattern_sink(int64_t tokens, spattn_pattern** result);
@@ -189,8 +189,8 @@ SPATTN_API spattn_status spattn_pattern_block_diagonal(int64_t block, spattn_pat
 /* documents(cu_seqlens): k and p in the same [cu[t], cu[t+1]). cu_seqlens: host tensor [documents + 1], int32 or int64,
  * not decreasing, first >= 0. Copied. */
 SPATTN_API spattn_status spattn_pattern_documents(const spattn_tensor* cu_seqlens, spattn_pattern** result);
-/* dilated(left,right,dilation): p - left <= k <= p + right and (k - p) mod dilation = 0; left and right in tokens, >= -1;
- * dilation >= 1. Longformer, NATTEN (arXiv:2209.15001). */
+/* dilated(left,right,dilation): p - left <= k <= p + right and (k - p) mod dilation = 0; left and right in tokens,
+ * >= -1; dilation >= 1. Longformer, NATTEN (arXiv:2209.15001). */
 SPATTN_API spattn_status spattn_pattern_dilated(int64_t left, int64_t right, int64_t dilation, spattn_pattern** result);
 /* strided(stride): (k - p) mod stride = 0. stride >= 1. Sparse Transformer's strided attention is
  * causal & (window(stride,0) | strided(stride)). Child et al. 2019 (arXiv:1904.10509). */
@@ -227,43 +227,45 @@ typedef struct spattn_bigbird {
 } spattn_bigbird;
 /* bigbird(block,window,global,random,seed): with I = p / block and J = k / block: 2 |I - J| < window, or J < global, or
  * I < global, or J in R(I); nothing for p < 0. R(I): splitmix64 from seed + I * 0x9E3779B97F4A7C15, J = x mod
- * ceil(seq_k / block), blocks that row I already sees are skipped; stops at `random` blocks or when none is left. The same
- * for all heads; depends on seq_k. BigBird (arXiv:2007.14062). */
+ * ceil(seq_k / block), blocks that row I already sees are skipped; stops at `random` blocks or when none is left. The
+ * same for all heads; depends on seq_k. BigBird (arXiv:2007.14062). */
 SPATTN_API spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result);
 
-/* 4c. Index patterns: lists for one extent. Row q is query row q of the extent, not a position; the extent's sizes must be
- * the pattern's own (SPATTN_E_SHAPE where a question is asked on others), and q_offset plays no part. Arrays are host
- * tensors, copied unless borrowed. */
+/* 4c. Index patterns: lists for one extent. Row q is query row q of the extent, not a position; the extent's sizes must
+ * be the pattern's own (SPATTN_E_SHAPE where a question is asked on others), and q_offset plays no part. Arrays are
+ * host tensors, copied unless borrowed. */
 enum spattn_pattern_flags {
-    SPATTN_BORROW = 1 << 0, /* keep the caller's arrays: alive and unchanged until the pattern, and every pattern and plan
-                               made of it, is gone. Index arrays of stride 1; masks of stride 1 along the keys */
+    SPATTN_BORROW = 1 << 0, /* keep the caller's arrays: alive and unchanged until the pattern, and every pattern and
+                               plan made of it, is gone. Index arrays of stride 1; masks of stride 1 along the keys */
     SPATTN_TRUST = 1 << 1   /* col_idx is not checked; keys kept are unspecified where it breaks the rules */
 };
 /* csr([row_ptr],[col_idx],seq_k): row q sees the keys col_idx[row_ptr[q]] .. col_idx[row_ptr[q + 1] - 1]. row_ptr:
- * [seq_q + 1], from 0, not decreasing, up to the length of col_idx (always checked). col_idx: [nnz], in [0, seq_k), strictly
- * increasing in a row. Each int32 or int64. SPATTN_E_RANGE for numbers, SPATTN_E_SHAPE for lengths that break this. */
+ * [seq_q + 1], from 0, not decreasing, up to the length of col_idx (always checked). col_idx: [nnz], in [0, seq_k),
+ * strictly increasing in a row. Each int32 or int64. SPATTN_E_RANGE for numbers, SPATTN_E_SHAPE for lengths that break
+ * this. */
 SPATTN_API spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t seq_k,
                                             uint32_t flags, spattn_pattern** result);
-/* bsr([row_ptr],[col_idx],block_q,block_k,seq_q,seq_k): the same for blocks: row q sees, of the blocks J of keys that block
- * row q / block_q lists, the keys k with k / block_k = J. row_ptr: [ceil(seq_q / block_q) + 1]; col_idx in
+/* bsr([row_ptr],[col_idx],block_q,block_k,seq_q,seq_k): the same for blocks: row q sees, of the blocks J of keys that
+ * block row q / block_q lists, the keys k with k / block_k = J. row_ptr: [ceil(seq_q / block_q) + 1]; col_idx in
  * [0, ceil(seq_k / block_k)). */
 SPATTN_API spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t block_q,
                                             int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
                                             spattn_pattern** result);
 /* mask([values],sizes): row q sees the keys whose value is not 0. mask: [seq_q, seq_k], [heads, seq_q, seq_k] or
- * [batch, heads, seq_q, seq_k], bool or uint8, any strides; a size of 1 of batch or heads serves all, else it must be the
- * extent's. */
+ * [batch, heads, seq_q, seq_k], bool or uint8, any strides; a size of 1 of batch or heads serves all, else it must be
+ * the extent's. */
 SPATTN_API spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result);
-/* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called on
- * this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
+/* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called
+ * on this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
 typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k);
 SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
                                                   int64_t seq_k, spattn_pattern** result);
 
-/* 4d. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head, per_batch
- * by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch: [batch], each in
- * [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
-SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count, spattn_pattern** result);
+/* 4d. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head,
+ * per_batch by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch:
+ * [batch], each in [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
+SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count,
+                                              spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_intersection(const spattn_pattern* const* parts, size_t count,
                                                      spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_difference(const spattn_pattern* a, const spattn_pattern* b,
@@ -274,28 +276,33 @@ SPATTN_API spattn_status spattn_pattern_per_head(const spattn_pattern* const* pa
 SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count,
                                                   const int32_t* part_of_batch, size_t batch, spattn_pattern** result);
 
-/* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t, cu_q[t] <= i < cu_q[t + 1],
- * sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end. Rows of no document see nothing.
- * cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first >= 0, last at most the extent's seq_q and
- * seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of sequences of several lengths. */
+/* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t,
+ * cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end.
+ * Rows of no document see nothing. cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first >= 0,
+ * last at most the extent's seq_q and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of
+ * sequences of several lengths. */
 SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
                                                      const spattn_tensor* cu_k, spattn_pattern** result);
 
-/* 4e. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists print
- * inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed` gets the bytes
- * with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with SPATTN_E_RANGE. */
+/* 4e. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
+ * print inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed`
+ * gets the bytes with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with
+ * SPATTN_E_RANGE. */
 SPATTN_API spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result);
-SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity, size_t* needed);
+SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity,
+                                              size_t* needed);
 
 /* Equality and hash: nested unions and intersections flattened, duplicates dropped, commutative operands sorted,
- * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0; two NULLs
- * are equal. */
+ * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0; two
+ * NULLs are equal. */
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
 
-/* Bytes that every later release loads, on any machine, whatever the pattern holds. save: two-call form, `needed` gets the
- * bytes. equal(load(save(p)), p). Bytes that are damaged or mean nothing: SPATTN_E_FORMAT with the byte they fail at. */
-SPATTN_API spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, size_t capacity, size_t* needed);
+/* Bytes that every later release loads, on any machine, whatever the pattern holds. save: two-call form, `needed` gets
+ * the bytes. equal(load(save(p)), p). Bytes that are damaged or mean nothing: SPATTN_E_FORMAT with the byte they fail
+ * at. */
+SPATTN_API spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, size_t capacity,
+                                             size_t* needed);
 SPATTN_API spattn_status spattn_pattern_load(const void* bytes, size_t size, spattn_pattern** result);
 
 /* 4f. Questions a person asks of a pattern. */
@@ -332,22 +339,23 @@ SPATTN_API spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, con
 /* out: host tensor [batch, heads, seq_q, seq_k], bool or uint8, any strides: 1 where kept, else 0. */
 SPATTN_API spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn_extent* extent,
                                                 const spattn_tensor* out);
-/* coverage: host tensor [height, width], float32, of any size up to the extent's: the kept share, 0..1, of each cell. Cell
- * (y, x) is rows [y * seq_q / height, (y + 1) * seq_q / height) and likewise keys. Batch entry 0. */
-SPATTN_API spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
-                                                 const spattn_tensor* coverage);
+/* coverage: host tensor [height, width], float32, of any size up to the extent's: the kept share, 0..1, of each cell.
+ * Cell (y, x) is rows [y * seq_q / height, (y + 1) * seq_q / height) and likewise keys. Batch entry 0. */
+SPATTN_API spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spattn_extent* extent,
+                                                 int64_t head, const spattn_tensor* coverage);
 /* row_ptr: host int64 [seq_q + 1]; col_idx: host int32 or int64 [>= nnz]. nnz is always written; with col_idx NULL only
  * row_ptr (if given) and nnz are. Columns increase in a row. Batch entry 0. */
 SPATTN_API spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
-                                               const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t* nnz);
+                                               const spattn_tensor* row_ptr, const spattn_tensor* col_idx,
+                                               int64_t* nnz);
 
 /* ---- 5. plan  [setup] ------------------------------------------------------------------------------------------- */
 
 enum spattn_axes {
     SPATTN_BSHD = 0, /* tensors are [batch, seq, heads, head_dim]; lse is [batch, heads_q, seq_q] in both */
     SPATTN_BHSD = 1, /* [batch, heads, seq, head_dim] */
-    SPATTN_THD = 2   /* [tokens, heads, head_dim] with batch 1, seq_q and seq_k tokens; lse is [heads_q, tokens]. Sequences
-                        of several lengths lie one after the other: per_document, or documents */
+    SPATTN_THD = 2   /* [tokens, heads, head_dim] with batch 1, seq_q and seq_k tokens; lse is [heads_q, tokens].
+                        Sequences of several lengths lie one after the other: per_document, or documents */
 };
 enum spattn_plan_flags {
     SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */
@@ -386,10 +394,10 @@ SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buff
  *
  *     s = scale * q kT, where the pattern keeps (query, key); p = softmax(s); out = p v; lse = log(sum(exp(s)))
  *
- * A query that sees no key gets out 0, lse -infinity and gradients 0. Keys that no query sees, and queries that see no key,
- * may hold anything, NaN included. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite.
- * Results are the same bits for any number of threads. workspace may be NULL only where spattn_plan_workspace says 0 bytes;
- * one workspace a concurrent call. Shapes below are for SPATTN_BHSD; any strides, none negative.
+ * A query that sees no key gets out 0, lse -infinity and gradients 0. Keys that no query sees, and queries that see no
+ * key, may hold anything, NaN included. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite.
+ * Results are the same bits for any number of threads. workspace may be NULL only where spattn_plan_workspace says 0
+ * bytes; one workspace a concurrent call. Shapes below are for SPATTN_BHSD; any strides, none negative.
  */
 typedef struct spattn_forward_args {
     uint32_t struct_size;
@@ -411,7 +419,7 @@ typedef struct spattn_backward_args {
     spattn_stream stream;
     const spattn_tensor *q, *k, *v, *out, *lse; /* as in forward; out and lse as it wrote them */
     const spattn_tensor* dout;                  /* [batch, heads_q, seq_q, head_dim_v] */
-    const spattn_tensor* dlse;                  /* [batch, heads_q, seq_q] float32: gradient that arrives at lse, optional */
+    const spattn_tensor* dlse; /* [batch, heads_q, seq_q] float32: gradient that arrives at lse, optional */
     const spattn_tensor *dq, *dk, *dv;          /* out, shaped as q, k, v */
     void* workspace;
     size_t workspace_bytes;
@@ -420,8 +428,8 @@ SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_b
 
 /* ---- 7. introspection  [host] -----------------------------------------------------------------------------------
  *
- * The kernel rows of every backend of this build, best first. The environment's SPATTN_FORCE_KERNEL=NAME[,NAME] pins rows
- * for plans made after it is set: of each pass, only a named row is considered where one is named.
+ * The kernel rows of every backend of this build, best first. The environment's SPATTN_FORCE_KERNEL=NAME[,NAME] pins
+ * rows for plans made after it is set: of each pass, only a named row is considered where one is named.
  */
 SPATTN_API int32_t spattn_kernel_count(void);
 SPATTN_API const char* spattn_kernel_name(int32_t row);    /* NULL outside [0, count) */

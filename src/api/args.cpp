@@ -51,7 +51,8 @@ std::vector<int64_t> read_integers(const spattn_tensor* tensor, const char* argu
     std::vector<int64_t> values(static_cast<size_t>(t.shape[0]));
     for (size_t i = 0; i < values.size(); ++i) {
         const int64_t at = int64_t(i) * t.strides[0];
-        values[i] = t.dtype.bits == 32 ? static_cast<const int32_t*>(t.data)[at] : static_cast<const int64_t*>(t.data)[at];
+        values[i] =
+            t.dtype.bits == 32 ? static_cast<const int32_t*>(t.data)[at] : static_cast<const int64_t*>(t.data)[at];
     }
     return values;
 }
@@ -76,7 +77,8 @@ Question read_extent(const spattn_extent* given, const char* argument) {
     q.extent.heads = e.heads ? range(e.heads, 1, 1 << 20, "heads") : 1;
     q.extent.seq_q = range(e.seq_q, 1, longest_sequence, "seq_q");
     q.extent.seq_k = range(e.seq_k, 1, longest_sequence, "seq_k");
-    q.extent.q_offset = read_q_offset(e.flags & SPATTN_EXTENT_Q_OFFSET, e.q_offset, e.seq_q, e.seq_k, field("q_offset").c_str());
+    q.extent.q_offset =
+        read_q_offset(e.flags & SPATTN_EXTENT_Q_OFFSET, e.q_offset, e.seq_q, e.seq_k, field("q_offset").c_str());
     q.block_q = e.block_q ? int32_t(range(e.block_q, 1, 1024, "block_q")) : 64;
     q.block_k = e.block_k ? int32_t(range(e.block_k, 1, 1024, "block_k")) : 64;
     return q;

@@ -21,7 +21,8 @@ T& required(T* pointer, const char* argument, Where where = Where::current()) {
     return *pointer;
 }
 
-// Checks the rules of sized structs on raw bytes: at least the first release's size, and zeros beyond what is known here.
+// Checks the rules of sized structs on raw bytes: at least the first release's size, and zeros beyond what is known
+// here.
 void check_struct(const void* given, uint32_t struct_size, size_t first_size, size_t known_size, const char* argument);
 
 // A copy of the caller's struct in this library's size; fields that an older caller does not know are 0. first_size is
@@ -43,8 +44,8 @@ void write_struct(S* to, const S& value, size_t first_size, const char* argument
         fail(SPATTN_E_STRUCT_SIZE, argument,
              text("has struct_size ", struct_size, "; accepted: sizeof the struct, at least ", first_size));
     const size_t bytes = std::min<size_t>(struct_size, sizeof(S));
-    std::memcpy(reinterpret_cast<char*>(to) + sizeof(uint32_t), reinterpret_cast<const char*>(&value) + sizeof(uint32_t),
-                bytes - sizeof(uint32_t));
+    std::memcpy(reinterpret_cast<char*>(to) + sizeof(uint32_t),
+                reinterpret_cast<const char*>(&value) + sizeof(uint32_t), bytes - sizeof(uint32_t));
 }
 
 // The two-call form of texts: *needed gets the bytes with the final 0; capacity 0 only asks.

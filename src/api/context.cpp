@@ -32,7 +32,8 @@ protected:
         if (!memory) fail(out_of_memory(), "", text("the context's alloc returned NULL for ", bytes, " bytes"));
         if (reinterpret_cast<uintptr_t>(memory) % alignment) {
             free_(user_, id_, memory, bytes, stream);
-            fail(SPATTN_E_CALLBACK, "", text("the context's alloc returned memory that is not aligned to ", alignment, " bytes"));
+            fail(SPATTN_E_CALLBACK, "",
+                 text("the context's alloc returned memory that is not aligned to ", alignment, " bytes"));
         }
         return memory;
     }
@@ -42,7 +43,9 @@ protected:
 
 private:
     static constexpr size_t alignment = 256;
-    spattn_status out_of_memory() const { return id_.type == SPATTN_CPU ? SPATTN_E_HOST_MEMORY : SPATTN_E_DEVICE_MEMORY; }
+    spattn_status out_of_memory() const {
+        return id_.type == SPATTN_CPU ? SPATTN_E_HOST_MEMORY : SPATTN_E_DEVICE_MEMORY;
+    }
 
     const Backend& backend_;
     spattn_device id_;
@@ -79,7 +82,8 @@ void log_to_stderr(void*, spattn_enum, const char* line) { std::fprintf(stderr, 
 void check_options(const spattn_context_options& o) {
     if (o.flags) fail(SPATTN_E_UNKNOWN_FIELD, "options.flags", text("is ", o.flags, "; accepted: 0"));
     if (!o.alloc != !o.free)
-        fail(SPATTN_E_NULL, o.alloc ? "options.free" : "options.alloc", "is NULL; accepted: alloc and free together, or neither");
+        fail(SPATTN_E_NULL, o.alloc ? "options.free" : "options.alloc",
+             "is NULL; accepted: alloc and free together, or neither");
     require_range(o.log_level, SPATTN_LOG_OFF, SPATTN_LOG_DEBUG, "options.log_level");
     require_range(o.cpu_threads, 0, 4096, "options.cpu_threads");
     require_range(o.plan_cache, -1, int64_t(1) << 20, "options.plan_cache");
@@ -142,7 +146,8 @@ spattn_status spattn_context_create(const spattn_context_options* given, spattn_
         if (given) options = read_struct(given, sizeof options, "options");
         check_options(options);
         auto device = make_ref<Device>(options);
-        device->log(SPATTN_LOG_INFO, text("context on ", describe_device(device->id()), ", ", device->parallel().lanes(), " threads"));
+        device->log(SPATTN_LOG_INFO,
+                    text("context on ", describe_device(device->id()), ", ", device->parallel().lanes(), " threads"));
         const int64_t plans = options.plan_cache ? std::max<int64_t>(options.plan_cache, 0) : 64;
         return make_ref<spattn_context>(std::move(device), size_t(plans));
     });

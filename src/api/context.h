@@ -15,8 +15,8 @@
 
 namespace spattn {
 
-// What a plan needs of its context. The handle below adds the plan cache; plans keep only this alive, or cache and plans
-// would keep each other alive for ever.
+// What a plan needs of its context. The handle below adds the plan cache; plans keep only this alive, or cache and
+// plans would keep each other alive for ever.
 class Device : public RefCounted {
 public:
     explicit Device(const spattn_context_options& options);

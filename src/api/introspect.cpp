@@ -12,7 +12,8 @@ namespace {
 
 std::string describe_build() {
     std::string backends;
-    for (const Backend& backend : all_backends()) backends += text(backends.empty() ? "" : ", ", '"', backend.name, '"');
+    for (const Backend& backend : all_backends())
+        backends += text(backends.empty() ? "" : ", ", '"', backend.name, '"');
     return text("{\"version\": \"", SPATTN_VERSION_MAJOR, ".", SPATTN_VERSION_MINOR, ".", SPATTN_VERSION_PATCH,
                 "\", \"abi\": ", SPATTN_ABI, ", \"compiler\": \"", SPATTN_COMPILER, "\", \"backends\": [", backends,
                 "], \"kernels\": ", all_kernels().size(), "}");
@@ -20,7 +21,8 @@ std::string describe_build() {
 
 }  // namespace
 
-// The tables are made at the first use, which may find no memory: then there are no rows yet, and nothing is thrown at C.
+// The tables are made at the first use, which may find no memory: then there are no rows yet, and nothing is thrown at
+// C.
 int32_t spattn_kernel_count(void) {
     int32_t count = 0;
     guard(__func__, [&] { count = int32_t(all_kernels().size()); });

@@ -140,8 +140,8 @@ spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_
     });
 }
 
-spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q, const spattn_tensor* cu_k,
-                                          spattn_pattern** result) {
+spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
+                                          const spattn_tensor* cu_k, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
         return make_per_document(share(inner, "inner"), read_integers(cu_q, "cu_q"), read_integers(cu_k, "cu_k"));
     });

@@ -24,7 +24,9 @@ Dtype read_dtype(spattn_dtype given) {
 
 double read_scale(const spattn_problem& p) {
     if (!(p.flags & SPATTN_PLAN_SCALE)) {
-        if (p.scale != 0) fail(SPATTN_E_RANGE, "problem.scale", text("is ", p.scale, " without SPATTN_PLAN_SCALE; accepted: 0, or the flag too"));
+        if (p.scale != 0)
+            fail(SPATTN_E_RANGE, "problem.scale",
+                 text("is ", p.scale, " without SPATTN_PLAN_SCALE; accepted: 0, or the flag too"));
         return 1 / std::sqrt(double(p.head_dim));
     }
     if (!std::isfinite(p.scale) || std::fabs(p.scale) > 1e30)
@@ -42,7 +44,8 @@ Problem read_problem(const spattn_problem& p) {
     require_range(p.heads_q, 1, 1 << 16, "problem.heads_q");
     require_range(p.heads_kv, 1, p.heads_q, "problem.heads_kv");
     if (p.heads_q % p.heads_kv)
-        fail(SPATTN_E_RANGE, "problem.heads_kv", text("is ", p.heads_kv, "; accepted: divisors of heads_q, ", p.heads_q));
+        fail(SPATTN_E_RANGE, "problem.heads_kv",
+             text("is ", p.heads_kv, "; accepted: divisors of heads_q, ", p.heads_q));
     require_range(p.seq_q, 1, longest_sequence, "problem.seq_q");
     require_range(p.seq_k, 1, longest_sequence, "problem.seq_k");
     require_range(p.head_dim, 1, 1024, "problem.head_dim");
@@ -50,7 +53,8 @@ Problem read_problem(const spattn_problem& p) {
     require_range(p.axes, SPATTN_BSHD, SPATTN_THD, "problem.axes");
     if (p.axes == SPATTN_THD) require_range(p.batch, 1, 1, "problem.batch");
     if (p.batch * p.heads_q > longest_sequence)
-        fail(SPATTN_E_RANGE, "problem.batch", text("times heads_q is ", p.batch * p.heads_q, "; accepted: up to ", longest_sequence));
+        fail(SPATTN_E_RANGE, "problem.batch",
+             text("times heads_q is ", p.batch * p.heads_q, "; accepted: up to ", longest_sequence));
     Problem r{};
     r.batch = p.batch, r.heads_q = p.heads_q, r.heads_kv = p.heads_kv, r.seq_q = p.seq_q, r.seq_k = p.seq_k;
     r.head_dim = p.head_dim;
@@ -131,7 +135,8 @@ spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, siz
         required(plan, "plan");
         require_range(op, SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD, "op");
         const PassPlan& pass = op == SPATTN_OP_FORWARD ? plan->compiled.forward : plan->compiled.backward;
-        require(pass.kernel, SPATTN_E_STATE, "op", "is SPATTN_OP_BACKWARD, which needs SPATTN_PLAN_BACKWARD in the problem's flags");
+        require(pass.kernel, SPATTN_E_STATE, "op",
+                "is SPATTN_OP_BACKWARD, which needs SPATTN_PLAN_BACKWARD in the problem's flags");
         required(bytes, "bytes");
         if (align) *align = workspace_alignment(*plan);
         *bytes = pass.workspace;
@@ -141,7 +146,8 @@ spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, siz
 spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
     return guard(__func__, [&] {
         const CompiledPlan& p = required(plan, "plan").compiled;
-        spattn_stats stats = make_stats(p.counts, p.problem.batch * p.problem.heads_q, p.problem.seq_q, p.problem.seq_k);
+        spattn_stats stats =
+            make_stats(p.counts, p.problem.batch * p.problem.heads_q, p.problem.seq_q, p.problem.seq_k);
         stats.layout_bytes = int64_t(p.layout_bytes);
         stats.flops_forward = flops(p.problem, p.counts.pairs, Pass::forward);
         stats.flops_backward = flops(p.problem, p.counts.pairs, Pass::backward);

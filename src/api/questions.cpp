@@ -127,7 +127,8 @@ spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spatt
         const int64_t height = to.shape[0], width = to.shape[1];
         if (height < 1 || height > e.seq_q || width < 1 || width > e.seq_k) {
             fail(SPATTN_E_SHAPE, "coverage",
-                 text("is [", height, ", ", width, "]; accepted: from [1, 1] to [", e.seq_q, ", ", e.seq_k, "], the extent"));
+                 text("is [", height, ", ", width, "]; accepted: from [1, 1] to [", e.seq_q, ", ", e.seq_k,
+                      "], the extent"));
         }
         draw_image(*pattern, {e, 0, head}, height, width, [&](int64_t y, int64_t x, int64_t cells, float share) {
             float* row = static_cast<float*>(to.data) + y * to.strides[0];

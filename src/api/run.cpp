@@ -28,9 +28,11 @@ public:
 
     void* workspace(void* memory, size_t bytes, size_t needed) {
         if (!needed) return nullptr;
-        if (!memory) fail(SPATTN_E_NULL, "workspace", text("is NULL; accepted: ", needed, " bytes, see spattn_plan_workspace"));
+        if (!memory)
+            fail(SPATTN_E_NULL, "workspace", text("is NULL; accepted: ", needed, " bytes, see spattn_plan_workspace"));
         if (bytes < needed)
-            fail(SPATTN_E_WORKSPACE, "workspace_bytes", text("is ", bytes, "; accepted: at least ", needed, ", see spattn_plan_workspace"));
+            fail(SPATTN_E_WORKSPACE, "workspace_bytes",
+                 text("is ", bytes, "; accepted: at least ", needed, ", see spattn_plan_workspace"));
         const size_t align = workspace_alignment(plan_);
         if (reinterpret_cast<uintptr_t>(memory) % align)
             fail(SPATTN_E_LAYOUT, "workspace", text("is not aligned; accepted: multiples of ", align, " bytes"));
@@ -60,7 +62,8 @@ private:
         for (size_t other = 0; other < size_t(count_); ++other)
             if (other != output && overlaps(o.bytes, placed_[other].bytes))
                 fail(SPATTN_E_LAYOUT, o.argument,
-                     text("overlaps ", placed_[other].argument, "; accepted: outputs that share no byte with another operand"));
+                     text("overlaps ", placed_[other].argument,
+                          "; accepted: outputs that share no byte with another operand"));
     }
 
     TensorView matrix(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
@@ -84,8 +87,8 @@ private:
         return {data_, s[0], s[1], s[2], 0};
     }
 
-    std::array<int64_t, max_axes> place(const spattn_tensor* tensor, const char* argument, std::span<const int64_t> shape,
-                                        spattn_dtype dtype) {
+    std::array<int64_t, max_axes> place(const spattn_tensor* tensor, const char* argument,
+                                        std::span<const int64_t> shape, spattn_dtype dtype) {
         const spattn_tensor& t = required(tensor, argument);
         check_device(t, argument);
         check_dtype(t, argument, {dtype});
@@ -101,11 +104,13 @@ private:
     void check_device(const spattn_tensor& t, const char* argument) const {
         const spattn_device id = plan_.device->id();
         const bool is_host = t.device.type == SPATTN_CPU || t.device.type == SPATTN_CUDA_HOST;
-        const bool is_here = id.type == SPATTN_CPU
-                                 ? is_host
-                                 : (t.device.type == id.type || t.device.type == SPATTN_CUDA_MANAGED) && t.device.index == id.index;
+        const bool is_here =
+            id.type == SPATTN_CPU
+                ? is_host
+                : (t.device.type == id.type || t.device.type == SPATTN_CUDA_MANAGED) && t.device.index == id.index;
         if (!is_here)
-            fail(SPATTN_E_DEVICE, argument, text("is on ", describe_device(t.device), "; accepted: the plan's device, ", describe_device(id)));
+            fail(SPATTN_E_DEVICE, argument,
+                 text("is on ", describe_device(t.device), "; accepted: the plan's device, ", describe_device(id)));
     }
 
     TensorView add(TensorView view, bool is_output) {
@@ -183,7 +188,8 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         const spattn_backward_args a = read_struct(given, sizeof(spattn_backward_args), "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.backward;
-        require(pass.kernel, SPATTN_E_STATE, "plan", "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
+        require(pass.kernel, SPATTN_E_STATE, "plan",
+                "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
         Operands operands(*plan);
         BackwardArgs run{};
         run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);

@@ -14,7 +14,9 @@ struct LastError {
     const char* function = "";
     std::string message, argument;
 
-    const char* text() const { return status && message.empty() ? "there was no memory for the message" : message.c_str(); }
+    const char* text() const {
+        return status && message.empty() ? "there was no memory for the message" : message.c_str();
+    }
 };
 
 LastError& last_error() {

@@ -75,8 +75,8 @@ bool overlaps(const StridedBytes& a, const StridedBytes& b) {
 
 bool overlaps_itself(const StridedBytes& t) {
     if (is_empty(t)) return false;
-    // Sorted by stride, an axis must step over everything that the smaller ones span; that is enough, and every view that
-    // an array library makes of one buffer without repetition satisfies it.
+    // Sorted by stride, an axis must step over everything that the smaller ones span; that is enough, and every view
+    // that an array library makes of one buffer without repetition satisfies it.
     auto axes = t.axes;
     std::sort(axes.begin(), axes.end(), [](const auto& a, const auto& b) { return a.stride < b.stride; });
     int64_t span = t.element;

@@ -6,8 +6,8 @@
 
 namespace spattn {
 
-// A kernel asks for `lanes()` concurrent bodies and lets each pull tasks from a counter, so that scratch belongs to a lane
-// and never to a thread.
+// A kernel asks for `lanes()` concurrent bodies and lets each pull tasks from a counter, so that scratch belongs to a
+// lane and never to a thread.
 class Parallel {
 public:
     virtual ~Parallel() = default;

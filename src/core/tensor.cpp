@@ -63,8 +63,10 @@ void check_shape(const spattn_tensor& t, const char* argument, std::span<const i
     const std::span given(t.shape, shape.size());
     int64_t count = 1;
     for (size_t i = 0; i < shape.size(); ++i) {
-        if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1) || (shape[i] >= 0 && given[i] != shape[i]))
-            fail(SPATTN_E_SHAPE, argument, text("has shape ", describe_shape(given), "; accepted: ", describe_shape(shape)));
+        if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1) ||
+            (shape[i] >= 0 && given[i] != shape[i]))
+            fail(SPATTN_E_SHAPE, argument,
+                 text("has shape ", describe_shape(given), "; accepted: ", describe_shape(shape)));
         count *= given[i];
     }
 }
@@ -78,7 +80,8 @@ std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char*
         if (t.shape[i] <= 1) {
             stride = 0;  // DLPack: meaningless on such an axis, and often arbitrary
         } else if (stride < 0 || stride > addressable / t.shape[i]) {
-            fail(SPATTN_E_LAYOUT, argument, text("has stride ", stride, " on axis ", i, "; accepted: 0 to ", addressable / t.shape[i]));
+            fail(SPATTN_E_LAYOUT, argument,
+                 text("has stride ", stride, " on axis ", i, "; accepted: 0 to ", addressable / t.shape[i]));
         }
         reach += stride * std::max<int64_t>(t.shape[i] - 1, 0);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Pattern to layout. A row of blocks that some row_key() names again is reused; otherwise classify() is walked along
-// the keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by content: a
-// causal layout of any length has one mask.
+// the keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by
+// content: a causal layout of any length has one mask.
 //
 //     row of blocks   ........ffffffffffm....   . empty: skipped   f full: a run   m mask: by key, else by its bits
 #include <algorithm>

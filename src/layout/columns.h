@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Columns that all lists treat alike. Where few lists serve many rows (residues, landmarks, global tokens) there are few
-// kinds of columns too, however many runs a list has, and a transpose need look at one of each kind only.
+// Columns that all lists treat alike. Where few lists serve many rows (residues, landmarks, global tokens) there are
+// few kinds of columns too, however many runs a list has, and a transpose need look at one of each kind only.
 #pragma once
 
 #include <cstdint>

@@ -41,8 +41,8 @@ struct LayoutView {
     ListsView by_key;            // the same blocks, for each key block its query blocks
     const int32_t* class_of;     // [batch * heads_q]
     int32_t classes;
-    // Bits of partly allowed blocks in the order of the kernel row that the layout was made for. Rows and keys beyond the
-    // sequence ends are 0 in every mask, and a block that sticks out is never full.
+    // Bits of partly allowed blocks in the order of the kernel row that the layout was made for. Rows and keys beyond
+    // the sequence ends are 0 in every mask, and a block that sticks out is never full.
     const uint64_t* masks;       // [num_masks][mask_words]
     int32_t mask_words, num_masks;
     LiveView live_queries, live_keys;

@@ -64,7 +64,9 @@ const ListWord list_words[] = {
     {"csr", "csr([row_ptr...],[col_idx...],seq_k)", 2, 1, 1,
      [](const std::vector<Numbers>& l, const Numbers& n) { return make_csr(l[0], l[1], n[0], false); }},
     {"bsr", "bsr([row_ptr...],[col_idx...],block_q,block_k,seq_q,seq_k)", 2, 4, 4,
-     [](const std::vector<Numbers>& l, const Numbers& n) { return make_bsr(l[0], l[1], n[0], n[1], n[2], n[3], false); }},
+     [](const std::vector<Numbers>& l, const Numbers& n) {
+         return make_bsr(l[0], l[1], n[0], n[1], n[2], n[3], false);
+     }},
     {"mask", "mask([values...],seq_q,seq_k)", 1, 2, 4,
      [](const std::vector<Numbers>& l, const Numbers& n) { return make_mask(l[0], n); }},
 };
@@ -201,7 +203,8 @@ private:
                 const size_t at = peek();
                 const int64_t number = read_number(false, form);
                 map.push_back(int32_t(number));
-                if (number != map.back()) refuse(at, text("number ", number, " is too large for the place of a pattern"));
+                if (number != map.back())
+                    refuse(at, text("number ", number, " is too large for the place of a pattern"));
             } while (take(','));
             need(']', ", or ] " + form);
         }
@@ -238,8 +241,8 @@ private:
         }
         const uint64_t limit = is_unsigned ? ~uint64_t(0) : uint64_t(forever);
         if (overflows || value > limit || (is_unsigned && is_negative)) {
-            refuse(start, text("found ", text_.substr(start, std::min<size_t>(at_ - start, 24)), "; expected a number up to ",
-                               limit, is_unsigned ? ", not negative" : ""));
+            refuse(start, text("found ", text_.substr(start, std::min<size_t>(at_ - start, 24)),
+                               "; expected a number up to ", limit, is_unsigned ? ", not negative" : ""));
         }
         return is_negative ? -int64_t(value) : int64_t(value);
     }
@@ -278,8 +281,10 @@ private:
     }
 
     [[noreturn]] void refuse_hash() {
-        refuse(at_, "found #, a long list printed by its hash; expected the numbers: make this pattern from its list, or keep "
-                    "it with spattn_pattern_save");
+        refuse(
+            at_,
+            "found #, a long list printed by its hash; expected the numbers: make this pattern from its list, or keep "
+            "it with spattn_pattern_save");
     }
 
     [[noreturn]] void refuse(size_t at, const std::string& why) {

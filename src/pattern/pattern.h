@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A pattern answers one question: which keys may a query row see? Everything else here accelerates that answer.
 //
-// keys() is the meaning: sorted disjoint intervals of one row. classify() and row_key() are closed forms that let a layout
-// be compiled in O(runs) instead of O(tokens * keys); tests compare them with keys().
+// keys() is the meaning: sorted disjoint intervals of one row. classify() and row_key() are closed forms that let a
+// layout be compiled in O(runs) instead of O(tokens * keys); tests compare them with keys().
 #pragma once
 
 #include <cstdint>
@@ -36,35 +36,35 @@ struct Plane {
     int64_t position(int64_t row) const { return row + extent.q_offset; }
 };
 
-// The nominal rectangle rows [row, row + rows) x keys [key, key + keys). It may stick out of the extent at its ends; closed
-// forms answer for the unbounded plane and the layout cuts.
+// The nominal rectangle rows [row, row + rows) x keys [key, key + keys). It may stick out of the extent at its ends;
+// closed forms answer for the unbounded plane and the layout cuts.
 struct Block {
     int64_t row, rows, key, keys;
 };
 
-// What a closed form knows of a block. repeat >= 1 says how many blocks from this one on, going along the keys in steps of
-// Block::keys, have this same answer (forever: all that follow).
+// What a closed form knows of a block. repeat >= 1 says how many blocks from this one on, going along the keys in steps
+// of Block::keys, have this same answer (forever: all that follow).
 struct Coverage {
     enum Kind { empty, full, partial } kind;
     int64_t repeat;
 };
 constexpr int64_t forever = std::numeric_limits<int64_t>::max();
 
-// Numbers that determine a mask (classify) or a whole row of blocks (row_key) of one pattern. Each node appends its own;
-// equal keys from the same pattern and extent mean equal content.
+// Numbers that determine a mask (classify) or a whole row of blocks (row_key) of one pattern. Each node appends its
+// own; equal keys from the same pattern and extent mean equal content.
 using Key = std::vector<int64_t>;
 
 }  // namespace spattn
 
 // The handle of the C ABI is the abstract pattern itself.
 struct spattn_pattern : spattn::RefCounted {
-    // Appends the keys that `row` of the plane sees, cut to `clip`: sorted, disjoint, not touching, none empty. clip may
-    // reach beyond [0, seq_k) on both sides: a transpose asks about positions that are no keys.
+    // Appends the keys that `row` of the plane sees, cut to `clip`: sorted, disjoint, not touching, none empty. clip
+    // may reach beyond [0, seq_k) on both sides: a transpose asks about positions that are no keys.
     virtual void keys(const spattn::Plane& plane, int64_t row, spattn::Interval clip, spattn::Intervals& out) const = 0;
 
-    // Closed form of a block. partial with `known` left true: `key` gained the numbers that determine the mask. A pattern
-    // without a closed form sets `known` to false and answers partial, 1. On empty and full, `key` is as it was. empty and
-    // full are certain; partial of a composition may turn out to be either once its bits are made.
+    // Closed form of a block. partial with `known` left true: `key` gained the numbers that determine the mask. A
+    // pattern without a closed form sets `known` to false and answers partial, 1. On empty and full, `key` is as it
+    // was. empty and full are certain; partial of a composition may turn out to be either once its bits are made.
     virtual spattn::Coverage classify(const spattn::Plane& plane, const spattn::Block& block, spattn::Key& key,
                                       bool& known) const;
 
@@ -90,8 +90,8 @@ struct spattn_pattern : spattn::RefCounted {
     // A pattern that means transpose(this) and has closed forms, or null where there is none.
     virtual spattn::Ref<const spattn_pattern> transposed() const;
 
-    // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that no
-    // walk over a pattern can exhaust the stack or take for ever.
+    // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
+    // no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;
 };
 
@@ -120,8 +120,8 @@ PatternRef make_tree(std::vector<int64_t> parents);
 PatternRef make_bigbird(int64_t block, int64_t window_blocks, int64_t global_blocks, int64_t random_blocks,
                         uint64_t seed);
 PatternRef make_csr(IndexArray row_ptr, IndexArray col_idx, int64_t seq_k, bool is_trusted);
-PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q, int64_t seq_k,
-                    bool is_trusted);
+PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q,
+                    int64_t seq_k, bool is_trusted);
 PatternRef make_mask(const std::vector<int64_t>& values, const std::vector<int64_t>& shape);  // shape: 2 to 4 sizes
 PatternRef make_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q, int64_t seq_k);
 PatternRef make_union(Patterns parts);

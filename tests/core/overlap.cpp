@@ -14,7 +14,8 @@ static std::multiset<uintptr_t> bytes_of(const StridedBytes& t) {
         for (int64_t b = 0; b < t.axes[1].size; ++b)
             for (int64_t c = 0; c < t.axes[2].size; ++c)
                 for (int64_t e = 0; e < t.element; ++e)
-                    bytes.insert(t.begin + uintptr_t(a * t.axes[0].stride + b * t.axes[1].stride + c * t.axes[2].stride + e));
+                    bytes.insert(t.begin +
+                                 uintptr_t(a * t.axes[0].stride + b * t.axes[1].stride + c * t.axes[2].stride + e));
     return bytes;
 }
 

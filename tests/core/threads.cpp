@@ -15,7 +15,8 @@ using namespace spattn;
 
 static bool runs_every_lane_once(Parallel& parallel) {
     std::vector<std::atomic<int>> seen(static_cast<size_t>(parallel.lanes()));
-    parallel.run([](void* argument, int64_t lane) { ++(*static_cast<decltype(seen)*>(argument))[size_t(lane)]; }, &seen);
+    parallel.run([](void* argument, int64_t lane) { ++(*static_cast<decltype(seen)*>(argument))[size_t(lane)]; },
+                 &seen);
     for (const auto& count : seen)
         if (count != 1) return false;
     return true;
