@@ -146,10 +146,10 @@ _default: Context | None = None
 
 
 def default_context() -> Context:
-    """The context of calls that name none: all defaults, made on first use."""
+    """The context of calls that name none: the CPU, all other defaults, made on first use."""
     global _default
     if _default is None:
-        _default = Context()
+        _default = Context("cpu")  # arrays are NumPy's
     return _default
 
 
