@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Threads that share a context, a pattern and a plan: they make, find, run, ask and release at once. Worth most in a build
+// with -fsanitize=thread (preset tsan).
+#include <atomic>
+#include <thread>
+
+#include "abi/abi.h"
+
+using namespace abi;
+
+namespace {
+
+constexpr int threads = 4, rounds = 25;
+
+// Each thread counts what went wrong: CHECK is for one thread.
+template <class Body>
+void demand_together(Body body) {
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> all;
+    for (int t = 0; t < threads; ++t) {
+        all.emplace_back([&, t] {
+            for (int round = 0; round < rounds; ++round) wrong += !body(t, round);
+        });
+    }
+    for (std::thread& thread : all) thread.join();
+    CHECK_EQ(wrong.load(), 0);
+}
+
+Context make_shared_context(int32_t cpu_threads) {
+    auto options = cpu_options();
+    options.cpu_threads = cpu_threads;
+    options.plan_cache = 2;  // fewer than there are plans, so that some fall out while others find them
+    return make_context(options);
+}
+
+// Memory of one thread's runs.
+struct Operands {
+    explicit Operands(const spattn_problem& p)
+        : q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
+          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
+          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32) {
+        uint32_t seed = 1;
+        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
+    }
+    bool run(const spattn_plan* plan) {
+        size_t bytes = 0, more = 0, align = 0;
+        if (spattn_plan_workspace(plan, SPATTN_OP_FORWARD, &bytes, &align)) return false;
+        if (spattn_plan_workspace(plan, SPATTN_OP_BACKWARD, &more, &align)) return false;
+        Tensor space({int64_t(std::max(bytes, more))}, u8);
+        auto f = sized<spattn_forward_args>();
+        f.q = &q.view, f.k = &k.view, f.v = &v.view, f.out = &out.view, f.lse = &lse.view;
+        f.workspace = space.data, f.workspace_bytes = space.bytes;
+        auto b = sized<spattn_backward_args>();
+        b.q = &q.view, b.k = &k.view, b.v = &v.view, b.out = &out.view, b.lse = &lse.view, b.dout = &dout.view;
+        b.dq = &dq.view, b.dk = &dk.view, b.dv = &dv.view;
+        b.workspace = space.data, b.workspace_bytes = space.bytes;
+        return spattn_forward(plan, &f) == SPATTN_OK && spattn_backward(plan, &b) == SPATTN_OK;
+    }
+    bool operator==(const Operands& other) const {
+        return out.content() == other.out.content() && dq.content() == other.dq.content() && dk.content() == other.dk.content() &&
+               dv.content() == other.dv.content();
+    }
+    Tensor q, k, v, out, lse, dout, dq, dk, dv;
+};
+
+}  // namespace
+
+TEST(one_plan_run_by_all) {
+    const Pattern pattern = parse("causal & (window(7,0) | bigbird(8,3,1,1,2))");
+    const auto problem = make_problem();
+    for (int32_t cpu_threads : {1, 3}) {
+        const Context context = make_shared_context(cpu_threads);
+        const Plan plan = make_plan(context.get(), pattern.get(), problem);
+        const Context alone = make_shared_context(1);
+        Operands expected(problem);
+        CHECK(expected.run(make_plan(alone.get(), pattern.get(), problem).get()));
+        demand_together([&](int, int) {
+            Operands mine(problem);
+            return mine.run(plan.get()) && mine == expected;
+        });
+    }
+}
+
+TEST(plans_made_found_and_dropped_by_all) {
+    const Context context = make_shared_context(2);
+    const auto problem = make_problem();
+    const Pattern patterns[] = {parse("causal"), parse("window(9,2) | sink(3)"), parse("strided(4) & causal"), parse("full")};
+    demand_together([&](int t, int round) {
+        const spattn_pattern* pattern = patterns[(t + round) % 4].get();
+        spattn_plan* plan = nullptr;
+        if (spattn_plan_create(context.get(), pattern, &problem, nullptr, &plan)) return false;
+        const Plan owned(plan);
+        spattn_plan_retain(plan);
+        spattn_plan_release(plan);
+        Operands mine(problem);
+        auto stats = sized<spattn_stats>();
+        return mine.run(plan) && spattn_plan_stats(plan, &stats) == SPATTN_OK && stats.pairs > 0;
+    });
+}
+
+TEST(a_pattern_asked_composed_and_released_by_all) {
+    const Pattern shared = parse("causal & (window(5,0) | bigbird(4,3,1,2,7)) - global_keys(3)");
+    const auto extent = make_extent(40, 40);
+    auto expected = sized<spattn_stats>();
+    succeed(spattn_pattern_stats(shared.get(), &extent, &expected), "stats");
+    demand_together([&](int, int) {
+        const spattn_pattern* parts[] = {shared.get(), shared.get()};
+        spattn_pattern* made = nullptr;
+        if (spattn_pattern_union(parts, 2, &made)) return false;
+        const Pattern both(made);
+        auto stats = sized<spattn_stats>();
+        uint64_t hash = 0;
+        return spattn_pattern_stats(made, &extent, &stats) == SPATTN_OK && stats.pairs == expected.pairs &&
+               spattn_pattern_hash(made, &hash) == SPATTN_OK && spattn_pattern_equal(made, shared.get()) == 1;
+    });
+}
+
+TEST(errors_stay_on_their_thread) {
+    demand_together([](int t, int) {
+        spattn_pattern* result = nullptr;
+        const std::string text = "window(" + std::to_string(-5 - t) + ",0)";
+        const bool is_refused = spattn_pattern_parse(text.c_str(), &result) == SPATTN_E_FORMAT;
+        std::this_thread::yield();
+        return is_refused && std::string(spattn_last_error_text()).find(std::to_string(-5 - t)) != std::string::npos;
+    });
+}
+
+TEST(contexts_of_their_own) {
+    const Pattern pattern = parse("causal");
+    const auto problem = make_problem();
+    demand_together([&](int, int) {
+        auto options = cpu_options();
+        options.cpu_threads = 2;
+        spattn_context* context = nullptr;
+        if (spattn_context_create(&options, &context)) return false;
+        spattn_plan* plan = nullptr;
+        const spattn_status status = spattn_plan_create(context, pattern.get(), &problem, nullptr, &plan);
+        spattn_context_release(context);  // the plan keeps what it needs
+        Operands mine(problem);
+        const bool is_right = status == SPATTN_OK && mine.run(plan);
+        spattn_plan_release(plan);
+        return is_right;
+    });
+}
