@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+// A host's hooks that do not do their part: memory that is missing or crooked, threads that stop half-way. Each is a status,
+// and the same handles work once the hook does.
+#include "abi/abi.h"
+
+using namespace abi;
+
+namespace {
+
+// Gives memory that is off by `crooked` bytes at the n-th call, and counts what is out.
+struct Allocator {
+    int64_t crooked = 0;
+    int calls = 0, crooked_call = -1, out = 0, wrong = 0;
+
+    static void* take(void* user, spattn_device, size_t bytes, size_t align, spattn_stream) {
+        auto& self = *static_cast<Allocator*>(user);
+        ++self.out;
+        const int64_t shift = self.calls++ == self.crooked_call ? self.crooked : 0;
+        char* start = static_cast<char*>(std::aligned_alloc(align, (bytes + 2 * align) / align * align));
+        return start + shift;
+    }
+    static void give_back(void* user, spattn_device, void* memory, size_t, spattn_stream) {
+        auto& self = *static_cast<Allocator*>(user);
+        --self.out;
+        const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+        std::free(reinterpret_cast<void*>(address / 256 * 256));
+    }
+};
+
+// The host's threads: leaves out lanes, or answers with a number, at the n-th loop.
+struct Host {
+    int loops = 0, bad_loop = -1;
+    int64_t skipped = 0;
+    int32_t answer = 0;
+
+    static int32_t run(void* user, int64_t tasks, void (*body)(void*, int64_t), void* argument) {
+        auto& self = *static_cast<Host*>(user);
+        const bool is_bad = self.loops++ == self.bad_loop;
+        for (int64_t t = is_bad ? self.skipped : 0; t < tasks; ++t) body(argument, t);
+        return is_bad ? self.answer : 0;
+    }
+};
+
+struct Operands {
+    explicit Operands(const spattn_plan* plan, const spattn_problem& p)
+        : plan(plan), q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
+          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
+          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32),
+          space({bytes()}, u8) {
+        uint32_t seed = 1;
+        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
+    }
+    int64_t bytes() const {
+        size_t most = 0, align = 0;
+        for (spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
+            size_t bytes = 0;
+            succeed(spattn_plan_workspace(plan, op, &bytes, &align), "workspace");
+            most = std::max(most, bytes);
+        }
+        return int64_t(most);
+    }
+    spattn_status forward() {
+        auto a = sized<spattn_forward_args>();
+        a.q = &q.view, a.k = &k.view, a.v = &v.view, a.out = &out.view, a.lse = &lse.view;
+        a.workspace = space.data, a.workspace_bytes = space.bytes;
+        return spattn_forward(plan, &a);
+    }
+    spattn_status backward() {
+        auto a = sized<spattn_backward_args>();
+        a.q = &q.view, a.k = &k.view, a.v = &v.view, a.out = &out.view, a.lse = &lse.view, a.dout = &dout.view;
+        a.dq = &dq.view, a.dk = &dk.view, a.dv = &dv.view;
+        a.workspace = space.data, a.workspace_bytes = space.bytes;
+        return spattn_backward(plan, &a);
+    }
+    std::vector<std::vector<unsigned char>> results() const {
+        return {out.content(), lse.content(), dq.content(), dk.content(), dv.content()};
+    }
+    const spattn_plan* plan;
+    Tensor q, k, v, out, lse, dout, dq, dk, dv, space;
+};
+
+}  // namespace
+
+TEST(memory_that_is_crooked) {
+    const Pattern pattern = parse("bigbird(8,3,1,2,1) & causal");
+    const auto problem = make_problem();
+    bool was_crooked = true;
+    for (int n = 0; was_crooked; ++n) {
+        Allocator allocator{8};
+        allocator.crooked_call = n;
+        auto options = cpu_options();
+        options.alloc = Allocator::take;
+        options.free = Allocator::give_back;
+        options.alloc_user = &allocator;
+        {
+            const Context context = make_context(options);
+            spattn_plan* plan = nullptr;
+            const spattn_status status = spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &plan);
+            const Plan owned(plan);
+            was_crooked = allocator.calls > n;
+            CHECK_EQ(status, was_crooked ? SPATTN_E_CALLBACK : SPATTN_OK);
+            CHECK_EQ(plan != nullptr, !was_crooked);
+            make_plan(context.get(), pattern.get(), problem);
+        }
+        CHECK_EQ(allocator.out, 0);
+        CHECK(was_crooked || n > 0);
+    }
+}
+
+// Every parallel loop of forward and of backward in turn.
+TEST(loops_that_stop_half_way) {
+    const Pattern pattern = parse("causal & (window(9,0) | sink(3)) | strided(5)");
+    for (uint32_t reference : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
+        Host host;
+        auto options = cpu_options();
+        options.cpu_threads = 3;
+        options.parallel_for = Host::run;
+        options.parallel_for_user = &host;
+        const Context context = make_context(options);
+        auto problem = make_problem();
+        problem.flags |= reference;
+        const Plan plan = make_plan(context.get(), pattern.get(), problem);
+        Operands operands(plan.get(), problem);
+        succeed(operands.forward(), "forward");
+        const int forward_loops = host.loops;
+        succeed(operands.backward(), "backward");
+        const int loops = host.loops;
+        CHECK(forward_loops > 0 && loops > forward_loops);
+        const auto expected = operands.results();
+        for (int bad = 0; bad < loops; ++bad) {
+            for (const auto& [skipped, answer] : {std::pair<int64_t, int32_t>{1, 0}, {3, 0}, {0, 9}, {2, -1}}) {
+                host = {0, bad, skipped, answer};
+                const bool is_forward = bad < forward_loops;
+                CHECK_EQ(operands.forward(), is_forward ? SPATTN_E_CALLBACK : SPATTN_OK);
+                if (!is_forward) CHECK_EQ(operands.backward(), SPATTN_E_CALLBACK);
+                host = {};
+                succeed(operands.forward(), "forward again");
+                succeed(operands.backward(), "backward again");
+                CHECK(operands.results() == expected);
+            }
+        }
+    }
+}
