@@ -14,6 +14,9 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size);
 
+// AddressSanitizer's allocator fails as others do, instead of ending the program.
+extern "C" __attribute__((used)) inline const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace fuzz {
 
 struct Releaser {
