@@ -5,35 +5,39 @@
 // over the blocks that a layout lists for each query block. The kernel knows runs of blocks and bit masks, no pattern.
 //
 //   grid      one CTA an SM, persistent; tasks longest first, from a counter
-//   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with the
-//             next q ahead; it tells the consumers each block's mask through shared memory, so they read no list
+//   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with
+//             the next q ahead; it tells the consumers each block's mask through shared memory: they read no list
 //   consumers 64 rows a warpgroup, scores and out in registers; p becomes the a operand of p v in place; a masked block
 //             costs a thread one 64-bit load and predicated moves (tile/fragment.h); out leaves through the q tile
 //
-//   192 rows: three warpgroups, each serial: what one waits for, the others hide. A 64 x 128 part of a masked block that
-//             keeps nothing is skipped, so edges cost what 64-row blocks would.
+//   192 rows: three warpgroups, each serial: what one waits for, the others hide. A 64 x 128 part of a masked block
+//             that keeps nothing is skipped, so edges cost what 64-row blocks would.
 //   128 rows: two warpgroups take turns; each begins s of block j + 1 before p v of block j, also from one task into
 //             the next, and makes probabilities under them:
 //
 //               tensor   | s1 | p0 v0 | the other's | s2 | p1 v1 | the other's
 //               the rest      | softmax of s1       |    | softmax of s2
 //
-// What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, its exponentials 512 of theirs; reading
-// operands from shared memory takes 80 % of its rate while TMA writes the next ones. Counters (ncu, full_16k at 1.77 GHz):
-// the tensor pipe is busy 71 % of all cycles with 192 rows, 68 % with 128; L2 gives 34 and 38 % of its rate, issue slots
-// are 38 % used. Against GEMM, 5 points are waves (1376 equal tasks on 132 SMs fill 10.4 of 11), the others are
-// warpgroups that wait for their own wgmma while no other has one ready. Beyond some milliseconds the 700 W cap decides:
-// the clock falls to 1.5 GHz for GEMM, cuDNN and this kernel alike.
+// What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, its exponentials 512 of theirs;
+// reading operands from shared memory takes 80 % of its rate while TMA writes the next ones. Counters (ncu, full_16k at
+// 1.77 GHz): the tensor pipe is busy 71 % of all cycles with 192 rows, 68 % with 128; L2 gives 34 and 38 % of its rate,
+// issue slots are 38 % used. Without the copies (stale tiles, timing only) full_16k runs at 768 with 192 rows and 658
+// with 128: 192 rows lose 7 % to memory and 5 points to waves (1376 equal tasks on 132 SMs fill 10.4 of 11); 128 rows
+// are bound by each warpgroup's own chain of scores, softmax and waits, 2700 cycles a block. Beyond some milliseconds
+// the 700 W cap decides: the clock falls to 1.5 GHz for GEMM, cuDNN and this kernel alike.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s on kept pairs, GEMM 8192^3 808 in the same run, 2026-11): full_16k 678, causal_16k
-// 670, window1k_16k 502, window4k_128k 656, streaming_16k 489 with 192 rows; bsr128_10_16k 584, bsr128_05_32k 618 with 128.
-// What the layout costs: single blocks instead of runs 0.3 % (full_16k as 128 runs a row); a mask on every block 2 % with
-// 192 rows and 7 % with 128, where 256 different ones miss L1 3 and 13 %. Both bets hold.
+// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, on two machines, 2026-11): full_16k 707
+// and 730, causal_16k 679 and 708, window1k_16k 526 and 540, window4k_128k 706, streaming_16k 522, streaming_128k 550
+// with 192 rows; bsr128_10_16k 553 and 567, bsr128_05_32k 572 with 128.
+// What the layout costs: single blocks instead of runs nothing (full_16k as 128 runs a row); a mask on every block 2 %
+// with 192 rows and 3 % with 128, with 256 different masks 3 and 4 %.
 //
-// Tried and dropped: one q tile and five ring tiles for 192 rows (284 against 260 us on window1k_16k); a static round of
-// tasks instead of the counter (2 to 11 % slower); heads one after the other instead of longest first (11 % slower on
-// causal_16k, 2 % faster on bsr128_10_16k); no turns between two warpgroups (1 %); a wait for p v ahead of the
-// exponentials, which is what the compiler makes of one wait after them (5 %).
+// Tried and dropped: descriptors from registers that are not known uniform (3 R2UR an instruction: 676 instead of 730
+// on full_16k); one q tile and five ring tiles for 192 rows (284 instead of 260 us on window1k_16k); a static round of
+// tasks instead of the counter (2 to 11 % slower); heads one after the other instead of longest first (10 % slower on
+// causal_16k, 4 to 7 % faster on bsr128_10_16k and 05_32k); looking at the ring's next barriers ahead (3 % slower); no
+// turns between two warpgroups (the same); one wait for p v after the exponentials, which the compiler moves above
+// them.
 #pragma once
 
 #include <algorithm>
@@ -72,16 +76,18 @@ struct TaskMessage {
 };
 constexpr int32_t end_of_work = -1;
 
-struct BlockMessage {
-    int32_t mask, parts;  // bit w of parts: some row of warpgroup w sees a key
-};
+// What consumers must know of a block: its mask above, and below a bit for each warpgroup that has a row with a key.
+constexpr int part_bits = 3;
+__device__ __forceinline__ int32_t pack_message(int mask, int parts) {
+    return int32_t(uint32_t(mask) << part_bits) | (parts & ((1 << part_bits) - 1));
+}
 
 template <class C>
 struct Shared {
     uint8_t q[C::q_tiles][2][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
     uint8_t ring[C::slots][2][C::box_bytes];   // blocks of k and v in the order of their use
     TaskMessage task[C::q_tiles];
-    BlockMessage block[C::slots];
+    int32_t block[C::slots];
     uint64_t q_full[C::q_tiles];   // producer with the bytes of q; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left; producer waits
     uint64_t full[C::slots];       // producer with the bytes of a block; consumers wait
@@ -143,7 +149,7 @@ struct Producer {
                 const int mask = __shfl_sync(~0u, mine.mask, r), parts = __shfl_sync(~0u, my_parts, r);
                 const int from = min(skip, count), to = min(count, from + left);
                 skip -= from, left -= to - from;
-                for (int n = from; n < to; ++n) load_block(first + n, {mask, parts});
+                for (int n = from; n < to; ++n) load_block(first + n, pack_message(mask, parts));
             }
         }
     }
@@ -164,7 +170,7 @@ struct Producer {
         q.advance();
     }
 
-    __device__ __forceinline__ void load_block(int block, const BlockMessage& message) {
+    __device__ __forceinline__ void load_block(int block, int32_t message) {
         ptx::mbarrier_wait(&shared.empty[slot.index()], slot.phase() ^ 1);
         if (lane == 0) {
             shared.block[slot.index()] = message;
@@ -244,8 +250,10 @@ struct Consumer {
         k_slot = slot.index();
         ptx::mbarrier_wait(&shared.full[k_slot], slot.phase());
         slot.advance();
-        mask_id = shared.block[k_slot].mask;
-        return shared.block[k_slot].parts >> warpgroup & 1;
+        // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
+        const int32_t message = __shfl_sync(~0u, thread % 32 ? 0 : shared.block[k_slot], 0);
+        mask_id = message >> part_bits;
+        return message >> warpgroup & 1;
     }
 
     __device__ __forceinline__ void pass_block() {
@@ -257,8 +265,8 @@ struct Consumer {
 
     // s = q kT of the block taken, begun.
     __device__ __forceinline__ void begin_scores(int q_index) {
-        const uint64_t a = ptx::wgmma_descriptor(shared.q[q_index][0] + warpgroup * 8192, 0);
-        const uint64_t b = ptx::wgmma_descriptor(shared.ring[k_slot][0], 0);
+        const uint32_t a = ptx::wgmma_descriptor(shared.q[q_index][0] + warpgroup * 8192, 0);
+        const uint32_t b = ptx::wgmma_descriptor(shared.ring[k_slot][0], 0);
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; ++i)
@@ -275,7 +283,7 @@ struct Consumer {
         v_slot = slot.index();
         ptx::mbarrier_wait(&shared.full[v_slot], slot.phase());
         slot.advance();
-        const uint64_t b = ptx::wgmma_descriptor(shared.ring[v_slot][0], C::box_bytes);
+        const uint32_t b = ptx::wgmma_descriptor(shared.ring[v_slot][0], C::box_bytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; ++i) ptx::wgmma_m64n128k16_transposed(r_out, p[i], b + i * 128, i > 0 || !first);
