@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The GPU bench: forward rates of the library and of torch's attention on the same cases, in the same run.
+
+    python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--out bench/results] [--no-flex]
+
+One JSON line for each case and peer goes to <out>/<gpu>.jsonl. Peers that torch has are measured here; the best figure
+that was recorded elsewhere for another stands beside them and says so. Inputs N(0,1), L2 cold, a pause before each call (the
+chip's power limit lowers its clock after some milliseconds of load), median of 25 calls by events.
+"""
+import argparse
+import ctypes as c
+import datetime
+import fnmatch
+import json
+import math
+import pathlib
+import re
+import subprocess
+import time
+
+import torch
+import torch.nn.functional as F
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CALLS, PAUSE = 25, 0.01  # seconds
+
+# name, pattern text or mask, heads, seq, kept(q, k), goal, recorded peer, its TFLOP/s
+CASES = [
+    ("full_16k", "full", 16, 16384, lambda q, k: k == k, 740, "FA4", 720),
+    ("causal_16k", "causal", 16, 16384, lambda q, k: k <= q, 690, "FA4", 651),
+    ("window1k_16k", "causal & window(1023,0)", 16, 16384, lambda q, k: (k <= q) & (k >= q - 1023), 560, "FA4", 498),
+    ("window4k_128k", "causal & window(4095,0)", 4, 131072, lambda q, k: (k <= q) & (k >= q - 4095), 660, "FA4", 617),
+    ("streaming_16k", "causal & (sink(64) | window(1023,0))", 16, 16384,
+     lambda q, k: (k <= q) & ((k < 64) | (k >= q - 1023)), 520, "cuDNN flex", 463),
+    ("streaming_128k", "causal & (sink(64) | window(1023,0))", 4, 131072,
+     lambda q, k: (k <= q) & ((k < 64) | (k >= q - 1023)), 560, "cuDNN flex", 507),
+    ("block_diagonal512_16k", "block_diagonal(512)", 16, 16384, lambda q, k: q // 512 == k // 512, 540, "FA4", 450),
+    ("bsr128_50_4k", "mask", 16, 4096, None, 640, "FA4", 572),
+    ("bsr128_25_8k", "mask", 16, 8192, None, 670, "cuDNN flex", 610),
+    ("bsr128_10_16k", "mask", 16, 16384, None, 680, "FLASH flex", 624),
+    ("bsr128_05_32k", "mask", 16, 32768, None, 680, "FA4", 603),
+]
+
+
+class Device(c.Structure):
+    _fields_ = [("type", c.c_int32), ("index", c.c_int32)]
+
+
+class Dtype(c.Structure):
+    _fields_ = [("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("device", Device), ("ndim", c.c_int32), ("dtype", Dtype),
+                ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)), ("byte_offset", c.c_uint64)]
+
+
+class Options(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("device", Device), ("rest", c.c_uint64 * 16)]
+
+
+class Problem(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32)] + [
+        (n, c.c_int64) for n in ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
+    ] + [("dtype", Dtype), ("axes", c.c_int32), ("scale", c.c_double), ("q_offset", c.c_int64)]
+
+
+class Stats(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("pairs", c.c_double), ("rest", c.c_double * 32)]
+
+
+class Forward(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("stream", c.c_void_p)] + [
+        (n, c.POINTER(Tensor)) for n in ("q", "k", "v", "out", "lse")
+    ] + [("workspace", c.c_void_p), ("workspace_bytes", c.c_size_t)]
+
+
+BF16, F32, I32 = Dtype(4, 16, 1), Dtype(2, 32, 1), Dtype(0, 32, 1)
+
+
+def view(t):
+    """A spattn_tensor of a torch tensor. Its arrays live as long as it does."""
+    dtype = {torch.bfloat16: BF16, torch.float32: F32, torch.int32: I32}[t.dtype]
+    device = Device(2, t.device.index or 0) if t.is_cuda else Device(1, 0)
+    sizes = c.c_int64 * t.dim()
+    return Tensor(t.data_ptr(), device, t.dim(), dtype, sizes(*t.shape), sizes(*t.stride()), 0)
+
+
+class Library:
+    def __init__(self, path):
+        self.lib = c.CDLL(str(path))
+        self.lib.spattn_last_error_text.restype = c.c_char_p
+        options = Options(c.sizeof(Options), 0, Device(2, 0))
+        self.context = self.make("context_create", c.byref(options))
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.spattn_last_error_text().decode())
+
+    def make(self, function, *args):
+        handle = c.c_void_p()
+        self.check(getattr(self.lib, "spattn_" + function)(*args, c.byref(handle)))
+        return handle
+
+    def pattern(self, name, text, seq):
+        if text != "mask":
+            return self.make("pattern_parse", text.encode())
+        rows = load_mask(name)
+        row_ptr = torch.tensor([0] + [len(r.nonzero()) for r in rows]).cumsum(0).int()
+        col_idx = rows.nonzero()[:, 1].int().contiguous()
+        a, b = view(row_ptr), view(col_idx)
+        i64 = c.c_int64
+        return self.make("pattern_bsr", c.byref(a), c.byref(b), i64(128), i64(128), i64(seq), i64(seq), 0)
+
+    def plan(self, pattern, heads, seq):
+        problem = Problem(c.sizeof(Problem), 0, 1, heads, heads, seq, seq, 128, 0, BF16, 1, 0, 0)
+        plan = self.make("plan_create", self.context, pattern, c.byref(problem), None)
+        stats = Stats(c.sizeof(Stats))
+        self.check(self.lib.spattn_plan_stats(plan, c.byref(stats)))
+        text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
+        self.check(self.lib.spattn_plan_explain(plan, text, c.c_size_t(1 << 16), c.byref(needed)))
+        return plan, stats.pairs, re.search(r"^forward +(\S+)", text.value.decode(), re.M)[1]
+
+    def call(self, plan, operands):
+        nbytes, align = c.c_size_t(), c.c_size_t()
+        self.check(self.lib.spattn_plan_workspace(plan, 0, c.byref(nbytes), c.byref(align)))
+        workspace = torch.empty(max(1, nbytes.value), dtype=torch.uint8, device="cuda")
+        views = [view(t) for t in operands]
+        args = Forward(c.sizeof(Forward), 0, torch.cuda.current_stream().cuda_stream, *[c.pointer(v) for v in views],
+                       workspace.data_ptr(), nbytes.value)
+        keep = (views, workspace)
+        return lambda: keep and self.check(self.lib.spattn_forward(plan, c.byref(args)))
+
+
+def load_mask(name):
+    text = (ROOT / "bench/gpu/masks" / f"{name}.pbm").read_text()
+    lines = [line for line in text.split("\n") if not line.startswith("#")]
+    width, height = map(int, lines[1].split())
+    bits = "".join("".join(lines[2:]).split())
+    return torch.tensor([int(b) for b in bits]).view(height, width)
+
+
+_flush = None
+
+
+def time_us(call):
+    global _flush
+    if _flush is None:
+        _flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    call(), call()
+    times = []
+    for i in range(CALLS):
+        torch.cuda.synchronize()
+        time.sleep(PAUSE)
+        _flush.fill_(i)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(), call(), end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return sorted(times)[CALLS // 2]
+
+
+def gemm_tflops():
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in "ab")
+    return 2 * 8192**3 / time_us(lambda: a @ b) * 1e-6
+
+
+def max_error(q, k, v, out, kept, heads, seq):
+    """Against double precision on sampled rows."""
+    worst = 0.0
+    keys = torch.arange(seq, device="cuda")
+    for head in (0, heads - 1):
+        for row in (0, 1, seq // 3, seq // 2 + 77, seq - 130, seq - 1):
+            s = (k[0, head].double() @ q[0, head, row].double()) / math.sqrt(128)
+            s = s.masked_fill(~kept(torch.tensor(row, device="cuda"), keys), -math.inf)
+            truth = torch.softmax(s, 0) @ v[0, head].double()
+            worst = max(worst, (truth - out[0, head, row].double()).abs().max().item())
+    return worst
+
+
+def torch_peers(name, kept, use_flex, seq, q, k, v):
+    """Name and call of what torch can do of the case."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    if name in ("full_16k", "causal_16k"):
+        backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
+        for peer, backend in backends:
+            def call(backend=backend):
+                with sdpa_kernel(backend):
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=name.startswith("causal"))
+            yield peer, call
+    if use_flex:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        make = torch.compile(create_block_mask, dynamic=False)
+        blocks = make(lambda b, h, i, j: kept(i, j), None, None, seq, seq, device="cuda")
+        compiled = torch.compile(flex_attention, dynamic=False)
+        yield "FlexAttention (Triton)", lambda: compiled(q, k, v, block_mask=blocks)
+
+
+def run_case(library, case, use_flex, common, write):
+    name, text, heads, seq, kept, goal, recorded, recorded_tflops = case
+    if kept is None:
+        mask = load_mask(name).bool().cuda()
+        kept = lambda i, j: mask[i // 128, j // 128]  # noqa: E731
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, heads, seq, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    out = torch.full_like(q, math.nan)
+    lse = torch.empty(1, heads, seq, device="cuda")
+    plan, pairs, kernel = library.plan(library.pattern(name, text, seq), heads, seq)
+    us = time_us(library.call(plan, (q, k, v, out, lse)))
+    flops = 4 * pairs * 128
+    line = {"case": name, "pass": "forward", "kernel": kernel, "dtype": "bf16", "shape": [1, heads, heads, seq, 128],
+            "us": round(us, 1), "tflops": round(flops / us * 1e-6, 1),
+            "gbs": round((4 * q.numel() * 2 + lse.numel() * 4) / us * 1e-3, 1), "gemm": None,
+            "max_err": max_error(q, k, v, out, kept, heads, seq)}
+    peers = [(recorded + " (recorded)", recorded_tflops)]
+    for peer, call in torch_peers(name, kept, use_flex, seq, q, k, v):
+        try:
+            peers.append((peer + " (same run)", round(flops / time_us(call) * 1e-6, 1)))
+        except Exception as e:  # a peer that cannot is a fact to record
+            peers.append((f"{peer} (failed: {str(e).splitlines()[0][:80]})", None))
+    line["gemm"] = round(gemm_tflops(), 1)
+    for peer, tflops in peers:
+        ratio = round(line["tflops"] / tflops, 3) if tflops else None
+        write({**line, "peer": peer, "peer_tflops": tflops, "ratio": ratio, "goal": goal, **common})
+    torch.compiler.reset()  # each case is a new shape: past eight, torch would stop compiling
+    torch.cuda.empty_cache()
+
+
+def shell(command):
+    return subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--case", default="*")
+    parser.add_argument("--out", default=str(ROOT / "bench/results"))
+    parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
+    parser.add_argument("--no-flex", action="store_true")
+    args = parser.parse_args()
+    gpu = torch.cuda.get_device_name()
+    hashed = "find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    common = {"source": shell(hashed), "gpu": gpu,
+              "driver": shell("nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1"),
+              "toolkit": f"nvcc {args.toolkit}, torch {torch.__version__}", "date": now.isoformat("T", "seconds")}
+    library = Library(args.library)
+    file = pathlib.Path(args.out) / (re.sub("[^a-z0-9]", "_", gpu.lower().replace("nvidia ", "")) + ".jsonl")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as stream:
+        def write(line):
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            print(f"{line['case']:22} {line['us']:9.1f} us {line['tflops']:6.1f} TFLOP/s  goal {line['goal']}  "
+                  f"gemm {line['gemm']}  err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']}  {line['kernel']}",
+                  flush=True)
+        for case in CASES:
+            if fnmatch.fnmatch(case[0], args.case):
+                run_case(library, case, not args.no_flex, common, write)
+
+
+if __name__ == "__main__":
+    main()
