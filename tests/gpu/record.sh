@@ -1,0 +1,38 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Builds, runs the GPU tests, runs them again under compute-sanitizer's tools, and writes tests/results/<gpu>.txt.
+#   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
+set -eu
+cd "$(dirname "$0")/../.."
+build=${1:-build} results=${2:-tests/results}
+cmake -S . -B "$build" -DSPATTN_CUDA=ON -DCMAKE_BUILD_TYPE=Release > /dev/null
+cmake --build "$build" -j "$(nproc)" --target test_gpu > "$build/build.log" 2>&1 || {
+    tail -50 "$build/build.log"
+    exit 1
+}
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
+file=$results/$(echo "$gpu" | tr 'A-Z' 'a-z' | sed 's/nvidia //; s/[^a-z0-9]/_/g').txt
+test=$build/tests/test_gpu
+mkdir -p "$results"
+failed=0
+{
+    echo "gpu      $gpu"
+    echo "driver   $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
+    echo "toolkit  $("$(sed -n 's/^SPATTN_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")" --version | sed -n 's/.*release/nvcc/p')"
+    echo "date     $(date -u +%Y-%m-%dT%H:%M:%SZ)"
+    echo "source   $(find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)"
+    echo
+    echo "\$ test_gpu"
+} > "$file"
+"$test" >> "$file" 2>&1 || failed=1
+# What takes minutes under a tool is left out: long rows, timings.
+cases="tensor_core_rows plain_rows misaligned_views scales small_heads_and_blocks two_streams_at_once
+    graph_capture_and_replay allocator_hooks_are_honoured"
+for tool in memcheck racecheck initcheck synccheck; do
+    printf '\n$ compute-sanitizer --tool %s test_gpu ...\n' $tool >> "$file"
+    # shellcheck disable=SC2086
+    SPATTN_TEST_EVERY=${SPATTN_TEST_EVERY:-7} compute-sanitizer --tool $tool --error-exitcode 3 "$test" $cases \
+        >> "$file" 2>&1 || failed=1
+done
+cat "$file"
+exit $failed
