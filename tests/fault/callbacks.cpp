@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A host's hooks that do not do their part: memory that is missing or crooked, threads that stop half-way. Each is a status,
-// and the same handles work once the hook does.
-#include "abi/abi.h"
+// A host's hooks that do not do their part: memory that is missing or crooked, threads that stop half-way. Each is a
+// status, and the same handles work once the hook does.
+#include "fault/operands.h"
 
 using namespace abi;
+using fault::Operands;
 
 namespace {
 
@@ -39,44 +40,6 @@ struct Host {
         for (int64_t t = is_bad ? self.skipped : 0; t < tasks; ++t) body(argument, t);
         return is_bad ? self.answer : 0;
     }
-};
-
-struct Operands {
-    explicit Operands(const spattn_plan* plan, const spattn_problem& p)
-        : plan(plan), q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
-          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
-          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32),
-          space({bytes()}, u8) {
-        uint32_t seed = 1;
-        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
-    }
-    int64_t bytes() const {
-        size_t most = 0, align = 0;
-        for (spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
-            size_t bytes = 0;
-            succeed(spattn_plan_workspace(plan, op, &bytes, &align), "workspace");
-            most = std::max(most, bytes);
-        }
-        return int64_t(most);
-    }
-    spattn_status forward() {
-        auto a = sized<spattn_forward_args>();
-        a.q = &q.view, a.k = &k.view, a.v = &v.view, a.out = &out.view, a.lse = &lse.view;
-        a.workspace = space.data, a.workspace_bytes = space.bytes;
-        return spattn_forward(plan, &a);
-    }
-    spattn_status backward() {
-        auto a = sized<spattn_backward_args>();
-        a.q = &q.view, a.k = &k.view, a.v = &v.view, a.out = &out.view, a.lse = &lse.view, a.dout = &dout.view;
-        a.dq = &dq.view, a.dk = &dk.view, a.dv = &dv.view;
-        a.workspace = space.data, a.workspace_bytes = space.bytes;
-        return spattn_backward(plan, &a);
-    }
-    std::vector<std::vector<unsigned char>> results() const {
-        return {out.content(), lse.content(), dq.content(), dk.content(), dv.content()};
-    }
-    const spattn_plan* plan;
-    Tensor q, k, v, out, lse, dout, dq, dk, dv, space;
 };
 
 }  // namespace

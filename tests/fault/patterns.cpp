@@ -17,15 +17,16 @@ long sweep_maker(const std::string& function, const Maker& make) {
     spattn_pattern* result = nullptr;
     succeed(make(&result), function.c_str());
     const Pattern expected(result);
-    return sweep(function, {function, [&] {
-                     result = reinterpret_cast<spattn_pattern*>(&result);  // not NULL, so that the library must write it
-                     return make(&result);
-                 },
-                 [&](spattn_status status) {
-                     CHECK_EQ(status == SPATTN_OK, result != nullptr);
-                     if (result) CHECK(spattn_pattern_equal(result, expected.get()));
-                     spattn_pattern_release(result);
-                 }});
+    return sweep(function, {function,
+                            [&] {
+                                result = reinterpret_cast<spattn_pattern*>(&result);  // must be overwritten
+                                return make(&result);
+                            },
+                            [&](spattn_status status) {
+                                CHECK_EQ(status == SPATTN_OK, result != nullptr);
+                                if (result) CHECK(spattn_pattern_equal(result, expected.get()));
+                                spattn_pattern_release(result);
+                            }});
 }
 
 // A question asked with faults answers as one asked without, or fails and leaves `Answer` as it was where it must.
@@ -101,7 +102,9 @@ TEST(index_patterns) {
         faults += sweep_maker("spattn_pattern_mask",
                               [&](auto r) { return spattn_pattern_mask(&mask.view, flags & SPATTN_BORROW, r); });
     }
-    const spattn_keep_fn keep = [](void*, int64_t head, int64_t q, int64_t k) { return int32_t((head + q + k) % 3 == 0); };
+    const spattn_keep_fn keep = [](void*, int64_t head, int64_t q, int64_t k) {
+        return int32_t((head + q + k) % 3 == 0);
+    };
     faults += sweep_maker("spattn_pattern_predicate",
                           [&](auto r) { return spattn_pattern_predicate(keep, nullptr, 2, 3, 5, r); });
     CHECK(faults > 50);
@@ -124,15 +127,17 @@ TEST(compositions) {
          [&](auto r) { return spattn_pattern_per_document(a.get(), &cu_q.view, &cu_k.view, r); }},
         {"spattn_pattern_parse",
          [&](auto r) {
-             return spattn_pattern_parse("causal & (sink(4) | window(9,0)) - per_head([0,1,0], full, csr([0,1],[0],3)) | "
-                                         "transpose(bigbird(4,3,1,2,9)) & per_document([0,2],[0,3],mask([1,0],1,2))", r);
+             return spattn_pattern_parse(
+                 "causal & (sink(4) | window(9,0)) - per_head([0,1,0], full, csr([0,1],[0],3)) | "
+                 "transpose(bigbird(4,3,1,2,9)) & per_document([0,2],[0,3],mask([1,0],1,2))",
+                 r);
          }},
     };
     for (const auto& [name, make] : makers) faults += sweep_maker(name, make);
     CHECK(faults > 100);
 }
 
-TEST(texts_and_hashes) {
+TEST(texts_hashes_and_bytes) {
     const Pattern pattern = make_mixed();
     long faults = sweep_question<std::array<char, 512>>("spattn_pattern_print", {}, true, [&](auto& answer) {
         size_t needed = 0;
@@ -140,7 +145,13 @@ TEST(texts_and_hashes) {
     });
     faults += sweep_question<uint64_t>("spattn_pattern_hash", 0, true,
                                        [&](uint64_t& answer) { return spattn_pattern_hash(pattern.get(), &answer); });
-    CHECK(faults > 20);
+    std::array<unsigned char, 2048> saved{};
+    size_t size = 0;
+    const auto save = [&](auto& answer) { return spattn_pattern_save(pattern.get(), answer.data(), answer.size(), &size); };
+    faults += sweep_question<std::array<unsigned char, 2048>>("spattn_pattern_save", {}, true, save);
+    succeed(save(saved), "save");
+    faults += sweep_maker("spattn_pattern_load", [&](auto r) { return spattn_pattern_load(saved.data(), size, r); });
+    CHECK(faults > 50);
 }
 
 TEST(questions) {
@@ -156,16 +167,18 @@ TEST(questions) {
         return spattn_pattern_keeps(pattern.get(), &extent, 0, 1, 16, 20, &answer);
     });
     Tensor mask({1, 2, 17, 24}, u8), image({7, 9}, f32), row_ptr({18}, i64), col_idx({17 * 24}, i64);
-    faults += sweep_question<std::array<unsigned char, 2 * 17 * 24>>("spattn_pattern_to_mask", {}, false, [&](auto& answer) {
-        const spattn_status status = spattn_pattern_to_mask(pattern.get(), &extent, &mask.view);
-        std::copy_n(mask.data, answer.size(), answer.data());
-        return status;
-    });
-    faults += sweep_question<std::array<unsigned char, 7 * 9 * 4>>("spattn_pattern_to_image", {}, false, [&](auto& answer) {
-        const spattn_status status = spattn_pattern_to_image(pattern.get(), &extent, 1, &image.view);
-        std::copy_n(image.data, answer.size(), answer.data());
-        return status;
-    });
+    faults +=
+        sweep_question<std::array<unsigned char, 2 * 17 * 24>>("spattn_pattern_to_mask", {}, false, [&](auto& answer) {
+            const spattn_status status = spattn_pattern_to_mask(pattern.get(), &extent, &mask.view);
+            std::copy_n(mask.data, answer.size(), answer.data());
+            return status;
+        });
+    faults +=
+        sweep_question<std::array<unsigned char, 7 * 9 * 4>>("spattn_pattern_to_image", {}, false, [&](auto& answer) {
+            const spattn_status status = spattn_pattern_to_image(pattern.get(), &extent, 1, &image.view);
+            std::copy_n(image.data, answer.size(), answer.data());
+            return status;
+        });
     // nnz is known, and written, before the columns are.
     faults += sweep_question<int64_t>("spattn_pattern_to_csr", -1, false, [&](int64_t& answer) {
         return spattn_pattern_to_csr(pattern.get(), &extent, 0, &row_ptr.view, &col_idx.view, &answer);
@@ -177,15 +190,20 @@ TEST(questions) {
 TEST(mistakes_while_memory_is_short) {
     spattn_pattern* result = nullptr;
     const auto refused = [&](spattn_status) { CHECK(result == nullptr); };
-    long faults = sweep("window(-5,0)", {"spattn_pattern_window", [&] { return spattn_pattern_window(-5, 0, &result); }, refused, SPATTN_E_RANGE});
-    faults += sweep("a broken text", {"spattn_pattern_parse", [&] { return spattn_pattern_parse("causal & (sink(4) | wind(3)", &result); }, refused, SPATTN_E_FORMAT});
+    long faults = sweep("window(-5,0)", {"spattn_pattern_window", [&] { return spattn_pattern_window(-5, 0, &result); },
+                                         refused, SPATTN_E_RANGE});
+    faults += sweep("a broken text", {"spattn_pattern_parse",
+                                      [&] { return spattn_pattern_parse("causal & (sink(4) | wind(3)", &result); },
+                                      refused, SPATTN_E_FORMAT});
     CHECK(faults > 5);
 }
 
 TEST(a_predicate_that_fails_at_the_nth_pair) {
     struct Countdown {
         int left;
-        static int32_t keep(void* user, int64_t, int64_t, int64_t) { return --static_cast<Countdown*>(user)->left ? 1 : -7; }
+        static int32_t keep(void* user, int64_t, int64_t, int64_t) {
+            return --static_cast<Countdown*>(user)->left ? 1 : -7;
+        }
     };
     fault::settle();
     const long before = memory::live;

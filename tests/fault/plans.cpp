@@ -5,46 +5,14 @@
 
 #include <cstring>
 
+#include "fault/operands.h"
 #include "fault/sweep.h"
 
 using namespace abi;
+using fault::Operands;
 using fault::sweep;
 
 namespace {
-
-// Operands of forward and backward for one plan, with workspaces of the right size.
-struct Operands {
-    Operands(const spattn_plan* plan, const spattn_problem& p)
-        : plan(plan), q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
-          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
-          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32),
-          forward_space({bytes(SPATTN_OP_FORWARD)}, u8), backward_space({bytes(SPATTN_OP_BACKWARD)}, u8) {
-        uint32_t seed = 1;
-        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
-        forward_args.q = &q.view, forward_args.k = &k.view, forward_args.v = &v.view;
-        forward_args.out = &out.view, forward_args.lse = &lse.view;
-        forward_args.workspace = forward_space.data, forward_args.workspace_bytes = forward_space.bytes;
-        backward_args.q = &q.view, backward_args.k = &k.view, backward_args.v = &v.view;
-        backward_args.out = &out.view, backward_args.lse = &lse.view, backward_args.dout = &dout.view;
-        backward_args.dq = &dq.view, backward_args.dk = &dk.view, backward_args.dv = &dv.view;
-        backward_args.workspace = backward_space.data, backward_args.workspace_bytes = backward_space.bytes;
-    }
-    int64_t bytes(spattn_enum op) const {
-        size_t bytes = 0, align = 1;
-        succeed(spattn_plan_workspace(plan, op, &bytes, &align), "workspace");
-        return int64_t(bytes);
-    }
-    spattn_status forward() { return spattn_forward(plan, &forward_args); }
-    spattn_status backward() { return spattn_backward(plan, &backward_args); }
-    std::vector<std::vector<unsigned char>> results() const {
-        return {out.content(), lse.content(), dq.content(), dk.content(), dv.content()};
-    }
-
-    const spattn_plan* plan;
-    Tensor q, k, v, out, lse, dout, dq, dk, dv, forward_space, backward_space;
-    spattn_forward_args forward_args = sized<spattn_forward_args>();
-    spattn_backward_args backward_args = sized<spattn_backward_args>();
-};
 
 constexpr const char* block_text = "causal & (window(9,0) | sink(3)) | bigbird(8,3,1,1,4)";
 
@@ -68,7 +36,8 @@ int introspect_without_memory(long n) {
     memory::arm(n, memory::Fault::from_then_on);
     const bool is_sane = spattn_kernel_count() >= 0 && *spattn_build_json() == '{';
     const bool had_fault = memory::disarm();
-    const bool is_right = spattn_kernel_count() > 0 && spattn_kernel_name(0) && std::strstr(spattn_build_json(), "\"abi\"");
+    const bool is_right =
+        spattn_kernel_count() > 0 && spattn_kernel_name(0) && std::strstr(spattn_build_json(), "\"abi\"");
     return is_sane && is_right ? had_fault : 2;
 }
 
@@ -110,7 +79,8 @@ TEST(plans) {
         spattn_plan* result = nullptr;
         const long faults = sweep("plan", {"spattn_plan_create", [&] {
                                       result = reinterpret_cast<spattn_plan*>(&result);
-                                      return spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &result);
+                                      return spattn_plan_create(context.get(), pattern.get(), &problem, nullptr,
+                                                                &result);
                                   },
                                   [&](spattn_status status) {
                                       CHECK_EQ(status == SPATTN_OK, result != nullptr);
@@ -129,7 +99,8 @@ TEST(plans_in_a_cache) {
     const std::string expected = explain(make_plan(context.get(), texts[2].get(), problem).get());
     spattn_plan* result = nullptr;
     const auto fill = [&] {
-        for (const Pattern& other : {std::cref(texts[0]), std::cref(texts[1])}) make_plan(context.get(), other.get(), problem);
+        for (const Pattern& other : {std::cref(texts[0]), std::cref(texts[1])})
+            make_plan(context.get(), other.get(), problem);
     };
     const auto create = [&] { return spattn_plan_create(context.get(), texts[2].get(), &problem, nullptr, &result); };
     const auto verify = [&](spattn_status status) {
@@ -207,7 +178,8 @@ TEST(runs_allocate_nothing) {
     for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
         const std::string name = spattn_kernel_name(row);
         const bool is_forward = name.find("_forward_f32") != std::string::npos;
-        if (name.rfind("reference", 0) == 0 || name.find("_f32") == std::string::npos || !spattn_kernel_runs_here(row)) continue;
+        if (name.rfind("reference", 0) == 0 || name.find("_f32") == std::string::npos || !spattn_kernel_runs_here(row))
+            continue;
         check::context = name;
         setenv("SPATTN_FORCE_KERNEL", name.c_str(), 1);
         for (int32_t threads : {1, 3}) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Threads that share a context, a pattern and a plan: they make, find, run, ask and release at once. Worth most in a build
-// with -fsanitize=thread (preset tsan).
+// Threads that share a context, a pattern and a plan: they make, find, run, ask and release at once. Worth most in a
+// build with -fsanitize=thread (preset tsan).
 #include <atomic>
 #include <thread>
 
-#include "abi/abi.h"
+#include "fault/operands.h"
 
 using namespace abi;
+using fault::Operands;
 
 namespace {
 
@@ -33,35 +34,7 @@ Context make_shared_context(int32_t cpu_threads) {
     return make_context(options);
 }
 
-// Memory of one thread's runs.
-struct Operands {
-    explicit Operands(const spattn_problem& p)
-        : q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
-          v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
-          lse({p.batch, p.heads_q, p.seq_q}, f32), dout(out.shape, f32), dq(q.shape, f32), dk(k.shape, f32), dv(v.shape, f32) {
-        uint32_t seed = 1;
-        for (Tensor* t : {&q, &k, &v, &dout}) t->fill(seed++);
-    }
-    bool run(const spattn_plan* plan) {
-        size_t bytes = 0, more = 0, align = 0;
-        if (spattn_plan_workspace(plan, SPATTN_OP_FORWARD, &bytes, &align)) return false;
-        if (spattn_plan_workspace(plan, SPATTN_OP_BACKWARD, &more, &align)) return false;
-        Tensor space({int64_t(std::max(bytes, more))}, u8);
-        auto f = sized<spattn_forward_args>();
-        f.q = &q.view, f.k = &k.view, f.v = &v.view, f.out = &out.view, f.lse = &lse.view;
-        f.workspace = space.data, f.workspace_bytes = space.bytes;
-        auto b = sized<spattn_backward_args>();
-        b.q = &q.view, b.k = &k.view, b.v = &v.view, b.out = &out.view, b.lse = &lse.view, b.dout = &dout.view;
-        b.dq = &dq.view, b.dk = &dk.view, b.dv = &dv.view;
-        b.workspace = space.data, b.workspace_bytes = space.bytes;
-        return spattn_forward(plan, &f) == SPATTN_OK && spattn_backward(plan, &b) == SPATTN_OK;
-    }
-    bool operator==(const Operands& other) const {
-        return out.content() == other.out.content() && dq.content() == other.dq.content() && dk.content() == other.dk.content() &&
-               dv.content() == other.dv.content();
-    }
-    Tensor q, k, v, out, lse, dout, dq, dk, dv;
-};
+bool run(Operands& operands) { return operands.forward() == SPATTN_OK && operands.backward() == SPATTN_OK; }
 
 }  // namespace
 
@@ -72,11 +45,12 @@ TEST(one_plan_run_by_all) {
         const Context context = make_shared_context(cpu_threads);
         const Plan plan = make_plan(context.get(), pattern.get(), problem);
         const Context alone = make_shared_context(1);
-        Operands expected(problem);
-        CHECK(expected.run(make_plan(alone.get(), pattern.get(), problem).get()));
+        const Plan plan_alone = make_plan(alone.get(), pattern.get(), problem);
+        Operands expected(plan_alone.get(), problem);
+        CHECK(run(expected));
         demand_together([&](int, int) {
-            Operands mine(problem);
-            return mine.run(plan.get()) && mine == expected;
+            Operands mine(plan.get(), problem);
+            return run(mine) && mine.results() == expected.results();
         });
     }
 }
@@ -84,7 +58,8 @@ TEST(one_plan_run_by_all) {
 TEST(plans_made_found_and_dropped_by_all) {
     const Context context = make_shared_context(2);
     const auto problem = make_problem();
-    const Pattern patterns[] = {parse("causal"), parse("window(9,2) | sink(3)"), parse("strided(4) & causal"), parse("full")};
+    const Pattern patterns[] = {parse("causal"), parse("window(9,2) | sink(3)"), parse("strided(4) & causal"),
+                                parse("full")};
     demand_together([&](int t, int round) {
         const spattn_pattern* pattern = patterns[(t + round) % 4].get();
         spattn_plan* plan = nullptr;
@@ -92,9 +67,9 @@ TEST(plans_made_found_and_dropped_by_all) {
         const Plan owned(plan);
         spattn_plan_retain(plan);
         spattn_plan_release(plan);
-        Operands mine(problem);
+        Operands mine(plan, problem);
         auto stats = sized<spattn_stats>();
-        return mine.run(plan) && spattn_plan_stats(plan, &stats) == SPATTN_OK && stats.pairs > 0;
+        return run(mine) && spattn_plan_stats(plan, &stats) == SPATTN_OK && stats.pairs > 0;
     });
 }
 
@@ -136,9 +111,9 @@ TEST(contexts_of_their_own) {
         spattn_plan* plan = nullptr;
         const spattn_status status = spattn_plan_create(context, pattern.get(), &problem, nullptr, &plan);
         spattn_context_release(context);  // the plan keeps what it needs
-        Operands mine(problem);
-        const bool is_right = status == SPATTN_OK && mine.run(plan);
-        spattn_plan_release(plan);
-        return is_right;
+        if (status) return false;
+        const Plan owned(plan);
+        Operands mine(plan, problem);
+        return run(mine);
     });
 }

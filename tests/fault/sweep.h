@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One call with its n-th allocation failing, for all n: it ends with its own status or SPATTN_E_HOST_MEMORY, says so, keeps
-// the header's rules about results, leaks nothing, and works when called again.
+// One call with its n-th allocation failing, for all n: it ends with its own status or SPATTN_E_HOST_MEMORY, says so,
+// keeps the header's rules about results, leaks nothing, and works when called again.
 #pragma once
 
 #include "abi/abi.h"

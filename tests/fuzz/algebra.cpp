@@ -64,7 +64,8 @@ Counted count(const std::vector<uint8_t>& mask, const spattn_extent& e) {
             for (int64_t k = 0; k < e.seq_k; k += e.block_k) {
                 bool is_touched = false;
                 for (int64_t row = q; row < std::min(q + e.block_q, e.seq_q); ++row) {
-                    for (int64_t key = k; key < std::min(k + e.block_k, e.seq_k); ++key) is_touched |= rows[row * e.seq_k + key];
+                    for (int64_t key = k; key < std::min(k + e.block_k, e.seq_k); ++key)
+                        is_touched |= rows[row * e.seq_k + key];
                 }
                 ++(is_touched ? c.touched : c.empty);
             }
@@ -73,7 +74,8 @@ Counted count(const std::vector<uint8_t>& mask, const spattn_extent& e) {
     return c;
 }
 
-void check_stats(const spattn_pattern* pattern, const spattn_extent& e, const std::vector<uint8_t>& mask, const std::string& text) {
+void check_stats(const spattn_pattern* pattern, const spattn_extent& e, const std::vector<uint8_t>& mask,
+                 const std::string& text) {
     spattn_stats stats{};
     stats.struct_size = sizeof stats;
     demand(spattn_pattern_stats(pattern, &e, &stats) == SPATTN_OK, "stats answers", text);
@@ -81,7 +83,8 @@ void check_stats(const spattn_pattern* pattern, const spattn_extent& e, const st
     demand(stats.pairs == c.pairs, "stats.pairs", text);
     demand(stats.row_min == c.row_min && stats.row_max == c.row_max, "stats.row_min, row_max", text);
     demand(stats.rows_empty == c.rows_empty, "stats.rows_empty", text);
-    demand(stats.blocks_full + stats.blocks_partial == c.touched && stats.blocks_empty == c.empty, "stats of blocks", text);
+    demand(stats.blocks_full + stats.blocks_partial == c.touched && stats.blocks_empty == c.empty, "stats of blocks",
+           text);
 }
 
 void check_csr(const spattn_pattern* pattern, const spattn_extent& e, int64_t head, const std::vector<uint8_t>& mask,
@@ -91,7 +94,8 @@ void check_csr(const spattn_pattern* pattern, const spattn_extent& e, int64_t he
     const spattn_tensor row_tensor = view(row_ptr.data(), {SPATTN_INT, 64, 1}, &rows, 1),
                         col_tensor = view(col_idx.data(), {SPATTN_INT, 64, 1}, &columns, 1);
     int64_t nnz = -1;
-    demand(spattn_pattern_to_csr(pattern, &e, head, &row_tensor, &col_tensor, &nnz) == SPATTN_OK, "to_csr answers", text);
+    demand(spattn_pattern_to_csr(pattern, &e, head, &row_tensor, &col_tensor, &nnz) == SPATTN_OK, "to_csr answers",
+           text);
     std::vector<int64_t> kept;
     for (int64_t q = 0; q < e.seq_q; ++q) {
         for (int64_t k = 0; k < e.seq_k; ++k) {
@@ -130,16 +134,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     Rectangle e{bytes.number(1, 2), bytes.number(1, 3), bytes.number(1, 24), bytes.number(1, 24), 0};
     e.q_offset = bytes.number(0, 2) ? e.seq_k - e.seq_q : bytes.number(-30, 30);
     const spattn_extent extent = make_extent(e, bytes.number(1, 12), bytes.number(1, 12));
-    const int64_t height = bytes.number(1, e.seq_q), width = bytes.number(1, e.seq_k), head = bytes.number(0, e.heads - 1);
+    const int64_t height = bytes.number(1, e.seq_q), width = bytes.number(1, e.seq_k),
+                  head = bytes.number(0, e.heads - 1);
     const int64_t q = bytes.number(0, e.seq_q - 1), k = bytes.number(0, e.seq_k - 1);
     const Model model = Builder(bytes, e).build(4);
-    const std::string text = print(model.pattern.get()) + " on " + std::to_string(e.seq_q) + " x " + std::to_string(e.seq_k) +
-                             " offset " + std::to_string(e.q_offset) + " blocks " + std::to_string(extent.block_q) + " x " +
-                             std::to_string(extent.block_k);
+    const std::string text = print(model.pattern.get()) + " on " + std::to_string(e.seq_q) + " x " +
+                             std::to_string(e.seq_k) + " offset " + std::to_string(e.q_offset) + " blocks " +
+                             std::to_string(extent.block_q) + " x " + std::to_string(extent.block_k);
     const std::vector<uint8_t> mask = model_mask(model.sees, e);
     demand(mask_of(model.pattern.get(), extent) == mask, "to_mask", text);
     int32_t keeps = -1;
-    demand(spattn_pattern_keeps(model.pattern.get(), &extent, 0, head, q, k, &keeps) == SPATTN_OK, "keeps answers", text);
+    demand(spattn_pattern_keeps(model.pattern.get(), &extent, 0, head, q, k, &keeps) == SPATTN_OK, "keeps answers",
+           text);
     demand(keeps == mask[size_t((head * e.seq_q + q) * e.seq_k + k)], "keeps", text);
     check_stats(model.pattern.get(), extent, mask, text);
     check_csr(model.pattern.get(), extent, head, mask, text);

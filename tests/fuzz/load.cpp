@@ -18,7 +18,8 @@ std::vector<uint8_t> save(const spattn_pattern* pattern) {
 
 Pattern load(const std::vector<uint8_t>& bytes) {
     spattn_pattern* result = nullptr;
-    const spattn_status status = spattn_pattern_load(bytes.empty() ? "" : static_cast<const void*>(bytes.data()), bytes.size(), &result);
+    const spattn_status status =
+        spattn_pattern_load(bytes.empty() ? "" : static_cast<const void*>(bytes.data()), bytes.size(), &result);
     demand((status == SPATTN_OK) == (result != nullptr), "a handle exactly on success", "");
     demand(status == SPATTN_OK || status / 1000 == SPATTN_E_FORMAT / 1000, "bytes are read or refused", "");
     return Pattern(result);

@@ -124,21 +124,26 @@ private:
 
     Model band(int64_t s) {
         const int64_t l = number(-1, 12), r = number(-1, 9);
-        return made([&](auto out) { return s == 1 ? spattn_pattern_window(l, r, out) : spattn_pattern_dilated(l, r, s, out); },
-                    [=](const Plane&, int64_t p, int64_t k) {
-                        return (l < 0 || k >= p - l) && (r < 0 || k <= p + r) && mod(k - p, s) == 0;
-                    });
+        return made(
+            [&](auto out) { return s == 1 ? spattn_pattern_window(l, r, out) : spattn_pattern_dilated(l, r, s, out); },
+            [=](const Plane&, int64_t p, int64_t k) {
+                return (l < 0 || k >= p - l) && (r < 0 || k <= p + r) && mod(k - p, s) == 0;
+            });
     }
     Model sink() {
         const int64_t n = number(0, 12);
-        return made([&](auto out) { return spattn_pattern_sink(n, out); }, [=](const Plane&, int64_t, int64_t k) { return k < n; });
+        return made([&](auto out) { return spattn_pattern_sink(n, out); },
+                    [=](const Plane&, int64_t, int64_t k) { return k < n; });
     }
     Model blocks(bool has_landmarks) {  // block_diagonal, or fixed
         const int64_t b = number(1, 17), m = has_landmarks ? number(0, b) : 0;
-        return made([&](auto out) { return has_landmarks ? spattn_pattern_fixed(b, m, out) : spattn_pattern_block_diagonal(b, out); },
-                    [=](const Plane&, int64_t p, int64_t k) {
-                        return (p >= 0 && div(k, b) == div(p, b)) || mod(k, b) >= b - m;
-                    });
+        return made(
+            [&](auto out) {
+                return has_landmarks ? spattn_pattern_fixed(b, m, out) : spattn_pattern_block_diagonal(b, out);
+            },
+            [=](const Plane&, int64_t p, int64_t k) {
+                return (p >= 0 && div(k, b) == div(p, b)) || mod(k, b) >= b - m;
+            });
     }
     Model documents() {
         const std::vector<int64_t> cu = cuts(40);
@@ -182,14 +187,17 @@ private:
         b.struct_size = sizeof b;
         b.block = number(1, 9), b.window_blocks = number(0, 3) ? number(0, 2) * 2 + 1 : 0;
         b.global_blocks = number(0, 2), b.random_blocks = number(0, 4), b.seed = uint64_t(number(0, 255));
-        return made([&](auto out) { return spattn_pattern_bigbird(&b, out); }, [=](const Plane& s, int64_t p, int64_t k) {
-            if (p < 0) return false;
-            const int64_t row = div(p, b.block), wanted = div(k, b.block);
-            const auto is_seen = [&](int64_t j) {
-                return 2 * std::abs(row - j) < b.window_blocks || j < b.global_blocks || row < b.global_blocks;
-            };
-            return is_seen(wanted) || draws(row, wanted, div(s.extent.seq_k + b.block - 1, b.block), b.random_blocks, b.seed, is_seen);
-        });
+        return made([&](auto out) { return spattn_pattern_bigbird(&b, out); },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        if (p < 0) return false;
+                        const int64_t row = div(p, b.block), wanted = div(k, b.block);
+                        const auto is_seen = [&](int64_t j) {
+                            return 2 * std::abs(row - j) < b.window_blocks || j < b.global_blocks ||
+                                   row < b.global_blocks;
+                        };
+                        return is_seen(wanted) || draws(row, wanted, div(s.extent.seq_k + b.block - 1, b.block),
+                                                        b.random_blocks, b.seed, is_seen);
+                    });
     }
 
     // ---- lists for this extent; rows, not positions ----
@@ -207,15 +215,17 @@ private:
         }
         const Integers rows_tensor(row_ptr), columns_tensor(col_idx);
         const Rectangle e = extent_;
-        return made([&](auto out) {
-                        return bq == 1 && bk == 1
-                                   ? spattn_pattern_csr(&rows_tensor.tensor, &columns_tensor.tensor, e.seq_k, 0, out)
-                                   : spattn_pattern_bsr(&rows_tensor.tensor, &columns_tensor.tensor, bq, bk, e.seq_q, e.seq_k, 0, out);
-                    },
-                    [=](const Plane& s, int64_t p, int64_t k) {
-                        const int64_t row = p - s.extent.q_offset;
-                        return row >= 0 && row < e.seq_q && k >= 0 && k < e.seq_k && kept.count({row / bq, k / bk});
-                    });
+        return made(
+            [&](auto out) {
+                return bq == 1 && bk == 1
+                           ? spattn_pattern_csr(&rows_tensor.tensor, &columns_tensor.tensor, e.seq_k, 0, out)
+                           : spattn_pattern_bsr(&rows_tensor.tensor, &columns_tensor.tensor, bq, bk, e.seq_q, e.seq_k,
+                                                0, out);
+            },
+            [=](const Plane& s, int64_t p, int64_t k) {
+                const int64_t row = p - s.extent.q_offset;
+                return row >= 0 && row < e.seq_q && k >= 0 && k < e.seq_k && kept.count({row / bq, k / bk});
+            });
     }
     Model mask() {
         const Rectangle e = extent_;
@@ -224,12 +234,13 @@ private:
         for (size_t i = 0; i < values.size(); ++i) values[i] = uint8_t((i * size_t(turn)) >> 5) % 3 == 0;
         const int64_t shape[] = {batch, heads, e.seq_q, e.seq_k};
         spattn_tensor tensor{values.data(), {SPATTN_CPU, 0}, 4, {SPATTN_BOOL, 8, 1}, shape, nullptr, 0};
-        return made([&](auto out) { return spattn_pattern_mask(&tensor, 0, out); }, [=](const Plane& s, int64_t p, int64_t k) {
-            const int64_t row = p - s.extent.q_offset;
-            if (row < 0 || row >= e.seq_q || k < 0 || k >= e.seq_k) return false;
-            const int64_t plane = (batch > 1 ? s.batch : 0) * heads + (heads > 1 ? s.head : 0);
-            return values[size_t((plane * e.seq_q + row) * e.seq_k + k)] != 0;
-        });
+        return made([&](auto out) { return spattn_pattern_mask(&tensor, 0, out); },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        const int64_t row = p - s.extent.q_offset;
+                        if (row < 0 || row >= e.seq_q || k < 0 || k >= e.seq_k) return false;
+                        const int64_t plane = (batch > 1 ? s.batch : 0) * heads + (heads > 1 ? s.head : 0);
+                        return values[size_t((plane * e.seq_q + row) * e.seq_k + k)] != 0;
+                    });
     }
     Model tree() {
         if (extent_.seq_q > extent_.seq_k) return sink();
@@ -237,15 +248,16 @@ private:
         std::vector<int64_t> parents;
         for (int64_t n = 0; n < size; ++n) parents.push_back(number(-1, n - 1));
         const Integers tensor(parents);
-        return made([&](auto out) { return spattn_pattern_tree(&tensor.tensor, out); }, [=](const Plane& s, int64_t p, int64_t k) {
-            const int64_t base = s.extent.seq_k - size;
-            if (k < base) return true;
-            if (p < base || p >= s.extent.seq_k) return false;
-            for (int64_t n = p - base; n >= 0; n = parents[size_t(n)]) {
-                if (n == k - base) return true;
-            }
-            return false;
-        });
+        return made([&](auto out) { return spattn_pattern_tree(&tensor.tensor, out); },
+                    [=](const Plane& s, int64_t p, int64_t k) {
+                        const int64_t base = s.extent.seq_k - size;
+                        if (k < base) return true;
+                        if (p < base || p >= s.extent.seq_k) return false;
+                        for (int64_t n = p - base; n >= 0; n = parents[size_t(n)]) {
+                            if (n == k - base) return true;
+                        }
+                        return false;
+                    });
     }
 
     // ---- compositions ----
@@ -261,13 +273,15 @@ private:
                     },
                     [=](const Plane& s, int64_t p, int64_t k) {
                         const auto yes = [&](const Sees& part) { return part(s, p, k); };
-                        return is_union ? std::any_of(sees.begin(), sees.end(), yes) : std::all_of(sees.begin(), sees.end(), yes);
+                        return is_union ? std::any_of(sees.begin(), sees.end(), yes)
+                                        : std::all_of(sees.begin(), sees.end(), yes);
                     });
     }
     Model difference(int depth) {
         const Model a = build(depth - 1), b = build(depth - 1);
-        return made([&](auto out) { return spattn_pattern_difference(a.pattern.get(), b.pattern.get(), out); },
-                    [f = a.sees, g = b.sees](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); });
+        return made(
+            [&](auto out) { return spattn_pattern_difference(a.pattern.get(), b.pattern.get(), out); },
+            [f = a.sees, g = b.sees](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); });
     }
     Model transpose(int depth) {
         const Model a = build(depth - 1);
@@ -280,14 +294,16 @@ private:
         for (int64_t n = number(1, 3); n > 0; --n) add(build(depth - 1), owned, sees);
         const auto parts = views(owned);
         std::vector<int32_t> map;
-        for (int64_t n = by_head ? extent_.heads : extent_.batch; n > 0; --n) map.push_back(int32_t(number(0, int64_t(parts.size()) - 1)));
-        return made([&](auto out) {
-                        return by_head ? spattn_pattern_per_head(parts.data(), parts.size(), map.data(), map.size(), out)
-                                       : spattn_pattern_per_batch(parts.data(), parts.size(), map.data(), map.size(), out);
-                    },
-                    [=](const Plane& s, int64_t p, int64_t k) {
-                        return sees[size_t(map[size_t(by_head ? s.head : s.batch)])](s, p, k);
-                    });
+        for (int64_t n = by_head ? extent_.heads : extent_.batch; n > 0; --n)
+            map.push_back(int32_t(number(0, int64_t(parts.size()) - 1)));
+        return made(
+            [&](auto out) {
+                return by_head ? spattn_pattern_per_head(parts.data(), parts.size(), map.data(), map.size(), out)
+                               : spattn_pattern_per_batch(parts.data(), parts.size(), map.data(), map.size(), out);
+            },
+            [=](const Plane& s, int64_t p, int64_t k) {
+                return sees[size_t(map[size_t(by_head ? s.head : s.batch)])](s, p, k);
+            });
     }
     // Inside, no lists for an extent: documents have several.
     Model per_document(int depth) {
@@ -298,20 +314,21 @@ private:
         const Model inner = build(depth - 1);
         is_whole_ = was_whole;
         const Integers q(cu_q), k(cu_k);
-        return made([&](auto out) { return spattn_pattern_per_document(inner.pattern.get(), &q.tensor, &k.tensor, out); },
-                    [=, f = inner.sees](const Plane& s, int64_t p, int64_t key) {
-                        const int64_t row = p - s.extent.q_offset;
-                        for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
-                            if (row < cu_q[t] || row >= cu_q[t + 1]) continue;
-                            if (key < cu_k[t] || key >= cu_k[t + 1]) return false;
-                            Plane own = s;
-                            own.extent.seq_q = cu_q[t + 1] - cu_q[t];
-                            own.extent.seq_k = cu_k[t + 1] - cu_k[t];
-                            own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
-                            return f(own, row - cu_q[t] + own.extent.q_offset, key - cu_k[t]);
-                        }
-                        return false;
-                    });
+        return made(
+            [&](auto out) { return spattn_pattern_per_document(inner.pattern.get(), &q.tensor, &k.tensor, out); },
+            [=, f = inner.sees](const Plane& s, int64_t p, int64_t key) {
+                const int64_t row = p - s.extent.q_offset;
+                for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
+                    if (row < cu_q[t] || row >= cu_q[t + 1]) continue;
+                    if (key < cu_k[t] || key >= cu_k[t + 1]) return false;
+                    Plane own = s;
+                    own.extent.seq_q = cu_q[t + 1] - cu_q[t];
+                    own.extent.seq_k = cu_k[t + 1] - cu_k[t];
+                    own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
+                    return f(own, row - cu_q[t] + own.extent.q_offset, key - cu_k[t]);
+                }
+                return false;
+            });
     }
 
     static void add(Model model, std::vector<Pattern>& patterns, std::vector<Sees>& sees) {

@@ -6,8 +6,8 @@ using namespace fuzz;
 
 namespace {
 
-// Small extents: long ones cost time, not code. What a pattern refuses (sizes of an index pattern, maps) it must refuse in
-// every question.
+// Small extents: long ones cost time, not code. What a pattern refuses (sizes of an index pattern, maps) it must refuse
+// in every question.
 void ask(const spattn_pattern* pattern, int64_t seq_q, int64_t seq_k, const std::string& text) {
     spattn_extent extent{};
     extent.struct_size = sizeof extent;
