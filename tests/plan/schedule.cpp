@@ -35,7 +35,7 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
 
     std::map<std::pair<int32_t, int32_t>, std::map<int32_t, Task>> pieces;  // of a row, by skip
     bool is_whole = true, is_one_head = true, is_sorted = true;
-    int64_t before = INT64_MAX;
+    int64_t before = INT64_MAX / 3;
     CHECK_EQ(tasks.begin[0], 0);
     CHECK_EQ(size_t(tasks.begin[tasks.orders]), s.tasks.size());
     for (int32_t w = 0; w < tasks.orders; ++w) {
@@ -46,7 +46,8 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
             is_one_head &= task.head == tasks.tasks[tasks.begin[w]].head;
             weight += std::max(task.take, 1);
         }
-        is_sorted &= weight > 0 && weight <= before;
+        // Exactly, or by the two leading bits where there are many orders.
+        is_sorted &= weight > 0 && (tasks.orders < 1024 ? weight <= before : 2 * weight < 3 * before);
         before = weight;
     }
     CHECK(is_one_head);
@@ -128,6 +129,19 @@ TEST(long_rows_and_columns_are_split) {
         check_schedule(p, view(layout), pass);
         CHECK(longest_order(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
     }
+}
+
+// Lengths that differ little are no reason to leave a head: its keys are in the cache.
+TEST(many_orders_stay_with_their_head) {
+    Extent e{1, 4, 32768, 32768, 0};
+    const Layout layout = build_layout(*make_bigbird(64, 3, 0, 9, 1), e, 64, 64);
+    const Problem p = problem_of(e, 4);
+    check_schedule(p, view(layout), Pass::forward);
+    const Schedule s = make_schedule(p, view(layout), Pass::forward);
+    CHECK(s.begin.size() > 1024);
+    int changes = 0;
+    for (size_t t = 1; t < s.tasks.size(); ++t) changes += s.tasks[t].head != s.tasks[t - 1].head;
+    CHECK(changes < 40);
 }
 
 TEST(orders_by_key_are_equal) {
