@@ -17,7 +17,8 @@
  *   - Enumerators only name values; fields and parameters are int32_t, so new values never break an old caller.
  *   - [host]   touches no device.
  *     [setup]  may allocate, start threads, load kernels or synchronise.
- *     [launch] allocates nothing; on a GPU it only enqueues work on `stream`.
+ *     [launch] allocates nothing (a CPU context starts its threads with its first run); on a GPU it only enqueues work
+ *              on `stream`.
  *
  * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 introspection.
  */
@@ -293,8 +294,8 @@ SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, cha
                                               size_t* needed);
 
 /* Equality and hash: nested unions and intersections flattened, duplicates dropped, commutative operands sorted,
- * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0; two
- * NULLs are equal. */
+ * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0 (also
+ * where there is no memory to compare); two NULLs are equal. */
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
 
