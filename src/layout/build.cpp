@@ -166,14 +166,15 @@ Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_
     layout.block_q = block_q;
     layout.block_k = block_k;
     layout.mask_words = words_for(int64_t(block_q) * block_k);
-    layout.by_query.rows = RowBuilder::blocks(extent.seq_q, block_q);
+    layout.by_query.rows = layout.queries.class_tiles = RowBuilder::blocks(extent.seq_q, block_q);
+    layout.keys.class_tiles = RowBuilder::blocks(extent.seq_k, block_k);
     const std::vector<Plane> planes = find_classes(pattern, layout);
     layout.classes = int32_t(planes.size());
     layout.by_query.slices.reserve(size_t(layout.classes) * layout.by_query.rows);
 
     RowBuilder rows(pattern, layout);
     for (int32_t c = 0; c < layout.classes; ++c) rows.build(planes[c], c);
-    layout.by_key = transpose_lists(layout.by_query, layout.classes, RowBuilder::blocks(extent.seq_k, block_k));
+    layout.by_key = transpose_lists(layout.by_query, layout.classes, layout.keys.class_tiles);
     build_live(layout);
     return layout;
 }

@@ -23,9 +23,17 @@ struct Live {
     int32_t words = 0;
 };
 
+// Owns what AxisView points to.
+struct Axis {
+    int32_t modulus = 1, class_tiles = 0;
+    std::vector<int32_t> tokens;   // [listed * block]
+    std::vector<uint64_t> away;    // [(tiles - listed) * words of a block], or empty
+};
+
 struct Layout {
     Extent extent;
     int32_t block_q = 0, block_k = 0;
+    Axis queries, keys;
     int32_t classes = 0;
     std::vector<int32_t> class_of;  // [batch * heads]
     Lists by_query, by_key;
@@ -33,7 +41,8 @@ struct Layout {
     int32_t mask_words = 0, num_masks = 0;
     Live live_queries, live_keys;
 
-    size_t bytes() const;  // of lists, masks and live sets
+    bool is_ordered() const;  // blocks are not simply consecutive tokens
+    size_t bytes() const;     // of axes, lists, masks and live sets
 };
 
 // Compiles the pattern. Blocks are exact: full means every pair is kept, a listed block keeps at least one pair.

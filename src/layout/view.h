@@ -33,16 +33,56 @@ struct LiveView {
 };
 constexpr int32_t all_live = -1;
 
+// One axis of a layout, cut into tiles of block tokens, which lists call blocks. Tiles [0, listed) name their tokens; the
+// rest are blocks of one residue class of `modulus` after the other: with modulus 1, plain blocks of consecutive tokens.
+//
+//     listed 1, modulus 2, block 4, 12 tokens      tile 0: 3 7 - -    1: 0 2 4 6    2: 8 10    3: 1 3 5 7    4: 9 11
+//
+// Every token has its home in a tile of the rest. A listed tile repeats tokens; an axis that a pass writes by tiles
+// (queries forward, keys backward) lists a token once at most and then leaves its home `away`: no mask has a bit there.
+struct AxisView {
+    int32_t listed;
+    const int32_t* tokens;    // [listed][block]; no_token fills a tile up
+    int32_t modulus;
+    int32_t class_tiles;      // tiles a residue class has, the same for all: some may be short or empty
+    const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of the tile is not worked on here;
+                              // null: none
+};
+constexpr int32_t no_token = -1;
+
+// The tokens of one tile: first + i * stride for i < count, or tokens[i] where not null (then count is the block, and
+// no_token may be among them).
+struct TileView {
+    int64_t first, stride;
+    int32_t count;
+    const int32_t* tokens;
+};
+
+constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
+    if (tile < axis.listed) return {0, 0, block, axis.tokens + int64_t(tile) * block};
+    const int32_t home = tile - axis.listed;
+    const int64_t residue = home / axis.class_tiles;
+    const int64_t first = residue + int64_t(home % axis.class_tiles) * block * axis.modulus;
+    const int64_t left = first < seq ? (seq - first + axis.modulus - 1) / axis.modulus : 0;
+    return {first, axis.modulus, left < block ? int32_t(left) : block, nullptr};
+}
+
+// Where a token's home lies, counted in places of `block` a tile from the first tile that is not listed.
+constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t token) {
+    return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
+}
+
 // A compiled pattern. Heads and batch entries that see the same keys belong to one class and share lists.
 struct LayoutView {
     int32_t block_q, block_k;    // tokens
     int64_t seq_q, seq_k;        // tokens
+    AxisView queries, keys;      // what stands in a block
     ListsView by_query;          // for each query block its key blocks
     ListsView by_key;            // the same blocks, for each key block its query blocks
     const int32_t* class_of;     // [batch * heads_q]
     int32_t classes;
-    // Bits of partly allowed blocks in the order of the kernel row that the layout was made for. Rows and keys beyond
-    // the sequence ends are 0 in every mask, and a block that sticks out is never full.
+    // Bits of partly allowed blocks in the order of the kernel row that the layout was made for. Places without a token
+    // (beyond the sequence ends, no_token) are 0 in every mask, and a block that has such a place is never full.
     const uint64_t* masks;       // [num_masks][mask_words]
     int32_t mask_words, num_masks;
     LiveView live_queries, live_keys;

@@ -48,6 +48,12 @@ ListsView place(Stage& stage, ListsView lists, const Lists& from) {
     return lists;
 }
 
+AxisView place(Stage& stage, AxisView axis, const Axis& from) {
+    axis.tokens = stage.place(from.tokens.data(), from.tokens.size());
+    axis.away = stage.place(from.away.data(), from.away.size());
+    return axis;
+}
+
 LiveView place(Stage& stage, LiveView live, const Live& from) {
     live.set_of = stage.place(from.set_of.data(), from.set_of.size());
     live.sets = stage.place(from.sets.data(), from.sets.size());
@@ -62,6 +68,8 @@ PassImage place(Stage& stage, const PassPlan& pass) {
     image.tasks.joins = stage.place(pass.schedule.joins.data(), pass.schedule.joins.size());
     if (!pass.layout) return image;  // reference rows read no layout
     image.layout = pass.layout_view();
+    image.layout.queries = place(stage, image.layout.queries, pass.layout->queries);
+    image.layout.keys = place(stage, image.layout.keys, pass.layout->keys);
     image.layout.by_query = place(stage, image.layout.by_query, pass.layout->by_query);
     image.layout.by_key = place(stage, image.layout.by_key, pass.layout->by_key);
     image.layout.live_queries = place(stage, image.layout.live_queries, pass.layout->live_queries);

@@ -102,6 +102,7 @@ struct Kernel {
     void (*forward)(const ForwardArgs&);    // exactly one of these two
     void (*backward)(const BackwardArgs&);
     void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no run waits for it; null: nothing to load
+    bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
 };
 
 struct KernelTable {
