@@ -60,7 +60,7 @@ const Golden goldens[] = {
 };
 
 std::filesystem::path golden_path(const char* name) {
-    return std::filesystem::path(__FILE__).parent_path() / "golden" / (std::string(name) + ".pattern");
+    return std::filesystem::path(SPATTN_TESTS_FOLDER) / "pattern/golden" / (std::string(name) + ".pattern");
 }
 
 }  // namespace

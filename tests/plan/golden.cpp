@@ -85,8 +85,7 @@ std::string explain_golden(const Golden& g) {
 }
 
 std::string path_of(const Golden& g) {
-    const std::string here = __FILE__;
-    return here.substr(0, here.find_last_of('/')) + "/golden/" + g.name + ".txt";
+    return std::string(SPATTN_TESTS_FOLDER "/plan/golden/") + g.name + ".txt";
 }
 
 std::string read(const std::string& path) {
