@@ -12,6 +12,7 @@ namespace {
 
 using Vec = __m256;
 using Bits = __m256;  // all ones or all zeros in each lane
+using Real = float;  // what generic/ computes in
 constexpr int lanes = 8;
 // 6 x 2 accumulators, 2 of a B row and one broadcast fill 15 of 16 registers; 8 loads feed 12 FMAs.
 constexpr int tile_m = 6, tile_n = 2;

@@ -15,6 +15,7 @@ namespace {
 
 using Vec = __m512;
 using Bits = __mmask16;
+using Real = float;  // what generic/ computes in
 constexpr int lanes = 16;
 // 6 x 4 accumulators, 4 of a B row and one broadcast fill 29 of 32 registers; 10 loads feed 24 FMAs.
 constexpr int tile_m = 6, tile_n = 4;

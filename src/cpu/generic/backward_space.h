@@ -14,22 +14,22 @@ struct OrderSpace {
 
 struct BackwardSpace {
     int64_t heads, rows;       // batch * heads_q; query blocks
-    float *delta, *minus_lse;  // [heads][rows * bq], the latter in units of log2
+    Real *delta, *minus_lse;  // [heads][rows * bq], the latter in units of log2
     OrderSpace* orders;
     int32_t* first_order;  // [batch * heads_kv]
-    float* dq;             // [blocks][bq][columns]
+    Real* dq;             // [blocks][bq][columns]
     uint8_t* touched;      // [blocks]
-    float* parts;          // [num_parts][part_floats]
+    Real* parts;          // [num_parts][part_floats]
     int64_t part_floats;
-    float* scratch;
+    Real* scratch;
     int64_t lane_floats;
 };
 
 struct BackwardScratch {
-    float *k_t, *v_t;     // [head_dim][bk], [head_dim_v][bk]
-    float *s, *dp;        // [bq][bk]
-    float *k, *q, *dout;  // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
-    float *dk, *dv;       // [bk][columns], [bk][columns_v]; one piece
+    Real *k_t, *v_t;     // [head_dim][bk], [head_dim_v][bk]
+    Real *s, *dp;        // [bq][bk]
+    Real *k, *q, *dout;  // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
+    Real *dk, *dv;       // [bk][columns], [bk][columns_v]; one piece
 };
 
 template <int bq, int bk>
@@ -37,14 +37,14 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
     const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
     const int64_t staged = bq > bk ? bq : bk;
     BackwardScratch lane;
-    lane.k_t = carver.take<float>(p.head_dim * bk);
-    lane.v_t = carver.take<float>(p.head_dim_v * bk);
-    lane.s = carver.take<float>(bq * bk);
-    lane.dp = carver.take<float>(bq * bk);
-    lane.k = carver.take<float>(bk * columns);
-    lane.q = carver.take<float>(staged * columns);
-    lane.dout = carver.take<float>(staged * columns_v);
-    lane.dk = carver.take<float>(bk * (columns + columns_v));
+    lane.k_t = carver.take<Real>(p.head_dim * bk);
+    lane.v_t = carver.take<Real>(p.head_dim_v * bk);
+    lane.s = carver.take<Real>(bq * bk);
+    lane.dp = carver.take<Real>(bq * bk);
+    lane.k = carver.take<Real>(bk * columns);
+    lane.q = carver.take<Real>(staged * columns);
+    lane.dout = carver.take<Real>(staged * columns_v);
+    lane.dk = carver.take<Real>(bk * (columns + columns_v));
     lane.dv = lane.dk + bk * columns;
     return lane;
 }
@@ -89,16 +89,16 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     BackwardSpace space;
     space.heads = p.batch * p.heads_q;
     space.rows = layout.by_query.rows;
-    space.delta = carver.take<float>(space.heads * space.rows * bq);
-    space.minus_lse = carver.take<float>(space.heads * space.rows * bq);
+    space.delta = carver.take<Real>(space.heads * space.rows * bq);
+    space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
     space.orders = carver.take<OrderSpace>(tasks.orders);
     space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
-    space.dq = carver.take<float>(blocks * bq * columns);
+    space.dq = carver.take<Real>(blocks * bq * columns);
     space.touched = carver.take<uint8_t>(blocks);
     space.part_floats = bk * (columns + columns_v);
-    space.parts = carver.take<float>(tasks.num_parts * space.part_floats);
-    space.lane_floats = int64_t(lane.used / sizeof(float));
-    space.scratch = carver.take<float>(space.lane_floats * num_lanes);
+    space.parts = carver.take<Real>(tasks.num_parts * space.part_floats);
+    space.lane_floats = int64_t(lane.used / sizeof(Real));
+    space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
     return space;
 }
 

@@ -27,7 +27,7 @@ struct BackwardLane {
     const Problem& p;
     const BackwardSpace& space;
     BackwardScratch lane;
-    const float scale_log2;
+    const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch
     const OrderSpace* order = nullptr;
 
@@ -35,7 +35,7 @@ struct BackwardLane {
         : args(a),
           p(*a.problem),
           space(s),
-          scale_log2(float(p.scale * log2_e)),
+          scale_log2(Real(p.scale * log2_e)),
           columns(round_up(p.head_dim, lanes)),
           columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
@@ -122,7 +122,7 @@ struct BackwardLane {
             const Vec lse = set1(space.minus_lse[row_at + i]), delta = set1(space.delta[row_at + i]);
 #pragma GCC unroll 4
             for (int j = 0; j < bk; j += lanes) {
-                float *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
+                Real *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
                 Vec probability = exp2(fma(load(s), set1(scale_log2), lse));
                 Vec ds = probability * (load(dp) - delta);
                 if (masked) {
@@ -136,16 +136,16 @@ struct BackwardLane {
         }
     }
 
-    static void zero(float* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(float)); }
+    static void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
     void finish(const Place& at) {
-        store_rows<T>(lane.dk, columns, float(p.scale), int(p.head_dim), args.dk, at);
+        store_rows<T>(lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
         store_rows<T>(lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
     }
 
     // dk and dv lie one after the other in scratch, as in a part.
     void keep(int32_t part) {
-        __builtin_memcpy(space.parts + part * space.part_floats, lane.dk, size_t(space.part_floats) * sizeof(float));
+        __builtin_memcpy(space.parts + part * space.part_floats, lane.dk, size_t(space.part_floats) * sizeof(Real));
     }
 
     void join(const Join& j) {
@@ -155,7 +155,7 @@ struct BackwardLane {
         finish(keys(j.head, j.row));
     }
 
-    static void add(const float* x, float* sum, int64_t count) {  // count is a multiple of lanes
+    static void add(const Real* x, Real* sum, int64_t count) {  // count is a multiple of lanes
         for (int64_t i = 0; i < count; i += lanes) store(sum + i, load(sum + i) + load(x + i));
     }
 
@@ -169,7 +169,7 @@ struct BackwardLane {
             if (row < o.first || row >= o.first + o.count || !space.touched[block]) continue;
             add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
         }
-        store_rows<T>(lane.q, columns, float(p.scale), int(p.head_dim), args.dq, queries(head, row));
+        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, queries(head, row));
     }
 
     // delta and -lse log2(e) of one block. A row that saw nothing has p = 0, and its dout is not read.
@@ -178,22 +178,22 @@ struct BackwardLane {
         for (int i = 0; i < at.count; ++i) {
             const int64_t to = head * space.rows * bq + at.first + i;
             const float lse = *address<float>(args.lse, at, i);
-            space.minus_lse[to] = lse == -INFINITY ? lse : float(-log2_e * lse);
+            space.minus_lse[to] = lse == -INFINITY ? Real(lse) : Real(-log2_e * lse);
             space.delta[to] = lse == -INFINITY ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));
             if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
         }
     }
 
-    float dot(const T* out, const T* dout) const {
+    Real dot(const T* out, const T* dout) const {
         const int64_t stride = args.out.column, stride_d = args.dout.column;
         Vec sums = set1(0.f);
         int c = 0;
         if (stride == 1 && stride_d == 1)
             for (; c + lanes <= p.head_dim_v; c += lanes) sums = fma(load_wide(out + c), load_wide(dout + c), sums);
-        float each[lanes], sum = 0.f;
+        Real each[lanes], sum = 0.f;
         store(each, sums);
-        for (float x : each) sum += x;
-        for (; c < p.head_dim_v; ++c) sum += to_float(out[c * stride]) * to_float(dout[c * stride_d]);
+        for (Real x : each) sum += x;
+        for (; c < p.head_dim_v; ++c) sum += to_real(out[c * stride]) * to_real(dout[c * stride_d]);
         return sum;
     }
 };

@@ -21,26 +21,27 @@ namespace {
 
 // The running maximum may lag behind by 2^8: p and l stay far from overflow, and most blocks need no rescaling of oT.
 // FlashAttention-4 does the same: https://github.com/Dao-AILab/flash-attention
-constexpr float lag = 8.f;
+constexpr Real lag = 8;
+constexpr Real lowest = sizeof(Real) == sizeof(float) ? -FLT_MAX : -DBL_MAX;
 constexpr double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
 
 // oT [head_dim_v][bq], m [bq], l [bq]: one lane's running state, and what a part leaves in the workspace.
 struct State {
-    float *out, *m, *l;
+    Real *out, *m, *l;
 };
 inline int64_t state_floats(const Problem& p, int bq) { return (p.head_dim_v + 2) * bq; }
-inline State state_at(float* at, const Problem& p, int bq) {
+inline State state_at(Real* at, const Problem& p, int bq) {
     return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq};
 }
 
 struct ForwardSpace {
-    float *parts, *scratch;
+    Real *parts, *scratch;
     int64_t lane_floats;
 };
 
 template <int bq, int bk>
 struct ForwardScratch {
-    float *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [bk][columns]
+    Real *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [bk][columns]
 };
 
 // k is also where rows of q and out are staged.
@@ -48,11 +49,11 @@ template <int bq, int bk>
 inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p) {
     const int columns = round_up(p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v, lanes);
     ForwardScratch<bq, bk> lane;
-    lane.q = carver.take<float>(p.head_dim * bq);
-    lane.s = carver.take<float>(bk * bq);
-    lane.state = carver.take<float>(state_floats(p, bq));
-    lane.k = carver.take<float>(int64_t(bk > bq ? bk : bq) * columns);
-    lane.v = carver.take<float>(int64_t(bk) * columns);
+    lane.q = carver.take<Real>(p.head_dim * bq);
+    lane.s = carver.take<Real>(bk * bq);
+    lane.state = carver.take<Real>(state_floats(p, bq));
+    lane.k = carver.take<Real>(int64_t(bk > bq ? bk : bq) * columns);
+    lane.v = carver.take<Real>(int64_t(bk) * columns);
     return lane;
 }
 
@@ -61,9 +62,9 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
     Carver lane{0};
     carve_lane<bq, bk>(lane, p);
     ForwardSpace space;
-    space.parts = carver.take<float>(tasks.num_parts * state_floats(p, bq));
-    space.lane_floats = int64_t(lane.used / sizeof(float));
-    space.scratch = carver.take<float>(space.lane_floats * num_lanes);
+    space.parts = carver.take<Real>(tasks.num_parts * state_floats(p, bq));
+    space.lane_floats = int64_t(lane.used / sizeof(Real));
+    space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
     return space;
 }
 
@@ -99,14 +100,14 @@ struct ForwardLane {
 
     void start() {
         for (int64_t i = 0; i < p.head_dim_v * bq; ++i) state.out[i] = 0.f;
-        for (int i = 0; i < bq; ++i) state.m[i] = -FLT_MAX, state.l[i] = 0.f;
+        for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f;
     }
 
     void task(const Task& t) {
         const Place q = queries(t.head, t.row);
         const int32_t list_class = args.layout.class_of[t.head];
         start();
-        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), float(p.scale * log2_e), lane.q, bq, lane.k);
+        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), Real(p.scale * log2_e), lane.q, bq, lane.k);
         const ListsView& lists = args.layout.by_query;
         for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
             visit(keys(q, list_class, w.block), w.mask);
@@ -144,13 +145,13 @@ struct ForwardLane {
         for (int r = 0; r < count; ++r)
 #pragma GCC unroll 4
             for (int w = 0; w < strip; ++w) {
-                float* x = lane.s + r * bq + first + w * lanes;
+                Real* x = lane.s + r * bq + first + w * lanes;
                 const Vec e = exp2(load(x) - load(state.m + first + w * lanes));
                 sum[w] = sum[w] + e;
                 store(x, e);
             }
         for (int w = 0; w < strip; ++w) {
-            float* l = state.l + first + w * lanes;
+            Real* l = state.l + first + w * lanes;
             store(l, load(l) + sum[w]);
         }
     }
@@ -171,7 +172,7 @@ struct ForwardLane {
     }
 
     void keep(int32_t part) {
-        __builtin_memcpy(space.parts + part * state_floats(p, bq), lane.state, state_floats(p, bq) * sizeof(float));
+        __builtin_memcpy(space.parts + part * state_floats(p, bq), lane.state, state_floats(p, bq) * sizeof(Real));
     }
 
     // Parts of a row, in order: each is brought to the highest maximum and added.
@@ -185,7 +186,7 @@ struct ForwardLane {
                 store(state.m + at, m);
                 store(state.l + at, load(state.l + at) * mine + load(part.l + at) * other);
                 for (int64_t d = 0; d < p.head_dim_v; ++d) {
-                    float* out = state.out + d * bq + at;
+                    Real* out = state.out + d * bq + at;
                     store(out, load(out) * mine + load(part.out + d * bq + at) * other);
                 }
             }

@@ -3,7 +3,7 @@
 //
 //     C[m][n] (+)= A[m][k] B[k][n]
 //
-// n lies in vector lanes, A is read one float at a time and broadcast. A may be stored row-major [m][k] or transposed
+// n lies in vector lanes, A is read one number at a time and broadcast. A may be stored row-major [m][k] or transposed
 // [k][m], so neither K nor V nor P is ever repacked: what a product sums over is a matter of two strides. Register
 // tiles are tile_m x tile_n vectors; edges along m and n have tiles of their own size, and k is any number. The sum
 // over k starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
@@ -16,11 +16,11 @@ enum class Store { set, add };
 enum class Left { rows, transposed };  // how A is stored
 
 struct Product {
-    const float* a;
+    const Real* a;
     int64_t lda;
-    const float* b;
+    const Real* b;
     int64_t ldb;
-    float* c;
+    Real* c;
     int64_t ldc;
     int k;
 };
@@ -32,8 +32,8 @@ inline void tile(const Product& g) {
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 16
         for (int j = 0; j < N; ++j) acc[i][j] = set1(0.f);
-    const float* a = g.a;
-    const float* b = g.b;
+    const Real* a = g.a;
+    const Real* b = g.b;
     for (int t = 0; t < g.k; ++t, b += g.ldb, a += left == Left::rows ? 1 : g.lda) {
         Vec row[N];
 #pragma GCC unroll 16
@@ -49,7 +49,7 @@ inline void tile(const Product& g) {
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 16
         for (int j = 0; j < N; ++j) {
-            float* c = g.c + i * g.ldc + j * lanes;
+            Real* c = g.c + i * g.ldc + j * lanes;
             store(c, mode == Store::add ? load(c) + acc[i][j] : acc[i][j]);
         }
 }

@@ -1,33 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Between tensors and the fp32 rows that products read. f32 rows whose columns are contiguous are read where they lie;
-// all else (bf16, strided columns, rows that must not leak) is copied to scratch first.
+// Between tensors and the rows of Real that products read. Rows of Real whose columns are contiguous are read where they
+// lie; all else (narrow elements, strided columns, rows that must not leak) is copied to scratch first.
 #pragma once
 
 namespace spattn::cpu {
 namespace {
-
-struct Bf16 {
-    uint16_t bits;
-};
-
-inline float to_float(float x) { return x; }
-inline float to_float(Bf16 x) {
-    const uint32_t wide = uint32_t(x.bits) << 16;
-    float value;
-    __builtin_memcpy(&value, &wide, 4);
-    return value;
-}
-inline Vec load_wide(const float* x) { return load(x); }
-inline Vec load_wide(const Bf16* x) { return load_bf16(&x->bits); }
-
-inline void from_float(float x, float& out) { out = x; }
-// To nearest, ties to even. NaN stays NaN: a carry out of its mantissa would make it an infinity.
-inline void from_float(float x, Bf16& out) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, 4);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
-    out.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-}
 
 constexpr int round_up(int64_t x, int unit) { return int((x + unit - 1) / unit * unit); }
 constexpr int least(int64_t a, int64_t b) { return int(a < b ? a : b); }
@@ -46,22 +23,22 @@ inline T* address(const TensorView& x, const Place& at, int64_t i = 0) {
 }
 
 struct Rows {
-    const float* x;
+    const Real* x;
     int64_t ld;
 };
 
 template <class T>
-inline void load_row(const T* in, int64_t stride, int columns, float* out) {
+inline void load_row(const T* in, int64_t stride, int columns, Real* out) {
     int c = 0;
     if (stride == 1)
         for (; c + lanes <= columns; c += lanes) store(out + c, load_wide(in + c));
-    for (; c < columns; ++c) out[c] = to_float(in[c * stride]);
+    for (; c < columns; ++c) out[c] = to_real(in[c * stride]);
 }
 
 // Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
 // products.
 template <class T>
-inline Rows copy_rows(const TensorView& x, const Place& at, int columns, float* scratch) {
+inline Rows copy_rows(const TensorView& x, const Place& at, int columns, Real* scratch) {
     const int ld = round_up(columns, lanes);
     for (int i = 0; i < at.count; ++i) {
         const bool alive = at.alive >> i & 1;
@@ -75,63 +52,63 @@ inline bool all_of(const Place& at) { return (~at.alive & (all_alive >> (64 - at
 
 // Rows as a left operand: nothing beyond `columns` is read.
 template <class T>
-inline Rows load_rows(const TensorView& x, const Place& at, int columns, float* scratch) {
+inline Rows load_rows(const TensorView& x, const Place& at, int columns, Real* scratch) {
     return copy_rows<T>(x, at, columns, scratch);
 }
 template <>
-inline Rows load_rows<float>(const TensorView& x, const Place& at, int columns, float* scratch) {
-    if ((x.column == 1 || columns == 1) && all_of(at)) return {address<float>(x, at), x.row};
-    return copy_rows<float>(x, at, columns, scratch);
+inline Rows load_rows<Real>(const TensorView& x, const Place& at, int columns, Real* scratch) {
+    if ((x.column == 1 || columns == 1) && all_of(at)) return {address<Real>(x, at), x.row};
+    return copy_rows<Real>(x, at, columns, scratch);
 }
 
 // Rows as a right operand too: columns are read in whole vectors.
 template <class T>
-inline Rows load_padded(const TensorView& x, const Place& at, int columns, float* scratch) {
+inline Rows load_padded(const TensorView& x, const Place& at, int columns, Real* scratch) {
     if (columns % lanes == 0) return load_rows<T>(x, at, columns, scratch);
     return copy_rows<T>(x, at, columns, scratch);
 }
 
 template <class T>
-inline void store_row(const float* in, int columns, float factor, T* out, int64_t stride) {
+inline void store_row(const Real* in, int columns, Real factor, T* out, int64_t stride) {
     if (stride == 1)
-        for (int c = 0; c < columns; ++c) from_float(in[c] * factor, out[c]);
+        for (int c = 0; c < columns; ++c) from_real(in[c] * factor, out[c]);
     else
-        for (int c = 0; c < columns; ++c) from_float(in[c] * factor, out[c * stride]);
+        for (int c = 0; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
 }
 
 template <class T>
-inline void store_rows(const float* in, int64_t ld, float factor, int columns, const TensorView& x, const Place& at) {
+inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, const TensorView& x, const Place& at) {
     for (int i = 0; i < at.count; ++i) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
 }
 
 // ---- transposes ---------------------------------------------------------------------------------------------------
 
-typedef float Four __attribute__((vector_size(16)));
+typedef Real Four __attribute__((vector_size(4 * sizeof(Real))));
 
-inline void transpose_4x4(const float* in, int64_t ld, float factor, float* out, int64_t ld_out) {
+inline void transpose_4x4(const Real* in, int64_t ld, Real factor, Real* out, int64_t ld_out) {
     Four a, b, c, d;
-    __builtin_memcpy(&a, in, 16);
-    __builtin_memcpy(&b, in + ld, 16);
-    __builtin_memcpy(&c, in + 2 * ld, 16);
-    __builtin_memcpy(&d, in + 3 * ld, 16);
+    __builtin_memcpy(&a, in, sizeof a);
+    __builtin_memcpy(&b, in + ld, sizeof a);
+    __builtin_memcpy(&c, in + 2 * ld, sizeof a);
+    __builtin_memcpy(&d, in + 3 * ld, sizeof a);
     const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
     a = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5) * factor;
     b = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7) * factor;
     c = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5) * factor;
     d = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7) * factor;
-    __builtin_memcpy(out, &a, 16);
-    __builtin_memcpy(out + ld_out, &b, 16);
-    __builtin_memcpy(out + 2 * ld_out, &c, 16);
-    __builtin_memcpy(out + 3 * ld_out, &d, 16);
+    __builtin_memcpy(out, &a, sizeof a);
+    __builtin_memcpy(out + ld_out, &b, sizeof a);
+    __builtin_memcpy(out + 2 * ld_out, &c, sizeof a);
+    __builtin_memcpy(out + 3 * ld_out, &d, sizeof a);
 }
 
 // out[c][r] = factor * in[r][c]
-inline void transpose(Rows in, int rows, int columns, float factor, float* out, int64_t ld_out) {
+inline void transpose(Rows in, int rows, int columns, Real factor, Real* out, int64_t ld_out) {
     for (int r = 0; r < rows; r += 4)
         for (int c = 0; c < columns; c += 4) {
-            const float* from = in.x + r * in.ld + c;
-            float* to = out + c * ld_out + r;
+            const Real* from = in.x + r * in.ld + c;
+            Real* to = out + c * ld_out + r;
             if (r + 4 <= rows && c + 4 <= columns) {
                 transpose_4x4(from, in.ld, factor, to, ld_out);
                 continue;
@@ -143,8 +120,8 @@ inline void transpose(Rows in, int rows, int columns, float factor, float* out, 
 
 // Rows of a tensor to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
 template <class T>
-inline void pack_transposed(const TensorView& x, const Place& at, int columns, float factor, float* out, int width,
-                            float* scratch) {
+inline void pack_transposed(const TensorView& x, const Place& at, int columns, Real factor, Real* out, int width,
+                            Real* scratch) {
     transpose(load_rows<T>(x, at, columns, scratch), at.count, columns, factor, out, width);
     for (int c = 0; at.count < width && c < columns; ++c)
         for (int i = at.count; i < width; ++i) out[c * width + i] = 0.f;

@@ -7,6 +7,7 @@
 
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
+#include "cpu/generic/elements.h"
 #include "cpu/generic/operand.h"
 #include "cpu/generic/walk.h"
 #include "cpu/generic/block_forward.h"

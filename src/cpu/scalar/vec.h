@@ -12,6 +12,7 @@ namespace {
 
 typedef float Vec __attribute__((vector_size(16)));
 typedef int32_t Bits __attribute__((vector_size(16)));  // all ones or all zeros in each lane
+using Real = float;  // what generic/ computes in
 constexpr int lanes = 4;
 // 4 x 2 accumulators leave room in 16 registers for the products that a multiply without FMA needs.
 constexpr int tile_m = 4, tile_n = 2;
