@@ -49,6 +49,16 @@ class Library:
     def parse(self, text):
         return self.own(self.c.spattn_pattern_parse, "spattn_pattern", text.encode())
 
+    def save(self, pattern):
+        needed = ffi.new("size_t *")
+        self.check(self.c.spattn_pattern_save(pattern, ffi.NULL, 0, needed))
+        buffer = ffi.new("char[]", needed[0])
+        self.check(self.c.spattn_pattern_save(pattern, buffer, needed[0], needed))
+        return ffi.buffer(buffer)[:]
+
+    def load(self, saved):
+        return self.own(self.c.spattn_pattern_load, "spattn_pattern", saved, len(saved))
+
     def text(self, function, handle):
         needed = ffi.new("size_t *")
         self.check(function(handle, ffi.NULL, 0, needed))

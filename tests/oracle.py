@@ -183,6 +183,49 @@ def bigbird(block, window_blocks, global_blocks, random_blocks, seed):
     return sees
 
 
+# ---- index patterns: rows are rows of the extent, not positions ----
+
+def table(kept):
+    """kept(batch, head) -> bool [seq_q, seq_k]. Rows and keys beyond it, which transposes ask for, hold nothing."""
+    def sees(p, k, scene):
+        plane = kept(scene.batch, scene.head)
+        if plane.shape != (scene.extent.seq_q, scene.extent.seq_k):
+            raise ValueError(f"an index pattern of {plane.shape} on {scene.extent}")
+        i, j = np.broadcast_arrays(p - scene.extent.offset, k)
+        inside = (i >= 0) & (i < plane.shape[0]) & (j >= 0) & (j < plane.shape[1])
+        return inside & plane[np.where(inside, i, 0), np.where(inside, j, 0)]
+    return sees
+
+
+def listed(row_ptr, col_idx, columns):
+    """bool [rows, columns]: row r has the columns col_idx[row_ptr[r]:row_ptr[r + 1]]."""
+    plane = np.zeros((len(row_ptr) - 1, columns), bool)
+    for row in range(len(plane)):
+        plane[row, col_idx[row_ptr[row]:row_ptr[row + 1]]] = True
+    return plane
+
+
+def csr(row_ptr, col_idx, seq_k):
+    plane = listed(row_ptr, col_idx, seq_k)
+    return table(lambda batch, head: plane)
+
+
+def bsr(row_ptr, col_idx, block_q, block_k, seq_q, seq_k):
+    blocks = listed(row_ptr, col_idx, -(-seq_k // block_k))
+    plane = blocks.repeat(block_q, 0).repeat(block_k, 1)[:seq_q, :seq_k]
+    return table(lambda batch, head: plane)
+
+
+def mask(values, *sizes):
+    planes = np.reshape(values, (1,) * (4 - len(sizes)) + sizes) != 0
+    return table(lambda batch, head: planes[batch if len(planes) > 1 else 0, head if len(planes[0]) > 1 else 0])
+
+
+def predicate(keep, heads, seq_q, seq_k):
+    return mask([keep(head, q, k) for head in range(heads) for q in range(seq_q) for k in range(seq_k)],
+                heads, seq_q, seq_k)
+
+
 # ---- composition ----
 
 def union(*parts):
@@ -209,16 +252,31 @@ def per_batch(parts, part_of_batch):
     return lambda p, k, scene: parts[part_of_batch[scene.batch]](p, k, scene)
 
 
+def per_document(cu_q, cu_k, part):
+    def sees(p, k, scene):
+        i = p - scene.extent.offset
+        out = np.zeros(np.broadcast_shapes(i.shape, k.shape), bool)
+        for q0, q1, k0, k1 in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
+            if q0 < q1 and k0 < k1:
+                own = Extent(q1 - q0, k1 - k0, scene.extent.batch, scene.extent.heads)  # aligned to its end
+                inside = (q0 <= i) & (i < q1) & (k0 <= k) & (k < k1)
+                out |= inside & part(i - q0 + own.offset, k - k0, Scene(own, scene.batch, scene.head))
+        return out
+    return sees
+
+
 # ---- text ----
 
 NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark,
                                    fixed, logsparse, residue, global_keys, global_tokens, tree, bigbird)}
+LISTS = {"csr": (csr, 2), "bsr": (bsr, 2), "mask": (mask, 1)}  # how many lists come before the numbers
 
 
 class Reader:
     """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
 
-    transpose takes an expression, per_head and per_batch a list of choices and then expressions, all others numbers.
+    transpose takes an expression, per_head and per_batch a list of choices and then expressions, per_document two lists
+    and an expression, csr, bsr and mask lists and then numbers, all others numbers.
     """
 
     def __init__(self, text):
@@ -252,6 +310,11 @@ class Reader:
             return transpose(self.closing(self.expression()))
         if name in ("per_head", "per_batch"):
             return self.selection(per_head if name == "per_head" else per_batch)
+        if name == "per_document":
+            return per_document(*self.lists(2), self.closing(self.expression()))
+        if name in LISTS:
+            make, count = LISTS[name]
+            return make(*self.lists(count), *self.numbers(None, ")"))
         if name not in NUMERIC:
             raise ValueError(f"no pattern {name}")
         return NUMERIC[name](*self.numbers("(", ")")) if self.tokens[0] == "(" else NUMERIC[name]()
@@ -264,8 +327,18 @@ class Reader:
             parts.append(self.expression())
         return choose(parts, chosen)
 
+    def lists(self, count):
+        """What follows a name up to its next argument: "([1,2],[3],"."""
+        self.take("(")
+        found = []
+        for _ in range(count):
+            found.append(self.numbers("[", "]"))
+            self.take(",")
+        return found
+
     def numbers(self, opening, closing):
-        self.take(opening)
+        if opening:
+            self.take(opening)
         values = []
         while self.tokens[0] != closing:
             values.append(int(self.take()))

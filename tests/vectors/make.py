@@ -59,6 +59,60 @@ SELECTIONS = [
     ("transpose(per_head([0,1],causal,sink(2)))", Extent(5, 7, heads=2)),
 ]
 
+# Lists for one extent: rows are rows of it, whatever the offset.
+INDEXED = [
+    ("csr([0,0],[],1)", Extent(1, 1)),
+    ("csr([0,2,2,3],[0,4,1],5)", Extent(3, 5)),
+    ("csr([0,2,2,3],[0,4,1],5)", Extent(3, 5, q_offset=-7)),
+    ("csr([0,2,2,3],[0,4,1],5)", Extent(3, 5, batch=2, heads=3, q_offset=40)),
+    ("transpose(csr([0,1,3,6,6],[2,0,3,0,1,3],4))", Extent(4, 4)),
+    ("transpose(csr([0,2,2,3],[0,4,1],5))", Extent(3, 5)),
+    ("transpose(csr([0,3,4,7],[0,4,5,2,1,2,3],6))", Extent(3, 6, q_offset=2)),
+    ("csr([0,3,4,7,9,12],[0,1,4,2,0,3,4,1,3,0,1,2],5) & causal", Extent(5, 5)),
+    ("causal - csr([0,1,3,3,4],[3,2,6,0],7)", Extent(4, 7)),
+    ("sink(1) | csr([0,1,3,3,4],[3,2,6,0],7) - window(1,0)", Extent(4, 7, q_offset=1)),
+    ("bsr([0,1],[0],1,1,1,1)", Extent(1, 1)),
+    ("bsr([0,1,3],[1,0,2],4,2,7,5)", Extent(7, 5)),
+    ("bsr([0,2,2,3],[0,3,1],16,8,40,29)", Extent(40, 29, q_offset=-5)),
+    ("bsr([0,1],[0],64,64,9,11)", Extent(9, 11)),
+    ("bsr([0,2,4,7],[0,1,1,2,0,1,2],64,32,170,90) & causal", Extent(170, 90)),
+    ("transpose(bsr([0,1,3,4],[2,0,1,3],5,3,13,12))", Extent(13, 12)),
+    ("transpose(bsr([0,1,3,4],[2,0,1,3],5,3,13,12)) | landmark(4,1)", Extent(13, 12, q_offset=3)),
+    ("mask([1],1,1)", Extent(1, 1, batch=2, heads=2)),
+    ("mask([1,0,0,5,255,0],2,3)", Extent(2, 3)),
+    ("mask([1,0,0,1,1,0],3,2)", Extent(3, 2, q_offset=9)),
+    ("mask([1,0,0,1,1,1,1,0,1,0,0,1],3,2,2)", Extent(2, 2, heads=3)),
+    ("mask([1,0,0,1,1,1,1,0,0,0,1,0],2,1,3,2)", Extent(3, 2, batch=2, heads=4)),
+    ("mask([1,0,0,1,1,1,1,0],2,2,2,1)", Extent(2, 1, batch=2, heads=2)),
+    ("full - mask([0,1,0,1,1,0,0,0,1],3,3)", Extent(3, 3)),
+    ("transpose(mask([1,1,1,0,0,1,0,0,0],3,3))", Extent(3, 3)),
+    ("per_head([0,1,0],csr([0,1,2],[1,0],2),bsr([0,1],[0],2,2,2,2))", Extent(2, 2, heads=3)),
+    ("per_batch([1,0],mask([1,0,0,1],2,2),csr([0,1,2],[1,0],2) & causal)", Extent(2, 2, batch=2)),
+    (f"csr([{','.join(str(2 * n) for n in range(81))}],[{','.join(f'{n},{n + 7}' for n in range(80))}],90)",
+     Extent(80, 90)),
+]
+
+# Documents: every inner pattern on the extent of its own, aligned to its end.
+DOCUMENTS = [
+    ("per_document([0],[0],full)", Extent(3, 3)),
+    ("per_document([0,4],[0,9],causal)", Extent(4, 9)),
+    ("per_document([0,4],[0,9],causal)", Extent(4, 9, q_offset=0)),
+    ("per_document([0,3,3,9],[0,4,4,9],causal)", Extent(9, 9)),
+    ("per_document([0,5,7],[0,2,9],causal)", Extent(7, 9)),
+    ("per_document([2,5,7],[1,3,8],window(1,0))", Extent(10, 11, batch=2, heads=2)),
+    ("per_document([0,0,6],[0,4,4],full) | sink(1)", Extent(6, 4)),
+    ("per_document([0,10,30,64],[0,20,40,90],causal & (sink(2) | window(5,0)))", Extent(64, 90)),
+    ("per_document([0,7,40],[0,7,40],bigbird(4,3,1,2,11))", Extent(40, 40, heads=2)),
+    ("per_document([0,12,33],[0,15,40],fixed(5,1) - logsparse)", Extent(33, 40, q_offset=-4)),
+    ("per_document([0,3,6],[0,5,10],tree(-1,0,0)) & causal", Extent(6, 10)),
+    ("per_document([0,2,4],[0,3,6],csr([0,1,3],[2,0,1],3))", Extent(4, 6)),
+    ("per_document([0,5,9],[0,6,11],transpose(causal))", Extent(9, 11)),
+    ("transpose(per_document([0,5,9],[0,6,11],causal))", Extent(9, 11)),
+    ("per_document([0,4,6],[0,4,6],per_head([0,1],causal,full))", Extent(6, 6, heads=2)),
+    ("per_document([0,6,12],[0,6,12],per_document([0,2,6],[0,3,6],causal))", Extent(12, 12)),
+    ("full - per_document([0,4,9],[0,4,9],full)", Extent(9, 9)),
+]
+
 
 def pattern_cases():
     for text in TEXTS:
@@ -68,6 +122,8 @@ def pattern_cases():
         yield from ((text, extent) for extent in EXTENTS[:1] + EXTENTS[3:5] + EXTENTS[7:])
     yield from TREES
     yield from SELECTIONS
+    yield from INDEXED
+    yield from DOCUMENTS
 
 
 def pattern_vector(text, extent):
@@ -103,6 +159,11 @@ PROBLEMS = [
     ("causal", 1, 1, 1, 5, 5, 4, 4, 0.0, None, False),            # scale 0: plain averages
     ("full", 1, 1, 1, 3, 5, 4, 4, -2.0, None, False),
     ("window(3,3)", 1, 1, 1, 9, 9, 4, 4, 64.0, None, False),      # nearly one-hot
+    ("csr([0,2,2,3,6],[0,4,1,0,2,3],5)", 1, 2, 1, 4, 5, 4, 4, 0.5, None, True),
+    ("bsr([0,1,3],[1,0,2],4,2,7,5)", 2, 2, 2, 7, 5, 4, 2, 0.5, -3, False),
+    ("mask([1,0,1,0,1,1,1,0,0,0,0,0,1,1,1,0,0,1],2,3,3)", 1, 2, 1, 3, 3, 4, 4, 0.5, None, True),
+    ("per_document([0,3,3,8],[0,5,6,9],causal)", 1, 2, 1, 8, 9, 4, 4, 0.5, None, True),
+    ("per_document([0,2,6],[0,4,8],causal & window(2,0)) | sink(1)", 1, 1, 1, 6, 8, 4, 4, 0.5, None, False),
 ]
 
 
