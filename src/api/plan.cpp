@@ -118,7 +118,9 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
             context->device->log(SPATTN_LOG_DEBUG, "plan found in the context's cache");
             return kept;
         }
-        return context->cache.keep(key, make_plan(*context, *pattern, problem, p.flags, p.axes, stream));
+        auto plan = make_plan(*context, *pattern, problem, p.flags, p.axes, stream);
+        // The cache would read borrowed arrays after the caller has released all that they were lent to.
+        return pattern->borrows() ? plan : context->cache.keep(key, std::move(plan));
     });
 }
 

@@ -27,6 +27,8 @@ public:
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
 
+    bool borrows() const override { return rows_.borrows(); }
+
     void save(ByteWriter& out) const override {
         out.node(Node::bsr);
         for (int64_t size : {block_q_, block_k_, seq_q(), seq_k()}) out.number(size);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "pattern/composite.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace spattn {
@@ -29,6 +31,10 @@ void Composite::selection(const Plane& plane, Key& key) const {
 
 void Composite::check(const Extent& extent) const {
     for (const PatternRef& part : parts_) part->check(extent);
+}
+
+bool Composite::borrows() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](const PatternRef& part) { return part->borrows(); });
 }
 
 void Composite::save_parts(Node node, ByteWriter& out) const {

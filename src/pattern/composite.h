@@ -12,6 +12,7 @@ public:
     explicit Composite(Patterns parts);
     void selection(const Plane& plane, Key& key) const override;
     void check(const Extent& extent) const override;
+    bool borrows() const override;
 
     const Patterns& parts() const { return parts_; }
 

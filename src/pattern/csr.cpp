@@ -18,6 +18,8 @@ public:
         if (has_row(row)) rows_.keys(row, 1, cut(clip), out);
     }
 
+    bool borrows() const override { return rows_.borrows(); }
+
     void save(ByteWriter& out) const override {
         out.node(Node::csr);
         out.number(seq_k());

@@ -28,6 +28,7 @@ public:
     int64_t operator[](int64_t i) const { return narrow_ ? narrow_[i] : wide_[i]; }
     int64_t size() const { return size_; }
     bool is_narrow() const { return narrow_ != nullptr; }
+    bool is_borrowed() const { return owned_wide_.empty() && owned_narrow_.empty() && size_ > 0; }
 
 private:
     IndexArray(const int32_t* narrow, const int64_t* wide, int64_t size) : narrow_(narrow), wide_(wide), size_(size) {}

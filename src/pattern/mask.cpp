@@ -87,6 +87,8 @@ public:
 
     void selection(const Plane& plane, Key& key) const override { key.push_back(chosen(plane)); }
 
+    bool borrows() const override { return rows_->borrows(); }
+
     // Rows of 64-bit words, the first key in the lowest bit.
     void save(ByteWriter& out) const override {
         out.node(Node::mask);

@@ -23,12 +23,14 @@ public:
     virtual ~MaskRows() = default;
     // The first key of the range that has this value, or its end. plane = batch * heads + head.
     virtual int64_t find(int64_t plane, int64_t row, Interval range, bool value) const = 0;
+    virtual bool borrows() const = 0;
 };
 
 class BitRows : public MaskRows {
 public:
     explicit BitRows(const MaskSizes& sizes);  // all 0
     int64_t find(int64_t plane, int64_t row, Interval range, bool value) const override;
+    bool borrows() const override { return false; }
     void set(int64_t plane, int64_t row, int64_t key) {
         bits_[size_t((plane * seq_q_ + row) * words_ + key / 64)] |= uint64_t(1) << (key % 64);
     }
@@ -48,6 +50,7 @@ public:
           stride_head_(stride_head),
           stride_row_(stride_row) {}
     int64_t find(int64_t plane, int64_t row, Interval range, bool value) const override;
+    bool borrows() const override { return true; }
 
 private:
     const uint8_t* bytes_;

@@ -90,6 +90,9 @@ struct spattn_pattern : spattn::RefCounted {
     // A pattern that means transpose(this) and has closed forms, or null where there is none.
     virtual spattn::Ref<const spattn_pattern> transposed() const;
 
+    // Whether it reads arrays that its caller keeps: nothing may outlive what the caller holds of it.
+    virtual bool borrows() const { return false; }
+
     // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
     // no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;

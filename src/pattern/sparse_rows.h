@@ -22,6 +22,7 @@ public:
     int64_t rows() const { return row_ptr_.size() - 1; }
     const IndexArray& row_ptr() const { return row_ptr_; }
     const IndexArray& col_idx() const { return col_idx_; }
+    bool borrows() const { return row_ptr_.is_borrowed() || col_idx_.is_borrowed(); }
 
     // Appends the columns of `row` within `clip` as intervals of `unit` tokens a column, cut to `cut`.
     void keys(int64_t row, int64_t unit, Interval cut, Intervals& out) const;

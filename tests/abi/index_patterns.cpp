@@ -15,6 +15,24 @@ Pattern make_csr(Tensor& rows, Tensor& columns, int64_t seq_k, uint32_t flags) {
     return Pattern(result);
 }
 
+// out of a plan with the reference rows.
+std::vector<unsigned char> reference_run(const spattn_context* context, const spattn_pattern* pattern, int64_t seq_q,
+                                         int64_t seq_k) {
+    auto p = make_problem();
+    p.flags = SPATTN_PLAN_REFERENCE, p.seq_q = seq_q, p.seq_k = seq_k, p.head_dim_v = p.head_dim;
+    Tensor q({p.batch, p.heads_q, seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, seq_k, p.head_dim}, f32);
+    Tensor out({p.batch, p.heads_q, seq_q, p.head_dim}, f32);
+    q.fill(1), k.fill(2);
+    const Plan plan = make_plan(context, pattern, p);
+    auto args = sized<spattn_forward_args>();
+    size_t align = 0;
+    succeed(spattn_plan_workspace(plan.get(), SPATTN_OP_FORWARD, &args.workspace_bytes, &align), "workspace");
+    Tensor workspace({int64_t(args.workspace_bytes)}, u8);
+    args.q = &q.view, args.k = args.v = &k.view, args.out = &out.view, args.workspace = workspace.data;
+    succeed(spattn_forward(plan.get(), &args), "forward");
+    return out.content();
+}
+
 int32_t keep_third(void*, int64_t head, int64_t q, int64_t k) { return (head + q + k) % 3 == 0; }
 
 }  // namespace
@@ -72,6 +90,25 @@ TEST(borrowed_arrays_are_read_in_place) {
     spattn_pattern* result = nullptr;
     demand("a borrowed stride", "spattn_pattern_csr",
            spattn_pattern_csr(&rows.view, &columns.view, 3, SPATTN_BORROW, &result), SPATTN_E_LAYOUT, "col_idx");
+}
+
+// Reference rows ask the pattern while they run: a plan that the context kept after its release would ask arrays that
+// their caller may have freed. Here these are changed instead, which a kept plan would show.
+TEST(contexts_do_not_keep_what_is_borrowed) {
+    const Context context = make_context();
+    const Pattern full = parse("full");
+    Numbers rows({0, 2, 3}), first({0, 1, 1}), second({0, 1, 1});
+    const auto run = [&](Tensor& columns) {
+        const Pattern csr = make_csr(rows, columns, 3, SPATTN_BORROW);
+        const spattn_pattern* parts[] = {full.get(), csr.get()};
+        spattn_pattern* both = nullptr;
+        succeed(spattn_pattern_intersection(parts, 2, &both), "intersection");
+        return reference_run(context.get(), Pattern(both).get(), 2, 3);
+    };
+    const std::vector<unsigned char> expected = run(first);
+    first.as<int64_t>()[2] = 2;
+    CHECK(run(second) == expected);
+    CHECK(run(first) != expected);
 }
 
 TEST(questions_agree) {
