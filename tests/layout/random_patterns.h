@@ -2,6 +2,7 @@
 // Random patterns and extents: leaves with small numbers, so that boundaries of patterns, blocks and sequences meet.
 #pragma once
 
+#include <algorithm>
 #include <random>
 
 #include "pattern/pattern.h"
@@ -30,8 +31,50 @@ inline PatternRef random_documents(Random& random, int64_t limit) {
     return make_documents(cu);
 }
 
-inline PatternRef random_leaf(Random& random, int64_t limit) {
-    const int64_t n = random.in(1, 40);
+// Rows of sorted columns: empty, full, single columns and stretches.
+struct RandomRows {
+    RandomRows(Random& random, int64_t rows, int64_t columns) {
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t step = random.one_in(2) ? 1 : random.in(1, columns);
+            const int64_t end = random.one_in(4) ? columns : random.in(0, columns);
+            for (int64_t c = random.in(0, columns); c < end; c += step) col_idx.push_back(c);
+            row_ptr.push_back(int64_t(col_idx.size()));
+        }
+    }
+    std::vector<int64_t> row_ptr{0}, col_idx;
+};
+
+inline PatternRef random_bsr(Random& random, const Extent& e) {
+    const auto block = [&] { return random.one_in(2) ? 16 : random.in(1, 70); };
+    const int64_t block_q = block(), block_k = block();
+    const RandomRows rows(random, ceil_div(e.seq_q, block_q), ceil_div(e.seq_k, block_k));
+    return make_bsr(rows.row_ptr, rows.col_idx, block_q, block_k, e.seq_q, e.seq_k, random.one_in(2));
+}
+
+// Noise, or a stretch of keys a row: blocks that are full and blocks that are empty.
+inline PatternRef random_mask(Random& random, const Extent& e) {
+    const int64_t batch = random.one_in(2) ? e.batch : 1, heads = random.one_in(2) ? e.heads : 1;
+    const bool is_noise = random.one_in(2);
+    std::vector<int64_t> values;
+    for (int64_t row = 0; row < batch * heads * e.seq_q; ++row) {
+        const int64_t begin = random.in(-40, e.seq_k), end = begin + random.in(0, 160);
+        for (int64_t k = 0; k < e.seq_k; ++k) values.push_back(is_noise ? random.one_in(3) : begin <= k && k < end);
+    }
+    return make_mask(values, {batch, heads, e.seq_q, e.seq_k});
+}
+
+// Lists for the rows of one extent.
+inline PatternRef random_lists(Random& random, const Extent& e) {
+    if (random.one_in(3)) return random_mask(random, e);
+    if (random.one_in(2)) return random_bsr(random, e);
+    const RandomRows rows(random, e.seq_q, e.seq_k);
+    return make_csr(rows.row_ptr, rows.col_idx, e.seq_k, random.one_in(2));
+}
+
+// An extent without sizes stands for any: nothing that is drawn then depends on them.
+inline PatternRef random_leaf(Random& random, const Extent& e) {
+    if (e.seq_q > 0 && random.one_in(6)) return random_lists(random, e);
+    const int64_t n = random.in(1, 40), limit = std::max(e.seq_q, e.seq_k) + 20;
     switch (random.in(0, 15)) {
         case 0: return make_full();
         case 1: return make_causal();
@@ -52,9 +95,28 @@ inline PatternRef random_leaf(Random& random, int64_t limit) {
     return make_block_diagonal(64);
 }
 
-inline PatternRef random_pattern(Random& random, int64_t limit, int depth) {
-    if (depth == 0 || random.one_in(3)) return random_leaf(random, limit);
-    const auto part = [&] { return random_pattern(random, limit, depth - 1); };
+inline PatternRef random_pattern(Random& random, const Extent& e, int depth);
+
+// Documents of equal sizes may have lists of their own; those of several sizes share a pattern that fits all.
+inline PatternRef random_per_document(Random& random, const Extent& e, int depth) {
+    const bool is_even = random.one_in(2);
+    const int64_t count = random.in(1, std::min<int64_t>({6, e.seq_q, e.seq_k}));
+    Extent own{e.batch, e.heads, 0, 0, 0};
+    if (is_even) own.seq_q = e.seq_q / count, own.seq_k = e.seq_k / count;
+    std::vector<int64_t> cu_q, cu_k;
+    for (int64_t t = 0; t <= count; ++t) {
+        cu_q.push_back(is_even ? t * own.seq_q : random.in(0, e.seq_q));
+        cu_k.push_back(is_even ? t * own.seq_k : random.in(0, e.seq_k));
+    }
+    std::sort(cu_q.begin(), cu_q.end());
+    std::sort(cu_k.begin(), cu_k.end());
+    return make_per_document(random_pattern(random, own, depth), cu_q, cu_k);
+}
+
+inline PatternRef random_pattern(Random& random, const Extent& e, int depth) {
+    if (depth == 0 || random.one_in(3)) return random_leaf(random, e);
+    if (e.seq_q > 0 && random.one_in(6)) return random_per_document(random, e, depth - 1);
+    const auto part = [&] { return random_pattern(random, e, depth - 1); };
     switch (random.in(0, 4)) {
         case 0: return make_union({part(), part()});
         case 1: return make_intersection({part(), part()});
@@ -66,10 +128,9 @@ inline PatternRef random_pattern(Random& random, int64_t limit, int depth) {
 
 // Chooses by head or by batch entry where the extent has several.
 inline PatternRef random_pattern(Random& random, const Extent& extent) {
-    const int64_t limit = std::max(extent.seq_q, extent.seq_k) + 20;
     const int depth = int(random.in(0, 3));
-    if (extent.heads * extent.batch == 1) return random_pattern(random, limit, depth);
-    const Patterns parts{random_pattern(random, limit, depth), random_pattern(random, limit, depth)};
+    if (extent.heads * extent.batch == 1) return random_pattern(random, extent, depth);
+    const Patterns parts{random_pattern(random, extent, depth), random_pattern(random, extent, depth)};
     std::vector<int32_t> of_head, of_batch;
     for (int64_t head = 0; head < extent.heads; ++head) of_head.push_back(int32_t(random.in(0, 1)));
     for (int64_t batch = 0; batch < extent.batch; ++batch) of_batch.push_back(int32_t(random.in(0, 1)));
