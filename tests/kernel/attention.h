@@ -28,7 +28,7 @@ using namespace spattn;
 enum class Axes { bhsd, bshd, gaps, shared };  // gaps: columns are 2 apart; shared: one head of inputs for all
 constexpr double own_scale = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t aligned_end = std::numeric_limits<int64_t>::min();
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 struct Case {
     const char* pattern;
@@ -52,27 +52,60 @@ inline std::string describe(const Case& c) {
 
 // ---- elements -----------------------------------------------------------------------------------------------------
 
-using Bf16 = uint16_t;
-inline float widen(float x) { return x; }
-inline float widen(Bf16 x) {
-    const uint32_t bits = uint32_t(x) << 16;
+struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
+    uint16_t bits;
+};
+inline double widen(double x) { return x; }
+inline double widen(float x) { return x; }
+inline double widen(Bf16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
-inline void narrow(float x, float& to) { to = x; }
-inline void narrow(float x, Bf16& to) {  // nearest even
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    to = std::isnan(x) ? Bf16(0x7fc0) : Bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+inline double widen(F16 x) {
+    const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
+    const double size = exponent == 31 ? (mantissa ? not_a_number : std::numeric_limits<double>::infinity())
+                        : exponent     ? std::ldexp(1024 + mantissa, exponent - 25)
+                                       : std::ldexp(mantissa, -24);
+    return x.bits & 0x8000 ? -size : size;
 }
-inline float round_to_bf16(float x) {
-    Bf16 rounded;
+
+// To nearest, ties to even. 16-bit elements come from what a float holds.
+inline void narrow(double x, double& to) { to = x; }
+inline void narrow(double x, float& to) { to = float(x); }
+inline void narrow(double x, Bf16& to) {
+    const float value = float(x);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    to.bits = std::isnan(x) ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+// The magnitudes of float16 rise with its bits, so the nearest is found by halving.
+inline void narrow(double x, F16& to) {
+    uint16_t low = 0, high = 0x7c00;
+    while (high - low > 1) {
+        const uint16_t middle = uint16_t((low + high) / 2);
+        (widen(F16{middle}) <= std::abs(x) ? low : high) = middle;
+    }
+    const double above = high == 0x7c00 ? 65536 : widen(F16{high}), middle = (widen(F16{low}) + above) / 2;
+    const bool up = std::abs(x) > middle || (std::abs(x) == middle && low % 2);
+    to.bits = uint16_t((std::isnan(x) ? 0x7e00 : up ? high : low) | (std::signbit(x) ? 0x8000 : 0));
+}
+
+template <class T>
+double round_to(double x) {
+    T rounded;
     narrow(x, rounded);
     return widen(rounded);
 }
+inline double round_to(Dtype dtype, double x) {
+    return dtype == Dtype::f16 ? round_to<F16>(x) : dtype == Dtype::bf16 ? round_to<Bf16>(x) : round_to<float>(x);
+}
 
-using Values = std::vector<float>;  // [batch][heads][rows][columns]
+using Values = std::vector<double>;  // [batch][heads][rows][columns], whatever the elements
 
 template <class T>
 class Tensor {
@@ -161,10 +194,11 @@ struct Inputs {
     Values q, k, v, dout, dlse;
 };
 
-inline Values normal(int64_t count, bool rounded, std::mt19937& random) {
-    std::normal_distribution<float> distribution;
+// Values that elements of the dtype hold.
+inline Values normal(int64_t count, Dtype dtype, std::mt19937& random) {
+    std::normal_distribution<double> distribution;
     Values values(static_cast<size_t>(count));
-    for (float& x : values) x = rounded ? round_to_bf16(distribution(random)) : distribution(random);
+    for (double& x : values) x = round_to(dtype, distribution(random));
     return values;
 }
 
@@ -199,13 +233,13 @@ inline void poison_unseen(Inputs& in, const Problem& p, const TokenRows& rows) {
     }
 }
 
-inline Inputs make_inputs(const Case& c, bool rounded, unsigned seed) {
-    const Problem p = problem_of(c, Dtype::f32);
+inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
+    const Problem p = problem_of(c, dtype);
     std::mt19937 random(seed);
     const int64_t rows_q = p.batch * p.heads_q * p.seq_q, rows_k = p.batch * p.heads_kv * p.seq_k;
-    Inputs in{normal(rows_q * p.head_dim, rounded, random), normal(rows_k * p.head_dim, rounded, random),
-              normal(rows_k * p.head_dim_v, rounded, random), normal(rows_q * p.head_dim_v, rounded, random),
-              normal(rows_q, false, random)};
+    Inputs in{normal(rows_q * p.head_dim, dtype, random), normal(rows_k * p.head_dim, dtype, random),
+              normal(rows_k * p.head_dim_v, dtype, random), normal(rows_q * p.head_dim_v, dtype, random),
+              normal(rows_q, Dtype::f32, random)};
     if (c.axes == Axes::shared) {
         share_one_head(in.q, p.seq_q * p.head_dim);
         share_one_head(in.k, p.seq_k * p.head_dim);
@@ -247,12 +281,15 @@ private:
 };
 
 template <class T>
+constexpr Dtype dtype_of = std::is_same_v<T, float> ? Dtype::f32 : std::is_same_v<T, F16> ? Dtype::f16 : Dtype::bf16;
+
+template <class T>
 class Attention {
 public:
     Attention(const Case& c, const Rows& rows, int threads)
         : case_(c),
           pattern_(parse_pattern(c.pattern)),
-          problem_(problem_of(c, std::is_same_v<T, float> ? Dtype::f32 : Dtype::bf16)),
+          problem_(problem_of(c, dtype_of<T>)),
           threads_(make_thread_pool(threads)),
           token_rows_(*pattern_, problem_) {
         PlanOptions options;
@@ -297,7 +334,7 @@ public:
     }
 
     static bool same_bits(const Values& a, const Values& b) {
-        return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+        return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
     }
 
 private:
@@ -327,8 +364,12 @@ private:
 };
 
 inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads) {
-    if (rows.forward.dtype == Dtype::f32) return Attention<float>(c, rows, threads).run(in);
-    return Attention<Bf16>(c, rows, threads).run(in);
+    switch (rows.forward.dtype) {
+        case Dtype::f32: return Attention<float>(c, rows, threads).run(in);
+        case Dtype::f16: return Attention<F16>(c, rows, threads).run(in);
+        case Dtype::bf16: return Attention<Bf16>(c, rows, threads).run(in);
+    }
+    std::abort();
 }
 
 // Pairs of all_kernels(): a forward row with the backward row of the same kind.

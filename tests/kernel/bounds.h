@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How far a result may be from the truth. The truth is the double reference on the same (for bf16: rounded) inputs, in
-// f32.
+// How far a result may be from the truth. The truth is the double reference on the same inputs, in f32.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +8,8 @@
 
 namespace attention {
 
-// |got - want| <= relative |want| + absolute max|want|. For bf16 `relative` is one correct rounding (2^-8): all
-// else happens in fp32. Gradients also carry the rounding of `out`, which enters delta.
+// |got - want| <= relative |want| + absolute max|want|. Of 16-bit elements `relative` is one correct rounding (2^-8,
+// 2^-11): all else happens in fp32. Gradients also carry the rounding of `out`, which enters delta.
 struct Bound {
     Dtype dtype;
     const char* what;
@@ -20,6 +19,8 @@ constexpr Bound bounds[] = {
     {Dtype::f32, "out", 2e-6, 2e-6, 0.9999999},      {Dtype::f32, "lse", 2e-6, 2e-6, 0.9999999},
     {Dtype::f32, "gradient", 1e-5, 1e-5, 0.9999999}, {Dtype::bf16, "out", 1e-5, 1. / 256, 0.9999},
     {Dtype::bf16, "lse", 2e-6, 2e-6, 0.9999999},     {Dtype::bf16, "gradient", 1. / 128, 1. / 256, 0.9995},
+    {Dtype::f16, "out", 1e-5, 1. / 2048, 0.99999},   {Dtype::f16, "lse", 2e-6, 2e-6, 0.9999999},
+    {Dtype::f16, "gradient", 1. / 1024, 1. / 2048, 0.99999},
 };
 inline const Bound& bound_of(Dtype dtype, const std::string& what) {
     for (const Bound& bound : bounds)
@@ -41,13 +42,13 @@ inline void check_close(const std::string& name, const Values& got, const Values
     if (!same_specials(got, want))
         return check::report(false, __FILE__, __LINE__, name + ": inf or nan in other places");
     double top = 0, worst = 0, gw = 0, gg = 0, ww = 0;
-    for (const float w : want)
-        if (std::isfinite(w)) top = std::max(top, double(std::abs(w)));
+    for (const double w : want)
+        if (std::isfinite(w)) top = std::max(top, std::abs(w));
     for (size_t i = 0; i < want.size(); ++i) {
         if (!std::isfinite(want[i])) continue;
         const double allowed = slack * (bound.relative * std::abs(want[i]) + bound.absolute * top) + 1e-9;
-        worst = std::max(worst, std::abs(double(got[i]) - want[i]) / allowed);
-        gw += double(got[i]) * want[i], gg += double(got[i]) * got[i], ww += double(want[i]) * want[i];
+        worst = std::max(worst, std::abs(got[i] - want[i]) / allowed);
+        gw += got[i] * want[i], gg += got[i] * got[i], ww += want[i] * want[i];
     }
     check::report(worst <= 1, __FILE__, __LINE__, text(name, " is ", worst, " times its bound from the truth"));
     // Gradients that cancel to nothing have no direction.

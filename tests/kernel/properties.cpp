@@ -23,7 +23,7 @@ TEST(threads_do_not_change_bits) {
         for (const Rows& rows : cpu_rows(false)) {
             if (!rows.forward.runs_here()) continue;
             check::context = text(rows.forward.name, " ", describe(c));
-            const Inputs in = make_inputs(c, true, seed);
+            const Inputs in = make_inputs(c, Dtype::bf16, seed);
             const Results one = run_rows(c, rows, in, 1);
             for (const int threads : {2, 3, 7}) CHECK(same(one, run_rows(c, rows, in, threads)));
         }
@@ -43,7 +43,7 @@ TEST(splits_and_cuts_happen) {
 // Keys of the second document hold NaN: queries of the others must not notice, its own must all say so.
 TEST(nan_stays_with_those_who_see_it) {
     const Case c{"block_diagonal(64)", 1, 2, 1, 192, 192, 16, 16};
-    const Inputs clean = make_inputs(c, true, seed);
+    const Inputs clean = make_inputs(c, Dtype::bf16, seed);
     Inputs dirty = clean;
     for (int64_t column = 0; column < 16; ++column) dirty.k[size_t(100 * 16 + column)] = not_a_number;
     for (const Rows& rows : cpu_rows(false)) {
@@ -66,7 +66,7 @@ TEST(nan_stays_with_those_who_see_it) {
 // Inputs may overlap: V is a view of K, as in multi-query latent attention.
 TEST(values_may_be_a_view_of_keys) {
     const Case c{"causal", 1, 1, 1, 70, 70, 32, 32};
-    Inputs in = make_inputs(c, false, seed);
+    Inputs in = make_inputs(c, Dtype::f32, seed);
     in.v = in.k;
     const Results want = run_rows(c, reference_rows(Dtype::f32), in, 1);
     const PatternRef pattern = parse_pattern(c.pattern);
@@ -94,27 +94,27 @@ TEST(values_may_be_a_view_of_keys) {
 TEST(reference_gradients_are_derivatives) {
     const Case c{"per_head([0,1], causal, window(2,1))", 1, 2, 1, 5, 7, 3, 4};
     const Rows rows = reference_rows(Dtype::f32);
-    Inputs in = make_inputs(c, false, seed);
+    Inputs in = make_inputs(c, Dtype::f32, seed);
     const Results gradients = run_rows(c, rows, in, 1);
     const auto loss = [&] {
         const Results r = run_rows(c, rows, in, 1);
         double sum = 0;
-        for (size_t i = 0; i < r.out.size(); ++i) sum += double(in.dout[i]) * r.out[i];
-        for (size_t i = 0; i < r.lse.size(); ++i) sum += double(in.dlse[i]) * r.lse[i];
+        for (size_t i = 0; i < r.out.size(); ++i) sum += in.dout[i] * r.out[i];
+        for (size_t i = 0; i < r.lse.size(); ++i) sum += in.dlse[i] * r.lse[i];
         return sum;
     };
     const auto check_derivative = [&](Values& x, const Values& gradient, const char* name) {
         for (size_t i = 0; i < x.size(); ++i) {
-            const float kept = x[i];
+            const double kept = x[i];
             if (std::isnan(kept)) {
-                CHECK_EQ(gradient[i], 0.f);  // unseen
+                CHECK_EQ(gradient[i], 0.);  // unseen
                 continue;
             }
-            const float step = 1.f / 64;
+            const double step = 1. / 64;
             x[i] = kept + step;
             const double above = loss();
             x[i] = kept - step;
-            const double below = loss(), slope = (above - below) / (2 * double(step));
+            const double below = loss(), slope = (above - below) / (2 * step);
             x[i] = kept;
             check::context = text(name, "[", i, "] ", gradient[i], " against ", slope);
             CHECK(std::abs(slope - gradient[i]) < 2e-3 * (1 + std::abs(slope)));

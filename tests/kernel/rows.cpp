@@ -63,9 +63,9 @@ TEST(every_row_is_paired) {
 TEST(every_row_computes_attention) {
     const std::vector<Rows> all = cpu_rows(false);
     for (size_t n = 0; n < std::size(cases); ++n)
-        for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
             const Case& c = cases[n];
-            const Inputs in = make_inputs(c, dtype == Dtype::bf16, seed + unsigned(n));
+            const Inputs in = make_inputs(c, dtype, seed + unsigned(n));
             const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
             for (const Rows& rows : all) {
                 if (rows.forward.dtype != dtype || !rows.forward.runs_here()) continue;
@@ -77,18 +77,21 @@ TEST(every_row_computes_attention) {
         if (!rows.forward.runs_here()) check::skip(text(rows.forward.name, ": not on this machine"));
 }
 
-// The bf16 reference is the f32 one, rounded once.
-TEST(bf16_reference_is_rounded_truth) {
+// References of 16-bit elements are the f32 one, rounded once: half a unit of 8 or 11 bits.
+TEST(narrow_references_are_rounded_truth) {
     const Case c{"causal & window(30,0)", 1, 2, 1, 60, 80, 20, 12};
-    const Inputs in = make_inputs(c, true, seed);
-    const Results got = run_rows(c, reference_rows(Dtype::bf16), in, 2),
-                  want = run_rows(c, reference_rows(Dtype::f32), in, 2);
-    for (const auto member : {&Results::out, &Results::dq, &Results::dk, &Results::dv}) {
-        bool equal = true;
-        for (size_t i = 0; i < (want.*member).size(); ++i) {
-            const float w = (want.*member)[i], g = (got.*member)[i];
-            equal &= std::abs(w - g) <= std::abs(w) * (1.f / 256) * 1.0001f;  // half a unit of 8 bits
+    for (const Dtype dtype : {Dtype::f16, Dtype::bf16}) {
+        const Inputs in = make_inputs(c, dtype, seed);
+        const double half_unit = dtype == Dtype::f16 ? 1. / 2048 : 1. / 256;
+        const Results got = run_rows(c, reference_rows(dtype), in, 2),
+                      want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+        for (const auto member : {&Results::out, &Results::dq, &Results::dk, &Results::dv}) {
+            bool equal = true;
+            for (size_t i = 0; i < (want.*member).size(); ++i) {
+                const double w = (want.*member)[i], g = (got.*member)[i];
+                equal &= std::abs(w - g) <= std::max(std::abs(w) * half_unit * 1.0001, 0x1p-25);
+            }
+            CHECK(equal);
         }
-        CHECK(equal);
     }
 }

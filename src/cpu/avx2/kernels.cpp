@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: MIT
+#include <cpuid.h>
+
 #include "cpu/avx2/vec.h"
 #include "cpu/generic/rows.h"
 
 namespace spattn::cpu::avx2 {
 namespace {
 
+// Not every compiler's __builtin_cpu_supports knows this one. That the system saves AVX registers follows from avx2.
+bool has_f16c() {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
 // Each flag of archs.inc: the compiler may use any of them.
-bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx2, 64, 64),

@@ -53,6 +53,10 @@ inline Vec load_bf16(const uint16_t* x) {
     const __m128i half = _mm_loadu_si128((const __m128i*)x);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
+inline Vec load_f16(const uint16_t* x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)x)); }
+inline void store_f16(uint16_t* x, Vec v) {  // to nearest, ties to even
+    _mm_storeu_si128((__m128i*)x, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 
 }  // namespace
 }  // namespace spattn::cpu

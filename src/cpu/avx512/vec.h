@@ -51,6 +51,10 @@ inline Vec load_bf16(const uint16_t* x) {
     const __m256i half = _mm256_loadu_si256((const __m256i*)x);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+inline Vec load_f16(const uint16_t* x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x)); }
+inline void store_f16(uint16_t* x, Vec v) {  // to nearest, ties to even
+    _mm256_storeu_si256((__m256i*)x, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 
 }  // namespace
 }  // namespace spattn::cpu

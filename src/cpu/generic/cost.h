@@ -9,7 +9,7 @@ namespace spattn::cpu {
 namespace {
 
 // Clocks a float: sums that a block's products load and store again; packing and writing back, once a row of blocks;
-// widening of bf16.
+// widening of 16-bit elements.
 constexpr double forward_touch = 0.05, backward_touch = 0.25, forward_row = 1.25, backward_row = 2.5, widen = 0.12;
 // Selecting by mask bits, as a share of softmax.
 constexpr double mask_share = 0.2;

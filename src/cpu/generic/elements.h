@@ -2,10 +2,15 @@
 // Elements of tensors, one at a time and by the vector, as the floats that generic/ computes with.
 #pragma once
 
+#include "cpu/generic/f16.h"
+
 namespace spattn::cpu {
 namespace {
 
 struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
     uint16_t bits;
 };
 
@@ -16,8 +21,10 @@ inline float to_real(Bf16 x) {
     __builtin_memcpy(&value, &wide, 4);
     return value;
 }
+inline float to_real(F16 x) { return widen_f16(x.bits); }
 inline Vec load_wide(const float* x) { return load(x); }
 inline Vec load_wide(const Bf16* x) { return load_bf16(&x->bits); }
+inline Vec load_wide(const F16* x) { return load_f16(&x->bits); }
 
 inline void from_real(float x, float& out) { out = x; }
 // To nearest, ties to even. NaN stays NaN: a carry out of its mantissa would make it an infinity.
@@ -27,6 +34,7 @@ inline void from_real(float x, Bf16& out) {
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
     out.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
+inline void from_real(float x, F16& out) { out.bits = narrow_f16(x); }
 
 }  // namespace
 }  // namespace spattn::cpu

@@ -43,4 +43,5 @@ inline const char* fits(const Problem&) { return nullptr; }
      backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>}
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
     SPATTN_CPU_FORWARD(arch, float, f32, bq, bk), SPATTN_CPU_BACKWARD(arch, float, f32, bq, bk),              \
+    SPATTN_CPU_FORWARD(arch, F16, f16, bq, bk), SPATTN_CPU_BACKWARD(arch, F16, f16, bq, bk),                  \
     SPATTN_CPU_FORWARD(arch, Bf16, bf16, bq, bk), SPATTN_CPU_BACKWARD(arch, Bf16, bf16, bq, bk)

@@ -12,7 +12,12 @@
 namespace spattn::cpu::reference {
 namespace {
 
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
 struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
     uint16_t bits;
 };
 double read(float x) { return x; }
@@ -21,6 +26,12 @@ double read(Bf16 x) {
     float value;
     std::memcpy(&value, &wide, sizeof value);
     return value;
+}
+double read(F16 x) {
+    const double sign = x.bits & 0x8000 ? -1 : 1;
+    const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
+    if (exponent == 31) return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * infinity;
+    return sign * (exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24));
 }
 void write(double x, float& to) { to = float(x); }
 // Rounded once, from double, to nearest even: through float it could be rounded twice. Half of a unit beyond what is
@@ -34,13 +45,21 @@ void write(double x, Bf16& to) {
     if (double(below) != x) bits |= 1;  // sticky: not a tie
     to.bits = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+// Units of the last place are 2^-24 up to 2^-13, and double with every power of two beyond. What rounds to 2048 units
+// has the next exponent, for a carry out of the mantissa adds one to it.
+void write(double x, F16& to) {
+    const int exponent = std::max(std::ilogb(x), -14);
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    if (std::isnan(x)) return void(to.bits = sign | 0x7e00);
+    if (std::abs(x) >= 65520) return void(to.bits = sign | 0x7c00);
+    const auto units = uint16_t(std::nearbyint(std::ldexp(std::abs(x), 10 - exponent)));
+    to.bits = uint16_t(sign | (((exponent + 14) << 10) + units));
+}
 
 template <class T>
 T& at(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t column = 0) {
     return static_cast<T*>(x.data)[batch * x.batch + head * x.head + row * x.row + column * x.column];
 }
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // One query row: the keys it sees, and its p.
 template <class T>
@@ -226,8 +245,10 @@ constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
 
 constexpr Kernel rows[] = {
     forward_row<float>("reference_forward_f32", Dtype::f32),
+    forward_row<F16>("reference_forward_f16", Dtype::f16),
     forward_row<Bf16>("reference_forward_bf16", Dtype::bf16),
     backward_row_of<float>("reference_backward_f32", Dtype::f32),
+    backward_row_of<F16>("reference_backward_f16", Dtype::f16),
     backward_row_of<Bf16>("reference_backward_bf16", Dtype::bf16),
 };
 

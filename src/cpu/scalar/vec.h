@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cpu/generic/exp2.h"
+#include "cpu/generic/f16.h"
 
 namespace spattn::cpu {
 namespace {
@@ -60,6 +61,12 @@ inline Vec exp2(Vec x) {
 inline Vec load_bf16(const uint16_t* x) {
     const Bits wide = {x[0], x[1], x[2], x[3]};
     return (Vec)(wide << 16);
+}
+inline Vec load_f16(const uint16_t* x) {
+    return Vec{widen_f16(x[0]), widen_f16(x[1]), widen_f16(x[2]), widen_f16(x[3])};
+}
+inline void store_f16(uint16_t* x, Vec v) {  // to nearest, ties to even
+    for (int i = 0; i < lanes; ++i) x[i] = narrow_f16(v[i]);
 }
 
 }  // namespace
