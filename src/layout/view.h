@@ -58,7 +58,8 @@ struct TileView {
     const int32_t* tokens;
 };
 
-constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
+// Static, for objects of several archs must not share a weak copy.
+static constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
     if (tile < axis.listed) return {0, 0, block, axis.tokens + int64_t(tile) * block};
     const int32_t home = tile - axis.listed;
     const int64_t residue = home / axis.class_tiles;
@@ -68,7 +69,7 @@ constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t seq, int
 }
 
 // Where a token's home lies, counted in places of `block` a tile from the first tile that is not listed.
-constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t token) {
+static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t token) {
     return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
 }
 

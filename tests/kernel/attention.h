@@ -262,6 +262,11 @@ struct Rows {
     Kernel forward, backward;
 };
 
+// Read instead of the plan's, where given.
+struct Layouts {
+    std::shared_ptr<const Layout> forward, backward;
+};
+
 class Workspace {
 public:
     explicit Workspace(size_t bytes) : bytes_(bytes), memory_(bytes + 128, char(0xff)) {
@@ -286,7 +291,7 @@ constexpr Dtype dtype_of = std::is_same_v<T, float> ? Dtype::f32 : std::is_same_
 template <class T>
 class Attention {
 public:
-    Attention(const Case& c, const Rows& rows, int threads)
+    Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts = {})
         : case_(c),
           pattern_(parse_pattern(c.pattern)),
           problem_(problem_of(c, dtype_of<T>)),
@@ -298,6 +303,8 @@ public:
         options.machine = this_machine(threads);
         kernels_ = {rows.forward, rows.backward};
         plan_ = compile_plan(*pattern_, problem_, options, kernels_);
+        if (layouts.forward) replace(plan_.forward, layouts.forward);
+        if (layouts.backward) replace(plan_.backward, layouts.backward);
     }
 
     const CompiledPlan& plan() const { return plan_; }
@@ -338,6 +345,20 @@ public:
     }
 
 private:
+    void replace(PassPlan& pass, std::shared_ptr<const Layout> layout) const {
+        const Kernel& kernel = *pass.kernel;
+        auto masks = std::make_shared<std::vector<uint64_t>>(layout->masks);
+        if (kernel.permute)
+            for (int32_t i = 0; i < layout->num_masks; ++i)
+                kernel.permute(&layout->masks[size_t(i) * layout->mask_words], layout->block_q, layout->block_k,
+                               &(*masks)[size_t(i) * kernel.mask_words]);
+        pass.layout = std::move(layout);
+        pass.masks = std::move(masks);
+        pass.schedule = make_schedule(problem_, pass.layout_view(), kernel.pass);
+        pass.workspace =
+            kernel.workspace(problem_, pass.layout_view(), spattn::view(pass.schedule), threads_->lanes());
+    }
+
     template <class Args>
     void run_pass(const PassPlan& pass, Args& args) {
         Workspace workspace(pass.workspace);
@@ -363,11 +384,12 @@ private:
     CompiledPlan plan_;
 };
 
-inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads) {
+inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads,
+                        const Layouts& layouts = {}) {
     switch (rows.forward.dtype) {
-        case Dtype::f32: return Attention<float>(c, rows, threads).run(in);
-        case Dtype::f16: return Attention<F16>(c, rows, threads).run(in);
-        case Dtype::bf16: return Attention<Bf16>(c, rows, threads).run(in);
+        case Dtype::f32: return Attention<float>(c, rows, threads, layouts).run(in);
+        case Dtype::f16: return Attention<F16>(c, rows, threads, layouts).run(in);
+        case Dtype::bf16: return Attention<Bf16>(c, rows, threads, layouts).run(in);
     }
     std::abort();
 }

@@ -5,16 +5,16 @@
 namespace spattn::cpu {
 namespace {
 
-// Where an order collects dQ: query blocks [first, first + count) of each head of its group, from block `block` of the
-// buffers on. `next` is the next order of the same kv head, or -1.
+// Where an order collects dQ: home tiles of queries [first, first + count) of each head of its group, from block `block`
+// of the buffers on. `next` is the next order of the same kv head, or -1.
 struct OrderSpace {
     int64_t block;
     int32_t first, count, next;
 };
 
 struct BackwardSpace {
-    int64_t heads, rows;       // batch * heads_q; query blocks
-    Real *delta, *minus_lse;  // [heads][rows * bq], the latter in units of log2
+    int64_t heads, rows;       // batch * heads_q; home tiles of queries
+    Real *delta, *minus_lse;  // [heads][rows * bq], by home places; the latter in units of log2
     OrderSpace* orders;
     int32_t* first_order;  // [batch * heads_kv]
     Real* dq;             // [blocks][bq][columns]
@@ -26,10 +26,11 @@ struct BackwardSpace {
 };
 
 struct BackwardScratch {
-    Real *k_t, *v_t;     // [head_dim][bk], [head_dim_v][bk]
-    Real *s, *dp;        // [bq][bk]
-    Real *k, *q, *dout;  // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
-    Real *dk, *dv;       // [bk][columns], [bk][columns_v]; one piece
+    Real *k_t, *v_t;          // [head_dim][bk], [head_dim_v][bk]
+    Real *s, *dp;             // [bq][bk]
+    Real *k, *q, *dout;       // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
+    Real *dk, *dv;            // [bk][columns], [bk][columns_v]; one piece
+    Real *minus_lse, *delta;  // [bq], of a listed tile
 };
 
 template <int bq, int bk>
@@ -46,13 +47,38 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
     lane.dout = carver.take<Real>(staged * columns_v);
     lane.dk = carver.take<Real>(bk * (columns + columns_v));
     lane.dv = lane.dk + bk * columns;
+    lane.minus_lse = carver.take<Real>(bq);
+    lane.delta = carver.take<Real>(bq);
     return lane;
 }
 
-// The query blocks that an order touches in any head of its group, as [first, first + count).
+// Home tiles [low, high).
+struct Span {
+    int32_t low, high;
+    void cover(int64_t first, int64_t end) {
+        low = first < low ? int32_t(first) : low;
+        high = end > high ? int32_t(end) : high;
+    }
+};
+
+// Covers the homes of the tokens of query tiles [first, end).
+inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Span& span) {
+    const AxisView& axis = layout.queries;
+    const int32_t block = layout.block_q;
+    for (; first < end && first < axis.listed; ++first)
+        for (int32_t i = 0; i < block; ++i) {
+            const int32_t token = axis.tokens[int64_t(first) * block + i];
+            if (token == no_token) continue;
+            const int64_t tile = home_of(axis, block, token) / block;
+            span.cover(tile, tile + 1);
+        }
+    if (first < end) span.cover(first - axis.listed, end - axis.listed);
+}
+
+// The home tiles of queries that an order touches in any head of its group, as [first, first + count).
 inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int32_t w) {
     const int64_t group = p.heads_q / p.heads_kv;
-    int32_t low = INT32_MAX, high = 0;
+    Span span{INT32_MAX, 0};
     for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
         const Task& t = tasks.tasks[i];
         int64_t skip = t.skip, take = t.take;
@@ -64,13 +90,12 @@ inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksV
                 const int64_t taken = left < take ? left : take;
                 skip -= skipped, take -= taken;
                 if (taken == 0) continue;
-                const int32_t first = int32_t(run.first + skipped), end = int32_t(first + taken);
-                low = first < low ? first : low;
-                high = end > high ? end : high;
+                cover_homes(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), span);
             }
         }
     }
-    return {0, high > 0 ? low : 0, high > 0 ? high - low : 0, -1};
+    if (span.high == 0) return {0, 0, 0, -1};
+    return {0, span.low, span.high - span.low, -1};
 }
 
 inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
@@ -88,7 +113,7 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     const int64_t blocks = dq_blocks(p, layout, tasks);
     BackwardSpace space;
     space.heads = p.batch * p.heads_q;
-    space.rows = layout.by_query.rows;
+    space.rows = layout.by_query.rows - layout.queries.listed;
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
     space.orders = carver.take<OrderSpace>(tasks.orders);

@@ -6,12 +6,14 @@
 //     dV[key][dim]   += pT . dO           dK[key][dim]   += dsT . Q          a lane's scratch, for one column
 //     dQ[query][dim] += ds . K                                               the order's own buffer
 //
-// kT and vT are packed once a column; Q, dO and K are read where they lie. Scale enters dQ and dK once, at the end.
+// kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once, at
+// the end.
 //
 // Three phases: delta and lse per query row; orders of tasks; then each dQ block sums the buffers of the orders that
-// touched it, in order, and columns that were cut sum their parts. An order has its own dQ buffer because orders of one
-// head meet in dQ and atomics would make sums depend on timing. A buffer covers the query blocks from the first to the
-// last that its order touches: with a window the buffers together are hardly larger than dQ.
+// touched it, in order, and columns that were cut sum their parts. All of a query's own, from delta to dQ, lies by home
+// tiles, where it stands once: rows of listed tiles go there one by one. An order has its own dQ buffer because orders
+// of one head meet in dQ and atomics would make sums depend on timing. A buffer covers the home tiles from the first to
+// the last that its order touches: with a window the buffers together are hardly larger than dQ.
 //
 // What binds: FMA, 10 * head_dim flops a pair against one exp2.
 #pragma once
@@ -43,20 +45,22 @@ struct BackwardLane {
     }
 
     Place queries(int64_t head, int32_t row) const {  // head counts over the batch
-        const int64_t first = int64_t(row) * bq;
         const LayoutView& layout = args.layout;
         const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.class_of[head], row);
-        return {head / p.heads_q, head % p.heads_q, first, least(bq, p.seq_q - first), alive};
+        return {tile_at(layout.queries, bq, p.seq_q, row), head / p.heads_q, head % p.heads_q, alive, all_rows};
     }
+
+    Place home(int64_t head, int32_t tile) const { return queries(head, args.layout.queries.listed + tile); }
 
     // A key that any head of the group sees may be read: it holds numbers, and bits keep it from the heads that do not.
     Place keys(int32_t head, int32_t row) const {
-        const int64_t first = int64_t(row) * bk, group = p.heads_q / p.heads_kv;
+        const LayoutView& layout = args.layout;
+        const int64_t group = p.heads_q / p.heads_kv;
+        const TileView tile = tile_at(layout.keys, bk, p.seq_k, row);
         uint64_t alive = 0;
         for (int64_t g = 0; g < group; ++g)
-            alive |=
-                alive_of(args.layout.live_keys, args.layout.by_key.rows, args.layout.class_of[head * group + g], row);
-        return {head / p.heads_kv, head % p.heads_kv, first, least(bk, p.seq_k - first), alive};
+            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.class_of[head * group + g], row);
+        return {tile, head / p.heads_kv, head % p.heads_kv, alive, owned_of(layout.keys, tile, row)};
     }
 
     void take_order(int64_t w) {
@@ -99,27 +103,64 @@ struct BackwardLane {
         multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
         multiply<Left::rows, Store::set>({dout.x, dout.ld, lane.v_t, bk, lane.dp, bk, int(p.head_dim_v)}, at.count,
                                          bk / lanes);
-        const int64_t row_at = head * space.rows * bq + at.first;
+        const RowStatistics rows = statistics(head, row, at);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        bits ? differentiate<true>(at.count, row_at, bits) : differentiate<false>(at.count, row_at, bits);
+        bits ? differentiate<true>(at.count, rows, bits) : differentiate<false>(at.count, rows, bits);
         // out = p v: dv += pT dout
         multiply<Left::transposed, Store::add>({lane.s, bk, dout.x, dout.ld, lane.dv, columns_v, at.count}, keys,
                                                columns_v / lanes);
         // s = q kT: dk += dsT q, dq += ds k
         multiply<Left::transposed, Store::add>({lane.dp, bk, q.x, q.ld, lane.dk, columns, at.count}, keys,
                                                columns / lanes);
-        const int64_t block = order->block + g * order->count + row - order->first;
+        at.tokens ? scatter_dq(g, at, k, keys) : add_dq(g, row, at.count, k, keys);
+    }
+
+    struct RowStatistics {
+        const Real *minus_lse, *delta;
+    };
+    // They lie by home places: those of a listed tile are gathered.
+    RowStatistics statistics(int64_t head, int32_t row, const Place& at) {
+        const AxisView& axis = args.layout.queries;
+        const int64_t head_at = head * space.rows * bq, first = head_at + int64_t(row - axis.listed) * bq;
+        if (!at.tokens) return {space.minus_lse + first, space.delta + first};
+        for (int i = 0; i < at.count; ++i) {
+            const bool alive = at.alive >> i & 1;
+            const int64_t home = head_at + (alive ? home_of(axis, bq, at.tokens[i]) : 0);
+            lane.minus_lse[i] = alive ? space.minus_lse[home] : -INFINITY;
+            lane.delta[i] = alive ? space.delta[home] : 0.f;
+        }
+        return {lane.minus_lse, lane.delta};
+    }
+
+    // The order's dQ buffer for a home tile of queries.
+    int64_t dq_block(int64_t g, int64_t tile) const { return order->block + g * order->count + tile - order->first; }
+
+    void add_dq(int64_t g, int32_t row, int count, Rows k, int keys) {
+        const int64_t block = dq_block(g, row - args.layout.queries.listed);
         const Product dq{lane.dp, bk, k.x, k.ld, space.dq + block * bq * columns, columns, keys};
-        space.touched[block] ? multiply<Left::rows, Store::add>(dq, at.count, columns / lanes)
-                             : multiply<Left::rows, Store::set>(dq, at.count, columns / lanes);
+        space.touched[block] ? multiply<Left::rows, Store::add>(dq, count, columns / lanes)
+                             : multiply<Left::rows, Store::set>(dq, count, columns / lanes);
         space.touched[block] = 1;
+    }
+
+    // Rows of a listed tile go home one by one. lane.q, where they were gathered, is free again.
+    void scatter_dq(int64_t g, const Place& at, Rows k, int keys) {
+        multiply<Left::rows, Store::set>({lane.dp, bk, k.x, k.ld, lane.q, columns, keys}, at.count, columns / lanes);
+        for (int i = 0; i < at.count; ++i) {
+            if (!(at.alive >> i & 1)) continue;
+            const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]), block = dq_block(g, home / bq);
+            Real* dq = space.dq + block * bq * columns;
+            if (!space.touched[block]) zero(dq, int64_t(bq) * columns);
+            space.touched[block] = 1;
+            add(lane.q + i * columns, dq + home % bq * columns, columns);
+        }
     }
 
     // s becomes p, dp becomes ds. Masked pairs are selected away, so what they held does not matter.
     template <bool masked>
-    void differentiate(int count, int64_t row_at, const uint64_t* bits) {
+    void differentiate(int count, const RowStatistics& rows, const uint64_t* bits) {
         for (int i = 0; i < count; ++i) {
-            const Vec lse = set1(space.minus_lse[row_at + i]), delta = set1(space.delta[row_at + i]);
+            const Vec lse = set1(rows.minus_lse[i]), delta = set1(rows.delta[i]);
 #pragma GCC unroll 4
             for (int j = 0; j < bk; j += lanes) {
                 Real *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
@@ -159,24 +200,24 @@ struct BackwardLane {
         for (int64_t i = 0; i < count; i += lanes) store(sum + i, load(sum + i) + load(x + i));
     }
 
-    // dq of one block: what the head's orders collected, in the order of their indices.
-    void collect(int64_t head, int32_t row) {
+    // dq of one home tile: what the head's orders collected, in the order of their indices.
+    void collect(int64_t head, int32_t tile) {
         const int64_t group = p.heads_q / p.heads_kv, g = head % group;
         zero(lane.q, int64_t(bq) * columns);
         for (int32_t w = space.first_order[head / group]; w >= 0; w = space.orders[w].next) {
             const OrderSpace& o = space.orders[w];
-            const int64_t block = o.block + g * o.count + row - o.first;
-            if (row < o.first || row >= o.first + o.count || !space.touched[block]) continue;
+            const int64_t block = o.block + g * o.count + tile - o.first;
+            if (tile < o.first || tile >= o.first + o.count || !space.touched[block]) continue;
             add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
         }
-        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, queries(head, row));
+        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, home(head, tile));
     }
 
-    // delta and -lse log2(e) of one block. A row that saw nothing has p = 0, and its dout is not read.
-    void prepare(int64_t head, int32_t row) {
-        const Place at = queries(head, row);
+    // delta and -lse log2(e) of one home tile. A row that saw nothing has p = 0, and its dout is not read.
+    void prepare(int64_t head, int32_t tile) {
+        const Place at = home(head, tile);
         for (int i = 0; i < at.count; ++i) {
-            const int64_t to = head * space.rows * bq + at.first + i;
+            const int64_t to = (head * space.rows + tile) * bq + i;
             const float lse = *address<float>(args.lse, at, i);
             space.minus_lse[to] = lse == -INFINITY ? Real(lse) : Real(-log2_e * lse);
             space.delta[to] = lse == -INFINITY ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));

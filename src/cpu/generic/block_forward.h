@@ -86,16 +86,17 @@ struct ForwardLane {
     }
 
     Place queries(int32_t head, int32_t row) const {
-        const int64_t first = int64_t(row) * bq;
-        const uint64_t alive =
-            alive_of(args.layout.live_queries, args.layout.by_query.rows, args.layout.class_of[head], row);
-        return {head / p.heads_q, head % p.heads_q, first, least(bq, p.seq_q - first), alive};
+        const LayoutView& layout = args.layout;
+        const TileView tile = tile_at(layout.queries, bq, p.seq_q, row);
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.class_of[head], row);
+        return {tile, head / p.heads_q, head % p.heads_q, alive, owned_of(layout.queries, tile, row)};
     }
 
     Place keys(const Place& q, int32_t list_class, int32_t block) const {
-        const int64_t first = int64_t(block) * bk, group = p.heads_q / p.heads_kv;
-        const uint64_t alive = alive_of(args.layout.live_keys, args.layout.by_key.rows, list_class, block);
-        return {q.batch, q.head / group, first, least(bk, p.seq_k - first), alive};
+        const LayoutView& layout = args.layout;
+        const int64_t group = p.heads_q / p.heads_kv;
+        const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, list_class, block);
+        return {tile_at(layout.keys, bk, p.seq_k, block), q.batch, q.head / group, alive, 0};
     }
 
     void start() {
@@ -205,8 +206,9 @@ struct ForwardLane {
         store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
         if (!args.lse.data) return;
         for (int i = 0; i < at.count; ++i)
-            *address<float>(args.lse, at, i) =
-                state.l[i] == 0.f ? -INFINITY : float((double(state.m[i]) + log2(double(state.l[i]))) * ln_2);
+            if (at.owned >> i & 1)
+                *address<float>(args.lse, at, i) =
+                    state.l[i] == 0.f ? -INFINITY : float((double(state.m[i]) + log2(double(state.l[i]))) * ln_2);
     }
 };
 

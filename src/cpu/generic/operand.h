@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Between tensors and the rows of Real that products read. Rows of Real whose columns are contiguous are read where they
-// lie; all else (narrow elements, strided columns, rows that must not leak) is copied to scratch first.
+// Between tensors and the rows of Real that products read. Rows of Real in equal steps whose columns are contiguous are
+// read where they lie; all else (narrow elements, strided columns, listed tokens, rows that must not leak) is copied to
+// scratch first.
 #pragma once
 
 namespace spattn::cpu {
@@ -9,17 +10,18 @@ namespace {
 constexpr int round_up(int64_t x, int unit) { return int((x + unit - 1) / unit * unit); }
 constexpr int least(int64_t a, int64_t b) { return int(a < b ? a : b); }
 
-// `count` rows of one (batch entry, head), from row `first` on. Bit i of alive: row i may be read.
-struct Place {
-    int64_t batch, head, first;
-    int count;
-    uint64_t alive;
+// The tokens of a tile in one (batch entry, head). Bit i of alive: row i may be read, so it has a token; of owned: it is
+// written from here.
+struct Place : TileView {
+    int64_t batch, head;
+    uint64_t alive, owned;
 };
-constexpr uint64_t all_alive = ~uint64_t(0);
+constexpr uint64_t all_rows = ~uint64_t(0);
 
 template <class T>
-inline T* address(const TensorView& x, const Place& at, int64_t i = 0) {
-    return (T*)x.data + at.batch * x.batch + at.head * x.head + (at.first + i) * x.row;
+inline T* address(const TensorView& x, const Place& at, int i = 0) {
+    const int64_t token = at.tokens ? at.tokens[i] : at.first + i * at.stride;
+    return (T*)x.data + at.batch * x.batch + at.head * x.head + token * x.row;
 }
 
 struct Rows {
@@ -48,7 +50,7 @@ inline Rows copy_rows(const TensorView& x, const Place& at, int columns, Real* s
     return {scratch, ld};
 }
 
-inline bool all_of(const Place& at) { return (~at.alive & (all_alive >> (64 - at.count))) == 0; }
+inline bool all_of(const Place& at) { return at.count == 0 || (~at.alive & (all_rows >> (64 - at.count))) == 0; }
 
 // Rows as a left operand: nothing beyond `columns` is read.
 template <class T>
@@ -57,7 +59,8 @@ inline Rows load_rows(const TensorView& x, const Place& at, int columns, Real* s
 }
 template <>
 inline Rows load_rows<Real>(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    if ((x.column == 1 || columns == 1) && all_of(at)) return {address<Real>(x, at), x.row};
+    const bool in_steps = !at.tokens && (x.column == 1 || columns == 1);
+    if (in_steps && all_of(at)) return {address<Real>(x, at), x.row * at.stride};
     return copy_rows<Real>(x, at, columns, scratch);
 }
 
@@ -86,7 +89,8 @@ inline void store_row<F16>(const float* in, int columns, float factor, F16* out,
 
 template <class T>
 inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, const TensorView& x, const Place& at) {
-    for (int i = 0; i < at.count; ++i) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
+    for (int i = 0; i < at.count; ++i)
+        if (at.owned >> i & 1) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
 }
 
 // ---- transposes ---------------------------------------------------------------------------------------------------
