@@ -66,9 +66,8 @@ struct LayoutStats {
     double pairs;           // kept
     double visited;         // in blocks that are listed, sequence ends included
     double blocks, masked;  // listed blocks; those with a mask
+    double gathered;        // tokens of listed tiles, counted each time that a block of the other axis visits them
     int64_t rows;           // block rows with work
-    double gathered;        // listed tokens that are copied: all of a listed tile (keys forward, queries backward) for
-                            // each block that it stands in
 };
 
 // The machine a cost is predicted for. Tests bring an imaginary one.
