@@ -9,6 +9,24 @@
 The words are those of sparseattn.h, which is the manual; this package adds no feature of its own.
 """
 
+from ._analytic import (
+    bigbird,
+    block_diagonal,
+    causal,
+    dilated,
+    documents,
+    fixed,
+    full,
+    global_keys,
+    global_tokens,
+    landmark,
+    logsparse,
+    residue,
+    sink,
+    strided,
+    tree,
+    window,
+)
 from ._core import (
     ArgumentError,
     Context,
@@ -26,32 +44,19 @@ from ._core import (
     kernels,
     version,
 )
+from ._indexed import bsr, csr, mask, predicate
 from ._patterns import (
     Extent,
     Pattern,
     Stats,
-    bigbird,
-    block_diagonal,
-    causal,
-    dilated,
-    documents,
-    fixed,
-    full,
-    global_keys,
-    global_tokens,
     intersection,
-    landmark,
-    logsparse,
+    load,
     parse,
     per_batch,
+    per_document,
     per_head,
-    residue,
-    sink,
-    strided,
     transpose,
-    tree,
     union,
-    window,
 )
 from ._plans import Plan, attention, attention_backward, plan
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NumPy arrays as the library's tensors, without a copy wherever the library can read the memory as it lies."""
+"""Arrays as the library's tensors, without a copy wherever the library can read the memory as it lies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ._core import DTypeError, ffi, lib
+from ._core import ArgumentError, DTypeError, ffi, lib
 
+_HOST = (lib.SPATTN_CPU, lib.SPATTN_CUDA_HOST)
 _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b": lib.SPATTN_BOOL}
 
 
@@ -42,18 +43,52 @@ def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
     if dtype.kind not in _CODES or not dtype.isnative or dtype.itemsize > 31:
         raise DTypeError(
             f"argument {argument} is an array of {dtype!r}; accepted: float32 or bfloat16 (ml_dtypes) operands, "
-            "int32 or int64 lists, in the machine's byte order",
+            "int32 or int64 lists, bool or uint8 masks, in the machine's byte order",
             "SPATTN_E_DTYPE",
             argument,
         )
     return _CODES[dtype.kind], 8 * dtype.itemsize
 
 
-def tensor_in(array: Any, argument: str) -> Any:
-    """A tensor to read. Copied only where strides are negative or no whole elements, or data is misaligned."""
-    array = np.asarray(array)
-    readable = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    return _tensor(array if readable else array.copy(order="C"), argument)
+def as_array(values: Any, argument: str) -> np.ndarray:
+    """A NumPy array over the memory of any array on the host (__array__ or __dlpack__), or of a sequence's numbers.
+
+    Raises ArgumentError for arrays on another device, DTypeError for those that NumPy cannot read.
+    """
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        device = values.__dlpack_device__() if hasattr(values, "__dlpack_device__") else (lib.SPATTN_CPU, 0)
+        if device[0] in _HOST:
+            is_numpy = hasattr(values, "__array__") or not hasattr(values, "__dlpack__")
+            return np.asarray(values) if is_numpy else np.from_dlpack(values)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # others' words for dtypes, gradients, layouts
+        message = f"argument {argument} cannot be read as an array: {error}; accepted: arrays in the host's memory"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from error
+    raise ArgumentError(
+        f"argument {argument} lies on a device of DLPack type {int(device[0])}; accepted: arrays in the host's memory",
+        "SPATTN_E_DEVICE",
+        argument,
+    )
+
+
+def tensor_in(values: Any, argument: str, borrow: bool = False) -> Any:
+    """A tensor to read. Copied only where strides are negative or no whole elements, or data is misaligned.
+
+    borrow raises ArgumentError instead of copying. The tensor keeps the array alive.
+    """
+    array = as_array(values, argument)
+    steps = [stride for size, stride in zip(array.shape, array.strides) if size > 1]
+    if array.flags.aligned and all(step >= 0 and step % array.itemsize == 0 for step in steps):
+        return _tensor(array, argument)
+    if borrow:
+        raise ArgumentError(
+            f"argument {argument} has strides of {array.strides} bytes, {'' if array.flags.aligned else 'mis'}aligned; "
+            "accepted with borrow: an aligned array whose strides are not negative",
+            "SPATTN_E_LAYOUT",
+            argument,
+        )
+    return _tensor(array.copy(order="C"), argument)
 
 
 def tensor_out(array: np.ndarray, argument: str) -> Any:
@@ -69,8 +104,9 @@ def tensor_out(array: np.ndarray, argument: str) -> Any:
     return _tensor(array, argument)
 
 
-def integers(values: Any, argument: str) -> Any:
+def integers(values: Any, argument: str, borrow: bool = False) -> Any:
     """A list of positions: an int32 or int64 array as it is, any sequence of integers as int64."""
-    if not isinstance(values, np.ndarray):
-        values = np.array(list(values), dtype=np.int64) if not np.size(values) else np.asarray(values)
-    return tensor_in(values, argument)
+    array = as_array(values, argument)
+    if not array.size and not hasattr(values, "dtype"):
+        array = array.astype(np.int64)  # NumPy takes an empty list for floats
+    return tensor_in(array, argument, borrow)

@@ -37,7 +37,7 @@ class DTypeError(SparseAttentionError, TypeError):
 
 
 class FormatError(SparseAttentionError, ValueError):
-    """A text that is no pattern."""
+    """A text, or saved bytes, that are no pattern."""
 
 
 class UnsupportedError(SparseAttentionError, NotImplementedError):
@@ -106,13 +106,18 @@ def own(kind: str, function: Callable[..., int], *arguments: Any) -> Any:
     return ffi.gc(result[0], getattr(lib, f"{kind}_release"))
 
 
-def read_text(function: Callable[..., int], handle: Any) -> str:
-    """The text of a function in two-call form: its length first, then the text."""
+def read_bytes(function: Callable[..., int], handle: Any) -> bytes:
+    """What a function in two-call form writes: the length first, then the bytes."""
     needed = ffi.new("size_t *")
     check(function(handle, ffi.NULL, 0, needed))
     buffer = ffi.new("char[]", needed[0])
     check(function(handle, buffer, needed[0], needed))
-    return string(buffer)
+    return ffi.buffer(buffer)[:]
+
+
+def read_text(function: Callable[..., int], handle: Any) -> str:
+    """The same for a text, without its final 0."""
+    return read_bytes(function, handle)[:-1].decode()
 
 
 class Context:

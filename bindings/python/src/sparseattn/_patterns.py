@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Patterns: which keys each query may see. Sets, so | & - make new ones; immutable; any length, no storage.
+"""Patterns: which keys each query may see. Sets, so | & - make new ones; immutable.
 
 A query row i of an extent stands at position p = i + q_offset. `mod` and `/` are floored. Nothing implies causal, and
 -1 as a bound means unbounded.
@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, Sequence, Union
+from typing import Any, Callable, Sequence, Union
 
 import numpy as np
 
 from ._arrays import integers, tensor_out
-from ._core import check, ffi, lib, own, read_text, sized
+from ._core import check, ffi, lib, own, read_bytes, read_text, sized
 from ._draw import picture
 
 
@@ -71,14 +71,17 @@ def _c_extent(extent: Extent) -> Any:
 class Pattern:
     """A set of (query, key) pairs. Pattern(text) parses; the constructors of this module and | & - make others.
 
-    print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers). Equality and hash
-    flatten and sort unions and intersections. Raises FormatError for a text that is no pattern.
+    print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers); load(p.save()) == p
+    always, and pickle uses it. Equality and hash flatten and sort unions and intersections. Raises FormatError for a
+    text that is no pattern.
     """
 
-    __slots__ = ("_handle", "__weakref__")
+    # _kept: what the library reads in place, or the parts that have such. Plans keep their pattern for it.
+    __slots__ = ("_handle", "_kept", "__weakref__")
 
     def __init__(self, text: str):
         self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
+        self._kept: tuple[Any, ...] = ()
 
     def __or__(self, other: "Pattern") -> "Pattern":
         return union([self, other]) if isinstance(other, Pattern) else NotImplemented
@@ -89,7 +92,7 @@ class Pattern:
     def __sub__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
             return NotImplemented
-        return _make(lib.spattn_pattern_difference, self._handle, other._handle)
+        return make_pattern(lib.spattn_pattern_difference, self._handle, other._handle, kept=_lenders(self, other))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pattern):
@@ -103,6 +106,19 @@ class Pattern:
 
     def __repr__(self) -> str:
         return read_text(lib.spattn_pattern_print, self._handle)
+
+    def save(self) -> bytes:
+        """Bytes that load makes an equal pattern of, on any machine and in every later release."""
+        return read_bytes(lib.spattn_pattern_save, self._handle)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "Pattern"], tuple[bytes]]:
+        return load, (self.save(),)
+
+    def __copy__(self) -> "Pattern":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Pattern":
+        return self
 
     def keeps(self, extent: AnyExtent, q: int, k: int, *, batch: int = 0, head: int = 0) -> bool:
         """Whether query row q of a batch entry and head sees key k. Raises ArgumentError outside the extent."""
@@ -169,10 +185,16 @@ def as_pattern(pattern: Pattern | str) -> Pattern:
     return Pattern(pattern) if isinstance(pattern, str) else pattern
 
 
-def _make(function: Any, *arguments: Any) -> Pattern:
+def make_pattern(function: Any, *arguments: Any, kept: tuple[Any, ...] = ()) -> Pattern:
     pattern = Pattern.__new__(Pattern)
     pattern._handle = own("spattn_pattern", function, *arguments)
+    pattern._kept = kept
     return pattern
+
+
+def _lenders(*parts: Pattern) -> tuple[Pattern, ...]:
+    """The parts that read somebody's arrays."""
+    return tuple(part for part in parts if part._kept)
 
 
 def parse(text: str) -> Pattern:
@@ -180,112 +202,13 @@ def parse(text: str) -> Pattern:
     return Pattern(text)
 
 
-def full() -> Pattern:
-    """Every key."""
-    return _make(lib.spattn_pattern_full)
+def load(saved: Any) -> Pattern:
+    """The pattern of what Pattern.save returned: bytes, or anything with their buffer. Never trusts them.
 
-
-def causal() -> Pattern:
-    """k <= p."""
-    return _make(lib.spattn_pattern_causal)
-
-
-def window(left: int, right: int) -> Pattern:
-    """p - left <= k <= p + right; the query itself counts: window(1023, 0) is 1024 keys.
-
-    Longformer (https://arxiv.org/abs/2004.05150), Mistral (https://arxiv.org/abs/2310.06825).
+    Raises FormatError, with the byte where they are damaged or mean nothing.
     """
-    return _make(lib.spattn_pattern_window, left, right)
-
-
-def sink(tokens: int) -> Pattern:
-    """k < tokens, whatever p. StreamingLLM (https://arxiv.org/abs/2309.17453)."""
-    return _make(lib.spattn_pattern_sink, tokens)
-
-
-def block_diagonal(block: int) -> Pattern:
-    """k / block = p / block; nothing for p < 0."""
-    return _make(lib.spattn_pattern_block_diagonal, block)
-
-
-def documents(cu_seqlens: Sequence[int] | np.ndarray) -> Pattern:
-    """k and p in the same [cu_seqlens[t], cu_seqlens[t + 1]). Integers, not decreasing, the first >= 0. Copied."""
-    return _make(lib.spattn_pattern_documents, integers(cu_seqlens, "cu_seqlens"))
-
-
-def dilated(left: int, right: int, dilation: int) -> Pattern:
-    """p - left <= k <= p + right and (k - p) mod dilation = 0; left and right in tokens.
-
-    Longformer, NATTEN (https://arxiv.org/abs/2209.15001).
-    """
-    return _make(lib.spattn_pattern_dilated, left, right, dilation)
-
-
-def strided(stride: int) -> Pattern:
-    """(k - p) mod stride = 0. Child et al. 2019 (https://arxiv.org/abs/1904.10509)'s strided attention is
-    causal() & (window(stride, 0) | strided(stride))."""
-    return _make(lib.spattn_pattern_strided, stride)
-
-
-def landmark(block: int, landmarks: int) -> Pattern:
-    """k mod block >= block - landmarks: the last keys of each block.
-
-    Landmark Attention (https://arxiv.org/abs/2305.16300).
-    """
-    return _make(lib.spattn_pattern_landmark, block, landmarks)
-
-
-def fixed(block: int, landmarks: int) -> Pattern:
-    """block_diagonal(block) | landmark(block, landmarks). Child et al. 2019 (https://arxiv.org/abs/1904.10509)."""
-    return _make(lib.spattn_pattern_fixed, block, landmarks)
-
-
-def logsparse() -> Pattern:
-    """p - k in {0, 1, 2, 4, 8, ...}. LogSparse Transformer (https://arxiv.org/abs/1907.00235)."""
-    return _make(lib.spattn_pattern_logsparse)
-
-
-def residue(modulus: int, offset: int) -> Pattern:
-    """k mod modulus = offset where p mod modulus = offset, else nothing.
-
-    LongNet (https://arxiv.org/abs/2307.02486) is a union of block_diagonal(w) & residue(r, o).
-    """
-    return _make(lib.spattn_pattern_residue, modulus, offset)
-
-
-def global_keys(positions: Sequence[int] | np.ndarray) -> Pattern:
-    """k in positions: integers >= 0, in any order. Copied."""
-    return _make(lib.spattn_pattern_global_keys, integers(positions, "positions"))
-
-
-def global_tokens(positions: Sequence[int] | np.ndarray) -> Pattern:
-    """k in positions, or p in positions. Longformer (https://arxiv.org/abs/2004.05150). Copied."""
-    return _make(lib.spattn_pattern_global_tokens, integers(positions, "positions"))
-
-
-def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
-    """The keys before the tree, and of its nodes a query's own and its ancestors. The tree is the end of the keys.
-
-    parents: for each node its parent, -1 for a root; cycles are an error. SpecInfer (https://arxiv.org/abs/2305.09781).
-    """
-    return _make(lib.spattn_pattern_tree, integers(parents, "parents"))
-
-
-def bigbird(block: int, window_blocks: int, global_blocks: int, random_blocks: int, seed: int = 0) -> Pattern:
-    """In blocks of tokens: a window of window_blocks in total (odd, or 0), the first global_blocks as keys and as
-    queries, and random_blocks more in each row, the same in every language for a seed.
-
-    BigBird (https://arxiv.org/abs/2007.14062).
-    """
-    sizes = sized(
-        "spattn_bigbird",
-        block=block,
-        window_blocks=window_blocks,
-        global_blocks=global_blocks,
-        random_blocks=random_blocks,
-        seed=seed,
-    )
-    return _make(lib.spattn_pattern_bigbird, sizes)
+    memory = ffi.from_buffer(saved)
+    return make_pattern(lib.spattn_pattern_load, memory, len(memory))
 
 
 def _handles(parts: Sequence[Pattern | str]) -> tuple[Any, list[Pattern]]:
@@ -297,18 +220,19 @@ def _handles(parts: Sequence[Pattern | str]) -> tuple[Any, list[Pattern]]:
 def union(parts: Sequence[Pattern | str]) -> Pattern:
     """The keys that any part keeps; a | b is union([a, b])."""
     handles, kept = _handles(parts)
-    return _make(lib.spattn_pattern_union, handles, len(kept))
+    return make_pattern(lib.spattn_pattern_union, handles, len(kept), kept=_lenders(*kept))
 
 
 def intersection(parts: Sequence[Pattern | str]) -> Pattern:
     """The keys that all parts keep; a & b is intersection([a, b])."""
     handles, kept = _handles(parts)
-    return _make(lib.spattn_pattern_intersection, handles, len(kept))
+    return make_pattern(lib.spattn_pattern_intersection, handles, len(kept), kept=_lenders(*kept))
 
 
 def transpose(pattern: Pattern | str) -> Pattern:
     """The keys k with p in pattern(k)."""
-    return _make(lib.spattn_pattern_transpose, as_pattern(pattern)._handle)
+    inner = as_pattern(pattern)
+    return make_pattern(lib.spattn_pattern_transpose, inner._handle, kept=_lenders(inner))
 
 
 def per_head(parts: Sequence[Pattern | str], part_of_head: Sequence[int] | None = None) -> Pattern:
@@ -324,4 +248,21 @@ def per_batch(parts: Sequence[Pattern | str], part_of_batch: Sequence[int] | Non
 def _per(function: Any, parts: Sequence[Pattern | str], part_of: Sequence[int] | None) -> Pattern:
     handles, kept = _handles(parts)
     choice = ffi.new("int32_t[]", [int(part) for part in (range(len(kept)) if part_of is None else part_of)])
-    return _make(function, handles, len(kept), choice, len(choice))
+    return make_pattern(function, handles, len(kept), choice, len(choice), kept=_lenders(*kept))
+
+
+def per_document(pattern: Pattern | str, cu_q: Any, cu_k: Any = None) -> Pattern:
+    """Documents packed one after the other, each with the pattern on its own extent, aligned to its end.
+
+    Row i of document t, cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + pattern(i - cu_q[t]); rows of no document see
+    nothing. With axes="thd" these are batches of sequences of several lengths: Krell et al. 2021
+    (https://arxiv.org/abs/2107.02027).
+
+    cu_q, cu_k  [documents + 1], int32 or int64, not decreasing, the first >= 0, the last at most the extent's seq_q and
+                seq_k; cu_k None is cu_q. Copied
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "cu_q" or "cu_k".
+    """
+    inner = as_pattern(pattern)
+    lists = integers(cu_q, "cu_q"), integers(cu_q if cu_k is None else cu_k, "cu_k")
+    return make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, kept=_lenders(inner))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Constructors of patterns from a caller's arrays and functions: lists for one extent."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ._arrays import integers, tensor_in
+from ._core import ffi, lib
+from ._patterns import Pattern, make_pattern
+
+
+def _flags(borrow: bool, trust: bool = False) -> int:
+    return (lib.SPATTN_BORROW if borrow else 0) | (lib.SPATTN_TRUST if trust else 0)
+
+
+def csr(row_ptr: Any, col_idx: Any, seq_k: int, *, borrow: bool = False, trust: bool = False) -> Pattern:
+    """Row q sees the keys col_idx[row_ptr[q] : row_ptr[q + 1]]. Rows, not positions: an extent has exactly these sizes.
+
+    row_ptr  [seq_q + 1], int32 or int64: from 0, not decreasing, up to len(col_idx)
+    col_idx  [pairs], int32 or int64, in [0, seq_k), strictly increasing in a row
+    borrow   read the arrays in place: contiguous, unchanged while this pattern and what is made of it lives. They are
+             kept alive. Without it they are copied
+    trust    col_idx is not checked; which keys are kept is unspecified where it breaks the rules
+
+    Arrays are NumPy's, or of any library in the host's memory (torch tensors, __dlpack__); sequences of integers too.
+    SciPy's: csr(m.indptr, m.indices, m.shape[1]), with sorted indices.
+
+    Raises ArgumentError for numbers that break the rules, ShapeError for lengths, DTypeError.
+    """
+    arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
+    return make_pattern(lib.spattn_pattern_csr, *arrays, seq_k, _flags(borrow, trust), kept=arrays if borrow else ())
+
+
+def bsr(
+    row_ptr: Any,
+    col_idx: Any,
+    block_q: int,
+    block_k: int,
+    seq_q: int,
+    seq_k: int,
+    *,
+    borrow: bool = False,
+    trust: bool = False,
+) -> Pattern:
+    """csr of blocks: row q sees the keys k whose block k // block_k is listed for block row q // block_q.
+
+    row_ptr  [ceil(seq_q / block_q) + 1], else as in csr
+    col_idx  [blocks], in [0, ceil(seq_k / block_k)), else as in csr
+
+    borrow, trust, arrays and errors as in csr. Child et al. 2019 (https://arxiv.org/abs/1904.10509) compute attention
+    over such blocks.
+    """
+    arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
+    sizes = (block_q, block_k, seq_q, seq_k)
+    return make_pattern(lib.spattn_pattern_bsr, *arrays, *sizes, _flags(borrow, trust), kept=arrays if borrow else ())
+
+
+def mask(values: Any, *, borrow: bool = False) -> Pattern:
+    """Row q sees the keys whose value is not 0. Rows, not positions: an extent has exactly these sizes.
+
+    values   bool or uint8 [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; 1 for batch or heads
+             serves all. Any strides; packed to a bit a pair
+    borrow   read the array in place, a byte a pair: keys side by side, unchanged while this pattern and what is made of
+             it lives. It is kept alive
+
+    Arrays as in csr. Raises ShapeError, DTypeError, ArgumentError: .argument is "mask".
+    """
+    array = tensor_in(values, "mask", borrow)
+    return make_pattern(lib.spattn_pattern_mask, array, _flags(borrow), kept=(array,) if borrow else ())
+
+
+def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, heads: int = 1) -> Pattern:
+    """The mask [heads, seq_q, seq_k] of the pairs for which keep(head, q, k) is true.
+
+    Asks for each pair once, now, and never again: a Python call a pair, at most 2^30 of them. What NumPy computes for
+    whole arrays is faster as mask(...). An exception in keep ends the call and comes out of it.
+
+    The idea of FlexAttention's mask_mod (https://arxiv.org/abs/2412.05496), with functions of any kind.
+
+    Raises ArgumentError for sizes, and whatever keep raises.
+    """
+    raised: list[BaseException] = []
+
+    @ffi.callback("spattn_keep_fn", error=-1)
+    def ask(_: Any, head: int, q: int, k: int) -> int:
+        try:
+            return 1 if keep(head, q, k) else 0
+        except BaseException as error:  # KeyboardInterrupt too: C cannot unwind
+            raised.append(error)
+            return -1
+
+    def sample(*arguments: Any) -> int:
+        status = lib.spattn_pattern_predicate(ask, ffi.NULL, *arguments)
+        if raised:
+            raise raised.pop()
+        return status
+
+    return make_pattern(sample, heads, seq_q, seq_k)
