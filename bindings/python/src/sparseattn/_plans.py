@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import dtype_code, tensor_in, tensor_out
+from ._arrays import as_array, dtype_code, tensor_in, tensor_out
 from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized
 from ._patterns import Pattern, Stats, as_pattern, read_stats
 
-_AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD}
+_AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
+_AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
 
 class _Scratch(threading.local):
@@ -36,11 +37,14 @@ class Plan:
     """A pattern compiled for shapes: kernels chosen, lists of blocks made. Immutable; any number of threads may run it.
 
     pattern                 a Pattern or its text
-    batch, heads_q, seq_q, head_dim   sizes of q
+    heads_q, seq_q, head_dim          sizes of q
+    batch                   of all; 1 with "thd"
     heads_kv, seq_k         of k and v; None is heads_q, seq_q. heads_q is a multiple of heads_kv
     head_dim_v              of v and out; None is head_dim
     dtype                   of q, k, v, out and their gradients: float32, or bfloat16 of ml_dtypes
-    axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim]
+    axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim];
+                            "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
+                            per_document or documents tells apart; seq_q and seq_k are all tokens
     scale                   factor on q kT; None is 1 / sqrt(head_dim)
     q_offset                position of the first query; None is seq_k - seq_q
     backward                backward will be called
@@ -55,7 +59,7 @@ class Plan:
         self,
         pattern: Pattern | str,
         *,
-        batch: int,
+        batch: int = 1,
         heads_q: int,
         seq_q: int,
         head_dim: int,
@@ -78,7 +82,7 @@ class Plan:
             lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
             lib.SPATTN_PLAN_SCALE: scale is not None,
         }
-        self._axes = _read_axes(axes)
+        self._axes = axes
         self.dtype = np.dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
@@ -93,25 +97,20 @@ class Plan:
             seq_k=seq_k,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            axes=self._axes,
+            axes=_read_axes(axes),
             scale=scale or 0.0,
             q_offset=q_offset or 0,
         )
         code, bits = dtype_code(self.dtype, "problem.dtype")
         problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
-        self._handle = own(
-            "spattn_plan",
-            lib.spattn_plan_create,
-            (context or default_context())._handle,
-            as_pattern(pattern)._handle,
-            problem,
-            ffi.NULL,
-        )
+        self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
+        handles = (context or default_context())._handle, self._pattern._handle
+        self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, ffi.NULL)
         self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
         self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
         self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
         self._out_shape = self._shape(batch, heads_q, seq_q, head_dim_v)
-        self._lse_shape = (batch, heads_q, seq_q)
+        self._lse_shape = (heads_q, seq_q) if axes == "thd" else (batch, heads_q, seq_q)
 
     def forward(self, q: Any, k: Any, v: Any, *, out: np.ndarray | None = None, return_lse: bool = False) -> Any:
         """softmax(scale q kT) v over the kept pairs; with return_lse the pair (out, lse).
@@ -120,8 +119,8 @@ class Plan:
         k    [batch, seq_k, heads_kv, head_dim]
         v    [batch, seq_k, heads_kv, head_dim_v]
         out  [batch, seq_q, heads_q, head_dim_v], written and returned where given; overlaps no input
-        lse  float32 [batch, heads_q, seq_q] in both axes: log(sum(exp(scale q kT))). A query that sees no key has
-             out 0 and lse -inf.
+        lse  float32 [batch, heads_q, seq_q], [heads_q, tokens] with "thd": log(sum(exp(scale q kT))). A query that
+             sees no key has out 0 and lse -inf.
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is "q", "k", "v" or "out".
         """
@@ -137,7 +136,7 @@ class Plan:
 
         q, k, v, out, lse  as in forward, out and lse as it returned them
         dout               the gradient that arrives at out, shaped as it
-        dlse               the gradient that arrives at lse, float32 [batch, heads_q, seq_q]
+        dlse               the gradient that arrives at lse, float32, shaped as it
 
         Raises as forward; ArgumentError for a plan without backward.
         """
@@ -167,8 +166,8 @@ class Plan:
         check(lib.spattn_plan_workspace(self._handle, op, bytes, align))
         return bytes[0], align[0]
 
-    def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, int, int, int]:
-        return (batch, heads, seq, dim) if self._axes == lib.SPATTN_BHSD else (batch, seq, heads, dim)
+    def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, ...]:
+        return tuple({"b": batch, "s": seq, "t": seq, "h": heads, "d": dim}[axis] for axis in self._axes)
 
     def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """One call of the library. cffi lets other Python threads run meanwhile."""
@@ -192,34 +191,35 @@ class Plan:
 
 def _read_axes(axes: str) -> int:
     if axes not in _AXES:
-        raise ArgumentError(f"axes is {axes!r}; accepted: 'bshd', 'bhsd'", "SPATTN_E_RANGE", "problem.axes")
+        accepted = ", ".join(map(repr, _AXES))
+        raise ArgumentError(f"axes is {axes!r}; accepted: {accepted}", "SPATTN_E_RANGE", "problem.axes")
     return _AXES[axes]
 
 
 def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", **options: Any) -> Plan:
     """The plan for arrays of these shapes and this dtype; options are those of Plan.
 
-    Raises ShapeError where q, k or v has not four axes, and as Plan.
+    Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
     """
-    by_head = _read_axes(axes) == lib.SPATTN_BHSD
-    sizes = []
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        shape = np.shape(array)
-        if len(shape) != 4:
-            order = "batch, heads, seq, head_dim" if by_head else "batch, seq, heads, head_dim"
-            raise ShapeError(f"argument {name} has shape {list(shape)}; accepted: [{order}]", "SPATTN_E_SHAPE", name)
-        sizes.append((shape[2], shape[1], shape[3]) if by_head else shape[1:])
-    (seq_q, heads_q, head_dim), (seq_k, heads_kv, _), (_, _, head_dim_v) = sizes
+    _read_axes(axes)
+    arrays = {name: as_array(array, name) for name, array in (("q", q), ("k", k), ("v", v))}
+    for name, array in arrays.items():
+        if array.ndim != len(axes):
+            order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
+            message = f"argument {name} has shape {list(array.shape)}; accepted: [{order}]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+    of_q, of_k, of_v = (dict(zip(axes, array.shape)) for array in arrays.values())
+    seq = "t" if axes == "thd" else "s"
     return Plan(
         pattern,
-        batch=np.shape(q)[0],
-        heads_q=heads_q,
-        heads_kv=heads_kv,
-        seq_q=seq_q,
-        seq_k=seq_k,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        dtype=np.asarray(q).dtype,
+        batch=of_q.get("b", 1),
+        heads_q=of_q["h"],
+        heads_kv=of_k["h"],
+        seq_q=of_q[seq],
+        seq_k=of_k[seq],
+        head_dim=of_q["d"],
+        head_dim_v=of_v["d"],
+        dtype=arrays["q"].dtype,
         axes=axes,
         **options,
     )
@@ -238,9 +238,9 @@ def attention(
     """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
-    float32 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq. options: axes, scale, q_offset, deterministic,
-    reference, context. Returns out [batch, seq_q, heads_q, head_dim_v], or (out, lse). The context remembers plans, so
-    equal calls plan once.
+    float32 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens, heads, head_dim].
+    options: axes, scale, q_offset, deterministic, reference, context. Returns out [batch, seq_q, heads_q, head_dim_v],
+    or (out, lse). The context remembers plans, so equal calls plan once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
