@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A | B, A & B, A - B: merges of interval lists, and closed forms from the closed forms of the parts.
+#include <numeric>
 #include <set>
 
 #include "core/error.h"
@@ -93,6 +94,11 @@ public:
     void save(ByteWriter& out) const override { save_parts(Node::union_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override { return make_union(transposed_parts()); }
+    int64_t modulus() const override { return modulus_of_parts(); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_class(modulus, residue);
+        return parts.empty() ? PatternRef() : make_union(std::move(parts));
+    }
 };
 
 class Intersection : public Algebra {
@@ -123,6 +129,22 @@ public:
     void save(ByteWriter& out) const override { save_parts(Node::intersection_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override { return make_intersection(transposed_parts()); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_class(modulus, residue);
+        return parts.empty() ? PatternRef() : make_intersection(std::move(parts));
+    }
+
+    // Each part's modulus holds, so their least common multiple does; where that is too large, the larger one.
+    int64_t modulus() const override {
+        int64_t modulus = 1;
+        for (const PatternRef& part : parts()) {
+            const int64_t other = part->modulus();
+            if (other == 0) return 0;
+            const int64_t both = multiply_saturated(modulus / std::gcd(modulus, other), other);
+            modulus = both == forever ? std::max(modulus, other) : both;
+        }
+        return modulus;
+    }
 
 private:
     static void meet(Intervals& kept, const Intervals& other) {
@@ -164,14 +186,20 @@ public:
 
     void save(ByteWriter& out) const override { save_parts(Node::difference_of, out); }
     std::string identity() const override;
-    PatternRef transposed() const override {
-        Patterns transposed = transposed_parts();
-        PatternRef result = transposed[0];
-        for (size_t i = 1; i < transposed.size(); ++i) result = make_difference(result, transposed[i]);
-        return result;
+    PatternRef transposed() const override { return subtract_all(transposed_parts()); }
+    int64_t modulus() const override { return parts()[0]->modulus(); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        return subtract_all(parts_in_class(modulus, residue));
     }
 
 private:
+    static PatternRef subtract_all(const Patterns& parts) {
+        if (parts.empty()) return {};
+        PatternRef result = parts[0];
+        for (size_t i = 1; i < parts.size(); ++i) result = make_difference(result, parts[i]);
+        return result;
+    }
+
     static void subtract(Intervals& kept, const Intervals& taken) {
         Intervals result;
         size_t t = 0;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "pattern/band.h"
 
+#include <numeric>
+
 #include "core/error.h"
 
 namespace spattn {
@@ -56,6 +58,21 @@ PatternRef BandPattern::transposed() const {
     const int64_t low = band_.high == forever ? lowest : -band_.high;
     const int64_t high = band_.low == lowest ? forever : -band_.low;
     return make_ref<BandPattern>("transpose(" + print() + ")", Band{low, high, band_.step});
+}
+
+int64_t BandPattern::modulus() const {
+    const bool is_diagonal = -band_.step < band_.low && band_.high < band_.step;
+    return is_diagonal ? 0 : band_.step;
+}
+
+// modulus * (k' - p') = k - p lies in the band. The words of plain patterns, so that equal classes have equal texts.
+PatternRef BandPattern::in_class(int64_t modulus, int64_t) const {
+    const int64_t left = band_.low == lowest ? -1 : -band_.low / modulus;
+    const int64_t right = band_.high == forever ? -1 : band_.high / modulus;
+    const int64_t step = band_.step / std::gcd(band_.step, modulus);
+    if (step > 1) return band_.is_unbounded() ? make_strided(step) : make_dilated(left, right, step);
+    if (band_.is_unbounded()) return make_full();
+    return left < 0 && right == 0 ? make_causal() : make_window(left, right);
 }
 
 }  // namespace spattn

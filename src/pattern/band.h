@@ -22,6 +22,8 @@ public:
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     PatternRef transposed() const override;
+    int64_t modulus() const override;
+    PatternRef in_class(int64_t modulus, int64_t residue) const override;
 
 private:
     Band band_;

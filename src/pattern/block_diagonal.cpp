@@ -39,6 +39,11 @@ public:
         return is_same;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
+    int64_t modulus() const override { return block_ == 1 ? 0 : 1; }
+    PatternRef in_class(int64_t modulus, int64_t) const override {
+        if (block_ <= modulus) return make_block_diagonal(1);
+        return block_ % modulus ? PatternRef() : make_block_diagonal(block_ / modulus);
+    }
 
 private:
     int64_t begin(int64_t p) const { return p - floor_mod(p, block_); }

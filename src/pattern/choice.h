@@ -15,6 +15,7 @@ public:
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     void selection(const Plane& plane, Key& key) const override;
+    int64_t modulus() const override { return modulus_of_parts(); }
     std::string print() const override;
     std::string identity() const override;
     void save(ByteWriter& out) const override;

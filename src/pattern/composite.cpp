@@ -2,6 +2,7 @@
 #include "pattern/composite.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -47,6 +48,21 @@ Patterns Composite::transposed_parts() const {
     Patterns result;
     for (const PatternRef& part : parts_) result.push_back(make_transpose(part));
     return result;
+}
+
+Patterns Composite::parts_in_class(int64_t modulus, int64_t residue) const {
+    Patterns result;
+    for (const PatternRef& part : parts_) {
+        result.push_back(part->in_class(modulus, residue));
+        if (!result.back()) return {};
+    }
+    return result;
+}
+
+int64_t Composite::modulus_of_parts() const {
+    int64_t modulus = 0;
+    for (const PatternRef& part : parts_) modulus = std::gcd(modulus, part->modulus());
+    return modulus;
 }
 
 void check_parts(const Patterns& parts) {

@@ -43,6 +43,11 @@ public:
         return true;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        std::vector<int64_t> cuts;
+        for (int64_t cut : cuts_) cuts.push_back(bound_in_class(cut, modulus, residue));
+        return make_documents(std::move(cuts));
+    }
 
 private:
     int64_t documents() const { return int64_t(cuts_.size()) - 1; }

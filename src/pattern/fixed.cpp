@@ -2,6 +2,7 @@
 // fixed(block,landmarks): block_diagonal(block) | landmark(block,landmarks). Child et al. 2019
 // (https://arxiv.org/abs/1904.10509).
 #include "core/text.h"
+#include "pattern/intervals.h"
 #include "pattern/leaf.h"
 
 namespace spattn {
@@ -10,7 +11,8 @@ namespace {
 class Fixed : public Leaf {
 public:
     Fixed(int64_t block, int64_t landmarks, PatternRef meaning)
-        : Leaf(text("fixed(", block, ',', landmarks, ')')), meaning_(std::move(meaning)) {}
+        : Leaf(text("fixed(", block, ',', landmarks, ')')), block_(block), plain_(block - landmarks),
+          meaning_(std::move(meaning)) {}
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         meaning_->keys(plane, row, clip, out);
@@ -22,8 +24,15 @@ public:
         return meaning_->row_key(plane, row, rows, key);
     }
     PatternRef transposed() const override { return meaning_->transposed(); }
+    int64_t modulus() const override { return meaning_->modulus(); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_block_diagonal(1);
+        if (block_ % modulus) return {};
+        return make_fixed(block_ / modulus, block_ / modulus - bound_in_class(plain_, modulus, residue));
+    }
 
 private:
+    int64_t block_, plain_;  // keys of a block, and those of them before its landmarks
     PatternRef meaning_;
 };
 

@@ -18,6 +18,10 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
+    int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        return make_global_keys(positions_.in_class(modulus, residue));
+    }
 
 protected:
     std::vector<int64_t> canonical() const override { return positions_.sorted(); }

@@ -39,6 +39,10 @@ public:
         return true;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
+    int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        return make_global_tokens(positions_.in_class(modulus, residue));
+    }
 
 protected:
     std::vector<int64_t> canonical() const override { return positions_.sorted(); }

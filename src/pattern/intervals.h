@@ -27,6 +27,9 @@ constexpr int64_t blocks_until(int64_t end, int64_t key, int64_t keys) {
     return end == forever ? forever : std::max<int64_t>(1, add_saturated(end, -key) / keys);
 }
 
+// How many of 0, 1, 2, ... are below x and `residue` mod `modulus`: where x stands as a bound within that class.
+constexpr int64_t bound_in_class(int64_t x, int64_t modulus, int64_t residue) { return ceil_div(x - residue, modulus); }
+
 // Appends intervals in order, cut to a clip, and joins those that touch.
 class Cutter {
 public:

@@ -36,6 +36,12 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
+    int64_t modulus() const override { return plain_ == block_ ? 0 : 1; }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_nothing();
+        if (block_ % modulus) return {};
+        return make_landmark(block_ / modulus, block_ / modulus - bound_in_class(plain_, modulus, residue));
+    }
 
 private:
     int64_t block_, plain_;  // keys of a block, and those of them before its landmarks

@@ -45,6 +45,9 @@ private:
     std::vector<int64_t> given_;
 };
 
+// Keeps no pair, whatever the position. (sink(0) does before position 0.)
+inline PatternRef make_nothing() { return make_global_keys({}); }
+
 // transpose(P) of a pattern whose keys are the same for every query: the queries at those positions see every key.
 PatternRef make_query_side(PatternRef constant);
 

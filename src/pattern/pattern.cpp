@@ -15,6 +15,10 @@ void spattn_pattern::check(const spattn::Extent&) const {}
 
 spattn::PatternRef spattn_pattern::transposed() const { return {}; }
 
+int64_t spattn_pattern::modulus() const { return 1; }
+
+spattn::PatternRef spattn_pattern::in_class(int64_t, int64_t) const { return {}; }
+
 namespace spattn {
 
 // FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so splitmix64's finalizer follows.

@@ -93,6 +93,15 @@ struct spattn_pattern : spattn::RefCounted {
     // Whether it reads arrays that its caller keeps: nothing may outlive what the caller holds of it.
     virtual bool borrows() const { return false; }
 
+    // The largest m found such that p sees no key but those with k = p (mod m): residue classes keep to themselves.
+    // 1 where none is known, 0 where any will do: nothing is kept but k = p.
+    virtual int64_t modulus() const;
+
+    // The pattern among the positions and keys that are `residue` mod `modulus`, counted within that class:
+    // p = residue + modulus * p', k = residue + modulus * k'. Null where there is no closed form. Whether classes keep
+    // to themselves does not matter here: what leaves the class is cut. 0 <= residue < modulus.
+    virtual spattn::Ref<const spattn_pattern> in_class(int64_t modulus, int64_t residue) const;
+
     // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
     // no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;

@@ -15,6 +15,11 @@ public:
         Choice::check(extent);
     }
     PatternRef transposed() const override { return make_ref<PerBatch>(transposed_parts(), map()); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_class(modulus, residue);
+        if (parts.empty()) return {};
+        return make_ref<PerBatch>(std::move(parts), map());
+    }
 
 protected:
     Node node() const override { return Node::per_batch; }

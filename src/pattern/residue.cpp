@@ -36,6 +36,13 @@ public:
         return true;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
+    int64_t modulus() const override { return modulus_; }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        if (modulus % modulus_ == 0) return residue % modulus_ == offset_ ? make_full() : make_nothing();
+        if (modulus_ % modulus) return {};
+        if (offset_ % modulus != residue) return make_nothing();
+        return make_residue(modulus_ / modulus, offset_ / modulus);
+    }
 
 private:
     int64_t distance(int64_t x) const { return floor_mod(offset_ - floor_mod(x, modulus_), modulus_); }  // to a member

@@ -24,6 +24,9 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        return make_sink(bound_in_class(tokens_, modulus, residue));
+    }
 
 private:
     int64_t tokens_;

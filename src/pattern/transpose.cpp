@@ -39,6 +39,11 @@ public:
     std::string identity() const override { return "transpose(" + inner().identity() + ')'; }
     void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
+    int64_t modulus() const override { return inner().modulus(); }
+    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+        PatternRef part = inner().in_class(modulus, residue);
+        return part ? make_transpose(std::move(part)) : PatternRef();
+    }
 
 private:
     const Pattern& inner() const { return *parts()[0]; }

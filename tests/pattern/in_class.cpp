@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+// modulus() and in_class() against what the pattern means, pair by pair.
+#include "check.h"
+#include "pattern/trees.h"
+
+using namespace spattn;
+using namespace trees;
+
+namespace {
+
+struct Found {
+    long moduli = 0, classes = 0, kept = 0, cut = 0;  // what was there to check
+};
+
+// The keys in [low, high) that position p sees.
+std::vector<bool> row_of(const Pattern& pattern, const Plane& plane, int64_t p, int64_t low, int64_t high) {
+    std::vector<bool> row(size_t(high - low));
+    Intervals kept;
+    pattern.keys(plane, p - plane.extent.q_offset, {low, high}, kept);
+    for (const Interval& i : kept)
+        for (int64_t k = i.begin; k < i.end; ++k) row[size_t(k - low)] = true;
+    return row;
+}
+
+void check_modulus(const Tree& tree, const Plane& plane, Found& found) {
+    const int64_t modulus = tree.pattern->modulus(), low = -25, high = plane.extent.seq_k + 25;
+    bool holds = modulus >= 0;
+    for (int64_t row = 0; row < plane.extent.seq_q; ++row) {
+        const int64_t p = plane.position(row);
+        const std::vector<bool> kept = row_of(*tree.pattern, plane, p, low, high);
+        for (int64_t k = low; k < high; ++k)
+            if (kept[size_t(k - low)]) holds &= modulus == 0 ? k == p : (k - p) % modulus == 0;
+    }
+    CHECK(holds);
+    found.moduli += modulus > 1;
+}
+
+void check_class(const Tree& tree, const Plane& plane, int64_t modulus, int64_t residue, Found& found) {
+    const PatternRef part = tree.pattern->in_class(modulus, residue);
+    if (!part) return;
+    ++found.classes;
+    const int64_t low = -4, high = plane.extent.seq_k / modulus + 4;
+    bool is_same = true;
+    for (int64_t p = low; p < high; ++p) {
+        const std::vector<bool> kept = row_of(*part, plane, p, low, high);
+        for (int64_t k = low; k < high; ++k) {
+            const bool wanted = tree.sees(plane, residue + modulus * p, residue + modulus * k);
+            is_same &= kept[size_t(k - low)] == wanted;
+            ++(wanted ? found.kept : found.cut);
+        }
+    }
+    CHECK(is_same);
+}
+
+void check_random(uint32_t seeds, int depth, Found& found) {
+    for (uint32_t seed = 0; seed < seeds; ++seed) {
+        Source source(seed);
+        const Tree tree = source.tree(depth);
+        const Plane plane = source.plane();
+        check::context = describe(tree, plane, seed);
+        check_modulus(tree, plane, found);
+        const int64_t own = std::max<int64_t>(tree.pattern->modulus(), 1);
+        const int64_t modulus = source.number(0, 3) ? source.number(1, 12) : own;
+        for (int64_t residue = 0; residue < std::min<int64_t>(modulus, 12); ++residue)
+            check_class(tree, plane, modulus, residue, found);
+    }
+    check::context.clear();
+}
+
+}  // namespace
+
+TEST(random_patterns) {
+    Found leaves, compositions;
+    check_random(3000, 0, leaves);
+    check_random(3000, 3, compositions);
+    for (const Found& found : {leaves, compositions}) {
+        CHECK(found.moduli > 100);
+        CHECK(found.classes > 3000);
+        CHECK(found.kept > 100000 && found.cut > 100000);
+    }
+}
+
+// The largest modulus and the plainest words: what a layout of classes is compiled from.
+TEST(classes_have_plain_words) {
+    struct Case {
+        const char* text;
+        int64_t modulus, residue;
+        const char* in_class;
+    };
+    const Case cases[] = {
+        {"dilated(1008,0,16)", 16, 3, "window(63,0)"},
+        {"causal & dilated(1008,0,16)", 16, 15, "causal & window(63,0)"},
+        {"dilated(-1,0,4)", 4, 0, "causal"},
+        {"strided(128)", 128, 127, "full"},
+        {"causal & (dilated(4096,0,6) | strided(9))", 3, 1, "causal & (dilated(1365,0,2) | strided(3))"},
+        {"residue(8,3)", 8, 3, "full"},
+        {"residue(8,3)", 8, 4, "global_keys()"},
+        {"residue(4,1) & strided(6)", 12, 5, "full"},
+        {"strided(12) - strided(24)", 12, 7, "full - strided(2)"},
+        {"strided(6) & (global_tokens(0,7,13,40) | sink(4))", 6, 1, "full & (global_tokens(1,2) | sink(1))"},
+        {"strided(4) & documents(3,9,9,30)", 4, 2, "full & documents(1,2,7)"},
+        {"strided(4) & fixed(16,6)", 4, 3, "full & fixed(4,2)"},
+        {"strided(4) & landmark(2,1)", 4, 3, "full & full"},
+        {"transpose(dilated(6,2,3))", 3, 0, "transpose(window(2,0))"},
+        {"per_head([0,1,0], strided(4), dilated(12,0,6))", 2, 1, "per_head([0,1,0], strided(2), dilated(6,0,3))"},
+    };
+    for (const Case& c : cases) {
+        check::context = c.text;
+        const PatternRef pattern = parse_pattern(c.text);
+        CHECK_EQ(pattern->modulus(), c.modulus);
+        CHECK_EQ(pattern->in_class(c.modulus, c.residue)->identity(), parse_pattern(c.in_class)->identity());
+    }
+}
+
+TEST(what_is_not_known_says_so) {
+    for (const char* text :
+         {"full", "causal & window(9,0)", "logsparse", "bigbird(4,3,1,1,0)", "strided(4) | causal"}) {
+        check::context = text;
+        CHECK_EQ(parse_pattern(text)->modulus(), 1);
+    }
+    for (const char* text :
+         {"window(0,0)", "global_keys()", "strided(4) & global_keys()", "landmark(7,0)", "dilated(4,4,5)"}) {
+        check::context = text;
+        CHECK_EQ(parse_pattern(text)->modulus(), 0);
+    }
+    for (const char* text : {"strided(4) & logsparse", "strided(6) | (strided(6) & block_diagonal(8))",
+                             "per_document([0,8], [0,8], strided(2))", "csr([0,1],[0],1)"}) {
+        check::context = text;
+        CHECK(!parse_pattern(text)->in_class(6, 0));
+    }
+    // A least common multiple that no integer holds: the larger of the two holds as well.
+    const PatternRef large = make_intersection({make_strided((int64_t(1) << 62) - 1), make_strided(int64_t(1) << 61)});
+    CHECK_EQ(large->modulus(), (int64_t(1) << 62) - 1);
+}
