@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "layout/classes.h"
 #include "layout/fill.h"
 #include "layout/layout.h"
 #include "layout/live.h"
@@ -137,24 +138,6 @@ private:
     std::vector<int32_t> slot_masks_;
 };
 
-// Planes that choose the same parts of a pattern are one class. Returns a plane of each.
-std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout) {
-    KeyMemo<int32_t> known;
-    std::vector<Plane> planes;
-    Key key;
-    for (int64_t batch = 0; batch < layout.extent.batch; ++batch) {
-        for (int64_t head = 0; head < layout.extent.heads; ++head) {
-            const Plane plane{layout.extent, batch, head};
-            key.clear();
-            pattern.selection(plane, key);
-            const int32_t id = known.at(key, 0);
-            if (size_t(id) == planes.size()) planes.push_back(plane);
-            layout.class_of.push_back(id);
-        }
-    }
-    return planes;
-}
-
 }  // namespace
 
 Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
@@ -169,7 +152,6 @@ Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_
     layout.by_query.rows = layout.queries.class_tiles = RowBuilder::blocks(extent.seq_q, block_q);
     layout.keys.class_tiles = RowBuilder::blocks(extent.seq_k, block_k);
     const std::vector<Plane> planes = find_classes(pattern, layout);
-    layout.classes = int32_t(planes.size());
     layout.by_query.slices.reserve(size_t(layout.classes) * layout.by_query.rows);
 
     RowBuilder rows(pattern, layout);

@@ -22,7 +22,8 @@ std::vector<int32_t> count_mask_rows(const Layout& layout) {
 
 // What one list says, for one (batch, head).
 struct RowCounts {
-    int64_t full = 0, partial = 0, pairs = 0, row_min = 0, row_max = 0, rows_empty = 0;
+    int64_t full = 0, partial = 0, pairs = 0;
+    int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of its rows as they are in this list
 };
 
 class RowCounter {
@@ -31,7 +32,7 @@ public:
         : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q),
           known_(layout.by_query.runs.size() + 1, unknown) {}
 
-    // Slices are shared, so most rows are known. The last row may stick out: `rows` of it lie within the sequence.
+    // Slices are shared, so most rows are known. Some stick out: `rows` of them, at least one, have a token.
     RowCounts count(Slice slice, int32_t rows) {
         if (rows < layout_.block_q) return measure(slice, rows);
         const bool is_empty = slice.begin == slice.end;
@@ -43,9 +44,6 @@ public:
         return measured_[id];
     }
 
-private:
-    static constexpr int32_t unknown = -1;
-
     RowCounts measure(Slice slice, int32_t rows) {
         RowCounts counts;
         std::fill(kept_.begin(), kept_.end(), 0);
@@ -56,19 +54,21 @@ private:
             const int32_t* of_mask = &mask_rows_[size_t(run.mask) * layout_.block_q];
             for (int32_t row = 0; row < layout_.block_q; ++row) kept_[row] += int64_t(of_mask[row]) * run.count;
         }
+        for (int64_t& kept : kept_) kept += counts.full * layout_.block_k;
         counts.row_min = counts.row_max = kept_[0];
         for (int32_t row = 0; row < rows; ++row) {
             counts.pairs += kept_[row];
             counts.row_min = std::min(counts.row_min, kept_[row]);
             counts.row_max = std::max(counts.row_max, kept_[row]);
-            counts.rows_empty += kept_[row] == 0 && counts.full == 0;
+            counts.rows_empty += kept_[row] == 0;
         }
-        // Full blocks add the same to every row.
-        counts.pairs += counts.full * layout_.block_k * rows;
-        counts.row_min += counts.full * layout_.block_k;
-        counts.row_max += counts.full * layout_.block_k;
         return counts;
     }
+
+    const std::vector<int64_t>& kept() const { return kept_; }  // keys of each row of the list measured last
+
+private:
+    static constexpr int32_t unknown = -1;
 
     const Layout& layout_;
     std::vector<int32_t> mask_rows_;
@@ -77,14 +77,44 @@ private:
     std::vector<int32_t> known_;      // of the slice that begins at a run; the last: of empty ones
 };
 
-void add(Counts& total, const RowCounts& row, int64_t columns, int64_t heads) {
+void add_blocks(Counts& total, const RowCounts& row, int64_t columns, int64_t heads) {
     total.pairs += double(row.pairs) * double(heads);
     total.blocks_full += row.full * heads;
     total.blocks_partial += row.partial * heads;
     total.blocks_empty += (columns - row.full - row.partial) * heads;
+}
+
+void add_rows(Counts& total, const RowCounts& row, int64_t heads) {
     total.row_min = std::min(total.row_min, row.row_min);
     total.row_max = std::max(total.row_max, row.row_max);
     total.rows_empty += row.rows_empty * heads;
+}
+
+// Every query stands in one tile: a row of it is a row of the pattern.
+void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
+    const AxisView queries = view(layout).queries;
+    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
+        const int32_t tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile).count;
+        const RowCounts row = tokens ? counter.count(slices[tile], tokens) : RowCounts();
+        add_blocks(total, row, layout.by_key.rows, heads);
+        if (tokens) add_rows(total, row, heads);
+    }
+}
+
+// Queries that are listed stand in several tiles: a row of the pattern is their sum. Where a row is not worked on it
+// keeps nothing, so places without a token and homes of queries that are away add nothing.
+void count_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
+    const AxisView queries = view(layout).queries;
+    std::vector<int64_t> kept(size_t(layout.extent.seq_q));
+    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
+        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
+        add_blocks(total, counter.measure(slices[tile], layout.block_q), layout.by_key.rows, heads);
+        for (int32_t i = 0; i < tokens.count; ++i) {
+            const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
+            if (token != no_token) kept[size_t(token)] += counter.kept()[size_t(i)];
+        }
+    }
+    for (int64_t of_row : kept) add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);
 }
 
 }  // namespace
@@ -95,14 +125,11 @@ Counts count(const Layout& layout) {
     RowCounter counter(layout);
     std::vector<int64_t> heads(layout.classes);
     for (int32_t c : layout.class_of) ++heads[c];
-    const int32_t rows = layout.by_query.rows;
-    for (int32_t c = 0; c < layout.classes; ++c)
-        for (int32_t row = 0; row < rows; ++row) {
-            const int64_t left = layout.extent.seq_q - int64_t(row) * layout.block_q;
-            const int32_t inside = int32_t(std::min<int64_t>(left, layout.block_q));
-            const Slice slice = layout.by_query.slices[size_t(c) * rows + row];
-            add(total, counter.count(slice, inside), layout.by_key.rows, heads[c]);
-        }
+    for (int32_t c = 0; c < layout.classes; ++c) {
+        const Slice* slices = &layout.by_query.slices[size_t(c) * layout.by_query.rows];
+        const auto count_class = layout.queries.tokens.empty() ? count_homes : count_listed;
+        count_class(layout, slices, heads[c], counter, total);
+    }
     total.visited = double(total.blocks_full + total.blocks_partial) * layout.block_q * layout.block_k;
     return total;
 }

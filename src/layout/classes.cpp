@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#include "layout/classes.h"
+
+#include "layout/index.h"
+
+namespace spattn {
+
+std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout) {
+    KeyMemo<int32_t> known;
+    std::vector<Plane> planes;
+    Key key;
+    for (int64_t batch = 0; batch < layout.extent.batch; ++batch) {
+        for (int64_t head = 0; head < layout.extent.heads; ++head) {
+            const Plane plane{layout.extent, batch, head};
+            key.clear();
+            pattern.selection(plane, key);
+            const int32_t id = known.at(key, 0);
+            if (size_t(id) == planes.size()) planes.push_back(plane);
+            layout.class_of.push_back(id);
+        }
+    }
+    layout.classes = int32_t(planes.size());
+    return planes;
+}
+
+}  // namespace spattn

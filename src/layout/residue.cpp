@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+// One layout for each residue class, put together. With p = i + q_offset, queries of class a see keys of class
+// b = (a + q_offset) mod m and no others, and in the coordinates of class b the first query stands at
+// (a + q_offset - b) / m.
+//
+//     m = 2, q_offset 0          keys of class 0   of class 1
+//     queries of class 0         its own layout    .
+//     queries of class 1         .                 its own layout
+#include "layout/residue.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <tuple>
+
+#include "core/error.h"
+#include "layout/classes.h"
+#include "layout/live.h"
+#include "layout/tables.h"
+
+namespace spattn {
+namespace {
+
+// Tokens of [0, seq) that are `residue` mod `modulus`.
+int64_t members(int64_t seq, int64_t modulus, int64_t residue) {
+    return residue < seq ? ceil_div(seq - residue, modulus) : 0;
+}
+
+// Layouts of single classes. Most classes are alike (a window is one in each of them) and share theirs.
+class ClassLayouts {
+public:
+    struct Part {
+        Layout layout;
+        std::vector<int32_t> mask_of;  // of the whole, for each of its masks
+    };
+
+    ClassLayouts(Layout& whole) : whole_(whole), masks_(whole) {}
+
+    // Empty extents have no layout.
+    const Part* at(const Pattern& in_class, const Extent& extent) {
+        if (extent.seq_q == 0 || extent.seq_k == 0) return nullptr;
+        const auto [place, is_first] =
+            known_.try_emplace({in_class.identity(), extent.seq_q, extent.seq_k, extent.q_offset}, nullptr);
+        if (is_first) place->second = build(in_class, extent);
+        return place->second;
+    }
+
+private:
+    const Part* build(const Pattern& in_class, const Extent& extent) {
+        Part& part = parts_.emplace_back();
+        part.layout = build_layout(in_class, extent, whole_.block_q, whole_.block_k);
+        for (int32_t mask = 0; mask < part.layout.num_masks; ++mask)
+            part.mask_of.push_back(masks_.intern(&part.layout.masks[size_t(mask) * whole_.mask_words]));
+        return &part;
+    }
+
+    Layout& whole_;
+    MaskTable masks_;
+    std::deque<Part> parts_;
+    std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const Part*> known_;
+};
+
+// Puts the lists of one class where they belong among those of the whole. Classes see different keys, so no list equals
+// one of another class, and what a part shares stays shared.
+struct Placement {
+    const ClassLayouts::Part& part;
+    int32_t row, other;  // tiles of the whole at which the class begins, along the lists and in them
+
+    // class_of: of the part, for each class of heads of the whole.
+    void copy(const Lists& from, const std::vector<int32_t>& class_of, Lists& to) const {
+        const int32_t moved = int32_t(to.runs.size());
+        for (const Run& run : from.runs) {
+            const int32_t mask = run.mask == full_block ? full_block : part.mask_of[size_t(run.mask)];
+            to.runs.push_back({run.first + other, run.count, mask});
+        }
+        for (size_t c = 0; c < class_of.size(); ++c) {
+            const Slice* slices = &from.slices[size_t(class_of[c]) * from.rows];
+            Slice* out = &to.slices[c * to.rows + row];
+            for (int32_t r = 0; r < from.rows; ++r)
+                if (slices[r].begin < slices[r].end) out[r] = {slices[r].begin + moved, slices[r].end + moved};
+        }
+    }
+};
+
+// One pattern a class; none at all where one has no closed form or classes do not keep to themselves.
+Patterns find_patterns(const Pattern& pattern, int32_t modulus) {
+    if (pattern.modulus() % modulus != 0) return {};
+    Patterns patterns;
+    for (int32_t residue = 0; residue < modulus; ++residue) {
+        patterns.push_back(pattern.in_class(modulus, residue));
+        if (!patterns.back()) return {};
+    }
+    return patterns;
+}
+
+Axis make_axis(int64_t seq, int32_t modulus, int32_t block) {
+    Axis axis;
+    axis.modulus = modulus;
+    axis.class_tiles = int32_t(ceil_div(ceil_div(seq, modulus), block));
+    return axis;
+}
+
+Lists make_empty_lists(const Axis& axis, int32_t classes) {
+    Lists lists;
+    lists.rows = axis.modulus * axis.class_tiles;
+    lists.slices.resize(size_t(classes) * lists.rows);
+    return lists;
+}
+
+void add_class(const Patterns& patterns, const std::vector<Plane>& planes, int64_t residue_q, ClassLayouts& parts,
+               Layout& whole) {
+    const Extent& e = whole.extent;
+    const int64_t modulus = whole.queries.modulus, first = residue_q + e.q_offset;
+    const int64_t residue_k = floor_mod(first, modulus);
+    const Extent extent{e.batch, e.heads, members(e.seq_q, modulus, residue_q), members(e.seq_k, modulus, residue_k),
+                        floor_div(first, modulus)};
+    const ClassLayouts::Part* part = parts.at(*patterns[size_t(residue_k)], extent);
+    if (!part) return;
+    std::vector<int32_t> class_of;
+    for (const Plane& plane : planes)
+        class_of.push_back(part->layout.class_of[size_t(plane.batch * e.heads + plane.head)]);
+    const int32_t row = int32_t(residue_q) * whole.queries.class_tiles;
+    const int32_t column = int32_t(residue_k) * whole.keys.class_tiles;
+    Placement{*part, row, column}.copy(part->layout.by_query, class_of, whole.by_query);
+    Placement{*part, column, row}.copy(part->layout.by_key, class_of, whole.by_key);
+}
+
+}  // namespace
+
+std::optional<Layout> build_residue_layout(const Pattern& pattern, const Extent& extent, int32_t modulus,
+                                           int32_t block_q, int32_t block_k) {
+    require_range(modulus, 1, std::max(extent.seq_q, extent.seq_k), "modulus");
+    pattern.check(extent);
+    const Patterns patterns = find_patterns(pattern, modulus);
+    if (patterns.empty()) return {};
+    Layout whole;
+    whole.extent = extent;
+    whole.block_q = block_q;
+    whole.block_k = block_k;
+    whole.mask_words = words_for(int64_t(block_q) * block_k);
+    whole.queries = make_axis(extent.seq_q, modulus, block_q);
+    whole.keys = make_axis(extent.seq_k, modulus, block_k);
+    const std::vector<Plane> planes = find_classes(pattern, whole);
+    whole.by_query = make_empty_lists(whole.queries, whole.classes);
+    whole.by_key = make_empty_lists(whole.keys, whole.classes);
+    ClassLayouts parts(whole);
+    for (int64_t residue = 0; residue < modulus; ++residue) add_class(patterns, planes, residue, parts, whole);
+    build_live(whole);
+    return whole;
+}
+
+}  // namespace spattn

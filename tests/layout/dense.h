@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+// Layouts and patterns as dense masks, and what must hold of every layout, whatever the order of its axes.
+#pragma once
+
+#include <map>
+#include <set>
+
+#include "check.h"
+#include "layout/layout.h"
+
+namespace spattn {
+
+using Dense = std::vector<std::vector<bool>>;  // [seq_q][seq_k]
+
+struct Case {
+    Extent extent;
+    PatternRef pattern;
+    Layout layout;
+};
+
+inline std::string describe(const Case& c) {
+    return c.pattern->print() + " on " + std::to_string(c.extent.seq_q) + " x " + std::to_string(c.extent.seq_k) +
+           " offset " + std::to_string(c.extent.q_offset) + " blocks " + std::to_string(c.layout.block_q) + " x " +
+           std::to_string(c.layout.block_k) + " modulus " + std::to_string(c.layout.queries.modulus);
+}
+
+inline Dense dense_of_pattern(const Case& c, int64_t batch, int64_t head) {
+    Dense dense(size_t(c.extent.seq_q), std::vector<bool>(size_t(c.extent.seq_k)));
+    Intervals intervals;
+    for (int64_t row = 0; row < c.extent.seq_q; ++row) {
+        intervals.clear();
+        c.pattern->keys({c.extent, batch, head}, row, {0, c.extent.seq_k}, intervals);
+        for (Interval i : intervals)
+            for (int64_t key = i.begin; key < i.end; ++key) dense[size_t(row)][size_t(key)] = true;
+    }
+    return dense;
+}
+
+inline bool mask_bit(const Layout& layout, int32_t mask, int64_t row, int64_t key) {
+    const int64_t bit = row * layout.block_k + key;
+    return layout.masks[size_t(mask) * layout.mask_words + size_t(bit / 64)] >> (bit % 64) & 1;
+}
+
+inline std::vector<Run> runs_of(const Lists& lists, int32_t class_id, int32_t row) {
+    const Slice slice = lists.slices[size_t(class_id) * lists.rows + row];
+    return {lists.runs.begin() + slice.begin, lists.runs.begin() + slice.end};
+}
+
+// The token at each place of each tile of an axis, [tiles * block]; no_token where there is none.
+inline std::vector<int64_t> tokens_of(const AxisView& axis, int32_t block, int64_t seq, int32_t tiles) {
+    std::vector<int64_t> tokens(size_t(tiles) * block, no_token);
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+        const TileView at = tile_at(axis, block, seq, tile);
+        for (int32_t i = 0; i < at.count; ++i)
+            tokens[size_t(tile) * block + i] = at.tokens ? at.tokens[i] : at.first + i * at.stride;
+    }
+    return tokens;
+}
+inline std::vector<int64_t> query_tokens(const Layout& layout) {
+    return tokens_of(view(layout).queries, layout.block_q, layout.extent.seq_q, layout.by_query.rows);
+}
+inline std::vector<int64_t> key_tokens(const Layout& layout) {
+    return tokens_of(view(layout).keys, layout.block_k, layout.extent.seq_k, layout.by_key.rows);
+}
+
+// Every pair the lists say, and how often: more than once is a failure.
+inline Dense dense_of_lists(const Layout& layout, const Lists& lists, int32_t class_id, bool by_key) {
+    const Extent& e = layout.extent;
+    const std::vector<int64_t> queries = query_tokens(layout), keys = key_tokens(layout);
+    Dense dense(size_t(e.seq_q), std::vector<bool>(size_t(e.seq_k)));
+    bool is_inside = true, is_once = true;
+    const auto add_block = [&](int32_t tile_q, int32_t tile_k, int32_t mask) {
+        for (int64_t i = 0; i < layout.block_q; ++i)
+            for (int64_t j = 0; j < layout.block_k; ++j) {
+                if (mask != full_block && !mask_bit(layout, mask, i, j)) continue;
+                const int64_t query = queries[size_t(tile_q * int64_t(layout.block_q) + i)];
+                const int64_t key = keys[size_t(tile_k * int64_t(layout.block_k) + j)];
+                is_inside &= query != no_token && key != no_token;
+                if (query == no_token || key == no_token) continue;
+                is_once &= !dense[size_t(query)][size_t(key)];
+                dense[size_t(query)][size_t(key)] = true;
+            }
+    };
+    for (int32_t list = 0; list < lists.rows; ++list)
+        for (const Run& run : runs_of(lists, class_id, list))
+            for (int32_t other = run.first; other < run.first + run.count; ++other)
+                by_key ? add_block(other, list, run.mask) : add_block(list, other, run.mask);
+    CHECK(is_inside);
+    CHECK(is_once);
+    return dense;
+}
+
+inline void check_meaning(const Case& c) {
+    for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
+        const Dense wanted = dense_of_pattern(c, plane / c.extent.heads, plane % c.extent.heads);
+        const int32_t class_id = c.layout.class_of[size_t(plane)];
+        CHECK(dense_of_lists(c.layout, c.layout.by_query, class_id, false) == wanted);
+        CHECK(dense_of_lists(c.layout, c.layout.by_key, class_id, true) == wanted);
+    }
+}
+
+inline void check_masks(const Layout& layout) {
+    std::set<std::vector<uint64_t>> distinct;
+    bool is_exact = true;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const auto begin = layout.masks.begin() + int64_t(mask) * layout.mask_words;
+        distinct.emplace(begin, begin + layout.mask_words);
+        int64_t kept = 0;
+        for (int32_t row = 0; row < layout.block_q; ++row)
+            for (int32_t key = 0; key < layout.block_k; ++key) kept += mask_bit(layout, mask, row, key);
+        is_exact &= kept > 0 && kept < int64_t(layout.block_q) * layout.block_k;
+    }
+    CHECK(is_exact);
+    CHECK_EQ(distinct.size(), size_t(layout.num_masks));
+    CHECK_EQ(layout.masks.size(), size_t(layout.num_masks) * layout.mask_words);
+}
+
+inline void check_runs(const Lists& lists, int32_t classes, int32_t others) {
+    std::map<std::vector<int32_t>, std::pair<int32_t, int32_t>> slices;
+    bool is_sorted = true, is_maximal = true, is_shared = true;
+    for (int32_t i = 0; i < classes * lists.rows; ++i) {
+        const std::vector<Run> runs = runs_of(lists, 0, i);
+        std::vector<int32_t> content;
+        for (size_t r = 0; r < runs.size(); ++r) {
+            const int32_t end = r ? runs[r - 1].first + runs[r - 1].count : 0;
+            is_sorted &= runs[r].count > 0 && runs[r].first >= end && runs[r].first + runs[r].count <= others;
+            if (r && runs[r].first == end) is_maximal &= runs[r].mask != runs[r - 1].mask;
+            content.insert(content.end(), {runs[r].first, runs[r].count, runs[r].mask});
+        }
+        const std::pair<int32_t, int32_t> place{lists.slices[i].begin, lists.slices[i].end};
+        is_shared &= slices.emplace(content, place).first->second == place;
+    }
+    CHECK(is_sorted);
+    CHECK(is_maximal);
+    CHECK(is_shared);
+}
+
+inline void check_runs(const Layout& layout) {
+    check_runs(layout.by_query, layout.classes, layout.by_key.rows);
+    check_runs(layout.by_key, layout.classes, layout.by_query.rows);
+}
+
+inline bool is_alive(const Live& live, int64_t block, int64_t bit) {
+    const int32_t set = live.set_of[size_t(block)];
+    return set == all_live || (live.sets[size_t(set) * live.words + size_t(bit / 64)] >> (bit % 64) & 1);
+}
+
+// For axes without listed tiles: there a place is alive exactly where its token sees a key, or is seen.
+inline void check_live(const Case& c) {
+    const Layout& layout = c.layout;
+    const Dense dense = dense_of_pattern(c, 0, 0);
+    std::vector<bool> sees(dense.size()), is_seen(size_t(c.extent.seq_k));
+    for (size_t row = 0; row < dense.size(); ++row)
+        for (size_t key = 0; key < is_seen.size(); ++key)
+            if (dense[row][key]) sees[row] = is_seen[key] = true;
+    const auto check_axis = [&](const Live& live, const std::vector<int64_t>& tokens, int32_t block,
+                                const std::vector<bool>& alive) {
+        bool is_right = true;
+        const int64_t first = int64_t(layout.class_of[0]) * int64_t(tokens.size() / size_t(block));
+        for (size_t place = 0; place < tokens.size(); ++place)
+            is_right &= is_alive(live, first + int64_t(place) / block, int64_t(place) % block) ==
+                        (tokens[place] != no_token && alive[size_t(tokens[place])]);
+        CHECK(is_right);
+    };
+    check_axis(layout.live_queries, query_tokens(layout), layout.block_q, sees);
+    check_axis(layout.live_keys, key_tokens(layout), layout.block_k, is_seen);
+}
+
+}  // namespace spattn
