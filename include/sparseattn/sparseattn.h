@@ -237,8 +237,8 @@ SPATTN_API spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, sp
  * host tensors, copied unless borrowed. */
 enum spattn_pattern_flags {
     SPATTN_BORROW = 1 << 0, /* keep the caller's arrays: alive and unchanged until the pattern, and every pattern and
-                               plan made of it, is released: contexts do not cache these. Index arrays of stride 1; masks of
-                               stride 1 along the keys */
+                               plan made of it, is released: contexts do not cache these. Index arrays of stride 1;
+                               masks of stride 1 along the keys */
     SPATTN_TRUST = 1 << 1   /* col_idx is not checked; keys kept are unspecified where it breaks the rules */
 };
 /* csr([row_ptr],[col_idx],seq_k): row q sees the keys col_idx[row_ptr[q]] .. col_idx[row_ptr[q + 1] - 1]. row_ptr:

@@ -149,11 +149,12 @@ def test_out_is_written_in_place():
     assert caught.value.argument == "out" and caught.value.status == "SPATTN_E_LAYOUT"
 
 
-def test_bfloat16():
-    arrays = [x.astype(ml_dtypes.bfloat16) for x in operands()]
+@pytest.mark.parametrize("dtype, bound", [(ml_dtypes.bfloat16, 2e-2), (np.float16, 2e-3)])
+def test_narrow_dtypes(dtype, bound):
+    arrays = [x.astype(dtype) for x in operands()]
     found = run(*arrays)
-    assert found[0].dtype == found[2].dtype == ml_dtypes.bfloat16 and found[1].dtype == np.float32
-    assert_close(found, truth(*arrays, TEXT), 2e-2)
+    assert {x.dtype for x in (found[0], *found[2:])} == {np.dtype(dtype)} and found[1].dtype == np.float32
+    assert_close(found, truth(*arrays, TEXT), bound)
 
 
 def test_rows_without_keys():
