@@ -197,7 +197,7 @@ def table(kept):
     return sees
 
 
-def listed(row_ptr, col_idx, columns):
+def block_table(row_ptr, col_idx, columns):
     """bool [rows, columns]: row r has the columns col_idx[row_ptr[r]:row_ptr[r + 1]]."""
     plane = np.zeros((len(row_ptr) - 1, columns), bool)
     for row in range(len(plane)):
@@ -206,12 +206,12 @@ def listed(row_ptr, col_idx, columns):
 
 
 def csr(row_ptr, col_idx, seq_k):
-    plane = listed(row_ptr, col_idx, seq_k)
+    plane = block_table(row_ptr, col_idx, seq_k)
     return table(lambda batch, head: plane)
 
 
 def bsr(row_ptr, col_idx, block_q, block_k, seq_q, seq_k):
-    blocks = listed(row_ptr, col_idx, -(-seq_k // block_k))
+    blocks = block_table(row_ptr, col_idx, -(-seq_k // block_k))
     plane = blocks.repeat(block_q, 0).repeat(block_k, 1)[:seq_q, :seq_k]
     return table(lambda batch, head: plane)
 
