@@ -263,7 +263,18 @@ typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k
 SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
                                                   int64_t seq_k, spattn_pattern** result);
 
-/* 4d. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head,
+/* 4d. Lists that come with each run: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such a
+ * pattern stands alone or, once, under & with patterns of 4a to 4c, which then choose among the listed keys; all else is
+ * SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed twice counts twice; an
+ * entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
+/* runtime_tokens(max): each (query, kv head) lists up to max keys. DeepSeek Sparse Attention (arXiv:2512.02556). */
+SPATTN_API spattn_status spattn_pattern_runtime_tokens(int64_t max_tokens_per_row, spattn_pattern** result);
+/* runtime_blocks(block_q,block_k,max): each (block q / block_q of query rows, kv head) lists up to max blocks J, which are
+ * the keys k with k / block_k = J. NSA (arXiv:2502.11089), MoBA (arXiv:2502.13189). */
+SPATTN_API spattn_status spattn_pattern_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blocks_per_row,
+                                                       spattn_pattern** result);
+
+/* 4e. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head,
  * per_batch by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch:
  * [batch], each in [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
 SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count,
@@ -286,7 +297,7 @@ SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* p
 SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
                                                      const spattn_tensor* cu_k, spattn_pattern** result);
 
-/* 4e. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
+/* 4f. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
  * print inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed`
  * gets the bytes with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with
  * SPATTN_E_RANGE. */
@@ -307,7 +318,7 @@ SPATTN_API spattn_status spattn_pattern_save(const spattn_pattern* pattern, void
                                              size_t* needed);
 SPATTN_API spattn_status spattn_pattern_load(const void* bytes, size_t size, spattn_pattern** result);
 
-/* 4f. Questions a person asks of a pattern. */
+/* 4g. Questions a person asks of a pattern. */
 enum spattn_extent_flags { SPATTN_EXTENT_Q_OFFSET = 1 << 0 };
 typedef struct spattn_extent { /* the rectangle a question is asked on */
     uint32_t struct_size;
@@ -364,7 +375,9 @@ enum spattn_plan_flags {
     SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between runs; the CPU always is */
     SPATTN_PLAN_REFERENCE = 1 << 2,     /* the plain double-precision rows: slow, the truth */
     SPATTN_PLAN_Q_OFFSET = 1 << 3,      /* q_offset is meant, even if 0 */
-    SPATTN_PLAN_SCALE = 1 << 4          /* scale is meant, even if 0 */
+    SPATTN_PLAN_SCALE = 1 << 4,         /* scale is meant, even if 0 */
+    SPATTN_PLAN_VALUE_IN_KEY = 1 << 5   /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
+                                           gradients. head_dim_v <= head_dim */
 };
 typedef struct spattn_problem {
     uint32_t struct_size;
@@ -408,9 +421,16 @@ typedef struct spattn_forward_args {
     spattn_stream stream;
     const spattn_tensor* q;   /* [batch, heads_q, seq_q, head_dim] */
     const spattn_tensor* k;   /* [batch, heads_kv, seq_k, head_dim] */
-    const spattn_tensor* v;   /* [batch, heads_kv, seq_k, head_dim_v] */
+    const spattn_tensor* v;   /* [batch, heads_kv, seq_k, head_dim_v]; NULL with SPATTN_PLAN_VALUE_IN_KEY */
     const spattn_tensor* out; /* out [batch, heads_q, seq_q, head_dim_v] */
     const spattn_tensor* lse; /* out [batch, heads_q, seq_q] float32, optional */
+    const spattn_tensor* max_logits;   /* out [batch, heads_q, seq_q] float32, optional: the largest s, -infinity where no
+                                          key is seen. SPATTN_E_UNSUPPORTED where the plan's kernel does not write it:
+                                          all kernels of the CPU do */
+    const spattn_tensor* indices;      /* [batch, rows, heads_kv, max] int32 or int64: with runtime_tokens and
+                                          runtime_blocks, else NULL. rows = seq_q, or its blocks; no batch with THD */
+    const spattn_tensor* index_counts; /* [batch, rows, heads_kv] int32 or int64, optional: entries of a list that count,
+                                          the first ones; cut to [0, max] */
     void* workspace;
     size_t workspace_bytes;
 } spattn_forward_args;
@@ -423,7 +443,8 @@ typedef struct spattn_backward_args {
     const spattn_tensor *q, *k, *v, *out, *lse; /* as in forward; out and lse as it wrote them */
     const spattn_tensor* dout;                  /* [batch, heads_q, seq_q, head_dim_v] */
     const spattn_tensor* dlse; /* [batch, heads_q, seq_q] float32: gradient that arrives at lse, optional */
-    const spattn_tensor *dq, *dk, *dv;          /* out, shaped as q, k, v */
+    const spattn_tensor *dq, *dk, *dv;          /* out, shaped as q, k, v; dv NULL where v is */
+    const spattn_tensor *indices, *index_counts; /* the same lists as in forward */
     void* workspace;
     size_t workspace_bytes;
 } spattn_backward_args;

@@ -110,6 +110,15 @@ spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_patter
     });
 }
 
+spattn_status spattn_pattern_runtime_tokens(int64_t max_tokens_per_row, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_runtime_tokens(max_tokens_per_row); });
+}
+
+spattn_status spattn_pattern_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blocks_per_row,
+                                            spattn_pattern** result) {
+    return guard_result(__func__, result, [&] { return make_runtime_blocks(block_q, block_k, max_blocks_per_row); });
+}
+
 spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count, spattn_pattern** result) {
     return guard_result(__func__, result, [&] { return make_union(share_parts(parts, count)); });
 }

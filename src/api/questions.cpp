@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chapter 4f of the header: questions a person asks of a pattern. Answers come from the rows of keys, not from layouts.
+// Chapter 4g of the header: questions a person asks of a pattern. Answers come from the rows of keys, not from layouts.
 #include <cstring>
 
 #include "api/args.h"
@@ -15,6 +15,10 @@ namespace {
 // The extent, on which the pattern has a meaning.
 Question ask(const spattn_pattern* pattern, const spattn_extent* extent) {
     required(pattern, "pattern");
+    if (pattern->runtime())
+        fail(SPATTN_E_UNSUPPORTED, "pattern",
+             text("has its lists given at run time, so its keys are not known; accepted: patterns without runtime_"
+                  "tokens and runtime_blocks"));
     const Question question = read_extent(extent, "extent");
     pattern->check(question.extent);
     return question;

@@ -103,7 +103,20 @@ public:
 
 class Intersection : public Algebra {
 public:
-    using Algebra::Algebra;
+    explicit Intersection(Patterns parts) : Algebra(std::move(parts), 1) {}
+
+    const RuntimeShape* runtime() const override {
+        for (const PatternRef& part : parts())
+            if (part->runtime()) return part->runtime();
+        return nullptr;
+    }
+
+    PatternRef known_part() const override {
+        Patterns known;
+        for (const PatternRef& part : parts())
+            if (!part->runtime()) known.push_back(part);
+        return known.empty() ? PatternRef() : make_intersection(std::move(known));
+    }
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         Intervals kept, next;

@@ -11,9 +11,14 @@ namespace spattn {
 // Recursion over 200 levels stays within small thread stacks, sanitizers included.
 constexpr int32_t most_levels = 200, most_nodes = 1 << 16;
 
-Composite::Composite(Patterns parts) : parts_(std::move(parts)) {
+Composite::Composite(Patterns parts, int most_runtime) : parts_(std::move(parts)) {
     int64_t sum = 1;
     for (const PatternRef& part : parts_) {
+        if (part->runtime() && --most_runtime < 0) {
+            fail(SPATTN_E_UNSUPPORTED, "pattern",
+                 text("has ", part->print(), ", whose lists are given at run time, where its keys must be known; "
+                      "accepted: such a pattern alone, or one of them under & with others"));
+        }
         levels = std::max(levels, part->levels + 1);
         sum += part->nodes;
     }

@@ -50,6 +50,9 @@ const Word words[] = {
     {"tree", "tree(parents...)", any_count, [](const Numbers& n) { return make_tree(n); }},
     {"bigbird", "bigbird(block,window,global,random,seed)", 5,
      [](const Numbers& n) { return make_bigbird(n[0], n[1], n[2], n[3], uint64_t(n[4])); }},
+    {"runtime_tokens", "runtime_tokens(max)", 1, [](const Numbers& n) { return make_runtime_tokens(n[0]); }},
+    {"runtime_blocks", "runtime_blocks(block_q,block_k,max)", 3,
+     [](const Numbers& n) { return make_runtime_blocks(n[0], n[1], n[2]); }},
 };
 
 // A pattern of lists and then numbers: `least` to `most` of these.

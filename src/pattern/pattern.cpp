@@ -13,6 +13,10 @@ void spattn_pattern::selection(const spattn::Plane&, spattn::Key&) const {}
 
 void spattn_pattern::check(const spattn::Extent&) const {}
 
+const spattn::RuntimeShape* spattn_pattern::runtime() const { return nullptr; }
+
+spattn::PatternRef spattn_pattern::known_part() const { return {}; }
+
 spattn::PatternRef spattn_pattern::transposed() const { return {}; }
 
 int64_t spattn_pattern::modulus() const { return 1; }

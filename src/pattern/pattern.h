@@ -54,6 +54,11 @@ constexpr int64_t forever = std::numeric_limits<int64_t>::max();
 // own; equal keys from the same pattern and extent mean equal content.
 using Key = std::vector<int64_t>;
 
+// Lists that come with each run: for each block of queries up to `most` blocks of keys. Tokens are blocks of 1.
+struct RuntimeShape {
+    int64_t block_q, block_k, most;
+};
+
 }  // namespace spattn
 
 // The handle of the C ABI is the abstract pattern itself.
@@ -67,6 +72,12 @@ struct spattn_pattern : spattn::RefCounted {
     // was. empty and full are certain; partial of a composition may turn out to be either once its bits are made.
     virtual spattn::Coverage classify(const spattn::Plane& plane, const spattn::Block& block, spattn::Key& key,
                                       bool& known) const;
+
+    // Not null where the keys are listed at run time: then keys() fails, and what is known before is known_part().
+    virtual const spattn::RuntimeShape* runtime() const;
+
+    // Of a pattern with lists at run time: what else a listed key must satisfy, or null where nothing else is asked.
+    virtual spattn::Ref<const spattn_pattern> known_part() const;
 
     // Appends numbers that determine the whole row of blocks [row, row + rows) and returns true, or returns false where
     // every row differs.
@@ -136,6 +147,8 @@ PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int
                     int64_t seq_k, bool is_trusted);
 PatternRef make_mask(const std::vector<int64_t>& values, const std::vector<int64_t>& shape);  // shape: 2 to 4 sizes
 PatternRef make_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q, int64_t seq_k);
+PatternRef make_runtime_tokens(int64_t max_tokens);
+PatternRef make_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blocks);
 PatternRef make_union(Patterns parts);
 PatternRef make_intersection(Patterns parts);
 PatternRef make_difference(PatternRef a, PatternRef b);
