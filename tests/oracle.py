@@ -265,6 +265,21 @@ def per_document(cu_q, cu_k, part):
     return sees
 
 
+# ---- lists given at run time ----
+
+def listed(indices, counts, heads_q, seq_q, seq_k, block_q=1, block_k=1):
+    """int [batch, heads_q, seq_q, seq_k]: how often the lists [batch, rows, heads_kv, most] name each key. counts
+    [batch, rows, heads_kv] or None: entries that count."""
+    batch, rows, heads_kv, most = indices.shape
+    times = np.zeros((batch, heads_kv, rows, -(-seq_k // block_k)), np.int64)
+    for b, row, head, i in np.ndindex(indices.shape):
+        block = indices[b, row, head, i]
+        if (counts is None or i < counts[b, row, head]) and 0 <= block < times.shape[3]:
+            times[b, head, row, block] += 1
+    times = np.repeat(np.repeat(times, block_q, 2), block_k, 3)[:, :, :seq_q, :seq_k]
+    return np.repeat(times, heads_q // heads_kv, 1)
+
+
 # ---- text ----
 
 NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark,
@@ -362,11 +377,12 @@ def parse(text):
 # ---- attention ----
 
 def attention_forward(q, k, v, mask, scale):
-    """q [batch, heads_q, seq_q, d], k [batch, heads_kv, seq_k, d], v [..., d_v] -> out, lse; float64."""
+    """q [batch, heads_q, seq_q, d], k [batch, heads_kv, seq_k, d], v [..., d_v] -> out, lse; float64. mask is bool, or how
+    often each key is seen."""
     s, v = scores(q, k, mask, scale), grouped(v, q)
     m = s.max(-1, keepdims=True)
     m = np.where(np.isfinite(m), m, 0.0)                          # a row that sees no key has no maximum
-    e = np.exp(s - m)
+    e = np.exp(s - m) * mask
     total = e.sum(-1, keepdims=True)
     p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
     with np.errstate(divide="ignore"):
@@ -378,7 +394,7 @@ def attention_backward(q, k, v, mask, scale, dout, dlse=None):
     """dq, dk, dv of sum(out * dout) + sum(lse * dlse); float64."""
     out, lse = attention_forward(q, k, v, mask, scale)
     s = scores(q, k, mask, scale)
-    p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None])  # exp(-inf) = 0 where masked
+    p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None]) * mask  # exp(-inf) = 0 where masked
     dp = dout @ grouped(v, q).swapaxes(-1, -2)
     delta = (out * dout).sum(-1) - (0.0 if dlse is None else dlse)
     ds = p * (dp - delta[..., None])

@@ -35,7 +35,7 @@ double read_scale(const spattn_problem& p) {
 }
 
 constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
-                                 SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE;
+                                 SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY;
 
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
@@ -63,6 +63,10 @@ Problem read_problem(const spattn_problem& p) {
     r.scale = read_scale(p);
     r.q_offset = read_q_offset(p.flags & SPATTN_PLAN_Q_OFFSET, p.q_offset, p.seq_q, p.seq_k, "problem.q_offset");
     r.deterministic = p.flags & SPATTN_PLAN_DETERMINISTIC;
+    r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
+    if (r.value_in_key && r.head_dim_v > r.head_dim)
+        fail(SPATTN_E_RANGE, "problem.head_dim_v",
+             text("is ", r.head_dim_v, " with SPATTN_PLAN_VALUE_IN_KEY; accepted: up to head_dim, ", r.head_dim));
     return r;
 }
 
@@ -84,6 +88,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     auto plan = make_ref<spattn_plan>();
     plan->device = context.device;
     plan->pattern = PatternRef::share(&pattern);
+    plan->known = pattern.known_part();
     plan->axes = axes;
     PlanOptions options;
     options.device = context.device->id().type;
@@ -111,7 +116,8 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         required(context, "context");
         required(pattern, "pattern");
         const spattn_problem p = read_struct(given, sizeof(spattn_problem), "problem");
-        const Problem problem = read_problem(p);
+        Problem problem = read_problem(p);
+        if (const RuntimeShape* s = pattern->runtime()) problem.listed = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
         const std::string key = cache_key(*pattern, problem, p.flags, p.axes);
         if (auto kept = context->cache.find(key)) {

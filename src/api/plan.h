@@ -9,7 +9,7 @@
 
 struct spattn_plan : spattn::RefCounted {
     spattn::Ref<const spattn::Device> device;
-    spattn::PatternRef pattern;
+    spattn::PatternRef pattern, known;  // known: of a pattern with lists at run time, the part that is known, or null
     spattn::CompiledPlan compiled;
     spattn::PlanImage image;
     spattn_enum axes = SPATTN_BSHD;  // of the tensors that a run brings

@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/overlap.h"
 #include "core/tensor.h"
+#include "plan/token_rows.h"
 
 namespace spattn {
 namespace {
@@ -25,6 +26,15 @@ public:
     // [batch, heads_q, seq_q] float32.
     TensorView row_input(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), false); }
     TensorView row_output(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), true); }
+
+    // Of lists that come with the run: [batch, rows, heads_kv, most], and without the last axis for their counts.
+    IndexView index_input(const spattn_tensor* t, const char* argument) {
+        const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.listed.most};
+        return index(t, argument, shape);
+    }
+    IndexView count_input(const spattn_tensor* t, const char* argument) {
+        return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
+    }
 
     void* workspace(void* memory, size_t bytes, size_t needed) {
         if (!needed) return nullptr;
@@ -69,29 +79,40 @@ private:
     TensorView matrix(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         const spattn_dtype dtype = dtype_row(p_.dtype).wire;
         if (plan_.axes == SPATTN_THD) {
-            const auto s = place(t, argument, std::array{seq, heads, dim}, dtype);
+            const auto s = place(t, argument, std::array{seq, heads, dim}, {dtype});
             return {data_, 0, s[1], s[0], s[2]};
         }
         const bool is_bhsd = plan_.axes == SPATTN_BHSD;
         const auto shape = is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
-        const auto s = place(t, argument, shape, dtype);
+        const auto s = place(t, argument, shape, {dtype});
         return {data_, s[0], is_bhsd ? s[1] : s[2], is_bhsd ? s[2] : s[1], s[3]};
     }
 
     TensorView rows(const spattn_tensor* t, const char* argument) {
         if (plan_.axes == SPATTN_THD) {
-            const auto s = place(t, argument, std::array{p_.heads_q, p_.seq_q}, dtype_f32);
+            const auto s = place(t, argument, std::array{p_.heads_q, p_.seq_q}, {dtype_f32});
             return {data_, 0, s[0], s[1], 0};
         }
-        const auto s = place(t, argument, std::array{p_.batch, p_.heads_q, p_.seq_q}, dtype_f32);
+        const auto s = place(t, argument, std::array{p_.batch, p_.heads_q, p_.seq_q}, {dtype_f32});
         return {data_, s[0], s[1], s[2], 0};
     }
 
+    int64_t list_rows() const { return (p_.seq_q - 1) / p_.listed.block_q + 1; }
+
+    // THD has no batch.
+    IndexView index(const spattn_tensor* t, const char* argument, std::span<const int64_t> shape) {
+        const bool is_packed = plan_.axes == SPATTN_THD;
+        const auto strides = place(t, argument, shape.subspan(is_packed), {dtype_i32, dtype_i64});
+        const int64_t* s = strides.data() - is_packed;
+        return {data_, is_packed ? 0 : s[0], s[1], s[2], shape.size() == 4 ? s[3] : 0, t->dtype.bits == 64};
+    }
+
     std::array<int64_t, max_axes> place(const spattn_tensor* tensor, const char* argument,
-                                        std::span<const int64_t> shape, spattn_dtype dtype) {
+                                        std::span<const int64_t> shape,
+                                        std::initializer_list<spattn_dtype> accepted) {
         const spattn_tensor& t = required(tensor, argument);
         check_device(t, argument);
-        check_dtype(t, argument, {dtype});
+        check_dtype(t, argument, accepted);
         check_shape(t, argument, shape);
         const auto strides = tensor_strides(t, argument);
         data_ = tensor_data(t, argument);
@@ -120,34 +141,57 @@ private:
 
     const spattn_plan& plan_;
     const Problem& p_;
-    std::array<Placed, 12> placed_;  // as many as backward has operands
+    std::array<Placed, 16> placed_;  // as many as backward has operands
     int count_ = 0;
     void* data_ = nullptr;
 };
 
-// Token rows for the reference kernels, straight from the pattern.
-class PatternRows : public TokenRows {
-public:
-    PatternRows(const Pattern& pattern, const Problem& p)
-        : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset} {}
-    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override {
-        Intervals intervals;
-        pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
-        out.clear();
-        for (const Interval& interval : intervals) out.insert(out.end(), {interval.begin, interval.end});
+void refuse_operand(const spattn_tensor* t, const char* argument, const char* why) {
+    if (t) fail(SPATTN_E_STATE, argument, text("is given where ", why, "; accepted: NULL"));
+}
+
+// Required exactly where the pattern has its lists given at run time.
+template <class Args>
+RunLists read_lists(Operands& operands, const Problem& p, const Args& a) {
+    RunLists lists{};
+    if (!p.listed.at_run_time()) {
+        refuse_operand(a.indices, "indices", "the plan's pattern has its lists");
+        refuse_operand(a.index_counts, "index_counts", "the plan's pattern has its lists");
+        return lists;
     }
+    lists.indices = operands.index_input(a.indices, "indices");
+    if (a.index_counts) lists.counts = operands.count_input(a.index_counts, "index_counts");
+    return lists;
+}
+
+// v, or the columns of k that are v.
+TensorView read_values(Operands& operands, const Problem& p, const spattn_tensor* v, TensorView k) {
+    if (!p.value_in_key) return operands.input(v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+    refuse_operand(v, "v", "SPATTN_PLAN_VALUE_IN_KEY says that k holds the values");
+    return k;
+}
+
+// The rows that a reference kernel reads: of the pattern, or of the run's lists.
+class RowsOfRun {
+public:
+    RowsOfRun(const spattn_plan& plan, const RunLists& lists)
+        : pattern_(*plan.pattern, plan.compiled.problem), listed_(plan.known.get(), plan.compiled.problem, lists),
+          rows_(plan.compiled.problem.listed.at_run_time() ? static_cast<const TokenRows&>(listed_) : pattern_) {}
+    const TokenRows& get() const { return rows_; }
 
 private:
-    const Pattern& pattern_;
-    Extent extent_;
+    PatternRows pattern_;
+    ListedRows listed_;
+    const TokenRows& rows_;
 };
 
 // What forward and backward share once the operands are checked.
-void fill(RunArgs& run, const spattn_plan& plan, const PassImage& image, const TokenRows& rows, void* stream) {
+void fill(RunArgs& run, const spattn_plan& plan, const PassImage& image, const RowsOfRun& rows, void* stream) {
     run.problem = &plan.compiled.problem;
     run.layout = image.layout;
     run.tasks = image.tasks;
-    run.rows = &rows;
+    run.tokens = image.tokens;
+    run.rows = &rows.get();
     run.parallel = &plan.device->parallel();
     run.stream = stream;
     run.device = plan.device->id().index;
@@ -172,13 +216,19 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         run.workspace = operands.workspace(a.workspace, a.workspace_bytes, plan->compiled.forward.workspace);
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
-        run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.v = read_values(operands, p, a.v, run.k);
         run.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.lse) run.lse = operands.row_output(a.lse, "lse");
+        if (a.max_logits) run.max_logits = operands.row_output(a.max_logits, "max_logits");
+        run.listed = read_lists(operands, p, a);
         operands.check_overlaps();
-        const PatternRows rows(*plan->pattern, p);
+        const Kernel& kernel = *plan->compiled.forward.kernel;
+        if (a.max_logits && !kernel.max_logits)
+            fail(SPATTN_E_UNSUPPORTED, "max_logits",
+                 text("is given where the plan's kernel, ", kernel.name, ", does not write it; accepted: NULL"));
+        const RowsOfRun rows(*plan, run.listed);
         fill(run, *plan, plan->image.forward, rows, a.stream);
-        plan->compiled.forward.kernel->forward(run);
+        kernel.forward(run);
     });
 }
 
@@ -195,16 +245,20 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
-        run.v = operands.input(a.v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.v = read_values(operands, p, a.v, run.k);
         run.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         run.lse = operands.row_input(a.lse, "lse");
         run.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.dlse) run.dlse = operands.row_input(a.dlse, "dlse");
         run.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
         run.dk = operands.output(a.dk, "dk", p.heads_kv, p.seq_k, p.head_dim);
-        run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
+        if (p.value_in_key)
+            refuse_operand(a.dv, "dv", "SPATTN_PLAN_VALUE_IN_KEY adds its gradient to dk");
+        else
+            run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
+        run.listed = read_lists(operands, p, a);
         operands.check_overlaps();
-        const PatternRows rows(*plan->pattern, p);
+        const RowsOfRun rows(*plan, run.listed);
         fill(run, *plan, plan->image.backward, rows, a.stream);
         pass.kernel->backward(run);
     });

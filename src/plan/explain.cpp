@@ -44,7 +44,6 @@ std::string shortest(double value) {
 std::string plural(double count, const char* noun) { return grouped(count) + " " + noun + (count == 1 ? "" : "s"); }
 
 std::string blocks_of(const Kernel& kernel) {
-    if (kernel.block_q == 0) return "token rows";
     return decimal(kernel.block_q, 0) + " x " + decimal(kernel.block_k, 0);
 }
 
@@ -93,6 +92,27 @@ std::string describe_layout(const PassPlan& pass) {
                                  " of them not kept");
 }
 
+// The block row that would have cost least, for what a person may ask: why not blocks?
+std::string describe_waste(const PassPlan& pass) {
+    const Candidate* best = nullptr;
+    for (const Candidate& c : pass.considered)
+        if (c.refused.empty() && c.kernel->family == Family::block && (!best || c.cost.us < best->cost.us)) best = &c;
+    if (!best) return "";
+    return line("  instead of", blocks_of(*best->kernel) + " blocks, which visit " + grouped(best->stats.visited) +
+                                    " pairs, " + percent(best->stats.visited - best->stats.pairs, best->stats.visited) +
+                                    " of them not kept");
+}
+
+std::string describe_lists(const CompiledPlan& plan, const PassPlan& pass) {
+    const LayoutStats& stats = chosen_stats(pass);
+    const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
+    if (pass.tokens) return line("  lists", rows) + describe_waste(pass);
+    const ListShape& shape = plan.problem.listed;
+    const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
+    const std::string given = "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit + ": ";
+    return line("  lists", given + rows + (pass.layout ? ", less what the pattern does not keep" : ""));
+}
+
 std::string describe_tasks(const PassPlan& pass, const Machine& machine) {
     const Schedule& s = pass.schedule;
     const int32_t orders = view(s).orders;
@@ -107,7 +127,8 @@ std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us,
 
 std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
     std::string out = line(which == Pass::forward ? "forward" : "backward", pass.kernel->name);
-    if (pass.layout) out += describe_layout(pass) + describe_tasks(pass, plan.options.machine);
+    if (pass.kernel->family == Family::block) out += describe_layout(pass) + describe_tasks(pass, plan.options.machine);
+    if (pass.kernel->family == Family::gather) out += describe_lists(plan, pass);
     out += line("  work", scaled(flops(plan.problem, plan.counts.pairs, which), 1000, "FLOP") + ", " +
                               bytes(operand_bytes(plan.problem, which)) + " of operands, " +
                               bytes(double(pass.workspace)) + " of workspace");

@@ -66,6 +66,12 @@ PassImage place(Stage& stage, const PassPlan& pass) {
     image.tasks.tasks = stage.place(pass.schedule.tasks.data(), pass.schedule.tasks.size());
     image.tasks.begin = stage.place(pass.schedule.begin.data(), pass.schedule.begin.size());
     image.tasks.joins = stage.place(pass.schedule.joins.data(), pass.schedule.joins.size());
+    image.tokens = pass.tokens_view();
+    if (pass.tokens) {
+        image.tokens.begin = stage.place(pass.tokens->begin.data(), pass.tokens->begin.size());
+        image.tokens.keys = stage.place(pass.tokens->keys.data(), pass.tokens->keys.size());
+        image.tokens.class_of = stage.place(pass.tokens->class_of.data(), pass.tokens->class_of.size());
+    }
     if (!pass.layout) return image;  // reference rows read no layout
     image.layout = pass.layout_view();
     image.layout.queries = place(stage, image.layout.queries, pass.layout->queries);

@@ -11,6 +11,7 @@ namespace spattn {
 struct PassImage {
     LayoutView layout{};
     TasksView tasks{};
+    TokenListsView tokens{};
 };
 
 struct PlanImage {

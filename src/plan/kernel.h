@@ -10,11 +10,14 @@
 
 #include "core/dtype.h"
 #include "core/parallel.h"
+#include "layout/token_view.h"
 #include "layout/view.h"
 
 namespace spattn {
 
 enum class Pass { forward, backward };
+// What a row reads: runs of blocks, lists of tokens, or the pattern's own rows (the truth).
+enum class Family { block, gather, reference };
 
 // spattn_problem with defaults resolved.
 struct Problem {
@@ -23,6 +26,8 @@ struct Problem {
     double scale;
     int64_t q_offset;
     bool deterministic;
+    bool value_in_key = false;  // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
+    ListShape listed{};         // of lists that come with each run
     int64_t group() const { return heads_q / heads_kv; }
 };
 
@@ -37,15 +42,18 @@ struct TensorView {
 class TokenRows {
 public:
     virtual ~TokenRows() = default;
-    // Sorted disjoint [begin, end) key intervals of one query row, flattened: begin0, end0, begin1, end1, ...
+    // Sorted disjoint [begin, end) key intervals of one query row, flattened: begin0, end0, begin1, end1, ... Of lists
+    // that a run brings: in the order of the list, and a key as often as it is listed.
     virtual void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const = 0;
 };
 
 // What every pass sees.
 struct RunArgs {
     const Problem* problem;
-    LayoutView layout;
+    LayoutView layout;      // block rows; for gather rows what else a run's listed key must satisfy, or no lists
     TasksView tasks;
+    TokenListsView tokens;  // gather rows, where the plan made the lists
+    RunLists listed;        // gather rows, where the run brings them
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows
@@ -54,7 +62,7 @@ struct RunArgs {
 };
 
 struct ForwardArgs : RunArgs {
-    TensorView q, k, v, out, lse;  // lse may be absent
+    TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
 };
 
 struct BackwardArgs : RunArgs {
@@ -66,8 +74,9 @@ struct LayoutStats {
     double pairs;           // kept
     double visited;         // in blocks that are listed, sequence ends included
     double blocks, masked;  // listed blocks; those with a mask
-    double gathered;        // tokens of listed tiles, counted each time that a block of the other axis visits them
-    int64_t rows;           // block rows with work
+    double gathered;        // tokens of listed tiles, counted each time that a block of the other axis visits them; keys
+                            // of token lists, once for the heads of a group that share them
+    int64_t rows;           // block rows with work; query rows for gather rows
 };
 
 // The machine a cost is predicted for. Tests bring an imaginary one.
@@ -104,6 +113,8 @@ struct Kernel {
     void (*backward)(const BackwardArgs&);
     void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no run waits for it; null: nothing to load
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
+    Family family = Family::block;
+    bool max_logits = false;                    // writes them where a run asks
 };
 
 struct KernelTable {

@@ -26,6 +26,11 @@ const Lowered& Lowering::at(int32_t block_q, int32_t block_k) {
     return all_.back();
 }
 
+std::shared_ptr<const TokenLists> Lowering::tokens() {
+    if (!tokens_) tokens_ = std::make_shared<const TokenLists>(build_token_lists(pattern_, *all_.front().layout));
+    return tokens_;
+}
+
 std::string Lowering::refuse(int32_t block_q, int32_t block_k) const {
     const int64_t rows = std::max(blocks(extent_.seq_q, block_q), blocks(extent_.seq_k, block_k));
     if (rows >= most_tasks / (extent_.batch * extent_.heads)) return "2^31 tasks or more";
@@ -66,6 +71,34 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
     for (int32_t c : layout.class_of) stats.rows += rows[c];
+    return stats;
+}
+
+LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
+    const std::vector<int32_t>& class_of = lowered.layout->class_of;
+    bool shared = true;  // do the heads of each group see the same keys?
+    for (size_t head = 0; head < class_of.size(); ++head)
+        shared &= class_of[head] == class_of[head / size_t(p.group()) * size_t(p.group())];
+    LayoutStats stats{};
+    stats.pairs = stats.visited = lowered.counts.pairs;
+    stats.rows = p.batch * p.heads_q * p.seq_q;
+    stats.gathered = stats.pairs / (shared ? double(p.group()) : 1);
+    return stats;
+}
+
+Counts count_listed(const Problem& p) {
+    const double rows = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    Counts counts;
+    counts.pairs = counts.visited = rows * double(p.listed.tokens());
+    counts.row_max = p.listed.tokens();
+    return counts;
+}
+
+LayoutStats make_listed_stats(const Problem& p) {
+    LayoutStats stats{};
+    stats.pairs = stats.visited = count_listed(p).pairs;
+    stats.rows = p.batch * p.heads_q * p.seq_q;
+    stats.gathered = stats.pairs / double(p.group());
     return stats;
 }
 

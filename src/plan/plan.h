@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "layout/layout.h"
+#include "layout/token_lists.h"
 #include "plan/kernel.h"
 
 namespace spattn {
@@ -36,14 +37,18 @@ struct Candidate {
 // One pass of a plan.
 struct PassPlan {
     const Kernel* kernel = nullptr;
-    std::shared_ptr<const Layout> layout;     // row-major masks; shared between passes with equal blocks
+    // Row-major masks; shared between passes with equal blocks. Of a gather row whose lists runs bring: what else their
+    // keys must satisfy, or null.
+    std::shared_ptr<const Layout> layout;
     std::shared_ptr<const std::vector<uint64_t>> masks;  // in the kernel's order
+    std::shared_ptr<const TokenLists> tokens;  // gather rows, unless runs bring the lists
     Schedule schedule;
     Cost cost{};
     std::vector<Candidate> considered;
     size_t workspace = 0;                     // bytes
 
     LayoutView layout_view() const;
+    TokenListsView tokens_view() const { return tokens ? view(*tokens) : TokenListsView{}; }
 };
 
 struct PlanOptions {

@@ -22,6 +22,7 @@ namespace {
 
 constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
+constexpr double most_list_bytes = 512.0 * 1024 * 1024;
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
@@ -52,7 +53,8 @@ public:
     Chooser(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
             const std::vector<Kernel>& kernels)
         : problem_(problem), options_(options), kernels_(kernels), forced_(read_forced(kernels)),
-          lowering_(pattern, problem) {}
+          known_(problem.listed.at_run_time() ? pattern.known_part() : PatternRef::share(&pattern)),
+          lowering_(known_ ? *known_ : pattern, problem) {}
 
     PassPlan choose(Pass pass) {
         PassPlan plan;
@@ -70,7 +72,9 @@ public:
     }
 
     // Of the layout the pass reads, or of nominal blocks.
-    Counts counts(const PassPlan& plan) { return lowered(*plan.kernel).counts; }
+    Counts counts(const PassPlan& plan) {
+        return problem_.listed.at_run_time() ? count_listed(problem_) : lowered(*plan.kernel).counts;
+    }
 
 private:
     std::string refuse(const Kernel& kernel) const {
@@ -78,7 +82,7 @@ private:
             return std::find(forced_.begin(), forced_.end(), k.name) != forced_.end();
         };
         const auto pins_pass = [&](const Kernel& k) { return k.pass == kernel.pass && is_forced(k); };
-        const bool is_reference = kernel.block_q == 0;
+        const bool is_reference = kernel.family == Family::reference;
         if (kernel.device != options_.device) return text("for device ", name_of_device(kernel.device));
         if (kernel.dtype != problem_.dtype) return text("for dtype ", dtype_row(kernel.dtype).name);
         if (is_reference && !options_.reference) return "reference row, only with SPATTN_PLAN_REFERENCE";
@@ -86,6 +90,10 @@ private:
         if (!is_forced(kernel) && std::any_of(kernels_.begin(), kernels_.end(), pins_pass))
             return text(force_variable, " pins another row");
         if (!kernel.runs_here()) return "not on this machine";
+        if (problem_.listed.at_run_time() && kernel.family == Family::block)
+            return "block row, and runs bring the lists";
+        if (problem_.value_in_key && kernel.pass == Pass::backward && kernel.device != SPATTN_CPU)
+            return "writes dv, which SPATTN_PLAN_VALUE_IN_KEY leaves out";
         const char* why_not = kernel.fits(problem_);
         return why_not ? why_not : "";
     }
@@ -113,8 +121,23 @@ private:
                 candidate.refused = text("could not beat ", best->kernel->name, " even without waste");
             if (!candidate.refused.empty()) return;
         }
-        candidate.stats = make_layout_stats(lowered(kernel), kernel.by_key);
+        candidate.stats = stats_of(kernel);
+        if (kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
+        if (!candidate.refused.empty()) return;
         candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
+    }
+
+    LayoutStats stats_of(const Kernel& kernel) {
+        if (problem_.listed.at_run_time()) return make_listed_stats(problem_);
+        if (kernel.family == Family::gather) return make_gather_stats(problem_, lowered(kernel));
+        return make_layout_stats(lowered(kernel), kernel.by_key);
+    }
+
+    // Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
+    std::string refuse_lists(const LayoutStats& stats) const {
+        const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
+        if (problem_.listed.at_run_time() || bytes <= most_list_bytes) return "";
+        return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
     }
 
     // Saves lowering for blocks that cannot win: costs never fall when more is visited.
@@ -143,6 +166,7 @@ private:
     // Masks, tasks and scratch of the chosen row.
     void complete(PassPlan& plan) {
         const Kernel& kernel = *plan.kernel;
+        if (kernel.family == Family::gather) complete_gather(plan);
         if (kernel.block_q > 0) {
             const Lowered& chosen = lowered(kernel);
             plan.layout = chosen.layout;
@@ -150,6 +174,17 @@ private:
             plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);
         }
         plan.workspace = kernel.workspace(problem_, plan.layout_view(), view(plan.schedule), options_.machine.lanes);
+    }
+
+    // A run's lists are cut to the known part of the pattern by the bits of its layout.
+    void complete_gather(PassPlan& plan) {
+        if (!problem_.listed.at_run_time()) {
+            plan.tokens = lowering_.tokens();
+        } else if (known_) {
+            const Lowered& chosen = lowered(*plan.kernel);
+            plan.layout = chosen.layout;
+            plan.masks = lowering_.masks(chosen, *plan.kernel);
+        }
     }
 
     [[noreturn]] void fail_without_kernel(Pass pass, const std::vector<Candidate>& considered) const {
@@ -166,6 +201,7 @@ private:
     const PlanOptions& options_;
     const std::vector<Kernel>& kernels_;
     std::vector<std::string> forced_;
+    PatternRef known_;  // what can be lowered: all, or of lists at run time the rest, or null
     Lowering lowering_;
 };
 
@@ -176,6 +212,8 @@ size_t count_layout_bytes(const CompiledPlan& plan) {
     if (b.layout && b.layout != f.layout) bytes += b.layout->bytes();
     if (f.layout && f.kernel->permute) bytes += f.masks->size() * sizeof(uint64_t);
     if (b.layout && b.kernel->permute && b.masks != f.masks) bytes += b.masks->size() * sizeof(uint64_t);
+    if (f.tokens) bytes += f.tokens->bytes();
+    if (b.tokens && b.tokens != f.tokens) bytes += b.tokens->bytes();
     return bytes;
 }
 

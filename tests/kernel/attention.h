@@ -20,6 +20,7 @@
 #include "core/threads.h"
 #include "plan/backends.h"
 #include "plan/plan.h"
+#include "plan/token_rows.h"
 
 namespace attention {
 
@@ -36,18 +37,24 @@ struct Case {
     Axes axes = Axes::bhsd;
     double scale = own_scale;
     int64_t q_offset = aligned_end;
-    bool optional_operands = true;  // lse of the forward pass, dlse
+    bool optional_operands = true;  // lse and max_logits of the forward pass, dlse
+    bool value_in_key = false;
 };
 
 inline Problem problem_of(const Case& c, Dtype dtype) {
     const double scale = std::isnan(c.scale) ? 1 / std::sqrt(double(c.head_dim)) : c.scale;
     const int64_t offset = c.q_offset == aligned_end ? c.seq_k - c.seq_q : c.q_offset;
-    return {c.batch, c.heads_q, c.heads_kv, c.seq_q, c.seq_k, c.head_dim, c.head_dim_v, dtype, scale, offset, true};
+    Problem p{c.batch, c.heads_q, c.heads_kv, c.seq_q, c.seq_k, c.head_dim, c.head_dim_v, dtype, scale, offset, true};
+    p.value_in_key = c.value_in_key;
+    if (const RuntimeShape* lists = parse_pattern(c.pattern)->runtime())
+        p.listed = {lists->block_q, lists->block_k, lists->most};
+    return p;
 }
 
 inline std::string describe(const Case& c) {
     return text(c.pattern, " batch ", c.batch, " heads ", c.heads_q, "/", c.heads_kv, " seq ", c.seq_q, "/", c.seq_k,
-                " dim ", c.head_dim, "/", c.head_dim_v, " axes ", int(c.axes), " scale ", c.scale);
+                " dim ", c.head_dim, "/", c.head_dim_v, c.value_in_key ? " value in key" : "", " axes ", int(c.axes),
+                " scale ", c.scale);
 }
 
 // ---- elements -----------------------------------------------------------------------------------------------------
@@ -174,24 +181,47 @@ private:
 
 // ---- inputs -------------------------------------------------------------------------------------------------------
 
-class PatternRows : public TokenRows {
-public:
-    PatternRows(const Pattern& pattern, const Problem& p)
-        : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset} {}
-    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override {
-        Intervals intervals;
-        pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
-        out.clear();
-        for (const Interval& i : intervals) out.insert(out.end(), {i.begin, i.end});
-    }
-
-private:
-    const Pattern& pattern_;
-    Extent extent_;
+// Lists of a run: [batch][rows][heads_kv][most], entries as hostile as they may be, and how many count.
+struct Lists {
+    std::vector<int64_t> indices, counts;
+    std::vector<int32_t> narrow;  // indices once more, as int32
 };
+
+inline Lists make_lists(const Problem& p, std::mt19937& random) {
+    Lists lists;
+    const int64_t rows = (p.seq_q + p.listed.block_q - 1) / p.listed.block_q;
+    const int64_t blocks = (p.seq_k + p.listed.block_k - 1) / p.listed.block_k;
+    const auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
+    for (int64_t list = 0; list < p.batch * rows * p.heads_kv; ++list) {
+        for (int64_t i = 0; i < p.listed.most; ++i) {
+            const int64_t kind = below(8);
+            lists.indices.push_back(kind == 0 && i > 0 ? lists.indices.back() : kind == 1 ? -1 - below(5)
+                                    : kind == 2       ? blocks + below(3)
+                                                      : below(blocks));
+        }
+        // Some are empty, some say less than nothing or more than there is.
+        const int64_t kind = below(6);
+        lists.counts.push_back(kind == 0 ? -below(2) : kind == 1 ? p.listed.most + 7 : below(p.listed.most + 1));
+    }
+    lists.narrow.assign(lists.indices.begin(), lists.indices.end());
+    return lists;
+}
+
+// Every second case brings int32, every third no counts.
+inline RunLists view(const Lists& lists, const Problem& p) {
+    if (lists.indices.empty()) return {};
+    const int64_t rows = (p.seq_q + p.listed.block_q - 1) / p.listed.block_q, lines = rows * p.heads_kv;
+    const bool is_wide = p.head_dim % 2;
+    RunLists run{};
+    run.indices = {is_wide ? static_cast<const void*>(lists.indices.data()) : lists.narrow.data(),
+                   lines * p.listed.most, p.heads_kv * p.listed.most, p.listed.most, 1, is_wide};
+    if (p.seq_k % 3) run.counts = {lists.counts.data(), lines, p.heads_kv, 1, 0, true};
+    return run;
+}
 
 struct Inputs {
     Values q, k, v, dout, dlse;
+    Lists lists{};
 };
 
 // Values that elements of the dtype hold.
@@ -240,13 +270,18 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
     Inputs in{normal(rows_q * p.head_dim, dtype, random), normal(rows_k * p.head_dim, dtype, random),
               normal(rows_k * p.head_dim_v, dtype, random), normal(rows_q * p.head_dim_v, dtype, random),
               normal(rows_q, Dtype::f32, random)};
+    if (p.listed.at_run_time()) in.lists = make_lists(p, random);
     if (c.axes == Axes::shared) {
         share_one_head(in.q, p.seq_q * p.head_dim);
         share_one_head(in.k, p.seq_k * p.head_dim);
         share_one_head(in.v, p.seq_k * p.head_dim_v);
         share_one_head(in.dout, p.seq_q * p.head_dim_v);
     } else {
-        poison_unseen(in, p, PatternRows(*parse_pattern(c.pattern), p));
+        const PatternRef pattern = parse_pattern(c.pattern), known = pattern->known_part();
+        if (p.listed.at_run_time())
+            poison_unseen(in, p, ListedRows(known.get(), p, view(in.lists, p)));
+        else
+            poison_unseen(in, p, PatternRows(*pattern, p));
     }
     return in;
 }
@@ -254,7 +289,7 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
 // ---- runs ---------------------------------------------------------------------------------------------------------
 
 struct Results {
-    Values out, lse, dq, dk, dv;
+    Values out, lse, max_logits, dq, dk, dv;
 };
 
 // The row of a forward pass and the row of a backward pass of one kind.
@@ -294,12 +329,12 @@ public:
     Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts = {})
         : case_(c),
           pattern_(parse_pattern(c.pattern)),
+          known_(pattern_->known_part()),
           problem_(problem_of(c, dtype_of<T>)),
-          threads_(make_thread_pool(threads)),
-          token_rows_(*pattern_, problem_) {
+          threads_(make_thread_pool(threads)) {
         PlanOptions options;
         options.backward = true;
-        options.reference = rows.forward.block_q == 0;
+        options.reference = rows.forward.family == Family::reference;
         options.machine = this_machine(threads);
         kernels_ = {rows.forward, rows.backward};
         plan_ = compile_plan(*pattern_, problem_, options, kernels_);
@@ -320,24 +355,30 @@ public:
             dq(out_axes, p.batch, p.heads_q, p.seq_q, p.head_dim),
             dk(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim),
             dv(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v);
-        Tensor<float> lse(out_axes, p.batch, p.heads_q, p.seq_q, 1), dlse(out_axes, p.batch, p.heads_q, p.seq_q, 1);
+        Tensor<float> lse(out_axes, p.batch, p.heads_q, p.seq_q, 1), dlse(out_axes, p.batch, p.heads_q, p.seq_q, 1),
+            max_logits(out_axes, p.batch, p.heads_q, p.seq_q, 1);
+        lists_ = attention::view(in.lists, p);
         q.set(in.q), k.set(in.k), v.set(in.v), dout.set(in.dout), dlse.set(in.dlse);
 
         ForwardArgs f{};
         f.q = q.view(), f.k = k.view(), f.v = v.view(), f.out = out.view(), f.lse = lse.view();
+        f.max_logits = max_logits.view();
+        if (p.value_in_key) f.v = f.k;
         run_pass(plan_.forward, f);
         const Values first = out.values();
-        if (!case_.optional_operands) f.lse = {};
+        if (!case_.optional_operands) f.lse = f.max_logits = {};
         run_pass(plan_.forward, f);
         CHECK(same_bits(first, out.values()));  // again, and with or without lse
 
         BackwardArgs b{};
         b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = lse.view(), b.dout = dout.view();
         if (case_.optional_operands) b.dlse = dlse.view();
-        b.dq = dq.view(), b.dk = dk.view(), b.dv = dv.view();
+        b.dq = dq.view(), b.dk = dk.view();
+        if (!p.value_in_key) b.dv = dv.view();
         run_pass(plan_.backward, b);
-        CHECK(out.kept_guards() && lse.kept_guards() && dq.kept_guards() && dk.kept_guards() && dv.kept_guards());
-        return {out.values(), lse.values(), dq.values(), dk.values(), dv.values()};
+        CHECK(out.kept_guards() && lse.kept_guards() && max_logits.kept_guards());
+        CHECK(dq.kept_guards() && dk.kept_guards() && dv.kept_guards());
+        return {out.values(), lse.values(), max_logits.values(), dq.values(), dk.values(), dv.values()};
     }
 
     static bool same_bits(const Values& a, const Values& b) {
@@ -365,7 +406,12 @@ private:
         args.problem = &problem_;
         args.layout = pass.layout_view();
         args.tasks = spattn::view(pass.schedule);
-        args.rows = &token_rows_;
+        const PatternRows pattern_rows(*pattern_, problem_);
+        const ListedRows listed_rows(known_.get(), problem_, lists_);
+        args.rows = &pattern_rows;
+        if (problem_.listed.at_run_time()) args.rows = &listed_rows;
+        args.tokens = pass.tokens_view();
+        args.listed = lists_;
         args.parallel = threads_.get();
         args.workspace = workspace.start();
         if constexpr (std::is_same_v<Args, ForwardArgs>)
@@ -376,10 +422,10 @@ private:
     }
 
     Case case_;
-    PatternRef pattern_;
+    PatternRef pattern_, known_;
     Problem problem_;
     std::unique_ptr<Parallel> threads_;
-    PatternRows token_rows_;
+    RunLists lists_{};
     std::vector<Kernel> kernels_;
     CompiledPlan plan_;
 };
@@ -401,7 +447,7 @@ inline std::vector<Rows> cpu_rows(bool reference) {
         return name.replace(name.find(pass), std::strlen(pass), "");
     };
     for (const Kernel& f : all_kernels()) {
-        if (f.device != SPATTN_CPU || f.pass != Pass::forward || (f.block_q == 0) != reference) continue;
+        if (f.device != SPATTN_CPU || f.pass != Pass::forward || (f.family == Family::reference) != reference) continue;
         for (const Kernel& b : all_kernels())
             if (b.pass == Pass::backward && without_pass(f.name, "forward") == without_pass(b.name, "backward"))
                 pairs.push_back({f, b});

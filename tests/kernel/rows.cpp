@@ -48,6 +48,9 @@ static const Case cases[] = {
     {"causal", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, -0.3},
     {"causal", 1, 2, 1, 70, 70, 64, 64, Axes::bhsd, 4.},
     {"window(40,0)", 1, 2, 1, 70, 70, 16, 16, Axes::bshd, own_scale, aligned_end, false},
+    {"causal", 2, 4, 2, 70, 90, 20, 12, Axes::bhsd, own_scale, aligned_end, true, true},  // value in key
+    {"window(40,3)", 1, 2, 1, 200, 200, 64, 64, Axes::bshd, own_scale, aligned_end, true, true},
+    {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 16, 8, Axes::gaps, own_scale, aligned_end, true, true},
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut
 };

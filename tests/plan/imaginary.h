@@ -60,6 +60,7 @@ inline Kernel forward_row(const char* name, int block, Dtype dtype = Dtype::f32)
     k.cost = cost_of<Pass::forward>(block);
     k.workspace = workspace;
     k.forward = run_forward;
+    k.family = block ? Family::block : Family::reference;
     return k;
 }
 

@@ -180,8 +180,20 @@ struct BackwardLane {
     static void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
     void finish(const Place& at) {
+        if (p.value_in_key) return finish_sum(at);
         store_rows<T>(lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
         store_rows<T>(lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
+    }
+
+    // Values are the first columns of keys, and so are their gradients.
+    void finish_sum(const Place& at) {
+        for (int i = 0; i < at.count; ++i)
+            for (int c = 0; c < columns; c += lanes) {
+                Real* dk = lane.dk + i * columns + c;
+                const Vec scaled = load(dk) * set1(Real(p.scale));
+                store(dk, c < columns_v ? scaled + load(lane.dv + i * columns_v + c) : scaled);
+            }
+        store_rows<T>(lane.dk, columns, 1.f, int(p.head_dim), args.dk, at);
     }
 
     // dk and dv lie one after the other in scratch, as in a part.

@@ -25,13 +25,14 @@ constexpr Real lag = 8;
 constexpr Real lowest = sizeof(Real) == sizeof(float) ? -FLT_MAX : -DBL_MAX;
 constexpr double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
 
-// oT [head_dim_v][bq], m [bq], l [bq]: one lane's running state, and what a part leaves in the workspace.
+// oT [head_dim_v][bq], m [bq], l [bq], top [bq]: one lane's running state, and what a part leaves in the workspace. m
+// lags behind top, the largest score.
 struct State {
-    Real *out, *m, *l;
+    Real *out, *m, *l, *top;
 };
-inline int64_t state_floats(const Problem& p, int bq) { return (p.head_dim_v + 2) * bq; }
+inline int64_t state_floats(const Problem& p, int bq) { return (p.head_dim_v + 3) * bq; }
 inline State state_at(Real* at, const Problem& p, int bq) {
-    return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq};
+    return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq, at + (p.head_dim_v + 2) * bq};
 }
 
 struct ForwardSpace {
@@ -101,7 +102,7 @@ struct ForwardLane {
 
     void start() {
         for (int64_t i = 0; i < p.head_dim_v * bq; ++i) state.out[i] = 0.f;
-        for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f;
+        for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
     }
 
     void task(const Task& t) {
@@ -160,6 +161,10 @@ struct ForwardLane {
     // Moves the maximum where some query's new one is beyond the lag, and rescales what was summed under the old one.
     void raise(int first, const Vec* top) {
         bool needed = false;
+        for (int w = 0; w < strip; ++w) {
+            Real* highest = state.top + first + w * lanes;
+            store(highest, max(top[w], load(highest)));
+        }
         for (int w = 0; w < strip; ++w) needed |= any_above(top[w], load(state.m + first + w * lanes) + set1(lag));
         if (!needed) return;
         for (int w = 0; w < strip; ++w) {
@@ -185,6 +190,7 @@ struct ForwardLane {
                 const Vec m = max(load(part.m + at), load(state.m + at));
                 const Vec mine = exp2(load(state.m + at) - m), other = exp2(load(part.m + at) - m);
                 store(state.m + at, m);
+                store(state.top + at, max(load(part.top + at), load(state.top + at)));
                 store(state.l + at, load(state.l + at) * mine + load(part.l + at) * other);
                 for (int64_t d = 0; d < p.head_dim_v; ++d) {
                     Real* out = state.out + d * bq + at;
@@ -204,11 +210,15 @@ struct ForwardLane {
                 store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
         transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
         store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
-        if (!args.lse.data) return;
         for (int i = 0; i < at.count; ++i)
-            if (at.owned >> i & 1)
-                *address<float>(args.lse, at, i) =
-                    state.l[i] == 0.f ? -INFINITY : float((double(state.m[i]) + log2(double(state.l[i]))) * ln_2);
+            if (at.owned >> i & 1) store_row_state(at, i);
+    }
+
+    void store_row_state(const Place& at, int i) {
+        const double l = double(state.l[i]);
+        const double lse = l == 0 ? -INFINITY : (double(state.m[i]) + log2(l)) * ln_2;
+        if (args.lse.data) *address<float>(args.lse, at, i) = float(lse);
+        if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(state.top[i]) * ln_2);
     }
 };
 

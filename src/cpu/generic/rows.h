@@ -36,7 +36,7 @@ inline const char* fits(const Problem&) { return nullptr; }
 #define SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk)                                                            \
     {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
      bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
-     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true}
+     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true}
 #define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk)                                                           \
     {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The truth: dense loops in double over the token rows of the pattern. No layout, no blocks, no cleverness: what every
-// other row is tested against. Slow, and the one kind of row that may allocate while it runs (the interval list of a
-// row).
+// other row is tested against. Slow, and the one kind of row that may allocate while it runs (what a row sees).
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -61,21 +60,23 @@ T& at(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t col
     return static_cast<T*>(x.data)[batch * x.batch + head * x.head + row * x.row + column * x.column];
 }
 
-// One query row: the keys it sees, and its p.
+// One query row: the keys it sees, and its p. A key that a run lists twice is seen twice.
 template <class T>
 struct Row {
     const Problem& p;
     const TokenRows& pattern;
     TensorView q, k, v;
-    double* s;                  // [seq_k] a lane's scratch
-    std::vector<int64_t> seen;  // begin0, end0, begin1, ...
+    std::vector<double> s{};      // for each key that is seen
+    std::vector<int64_t> seen{};  // begin0, end0, begin1, ...
     int64_t batch = 0, head = 0, head_kv = 0, row = 0;
-    double lse = 0;
+    double lse = 0, max_logit = 0;
 
+    // body(key, s of this key)
     template <class Body>
-    void each_key(Body body) const {
+    void each_key(Body body) {
+        size_t n = 0;
         for (size_t i = 0; i < seen.size(); i += 2)
-            for (int64_t key = seen[i]; key < seen[i + 1]; ++key) body(key);
+            for (int64_t key = seen[i]; key < seen[i + 1]; ++key) body(key, s[n++]);
     }
 
     // s = scale q k, p = exp(s - lse); lse = -inf where there is no key.
@@ -83,17 +84,21 @@ struct Row {
         batch = b, head = h, head_kv = h / p.group(), row = i;
         seen.clear();
         pattern.keys(b, h, i, seen);
+        size_t count = 0;
+        for (size_t n = 0; n < seen.size(); n += 2) count += size_t(seen[n + 1] - seen[n]);
+        s.resize(count);
         double m = -infinity, l = 0;
-        each_key([&](int64_t key) {
+        each_key([&](int64_t key, double& x) {
             double dot = 0;
             for (int64_t c = 0; c < p.head_dim; ++c)
                 dot += read(at<T>(q, b, h, i, c)) * read(at<T>(k, b, head_kv, key, c));
-            s[key] = p.scale * dot;
-            m = std::max(m, s[key]);
+            x = p.scale * dot;
+            m = std::max(m, x);
         });
-        each_key([&](int64_t key) { l += s[key] = std::exp(s[key] - m); });
-        each_key([&](int64_t key) { s[key] /= l; });
+        for (double& x : s) l += x = std::exp(x - m);
+        for (double& x : s) x /= l;
         lse = seen.empty() ? -infinity : m + std::log(l);
+        max_logit = m;
     }
 };
 
@@ -107,24 +112,23 @@ void forward_lane(void* argument, int64_t lane) {
     Run& run = *static_cast<Run*>(argument);
     const ForwardArgs& a = *static_cast<const ForwardArgs*>(run.args);
     const Problem& p = *a.problem;
-    double* scratch = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
-    double* out = scratch + p.seq_k;
-    Row<T> row{p, *a.rows, a.q, a.k, a.v, scratch, {}};
+    double* out = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
+    Row<T> row{p, *a.rows, a.q, a.k, a.v};
     for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_q * p.seq_q;) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
-        row.each_key([&](int64_t key) {
-            for (int64_t c = 0; c < p.head_dim_v; ++c)
-                out[c] += row.s[key] * read(at<T>(a.v, row.batch, row.head_kv, key, c));
+        row.each_key([&](int64_t key, double x) {
+            for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += x * read(at<T>(a.v, row.batch, row.head_kv, key, c));
         });
         for (int64_t c = 0; c < p.head_dim_v; ++c) write(out[c], at<T>(a.out, row.batch, row.head, row.row, c));
         if (a.lse.data) at<float>(a.lse, row.batch, row.head, row.row) = float(row.lse);
+        if (a.max_logits.data) at<float>(a.max_logits, row.batch, row.head, row.row) = float(row.max_logit);
     }
 }
 
 // Gradients of one query row; dk and dv of its kv head are summed in double.
 template <class T>
-void backward_row(const BackwardArgs& a, const Row<T>& row, double* dk, double* dv, double* dq) {
+void backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, double* dq) {
     const Problem& p = *a.problem;
     const int64_t b = row.batch, h = row.head, i = row.row;
     // out = p v: dp = dout v, delta = rowsum(p dp); lse's own gradient is p.
@@ -135,18 +139,18 @@ void backward_row(const BackwardArgs& a, const Row<T>& row, double* dk, double* 
         return sum;
     };
     double delta = 0;
-    row.each_key([&](int64_t key) { delta += row.s[key] * dp(key); });
+    row.each_key([&](int64_t key, double x) { delta += x * dp(key); });
     if (a.dlse.data && !row.seen.empty()) delta -= at<float>(a.dlse, b, h, i);
     std::fill(dq, dq + p.head_dim, 0.0);
-    row.each_key([&](int64_t key) {
+    row.each_key([&](int64_t key, double x) {
         // s = scale q k: dq += scale ds k, dk += scale ds q
-        const double ds = p.scale * row.s[key] * (dp(key) - delta);
+        const double ds = p.scale * x * (dp(key) - delta);
         for (int64_t c = 0; c < p.head_dim; ++c) {
             dq[c] += ds * read(at<T>(a.k, b, row.head_kv, key, c));
             dk[key * p.head_dim + c] += ds * read(at<T>(a.q, b, h, i, c));
         }
         for (int64_t c = 0; c < p.head_dim_v; ++c)
-            dv[key * p.head_dim_v + c] += row.s[key] * read(at<T>(a.dout, b, h, i, c));
+            dv[key * p.head_dim_v + c] += x * read(at<T>(a.dout, b, h, i, c));
     });
     for (int64_t c = 0; c < p.head_dim; ++c) write(dq[c], at<T>(a.dq, b, h, i, c));
 }
@@ -157,10 +161,10 @@ void backward_lane(void* argument, int64_t lane) {
     Run& run = *static_cast<Run*>(argument);
     const BackwardArgs& a = *static_cast<const BackwardArgs*>(run.args);
     const Problem& p = *a.problem;
-    double* s = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
-    double *dq = s + p.seq_k, *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim,
+    double* dq = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
+    double *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim,
            *end = dv + p.seq_k * p.head_dim_v;
-    Row<T> row{p, *a.rows, a.q, a.k, a.v, s, {}};
+    Row<T> row{p, *a.rows, a.q, a.k, a.v};
     for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_kv;) {
         const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
         std::fill(dk, end, 0.0);
@@ -169,15 +173,17 @@ void backward_lane(void* argument, int64_t lane) {
             backward_row(a, row, dk, dv, dq);
         }
         for (int64_t key = 0; key < p.seq_k; ++key) {
+            for (int64_t c = 0; p.value_in_key && c < p.head_dim_v; ++c)
+                dk[key * p.head_dim + c] += dv[key * p.head_dim_v + c];
             for (int64_t c = 0; c < p.head_dim; ++c) write(dk[key * p.head_dim + c], at<T>(a.dk, b, head_kv, key, c));
-            for (int64_t c = 0; c < p.head_dim_v; ++c)
+            for (int64_t c = 0; a.dv.data && c < p.head_dim_v; ++c)
                 write(dv[key * p.head_dim_v + c], at<T>(a.dv, b, head_kv, key, c));
         }
     }
 }
 
-int64_t forward_doubles(const Problem& p) { return p.seq_k + p.head_dim_v; }
-int64_t backward_doubles(const Problem& p) { return p.seq_k * (1 + p.head_dim + p.head_dim_v) + p.head_dim; }
+int64_t forward_doubles(const Problem& p) { return p.head_dim_v; }
+int64_t backward_doubles(const Problem& p) { return p.seq_k * (p.head_dim + p.head_dim_v) + p.head_dim; }
 
 template <int64_t (*doubles)(const Problem&)>
 size_t workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
@@ -222,7 +228,11 @@ constexpr Kernel forward_row(const char* name, Dtype dtype) {
             cost<2>,
             workspace<forward_doubles>,
             forward<T>,
-            nullptr};
+            nullptr,
+            nullptr,
+            false,
+            Family::reference,
+            true};
 }
 template <class T>
 constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
@@ -240,7 +250,10 @@ constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
             cost<5>,
             workspace<backward_doubles>,
             nullptr,
-            backward<T>};
+            backward<T>,
+            nullptr,
+            false,
+            Family::reference};
 }
 
 constexpr Kernel rows[] = {

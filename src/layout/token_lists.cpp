@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+#include "layout/token_lists.h"
+
+namespace spattn {
+
+size_t TokenLists::bytes() const {
+    return begin.size() * sizeof begin[0] + keys.size() * sizeof keys[0] + class_of.size() * sizeof class_of[0];
+}
+
+TokenLists build_token_lists(const Pattern& pattern, const Layout& layout) {
+    const Extent& extent = layout.extent;
+    TokenLists lists;
+    lists.rows = extent.seq_q;
+    lists.class_of = layout.class_of;
+    lists.begin.reserve(size_t(layout.classes) * size_t(extent.seq_q) + 1);
+    lists.begin.push_back(0);
+    Intervals kept;
+    int32_t classes = 0;  // classes are numbered as they are met
+    for (size_t head = 0; head < layout.class_of.size(); ++head) {
+        if (layout.class_of[head] < classes) continue;
+        ++classes;
+        const Plane plane{extent, int64_t(head) / extent.heads, int64_t(head) % extent.heads};
+        for (int64_t row = 0; row < extent.seq_q; ++row) {
+            kept.clear();
+            pattern.keys(plane, row, {0, extent.seq_k}, kept);
+            for (const Interval& i : kept)
+                for (int64_t key = i.begin; key < i.end; ++key) lists.keys.push_back(int32_t(key));
+            lists.begin.push_back(int64_t(lists.keys.size()));
+        }
+    }
+    return lists;
+}
+
+TokenListsView view(const TokenLists& lists) {
+    return {lists.begin.data(), lists.keys.data(), lists.class_of.data(), lists.rows};
+}
+
+}  // namespace spattn

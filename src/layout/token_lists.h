@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// A pattern as lists of keys, one a query row: what is left where blocks would be mostly empty.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/layout.h"
+#include "layout/token_view.h"
+
+namespace spattn {
+
+struct TokenLists {
+    int64_t rows = 0;               // seq_q
+    std::vector<int64_t> begin;     // [classes * rows + 1]
+    std::vector<int32_t> keys;
+    std::vector<int32_t> class_of;  // [batch * heads]
+
+    size_t bytes() const;
+};
+
+// Of the pattern that `layout` was made of, with the layout's classes of heads.
+TokenLists build_token_lists(const Pattern& pattern, const Layout& layout);
+
+TokenListsView view(const TokenLists& lists);
+
+}  // namespace spattn

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// Keys by token, for kernels that gather rows: lists that a plan made, or lists that a run brings. C++17-clean.
+#pragma once
+
+#include <cstdint>
+
+namespace spattn {
+
+// The keys of query row r of class c are keys[begin[c * rows + r] .. begin[c * rows + r + 1]), increasing. Heads and
+// batch entries that see the same keys belong to one class.
+struct TokenListsView {
+    const int64_t* begin;     // [classes * rows + 1]
+    const int32_t* keys;
+    const int32_t* class_of;  // [batch * heads_q]
+    int64_t rows;             // seq_q
+};
+
+// Shape of lists that come with each run: a block of queries lists up to `most` blocks of keys. Tokens are blocks of 1.
+struct ListShape {
+    int64_t block_q = 1, block_k = 1, most = 0;  // most 0: the lists are the plan's
+    bool at_run_time() const { return most > 0; }
+    int64_t tokens() const { return most * block_k; }  // of a row at most
+};
+
+// An index tensor, int32 or int64. Strides in elements; one that counts has no `entry`.
+struct IndexView {
+    const void* data;
+    int64_t batch, row, head, entry;
+    bool is_wide;  // int64
+
+    int64_t at(int64_t b, int64_t r, int64_t h, int64_t e) const {
+        const int64_t i = b * batch + r * row + h * head + e * entry;
+        return is_wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+    }
+};
+
+// A multiset of blocks for each (batch, block of queries, kv head). Entries below 0 or beyond the keys are absent.
+struct RunLists {
+    IndexView indices, counts;  // counts may have no data: then all entries count
+
+    int64_t count(int64_t b, int64_t r, int64_t h, int64_t most) const {
+        if (!counts.data) return most;
+        const int64_t n = counts.at(b, r, h, 0);
+        return n < 0 ? 0 : n < most ? n : most;
+    }
+};
+
+}  // namespace spattn

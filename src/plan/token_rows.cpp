@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#include "plan/token_rows.h"
+
+#include <algorithm>
+
+namespace spattn {
+
+Extent extent_of(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset}; }
+
+void PatternRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
+    Intervals intervals;
+    pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
+    out.clear();
+    for (const Interval& interval : intervals) out.insert(out.end(), {interval.begin, interval.end});
+}
+
+void ListedRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
+    const ListShape& shape = problem_.listed;
+    const Plane plane{extent_of(problem_), batch, head};
+    const int64_t list = row / shape.block_q, head_kv = head / problem_.group();
+    Intervals scratch;
+    out.clear();
+    for (int64_t i = 0; i < lists_.count(batch, list, head_kv, shape.most); ++i) {
+        const int64_t block = lists_.indices.at(batch, list, head_kv, i);
+        if (block < 0 || block > (problem_.seq_k - 1) / shape.block_k) continue;
+        const int64_t first = block * shape.block_k, end = std::min(first + shape.block_k, problem_.seq_k);
+        for (int64_t key = first; key < end; ++key)
+            if (keeps(plane, row, key, scratch)) out.insert(out.end(), {key, key + 1});
+    }
+}
+
+bool ListedRows::keeps(const Plane& plane, int64_t row, int64_t key, Intervals& scratch) const {
+    if (!known_) return true;
+    scratch.clear();
+    known_->keys(plane, row, {key, key + 1}, scratch);
+    return !scratch.empty();
+}
+
+}  // namespace spattn

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// Token rows of a pattern, or of the lists that a run brings: all that the reference rows know.
+#pragma once
+
+#include "pattern/pattern.h"
+#include "plan/kernel.h"
+
+namespace spattn {
+
+Extent extent_of(const Problem& problem);
+
+class PatternRows : public TokenRows {
+public:
+    PatternRows(const Pattern& pattern, const Problem& problem) : pattern_(pattern), extent_(extent_of(problem)) {}
+    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
+
+private:
+    const Pattern& pattern_;
+    Extent extent_;
+};
+
+// Listed keys that the known part of the pattern keeps, one by one.
+class ListedRows : public TokenRows {
+public:
+    ListedRows(const Pattern* known, const Problem& problem, const RunLists& lists)
+        : known_(known), problem_(problem), lists_(lists) {}
+    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
+
+private:
+    bool keeps(const Plane& plane, int64_t row, int64_t key, Intervals& scratch) const;
+
+    const Pattern* known_;  // may be null
+    Problem problem_;
+    RunLists lists_;
+};
+
+}  // namespace spattn

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Lists that come with a run mean what the oracle says: multisets, cut to the pattern; through the C ABI, on the
+reference."""
+import numpy as np
+import pytest
+from oracle import Extent, attention_backward, attention_forward, listed, scores, to_mask
+
+# (leaf, block_q, block_k, the known part or None, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v)
+CASES = [
+    ("runtime_tokens(6)", 1, 1, None, 1, 1, 1, 5, 9, 4, 4),
+    ("runtime_tokens(40)", 1, 1, None, 2, 4, 2, 7, 50, 20, 12),
+    ("runtime_tokens(9)", 1, 1, "causal", 1, 6, 1, 30, 20, 16, 16),          # the first rows are empty
+    ("runtime_tokens(70)", 1, 1, "window(3,0) | sink(2)", 1, 70, 1, 9, 40, 24, 16),
+    ("runtime_tokens(12)", 1, 1, "per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8),
+    ("runtime_blocks(4,3,6)", 4, 3, None, 1, 2, 1, 10, 17, 8, 8),
+    ("runtime_blocks(16,8,4)", 16, 8, "causal", 2, 4, 4, 33, 70, 16, 8),
+]
+
+
+def hostile_lists(rng, shape, blocks):
+    """Repeats, entries below 0, beyond the keys, unsorted; and counts from less than nothing to more than there is."""
+    indices = rng.integers(-2, blocks + 2, shape)
+    indices[..., shape[-1] // 2:] = np.where(rng.random((*shape[:-1], shape[-1] - shape[-1] // 2)) < 0.3,
+                                             indices[..., :1], indices[..., shape[-1] // 2:])
+    return indices, rng.integers(-1, shape[-1] + 2, shape[:-1])
+
+
+def problem_of(case, rng):
+    leaf, block_q, block_k, known, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v = case
+    sizes = dict(batch=batch, heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim,
+                 head_dim_v=head_dim_v)
+    shape = (batch, -(-seq_q // block_q), heads_kv, int(leaf.strip(")").split(",")[-1].split("(")[-1]))
+    return sizes, f"{leaf} & ({known})" if known else leaf, hostile_lists(rng, shape, -(-seq_k // block_k))
+
+
+def times_of(case, sizes, indices, counts):
+    block_q, block_k, known = case[1:4]
+    times = listed(indices, counts, sizes["heads_q"], sizes["seq_q"], sizes["seq_k"], block_q, block_k)
+    return times * to_mask(known, Extent(sizes["seq_q"], sizes["seq_k"], sizes["batch"], sizes["heads_q"])) if known else times
+
+
+def close(got, want, name):
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=3e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case[0]}-{case[3]}" for case in CASES])
+@pytest.mark.parametrize("reference", [True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("with_counts", [False, True])
+def test_lists_are_multisets(library, case, reference, wide, with_counts):
+    rng = np.random.default_rng(7)
+    sizes, text, (indices, counts) = problem_of(case, rng)
+    counts = counts if with_counts else None
+    times = times_of(case, sizes, indices, counts)
+    assert times.max() > 1 and (times == 0).any()
+    batch, heads_q, heads_kv, seq_q, seq_k, d, d_v = sizes.values()
+    q, dout = (rng.standard_normal((batch, heads_q, seq_q, x)).astype(np.float32) for x in (d, d_v))
+    k, v = (rng.standard_normal((batch, heads_kv, seq_k, x)).astype(np.float32) for x in (d, d_v))
+    dlse = rng.standard_normal((batch, heads_q, seq_q)).astype(np.float32)
+    unseen = times.reshape(batch, heads_kv, -1, seq_k).sum(2) == 0
+    scale = d ** -0.5
+    want_out, want_lse = attention_forward(q, k, v, times, scale)
+    want = dict(zip(("dq", "dk", "dv"), attention_backward(q, k, v, times, scale, dout, dlse)), out=want_out, lse=want_lse,
+                max_logits=scores(q, k, times > 0, scale).max(-1))
+    k[unseen], v[unseen] = np.nan, np.nan  # what nobody lists does not matter
+    got = {name: np.full(value.shape, np.nan, np.float32) for name, value in want.items()}
+    index = np.int64 if wide else np.int32
+    lists = dict(indices=indices.astype(index), index_counts=None if counts is None else counts.astype(index))
+    flags = library.c.SPATTN_PLAN_BACKWARD | (library.c.SPATTN_PLAN_REFERENCE if reference else 0)
+    plan = library.plan(library.parse(text), flags, **sizes)
+    library.run(plan, "forward", q=q, k=k, v=v, **{x: got[x] for x in ("out", "lse", "max_logits")}, **lists)
+    library.run(plan, "backward", q=q, k=k, v=v, dout=dout, dlse=dlse,
+                **{x: got[x] for x in ("out", "lse", "dq", "dk", "dv")}, **lists)
+    for name, value in want.items():
+        close(got[name], value, name)
+
+
+@pytest.mark.parametrize("text, reference", [("causal", False), ("csr", False), ("causal", True), ("csr", True),
+                                             ("runtime_tokens(8) & causal", True)])
+def test_values_in_keys(library, text, reference):
+    """v is k[..., :head_dim_v], and dk receives both gradients."""
+    rng = np.random.default_rng(3)
+    sizes = dict(batch=2, heads_q=4, heads_kv=1, seq_q=20, seq_k=24, head_dim=20, head_dim_v=12)
+    indices = rng.integers(0, 24, (2, 20, 1, 8))
+    mask = to_mask("causal", Extent(20, 24, 2, 4))
+    if text.startswith("runtime"):
+        mask = mask * listed(indices, None, 4, 20, 24)
+    elif text == "csr":
+        text = f"csr([{','.join(str(3 * i) for i in range(21))}],[{','.join(f'{i},{i + 1},{i + 3}' for i in range(20))}],24)"
+        mask = np.zeros_like(mask)
+        for i in range(20):
+            mask[:, :, i, [i, i + 1, i + 3]] = True
+    q, dout = (rng.standard_normal((2, 4, 20, x)).astype(np.float32) for x in (20, 12))
+    k = rng.standard_normal((2, 1, 24, 20)).astype(np.float32)
+    v = k[..., :12]
+    out, lse = attention_forward(q, k, v, mask, 20 ** -0.5)
+    dq, dk, dv = attention_backward(q, k, v, mask, 20 ** -0.5, dout)
+    dk[..., :12] += dv
+    got = {name: np.full(value.shape, np.nan, np.float32) for name, value in dict(out=out, lse=lse, dq=dq, dk=dk).items()}
+    flags = library.c.SPATTN_PLAN_BACKWARD | library.c.SPATTN_PLAN_VALUE_IN_KEY
+    plan = library.plan(library.parse(text), flags | (library.c.SPATTN_PLAN_REFERENCE if reference else 0), **sizes)
+    lists = dict(indices=indices.astype(np.int32)) if text.startswith("runtime") else {}
+    library.run(plan, "forward", q=q, k=k, out=got["out"], lse=got["lse"], **lists)
+    library.run(plan, "backward", q=q, k=k, dout=dout, **got, **lists)
+    for name, value in dict(out=out, lse=lse, dq=dq, dk=dk).items():
+        close(got[name], value, name)
