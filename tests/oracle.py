@@ -376,36 +376,43 @@ def parse(text):
 
 # ---- attention ----
 
-def attention_forward(q, k, v, mask, scale):
-    """q [batch, heads_q, seq_q, d], k [batch, heads_kv, seq_k, d], v [..., d_v] -> out, lse; float64. mask is bool, or how
-    often each key is seen."""
-    s, v = scores(q, k, mask, scale), grouped(v, q)
-    m = s.max(-1, keepdims=True)
+def attention_forward(q, k, v, mask, scale, softcap=None, sink=None):
+    """q [batch, heads_q, seq_q, d], k [batch, heads_kv, seq_k, d], v [..., d_v] -> out, lse; float64. mask is bool, or
+    how often each key is seen; sink [heads_q] is one more score of each row, without a value."""
+    s, v = scores(q, k, mask, scale, softcap), grouped(v, q)
+    z = np.full((1, q.shape[1], 1, 1), -np.inf) if sink is None else np.float64(sink)[None, :, None, None]
+    m = np.maximum(s.max(-1, keepdims=True), z)
     m = np.where(np.isfinite(m), m, 0.0)                          # a row that sees no key has no maximum
     e = np.exp(s - m) * mask
-    total = e.sum(-1, keepdims=True)
+    total = e.sum(-1, keepdims=True) + np.exp(z - m)
     p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
     with np.errstate(divide="ignore"):
         lse = (m + np.log(total))[..., 0]                         # log 0 = -inf: the row is empty
     return p @ v, lse
 
 
-def attention_backward(q, k, v, mask, scale, dout, dlse=None):
-    """dq, dk, dv of sum(out * dout) + sum(lse * dlse); float64."""
-    out, lse = attention_forward(q, k, v, mask, scale)
-    s = scores(q, k, mask, scale)
+def attention_backward(q, k, v, mask, scale, dout, dlse=None, softcap=None, sink=None):
+    """dq, dk, dv, and dsink where there is a sink, of sum(out * dout) + sum(lse * dlse); float64."""
+    out, lse = attention_forward(q, k, v, mask, scale, softcap, sink)
+    s = scores(q, k, mask, scale, softcap)
     p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None]) * mask  # exp(-inf) = 0 where masked
     dp = dout @ grouped(v, q).swapaxes(-1, -2)
     delta = (out * dout).sum(-1) - (0.0 if dlse is None else dlse)
     ds = p * (dp - delta[..., None])
+    if softcap:
+        ds = ds * (1 - (np.where(mask, s, 0.0) / softcap) ** 2)   # c tanh(x / c) has the slope 1 - tanh(x / c)^2
     dq = scale * ds @ grouped(k, q)
     dk = per_group_sum(scale * ds.swapaxes(-1, -2) @ q.astype(np.float64), k)
     dv = per_group_sum(p.swapaxes(-1, -2) @ dout.astype(np.float64), v)
-    return dq, dk, dv
+    if sink is None:
+        return dq, dk, dv
+    share = np.exp(np.float64(sink)[:, None] - np.where(np.isfinite(lse), lse, 0.0))
+    return dq, dk, dv, -(share * delta).sum((0, 2))
 
 
-def scores(q, k, mask, scale):
+def scores(q, k, mask, scale, softcap=None):
     s = scale * (q.astype(np.float64) @ grouped(k, q).swapaxes(-1, -2))
+    s = softcap * np.tanh(s / softcap) if softcap else s
     return np.where(mask, s, -np.inf)
 
 
