@@ -44,7 +44,7 @@ from ._core import (
     kernels,
     version,
 )
-from ._indexed import bsr, csr, mask, predicate
+from ._indexed import bsr, csr, mask, predicate, runtime_blocks, runtime_tokens
 from ._patterns import (
     Extent,
     Pattern,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Constructors of patterns from a caller's arrays and functions: lists for one extent."""
+"""Constructors of patterns from a caller's arrays and functions, and of those whose lists come with each run."""
 
 from __future__ import annotations
 
@@ -68,6 +68,24 @@ def mask(values: Any, *, borrow: bool = False) -> Pattern:
     """
     array = tensor_in(values, "mask", borrow)
     return make_pattern(lib.spattn_pattern_mask, array, _flags(borrow), kept=(array,) if borrow else ())
+
+
+def runtime_tokens(max_tokens_per_row: int) -> Pattern:
+    """Each (query, kv head) sees the keys that `indices` of the run lists, at most this many.
+
+    Lists are multisets: a key listed twice counts twice; an entry below 0 or beyond the keys is absent. Alone, or once
+    under & with patterns known beforehand, which then choose among the listed keys; all else raises UnsupportedError,
+    and so do questions about its keys. DeepSeek Sparse Attention (https://arxiv.org/abs/2512.02556).
+    """
+    return make_pattern(lib.spattn_pattern_runtime_tokens, max_tokens_per_row)
+
+
+def runtime_blocks(block_q: int, block_k: int, max_blocks_per_row: int) -> Pattern:
+    """Each (block of block_q queries, kv head) sees the blocks of block_k keys that `indices` of the run lists.
+
+    Else as runtime_tokens. NSA (https://arxiv.org/abs/2502.11089), MoBA (https://arxiv.org/abs/2502.13189).
+    """
+    return make_pattern(lib.spattn_pattern_runtime_blocks, block_q, block_k, max_blocks_per_row)
 
 
 def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, heads: int = 1) -> Pattern:

@@ -46,6 +46,8 @@ class Plan:
                             "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
                             per_document or documents tells apart; seq_q and seq_k are all tokens
     scale                   factor on q kT; None is 1 / sqrt(head_dim)
+    value_in_key            v is k[..., :head_dim_v] and None in every run, as in the latent attention of DeepSeek-V2
+                            (https://arxiv.org/abs/2405.04434)
     q_offset                position of the first query; None is seq_k - seq_q
     backward                backward will be called
     deterministic           bit-equal results between runs; on the CPU they always are
@@ -69,6 +71,7 @@ class Plan:
         dtype: Any = np.float32,
         axes: str = "bshd",
         scale: float | None = None,
+        value_in_key: bool = False,
         q_offset: int | None = None,
         backward: bool = False,
         deterministic: bool = False,
@@ -81,8 +84,9 @@ class Plan:
             lib.SPATTN_PLAN_REFERENCE: reference,
             lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
             lib.SPATTN_PLAN_SCALE: scale is not None,
+            lib.SPATTN_PLAN_VALUE_IN_KEY: value_in_key,
         }
-        self._axes = axes
+        self._axes, self._value_in_key = axes, value_in_key
         self.dtype = np.dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
@@ -112,29 +116,60 @@ class Plan:
         self._out_shape = self._shape(batch, heads_q, seq_q, head_dim_v)
         self._lse_shape = (heads_q, seq_q) if axes == "thd" else (batch, heads_q, seq_q)
 
-    def forward(self, q: Any, k: Any, v: Any, *, out: np.ndarray | None = None, return_lse: bool = False) -> Any:
-        """softmax(scale q kT) v over the kept pairs; with return_lse the pair (out, lse).
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any = None,
+        *,
+        indices: Any = None,
+        index_counts: Any = None,
+        out: np.ndarray | None = None,
+        return_lse: bool = False,
+        return_max_logits: bool = False,
+    ) -> Any:
+        """softmax(scale q kT) v over the kept pairs: out, or (out, lse, max_logits) of which return_... asks for some.
 
         q    [batch, seq_q, heads_q, head_dim], in the plan's axes and dtype; any strides
         k    [batch, seq_k, heads_kv, head_dim]
-        v    [batch, seq_k, heads_kv, head_dim_v]
+        v    [batch, seq_k, heads_kv, head_dim_v]; None in a plan with value_in_key
         out  [batch, seq_q, heads_q, head_dim_v], written and returned where given; overlaps no input
         lse  float32 [batch, heads_q, seq_q], [heads_q, tokens] with "thd": log(sum(exp(scale q kT))). A query that
              sees no key has out 0 and lse -inf.
+        max_logits    shaped as lse: the largest score of each query, -inf where it sees no key
+        indices       int32 or int64 [batch, rows, heads_kv, max], without batch in "thd": the lists of runtime_tokens,
+                      whose rows are the queries, or of runtime_blocks, whose rows are blocks of them
+        index_counts  int32 or int64 [batch, rows, heads_kv]: how many entries of each list count, from its first; None
+                      is all
 
-        Raises ShapeError, DTypeError, ArgumentError: .argument is "q", "k", "v" or "out".
+        Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
         out = np.empty(self._out_shape, self.dtype) if out is None else out
         lse = np.empty(self._lse_shape, np.float32) if return_lse else None
-        self._run(lib.SPATTN_OP_FORWARD, {"q": q, "k": k, "v": v}, {"out": out, "lse": lse})
-        return (out, lse) if return_lse else out
+        max_logits = np.empty(self._lse_shape, np.float32) if return_max_logits else None
+        operands = {"q": q, "k": k, "v": v, "indices": indices, "index_counts": index_counts}
+        self._run(lib.SPATTN_OP_FORWARD, operands, {"out": out, "lse": lse, "max_logits": max_logits})
+        results = tuple(result for result in (out, lse, max_logits) if result is not None)
+        return results if len(results) > 1 else out
 
     def backward(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gradients dq, dk, dv, shaped as q, k, v; needs a plan with backward=True.
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dout: Any,
+        *,
+        dlse: Any = None,
+        indices: Any = None,
+        index_counts: Any = None,
+    ) -> tuple[Any, ...]:
+        """Gradients (dq, dk, dv), shaped as q, k, v; needs a plan with backward=True.
 
-        q, k, v, out, lse  as in forward, out and lse as it returned them
+        dv is None in a plan with value_in_key: dk has both.
+
+        q, k, v, out, lse  as in forward, out and lse as it returned them; so indices, index_counts
         dout               the gradient that arrives at out, shaped as it
         dlse               the gradient that arrives at lse, float32, shaped as it
 
@@ -143,11 +178,12 @@ class Plan:
         gradients = {
             "dq": np.empty(self._q_shape, self.dtype),
             "dk": np.empty(self._k_shape, self.dtype),
-            "dv": np.empty(self._v_shape, self.dtype),
+            "dv": None if self._value_in_key else np.empty(self._v_shape, self.dtype),
         }
         operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        self._run(lib.SPATTN_OP_BACKWARD, operands, gradients)
-        return gradients["dq"], gradients["dk"], gradients["dv"]
+        lists = {"indices": indices, "index_counts": index_counts}
+        self._run(lib.SPATTN_OP_BACKWARD, {**operands, **lists}, gradients)
+        return tuple(gradients.values())
 
     def explain(self) -> str:
         """Kernels, blocks, work, cost, and what else was considered and why not: text for people."""
@@ -199,17 +235,20 @@ def _read_axes(axes: str) -> int:
 def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", **options: Any) -> Plan:
     """The plan for arrays of these shapes and this dtype; options are those of Plan.
 
+    v None is value_in_key, with head_dim_v among the options where it is not that of k.
+
     Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
     """
     _read_axes(axes)
-    arrays = {name: as_array(array, name) for name, array in (("q", q), ("k", k), ("v", v))}
+    arrays = {name: as_array(array, name) for name, array in (("q", q), ("k", k), ("v", v)) if array is not None}
     for name, array in arrays.items():
         if array.ndim != len(axes):
             order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
             message = f"argument {name} has shape {list(array.shape)}; accepted: [{order}]"
             raise ShapeError(message, "SPATTN_E_SHAPE", name)
-    of_q, of_k, of_v = (dict(zip(axes, array.shape)) for array in arrays.values())
-    seq = "t" if axes == "thd" else "s"
+    sizes = {name: dict(zip(axes, array.shape)) for name, array in arrays.items()}
+    of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
+    of_values = {"value_in_key": True} if v is None else {"head_dim_v": sizes["v"]["d"]}
     return Plan(
         pattern,
         batch=of_q.get("b", 1),
@@ -218,10 +257,9 @@ def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", 
         seq_q=of_q[seq],
         seq_k=of_k[seq],
         head_dim=of_q["d"],
-        head_dim_v=of_v["d"],
         dtype=arrays["q"].dtype,
         axes=axes,
-        **options,
+        **{**of_values, **options},
     )
 
 
@@ -231,24 +269,48 @@ def attention(
     v: Any,
     pattern: Pattern | str,
     *,
-    return_lse: bool = False,
+    indices: Any = None,
+    index_counts: Any = None,
     out: np.ndarray | None = None,
+    return_lse: bool = False,
+    return_max_logits: bool = False,
     **options: Any,
 ) -> Any:
     """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
-    float32, float16 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens, heads, head_dim].
-    options: axes, scale, q_offset, deterministic, reference, context. Returns out [batch, seq_q, heads_q, head_dim_v],
-    or (out, lse). The context remembers plans, so equal calls plan once.
+    float32, float16 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens, heads,
+    head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, out and return_...: as in
+    Plan.forward. options: axes, scale, q_offset, head_dim_v, deterministic, reference, context. Returns out
+    [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans, so equal calls plan
+    once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
-    return plan(pattern, q, k, v, **options).forward(q, k, v, out=out, return_lse=return_lse)
+    made = plan(pattern, q, k, v, **options)
+    wanted = {"out": out, "return_lse": return_lse, "return_max_logits": return_max_logits}
+    lists = {"indices": indices, "index_counts": index_counts}
+    return made.forward(q, k, v, **lists, **wanted)
 
 
 def attention_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, pattern: Pattern | str, *, dlse: Any = None, **options: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse."""
-    return plan(pattern, q, k, v, backward=True, **options).backward(q, k, v, out, lse, dout, dlse=dlse)
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    pattern: Pattern | str,
+    *,
+    dlse: Any = None,
+    indices: Any = None,
+    index_counts: Any = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse.
+
+    With v None dv is None: Plan.backward.
+    """
+    made = plan(pattern, q, k, v, backward=True, **options)
+    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts}
+    return made.backward(q, k, v, out, lse, dout, **more)
