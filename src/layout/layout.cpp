@@ -23,8 +23,8 @@ LiveView view(const Live& live) { return {live.set_of.data(), live.sets.data(), 
 bool Layout::is_ordered() const { return spattn::is_ordered(queries) || spattn::is_ordered(keys); }
 
 size_t Layout::bytes() const {
-    return bytes_of(queries) + bytes_of(keys) + bytes_of(class_of) + bytes_of(by_query) + bytes_of(by_key) + bytes_of(masks) +
-           bytes_of(live_queries) + bytes_of(live_keys);
+    return bytes_of(queries) + bytes_of(keys) + bytes_of(class_of) + bytes_of(by_query) + bytes_of(by_key) +
+           bytes_of(masks) + bytes_of(live_queries) + bytes_of(live_keys);
 }
 
 LayoutView view(const Layout& layout) {

@@ -33,8 +33,9 @@ struct LiveView {
 };
 constexpr int32_t all_live = -1;
 
-// One axis of a layout, cut into tiles of block tokens, which lists call blocks. Tiles [0, listed) name their tokens; the
-// rest are blocks of one residue class of `modulus` after the other: with modulus 1, plain blocks of consecutive tokens.
+// One axis of a layout, cut into tiles of block tokens, which lists call blocks. Tiles [0, listed) name their tokens;
+// the rest are blocks of one residue class of `modulus` after the other: with modulus 1, plain blocks of consecutive
+// tokens.
 //
 //     listed 1, modulus 2, block 4, 12 tokens      tile 0: 3 7 - -    1: 0 2 4 6    2: 8 10    3: 1 3 5 7    4: 9 11
 //

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// Tokens that see far more than their neighbours (global tokens): left at home, they would make their blocks
+// everybody's; in tiles of their own they fill them.
+#pragma once
+
+#include <vector>
+
+#include "layout/side.h"
+
+namespace spattn {
+
+// Tokens of the owning axis, rising, that are such exceptions in any class.
+std::vector<int32_t> find_moved(const Side& side);
+
+// The owning axis, of so many plain blocks, with these tokens in listed tiles and away from home.
+Axis move_tokens(std::vector<int32_t> moved, const Side& side, int32_t blocks);
+
+}  // namespace spattn

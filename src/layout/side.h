@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// A layout seen from one of its axes: blocks of the owning axis list blocks of the other one, and a mask is a set of
+// owning rows for each token of the other axis. Forward and backward lists are built by the same code that way.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/layout.h"
+#include "layout/listed.h"
+#include "layout/tables.h"
+
+namespace spattn {
+
+// Masks as columns: for each other token of the block, bits of the owning rows.
+class Side {
+public:
+    Side(const Layout& plain, Owner owner);
+
+    const Lists& lists() const { return owner_ == Owner::queries ? plain_.by_query : plain_.by_key; }
+    int32_t own_block() const { return own_; }
+    int32_t other_block() const { return other_; }
+    int64_t own_tokens() const { return owner_ == Owner::queries ? plain_.extent.seq_q : plain_.extent.seq_k; }
+    int32_t words() const { return words_; }  // of a column
+
+    // [other_block][words] of a mask, or of a full block.
+    const uint64_t* columns(int32_t mask) const {
+        return &columns_[size_t(mask - full_block) * size_t(other_) * words_];
+    }
+    // Tokens of the other axis that some row of the block sees.
+    bool is_alive(const uint64_t* column) const;
+    int32_t count_alive(const uint64_t* columns) const;
+    int32_t alive(int32_t mask) const { return alive_[size_t(mask - full_block)]; }
+    // Kept pairs of each owning row of the block, [own_block].
+    const int32_t* kept(int32_t mask) const { return &kept_[size_t(mask - full_block) * own_]; }
+
+    // Columns to the bits of a mask, as layouts hold them.
+    void pack(const uint64_t* columns, std::vector<uint64_t>& bits) const;
+
+private:
+    void add(const uint64_t* bits);
+
+    const Layout& plain_;
+    Owner owner_;
+    int32_t own_, other_, words_;
+    std::vector<uint64_t> columns_;
+    std::vector<int32_t> alive_, kept_;
+};
+
+}  // namespace spattn

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// Listed tiles say what the plain layout said: each pair once, whoever owns the pass, and each token is written once.
+#include <vector>
+
+#include "check.h"
+#include "layout/layout.h"
+#include "layout/listed.h"
+#include "layout/random_patterns.h"
+
+using namespace spattn;
+
+namespace {
+
+constexpr int cases = 1500;
+
+struct Case {
+    PatternRef pattern;
+    Layout plain, listed;
+    Owner owner;
+};
+
+Case make_case(int seed) {
+    Random random(uint64_t(seed) + 1);
+    const Extent extent = random_extent(random);
+    Case c;
+    c.pattern = random_pattern(random, extent);
+    const int32_t sizes[] = {8, 16, 24, 32, 64, 100};
+    c.plain = build_layout(*c.pattern, extent, sizes[random.in(0, 5)], sizes[random.in(0, 5)]);
+    c.owner = seed % 2 ? Owner::queries : Owner::keys;
+    c.listed = list_tiles(c.plain, c.owner);
+    check::context = "seed " + std::to_string(seed) + ": " + c.pattern->print() + " on " +
+                     std::to_string(extent.seq_q) + " x " + std::to_string(extent.seq_k) + " blocks " +
+                     std::to_string(c.plain.block_q) + " x " + std::to_string(c.plain.block_k);
+    return c;
+}
+
+// Token i of a tile, or no_token.
+int64_t token_at(const TileView& tile, int64_t i) {
+    if (i >= tile.count) return no_token;
+    return tile.tokens ? tile.tokens[i] : tile.first + i * tile.stride;
+}
+
+using Dense = std::vector<std::vector<bool>>;  // [seq_q][seq_k]
+
+struct Said {
+    Dense pairs;
+    bool is_once = true, is_inside = true;
+};
+
+// What the lists of a class say, through the axes.
+Said read_lists(const Layout& layout, int32_t class_id, bool by_key) {
+    const LayoutView v = view(layout);
+    const ListsView& lists = by_key ? v.by_key : v.by_query;
+    Said said{Dense(size_t(v.seq_q), std::vector<bool>(size_t(v.seq_k)))};
+    for (int32_t list = 0; list < lists.rows; ++list) {
+        const Slice slice = lists.slices[class_id * lists.rows + list];
+        for (int32_t r = slice.begin; r < slice.end; ++r)
+            for (int32_t other = lists.runs[r].first; other < lists.runs[r].first + lists.runs[r].count; ++other) {
+                const TileView q = tile_at(v.queries, v.block_q, v.seq_q, by_key ? other : list);
+                const TileView k = tile_at(v.keys, v.block_k, v.seq_k, by_key ? list : other);
+                const int32_t mask = lists.runs[r].mask;
+                for (int64_t i = 0; i < int64_t(v.block_q) * v.block_k; ++i) {
+                    if (mask != full_block && !(v.masks[int64_t(mask) * v.mask_words + i / 64] >> (i % 64) & 1))
+                        continue;
+                    const int64_t query = token_at(q, i / v.block_k), key = token_at(k, i % v.block_k);
+                    said.is_inside &= query >= 0 && key >= 0;
+                    if (query < 0 || key < 0) continue;
+                    said.is_once &= !said.pairs[size_t(query)][size_t(key)];
+                    said.pairs[size_t(query)][size_t(key)] = true;
+                }
+            }
+    }
+    return said;
+}
+
+// How often the tiles of an axis write each token.
+std::vector<int> count_writers(const AxisView& axis, int32_t block, int64_t seq, int32_t tiles) {
+    std::vector<int> writers(static_cast<size_t>(seq));
+    const int32_t words = (block + 63) / 64;
+    for (int32_t t = 0; t < tiles; ++t) {
+        const TileView tile = tile_at(axis, block, seq, t);
+        for (int64_t i = 0; i < block; ++i) {
+            const int64_t token = token_at(tile, i);
+            const bool is_away =
+                t >= axis.listed && axis.away && axis.away[(t - axis.listed) * words + i / 64] >> (i % 64) & 1;
+            if (token >= 0 && !is_away) ++writers[size_t(token)];
+        }
+    }
+    return writers;
+}
+
+bool is_alive(const Live& live, int64_t block, int64_t bit) {
+    const int32_t set = live.set_of[size_t(block)];
+    return set == all_live || (live.sets[size_t(set) * live.words + size_t(bit / 64)] >> (bit % 64) & 1);
+}
+
+}  // namespace
+
+TEST(pairs_are_said_once) {
+    int with_tiles = 0, with_moved = 0;
+    for (int seed = 0; seed < cases; ++seed) {
+        const Case c = make_case(seed);
+        const Axis& own = c.owner == Owner::queries ? c.listed.queries : c.listed.keys;
+        const Axis& other = c.owner == Owner::queries ? c.listed.keys : c.listed.queries;
+        with_tiles += !other.tokens.empty();
+        with_moved += !own.tokens.empty();
+        for (int32_t class_id = 0; class_id < c.plain.classes; ++class_id) {
+            const Dense wanted = read_lists(c.plain, class_id, false).pairs;
+            for (bool by_key : {false, true}) {
+                const Said said = read_lists(c.listed, class_id, by_key);
+                CHECK(said.is_once);
+                CHECK(said.is_inside);
+                CHECK(said.pairs == wanted);
+            }
+        }
+    }
+    check::context.clear();
+    CHECK(with_tiles > cases / 4);  // else the cases show nothing
+    CHECK(with_moved > cases / 50);
+}
+
+TEST(every_token_is_written_once) {
+    for (int seed = 0; seed < cases; ++seed) {
+        const Case c = make_case(seed);
+        const LayoutView v = view(c.listed);
+        const std::vector<int> writers = c.owner == Owner::queries
+                                             ? count_writers(v.queries, v.block_q, v.seq_q, v.by_query.rows)
+                                             : count_writers(v.keys, v.block_k, v.seq_k, v.by_key.rows);
+        CHECK(writers == std::vector<int>(writers.size(), 1));
+    }
+}
+
+TEST(live_sets_say_who_takes_part) {
+    for (int seed = 0; seed < cases; ++seed) {
+        const Case c = make_case(seed);
+        const LayoutView v = view(c.listed);
+        bool is_right = true;
+        for (int32_t at = 0; at < v.classes * v.by_key.rows; ++at) {
+            const Slice slice = v.by_key.slices[at];
+            for (int64_t i = 0; i < v.block_k; ++i) {
+                bool is_seen = false;
+                for (int32_t r = slice.begin; r < slice.end; ++r)
+                    for (int64_t row = 0; row < v.block_q; ++row) {
+                        const int64_t bit = row * v.block_k + i;
+                        const int32_t mask = v.by_key.runs[r].mask;
+                        is_seen |=
+                            mask == full_block || (v.masks[int64_t(mask) * v.mask_words + bit / 64] >> (bit % 64) & 1);
+                    }
+                is_right &= is_alive(c.listed.live_keys, at, i) == is_seen;
+            }
+        }
+        CHECK(is_right);
+    }
+}
+
+TEST(equal_tiles_are_one) {
+    // All rows see the same three keys beside their block: four listed tiles (three blocks have one of them at home),
+    // not one a block.
+    const PatternRef pattern = parse_pattern("block_diagonal(64) | global_keys(1000,3000,7000)");
+    const Layout plain = build_layout(*pattern, {1, 1, 8192, 8192, 0}, 64, 64);
+    const Layout listed = list_tiles(plain, Owner::queries);
+    CHECK_EQ(listed.keys.tokens.size(), size_t(4) * 64);
+    CHECK_EQ(count(listed).blocks_partial, 128);
+}
+
+TEST(global_tokens_leave_their_blocks) {
+    const PatternRef pattern = parse_pattern("window(64,64) | global_tokens(100,2500,4000)");
+    const Layout plain = build_layout(*pattern, {1, 2, 8192, 8192, 0}, 64, 64);
+    for (Owner owner : {Owner::queries, Owner::keys}) {
+        const Layout listed = list_tiles(plain, owner);
+        const Axis& own = owner == Owner::queries ? listed.queries : listed.keys;
+        CHECK_EQ(own.tokens.size(), size_t(64));
+        CHECK_EQ(own.tokens[0], 100);
+        CHECK_EQ(own.tokens[2], 4000);
+        CHECK_EQ(own.tokens[3], no_token);
+        CHECK(count(listed).visited < count(plain).visited);
+    }
+}
