@@ -14,7 +14,8 @@ namespace {
 constexpr bool quick = false, large = true;  // the words of the table
 
 // Lists by name. branching n: parents of a complete n-ary tree in breadth-first order. odd n: boundaries of n documents of
-// uneven lengths. spread n and first n: n positions, evenly over the sequence or at its start.
+// uneven lengths; mixed n: of lengths from 10 to 4000, the long ones among the short. spread n and first n: n positions,
+// evenly over the sequence or at its start.
 std::vector<int64_t> numbers(const std::string& name, int64_t n, int64_t seq) {
     std::vector<int64_t> list;
     if (name == "branching") {
@@ -24,12 +25,37 @@ std::vector<int64_t> numbers(const std::string& name, int64_t n, int64_t seq) {
         for (int64_t i = 1; i < n; ++i) list.push_back(1 + int64_t(i * 0.6180339887498949 * double(seq)) % (seq - 1));
         list.insert(list.end(), {0, seq});
         std::sort(list.begin(), list.end());
+    } else if (name == "mixed") {
+        list.push_back(0);
+        for (int64_t i = 0; i < n; ++i) list.push_back(list.back() + 10 + (i * 37 % n) * 3990 / (n - 1));
     } else if (name == "spread" || name == "first") {
         for (int64_t i = 0; i < n; ++i) list.push_back(name == "first" ? i : i * seq / n);
     } else {
         throw std::runtime_error("no list is called " + name);
     }
     return list;
+}
+
+// The arrays of a csr pattern of n rows, as a selector of passages leaves them: 64 rows share 32 places of some 19 keys in
+// blocks far apart, and each row sees spans of 13 keys in 7 of them. Their union fills 10 tiles of 64 keys.
+std::string spans(int64_t n, int64_t seq) {
+    std::ostringstream row_ptr, col_idx;
+    row_ptr << "[0";
+    col_idx << '[';
+    int64_t nnz = 0;
+    for (int64_t row = 0; row < n; ++row) {
+        std::vector<int64_t> keys;
+        for (int64_t span = 0; span < 7; ++span) {
+            const int64_t place = (row * 7 + span * 5) % 32;  // 7 different ones
+            const int64_t block = (place * (seq / 64) / 32 + row / 64 * 3) % (seq / 64);
+            const int64_t begin = block * 64 + (row / 64 * 11 + place) % 44 + row % 7;
+            for (int64_t key = begin; key < begin + 13; ++key) keys.push_back(key);
+        }
+        std::sort(keys.begin(), keys.end());
+        for (int64_t key : keys) col_idx << (nnz++ ? "," : "") << key;
+        row_ptr << ',' << nnz;
+    }
+    return row_ptr.str() + "]," + col_idx.str() + ']';
 }
 
 }  // namespace
@@ -63,10 +89,12 @@ std::string expand(const std::string& text, int64_t seq) {
     std::ostringstream out;
     out << text.substr(0, open);
     const char* comma = "";
-    for (int64_t number : numbers(name, n, seq)) {
-        out << comma << number;
-        comma = ",";
-    }
+    if (name == "spans") out << spans(n, seq);
+    else
+        for (int64_t number : numbers(name, n, seq)) {
+            out << comma << number;
+            comma = ",";
+        }
     out << expand(text.substr(close + 1), seq);
     return out.str();
 }
