@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The plan as text. Numbers are formatted here, digit by digit: streams and printf would ask the host's locale.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -41,7 +42,10 @@ std::string shortest(double value) {
     return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr};
 }
 
-std::string plural(double count, const char* noun) { return grouped(count) + " " + noun + (count == 1 ? "" : "s"); }
+std::string plural(double count, const std::string& noun, const std::string& nouns) {
+    return grouped(count) + " " + (count == 1 ? noun : nouns);
+}
+std::string plural(double count, const std::string& noun) { return plural(count, noun, noun + "s"); }
 
 std::string blocks_of(const Kernel& kernel) {
     return decimal(kernel.block_q, 0) + " x " + decimal(kernel.block_k, 0);
@@ -76,8 +80,30 @@ std::string describe_problem(const CompiledPlan& plan) {
 // What the chosen row was told of its layout.
 const LayoutStats& chosen_stats(const PassPlan& pass) {
     for (const Candidate& c : pass.considered)
-        if (c.kernel == pass.kernel) return c.stats;
+        if (c.kernel == pass.kernel && c.order == pass.order) return c.stats;
     return pass.considered.front().stats;
+}
+
+std::string describe_order(Order order) {
+    switch (order) {
+        case Order::residue: return " in residue classes";
+        case Order::listed: return " with listed tiles";
+        default: return "";
+    }
+}
+
+// Tokens in listed tiles, each place counted.
+double count_listed(const Axis& axis) {
+    return double(axis.tokens.size()) - double(std::count(axis.tokens.begin(), axis.tokens.end(), no_token));
+}
+
+std::string describe_order(const PassPlan& pass) {
+    const Layout& layout = *pass.layout;
+    if (pass.order == Order::plain) return "";
+    if (pass.order == Order::residue)
+        return line("  order", grouped(double(layout.queries.modulus)) + " residue classes of queries and keys");
+    return line("  order", plural(count_listed(layout.queries), "query", "queries") + " and " +
+                               plural(count_listed(layout.keys), "key") + " in listed tiles");
 }
 
 std::string describe_layout(const PassPlan& pass) {
@@ -85,7 +111,7 @@ std::string describe_layout(const PassPlan& pass) {
     const Layout& layout = *pass.layout;
     const double all = double(layout.class_of.size()) * layout.by_query.rows * layout.by_key.rows;
     const std::string classes = grouped(layout.classes) + (layout.classes == 1 ? " class" : " classes");
-    return line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
+    return describe_order(pass) + line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
                                 grouped(stats.masked) + " masked of " + grouped(all) + "; " +
                                 plural(layout.num_masks, "mask") + ", " + classes + " of heads") +
            line("  visited", grouped(stats.visited) + " pairs, " + percent(stats.visited - stats.pairs, stats.visited) +
@@ -135,7 +161,8 @@ std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass w
     out += line("  predicted", describe_cost(pass.cost) + " binds");
     out += "  considered\n";
     for (const Candidate& c : pass.considered)
-        out += std::string(c.kernel == pass.kernel ? "  * " : "    ") + c.kernel->name + ": " +
+        out += std::string(c.kernel == pass.kernel && c.order == pass.order ? "  * " : "    ") + c.kernel->name +
+               describe_order(c.order) + ": " +
                (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
     return out;
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "plan/lower.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/text.h"
+#include "layout/residue.h"
 
 namespace spattn {
 
@@ -11,18 +13,25 @@ namespace {
 constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists beyond the first lowering
 constexpr int64_t most_tasks = int64_t(1) << 31;
 
+constexpr int64_t shortest_class = 8;  // tokens: classes that are shorter than that hardly fill a block
+
 int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / block; }
+
+int32_t find_modulus(const Pattern& pattern, const Extent& extent) {
+    const int64_t modulus = pattern.modulus(), longest = std::min(extent.seq_q, extent.seq_k) / shortest_class;
+    return modulus > 1 && modulus <= longest && pattern.in_class(modulus, 0) ? int32_t(modulus) : 1;
+}
 }  // namespace
 
 Lowering::Lowering(const Pattern& pattern, const Problem& p)
-    : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset} {}
+    : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset},
+      modulus_(find_modulus(pattern, extent_)) {}
 
-const Lowered& Lowering::at(int32_t block_q, int32_t block_k) {
-    for (const Lowered& lowered : all_)
-        if (lowered.layout->block_q == block_q && lowered.layout->block_k == block_k) return lowered;
-    auto layout = std::make_shared<const Layout>(build_layout(pattern_, extent_, block_q, block_k));
+const Lowered& Lowering::at(const Form& form) {
+    if (const Lowered* known = find(form)) return *known;
+    auto layout = std::make_shared<const Layout>(build(form));
     const Counts counts = count(*layout);
-    all_.push_back({std::move(layout), counts});
+    all_.push_back({form, std::move(layout), counts});
     return all_.back();
 }
 
@@ -31,14 +40,35 @@ std::shared_ptr<const TokenLists> Lowering::tokens() {
     return tokens_;
 }
 
-std::string Lowering::refuse(int32_t block_q, int32_t block_k) const {
-    const int64_t rows = std::max(blocks(extent_.seq_q, block_q), blocks(extent_.seq_k, block_k));
+const Lowered* Lowering::find(const Form& form) const {
+    for (const Lowered& lowered : all_) {
+        const Form& f = lowered.form;
+        const bool is_same = f.block_q == form.block_q && f.block_k == form.block_k && f.order == form.order;
+        if (is_same && (form.order != Order::listed || f.owner == form.owner)) return &lowered;
+    }
+    return nullptr;
+}
+
+Layout Lowering::build(const Form& form) {
+    switch (form.order) {
+        case Order::residue:
+            return build_residue_layout(pattern_, extent_, modulus_, form.block_q, form.block_k).value();
+        case Order::listed:
+            return list_tiles(*at({form.block_q, form.block_k, Order::plain, form.owner}).layout, form.owner);
+        default: return build_layout(pattern_, extent_, form.block_q, form.block_k);
+    }
+}
+
+std::string Lowering::refuse(const Form& form) const {
+    const int64_t rows = std::max(blocks(extent_.seq_q, form.block_q), blocks(extent_.seq_k, form.block_k));
     if (rows >= most_tasks / (extent_.batch * extent_.heads)) return "2^31 tasks or more";
-    if (all_.empty()) return "";
+    const auto is_plain = [](const Lowered& lowered) { return lowered.form.order == Order::plain; };
+    const auto known = std::find_if(all_.begin(), all_.end(), is_plain);
+    if (form.order != Order::plain || known == all_.end()) return "";
     // Lists grow with the number of blocks at worst; smaller blocks than that are not worth their memory unseen.
-    const Layout& known = *all_.front().layout;
-    const double growth = double(known.block_q) * known.block_k / (double(block_q) * block_k);
-    const double expected = growth * double(known.bytes());
+    const double area = double(known->form.block_q) * known->form.block_k;
+    const double growth = area / (double(form.block_q) * form.block_k);
+    const double expected = growth * double(known->layout->bytes());
     if (growth <= 1 || expected <= most_bytes) return "";
     return text("lists of up to ", int64_t(expected / (1024 * 1024)), " MiB expected");
 }
@@ -56,6 +86,36 @@ std::shared_ptr<const std::vector<uint64_t>> Lowering::masks(const Lowered& lowe
     return masks;
 }
 
+namespace {
+
+// Tokens of each listed tile.
+std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
+    std::vector<int32_t> tokens(axis.tokens.size() / size_t(block));
+    for (size_t i = 0; i < axis.tokens.size(); ++i) tokens[i / size_t(block)] += axis.tokens[i] != no_token;
+    return tokens;
+}
+
+// What a listed tile is short of a block does not cost anything, but its tokens are gathered.
+void price_listed(const Layout& layout, bool by_key, LayoutStats& stats) {
+    const Axis& other = by_key ? layout.queries : layout.keys;
+    const Lists& lists = by_key ? layout.by_key : layout.by_query;
+    const int32_t own_block = by_key ? layout.block_k : layout.block_q;
+    const int32_t block = by_key ? layout.block_q : layout.block_k;
+    const std::vector<int32_t> tokens = count_tokens(other, block);
+    std::vector<int64_t> heads(layout.classes);
+    for (int32_t c : layout.class_of) ++heads[c];
+    for (size_t i = 0; i < lists.slices.size(); ++i)
+        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r) {
+            const Run& run = lists.runs[r];
+            for (int32_t t = run.first; t < std::min(run.first + run.count, int32_t(tokens.size())); ++t) {
+                stats.visited -= double(block - tokens[t]) * own_block * double(heads[i / size_t(lists.rows)]);
+                stats.gathered += double(tokens[t]) * double(heads[i / size_t(lists.rows)]);
+            }
+        }
+}
+
+}  // namespace
+
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     const Layout& layout = *lowered.layout;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
@@ -71,6 +131,7 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
     for (int32_t c : layout.class_of) stats.rows += rows[c];
+    if (lowered.form.order == Order::listed) price_listed(layout, by_key, stats);
     return stats;
 }
 
@@ -102,10 +163,11 @@ LayoutStats make_listed_stats(const Problem& p) {
     return stats;
 }
 
-LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel) {
+LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, double waste) {
     LayoutStats stats{};
-    stats.pairs = stats.visited = counts.pairs;
-    stats.blocks = std::ceil(counts.pairs / (double(kernel.block_q) * kernel.block_k));
+    stats.pairs = counts.pairs;
+    stats.visited = counts.pairs * waste;
+    stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
     const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
     stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : blocks(rows, kernel.block_q);
     return stats;

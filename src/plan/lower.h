@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Layouts of one pattern for the block sizes that kernels ask for, each compiled once.
+// Layouts of one pattern in the forms that kernels may read, each compiled once.
 #pragma once
 
 #include <deque>
@@ -8,12 +8,27 @@
 #include <vector>
 
 #include "layout/layout.h"
+#include "layout/listed.h"
 #include "layout/token_lists.h"
 #include "plan/kernel.h"
 
 namespace spattn {
 
+// Which tokens stand together in a block.
+enum class Order {
+    plain,    // consecutive ones
+    residue,  // those of a residue class: dilated patterns become dense ones
+    listed    // blocks that are nearly empty are listed token by token, for the pass at hand
+};
+
+struct Form {
+    int32_t block_q, block_k;
+    Order order;
+    Owner owner;  // told apart where listed
+};
+
 struct Lowered {
+    Form form;
     std::shared_ptr<const Layout> layout;
     Counts counts;
 };
@@ -22,11 +37,13 @@ class Lowering {
 public:
     Lowering(const Pattern& pattern, const Problem& problem);
 
-    const Lowered& at(int32_t block_q, int32_t block_k);
-    // Why these blocks should not be lowered: more lists than a plan should hold. Empty where they may.
-    std::string refuse(int32_t block_q, int32_t block_k) const;
+    const Lowered& at(const Form& form);
+    // Why this form should not be lowered: more lists than a plan should hold. Empty where it may.
+    std::string refuse(const Form& form) const;
     // The pattern as lists of tokens, for gather rows.
     std::shared_ptr<const TokenLists> tokens();
+    // Every key that a query sees lies this many tokens from its position, or a multiple: 1 where nothing is known.
+    int32_t modulus() const { return modulus_; }
     // Some layout that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 
@@ -40,8 +57,12 @@ private:
         std::shared_ptr<const std::vector<uint64_t>> masks;
     };
 
+    const Lowered* find(const Form& form) const;
+    Layout build(const Form& form);
+
     const Pattern& pattern_;
     Extent extent_;
+    int32_t modulus_;
     std::shared_ptr<const TokenLists> tokens_;
     std::deque<Lowered> all_;  // references stay good while it grows
     std::vector<Ordered> ordered_;
@@ -54,7 +75,8 @@ LayoutStats make_gather_stats(const Problem& problem, const Lowered& lowered);
 LayoutStats make_listed_stats(const Problem& problem);
 // Of a pattern with lists at run time, as if all were full.
 Counts count_listed(const Problem& problem);
-// As make_layout_stats if blocks of this size could be had without waste: no layout costs less.
-LayoutStats make_least_stats(const Problem& problem, const Counts& counts, const Kernel& kernel);
+// As make_layout_stats if so much were visited for each kept pair and nothing else: no layout of which that holds costs
+// less.
+LayoutStats make_least_stats(const Problem& problem, const Counts& counts, const Kernel& kernel, double waste);
 
 }  // namespace spattn

@@ -9,6 +9,7 @@
 #include "layout/layout.h"
 #include "layout/token_lists.h"
 #include "plan/kernel.h"
+#include "plan/lower.h"
 
 namespace spattn {
 
@@ -26,9 +27,10 @@ TasksView view(const Schedule& schedule);
 // joined. Depends on the layout and the problem only, never on the number of threads.
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, Pass pass);
 
-// A row that was looked at and what became of it.
+// A row that was looked at, with its blocks in an order, and what became of it.
 struct Candidate {
     const Kernel* kernel;
+    Order order;
     std::string refused;  // why it is out; empty where it has a cost
     Cost cost{};
     LayoutStats stats{};
@@ -37,6 +39,7 @@ struct Candidate {
 // One pass of a plan.
 struct PassPlan {
     const Kernel* kernel = nullptr;
+    Order order = Order::plain;
     // Row-major masks; shared between passes with equal blocks. Of a gather row whose lists runs bring: what else their
     // keys must satisfy, or null.
     std::shared_ptr<const Layout> layout;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Choosing: rows are refused for a reason or priced; the cheapest wins, the better-placed one where two cost the same.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <sstream>
 
@@ -23,6 +24,7 @@ namespace {
 constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
 constexpr double most_list_bytes = 512.0 * 1024 * 1024;
+constexpr double wasteful = 1.5;        // visited for each kept pair: from here on listed tiles are priced
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
@@ -59,13 +61,13 @@ public:
     PassPlan choose(Pass pass) {
         PassPlan plan;
         for (const Kernel& kernel : kernels_)
-            if (kernel.pass == pass) plan.considered.push_back({&kernel, refuse(kernel)});
+            if (kernel.pass == pass) consider(kernel, plan.considered);
         price(plan.considered);
-        const Candidate* best = nullptr;
-        for (const Candidate& candidate : plan.considered)
-            if (candidate.refused.empty() && (!best || choice_us(candidate) < choice_us(*best))) best = &candidate;
+        price_listed(plan.considered);
+        const Candidate* best = find_best(plan.considered);
         if (!best) fail_without_kernel(pass, plan.considered);
         plan.kernel = best->kernel;
+        plan.order = best->order;
         plan.cost = best->cost;
         complete(plan);
         return plan;
@@ -73,10 +75,17 @@ public:
 
     // Of the layout the pass reads, or of nominal blocks.
     Counts counts(const PassPlan& plan) {
-        return problem_.listed.at_run_time() ? count_listed(problem_) : lowered(*plan.kernel).counts;
+        return problem_.listed.at_run_time() ? count_listed(problem_) : lowered(*plan.kernel, plan.order).counts;
     }
 
 private:
+    // A row in residue classes too, where the pattern keeps to them.
+    void consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
+        std::string refused = refuse(kernel);
+        if (refused.empty() && kernel.orders && lowering_.modulus() > 1) candidates.push_back({&kernel, Order::residue, ""});
+        candidates.push_back({&kernel, Order::plain, std::move(refused)});
+    }
+
     std::string refuse(const Kernel& kernel) const {
         const auto is_forced = [&](const Kernel& k) {
             return std::find(forced_.begin(), forced_.end(), k.name) != forced_.end();
@@ -99,12 +108,15 @@ private:
     }
 
     // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
+    // Residue classes before plain blocks for the same reason.
     void price(std::vector<Candidate>& candidates) {
         std::vector<Candidate*> order;
         for (Candidate& candidate : candidates)
             if (candidate.refused.empty()) order.push_back(&candidate);
         std::stable_sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
-            return a->kernel->block_q * a->kernel->block_k > b->kernel->block_q * b->kernel->block_k;
+            const auto area = [](const Candidate* c) { return c->kernel->block_q * c->kernel->block_k; };
+            if ((a->order == Order::residue) != (b->order == Order::residue)) return a->order == Order::residue;
+            return area(a) > area(b);
         });
         const Candidate* best = nullptr;
         for (Candidate* candidate : order) {
@@ -113,24 +125,45 @@ private:
         }
     }
 
+    // Listed tiles, where plain blocks were lowered and are mostly waste.
+    void price_listed(std::vector<Candidate>& candidates) {
+        std::vector<Candidate> listed;
+        for (const Candidate& plain : candidates) {
+            if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
+            if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
+            listed.push_back({plain.kernel, Order::listed, ""});
+            price(listed.back(), find_best(candidates));
+        }
+        candidates.insert(candidates.end(), listed.begin(), listed.end());
+    }
+
+    const Candidate* find_best(const std::vector<Candidate>& candidates) const {
+        const Candidate* best = nullptr;
+        for (const Candidate& candidate : candidates)
+            if (candidate.refused.empty() && (!best || choice_us(candidate) < choice_us(*best))) best = &candidate;
+        return best;
+    }
+
     void price(Candidate& candidate, const Candidate* best) {
         const Kernel& kernel = *candidate.kernel;
         if (kernel.block_q > 0) {
-            candidate.refused = lowering_.refuse(kernel.block_q, kernel.block_k);
-            if (candidate.refused.empty() && best && is_beaten(kernel, *best))
+            candidate.refused = lowering_.refuse(form(kernel, candidate.order));
+            if (candidate.refused.empty() && best && is_beaten(candidate, *best))
                 candidate.refused = text("could not beat ", best->kernel->name, " even without waste");
             if (!candidate.refused.empty()) return;
         }
-        candidate.stats = stats_of(kernel);
+        candidate.stats = stats_of(candidate);
         if (kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
         if (!candidate.refused.empty()) return;
         candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
     }
 
-    LayoutStats stats_of(const Kernel& kernel) {
+    LayoutStats stats_of(const Candidate& candidate) {
+        const Kernel& kernel = *candidate.kernel;
         if (problem_.listed.at_run_time()) return make_listed_stats(problem_);
-        if (kernel.family == Family::gather) return make_gather_stats(problem_, lowered(kernel));
-        return make_layout_stats(lowered(kernel), kernel.by_key);
+        const Lowered& chosen = lowered(kernel, candidate.order);
+        return kernel.family == Family::gather ? make_gather_stats(problem_, chosen)
+                                               : make_layout_stats(chosen, kernel.by_key);
     }
 
     // Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
@@ -140,9 +173,13 @@ private:
         return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
     }
 
-    // Saves lowering for blocks that cannot win: costs never fall when more is visited.
-    bool is_beaten(const Kernel& kernel, const Candidate& best) const {
-        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel);
+    // Saves lowering for blocks that cannot win: costs never fall when more is visited. Of a plain block, a query can
+    // keep no more keys than one in `modulus`.
+    bool is_beaten(const Candidate& candidate, const Candidate& best) const {
+        const Kernel& kernel = *candidate.kernel;
+        const double most_kept = std::ceil(double(kernel.block_k) / double(lowering_.modulus()));
+        const double waste = candidate.order == Order::plain ? kernel.block_k / most_kept : 1;
+        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel, waste);
         return kernel.cost(problem_, least, choice_machine()).us >= choice_us(best);
     }
 
@@ -158,9 +195,15 @@ private:
         return candidate.kernel->cost(problem_, candidate.stats, choice_machine()).us;
     }
 
-    const Lowered& lowered(const Kernel& kernel) {
-        if (kernel.block_q > 0) return lowering_.at(kernel.block_q, kernel.block_k);
-        return lowering_.at(nominal_block, nominal_block);
+    static Form form(const Kernel& kernel, Order order) {
+        return {kernel.block_q, kernel.block_k, order, kernel.by_key ? Owner::keys : Owner::queries};
+    }
+
+    // Rows that read no layout count in whatever order is the cheapest to lower.
+    const Lowered& lowered(const Kernel& kernel, Order order) {
+        if (kernel.block_q > 0) return lowering_.at(form(kernel, order));
+        return lowering_.at({nominal_block, nominal_block, lowering_.modulus() > 1 ? Order::residue : Order::plain,
+                             Owner::queries});
     }
 
     // Masks, tasks and scratch of the chosen row.
@@ -168,7 +211,7 @@ private:
         const Kernel& kernel = *plan.kernel;
         if (kernel.family == Family::gather) complete_gather(plan);
         if (kernel.block_q > 0) {
-            const Lowered& chosen = lowered(kernel);
+            const Lowered& chosen = lowered(kernel, plan.order);
             plan.layout = chosen.layout;
             plan.masks = lowering_.masks(chosen, kernel);
             plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);
@@ -181,9 +224,9 @@ private:
         if (!problem_.listed.at_run_time()) {
             plan.tokens = lowering_.tokens();
         } else if (known_) {
-            const Lowered& chosen = lowered(*plan.kernel);
-            plan.layout = chosen.layout;
-            plan.masks = lowering_.masks(chosen, *plan.kernel);
+            const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});
+            plan.layout = plain.layout;
+            plan.masks = lowering_.masks(plain, *plan.kernel);
         }
     }
 

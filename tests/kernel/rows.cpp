@@ -51,6 +51,16 @@ static const Case cases[] = {
     {"causal", 2, 4, 2, 70, 90, 20, 12, Axes::bhsd, own_scale, aligned_end, true, true},  // value in key
     {"window(40,3)", 1, 2, 1, 200, 200, 64, 64, Axes::bshd, own_scale, aligned_end, true, true},
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 16, 8, Axes::gaps, own_scale, aligned_end, true, true},
+    // In orders of their own: see the_orders_are_met.
+    {"causal & dilated(300,0,5)", 1, 4, 2, 643, 643, 20, 20, Axes::bshd},
+    {"strided(9) - window(3,3)", 2, 2, 1, 200, 310, 16, 20, Axes::gaps},
+    {"causal & dilated(90,0,6)", 1, 2, 2, 300, 260, 16, 16, Axes::bhsd, own_scale, -77},
+    {"block_diagonal(144) & residue(3,1)", 1, 2, 1, 500, 500, 16, 16},  // two classes of three see nothing
+    {"per_head([0,1], dilated(96,96,12), strided(8))", 1, 2, 1, 400, 400, 16, 16},
+    {"window(9,9) | global_tokens(3,200,201,450,777)", 1, 4, 2, 900, 900, 20, 12, Axes::bshd},
+    {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
+    {"logsparse", 2, 2, 1, 700, 700, 12, 12},
+    {"per_head([0,1,0,0], global_keys(7,300,301,599) | window(0,0), transpose(logsparse))", 1, 4, 2, 600, 600, 8, 8},
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut
 };
@@ -78,6 +88,25 @@ TEST(every_row_computes_attention) {
         }
     for (const Rows& rows : all)
         if (!rows.forward.runs_here()) check::skip(text(rows.forward.name, ": not on this machine"));
+}
+
+TEST(the_orders_are_met) {
+    for (const Rows& rows : cpu_rows(false)) {
+        if (rows.forward.dtype != Dtype::f32 || !rows.forward.runs_here()) continue;
+        check::context = rows.forward.name;
+        int residue = 0, listed = 0, moved = 0;
+        for (const Case& c : cases) {
+            const Attention<float> attention(c, rows, 2);
+            for (const PassPlan* pass : {&attention.plan().forward, &attention.plan().backward}) {
+                residue += pass->order == Order::residue;
+                listed += pass->order == Order::listed;
+                moved += !pass->layout->queries.away.empty() || !pass->layout->keys.away.empty();
+            }
+        }
+        CHECK(residue >= 4);
+        CHECK(listed >= 4);
+        CHECK(moved >= 2);
+    }
 }
 
 // References of 16-bit elements are the f32 one, rounded once: half a unit of 8 or 11 bits.

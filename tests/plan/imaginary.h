@@ -8,12 +8,12 @@ namespace spattn::imaginary {
 
 inline Machine machine(int lanes = 8) { return {"imaginary", lanes, 2.0, 6.25 * lanes}; }
 
-// A tile costs its products and a fixed time; small tiles reach less of the peak. Peak: 32 FLOP a cycle and lane.
+// A tile costs its products and a fixed time, a gathered token a little; small tiles reach less of the peak. Peak: 32 FLOP a cycle and lane.
 template <int efficiency_percent, Pass pass>
 Cost cost(const Problem& p, const LayoutStats& s, const Machine& m) {
     const double peak = 32 * m.clock * m.lanes * 1e3;  // FLOP a us
     const double compute = flops(p, s.visited, pass) / peak * 100 / efficiency_percent;
-    const double overhead = (0.02 * s.blocks + 0.02 * s.masked + 0.5 * double(s.rows)) / m.lanes;
+    const double overhead = (0.02 * s.blocks + 0.02 * s.masked + 0.001 * s.gathered + 0.5 * double(s.rows)) / m.lanes;
     const double memory = operand_bytes(p, pass) / (m.bandwidth * 1e3);
     if (memory > compute + overhead) return {memory, "memory"};
     return {compute + overhead, compute > overhead ? "compute" : "overhead"};
@@ -59,6 +59,7 @@ inline Kernel forward_row(const char* name, int block, Dtype dtype = Dtype::f32)
     k.fits = fits;
     k.cost = cost_of<Pass::forward>(block);
     k.workspace = workspace;
+    k.orders = block > 0;
     k.forward = run_forward;
     k.family = block ? Family::block : Family::reference;
     return k;
@@ -81,6 +82,7 @@ inline std::vector<Kernel> kernels() {
     unreachable.runs_here = elsewhere;
     Kernel on_gpu = forward_row("gpu_block_forward_f32_128x128", 128);
     on_gpu.device = SPATTN_CUDA;
+    on_gpu.orders = false;
     Kernel large = forward_row("near_block_forward_f32_64x64", 64);
     large.fits = fits_up_to_256;
     all = {on_gpu,

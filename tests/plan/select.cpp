@@ -36,9 +36,9 @@ CompiledPlan plan_of(const char* pattern, const Problem& problem, PlanOptions op
 
 std::string name(const PassPlan& pass) { return pass.kernel->name; }
 
-std::string refusal(const PassPlan& pass, const std::string& kernel) {
+std::string refusal(const PassPlan& pass, const std::string& kernel, Order order = Order::plain) {
     for (const Candidate& c : pass.considered)
-        if (c.kernel->name == kernel) return c.refused;
+        if (c.kernel->name == kernel && c.order == order) return c.refused;
     return "not considered";
 }
 
@@ -74,6 +74,54 @@ TEST(refusals_say_why) {
     CHECK_EQ(refusal(plan.forward, "near_block_forward_bf16_64x64"), "for dtype bf16");
     CHECK_EQ(refusal(plan.forward, "reference_forward_f32"), "reference row, only with SPATTN_PLAN_REFERENCE");
     CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_16x16"), "");
+}
+
+TEST(dilated_patterns_run_in_residue_classes) {
+    const Problem p = imaginary::problem(4096, 4096);
+    for (const char* pattern : {"causal & dilated(1008,0,16)", "strided(16)", "block_diagonal(512) & residue(4,1)"}) {
+        const CompiledPlan plan = plan_of(pattern, p);
+        check::context = pattern;
+        CHECK(plan.forward.order == Order::residue);
+        CHECK(plan.backward.order == Order::residue);
+        CHECK(plan.forward.layout->queries.modulus > 1);
+        CHECK_EQ(plan.counts.pairs, count(build_layout(*parse_pattern(pattern), {1, 1, 4096, 4096, 0}, 64, 64)).pairs);
+    }
+    check::context.clear();
+    // Of a plain block one key in 16 can be kept: known without lowering.
+    const CompiledPlan plan = plan_of("strided(16)", p);
+    CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_64x64"),
+             "could not beat near_block_forward_f32_64x64 even without waste");
+}
+
+TEST(patterns_without_classes_stay_plain) {
+    const Problem p = imaginary::problem(4096, 4096);
+    for (const char* pattern : {"causal", "window(63,0)", "causal & (window(127,0) | strided(128))", "strided(3000)"}) {
+        check::context = pattern;
+        CHECK(plan_of(pattern, p).forward.order != Order::residue);
+        CHECK_EQ(refusal(plan_of(pattern, p).forward, "near_block_forward_f32_64x64", Order::residue), "not considered");
+    }
+}
+
+TEST(scattered_keys_are_listed) {
+    const Problem p = imaginary::problem(8192, 8192);
+    const CompiledPlan plan = plan_of("window(64,64) | global_tokens(100,900,1700,2500,3300,4100,4900,5700)", p);
+    CHECK(plan.forward.order == Order::listed);
+    CHECK(plan.backward.order == Order::listed);
+    CHECK(plan.forward.layout->keys.tokens.size() > 0);
+    CHECK_EQ(plan.forward.layout->queries.tokens.size(), size_t(64));  // the global tokens, in a tile of their own
+    CHECK_EQ(plan.backward.layout->keys.tokens.size(), size_t(64));
+    CHECK(plan_of("full", p).forward.order == Order::plain);
+    CHECK_EQ(refusal(plan_of("full", p).forward, "near_block_forward_f32_64x64", Order::listed), "not considered");
+}
+
+TEST(rows_that_read_no_order_get_plain_blocks) {
+    std::vector<Kernel> plain_rows = imaginary::kernels();
+    for (Kernel& kernel : plain_rows) kernel.orders = false;
+    const CompiledPlan plan = compile_plan(*parse_pattern("causal & dilated(1008,0,16)"), imaginary::problem(4096, 4096),
+                                           options_of(true), plain_rows);
+    CHECK(plan.forward.order == Order::plain);
+    CHECK(plan.backward.order == Order::plain);
+    for (const Candidate& c : plan.forward.considered) CHECK(c.order == Order::plain);
 }
 
 TEST(small_blocks_are_not_lowered_where_they_cannot_win) {
