@@ -57,27 +57,58 @@ private:
     double lse_ = -infinity;
 };
 
-// Row `row` alone is an extent of one query that stands at that position.
-std::vector<int32_t> keys_of(const Attention& a, Row at) {
+template <class T>
+spattn_tensor vector_of(std::vector<T>& values, const int64_t& count) {
+    spattn_tensor tensor{};
+    tensor.data = values.data();
+    tensor.device = {SPATTN_CPU, 0};
+    tensor.ndim = 1;
+    tensor.dtype = {SPATTN_INT, 8 * sizeof(T), 1};
+    tensor.shape = &count;
+    return tensor;
+}
+
+// The keys of rows [0, rows) of an extent, one row after the other, where each row begins, and whether that could be
+// asked.
+struct Csr {
+    std::vector<int64_t> row_ptr;
+    std::vector<int32_t> keys;
+    spattn_status status;
+};
+
+Csr read_csr(const Attention& a, int64_t head, int64_t rows, int64_t q_offset) {
     spattn_extent extent{};
     extent.struct_size = sizeof extent;
     extent.flags = SPATTN_EXTENT_Q_OFFSET;
     extent.batch = a.shape.batch;
     extent.heads = a.shape.heads_q;
-    extent.seq_q = 1;
+    extent.seq_q = rows;
     extent.seq_k = a.shape.seq;
-    extent.q_offset = at.row;
+    extent.q_offset = q_offset;
+    Csr csr;
+    csr.row_ptr.resize(rows + 1);
+    const int64_t bounds = rows + 1;
+    const spattn_tensor row_ptr = vector_of(csr.row_ptr, bounds);
     int64_t count = 0;
-    require(spattn_pattern_to_csr(a.pattern.get(), &extent, at.head, nullptr, nullptr, &count));
-    std::vector<int32_t> keys(count);
-    spattn_tensor columns{};
-    columns.data = keys.data();
-    columns.device = {SPATTN_CPU, 0};
-    columns.ndim = 1;
-    columns.dtype = {SPATTN_INT, 32, 1};
-    columns.shape = &count;
-    if (count > 0) require(spattn_pattern_to_csr(a.pattern.get(), &extent, at.head, nullptr, &columns, &count));
-    return keys;
+    csr.status = spattn_pattern_to_csr(a.pattern.get(), &extent, head, &row_ptr, nullptr, &count);
+    if (csr.status != SPATTN_OK || count == 0) return csr;
+    csr.keys.resize(count);
+    const spattn_tensor columns = vector_of(csr.keys, count);
+    require(spattn_pattern_to_csr(a.pattern.get(), &extent, head, nullptr, &columns, &count));
+    return csr;
+}
+
+// Row `row` alone is an extent of one query that stands at that position. A pattern that is lists of one extent has no
+// other, and is read whole.
+std::vector<int32_t> keys_of(const Attention& a, Row at) {
+    const Csr alone = read_csr(a, at.head, 1, at.row);
+    if (alone.status != SPATTN_E_SHAPE) {
+        require(alone.status);
+        return alone.keys;
+    }
+    const Csr whole = read_csr(a, at.head, a.shape.seq, 0);
+    require(whole.status);
+    return {whole.keys.begin() + whole.row_ptr[at.row], whole.keys.begin() + whole.row_ptr[at.row + 1]};
 }
 
 TrueRow::TrueRow(const Attention& a, Row at)
