@@ -33,7 +33,7 @@ void compose_and_ask() {
 // What leaks grows in every window of rounds; what a cache or malloc itself takes once does not.
 template <class Body>
 void demand_no_growth(int rounds, Body body) {
-    constexpr int windows = 5;
+    constexpr int windows = 10;
     auto least = std::numeric_limits<int64_t>::max();
     for (int window = 0; window < windows; ++window) {
         const auto before = int64_t(bytes_in_use());
@@ -54,7 +54,7 @@ TEST(plans_leak_nothing) {
     const Context context = make_context(options);
     const char* texts[] = {"causal", "full", "bigbird(8,3,1,1,0)", "window(9,9)"};
     int turn = 0;
-    demand_no_growth(1000, [&] {
+    demand_no_growth(2000, [&] {
         const Pattern pattern = parse(texts[turn++ % 4]);
         make_plan(context.get(), pattern.get(), make_problem());
     });

@@ -125,7 +125,7 @@ private:
         append(by_key, layout_.by_key);
     }
 
-    static void append(const std::vector<std::map<int32_t, int32_t>>& rows, Lists& lists) {
+    static void append(const std::vector<std::map<int32_t, int32_t>>& rows, spattn::Lists& lists) {
         for (const auto& row : rows) {
             const int32_t begin = int32_t(lists.runs.size());
             for (const auto& [block, mask] : row) {
