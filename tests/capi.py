@@ -94,9 +94,10 @@ class Library:
         self.check(self.c.spattn_pattern_to_image(pattern, c_extent(extent), head, tensor(out)))
         return out
 
-    def plan(self, pattern, flags=0, scale=None, q_offset=None, **sizes):
-        float32 = {"code": 2, "bits": 32, "lanes": 1}
-        problem = sized("spattn_problem", flags=flags, dtype=float32, axes=self.c.SPATTN_BHSD, **sizes)
+    def plan(self, pattern, flags=0, scale=None, q_offset=None, dtype=np.float32, **sizes):
+        bits = 8 * np.dtype(dtype).itemsize
+        dtype = {"code": DTYPES[np.dtype(dtype).kind], "bits": bits, "lanes": 1}
+        problem = sized("spattn_problem", flags=flags, dtype=dtype, axes=self.c.SPATTN_BHSD, **sizes)
         if scale is not None:
             problem.flags |= self.c.SPATTN_PLAN_SCALE
             problem.scale = scale

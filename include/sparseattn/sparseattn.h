@@ -376,8 +376,9 @@ enum spattn_plan_flags {
     SPATTN_PLAN_REFERENCE = 1 << 2,     /* the plain double-precision rows: slow, the truth */
     SPATTN_PLAN_Q_OFFSET = 1 << 3,      /* q_offset is meant, even if 0 */
     SPATTN_PLAN_SCALE = 1 << 4,         /* scale is meant, even if 0 */
-    SPATTN_PLAN_VALUE_IN_KEY = 1 << 5   /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
+    SPATTN_PLAN_VALUE_IN_KEY = 1 << 5,  /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
                                            gradients. head_dim_v <= head_dim */
+    SPATTN_PLAN_SINK_LOGITS = 1 << 6    /* sink_logits will be given to each run */
 };
 typedef struct spattn_problem {
     uint32_t struct_size;
@@ -390,6 +391,7 @@ typedef struct spattn_problem {
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
+    double softcap;                     /* 0 = none, else 1e-6 .. 1e30 */
 } spattn_problem;
 
 /* Compiles the pattern for these shapes and chooses kernels. The plan keeps what it needs of context and pattern alive.
@@ -410,7 +412,11 @@ SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buff
  *
  *     s = scale * q kT, where the pattern keeps (query, key); p = softmax(s); out = p v; lse = log(sum(exp(s)))
  *
- * A query that sees no key gets out 0, lse -infinity and gradients 0. Keys that no query sees, and queries that see no
+ * With a softcap, s = softcap * tanh(scale * q kT / softcap). A learned sink adds a score without a value, z of each
+ * query head, to every row of it: p = exp(s - lse), lse = log(sum(exp(s)) + exp(z)), and
+ * dsink = sum over rows of exp(z - lse) * (dlse - rowsum(dout * out)).
+ *
+ * A query that sees no key gets out 0, lse -infinity (with a sink: z, so that dsink has its dlse) and gradients 0. Keys that no query sees, and queries that see no
  * key, may hold anything, NaN included. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite.
  * Results are the same bits for any number of threads. workspace may be NULL only where spattn_plan_workspace says 0
  * bytes; one workspace a concurrent call. Shapes below are for SPATTN_BHSD; any strides, none negative.
@@ -433,6 +439,7 @@ typedef struct spattn_forward_args {
                                           the first ones; cut to [0, max] */
     void* workspace;
     size_t workspace_bytes;
+    const spattn_tensor* sink_logits; /* [heads_q] float32, finite or -infinity: with SPATTN_PLAN_SINK_LOGITS, else NULL */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 
@@ -447,6 +454,8 @@ typedef struct spattn_backward_args {
     const spattn_tensor *indices, *index_counts; /* the same lists as in forward */
     void* workspace;
     size_t workspace_bytes;
+    const spattn_tensor* sink_logits;  /* as in forward */
+    const spattn_tensor* dsink_logits; /* out [heads_q] float32, optional; only with sink_logits */
 } spattn_backward_args;
 SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* args);
 

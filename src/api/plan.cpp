@@ -34,8 +34,16 @@ double read_scale(const spattn_problem& p) {
     return p.scale;
 }
 
+double read_softcap(double softcap) {
+    constexpr double least = 1e-6, most = 1e30;
+    if (softcap != 0 && !(softcap >= least && softcap <= most))
+        fail(SPATTN_E_RANGE, "problem.softcap", text("is ", softcap, "; accepted: 0 for none, or ", least, " to ", most));
+    return softcap;
+}
+
 constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
-                                 SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY;
+                                 SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY |
+                                 SPATTN_PLAN_SINK_LOGITS;
 
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
@@ -63,6 +71,8 @@ Problem read_problem(const spattn_problem& p) {
     r.scale = read_scale(p);
     r.q_offset = read_q_offset(p.flags & SPATTN_PLAN_Q_OFFSET, p.q_offset, p.seq_q, p.seq_k, "problem.q_offset");
     r.deterministic = p.flags & SPATTN_PLAN_DETERMINISTIC;
+    r.softcap = read_softcap(p.softcap);
+    r.has_sink_logits = p.flags & SPATTN_PLAN_SINK_LOGITS;
     r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
     if (r.value_in_key && r.head_dim_v > r.head_dim)
         fail(SPATTN_E_RANGE, "problem.head_dim_v",
@@ -79,7 +89,7 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
                           p.q_offset, int64_t(flags), int64_t(axes)})
         key << value << ' ';
-    key << p.scale << ' ' << (forced ? forced : "") << '\n' << pattern.identity();
+    key << p.scale << ' ' << p.softcap << ' ' << (forced ? forced : "") << '\n' << pattern.identity();
     return key.str();
 }
 
@@ -115,7 +125,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
     return guard_result(__func__, result, [&]() -> Ref<const spattn_plan> {
         required(context, "context");
         required(pattern, "pattern");
-        const spattn_problem p = read_struct(given, sizeof(spattn_problem), "problem");
+        const spattn_problem p = read_struct(given, offsetof(spattn_problem, softcap), "problem");
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.listed = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});

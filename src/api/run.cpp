@@ -26,6 +26,9 @@ public:
     // [batch, heads_q, seq_q] float32.
     TensorView row_input(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), false); }
     TensorView row_output(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), true); }
+    // [heads_q] float32.
+    TensorView head_input(const spattn_tensor* t, const char* argument) { return add(heads(t, argument), false); }
+    TensorView head_output(const spattn_tensor* t, const char* argument) { return add(heads(t, argument), true); }
 
     // Of lists that come with the run: [batch, rows, heads_kv, most], and without the last axis for their counts.
     IndexView index_input(const spattn_tensor* t, const char* argument) {
@@ -107,6 +110,11 @@ private:
         return {data_, is_packed ? 0 : s[0], s[1], s[2], shape.size() == 4 ? s[3] : 0, t->dtype.bits == 64};
     }
 
+    TensorView heads(const spattn_tensor* t, const char* argument) {
+        const auto s = place(t, argument, std::array{p_.heads_q}, {dtype_f32});
+        return {data_, 0, s[0], 0, 0};
+    }
+
     std::array<int64_t, max_axes> place(const spattn_tensor* tensor, const char* argument,
                                         std::span<const int64_t> shape,
                                         std::initializer_list<spattn_dtype> accepted) {
@@ -141,7 +149,7 @@ private:
 
     const spattn_plan& plan_;
     const Problem& p_;
-    std::array<Placed, 16> placed_;  // as many as backward has operands
+    std::array<Placed, 18> placed_;  // as many as backward has operands
     int count_ = 0;
     void* data_ = nullptr;
 };
@@ -162,6 +170,15 @@ RunLists read_lists(Operands& operands, const Problem& p, const Args& a) {
     lists.indices = operands.index_input(a.indices, "indices");
     if (a.index_counts) lists.counts = operands.count_input(a.index_counts, "index_counts");
     return lists;
+}
+
+// Kernels that take sinks are chosen by the plan, so it must know of them.
+constexpr const char* unplanned_sinks = "the plan is not one with SPATTN_PLAN_SINK_LOGITS";
+
+TensorView read_sinks(Operands& operands, const Problem& p, const spattn_tensor* sink_logits) {
+    if (p.has_sink_logits) return operands.head_input(sink_logits, "sink_logits");
+    refuse_operand(sink_logits, "sink_logits", unplanned_sinks);
+    return {};
 }
 
 // v, or the columns of k that are v.
@@ -209,7 +226,7 @@ using namespace spattn;
 spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* given) {
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").compiled.problem;
-        const spattn_forward_args a = read_struct(given, sizeof(spattn_forward_args), "args");
+        const spattn_forward_args a = read_struct(given, offsetof(spattn_forward_args, sink_logits), "args");
         check_flags(a.flags);
         Operands operands(*plan);
         ForwardArgs run{};
@@ -221,6 +238,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         if (a.lse) run.lse = operands.row_output(a.lse, "lse");
         if (a.max_logits) run.max_logits = operands.row_output(a.max_logits, "max_logits");
         run.listed = read_lists(operands, p, a);
+        run.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
         const Kernel& kernel = *plan->compiled.forward.kernel;
         if (a.max_logits && !kernel.max_logits)
@@ -235,7 +253,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
 spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* given) {
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").compiled.problem;
-        const spattn_backward_args a = read_struct(given, sizeof(spattn_backward_args), "args");
+        const spattn_backward_args a = read_struct(given, offsetof(spattn_backward_args, sink_logits), "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.backward;
         require(pass.kernel, SPATTN_E_STATE, "plan",
@@ -257,6 +275,9 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         else
             run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
         run.listed = read_lists(operands, p, a);
+        run.sink_logits = read_sinks(operands, p, a.sink_logits);
+        if (!p.has_sink_logits) refuse_operand(a.dsink_logits, "dsink_logits", unplanned_sinks);
+        if (a.dsink_logits) run.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
         const RowsOfRun rows(*plan, run.listed);
         fill(run, *plan, plan->image.backward, rows, a.stream);

@@ -64,6 +64,8 @@ std::string describe_problem(const CompiledPlan& plan) {
     sizes += ", queries " + grouped(double(p.seq_q)) + ", keys " + grouped(double(p.seq_k));
     sizes += ", head_dim " + decimal(double(p.head_dim), 0) + "/" + decimal(double(p.head_dim_v), 0);
     sizes += std::string(", ") + dtype_row(p.dtype).name + ", scale " + shortest(p.scale);
+    if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
+    if (p.has_sink_logits) sizes += ", sink logits";
     sizes += ", q_offset " + decimal(double(p.q_offset), 0);
     std::string out = line("problem", sizes);
     const double all = double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k);

@@ -26,8 +26,10 @@ struct Problem {
     double scale;
     int64_t q_offset;
     bool deterministic;
-    bool value_in_key = false;  // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
-    ListShape listed{};         // of lists that come with each run
+    double softcap = 0;            // 0: scores as they are
+    bool has_sink_logits = false;  // each run brings them
+    bool value_in_key = false;     // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
+    ListShape listed{};            // of lists that come with each run
     int64_t group() const { return heads_q / heads_kv; }
 };
 
@@ -63,10 +65,12 @@ struct RunArgs {
 
 struct ForwardArgs : RunArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
+    TensorView sink_logits;                    // a head, the other axes mean nothing; absent unless the problem has them
 };
 
 struct BackwardArgs : RunArgs {
     TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
+    TensorView sink_logits, dsink_logits;                   // as in forward; dsink_logits may be absent
 };
 
 // Counts a cost model works on, over all heads and batch entries.
@@ -115,6 +119,7 @@ struct Kernel {
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
     bool max_logits = false;                    // writes them where a run asks
+    bool softcap = false, sink_logits = false;  // takes problems that have them
 };
 
 struct KernelTable {

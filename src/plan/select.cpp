@@ -98,6 +98,8 @@ private:
         if (!is_reference && options_.reference) return "SPATTN_PLAN_REFERENCE asks for reference rows";
         if (!is_forced(kernel) && std::any_of(kernels_.begin(), kernels_.end(), pins_pass))
             return text(force_variable, " pins another row");
+        if (problem_.softcap != 0 && !kernel.softcap) return "no softcap";
+        if (problem_.has_sink_logits && !kernel.sink_logits) return "no sink logits";
         if (!kernel.runs_here()) return "not on this machine";
         if (problem_.listed.at_run_time() && kernel.family == Family::block)
             return "block row, and runs bring the lists";

@@ -62,6 +62,16 @@ inline Context make_context(const spattn_context_options& options = cpu_options(
     return Context(result);
 }
 
+// Structs that have grown are accepted as they were in the beginning.
+template <class S>
+constexpr size_t first_size = sizeof(S);
+template <>
+constexpr size_t first_size<spattn_problem> = offsetof(spattn_problem, softcap);
+template <>
+constexpr size_t first_size<spattn_forward_args> = offsetof(spattn_forward_args, sink_logits);
+template <>
+constexpr size_t first_size<spattn_backward_args> = offsetof(spattn_backward_args, sink_logits);
+
 inline spattn_extent make_extent(int64_t seq_q, int64_t seq_k) {
     auto extent = sized<spattn_extent>();
     extent.seq_q = seq_q;

@@ -53,7 +53,7 @@ std::vector<BadOptions> bad_options() {
 std::vector<BadProblem> bad_problems() {
     std::vector<BadProblem> table = {
         {"struct_size 0", [](auto& p) { p.struct_size = 0; }, SPATTN_E_STRUCT_SIZE, "problem"},
-        {"struct_size short", [](auto& p) { p.struct_size -= 8; }, SPATTN_E_STRUCT_SIZE, "problem"},
+        {"struct_size short", [](auto& p) { p.struct_size = uint32_t(first_size<spattn_problem> - 8); }, SPATTN_E_STRUCT_SIZE, "problem"},
         {"a flag of the future", [](auto& p) { p.flags |= 1u << 31; }, SPATTN_E_UNKNOWN_FIELD, "problem.flags"},
         {"heads_q no multiple", [](auto& p) { p.heads_kv = 3; }, SPATTN_E_RANGE, "problem.heads_kv"},
         {"more heads_kv", [](auto& p) { p.heads_kv = 8; }, SPATTN_E_RANGE, "problem.heads_kv"},
@@ -84,6 +84,8 @@ std::vector<BadProblem> bad_problems() {
                          SPATTN_E_RANGE, "problem.scale"});
     for (double scale : {nan, infinity, 0.5})
         table.push_back({"scale without its flag", [=](auto& p) { p.scale = scale; }, SPATTN_E_RANGE, "problem.scale"});
+    for (double softcap : {nan, infinity, -1., 1e-7, 1e31})
+        table.push_back({"softcap", [=](auto& p) { p.softcap = softcap; }, SPATTN_E_RANGE, "problem.softcap"});
     for (int64_t offset : {huge, -huge, most, least})
         table.push_back({"q_offset",
                          [=](auto& p) {

@@ -30,6 +30,10 @@ struct Run {
             add("dk", &Args::dk, k, true);
             add("dv", &Args::dv, v, true);
         }
+        if (!(p.flags & SPATTN_PLAN_SINK_LOGITS)) return;
+        add("sink_logits", &Args::sink_logits, {p.heads_q}, false);
+        if constexpr (std::is_same_v<Args, spattn_backward_args>)
+            add("dsink_logits", &Args::dsink_logits, {p.heads_q}, true);
     }
 
     void add(const char* name, const spattn_tensor* Args::* field, const std::vector<int64_t>& shape, bool is_output) {
@@ -83,11 +87,17 @@ const Pattern& long_rows() {
     return pattern;
 }
 
+spattn_problem problem_with_sinks() {
+    auto problem = make_problem();
+    problem.flags |= SPATTN_PLAN_SINK_LOGITS;
+    return problem;
+}
+
 // A plan that needs workspace in both passes is made large enough to split rows; small ones may need none.
 template <class Pass>
 struct Scene {
     Context context = make_context();
-    spattn_problem problem = make_problem();
+    spattn_problem problem = problem_with_sinks();
     Plan plan = make_plan(context.get(), long_rows().get(), problem);
 
     // Spoils one thing, demands the failure and that no output was written.
@@ -106,7 +116,7 @@ void check_operands() {
     const Pass good(scene.plan.get(), scene.problem);
     for (const auto& operand : good.operands) {
         const std::string& name = operand.name;
-        const bool is_optional = name == "dlse" || (name == "lse" && operand.is_output);
+        const bool is_optional = name == "dlse" || name == "dsink_logits" || (name == "lse" && operand.is_output);
         if (!is_optional)
             scene.demand_failure(
                 name + " NULL", [&](Pass& p) { p.args.*operand.field = nullptr; }, SPATTN_E_NULL, name.c_str());
@@ -136,8 +146,12 @@ void check_overlaps() {
             }
         }
         scene.demand_failure(
-            output.name + " over itself", [&](Pass& p) { p.operand(output.name).strides[1] = 1; }, SPATTN_E_LAYOUT,
-            output.name.c_str());
+            output.name + " over itself",
+            [&](Pass& p) {
+                auto& strides = p.operand(output.name).strides;
+                strides.size() > 1 ? strides[1] = 1 : strides[0] = 0;
+            },
+            SPATTN_E_LAYOUT, output.name.c_str());
     }
 }
 
@@ -156,7 +170,12 @@ void check_args() {
     scene.demand_failure(
         "a flag of the future", [](Pass& p) { p.args.flags = 1; }, SPATTN_E_UNKNOWN_FIELD, "args.flags");
     scene.demand_failure("struct_size 0", [](Pass& p) { p.args.struct_size = 0; }, SPATTN_E_STRUCT_SIZE, "args");
-    scene.demand_failure("struct_size short", [](Pass& p) { p.args.struct_size -= 8; }, SPATTN_E_STRUCT_SIZE, "args");
+    scene.demand_failure(
+        "struct_size short", [](Pass& p) { p.args.struct_size = uint32_t(first_size<decltype(p.args)> - 8); },
+        SPATTN_E_STRUCT_SIZE, "args");
+    scene.demand_failure(
+        "an older struct, without sinks",
+        [](Pass& p) { p.args.struct_size = uint32_t(first_size<decltype(p.args)>); }, SPATTN_E_NULL, "sink_logits");
     Pass pass(scene.plan.get(), scene.problem);
     demand("plan NULL", Pass::function, pass.run(nullptr), SPATTN_E_NULL, "plan");
     CHECK(pass.outputs_are_untouched());
@@ -205,6 +224,30 @@ TEST(backward_of_a_forward_plan) {
     const Backward pass(scene.plan.get(), scene.problem);
     demand("no backward", "spattn_backward", pass.run(forward_only.get()), SPATTN_E_STATE, "plan");
     CHECK(pass.outputs_are_untouched());
+}
+
+TEST(sinks_that_were_not_planned) {
+    Scene<Backward> scene;
+    const Plan plain = make_plan(scene.context.get(), long_rows().get(), make_problem());
+    Forward forward(scene.plan.get(), scene.problem);
+    demand("sinks", "spattn_forward", forward.run(plain.get()), SPATTN_E_STATE, "sink_logits");
+    Backward backward(scene.plan.get(), scene.problem);
+    demand("sinks", "spattn_backward", backward.run(plain.get()), SPATTN_E_STATE, "sink_logits");
+    backward.args.sink_logits = nullptr;
+    demand("their gradient", "spattn_backward", backward.run(plain.get()), SPATTN_E_STATE, "dsink_logits");
+    CHECK(forward.outputs_are_untouched() && backward.outputs_are_untouched());
+    backward.args.dsink_logits = nullptr;
+    succeed(backward.run(plain.get()), "neither");
+}
+
+TEST(the_gradient_of_sinks_is_optional) {
+    Scene<Backward> scene;
+    Backward with(scene.plan.get(), scene.problem), without(scene.plan.get(), scene.problem);
+    without.args.dsink_logits = nullptr;
+    succeed(with.run(scene.plan.get()), "with");
+    succeed(without.run(scene.plan.get()), "without");
+    for (const char* name : {"dq", "dk", "dv"}) CHECK(with.operand(name).content() == without.operand(name).content());
+    CHECK(!with.operand("dsink_logits").is_poison() && without.operand("dsink_logits").is_poison());
 }
 
 // Inputs may be one memory: q, k and v of equal shape in one tensor give what three copies give.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The size games of every sized struct: 0, short, exact, longer with a zero tail, longer with something in it.
+// The size games of every sized struct: 0, short, of the first release, exact, longer with a zero tail, longer with
+// something in it.
 #include "abi/abi.h"
 
 using namespace abi;
@@ -25,7 +26,8 @@ void check_input(const char* function, const char* argument, const S& good, cons
     };
     demand("size 0", function, with_size(0), SPATTN_E_STRUCT_SIZE, argument);
     demand("size 4", function, with_size(4), SPATTN_E_STRUCT_SIZE, argument);
-    demand("one byte short", function, with_size(sizeof(S) - 1), SPATTN_E_STRUCT_SIZE, argument);
+    demand("one byte short", function, with_size(first_size<S> - 1), SPATTN_E_STRUCT_SIZE, argument);
+    succeed(with_size(first_size<S>), "as in the first release");
     succeed(with_size(sizeof(S)), "exact");
     succeed(with_size(sizeof(S) + 1), "one zero byte more");
     succeed(with_size(sizeof given), "64 zero bytes more");
@@ -106,6 +108,25 @@ TEST(problem) {
         spattn_plan_release(result);
         return status;
     });
+}
+
+// What lies beyond an older struct is not read: no softcap, whatever the memory holds.
+TEST(an_older_problem_has_no_softcap) {
+    const Pattern pattern = parse("causal");
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.softcap = 5;
+    const auto explained = [&] {
+        const Plan plan = make_plan(context.get(), pattern.get(), problem);
+        size_t needed = 0;
+        succeed(spattn_plan_explain(plan.get(), nullptr, 0, &needed), "needed");
+        std::string text(needed, ' ');
+        succeed(spattn_plan_explain(plan.get(), text.data(), needed, &needed), "explain");
+        return text;
+    };
+    CHECK(explained().find("softcap 5,") != std::string::npos);
+    problem.struct_size = uint32_t(first_size<spattn_problem>);
+    CHECK(explained().find("softcap") == std::string::npos);
 }
 
 TEST(run_args) {

@@ -37,14 +37,17 @@ struct Case {
     Axes axes = Axes::bhsd;
     double scale = own_scale;
     int64_t q_offset = aligned_end;
-    bool optional_operands = true;  // lse and max_logits of the forward pass, dlse
+    bool optional_operands = true;  // lse and max_logits of the forward pass, dlse, dsink
     bool value_in_key = false;
+    double softcap = 0;
+    bool has_sinks = false;
 };
 
 inline Problem problem_of(const Case& c, Dtype dtype) {
     const double scale = std::isnan(c.scale) ? 1 / std::sqrt(double(c.head_dim)) : c.scale;
     const int64_t offset = c.q_offset == aligned_end ? c.seq_k - c.seq_q : c.q_offset;
     Problem p{c.batch, c.heads_q, c.heads_kv, c.seq_q, c.seq_k, c.head_dim, c.head_dim_v, dtype, scale, offset, true};
+    p.softcap = c.softcap, p.has_sink_logits = c.has_sinks;
     p.value_in_key = c.value_in_key;
     if (const RuntimeShape* lists = parse_pattern(c.pattern)->runtime())
         p.listed = {lists->block_q, lists->block_k, lists->most};
@@ -54,7 +57,7 @@ inline Problem problem_of(const Case& c, Dtype dtype) {
 inline std::string describe(const Case& c) {
     return text(c.pattern, " batch ", c.batch, " heads ", c.heads_q, "/", c.heads_kv, " seq ", c.seq_q, "/", c.seq_k,
                 " dim ", c.head_dim, "/", c.head_dim_v, c.value_in_key ? " value in key" : "", " axes ", int(c.axes),
-                " scale ", c.scale);
+                " scale ", c.scale, " softcap ", c.softcap, c.has_sinks ? " sinks" : "");
 }
 
 // ---- elements -----------------------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ inline RunLists view(const Lists& lists, const Problem& p) {
 }
 
 struct Inputs {
-    Values q, k, v, dout, dlse;
+    Values q, k, v, dout, dlse, sinks;
     Lists lists{};
 };
 
@@ -254,7 +257,7 @@ inline void poison_unseen(Inputs& in, const Problem& p, const TokenRows& rows) {
                 if (!keys.empty()) continue;
                 poison(in.q, row, p.head_dim);
                 poison(in.dout, row, p.head_dim_v);
-                poison(in.dlse, row, 1);
+                if (!p.has_sink_logits) poison(in.dlse, row, 1);  // a sink's lse is z there
             }
     for (size_t row = 0; row < seen.size(); ++row) {
         if (seen[row]) continue;
@@ -269,7 +272,8 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
     const int64_t rows_q = p.batch * p.heads_q * p.seq_q, rows_k = p.batch * p.heads_kv * p.seq_k;
     Inputs in{normal(rows_q * p.head_dim, dtype, random), normal(rows_k * p.head_dim, dtype, random),
               normal(rows_k * p.head_dim_v, dtype, random), normal(rows_q * p.head_dim_v, dtype, random),
-              normal(rows_q, Dtype::f32, random)};
+              normal(rows_q, Dtype::f32, random), normal(p.heads_q, Dtype::f32, random)};
+    for (double& z : in.sinks) z *= 4;  // some above the scores, some far below
     if (p.listed.at_run_time()) in.lists = make_lists(p, random);
     if (c.axes == Axes::shared) {
         share_one_head(in.q, p.seq_q * p.head_dim);
@@ -289,7 +293,7 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
 // ---- runs ---------------------------------------------------------------------------------------------------------
 
 struct Results {
-    Values out, lse, max_logits, dq, dk, dv;
+    Values out, lse, max_logits, dq, dk, dv, dsinks;
 };
 
 // The row of a forward pass and the row of a backward pass of one kind.
@@ -357,13 +361,15 @@ public:
             dv(out_axes, p.batch, p.heads_kv, p.seq_k, p.head_dim_v);
         Tensor<float> lse(out_axes, p.batch, p.heads_q, p.seq_q, 1), dlse(out_axes, p.batch, p.heads_q, p.seq_q, 1),
             max_logits(out_axes, p.batch, p.heads_q, p.seq_q, 1);
+        Tensor<float> sinks(Axes::gaps, 1, p.heads_q, 1, 1), dsinks(Axes::gaps, 1, p.heads_q, 1, 1);
         lists_ = attention::view(in.lists, p);
-        q.set(in.q), k.set(in.k), v.set(in.v), dout.set(in.dout), dlse.set(in.dlse);
+        q.set(in.q), k.set(in.k), v.set(in.v), dout.set(in.dout), dlse.set(in.dlse), sinks.set(in.sinks);
 
         ForwardArgs f{};
         f.q = q.view(), f.k = k.view(), f.v = v.view(), f.out = out.view(), f.lse = lse.view();
         f.max_logits = max_logits.view();
         if (p.value_in_key) f.v = f.k;
+        if (p.has_sink_logits) f.sink_logits = sinks.view();
         run_pass(plan_.forward, f);
         const Values first = out.values();
         if (!case_.optional_operands) f.lse = f.max_logits = {};
@@ -373,12 +379,15 @@ public:
         BackwardArgs b{};
         b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = lse.view(), b.dout = dout.view();
         if (case_.optional_operands) b.dlse = dlse.view();
+        b.sink_logits = f.sink_logits;
+        if (case_.optional_operands && p.has_sink_logits) b.dsink_logits = dsinks.view();
         b.dq = dq.view(), b.dk = dk.view();
         if (!p.value_in_key) b.dv = dv.view();
         run_pass(plan_.backward, b);
         CHECK(out.kept_guards() && lse.kept_guards() && max_logits.kept_guards());
-        CHECK(dq.kept_guards() && dk.kept_guards() && dv.kept_guards());
-        return {out.values(), lse.values(), max_logits.values(), dq.values(), dk.values(), dv.values()};
+        CHECK(dq.kept_guards() && dk.kept_guards() && dv.kept_guards() && dsinks.kept_guards());
+        return {out.values(), lse.values(), max_logits.values(), dq.values(), dk.values(), dv.values(),
+                b.dsink_logits.data ? dsinks.values() : Values()};
     }
 
     static bool same_bits(const Values& a, const Values& b) {

@@ -23,6 +23,8 @@ static const Case cases[] = {
     {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16},
     {"per_batch([1,0], window(70,3) & sink(50), full)", 2, 2, 1, 70, 90, 16, 16, Axes::bshd},
     {"full", 2, 4, 2, 17, 47, 20, 65, Axes::shared},
+    {"causal", 1, 4, 2, 100, 60, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 2., true},  // 40 see the sink alone
+    {"documents(0,10,31,32,90)", 2, 2, 2, 100, 100, 16, 16, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
     {"window(40,0)", 1, 2, 1, 70, 70, 16, 16, Axes::bshd, own_scale, aligned_end, false},
 };
 constexpr unsigned seed = 31415;

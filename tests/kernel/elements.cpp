@@ -11,7 +11,7 @@ namespace {
 Results run_one_key(const Rows& rows, int64_t heads, int64_t seq_q, int64_t columns, const Values& v,
                     const Values& dout) {
     const Case c{"full", 1, heads, heads, seq_q, 1, 1, columns, Axes::bhsd, 0., aligned_end, false};
-    Inputs in{Values(size_t(heads * seq_q)), Values(size_t(heads)), v, dout, Values(size_t(heads * seq_q))};
+    Inputs in{Values(size_t(heads * seq_q)), Values(size_t(heads)), v, dout, Values(size_t(heads * seq_q)), Values(size_t(heads))};
     return run_rows(c, rows, in, 2);
 }
 

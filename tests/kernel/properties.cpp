@@ -9,7 +9,7 @@ constexpr unsigned seed = 77;
 
 static bool same(const Results& a, const Results& b) {
     const auto bits = [](const Values& x, const Values& y) { return Attention<float>::same_bits(x, y); };
-    return bits(a.out, b.out) && bits(a.lse, b.lse) && bits(a.dq, b.dq) && bits(a.dk, b.dk) && bits(a.dv, b.dv);
+    return bits(a.out, b.out) && bits(a.lse, b.lse) && bits(a.dq, b.dq) && bits(a.dk, b.dk) && bits(a.dv, b.dv) && bits(a.dsinks, b.dsinks);
 }
 
 TEST(threads_do_not_change_bits) {
@@ -18,6 +18,7 @@ TEST(threads_do_not_change_bits) {
         {"full", 1, 1, 1, 10, 3100, 8, 8},
         {"sink(1) | window(3,0)", 1, 2, 1, 1100, 1100, 8, 8},
         {"per_head([0,1,0,1], causal, bigbird(16,3,1,2,7))", 2, 4, 2, 130, 130, 16, 16},
+        {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
     };
     for (const Case& c : cases)
         for (const Rows& rows : cpu_rows(false)) {
@@ -91,20 +92,19 @@ TEST(values_may_be_a_view_of_keys) {
 }
 
 // The reference's gradients are the derivatives of L = sum(dout out) + sum(dlse lse), by central differences.
-TEST(reference_gradients_are_derivatives) {
-    const Case c{"per_head([0,1], causal, window(2,1))", 1, 2, 1, 5, 7, 3, 4};
+static void check_gradients(const Case& c) {
     const Rows rows = reference_rows(Dtype::f32);
     Inputs in = make_inputs(c, Dtype::f32, seed);
     const Results gradients = run_rows(c, rows, in, 1);
     const auto loss = [&] {
         const Results r = run_rows(c, rows, in, 1);
         double sum = 0;
-        for (size_t i = 0; i < r.out.size(); ++i) sum += in.dout[i] * r.out[i];
-        for (size_t i = 0; i < r.lse.size(); ++i) sum += in.dlse[i] * r.lse[i];
+        for (size_t i = 0; i < r.out.size(); ++i) sum += r.out[i] == 0 ? 0 : in.dout[i] * r.out[i];  // NaN: empty row
+        for (size_t i = 0; i < r.lse.size(); ++i) sum += std::isinf(r.lse[i]) ? 0 : in.dlse[i] * r.lse[i];
         return sum;
     };
     const auto check_derivative = [&](Values& x, const Values& gradient, const char* name) {
-        for (size_t i = 0; i < x.size(); ++i) {
+        for (size_t i = 0; i < gradient.size(); ++i) {
             const double kept = x[i];
             if (std::isnan(kept)) {
                 CHECK_EQ(gradient[i], 0.);  // unseen
@@ -116,11 +116,20 @@ TEST(reference_gradients_are_derivatives) {
             x[i] = kept - step;
             const double below = loss(), slope = (above - below) / (2 * step);
             x[i] = kept;
-            check::context = text(name, "[", i, "] ", gradient[i], " against ", slope);
+            check::context = text(describe(c), " ", name, "[", i, "] ", gradient[i], " against ", slope);
             CHECK(std::abs(slope - gradient[i]) < 2e-3 * (1 + std::abs(slope)));
         }
     };
     check_derivative(in.q, gradients.dq, "dq");
     check_derivative(in.k, gradients.dk, "dk");
     check_derivative(in.v, gradients.dv, "dv");
+    check_derivative(in.sinks, gradients.dsinks, "dsinks");
+}
+
+TEST(reference_gradients_are_derivatives) {
+    const char* const pattern = "per_head([0,1], causal, window(2,1))";
+    check_gradients({pattern, 1, 2, 1, 5, 7, 3, 4});
+    check_gradients({pattern, 1, 2, 1, 5, 7, 3, 4, Axes::bhsd, own_scale, aligned_end, true, false, 1.});
+    check_gradients({pattern, 2, 2, 1, 5, 7, 3, 4, Axes::bhsd, own_scale, aligned_end, true, false, 0., true});
+    check_gradients({pattern, 1, 2, 1, 7, 4, 3, 4, Axes::bhsd, -1., aligned_end, true, false, 2., true});  // with empty rows
 }

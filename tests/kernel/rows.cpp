@@ -51,6 +51,19 @@ static const Case cases[] = {
     {"causal", 2, 4, 2, 70, 90, 20, 12, Axes::bhsd, own_scale, aligned_end, true, true},  // value in key
     {"window(40,3)", 1, 2, 1, 200, 200, 64, 64, Axes::bshd, own_scale, aligned_end, true, true},
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 16, 8, Axes::gaps, own_scale, aligned_end, true, true},
+    {"causal", 1, 4, 2, 130, 150, 64, 64, Axes::bhsd, own_scale, aligned_end, true, false, 30.},
+    {"full", 1, 2, 1, 70, 70, 16, 16, Axes::bshd, 4., aligned_end, true, false, 5.},  // most scores at the cap
+    {"causal", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, -0.3, aligned_end, true, false, 0.5},
+    {"full", 1, 2, 1, 40, 70, 16, 16, Axes::bhsd, 0., aligned_end, true, false, 1.},
+    {"window(30,0)", 2, 2, 2, 100, 100, 20, 12, Axes::gaps, 1e-5, aligned_end, true, false, 1e-2},
+    {"causal", 2, 4, 2, 100, 100, 32, 32, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
+    {"causal", 1, 2, 2, 100, 40, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 0., true},  // 60 see the sink alone
+    {"full - full", 2, 2, 1, 40, 70, 16, 16, Axes::gaps, own_scale, aligned_end, true, false, 0., true},
+    {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16, Axes::bhsd, own_scale, aligned_end,
+     true, false, 20., true},
+    {"full", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, own_scale, aligned_end, false, false, 0., true},
+    {"full", 1, 2, 1, 10, 3100, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 15., true},  // joined
+    {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4, Axes::bhsd, own_scale, aligned_end, true, false, 15., true},
     // In orders of their own: see the_orders_are_met.
     {"causal & dilated(300,0,5)", 1, 4, 2, 643, 643, 20, 20, Axes::bshd},
     {"strided(9) - window(3,3)", 2, 2, 1, 200, 310, 16, 20, Axes::gaps},

@@ -22,6 +22,8 @@ struct Golden {
     bool backward;
     Dtype dtype = Dtype::f32;
     bool reference = false;
+    double softcap = 0;
+    bool has_sink_logits = false;
 };
 
 const char* const grid_of_32 = "bigbird(32,3,1,2,7)";
@@ -33,6 +35,7 @@ const Golden goldens[] = {
     {"full_odd", "full", 2, 3, 3, 1000, 77, 40, 24, true},
     {"full_bf16", "full", 1, 8, 8, 2048, 2048, 128, 128, true, Dtype::bf16},
     {"full_reference", "full", 1, 2, 2, 256, 256, 64, 64, true, Dtype::f32, true},
+    {"full_softcap", "full", 1, 2, 2, 1024, 1024, 64, 64, true, Dtype::f32, false, 30, true},
     {"full_wide_head", "full", 1, 1, 1, 512, 512, 512, 512, false},
     {"full_wide_values", "full", 1, 2, 2, 512, 512, 192, 128, true},
     {"causal_1k", "causal", 1, 1, 1, 1024, 1024, 64, 64, false},
@@ -76,6 +79,7 @@ std::string explain_golden(const Golden& g) {
     p.batch = g.batch, p.heads_q = g.heads_q, p.heads_kv = g.heads_kv;
     p.head_dim_v = g.head_dim_v;
     p.dtype = g.dtype;
+    p.softcap = g.softcap, p.has_sink_logits = g.has_sink_logits;
     PlanOptions options;
     options.backward = g.backward;
     options.reference = g.reference;

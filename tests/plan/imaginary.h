@@ -62,6 +62,7 @@ inline Kernel forward_row(const char* name, int block, Dtype dtype = Dtype::f32)
     k.orders = block > 0;
     k.forward = run_forward;
     k.family = block ? Family::block : Family::reference;
+    k.softcap = k.sink_logits = block == 16;
     return k;
 }
 

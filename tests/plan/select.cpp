@@ -76,6 +76,16 @@ TEST(refusals_say_why) {
     CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_16x16"), "");
 }
 
+TEST(rows_without_softcap_or_sinks_are_refused) {
+    Problem p = imaginary::problem(1024, 1024);
+    p.softcap = 30;
+    CHECK_EQ(refusal(plan_of("full", p).forward, "near_block_forward_f32_64x64"), "no softcap");
+    p.softcap = 0, p.has_sink_logits = true;
+    const CompiledPlan plan = plan_of("full", p);
+    CHECK_EQ(refusal(plan.backward, "near_block_backward_f32_64x64"), "no sink logits");
+    CHECK_EQ(name(plan.backward), "near_block_backward_f32_16x16");
+}
+
 TEST(dilated_patterns_run_in_residue_classes) {
     const Problem p = imaginary::problem(4096, 4096);
     for (const char* pattern : {"causal & dilated(1008,0,16)", "strided(16)", "block_diagonal(512) & residue(4,1)"}) {

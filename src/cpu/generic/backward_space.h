@@ -15,6 +15,8 @@ struct OrderSpace {
 struct BackwardSpace {
     int64_t heads, rows;       // batch * heads_q; home tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by home places; the latter in units of log2
+    double* dsink;             // [heads][rows], where the problem has sinks
+    uint64_t* seeing;          // [classes][rows] bit i: query i of the home tile sees a key; where the problem has sinks
     OrderSpace* orders;
     int32_t* first_order;  // [batch * heads_kv]
     Real* dq;             // [blocks][bq][columns]
@@ -116,6 +118,8 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     space.rows = layout.by_query.rows - layout.queries.listed;
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
+    space.dsink = carver.take<double>(p.has_sink_logits ? space.heads * space.rows : 0);
+    space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.classes * space.rows : 0);
     space.orders = carver.take<OrderSpace>(tasks.orders);
     space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
     space.dq = carver.take<Real>(blocks * bq * columns);
@@ -125,6 +129,26 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     space.lane_floats = int64_t(lane.used / sizeof(Real));
     space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
     return space;
+}
+
+// Which queries see a key. Without sinks lse says so; with them, a query that sees none has a finite lse, too. A tile
+// that is not listed is a home tile; what a listed tile sees, its queries see.
+template <int bq>
+inline void find_seeing(const BackwardSpace& space, const LayoutView& layout) {
+    const AxisView& axis = layout.queries;
+    for (int32_t c = 0; c < layout.classes; ++c) {
+        uint64_t* seeing = space.seeing + c * space.rows;
+        for (int32_t t = 0; t < space.rows; ++t)
+            seeing[t] = alive_of(layout.live_queries, layout.by_query.rows, c, axis.listed + t);
+        for (int32_t t = 0; t < axis.listed; ++t) {
+            const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, c, t);
+            for (int i = 0; i < bq; ++i) {
+                if (!(alive >> i & 1)) continue;
+                const int64_t home = home_of(axis, bq, axis.tokens[int64_t(t) * bq + i]);
+                seeing[home / bq] |= uint64_t(1) << (home % bq);
+            }
+        }
+    }
 }
 
 // Fills orders and first_order. Orders are chained from the last to the first, so that a chain runs upwards.

@@ -29,6 +29,7 @@ struct BackwardLane {
     const Problem& p;
     const BackwardSpace& space;
     BackwardScratch lane;
+    const SoftcapFactors cap;  // read where the problem has one
     const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch
     const OrderSpace* order = nullptr;
@@ -37,7 +38,8 @@ struct BackwardLane {
         : args(a),
           p(*a.problem),
           space(s),
-          scale_log2(Real(p.scale * log2_e)),
+          cap(softcap_factors(p)),
+          scale_log2(p.softcap != 0 ? cap.out : Real(p.scale * log2_e)),
           columns(round_up(p.head_dim, lanes)),
           columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
@@ -105,7 +107,10 @@ struct BackwardLane {
                                          bk / lanes);
         const RowStatistics rows = statistics(head, row, at);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        bits ? differentiate<true>(at.count, rows, bits) : differentiate<false>(at.count, rows, bits);
+        if (p.softcap != 0) bits ? differentiate<true, true>(at.count, rows, bits)
+                                 : differentiate<false, true>(at.count, rows, bits);
+        else bits ? differentiate<true, false>(at.count, rows, bits)
+                  : differentiate<false, false>(at.count, rows, bits);
         // out = p v: dv += pT dout
         multiply<Left::transposed, Store::add>({lane.s, bk, dout.x, dout.ld, lane.dv, columns_v, at.count}, keys,
                                                columns_v / lanes);
@@ -156,16 +161,20 @@ struct BackwardLane {
         }
     }
 
-    // s becomes p, dp becomes ds. Masked pairs are selected away, so what they held does not matter.
-    template <bool masked>
+    // s becomes p, dp becomes ds; capped scores have a slope. Masked pairs are selected away, so what they held does not
+    // matter.
+    template <bool masked, bool is_capped>
     void differentiate(int count, const RowStatistics& rows, const uint64_t* bits) {
         for (int i = 0; i < count; ++i) {
             const Vec lse = set1(rows.minus_lse[i]), delta = set1(rows.delta[i]);
 #pragma GCC unroll 4
             for (int j = 0; j < bk; j += lanes) {
                 Real *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
-                Vec probability = exp2(fma(load(s), set1(scale_log2), lse));
+                const Vec x = load(s);
+                const Capped capped = is_capped ? capped_tanh(x * set1(cap.in)) : Capped{x, x};
+                Vec probability = exp2(fma(capped.tanh, set1(scale_log2), lse));
                 Vec ds = probability * (load(dp) - delta);
+                if (is_capped) ds = ds * capped.slope;
                 if (masked) {
                     const Bits kept = bits_at(bits, i * bk + j);
                     probability = select(kept, probability, set1(0.f));
@@ -225,16 +234,33 @@ struct BackwardLane {
         store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, home(head, tile));
     }
 
-    // delta and -lse log2(e) of one home tile. A row that saw nothing has p = 0, and its dout is not read.
+    // delta and -lse log2(e) of one home tile, and its part of dsink. A row that saw nothing has p = 0, and its dout is
+    // not read; with a sink, its lse is z and dlse counts.
     void prepare(int64_t head, int32_t tile) {
         const Place at = home(head, tile);
+        const double sink = sink_of(args.sink_logits, at.head);
+        const uint64_t seeing =
+            p.has_sink_logits ? space.seeing[args.layout.class_of[head] * space.rows + tile] : all_rows;
+        double dsink = 0;
         for (int i = 0; i < at.count; ++i) {
             const int64_t to = (head * space.rows + tile) * bq + i;
             const float lse = *address<float>(args.lse, at, i);
-            space.minus_lse[to] = lse == -INFINITY ? Real(lse) : Real(-log2_e * lse);
-            space.delta[to] = lse == -INFINITY ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));
-            if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
+            const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
+            Real delta = is_empty ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));
+            if (lse != -INFINITY && args.dlse.data) delta -= *address<float>(args.dlse, at, i);
+            dsink -= sink == -INFINITY ? 0 : exp(sink - double(lse)) * double(delta);
+            space.minus_lse[to] = is_empty ? -INFINITY : Real(-log2_e * lse);
+            space.delta[to] = is_empty ? 0.f : delta;
         }
+        if (p.has_sink_logits) space.dsink[head * space.rows + tile] = dsink;
+    }
+
+    // Over the batch and the home tiles of a head, in their order.
+    void sum_sink(int64_t head) {
+        double sum = 0;
+        for (int64_t b = 0; b < p.batch; ++b)
+            for (int64_t t = 0; t < space.rows; ++t) sum += space.dsink[(b * p.heads_q + head) * space.rows + t];
+        ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(sum);
     }
 
     Real dot(const T* out, const T* dout) const {
@@ -279,8 +305,12 @@ inline void backward_results(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
     const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_result)) < blocks + run.args->tasks.num_joins;)
-        i < blocks ? lane.collect(i / rows, int32_t(i % rows)) : lane.join(run.args->tasks.joins[i - blocks]);
+    const int64_t joins = blocks + run.args->tasks.num_joins;
+    const int64_t sinks = joins + (run.args->dsink_logits.data ? run.args->problem->heads_q : 0);
+    for (int64_t i; (i = next_of(run.next_result)) < sinks;)
+        if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
+        else if (i < joins) lane.join(run.args->tasks.joins[i - blocks]);
+        else lane.sum_sink(i - joins);
 }
 
 template <class T, int bq, int bk>
@@ -288,6 +318,7 @@ void block_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     BackwardRun run{
         &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
+    if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
     place_orders(run.space, *args.problem, args.layout, args.tasks);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
     args.parallel->run(backward_tasks<T, bq, bk>, &run);

@@ -23,7 +23,6 @@ namespace {
 // FlashAttention-4 does the same: https://github.com/Dao-AILab/flash-attention
 constexpr Real lag = 8;
 constexpr Real lowest = sizeof(Real) == sizeof(float) ? -FLT_MAX : -DBL_MAX;
-constexpr double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
 
 // oT [head_dim_v][bq], m [bq], l [bq], top [bq]: one lane's running state, and what a part leaves in the workspace. m
 // lags behind top, the largest score.
@@ -79,8 +78,10 @@ struct ForwardLane {
     ForwardSpace space;
     ForwardScratch<bq, bk> lane;
     State state;
+    const SoftcapFactors cap;  // read where the problem has one
 
-    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index) : args(a), p(*a.problem), space(s) {
+    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
+        : args(a), p(*a.problem), space(s), cap(softcap_factors(p)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
         state = state_at(lane.state, p, bq);
@@ -105,11 +106,13 @@ struct ForwardLane {
         for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
     }
 
+    Real score_factor() const { return p.softcap != 0 ? cap.in : Real(p.scale * log2_e); }
+
     void task(const Task& t) {
         const Place q = queries(t.head, t.row);
         const int32_t list_class = args.layout.class_of[t.head];
         start();
-        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), Real(p.scale * log2_e), lane.q, bq, lane.k);
+        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
         const ListsView& lists = args.layout.by_query;
         for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
             visit(keys(q, list_class, w.block), w.mask);
@@ -119,6 +122,7 @@ struct ForwardLane {
     void visit(const Place& at, int32_t mask) {
         const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
         multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, bq, lane.s, bq, int(p.head_dim)}, at.count, width);
+        if (p.softcap != 0) cap_scores(lane.s, int64_t(at.count) * bq, cap.out);
         const uint64_t* bits = mask_bits(args.layout, mask);
         for (int j = 0; j < width; j += strip)
             mask == full_block ? softmax<false>(at.count, j * lanes, bits) : softmax<true>(at.count, j * lanes, bits);
@@ -201,23 +205,24 @@ struct ForwardLane {
         finish(queries(j.head, j.row));
     }
 
-    // out = oT / l, transposed back; a row that saw nothing is 0 and its lse -inf.
+    // out = oT / l, transposed back; a row that saw nothing is 0 and its lse -inf, or the sink's logit.
     void finish(const Place& at) {
         const int columns = int(p.head_dim_v), ld = round_up(columns, lanes);
-        for (int i = 0; i < bq; ++i) lane.s[i] = state.l[i] == 0.f ? 0.f : 1.f / state.l[i];
+        const double sink = sink_of(args.sink_logits, at.head);
+        for (int i = 0; i < bq; ++i) {
+            const RowEnd end = end_row(state.m[i], state.l[i], sink);
+            lane.s[i] = end.factor;
+            if (i < at.count && (at.owned >> i & 1)) store_row_state(at, i, end);
+        }
         for (int d = 0; d < columns; ++d)
             for (int i = 0; i < bq; i += lanes)
                 store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
         transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
         store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
-        for (int i = 0; i < at.count; ++i)
-            if (at.owned >> i & 1) store_row_state(at, i);
     }
 
-    void store_row_state(const Place& at, int i) {
-        const double l = double(state.l[i]);
-        const double lse = l == 0 ? -INFINITY : (double(state.m[i]) + log2(l)) * ln_2;
-        if (args.lse.data) *address<float>(args.lse, at, i) = float(lse);
+    void store_row_state(const Place& at, int i, const RowEnd& end) {
+        if (args.lse.data) *address<float>(args.lse, at, i) = end.lse();
         if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(state.top[i]) * ln_2);
     }
 };

@@ -10,6 +10,9 @@
 #include "cpu/generic/elements.h"
 #include "cpu/generic/operand.h"
 #include "cpu/generic/walk.h"
+#include "cpu/generic/log2.h"
+#include "cpu/generic/softcap.h"
+#include "cpu/generic/sink.h"
 #include "cpu/generic/block_forward.h"
 #include "cpu/generic/block_backward.h"
 #include "cpu/generic/cost.h"
@@ -36,11 +39,12 @@ inline const char* fits(const Problem&) { return nullptr; }
 #define SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk)                                                            \
     {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
      bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
-     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true}
+     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true, true}
 #define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk)                                                           \
     {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
-     backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>, nullptr, true}
+     backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>, nullptr, true, Family::block, false,         \
+     true, true}
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
     SPATTN_CPU_FORWARD(arch, float, f32, bq, bk), SPATTN_CPU_BACKWARD(arch, float, f32, bq, bk),              \
     SPATTN_CPU_FORWARD(arch, F16, f16, bq, bk), SPATTN_CPU_BACKWARD(arch, F16, f16, bq, bk),                  \

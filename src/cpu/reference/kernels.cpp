@@ -60,12 +60,16 @@ T& at(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t col
     return static_cast<T*>(x.data)[batch * x.batch + head * x.head + row * x.row + column * x.column];
 }
 
+double logit(const TensorView& sink_logits, int64_t head) {
+    return sink_logits.data ? at<float>(sink_logits, 0, head, 0) : -infinity;
+}
+
 // One query row: the keys it sees, and its p. A key that a run lists twice is seen twice.
 template <class T>
 struct Row {
     const Problem& p;
     const TokenRows& pattern;
-    TensorView q, k, v;
+    TensorView q, k, v, sink_logits;
     std::vector<double> s{};      // for each key that is seen
     std::vector<int64_t> seen{};  // begin0, end0, begin1, ...
     int64_t batch = 0, head = 0, head_kv = 0, row = 0;
@@ -79,26 +83,39 @@ struct Row {
             for (int64_t key = seen[i]; key < seen[i + 1]; ++key) body(key, s[n++]);
     }
 
-    // s = scale q k, p = exp(s - lse); lse = -inf where there is no key.
+    double score(int64_t key) const {  // scale q k
+        double dot = 0;
+        for (int64_t c = 0; c < p.head_dim; ++c)
+            dot += read(at<T>(q, batch, head, row, c)) * read(at<T>(k, batch, head_kv, key, c));
+        return p.scale * dot;
+    }
+
+    // d s / d score, where s = softcap tanh(score / softcap)
+    double slope(int64_t key) const {
+        if (p.softcap == 0) return 1;
+        const double cosh = std::cosh(score(key) / p.softcap);
+        return 1 / (cosh * cosh);
+    }
+
+    // s = score, or capped; p = exp(s - lse); the sink's score is z. lse = -inf where there is neither key nor sink.
     void softmax(int64_t b, int64_t h, int64_t i) {
         batch = b, head = h, head_kv = h / p.group(), row = i;
         seen.clear();
         pattern.keys(b, h, i, seen);
+        const double z = logit(sink_logits, h);
         size_t count = 0;
         for (size_t n = 0; n < seen.size(); n += 2) count += size_t(seen[n + 1] - seen[n]);
         s.resize(count);
-        double m = -infinity, l = 0;
+        max_logit = -infinity;
         each_key([&](int64_t key, double& x) {
-            double dot = 0;
-            for (int64_t c = 0; c < p.head_dim; ++c)
-                dot += read(at<T>(q, b, h, i, c)) * read(at<T>(k, b, head_kv, key, c));
-            x = p.scale * dot;
-            m = std::max(m, x);
+            x = p.softcap == 0 ? score(key) : p.softcap * std::tanh(score(key) / p.softcap);
+            max_logit = std::max(max_logit, x);
         });
+        const double m = std::max(max_logit, z);
+        double l = z == -infinity ? 0 : std::exp(z - m);
         for (double& x : s) l += x = std::exp(x - m);
         for (double& x : s) x /= l;
-        lse = seen.empty() ? -infinity : m + std::log(l);
-        max_logit = m;
+        lse = seen.empty() ? z : m + std::log(l);
     }
 };
 
@@ -113,7 +130,7 @@ void forward_lane(void* argument, int64_t lane) {
     const ForwardArgs& a = *static_cast<const ForwardArgs*>(run.args);
     const Problem& p = *a.problem;
     double* out = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
-    Row<T> row{p, *a.rows, a.q, a.k, a.v};
+    Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
     for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_q * p.seq_q;) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
@@ -126,9 +143,9 @@ void forward_lane(void* argument, int64_t lane) {
     }
 }
 
-// Gradients of one query row; dk and dv of its kv head are summed in double.
+// Gradients of one query row; dk and dv of its kv head are summed in double. Returns its share in dz.
 template <class T>
-void backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, double* dq) {
+double backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, double* dq) {
     const Problem& p = *a.problem;
     const int64_t b = row.batch, h = row.head, i = row.row;
     // out = p v: dp = dout v, delta = rowsum(p dp); lse's own gradient is p.
@@ -140,11 +157,12 @@ void backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, do
     };
     double delta = 0;
     row.each_key([&](int64_t key, double x) { delta += x * dp(key); });
-    if (a.dlse.data && !row.seen.empty()) delta -= at<float>(a.dlse, b, h, i);
+    const double z = logit(a.sink_logits, h);
+    if (a.dlse.data && (!row.seen.empty() || z > -infinity)) delta -= at<float>(a.dlse, b, h, i);
     std::fill(dq, dq + p.head_dim, 0.0);
     row.each_key([&](int64_t key, double x) {
-        // s = scale q k: dq += scale ds k, dk += scale ds q
-        const double ds = p.scale * x * (dp(key) - delta);
+        // s = scale q k, or capped: dq += scale ds k, dk += scale ds q
+        const double ds = p.scale * x * (dp(key) - delta) * row.slope(key);
         for (int64_t c = 0; c < p.head_dim; ++c) {
             dq[c] += ds * read(at<T>(a.k, b, row.head_kv, key, c));
             dk[key * p.head_dim + c] += ds * read(at<T>(a.q, b, h, i, c));
@@ -153,6 +171,7 @@ void backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, do
             dv[key * p.head_dim_v + c] += x * read(at<T>(a.dout, b, h, i, c));
     });
     for (int64_t c = 0; c < p.head_dim; ++c) write(dq[c], at<T>(a.dq, b, h, i, c));
+    return z == -infinity ? 0 : -std::exp(z - row.lse) * delta;
 }
 
 // A lane owns a kv head with the query heads of its group, so that sums into dk and dv have one order.
@@ -161,16 +180,19 @@ void backward_lane(void* argument, int64_t lane) {
     Run& run = *static_cast<Run*>(argument);
     const BackwardArgs& a = *static_cast<const BackwardArgs*>(run.args);
     const Problem& p = *a.problem;
-    double* dq = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
-    double *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim,
-           *end = dv + p.seq_k * p.head_dim_v;
-    Row<T> row{p, *a.rows, a.q, a.k, a.v};
+    double* dz = static_cast<double*>(a.workspace);  // [batch * heads_q]
+    double* dq = dz + p.batch * p.heads_q + lane * run.lane_doubles;
+    double *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim, *end = dv + p.seq_k * p.head_dim_v;
+    Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
     for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_kv;) {
         const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
         std::fill(dk, end, 0.0);
-        for (int64_t i = 0; i < p.group() * p.seq_q; ++i) {
-            row.softmax(b, head_kv * p.group() + i / p.seq_q, i % p.seq_q);
-            backward_row(a, row, dk, dv, dq);
+        for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
+            double& sum = dz[b * p.heads_q + head] = 0;
+            for (int64_t i = 0; i < p.seq_q; ++i) {
+                row.softmax(b, head, i);
+                sum += backward_row(a, row, dk, dv, dq);
+            }
         }
         for (int64_t key = 0; key < p.seq_k; ++key) {
             for (int64_t c = 0; p.value_in_key && c < p.head_dim_v; ++c)
@@ -185,9 +207,11 @@ void backward_lane(void* argument, int64_t lane) {
 int64_t forward_doubles(const Problem& p) { return p.head_dim_v; }
 int64_t backward_doubles(const Problem& p) { return p.seq_k * (p.head_dim + p.head_dim_v) + p.head_dim; }
 
-template <int64_t (*doubles)(const Problem&)>
-size_t workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
-    return size_t(doubles(p)) * size_t(lanes) * sizeof(double);
+size_t forward_workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
+    return size_t(forward_doubles(p) * lanes) * sizeof(double);
+}
+size_t backward_workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
+    return size_t(p.batch * p.heads_q + backward_doubles(p) * lanes) * sizeof(double);
 }
 
 template <class T>
@@ -200,6 +224,13 @@ template <class T>
 void backward(const BackwardArgs& args) {
     Run run{&args, 0, backward_doubles(*args.problem)};
     args.parallel->run(backward_lane<T>, &run);
+    const Problem& p = *args.problem;
+    const double* dz = static_cast<double*>(args.workspace);
+    for (int64_t head = 0; args.dsink_logits.data && head < p.heads_q; ++head) {
+        double sum = 0;
+        for (int64_t b = 0; b < p.batch; ++b) sum += dz[b * p.heads_q + head];
+        at<float>(args.dsink_logits, 0, head, 0) = float(sum);
+    }
 }
 
 bool runs_here() { return true; }
@@ -226,12 +257,14 @@ constexpr Kernel forward_row(const char* name, Dtype dtype) {
             runs_here,
             fits,
             cost<2>,
-            workspace<forward_doubles>,
+            forward_workspace,
             forward<T>,
             nullptr,
             nullptr,
             false,
             Family::reference,
+            true,
+            true,
             true};
 }
 template <class T>
@@ -248,12 +281,15 @@ constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
             runs_here,
             fits,
             cost<5>,
-            workspace<backward_doubles>,
+            backward_workspace,
             nullptr,
             backward<T>,
             nullptr,
             false,
-            Family::reference};
+            Family::reference,
+            false,
+            true,
+            true};
 }
 
 constexpr Kernel rows[] = {
