@@ -133,7 +133,7 @@ def pattern_vector(text, extent):
             "sha256": hashlib.sha256(mask.astype(np.uint8).tobytes()).hexdigest()}
 
 
-# (text, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, scale, q_offset, gradient at lse)
+# (text, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, scale, q_offset, gradient at lse[, options])
 PROBLEMS = [
     ("full", 1, 1, 1, 1, 1, 1, 1, 1.0, None, False),
     ("full", 1, 1, 1, 4, 4, 4, 4, 0.5, None, False),
@@ -164,11 +164,16 @@ PROBLEMS = [
     ("mask([1,0,1,0,1,1,1,0,0,0,0,0,1,1,1,0,0,1],2,3,3)", 1, 2, 1, 3, 3, 4, 4, 0.5, None, True),
     ("per_document([0,3,3,8],[0,5,6,9],causal)", 1, 2, 1, 8, 9, 4, 4, 0.5, None, True),
     ("per_document([0,2,6],[0,4,8],causal & window(2,0)) | sink(1)", 1, 1, 1, 6, 8, 4, 4, 0.5, None, False),
+    ("causal", 2, 2, 1, 5, 6, 4, 4, 1.0, None, True, {"softcap": 0.75}),
+    ("causal", 1, 3, 1, 7, 4, 4, 4, 0.5, None, True, {"sink_logits": [0.5, -1.25, 3.0]}),
+    ("window(2,1)", 2, 2, 2, 6, 6, 4, 2, 0.5, None, False, {"sink_logits": [-8.0, 1.0], "softcap": 2.0}),
 ]
 
 
 def attention_vector(number, problem):
-    text, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, scale, q_offset, with_dlse = problem
+    text, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, scale, q_offset, with_dlse, *options = problem
+    options = options[0] if options else {}
+    changes = {"softcap": options.get("softcap"), "sink": options.get("sink_logits")}
     rng = np.random.default_rng(number)
 
     def draw(*shape):  # sixteenths: exact in float32 and in bfloat16, short in decimal
@@ -179,12 +184,13 @@ def attention_vector(number, problem):
     dlse = draw(batch, heads_q, seq_q) if with_dlse else None
     extent = Extent(seq_q, seq_k, batch, heads_q, q_offset)
     mask = to_mask(text, extent)
-    out, lse = attention_forward(q, k, v, mask, scale)
-    dq, dk, dv = attention_backward(q, k, v, mask, scale, dout, dlse)
+    out, lse = attention_forward(q, k, v, mask, scale, **changes)
+    dq, dk, dv, *dsink = attention_backward(q, k, v, mask, scale, dout, dlse, **changes)
     vector = {"text": text, "batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, "seq_q": seq_q, "seq_k": seq_k,
               "head_dim": head_dim, "head_dim_v": head_dim_v, "scale": scale, "q_offset": extent.offset}
-    tensors = {"q": q, "k": k, "v": v, "dout": dout, "dlse": dlse, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-    return vector | {name: flat(x) for name, x in tensors.items() if x is not None}
+    tensors = {"q": q, "k": k, "v": v, "dout": dout, "dlse": dlse, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv,
+               "dsink_logits": dsink[0] if dsink else None}
+    return vector | options | {name: flat(x) for name, x in tensors.items() if x is not None}
 
 
 def flat(x):

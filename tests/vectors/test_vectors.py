@@ -10,7 +10,8 @@ from oracle import Extent
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
-INPUTS, OUTPUTS, GRADIENTS = ("q", "k", "v", "dout", "dlse"), ("out", "lse"), ("dq", "dk", "dv")
+INPUTS, OUTPUTS = ("q", "k", "v", "dout", "dlse", "sink_logits"), ("out", "lse")
+GRADIENTS = ("dq", "dk", "dv", "dsink_logits")
 
 
 def load(name):
@@ -67,16 +68,22 @@ def test_library_computes_the_attention_of_every_vector(library):
 def attention(library, vector, flags):
     """Every tensor of the vector, as the library computes it."""
     arrays = {name: shaped(vector, name).astype(np.float32) for name in INPUTS if name in vector}
-    arrays |= {name: np.full_like(shaped(vector, name), np.nan, np.float32) for name in OUTPUTS + GRADIENTS}
-    sizes = {name: vector[name] for name in SIZES}
+    arrays |= {name: np.full_like(shaped(vector, name), np.nan, np.float32) for name in results_of(vector)}
+    sizes = {name: vector[name] for name in SIZES} | {"softcap": vector.get("softcap", 0.0)}
+    flags |= library.c.SPATTN_PLAN_SINK_LOGITS if "sink_logits" in vector else 0
     plan = library.plan(library.parse(vector["text"]), flags, vector["scale"], vector["q_offset"], **sizes)
-    library.run(plan, "forward", **{name: arrays[name] for name in ("q", "k", "v", "out", "lse")})
+    forward = ("q", "k", "v", "sink_logits", *OUTPUTS)
+    library.run(plan, "forward", **{name: arrays[name] for name in forward if name in arrays})
     library.run(plan, "backward", **arrays)
     return arrays
 
 
+def results_of(vector):
+    return [name for name in OUTPUTS + GRADIENTS if name in vector]
+
+
 def compare(vector, arrays):
-    for name in OUTPUTS + GRADIENTS:
+    for name in results_of(vector):
         expected = shaped(vector, name)
         # dq and dk are scale times a difference of float32 numbers, whose own rounding the scale makes larger.
         size = np.abs(expected[np.isfinite(expected)]).max(initial=max(1.0, abs(vector["scale"])))
@@ -89,6 +96,8 @@ def shaped(vector, name):
     axes = {"q": query + ("head_dim",), "k": key + ("head_dim",), "v": key + ("head_dim_v",),
             "out": query + ("head_dim_v",), "lse": query}
     like = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
+    if name.endswith("sink_logits"):
+        return numbers(vector[name])
     shape = [vector[axis] for axis in ("batch",) + axes[like.get(name, name)]]
     return numbers(vector[name]).reshape(shape)
 

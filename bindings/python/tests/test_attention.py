@@ -46,7 +46,7 @@ def truth(q, k, v, dout, text, scale=None, dlse=None, q_offset=None):
 
 
 def assert_close(found, expected, bound=1e-5):
-    for name, one, other in zip(("out", "lse", "dq", "dk", "dv"), found, expected):
+    for name, one, other in zip(("out", "lse", "dq", "dk", "dv", "dsink_logits"), found, expected):
         finite = np.isfinite(other)
         np.testing.assert_array_equal(np.isfinite(one.astype(np.float64)), finite, err_msg=name)
         error = np.abs(one[finite].astype(np.float64) - other[finite]).max(initial=0)
@@ -102,10 +102,13 @@ def test_vectors_of_every_language():
         q, k = array("q", "heads_q", "seq_q", "head_dim"), array("k", "heads_kv", "seq_k", "head_dim")
         v, dout = array("v", "heads_kv", "seq_k", "head_dim_v"), array("dout", "heads_q", "seq_q", "head_dim_v")
         dlse = np.array(case["dlse"], np.float32).reshape(q.shape[:3]) if "dlse" in case else None
-        found = run(q, k, v, dout, case["text"], dlse, axes="bhsd", scale=case["scale"], q_offset=case["q_offset"])
-        right = [
-            np.array([-np.inf if x is None else x for x in case[name]]) for name in ("out", "lse", "dq", "dk", "dv")
-        ]
+        options = dict(scale=case["scale"], q_offset=case["q_offset"], softcap=case.get("softcap"))
+        if "sink_logits" in case:
+            options["sink_logits"] = np.array(case["sink_logits"], np.float32)
+        found = run(q, k, v, dout, case["text"], dlse, axes="bhsd", **options)
+        names = [name for name in ("out", "lse", "dq", "dk", "dv", "dsink_logits") if name in case]
+        right = [np.array([-np.inf if x is None else x for x in case[name]]) for name in names]
+        assert len(found) == len(right)
         bound = (
             1e-5 if abs(case["scale"]) < 8 else 1e-4
         )  # scores of hundreds have few digits behind the point in float32

@@ -21,13 +21,16 @@ def operands(dtype=torch.float32, heads_kv=2, seq=40):
     return *(x.requires_grad_() for x in (q, k, v)), dout
 
 
-def dense(q, k, v, mask):
+def dense(q, k, v, mask, sink=None, softcap=None):
     """out and lse by torch in float64."""
     group = q.shape[2] // k.shape[2]
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    s = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
-    return (torch.softmax(s, -1) @ v).transpose(1, 2), torch.logsumexp(s, -1)
+    s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    s = (softcap * torch.tanh(s / softcap) if softcap else s).masked_fill(~mask, -torch.inf)
+    if sink is not None:
+        s = torch.cat([s, sink.double()[None, :, None, None].expand(*s.shape[:3], 1)], -1)
+    return (torch.softmax(s, -1)[..., : k.shape[2]] @ v).transpose(1, 2), torch.logsumexp(s, -1)
 
 
 def gradients(loss, *tensors):
@@ -68,6 +71,15 @@ def test_queries_without_keys():
     assert (out[:, 0] == 0).all() and torch.isneginf(lse[:, :, 0]).all()
     dq, dk, dv = gradients(out.sum(), q, k, v)
     assert (dq[:, 0] == 0).all() and (dk[:, 0] == 0).all() and all(x.isfinite().all() for x in (dq, dk, dv))
+
+
+def test_sinks_and_softcap_have_gradients():
+    q, k, v, dout = operands()
+    sink = torch.tensor([0.5, -2, 1, 3], requires_grad=True)
+    out = sat.attention(q, k, v, "causal", sink_logits=sink, softcap=1.5)
+    right, _ = dense(q, k, v, mask_of("causal"), sink, 1.5)
+    for one, other in zip(gradients((out * dout).sum(), q, k, v, sink), gradients((right * dout).sum(), q, k, v, sink)):
+        torch.testing.assert_close(one, other, rtol=3e-5, atol=3e-5)
 
 
 def test_values_in_keys():
@@ -118,6 +130,7 @@ def test_second_derivatives_are_refused():
         (dict(k=torch.zeros(2, 40, 2, 24, dtype=torch.complex64)), sa.DTypeError, "k"),
         (dict(v=torch.zeros(2, 40, 2, 16, dtype=torch.bfloat16)), sa.DTypeError, "v"),
         (dict(v=torch.zeros(2, 41, 2, 16)), sa.ShapeError, "v"),
+        (dict(sink_logits=torch.zeros(3)), sa.ShapeError, "sink_logits"),
         (dict(pattern="wind"), sa.FormatError, "text"),
     ],
 )

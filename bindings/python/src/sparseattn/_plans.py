@@ -46,6 +46,10 @@ class Plan:
                             "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
                             per_document or documents tells apart; seq_q and seq_k are all tokens
     scale                   factor on q kT; None is 1 / sqrt(head_dim)
+    softcap                 scores are softcap tanh(scale q kT / softcap); None is none. Gemma 2
+                            (https://arxiv.org/abs/2408.00118)
+    sink_logits             every run brings sink_logits: a learned score without a value for each query head, as in
+                            gpt-oss (https://arxiv.org/abs/2508.10925)
     value_in_key            v is k[..., :head_dim_v] and None in every run, as in the latent attention of DeepSeek-V2
                             (https://arxiv.org/abs/2405.04434)
     q_offset                position of the first query; None is seq_k - seq_q
@@ -71,6 +75,8 @@ class Plan:
         dtype: Any = np.float32,
         axes: str = "bshd",
         scale: float | None = None,
+        softcap: float | None = None,
+        sink_logits: bool = False,
         value_in_key: bool = False,
         q_offset: int | None = None,
         backward: bool = False,
@@ -85,8 +91,9 @@ class Plan:
             lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
             lib.SPATTN_PLAN_SCALE: scale is not None,
             lib.SPATTN_PLAN_VALUE_IN_KEY: value_in_key,
+            lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
         }
-        self._axes, self._value_in_key = axes, value_in_key
+        self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
         self.dtype = np.dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
@@ -103,6 +110,7 @@ class Plan:
             head_dim_v=head_dim_v,
             axes=_read_axes(axes),
             scale=scale or 0.0,
+            softcap=softcap or 0.0,
             q_offset=q_offset or 0,
         )
         code, bits = dtype_code(self.dtype, "problem.dtype")
@@ -124,6 +132,7 @@ class Plan:
         *,
         indices: Any = None,
         index_counts: Any = None,
+        sink_logits: Any = None,
         out: np.ndarray | None = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -137,6 +146,7 @@ class Plan:
         lse  float32 [batch, heads_q, seq_q], [heads_q, tokens] with "thd": log(sum(exp(scale q kT))). A query that
              sees no key has out 0 and lse -inf.
         max_logits    shaped as lse: the largest score of each query, -inf where it sees no key
+        sink_logits   float32 [heads_q], in a plan that has them: counts in lse as one more score
         indices       int32 or int64 [batch, rows, heads_kv, max], without batch in "thd": the lists of runtime_tokens,
                       whose rows are the queries, or of runtime_blocks, whose rows are blocks of them
         index_counts  int32 or int64 [batch, rows, heads_kv]: how many entries of each list count, from its first; None
@@ -147,8 +157,9 @@ class Plan:
         out = np.empty(self._out_shape, self.dtype) if out is None else out
         lse = np.empty(self._lse_shape, np.float32) if return_lse else None
         max_logits = np.empty(self._lse_shape, np.float32) if return_max_logits else None
-        operands = {"q": q, "k": k, "v": v, "indices": indices, "index_counts": index_counts}
-        self._run(lib.SPATTN_OP_FORWARD, operands, {"out": out, "lse": lse, "max_logits": max_logits})
+        operands = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
+        lists = {"indices": indices, "index_counts": index_counts}
+        self._run(lib.SPATTN_OP_FORWARD, {**operands, **lists}, {"out": out, "lse": lse, "max_logits": max_logits})
         results = tuple(result for result in (out, lse, max_logits) if result is not None)
         return results if len(results) > 1 else out
 
@@ -164,12 +175,14 @@ class Plan:
         dlse: Any = None,
         indices: Any = None,
         index_counts: Any = None,
+        sink_logits: Any = None,
     ) -> tuple[Any, ...]:
         """Gradients (dq, dk, dv), shaped as q, k, v; needs a plan with backward=True.
 
-        dv is None in a plan with value_in_key: dk has both.
+        dv is None in a plan with value_in_key: dk has both. A plan with sink_logits has a fourth, dsink_logits, float32
+        [heads_q].
 
-        q, k, v, out, lse  as in forward, out and lse as it returned them; so indices, index_counts
+        q, k, v, out, lse  as in forward, out and lse as it returned them; so indices, index_counts, sink_logits
         dout               the gradient that arrives at out, shaped as it
         dlse               the gradient that arrives at lse, float32, shaped as it
 
@@ -180,9 +193,11 @@ class Plan:
             "dk": np.empty(self._k_shape, self.dtype),
             "dv": None if self._value_in_key else np.empty(self._v_shape, self.dtype),
         }
+        if self._sink_logits:
+            gradients["dsink_logits"] = np.empty(self._heads_q, np.float32)
         operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        lists = {"indices": indices, "index_counts": index_counts}
-        self._run(lib.SPATTN_OP_BACKWARD, {**operands, **lists}, gradients)
+        more = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+        self._run(lib.SPATTN_OP_BACKWARD, {**operands, **more}, gradients)
         return tuple(gradients.values())
 
     def explain(self) -> str:
@@ -271,6 +286,7 @@ def attention(
     *,
     indices: Any = None,
     index_counts: Any = None,
+    sink_logits: Any = None,
     out: np.ndarray | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
@@ -280,17 +296,17 @@ def attention(
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
     float32, float16 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens, heads,
-    head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, out and return_...: as in
-    Plan.forward. options: axes, scale, q_offset, head_dim_v, deterministic, reference, context. Returns out
-    [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans, so equal calls plan
-    once.
+    head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, sink_logits, out and return_...:
+    as in Plan.forward. options: axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, context. Returns
+    out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans, so equal calls
+    plan once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
-    made = plan(pattern, q, k, v, **options)
+    made = plan(pattern, q, k, v, sink_logits=sink_logits is not None, **options)
     wanted = {"out": out, "return_lse": return_lse, "return_max_logits": return_max_logits}
     lists = {"indices": indices, "index_counts": index_counts}
-    return made.forward(q, k, v, **lists, **wanted)
+    return made.forward(q, k, v, sink_logits=sink_logits, **lists, **wanted)
 
 
 def attention_backward(
@@ -305,12 +321,13 @@ def attention_backward(
     dlse: Any = None,
     indices: Any = None,
     index_counts: Any = None,
+    sink_logits: Any = None,
     **options: Any,
 ) -> tuple[Any, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse.
 
-    With v None dv is None: Plan.backward.
+    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward.
     """
-    made = plan(pattern, q, k, v, backward=True, **options)
-    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts}
+    made = plan(pattern, q, k, v, backward=True, sink_logits=sink_logits is not None, **options)
+    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     return made.backward(q, k, v, out, lse, dout, **more)

@@ -42,8 +42,8 @@ def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _plans.Plan, lists: dict[str, Any], *operands: torch.Tensor | None) -> Any:
-        q, k, v = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v")))
-        out, lse = map(_tensor, plan.forward(q, k, v, return_lse=True, **lists))
+        q, k, v, sink_logits = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v", "sink_logits")))
+        out, lse = map(_tensor, plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists))
         ctx.plan, ctx.lists = plan, lists
         ctx.save_for_backward(*operands, out, lse)
         ctx.set_materialize_grads(False)
@@ -54,11 +54,11 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
         *operands, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        q, k, v = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v")))
+        q, k, v, sink_logits = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v", "sink_logits")))
         results = (_array(tensor, name) for tensor, name in ((out, "out"), (lse, "lse"), (dout, "dout")))
-        more = {"dlse": _array(dlse, "dlse"), **ctx.lists}
+        more = {"dlse": _array(dlse, "dlse"), "sink_logits": sink_logits, **ctx.lists}
         gradients = tuple(map(_tensor, ctx.plan.backward(q, k, v, *results, **more)))
-        return None, None, *gradients
+        return None, None, *gradients, *[None] * (4 - len(gradients))
 
 
 def attention(
@@ -69,17 +69,18 @@ def attention(
     *,
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
+    sink_logits: torch.Tensor | None = None,
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
     """sparseattn.attention of tensors on the CPU: out, or (out, lse), which autograd knows how to differentiate once.
 
-    q, k, v and the lse that is returned have gradients. Shapes, dtypes, options and errors are those of
+    q, k, v, sink_logits and the lse that is returned have gradients. Shapes, dtypes, options and errors are those of
     sparseattn.attention; bfloat16 needs PyPI's ml_dtypes.
     """
-    operands = (q, k, v)
+    operands = (q, k, v, sink_logits)
     needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
-    arrays = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v")))
-    plan = _plans.plan(pattern, *arrays, backward=needs_gradient, **options)
+    arrays = (_array(tensor, name) for tensor, name in ((q, "q"), (k, "k"), (v, "v")))
+    plan = _plans.plan(pattern, *arrays, backward=needs_gradient, sink_logits=sink_logits is not None, **options)
     out, lse = _Attention.apply(plan, {"indices": indices, "index_counts": index_counts}, *operands)
     return (out, lse) if return_lse else out
