@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors of torch, and gradients through autograd, against torch's own dense attention."""
+"""Tensors of torch and gradients through autograd, against torch's own dense attention in float64."""
 
 import numpy as np
 import pytest
@@ -116,6 +116,38 @@ def test_without_gradients_no_backward_is_planned():
     np.testing.assert_array_equal(out.numpy(), sa.attention(*(x.detach() for x in (q, k, v)), TEXT))
 
 
+def test_signs_that_a_view_owes_are_paid():
+    q, k, v, _ = operands()
+    owed = torch.complex(torch.zeros_like(q), -q.detach()).conj().imag
+    assert owed.is_neg()
+    torch.testing.assert_close(sat.attention(owed, k, v, TEXT), sat.attention(q, k, v, TEXT))
+
+
+def test_what_is_no_tensor():
+    q, k, v, _ = operands()
+    with pytest.raises(TypeError, match="argument k is ndarray"):
+        sat.attention(q, k.detach().numpy(), v, TEXT)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("head_dim", [24, 128])
+def test_cuda_devices(dtype, bound, head_dim):
+    made = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 300, heads, head_dim, generator=made).to(dtype) for heads in (4, 2, 2))
+    expected = sat.attention(q, k, v, TEXT, return_lse=True)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            found = sat.attention(*(x.cuda() for x in (q, k, v)), TEXT, return_lse=True)
+        stream.synchronize()
+        for one, other in zip(found, expected):
+            assert one.is_cuda
+            torch.testing.assert_close(one.cpu().double(), other.double(), rtol=bound, atol=bound)
+    with pytest.raises(sa.ArgumentError) as caught:
+        sat.attention(q.cuda(), k, v.cuda(), TEXT)
+    assert (caught.value.status, caught.value.argument) == ("SPATTN_E_DEVICE", "k")
+
+
 def test_second_derivatives_are_refused():
     q, k, v, _ = operands()
     (dq,) = torch.autograd.grad(sat.attention(q, k, v, "full").square().sum(), q, create_graph=True)
@@ -126,7 +158,10 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     "change, kind, argument",
     [
-        (dict(q=torch.zeros(2, 40, 4, 24, device="meta")), sa.DTypeError, "q"),
+        (dict(q=torch.zeros(2, 40, 4, 24, device="meta")), sa.ArgumentError, "q"),
+        (dict(k=torch.zeros(2, 40, 2, 24).to_sparse()), sa.ArgumentError, "k"),
+        (dict(q=torch.zeros(40, 4, 24)), sa.ShapeError, "q"),
+        (dict(sink_logits=torch.zeros(4, dtype=torch.float16)), sa.DTypeError, "sink_logits"),
         (dict(k=torch.zeros(2, 40, 2, 24, dtype=torch.complex64)), sa.DTypeError, "k"),
         (dict(v=torch.zeros(2, 40, 2, 16, dtype=torch.bfloat16)), sa.DTypeError, "v"),
         (dict(v=torch.zeros(2, 41, 2, 16)), sa.ShapeError, "v"),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,16 +20,26 @@ _kept: WeakKeyDictionary = WeakKeyDictionary()
 
 def _tensor(array: np.ndarray, argument: str) -> Any:
     """A spattn_tensor* over the array's memory."""
-    code, bits = dtype_code(array.dtype, argument)
-    shape = ffi.new("int64_t[]", array.shape)
-    strides = ffi.new("int64_t[]", [stride // array.itemsize for stride in array.strides])
+    strides = [stride // array.itemsize for stride in array.strides]
+    return make_tensor(array, array.ctypes.data, dtype_code(array.dtype, argument), array.shape, strides)
+
+
+def make_tensor(
+    owner: Any,
+    address: int,
+    dtype: tuple[int, int],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    device: tuple[int, int] = (lib.SPATTN_CPU, 0),
+) -> Any:
+    """A spattn_tensor* that keeps the memory's owner alive; dtype is code and bits, strides are elements."""
     tensor = ffi.new("spattn_tensor *")
-    tensor.data = ffi.cast("void *", array.ctypes.data)
-    tensor.device.type = lib.SPATTN_CPU
-    tensor.ndim = array.ndim
-    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
-    tensor.shape, tensor.strides = shape, strides
-    _kept[tensor] = (array, shape, strides)
+    tensor.data = ffi.cast("void *", address)
+    tensor.device.type, tensor.device.index = device
+    tensor.ndim = len(shape)
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = *dtype, 1
+    tensor.shape, tensor.strides = kept = ffi.new("int64_t[]", list(shape)), ffi.new("int64_t[]", list(strides))
+    _kept[tensor] = (owner, kept)
     return tensor
 
 

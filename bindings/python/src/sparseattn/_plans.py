@@ -94,7 +94,7 @@ class Plan:
             lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
         }
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
-        self.dtype = np.dtype(dtype)
+        self.dtype, code, bits = self._read_dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
@@ -113,7 +113,6 @@ class Plan:
             softcap=softcap or 0.0,
             q_offset=q_offset or 0,
         )
-        code, bits = dtype_code(self.dtype, "problem.dtype")
         problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         handles = (context or default_context())._handle, self._pattern._handle
@@ -154,9 +153,9 @@ class Plan:
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
-        out = np.empty(self._out_shape, self.dtype) if out is None else out
-        lse = np.empty(self._lse_shape, np.float32) if return_lse else None
-        max_logits = np.empty(self._lse_shape, np.float32) if return_max_logits else None
+        out = self._empty(self._out_shape, self.dtype) if out is None else out
+        lse = self._empty(self._lse_shape, self._float32) if return_lse else None
+        max_logits = self._empty(self._lse_shape, self._float32) if return_max_logits else None
         operands = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
         lists = {"indices": indices, "index_counts": index_counts}
         self._run(lib.SPATTN_OP_FORWARD, {**operands, **lists}, {"out": out, "lse": lse, "max_logits": max_logits})
@@ -189,12 +188,12 @@ class Plan:
         Raises as forward; ArgumentError for a plan without backward.
         """
         gradients = {
-            "dq": np.empty(self._q_shape, self.dtype),
-            "dk": np.empty(self._k_shape, self.dtype),
-            "dv": None if self._value_in_key else np.empty(self._v_shape, self.dtype),
+            "dq": self._empty(self._q_shape, self.dtype),
+            "dk": self._empty(self._k_shape, self.dtype),
+            "dv": None if self._value_in_key else self._empty(self._v_shape, self.dtype),
         }
         if self._sink_logits:
-            gradients["dsink_logits"] = np.empty(self._heads_q, np.float32)
+            gradients["dsink_logits"] = self._empty((self._heads_q,), self._float32)
         operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
         more = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         self._run(lib.SPATTN_OP_BACKWARD, {**operands, **more}, gradients)
@@ -220,22 +219,39 @@ class Plan:
     def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, ...]:
         return tuple({"b": batch, "s": seq, "t": seq, "h": heads, "d": dim}[axis] for axis in self._axes)
 
-    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """One call of the library. cffi lets other Python threads run meanwhile."""
+    def _call(self, op: int, tensors: dict[str, Any], scratch: int, stream: int = 0) -> None:
+        """One call of the library; cffi lets other Python threads run meanwhile.
+
+        scratch  address of as many bytes as _workspace says, and align more
+        """
         name, function = (
             ("spattn_forward_args", lib.spattn_forward)
             if op == lib.SPATTN_OP_FORWARD
             else ("spattn_backward_args", lib.spattn_backward)
         )
+        bytes, align = self._workspace(op)
+        args = sized(name, workspace_bytes=bytes, **tensors)
+        args.workspace = ffi.cast("void *", scratch + -scratch % align)
+        args.stream = ffi.cast("void *", stream)
+        check(function(self._handle, args))
+
+    # ---- what is NumPy's: sparseattn.torch has its own ----
+
+    _float32: Any = np.float32
+
+    def _read_dtype(self, dtype: Any) -> tuple[Any, int, int]:
+        dtype = np.dtype(dtype)
+        return dtype, *dtype_code(dtype, "problem.dtype")
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         tensors = {key: tensor_in(array, key) for key, array in inputs.items() if array is not None}
         tensors.update((key, tensor_out(array, key)) for key, array in outputs.items() if array is not None)
-        args = sized(name, **tensors)
-        bytes, align = self._workspace(op)
-        memory = _scratch.take(bytes + align)
-        start = -memory.ctypes.data % align
-        args.workspace, args.workspace_bytes = ffi.cast("void *", memory.ctypes.data + start), bytes
+        memory = _scratch.take(sum(self._workspace(op)))
         try:
-            check(function(self._handle, args))
+            self._call(op, tensors, memory.ctypes.data)
         finally:
             _scratch.give_back(memory)
 
@@ -254,8 +270,14 @@ def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", 
 
     Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
     """
+    given = {"q": q, "k": k, "v": v}
+    arrays = {name: as_array(array, name) for name, array in given.items() if array is not None}
+    return Plan(pattern, **sizes_of(arrays, axes), **options)
+
+
+def sizes_of(arrays: dict[str, Any], axes: str) -> dict[str, Any]:
+    """The options of a Plan that the arrays q, k and, unless it lies in k, v determine."""
     _read_axes(axes)
-    arrays = {name: as_array(array, name) for name, array in (("q", q), ("k", k), ("v", v)) if array is not None}
     for name, array in arrays.items():
         if array.ndim != len(axes):
             order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
@@ -263,19 +285,17 @@ def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", 
             raise ShapeError(message, "SPATTN_E_SHAPE", name)
     sizes = {name: dict(zip(axes, array.shape)) for name, array in arrays.items()}
     of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
-    of_values = {"value_in_key": True} if v is None else {"head_dim_v": sizes["v"]["d"]}
-    return Plan(
-        pattern,
-        batch=of_q.get("b", 1),
-        heads_q=of_q["h"],
-        heads_kv=of_k["h"],
-        seq_q=of_q[seq],
-        seq_k=of_k[seq],
-        head_dim=of_q["d"],
-        dtype=arrays["q"].dtype,
-        axes=axes,
-        **{**of_values, **options},
-    )
+    return {
+        "batch": of_q.get("b", 1),
+        "heads_q": of_q["h"],
+        "heads_kv": of_k["h"],
+        "seq_q": of_q[seq],
+        "seq_k": of_k[seq],
+        "head_dim": of_q["d"],
+        "dtype": arrays["q"].dtype,
+        "axes": axes,
+        **({"head_dim_v": sizes["v"]["d"]} if "v" in sizes else {"value_in_key": True}),
+    }
 
 
 def attention(

@@ -1,49 +1,97 @@
 # SPDX-License-Identifier: MIT
-"""Attention of torch tensors on the CPU, with gradients.
+"""Attention of torch tensors, with gradients.
 
     import sparseattn.torch as sat
     out = sat.attention(q, k, v, "causal & window(1023,0)")       # tensors in, a tensor out
     out.sum().backward()
 
-Tensors and what the library reads and writes are the same memory: nothing is copied on the way.
+The library reads and writes the tensors' own memory, on the CPU and, as far as it has kernels there, on CUDA devices,
+in torch's current stream.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
 from . import _plans
-from ._core import DTypeError
+from ._arrays import make_tensor
+from ._core import ArgumentError, Context, DTypeError, default_context, lib
 from ._patterns import Pattern
 
+_DTYPES = {
+    torch.float32: (lib.SPATTN_FLOAT, 32),
+    torch.float16: (lib.SPATTN_FLOAT, 16),
+    torch.float64: (lib.SPATTN_FLOAT, 64),
+    torch.bfloat16: (lib.SPATTN_BFLOAT, 16),
+    torch.int32: (lib.SPATTN_INT, 32),
+    torch.int64: (lib.SPATTN_INT, 64),
+}
+_DEVICES = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
+_contexts: dict[int, Context] = {}  # by index of the CUDA device
+os.register_at_fork(after_in_child=_contexts.clear)
 
-def _array(tensor: torch.Tensor | None, argument: str) -> Any:
-    """The tensor's memory for NumPy, which knows bfloat16 by PyPI's ml_dtypes only."""
-    if tensor is None or tensor.dtype != torch.bfloat16:
-        return tensor if tensor is None else tensor.detach()
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        message = f"argument {argument} is bfloat16, which needs PyPI's ml_dtypes; accepted without: float32, float16"
-        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from error
-    return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+def _context_of(tensor: torch.Tensor) -> Context:
+    if tensor.device.type not in _DEVICES:
+        raise ArgumentError(f"argument q lies on {tensor.device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "q")
+    if tensor.device.type == "cpu":
+        return default_context()
+    if tensor.device.index not in _contexts:
+        _contexts[tensor.device.index] = Context(f"cuda:{tensor.device.index}")
+    return _contexts[tensor.device.index]
 
 
-def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
-    if array is None or array.dtype.name != "bfloat16":
-        return array if array is None else torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+def _view(tensor: torch.Tensor, argument: str) -> Any:
+    """A spattn_tensor* over the tensor's memory."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor")
+    if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
+        message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
+        raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
+    tensor = tensor.detach().resolve_neg()  # the imaginary part of a conjugate is a view with a sign to come
+    device = _DEVICES[tensor.device.type], tensor.device.index or 0
+    return make_tensor(tensor, tensor.data_ptr(), _code(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
+
+
+def _code(dtype: torch.dtype, argument: str) -> tuple[int, int]:
+    if dtype not in _DTYPES:
+        accepted = ", ".join(map(str, _DTYPES))
+        raise DTypeError(f"argument {argument} is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
+    return _DTYPES[dtype]
+
+
+class _Plan(_plans.Plan):
+    """A plan whose arrays are tensors of one device."""
+
+    _float32 = torch.float32
+
+    def __init__(self, pattern: Pattern | str, device: torch.device, **options: Any):
+        self._device = device
+        super().__init__(pattern, **options)
+
+    def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
+        return dtype, *_code(dtype, "problem.dtype")
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        given = {**inputs, **outputs}
+        tensors = {name: _view(tensor, name) for name, tensor in given.items() if tensor is not None}
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+        scratch = self._empty((sum(self._workspace(op)),), torch.uint8)
+        self._call(op, tensors, scratch.data_ptr(), stream)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _plans.Plan, lists: dict[str, Any], *operands: torch.Tensor | None) -> Any:
-        q, k, v, sink_logits = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v", "sink_logits")))
-        out, lse = map(_tensor, plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists))
+    def forward(ctx: Any, plan: _Plan, lists: dict[str, Any], *operands: torch.Tensor | None) -> Any:
+        q, k, v, sink_logits = operands
+        out, lse = plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
         ctx.plan, ctx.lists = plan, lists
         ctx.save_for_backward(*operands, out, lse)
         ctx.set_materialize_grads(False)
@@ -52,12 +100,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
-        *operands, out, lse = ctx.saved_tensors
+        q, k, v, sink_logits, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        q, k, v, sink_logits = (_array(tensor, name) for tensor, name in zip(operands, ("q", "k", "v", "sink_logits")))
-        results = (_array(tensor, name) for tensor, name in ((out, "out"), (lse, "lse"), (dout, "dout")))
-        more = {"dlse": _array(dlse, "dlse"), "sink_logits": sink_logits, **ctx.lists}
-        gradients = tuple(map(_tensor, ctx.plan.backward(q, k, v, *results, **more)))
+        gradients = ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **ctx.lists)
         return None, None, *gradients, *[None] * (4 - len(gradients))
 
 
@@ -67,20 +112,34 @@ def attention(
     v: torch.Tensor | None,
     pattern: Pattern | str,
     *,
+    axes: str = "bshd",
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
     sink_logits: torch.Tensor | None = None,
     return_lse: bool = False,
+    context: Context | None = None,
     **options: Any,
 ) -> Any:
-    """sparseattn.attention of tensors on the CPU: out, or (out, lse), which autograd knows how to differentiate once.
+    """sparseattn.attention of tensors: out, or (out, lse), which autograd knows how to differentiate once.
 
-    q, k, v, sink_logits and the lse that is returned have gradients. Shapes, dtypes, options and errors are those of
-    sparseattn.attention; bfloat16 needs PyPI's ml_dtypes.
+    q, k, v, sink_logits and the lse that is returned have gradients. Shapes, options and errors are those of
+    sparseattn.attention; bfloat16 is torch's. context None is the CPU's default_context(), or one for the CUDA device
+    where q lies.
     """
-    operands = (q, k, v, sink_logits)
-    needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
-    arrays = (_array(tensor, name) for tensor, name in ((q, "q"), (k, "k"), (v, "v")))
-    plan = _plans.plan(pattern, *arrays, backward=needs_gradient, sink_logits=sink_logits is not None, **options)
-    out, lse = _Attention.apply(plan, {"indices": indices, "index_counts": index_counts}, *operands)
+    operands = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
+    given = {name: tensor for name, tensor in operands.items() if tensor is not None}
+    for name, tensor in given.items():
+        _view(tensor, name)
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values())
+    given.pop("sink_logits", None)
+    plan = _Plan(
+        pattern,
+        q.device,
+        backward=needs_gradient,
+        sink_logits=sink_logits is not None,
+        context=context or _context_of(q),
+        **_plans.sizes_of(given, axes),
+        **options,
+    )
+    out, lse = _Attention.apply(plan, {"indices": indices, "index_counts": index_counts}, *operands.values())
     return (out, lse) if return_lse else out
