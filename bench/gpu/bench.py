@@ -5,8 +5,8 @@
     python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--out bench/results] [--no-flex]
 
 One JSON line for each case and peer goes to <out>/<gpu>.jsonl. Peers that torch has are measured here; the best figure
-that was recorded elsewhere for another stands beside them and says so. Inputs N(0,1), L2 cold, a pause before each call (the
-chip's power limit lowers its clock after some milliseconds of load), median of 25 calls by events.
+that was recorded elsewhere for another stands beside them and says so. Inputs N(0,1), L2 cold, a pause before each call
+(the chip's power limit lowers its clock after some milliseconds of load), median of 25 calls by events.
 """
 import argparse
 import ctypes as c
@@ -72,7 +72,7 @@ class Stats(c.Structure):
 
 class Forward(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("stream", c.c_void_p)] + [
-        (n, c.POINTER(Tensor)) for n in ("q", "k", "v", "out", "lse")
+        (n, c.POINTER(Tensor)) for n in ("q", "k", "v", "out", "lse", "max_logits", "indices", "index_counts")
     ] + [("workspace", c.c_void_p), ("workspace_bytes", c.c_size_t)]
 
 
@@ -128,7 +128,7 @@ class Library:
         workspace = torch.empty(max(1, nbytes.value), dtype=torch.uint8, device="cuda")
         views = [view(t) for t in operands]
         args = Forward(c.sizeof(Forward), 0, torch.cuda.current_stream().cuda_stream, *[c.pointer(v) for v in views],
-                       workspace.data_ptr(), nbytes.value)
+                       None, None, None, workspace.data_ptr(), nbytes.value)
         keep = (views, workspace)
         return lambda: keep and self.check(self.lib.spattn_forward(plan, c.byref(args)))
 
@@ -253,7 +253,8 @@ def main():
             stream.write(json.dumps(line) + "\n")
             stream.flush()
             print(f"{line['case']:22} {line['us']:9.1f} us {line['tflops']:6.1f} TFLOP/s  goal {line['goal']}  "
-                  f"gemm {line['gemm']}  err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']}  {line['kernel']}",
+                  f"gemm {line['gemm']}  err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']}  "
+                  f"{line['kernel']}",
                   flush=True)
         for case in CASES:
             if fnmatch.fnmatch(case[0], args.case):
