@@ -45,7 +45,7 @@ __device__ __forceinline__ bool keeps(const LayoutView& layout, int mask, int ro
     if (mask == full_block) return true;
     const uint64_t* words = layout.masks + size_t(mask) * layout.mask_words;
     if (Order == MaskOrder::rows) return has_bit(words, row * layout.block_k + key);
-    return has_bit(words + tile::fragment_header, tile::fragment_bit(row, key));
+    return has_bit(words, tile::fragment_bit(row, key));
 }
 
 // ---- one CTA's rows ----

@@ -4,40 +4,57 @@
 //
 // over the blocks that a layout lists for each query block. The kernel knows runs of blocks and bit masks, no pattern.
 //
-//   grid      one CTA an SM, persistent; tasks longest first, from a counter
+//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order
 //   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with
 //             the next q ahead; it tells the consumers each block's mask through shared memory: they read no list
-//   consumers 64 rows a warpgroup, scores and out in registers; p becomes the a operand of p v in place; a masked block
-//             costs a thread one 64-bit load and predicated moves (tile/fragment.h); out leaves through the q tile
-//
-//   192 rows: three warpgroups, each serial: what one waits for, the others hide. A 64 x 128 part of a masked block
-//             that keeps nothing is skipped, so edges cost what 64-row blocks would.
-//   128 rows: two warpgroups take turns; each begins s of block j + 1 before p v of block j, also from one task into
-//             the next, and makes probabilities under them:
+//   consumers two warpgroups, 64 rows each, scores and out in registers. Each begins s of block j + 1, then p v of
+//             block j, also from one task into the next, and makes probabilities under them and under the other's:
 //
 //               tensor   | s1 | p0 v0 | the other's | s2 | p1 v1 | the other's
-//               the rest      | softmax of s1       |    | softmax of s2
+//               the rest      |  softmax of s1      |    |  softmax of s2
 //
-// What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, its exponentials 512 of theirs;
-// reading operands from shared memory takes 80 % of its rate while TMA writes the next ones. Counters (ncu, full_16k at
-// 1.77 GHz): the tensor pipe is busy 71 % of all cycles with 192 rows, 68 % with 128; L2 gives 34 and 38 % of its rate,
-// issue slots are 38 % used. Without the copies (stale tiles, timing only) full_16k runs at 768 with 192 rows and 658
-// with 128: 192 rows lose 7 % to memory and 5 points to waves (1376 equal tasks on 132 SMs fill 10.4 of 11); 128 rows
-// are bound by each warpgroup's own chain of scores, softmax and waits, 2700 cycles a block. Beyond some milliseconds
-// the 700 W cap decides: the clock falls to 1.5 GHz for GEMM, cuDNN and this kernel alike.
+//             p is the a operand of p v as it stands; a masked block costs a thread one 64-bit load and predicated
+//             moves (tile/fragment.h); out leaves through the q tile
+//   softmax   exponentials are made relative to the maximum that was found last, and their sums tell whether that was
+//             good enough. Where it was not (a task's first block, rows that grow by 2^12) they are made once more from
+//             the scores, which still stand. So a block takes no maximum and no exchange between lanes
 //
-// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, on two machines, 2026-11): full_16k 707
-// and 730, causal_16k 679 and 708, window1k_16k 526 and 540, window4k_128k 706, streaming_16k 522, streaming_128k 550
-// with 192 rows; bsr128_10_16k 553 and 567, bsr128_05_32k 572 with 128.
-// What the layout costs: single blocks instead of runs nothing (full_16k as 128 runs a row); a mask on every block 2 %
-// with 192 rows and 3 % with 128, with 256 different masks 3 and 4 %.
+// What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, so two warpgroups cannot be faster
+// than 2048 a block; full_16k takes 2280. A warpgroup's own chain is about 250 cycles of waits and descriptors, 900 to
+// issue the products (wgmmas queue four or five deep, then issue blocks) and 950 for the softmax, of which the 64
+// exponentials a thread are 512. Counters (ncu): the tensor pipe is busy 87 % of all cycles of full_16k, 77 % of
+// bsr128_10_16k (62 % hits in L2, 533 MB from memory) and 73 % of window1k_16k; issue slots 36 %. On full_16k the
+// 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Tried and dropped: descriptors from registers that are not known uniform (3 R2UR an instruction: 676 instead of 730
-// on full_16k); one q tile and five ring tiles for 192 rows (284 instead of 260 us on window1k_16k); a static round of
-// tasks instead of the counter (2 to 11 % slower); heads one after the other instead of longest first (10 % slower on
-// causal_16k, 4 to 7 % faster on bsr128_10_16k and 05_32k); looking at the ring's next barriers ahead (3 % slower); no
-// turns between two warpgroups (the same); one wait for p v after the exponentials, which the compiler moves above
-// them.
+// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, one run of 2026-11, GEMM 8192^3 781 in
+// it): full_16k 779, causal_16k 751, window1k_16k 569, window4k_128k 732, streaming_16k 560, streaming_128k 582,
+// block_diagonal512_16k 527, bsr128_50_4k 624, bsr128_25_8k 630, bsr128_10_16k 671, bsr128_05_32k 682. The random
+// blocks wait for memory and for the last tasks: with heads one after the other and only the last 256 tasks longest
+// first, 25_8k runs at 691, 10_16k at 710, 05_32k at 713.
+// What the layout costs: single blocks instead of runs 0.5 % (full_16k as 128 runs a row); a mask on every block 6 % of
+// full_16k and 4 % of bsr128_10_16k, with 256 different masks 6 and 6 %.
+//
+// One listed tile against one block, in this loop: 128 keys by number from AxisView::tokens (a tile's is all that it
+// needs; zeros where no_token), copied by 16-byte cp.async into the tile that a box would fill, each lane's arrival on
+// the ring's barrier, the consumer's proxy fence before wgmma reads. Consecutive and random keys cost the same:
+//
+//               producer                          full_16k   bsr128_10_16k
+//               one warp, boxes                      777          674
+//               four warps of 56 registers           608          535     (leaves the consumers 224: 40 bytes spill)
+//               four warps of 40                     550          484
+//               two, one                          405, 317     372, 292
+//
+// So a listed tile costs 1.3 blocks and pays where it stands for two. Issue is the limit: more warps and more registers
+// for the addresses in flight both help.
+//
+// Tried and dropped (before and after in one run): three serial warpgroups of 64 rows instead of two (722 instead of
+// 788 on full_16k, 530 instead of 571 on window1k_16k); row maxima before the exponentials (6 % slower); sums and
+// packing left where the compiler puts them, behind the wait for p v (3 %); one array of p (2 %); turns between the
+// warpgroups by barriers (0 to 1 %); p v issued step by step between exponentials (0 to 3 %); v awaited before s is
+// begun (2 %); out stored under the next task's products (nothing); tests of the ring's next barrier ahead (nothing,
+// and registers); four ring tiles at constant places instead of five (3 to 6 %); descriptors from registers that are
+// not known uniform (3 R2UR an instruction: 7 %); first blocks first (7 % on window1k_16k, whose first block few rows
+// see).
 #pragma once
 
 #include <algorithm>
@@ -62,11 +79,9 @@ template <int BlockQ>
 struct Config {
     static constexpr int block_q = BlockQ, block_k = 128, head_dim = 128;
     static constexpr int warpgroups = block_q / 64, threads = 128 * (warpgroups + 1);
-    static constexpr bool overlap = warpgroups == 2;  // registers for two tiles of scores exist only then
-    static constexpr int q_tiles = 2, slots = overlap ? 5 : 4;
-    static constexpr int producer_registers = overlap ? 40 : 32, consumer_registers = overlap ? 232 : 160;
+    static constexpr int q_tiles = 2, slots = 5;
+    static constexpr int producer_registers = 40, consumer_registers = 232;
     static constexpr int panel_bytes = block_q * 128, box_bytes = block_k * 128;  // of 64 columns
-    static_assert(warpgroups == 2 || warpgroups == 3, "register budgets are for these");
     static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
 };
 
@@ -76,18 +91,12 @@ struct TaskMessage {
 };
 constexpr int32_t end_of_work = -1;
 
-// What consumers must know of a block: its mask above, and below a bit for each warpgroup that has a row with a key.
-constexpr int part_bits = 3;
-__device__ __forceinline__ int32_t pack_message(int mask, int parts) {
-    return int32_t(uint32_t(mask) << part_bits) | (parts & ((1 << part_bits) - 1));
-}
-
 template <class C>
 struct Shared {
     uint8_t q[C::q_tiles][2][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
     uint8_t ring[C::slots][2][C::box_bytes];   // blocks of k and v in the order of their use
     TaskMessage task[C::q_tiles];
-    int32_t block[C::slots];
+    int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // producer with the bytes of q; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left; producer waits
     uint64_t full[C::slots];       // producer with the bytes of a block; consumers wait
@@ -96,12 +105,15 @@ struct Shared {
 };
 
 // A position in a ring of tiles and the parity of its turn.
-template <unsigned Size>
+template <int Size>
 struct Cursor {
-    unsigned turn = 0;
-    __device__ __forceinline__ int index() const { return turn % Size; }
-    __device__ __forceinline__ uint32_t phase() const { return turn / Size & 1; }
-    __device__ __forceinline__ void advance() { ++turn; }
+    int index = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void advance() {
+        const bool wraps = index == Size - 1;
+        index = wraps ? 0 : index + 1;
+        phase ^= wraps;
+    }
 };
 
 // ---- producer: one warp walks the lists and keeps the ring full ----
@@ -113,7 +125,7 @@ struct Producer {
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
     uint32_t landed_phase = 0;
-    int batch, head_kv;                             // of the task
+    int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
 
@@ -137,56 +149,55 @@ struct Producer {
         head_kv = (task.head - batch * params.heads_q) / params.group;
         live = list * layout.by_key.rows;
         announce({task.head, task.row, task.take, task.part}, task.take ? 2 * C::panel_bytes : 0);
+        // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
+        // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
-        for (int base = slice.begin; base < slice.end && left; base += 32) {
+        for (int end = slice.end; end > slice.begin && left; end -= 32) {
+            const int runs = min(32, end - slice.begin);
             Run mine{0, 0, full_block};
-            if (base + lane < slice.end) mine = layout.by_query.runs[base + lane];
-            int my_parts = ~0;
-            if (mine.mask != full_block) my_parts = int(layout.masks[size_t(mine.mask) * layout.mask_words]);
-            const int runs = min(32, slice.end - base);
+            if (lane < runs) mine = layout.by_query.runs[end - 1 - lane];
             for (int r = 0; r < runs && left; ++r) {
                 const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
-                const int mask = __shfl_sync(~0u, mine.mask, r), parts = __shfl_sync(~0u, my_parts, r);
-                const int from = min(skip, count), to = min(count, from + left);
-                skip -= from, left -= to - from;
-                for (int n = from; n < to; ++n) load_block(first + n, pack_message(mask, parts));
+                const int mask = __shfl_sync(~0u, mine.mask, r);
+                const int from = min(skip, count), take = min(count - from, left);
+                skip -= from, left -= take;
+                for (int n = from; n < from + take; ++n) load_block(first + count - 1 - n, mask);
             }
         }
     }
 
     // Publishes a task, with its q tile where it has work.
     __device__ __forceinline__ void announce(const TaskMessage& message, int bytes) {
-        ptx::mbarrier_wait(&shared.q_empty[q.index()], q.phase() ^ 1);
+        ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
         if (lane == 0) {
-            shared.task[q.index()] = message;
-            ptx::mbarrier_arrive_expect(&shared.q_full[q.index()], bytes);
+            shared.task[q.index] = message;
+            ptx::mbarrier_arrive_expect(&shared.q_full[q.index], bytes);
             if (bytes) {
                 const int head = message.head - batch * params.heads_q;
                 for (int panel = 0; panel < 2; ++panel)
-                    ptx::tma_load_4d(shared.q[q.index()][panel], &params.q, 64 * panel, head, message.row * C::block_q,
-                                     batch, &shared.q_full[q.index()]);
+                    ptx::tma_load_4d(shared.q[q.index][panel], &params.q, 64 * panel, head, message.row * C::block_q,
+                                     batch, &shared.q_full[q.index]);
             }
         }
         q.advance();
     }
 
-    __device__ __forceinline__ void load_block(int block, int32_t message) {
-        ptx::mbarrier_wait(&shared.empty[slot.index()], slot.phase() ^ 1);
+    __device__ __forceinline__ void load_block(int block, int mask) {
+        ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         if (lane == 0) {
-            shared.block[slot.index()] = message;
-            ptx::mbarrier_arrive_expect(&shared.full[slot.index()], 2 * C::box_bytes);
-            load(&params.k, block, head_kv, batch, &shared.full[slot.index()]);
+            shared.mask[slot.index] = mask;
+            ptx::mbarrier_arrive_expect(&shared.full[slot.index], 2 * C::box_bytes);
+            load(&params.k, block, head_kv, batch, &shared.full[slot.index]);
         }
         slot.advance();
-        if (C::overlap && pending >= 0) load_pending_v();
+        if (pending >= 0) load_pending_v();
         pending = block, pending_batch = batch, pending_head = head_kv;
         pending_set = params.layout.live_keys.set_of ? params.layout.live_keys.set_of[live + block] : all_live;
-        if (!C::overlap) load_pending_v();
     }
 
     __device__ __forceinline__ void load_pending_v() {
-        uint64_t* full = &shared.full[slot.index()];
-        ptx::mbarrier_wait(&shared.empty[slot.index()], slot.phase() ^ 1);
+        uint64_t* full = &shared.full[slot.index];
+        ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         uint64_t* bytes_to = pending_set == all_live ? full : &shared.landed;
         if (lane == 0) {
             ptx::mbarrier_arrive_expect(bytes_to, 2 * C::box_bytes);
@@ -204,7 +215,7 @@ struct Producer {
         const uint64_t* set = params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
         for (int key = 0; key < C::block_k; ++key)
             if (!(set[key / 64] >> (key % 64) & 1)) {
-                uint8_t* row = shared.ring[slot.index()][lane / 16] + key * 128 + lane % 16 * 8;
+                uint8_t* row = shared.ring[slot.index][lane / 16] + key * 128 + lane % 16 * 8;
                 *reinterpret_cast<uint64_t*>(row) = 0;
             }
         ptx::fence_async_shared();
@@ -214,11 +225,13 @@ struct Producer {
 
     __device__ __forceinline__ void load(const CUtensorMap* map, int block, int head, int entry, uint64_t* bar) {
         for (int panel = 0; panel < 2; ++panel)
-            ptx::tma_load_4d(shared.ring[slot.index()][panel], map, 64 * panel, head, block * C::block_k, entry, bar);
+            ptx::tma_load_4d(shared.ring[slot.index][panel], map, 64 * panel, head, block * C::block_k, entry, bar);
     }
 };
 
 // ---- consumer: one warpgroup owns 64 rows of scores and output ----
+using Probabilities = uint32_t[8][4];  // the a operand of p v: 8 steps of 16 keys
+
 template <class C>
 struct Consumer {
     const BlockForwardParams& params;
@@ -226,68 +239,59 @@ struct Consumer {
     const int warpgroup, thread;  // of the warpgroup
     Cursor<C::q_tiles> q;         // the next task's
     Cursor<C::slots> slot;
-    int held = -1;                // a q tile that this warpgroup's out is leaving
-    int k_slot, v_slot, mask_id;
-    uint64_t mask_word;
+    int held = -1;      // a q tile that this warpgroup's out is leaving
+    int q_index, left;  // of the task whose scores come next; blocks
+    bool first = true;  // the block whose p v comes next is its task's first
     float s[64], r_out[64];
-    uint32_t p[8][4];
     tile::RowState rows;
 
     // The blocks of the next task with work, or end_of_work. Its message stays in place until its q tile is released.
-    __device__ __forceinline__ int take_task(int& q_index) {
+    __device__ __forceinline__ int take_task(int& taken) {
         for (;;) {
-            ptx::mbarrier_wait(&shared.q_full[q.index()], q.phase());
-            q_index = q.index();
+            ptx::mbarrier_wait(&shared.q_full[q.index], q.phase);
+            taken = q.index;
             q.advance();
-            const int count = shared.task[q_index].count;
+            const int count = shared.task[taken].count;
             if (count) return count;
-            store_empty(q_index);
+            store_empty(taken);
         }
     }
 
-    // Waits for the next block's k. False where no row of this warpgroup sees it.
-    __device__ __forceinline__ bool take_block() {
-        k_slot = slot.index();
-        ptx::mbarrier_wait(&shared.full[k_slot], slot.phase());
-        slot.advance();
-        // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
-        const int32_t message = __shfl_sync(~0u, thread % 32 ? 0 : shared.block[k_slot], 0);
-        mask_id = message >> part_bits;
-        return message >> warpgroup & 1;
-    }
-
-    __device__ __forceinline__ void pass_block() {
-        release(k_slot);
-        ptx::mbarrier_wait(&shared.full[slot.index()], slot.phase());
-        release(slot.index());
-        slot.advance();
-    }
-
-    // s = q kT of the block taken, begun.
-    __device__ __forceinline__ void begin_scores(int q_index) {
-        const uint32_t a = ptx::wgmma_descriptor(shared.q[q_index][0] + warpgroup * 8192, 0);
-        const uint32_t b = ptx::wgmma_descriptor(shared.ring[k_slot][0], 0);
+    // s = q kT, begun.
+    __device__ __forceinline__ void begin_scores(uint32_t a, uint32_t b) {
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             ptx::wgmma_m64n128k16(s, a + (i / 4) * (C::panel_bytes / 16) + (i % 4) * 2,
                                   b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0);
         ptx::wgmma_commit();
-        if (mask_id != full_block)
-            mask_word = __ldg(params.layout.masks + size_t(mask_id) * params.layout.mask_words +
-                              tile::fragment_header + warpgroup * 128 + thread);
     }
 
-    // r_out += p v of the block whose scores are done, begun.
-    __device__ __forceinline__ void begin_output(bool first) {
-        v_slot = slot.index();
-        ptx::mbarrier_wait(&shared.full[v_slot], slot.phase());
-        slot.advance();
-        const uint32_t b = ptx::wgmma_descriptor(shared.ring[v_slot][0], C::box_bytes);
+    // r_out += p v, begun.
+    __device__ __forceinline__ void begin_output(const Probabilities& p, uint32_t b) {
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 8; ++i) ptx::wgmma_m64n128k16_transposed(r_out, p[i], b + i * 128, i > 0 || !first);
         ptx::wgmma_commit();
+    }
+
+    __device__ __forceinline__ uint32_t q_descriptor(int tile) const {
+        return ptx::wgmma_descriptor(shared.q[tile][0] + warpgroup * 8192, 0);
+    }
+    __device__ __forceinline__ uint32_t k_descriptor(int index) const {
+        return ptx::wgmma_descriptor(shared.ring[index][0], 0);
+    }
+    __device__ __forceinline__ uint32_t v_descriptor(int index) const {
+        return ptx::wgmma_descriptor(shared.ring[index][0], C::box_bytes);
+    }
+
+    // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
+    // release the slot, so that nobody reads what the producer already overwrites.
+    __device__ __forceinline__ int take_mask(int index, uint64_t& word) {
+        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[index], 0);
+        if (mask != full_block)
+            word = __ldg(params.layout.masks + size_t(mask) * params.layout.mask_words + warpgroup * 128 + thread);
+        return mask;
     }
 
     __device__ __forceinline__ void release(int index) {
@@ -303,12 +307,6 @@ struct Consumer {
         held = -1;
     }
 
-    // Scores of the block into probabilities.
-    __device__ __forceinline__ bool softmax(float (&factor)[2]) {
-        if (mask_id != full_block) tile::mask(s, mask_word);
-        return tile::softmax(s, rows, params.scale_log2, factor);
-    }
-
     __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
         float l[2], lse[2];
 #pragma unroll
@@ -318,8 +316,10 @@ struct Consumer {
             l[h] = l[h] > 0 ? 1 / l[h] : 0;
         }
         tile::scale_rows(r_out, l[0], l[1]);
-        if (shared.task[q_index].part == whole_row) store_whole(q_index, lse);
-        else store_part(q_index, lse);
+        if (shared.task[q_index].part == whole_row)
+            store_whole(q_index, lse);
+        else
+            store_part(q_index, lse);
     }
 
     __device__ __forceinline__ void store_whole(int q_index, const float (&lse)[2]) {
@@ -332,7 +332,7 @@ struct Consumer {
     __device__ __forceinline__ void send(int q_index, const float (&lse)[2]) {
         const TaskMessage task = shared.task[q_index];
         ptx::fence_async_shared();
-        ptx::named_barrier_sync(3 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
         const int row = task.row * C::block_q + warpgroup * 64;
         if (thread == 0) {
@@ -362,7 +362,7 @@ struct Consumer {
         if (thread % 4 == 0)
             for (int h = 0; h < 2; ++h) params.part_lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
         held = q_index;
-        ptx::named_barrier_sync(3 + warpgroup, 128);  // all are done with the q tile and its message
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
 
     // A row of blocks without a key: out 0, lse -infinity.
@@ -376,98 +376,80 @@ struct Consumer {
         release_held();
     }
 
-    __device__ __forceinline__ void clear_output() {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) r_out[i] = 0;
+    // From the block whose probabilities are in p to the next, across tasks too: its scores, then p v, begun; under
+    // them its probabilities into next_p. Two arrays, for p v reads p until it is done. False at the end of work.
+    __device__ __forceinline__ bool step(const Probabilities& p, Probabilities& next_p) {
+        const bool last = --left == 0;
+        int next_left, next_q = q_index;
+        if (last) [[unlikely]] {
+            release_held();
+            next_left = take_task(next_q);
+            if (next_left == end_of_work) return false;
+        }
+        const Cursor<C::slots> k = slot;
+        slot.advance();
+        const Cursor<C::slots> v = slot;
+        slot.advance();
+        const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
+        ptx::mbarrier_wait(&shared.full[k.index], k.phase);
+        begin_scores(q_at, k_at);
+        uint64_t word;
+        const int mask = take_mask(k.index, word);
+        ptx::mbarrier_wait(&shared.full[v.index], v.phase);
+        begin_output(p, v_at);
+        if (held >= 0) [[unlikely]]
+            release_held();
+        ptx::wgmma_wait<1>();
+        release(k.index);
+        const tile::RowState done = rows;
+        if (last) [[unlikely]]
+            rows = tile::RowState{};
+        if (mask != full_block) [[unlikely]]
+            tile::mask(s, word);
+        float factor[2];
+        const bool rescale = tile::softmax(s, rows, params.scale_log2, last, next_p, factor);
+        if (last) [[unlikely]] {
+            ptx::wgmma_wait_all();
+            release(v.index);
+            store(q_index, done);
+            q_index = next_q, left = next_left;
+        } else {
+            ptx::wgmma_wait<0>();
+            release(v.index);
+            if (rescale) [[unlikely]]
+                tile::scale_rows(r_out, factor[0], factor[1]);
+        }
+        first = last;
+        return true;
     }
 
-    // Scores of block j + 1 are begun before the output of block j, across tasks too, so that the matrix unit works
-    // while
-    // probabilities are made.
-    __device__ __forceinline__ void run_overlapped() {
-        int q_index;
-        int left = take_task(q_index);
-        if (left == end_of_work) return;
-        if (warpgroup == 1) ptx::named_barrier_arrive(1, 256);
-        take_block();
-        begin_scores(q_index);
-        ptx::wgmma_wait<0>();
-        release(k_slot);
-        float factor[2];
-        softmax(factor);
-        tile::pack(s, p);
-        bool first = true;
-        for (;;) {
-            const bool last = --left == 0;
-            int next, next_q = q_index;
-            if (last) {
-                release_held();
-                next = take_task(next_q);
-                if (next == end_of_work) break;
-            }
-            ptx::named_barrier_sync(1 + warpgroup, 256);
-            take_block();
-            begin_scores(next_q);
-            begin_output(first);
-            ptx::named_barrier_arrive(2 - warpgroup, 256);
-            release_held();
-            ptx::wgmma_wait<1>();
-            release(k_slot);
-            const tile::RowState done = rows;
-            if (last) rows = tile::RowState{};
-            const bool rescale = softmax(factor);
-            if (last) {
-                ptx::wgmma_wait_all();
-                release(v_slot);
-                store(q_index, done);
-                q_index = next_q, left = next;
-            } else {
-                ptx::wgmma_wait<0>();
-                release(v_slot);
-                if (rescale) tile::scale_rows(r_out, factor[0], factor[1]);
-            }
-            first = last;
-            tile::pack(s, p);
-        }
-        if (warpgroup == 0) ptx::named_barrier_sync(1, 256);
-        begin_output(first);
+    // p v of the last block of all.
+    __device__ __forceinline__ void finish(const Probabilities& p) {
+        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+        begin_output(p, v_descriptor(slot.index));
         ptx::wgmma_wait<0>();
         store(q_index, rows);
         release_held();
     }
 
-    // One block after another; the other warpgroups fill the gaps.
-    __device__ __forceinline__ void run_serial() {
+    __device__ __forceinline__ void run() {
+        left = take_task(q_index);
+        if (left == end_of_work) return;
+        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+        begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
+        uint64_t word;
+        const int mask = take_mask(slot.index, word);
+        ptx::wgmma_wait<0>();
+        release(slot.index);
+        slot.advance();
+        if (mask != full_block) tile::mask(s, word);
+        Probabilities even, odd;
+        float factor[2];
+        tile::softmax(s, rows, params.scale_log2, true, even, factor);
         for (;;) {
-            if (C::q_tiles == 1) release_held();
-            int q_index;
-            int left = take_task(q_index);
-            if (left == end_of_work) break;
-            rows = tile::RowState{};
-            bool first = true;
-            for (; left; --left) {
-                if (!take_block()) {
-                    pass_block();
-                    continue;
-                }
-                begin_scores(q_index);
-                release_held();
-                ptx::wgmma_wait<0>();
-                release(k_slot);
-                float factor[2];
-                const bool rescale = softmax(factor);
-                if (rescale && !first) tile::scale_rows(r_out, factor[0], factor[1]);
-                tile::pack(s, p);
-                begin_output(first);
-                first = false;
-                ptx::wgmma_wait<0>();
-                release(v_slot);
-            }
-            if (first) clear_output();
-            release_held();
-            store(q_index, rows);
+            if (!step(even, odd)) return finish(even);
+            if (!step(odd, even)) return finish(odd);
         }
-        release_held();
     }
 };
 
@@ -496,9 +478,7 @@ __global__ void __launch_bounds__(C::threads, 1) block_forward(const __grid_cons
         if (threadIdx.x < 128 * C::warpgroups + 32) Producer<C>{params, shared, int(threadIdx.x % 32)}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
-        Consumer<C> consumer{params, shared, warpgroup, int(threadIdx.x % 128)};
-        if (C::overlap) consumer.run_overlapped();
-        else consumer.run_serial();
+        Consumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
     }
 }
 

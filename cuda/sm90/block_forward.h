@@ -32,7 +32,7 @@ const char* block_forward_fits(const Problem& problem);
 // True where the copy engine can read and write these operands.
 bool block_forward_takes(const ForwardArgs& args);
 
-// BlockQ: 128 or 192.
+// BlockQ: 128.
 template <int BlockQ>
 void block_forward(const ForwardArgs& args);
 template <int BlockQ>

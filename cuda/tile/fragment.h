@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Who holds what of a 64 x 128 accumulator tile: value i of thread t of the warpgroup is at (row, column). Masks of
-// tensor
-// core kernels are stored in this order: bit i of the 64-bit word of (64-row part, thread), so that a masked block
-// costs a
-// thread one load.
+// tensor core kernels are stored in this order: bit i of the 64-bit word of (64-row part, thread), so that a masked
+// block costs a thread one load.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +31,10 @@ SPATTN_HOST_DEVICE constexpr int fragment_bit(int row, int column) {
     return (row / fragment_rows * fragment_threads + thread) * 64 + i;
 }
 
-// Words of a mask: a line of header, then the bits. Bit p of the header: part p (64 rows) has a bit set.
-constexpr int fragment_header = 16;
-constexpr int fragment_words(int block_q) { return fragment_header + block_q / fragment_rows * fragment_threads; }
+constexpr int fragment_words(int block_q) { return block_q / fragment_rows * fragment_threads; }
 
 // A PermuteMask (plan/kernel.h) for blocks of multiples of 64 queries and 128 keys.
 inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    for (int i = 0; i < fragment_header; ++i) out[i] = 0;
     for (int part = 0; part < block_q / fragment_rows; ++part)
         for (int thread = 0; thread < fragment_threads; ++thread) {
             uint64_t word = 0;
@@ -47,8 +42,7 @@ inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k,
                 const int bit = (part * fragment_rows + fragment_row(thread, i)) * block_k + fragment_column(thread, i);
                 word |= (bits[bit / 64] >> (bit % 64) & 1) << i;
             }
-            out[fragment_header + part * fragment_threads + thread] = word;
-            out[0] |= uint64_t(word != 0) << part;
+            out[part * fragment_threads + thread] = word;
         }
 }
 

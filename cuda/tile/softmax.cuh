@@ -2,6 +2,7 @@
 // Online softmax of the two rows that a thread shares with the other three of its quad, and verbs on a 64 x 128 tile.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -29,57 +30,66 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 struct RowState {
-    float m[2] = {-INFINITY, -INFINITY};  // what probabilities are relative to: at most 2^slack below the true maximum
+    float m[2] = {-INFINITY, -INFINITY};  // what probabilities are relative to: the maximum when it was last looked at
     float l[2] = {0, 0};                  // this thread's share of sum(exp(s - m))
 };
 
-// Probabilities may exceed 1 by this power of two before m follows the maximum: their sums stay far inside fp32, and
-// most
-// steps rescale nothing. An idea of FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
-constexpr float slack = 8;
-
-// Turns scores into probabilities and merges them into the rows. True where what is accumulated must be multiplied by
-// `factor` (the same answer for a whole warp).
-__device__ __forceinline__ bool softmax(float (&s)[64], RowState& rows, float scale_log2, float (&factor)[2]) {
-    float maximum[2];
+// m becomes the maximum. Returns in factor what sums so far must be multiplied by.
+__device__ __forceinline__ void raise_maximum(const float (&s)[64], RowState& rows, float scale_log2,
+                                              float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float x = s[2 * h], y = s[2 * h + 1];
 #pragma unroll
         for (int i = 4; i < 64; i += 4) x = fmaxf(x, s[i + 2 * h]), y = fmaxf(y, s[i + 2 * h + 1]);
-        maximum[h] = quad_max(fmaxf(x, y));
+        const float m = fmaxf(rows.m[h], quad_max(fmaxf(x, y)));
+        factor[h] = m == rows.m[h] ? 1 : ptx::exp2_approx((rows.m[h] - m) * scale_log2);  // -inf - -inf is NaN
+        rows.l[h] *= factor[h];
+        rows.m[h] = m;
     }
-    // -inf - -inf is NaN and compares false: rows without a key never grow.
-    const bool grows = (maximum[0] - rows.m[0]) * scale_log2 > slack || (maximum[1] - rows.m[1]) * scale_log2 > slack;
-    const bool rescale = __any_sync(~0u, grows);
-    if (rescale) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const float m = fmaxf(rows.m[h], maximum[h]);
-            factor[h] = m == rows.m[h] ? 1 : ptx::exp2_approx((rows.m[h] - m) * scale_log2);
-            rows.l[h] *= factor[h];
-            rows.m[h] = m;
-        }
-    }
-    // A row that has seen no key yet has m = -infinity; any finite offset then makes its probabilities 0, not NaN.
-    float offset[2], sum[2] = {0, 0};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) offset[h] = rows.m[h] == -INFINITY ? 0 : -rows.m[h] * scale_log2;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
-        sum[row_of(i)] += s[i];
-    }
-    rows.l[0] += sum[0], rows.l[1] += sum[1];
-    return rescale;
 }
 
-// Accumulators of one product as the a operand of the next: the layouts agree.
-__device__ __forceinline__ void pack(const float (&s)[64], uint32_t (&p)[8][4]) {
+// p = exp(s - m) as the a operand of the next product (the layouts agree), and this thread's sums. A row that has seen
+// no key has m = -infinity: a key gives infinity there, and no key 0.
+__device__ __forceinline__ void exponentials(const float (&s)[64], const RowState& rows, float scale_log2,
+                                             float (&sum)[2], uint32_t (&p)[8][4]) {
+    float offset[2];
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int h = 0; h < 2; ++h) offset[h] = fminf(-rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) p[i][j] = ptx::pack_bf16(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+    for (int i = 0; i < 64; i += 2) {
+        const float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
+        const float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
+        sum[row_of(i)] += x, sum[row_of(i)] += y;
+        p[i / 8][i % 8 / 2] = ptx::pack_bf16(x, y);
+    }
+    // Sums and words are made here, between the exponentials that leave room for them, and not where they are used.
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(p[i / 4][i % 4]));
+    asm volatile("" : "+f"(sum[0]), "+f"(sum[1]));
+}
+
+// A thread's probabilities of a row and block may sum up to this before m follows the maximum: what is accumulated
+// stays far inside fp32, and hardly a block needs its maximum or a rescaling. That m may lag is an idea of
+// FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
+constexpr float most = 4096;
+
+// Scores into probabilities, merged into the rows. `fresh`: rows have seen nothing. True where what is accumulated must
+// be multiplied by `factor` (the same answer for a whole warp).
+__device__ __forceinline__ bool softmax(const float (&s)[64], RowState& rows, float scale_log2, bool fresh,
+                                        uint32_t (&p)[8][4], float (&factor)[2]) {
+    float sum[2];
+    if (!fresh) [[likely]] {
+        exponentials(s, rows, scale_log2, sum, p);
+        if (__all_sync(~0u, sum[0] <= most && sum[1] <= most)) [[likely]] {
+            rows.l[0] += sum[0], rows.l[1] += sum[1];
+            return false;
+        }
+    }
+    raise_maximum(s, rows, scale_log2, factor);
+    exponentials(s, rows, scale_log2, sum, p);
+    rows.l[0] += sum[0], rows.l[1] += sum[1];
+    return true;
 }
 
 __device__ __forceinline__ void scale_rows(float (&tile)[64], float row0, float row1) {
