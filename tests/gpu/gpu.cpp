@@ -113,7 +113,8 @@ std::string Case::name() const {
     std::string text = pattern;
     for (int64_t n : {batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, padding, column, shift})
         text += " " + std::to_string(n);
-    return text + (dtype.code == SPATTN_BFLOAT ? " bf16" : " f32") + (axes == SPATTN_BHSD ? " bhsd" : " bshd");
+    constexpr const char* axes_names[] = {" bshd", " bhsd", " thd"};
+    return text + (dtype.code == SPATTN_BFLOAT ? " bf16" : " f32") + axes_names[axes];
 }
 
 spattn_problem Case::problem() const {
@@ -138,8 +139,10 @@ DeviceTensor::DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t co
     cuda(cudaMalloc(&memory_, memory_elements_ * element_bytes_), "cudaMalloc");
     const size_t start = guard_elements + size_t(is_row ? 0 : c.shift);
     view_.data = static_cast<char*>(memory_) + start * element_bytes_;
-    view_.device = {SPATTN_CUDA, 0}, view_.ndim = is_row ? 3 : 4;
-    view_.dtype = is_row ? abi::f32 : c.dtype, view_.shape = tensor_shape_, view_.strides = tensor_strides_;
+    const int skipped = c.axes == SPATTN_THD;  // such tensors have no batch axis
+    view_.device = {SPATTN_CUDA, 0}, view_.ndim = (is_row ? 3 : 4) - skipped;
+    view_.dtype = is_row ? abi::f32 : c.dtype;
+    view_.shape = tensor_shape_ + skipped, view_.strides = tensor_strides_ + skipped;
     spoil();
 }
 
