@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <bit>
+#include <numeric>
+#include <utility>
 
 #include "layout/layout.h"
 #include "layout/tables.h"
@@ -29,7 +31,7 @@ struct RowCounts {
 class RowCounter {
 public:
     explicit RowCounter(const Layout& layout)
-        : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q),
+        : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q), times_(layout.num_masks),
           known_(layout.by_query.runs.size() + 1, unknown) {}
 
     // Slices are shared, so most rows are known. Some stick out: `rows` of them, at least one, have a token.
@@ -44,35 +46,75 @@ public:
         return measured_[id];
     }
 
-    RowCounts measure(Slice slice, int32_t rows) {
-        RowCounts counts;
-        std::fill(kept_.begin(), kept_.end(), 0);
-        for (int32_t i = slice.begin; i < slice.end; ++i) {
-            const Run& run = layout_.by_query.runs[i];
-            (run.mask == full_block ? counts.full : counts.partial) += run.count;
-            if (run.mask == full_block) continue;
-            const int32_t* of_mask = &mask_rows_[size_t(run.mask) * layout_.block_q];
-            for (int32_t row = 0; row < layout_.block_q; ++row) kept_[row] += int64_t(of_mask[row]) * run.count;
+    // Keys that each row of a list keeps, [block_q].
+    const std::vector<int64_t>& count_rows(Slice slice, RowCounts& counts) {
+        tally(slice, counts);
+        sum_masks();
+        for (int64_t& kept : kept_) {
+            kept += counts.full * layout_.block_k;
+            counts.pairs += kept;
         }
-        for (int64_t& kept : kept_) kept += counts.full * layout_.block_k;
-        counts.row_min = counts.row_max = kept_[0];
-        for (int32_t row = 0; row < rows; ++row) {
-            counts.pairs += kept_[row];
-            counts.row_min = std::min(counts.row_min, kept_[row]);
-            counts.row_max = std::max(counts.row_max, kept_[row]);
-            counts.rows_empty += kept_[row] == 0;
-        }
-        return counts;
+        return kept_;
     }
-
-    const std::vector<int64_t>& kept() const { return kept_; }  // keys of each row of the list measured last
 
 private:
     static constexpr int32_t unknown = -1;
 
+    // Lists of a window differ in where their masks lie, not in which ones: those sums are made once.
+    RowCounts measure(Slice slice, int32_t rows) {
+        RowCounts counts;
+        tally(slice, counts);
+        const RowCounts& sums = sum_of_masks(rows);
+        const int64_t full_keys = counts.full * layout_.block_k;  // of every row
+        counts.pairs = sums.pairs + full_keys * rows;
+        counts.row_min = sums.row_min + full_keys;
+        counts.row_max = sums.row_max + full_keys;
+        counts.rows_empty = full_keys ? 0 : sums.rows_empty;
+        return counts;
+    }
+
+    // Blocks of the list, and how often it has which masks: key_ is mask, times, mask, times, ...
+    void tally(Slice slice, RowCounts& counts) {
+        key_.clear();
+        for (int32_t i = slice.begin; i < slice.end; ++i) {
+            const Run& run = layout_.by_query.runs[i];
+            (run.mask == full_block ? counts.full : counts.partial) += run.count;
+            if (run.mask == full_block) continue;
+            if (times_[run.mask] == 0) key_.insert(key_.end(), {run.mask, 0});
+            times_[run.mask] += run.count;
+        }
+        for (size_t i = 0; i < key_.size(); i += 2) key_[i + 1] = std::exchange(times_[key_[i]], 0);
+    }
+
+    const RowCounts& sum_of_masks(int32_t rows) {
+        key_.push_back(rows);
+        const int32_t id = sums_.at(key_, {0, 0, unknown});
+        key_.pop_back();
+        RowCounts& sums = sums_.values[id];
+        if (sums.pairs != unknown) return sums;
+        sum_masks();
+        const auto begin = kept_.begin(), end = begin + rows;
+        sums.pairs = std::accumulate(begin, end, int64_t(0));
+        sums.row_min = *std::min_element(begin, end);
+        sums.row_max = *std::max_element(begin, end);
+        sums.rows_empty = std::count(begin, end, 0);
+        return sums;
+    }
+
+    void sum_masks() {
+        std::fill(kept_.begin(), kept_.end(), 0);
+        for (size_t i = 0; i < key_.size(); i += 2) {
+            const int32_t* of_mask = &mask_rows_[size_t(key_[i]) * layout_.block_q];
+            for (int32_t row = 0; row < layout_.block_q; ++row) kept_[row] += of_mask[row] * key_[i + 1];
+        }
+    }
+
     const Layout& layout_;
     std::vector<int32_t> mask_rows_;
     std::vector<int64_t> kept_;       // [block_q]
+    std::vector<int64_t> times_;      // [num_masks] of the list at hand, then 0 again
+    Key key_;
+    KeyMemo<RowCounts> sums_;
     std::vector<RowCounts> measured_;
     std::vector<int32_t> known_;      // of the slice that begins at a run; the last: of empty ones
 };
@@ -108,10 +150,12 @@ void count_listed(const Layout& layout, const Slice* slices, int64_t heads, RowC
     std::vector<int64_t> kept(size_t(layout.extent.seq_q));
     for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
         const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
-        add_blocks(total, counter.measure(slices[tile], layout.block_q), layout.by_key.rows, heads);
+        RowCounts blocks;
+        const std::vector<int64_t>& of_place = counter.count_rows(slices[tile], blocks);
+        add_blocks(total, blocks, layout.by_key.rows, heads);
         for (int32_t i = 0; i < tokens.count; ++i) {
             const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
-            if (token != no_token) kept[size_t(token)] += counter.kept()[size_t(i)];
+            if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
         }
     }
     for (int64_t of_row : kept) add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);

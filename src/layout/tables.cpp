@@ -6,6 +6,28 @@
 
 namespace spattn {
 
+namespace {
+
+// A table that outgrows `small` jumps in size: memory that is only reserved costs nothing, memory that moves is paid
+// page by page.
+template <class T>
+void reserve_ahead(std::vector<T>& table, size_t more, size_t small, size_t large) {
+    if (table.capacity() >= small && table.size() + more > table.capacity())
+        table.reserve(std::max(large, 2 * table.capacity()));
+}
+
+// Two chains, each over half of a run's bits: a long list waits for one multiplication a run.
+uint64_t hash_runs(const Run* runs, size_t count) {
+    uint64_t places = count, masks = count;
+    for (size_t i = 0; i < count; ++i) {
+        places = add_to_hash(places, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count));
+        masks = add_to_hash(masks, uint32_t(runs[i].mask));
+    }
+    return finish_hash(add_to_hash(places, masks));
+}
+
+}  // namespace
+
 void set_bits(uint64_t* words, int64_t begin, int64_t end) {
     if (begin >= end) return;
     const int64_t first = begin >> 6, last = (end - 1) >> 6;
@@ -37,11 +59,9 @@ int32_t MaskTable::intern(const uint64_t* bits) {
         return !std::memcmp(&layout_.masks[size_t(id) * words], bits, size_t(words) * sizeof *bits);
     });
     if (found != HashIndex::missing) return found;
-    // A large table jumps in size: memory that is only reserved costs nothing, memory that moves is paid page by page.
     constexpr size_t small = 8 * 1024, large = 1024 * 1024;  // words
     std::vector<uint64_t>& masks = layout_.masks;
-    if (masks.capacity() >= small && masks.size() + words > masks.capacity())
-        masks.reserve(std::max(large, 2 * masks.capacity()));
+    reserve_ahead(masks, size_t(words), small, large);
     const int32_t id = layout_.num_masks++;
     masks.insert(masks.end(), bits, bits + words);
     index_.insert(hash, id);
@@ -50,22 +70,20 @@ int32_t MaskTable::intern(const uint64_t* bits) {
 
 void SliceTable::add(Run run) {
     std::vector<Run>& runs = lists_.runs;
-    if (runs.size() > begin_ && runs.back().mask == run.mask && runs.back().first + runs.back().count == run.first)
+    if (runs.size() > begin_ && runs.back().mask == run.mask && runs.back().first + runs.back().count == run.first) {
         runs.back().count += run.count;
-    else
-        runs.push_back(run);
+        return;
+    }
+    constexpr size_t small = 8 * 1024, large = 512 * 1024;  // runs
+    reserve_ahead(runs, 1, small, large);
+    runs.push_back(run);
 }
 
 Slice SliceTable::finish() {
     std::vector<Run>& runs = lists_.runs;
     const size_t count = runs.size() - begin_;
     if (count == 0) return {0, 0};  // all empty rows look the same
-    uint64_t hash = count;
-    for (size_t i = begin_; i < runs.size(); ++i) {
-        hash = add_to_hash(hash, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count));
-        hash = add_to_hash(hash, uint32_t(runs[i].mask));
-    }
-    hash = finish_hash(hash);
+    const uint64_t hash = hash_runs(&runs[begin_], count);
     const int32_t found = index_.find(hash, [&](int32_t id) {
         return size_t(known_[id].end - known_[id].begin) == count &&
                !std::memcmp(&runs[known_[id].begin], &runs[begin_], count * sizeof(Run));

@@ -33,10 +33,10 @@ Coverage BandPattern::classify(const Plane& plane, const Block& block, Key& key,
     const int64_t offset = block.key - plane.position(block.row);
     const int64_t nearest = offset - (block.rows - 1), farthest = offset + (block.keys - 1);
     const int64_t from = std::max(low, nearest), to = std::min(high, farthest);
-    const int64_t first = add_saturated(from, floor_mod(-from, step));
+    const int64_t first = step == 1 ? from : add_saturated(from, floor_mod(-from, step));  // no division for windows
     if (first > high) return {Coverage::empty, forever};
     if (first > farthest) return {Coverage::empty, blocks_until(first, offset, block.keys)};
-    const int64_t last = to - floor_mod(to, step);
+    const int64_t last = step == 1 ? to : to - floor_mod(to, step);
     const int64_t inside = high == forever ? forever : (high - farthest) / block.keys + 1;
     if (first == nearest && last == farthest && (step == 1 || nearest == farthest)) {
         return {Coverage::full, step == 1 ? inside : 1};
