@@ -69,15 +69,7 @@ public:
             if (middle == mark || middle == out.size()) continue;
             const auto earlier = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
             std::inplace_merge(out.begin() + mark, out.begin() + middle, out.end(), earlier);
-            size_t last = mark;
-            for (size_t i = mark + 1; i < out.size(); ++i) {
-                if (out[i].begin <= out[last].end) {
-                    out[last].end = std::max(out[last].end, out[i].end);
-                } else {
-                    out[++last] = out[i];
-                }
-            }
-            out.resize(last + 1);
+            join_touching(out, mark);
         }
     }
 

@@ -2,8 +2,7 @@
 // bigbird(block,window,global,random,seed): with I = p / block and J = k / block: 2 |I - J| < window, or J < global, or
 // I < global, or J in R(I); nothing for p < 0. BigBird (https://arxiv.org/abs/2007.14062).
 #include "core/error.h"
-#include "pattern/intervals.h"
-#include "pattern/leaf.h"
+#include "pattern/block_rows.h"
 
 namespace spattn {
 namespace {
@@ -23,17 +22,14 @@ struct Params {
     bool operator==(const Params&) const = default;
 };
 
+int64_t count_blocks(const Params& params, int64_t seq_k) { return ceil_div(seq_k, params.block); }
+
 // The blocks J that block row I sees, as intervals.
 struct BlockRow {
     Params params{};
     int64_t blocks = -1, row = 0;  // ceil(seq_k / block), I
     Intervals seen;
 };
-
-// Where J belongs in sorted intervals: the first that ends after it.
-Intervals::const_iterator find(const Intervals& seen, int64_t j) {
-    return std::upper_bound(seen.begin(), seen.end(), j, [](int64_t x, const Interval& i) { return x < i.end; });
-}
 
 // Draws R(I) into row.seen, which holds the rest. Where every block left is wanted, drawing would find them slowly.
 void draw(BlockRow& row) {
@@ -48,24 +44,10 @@ void draw(BlockRow& row) {
     uint64_t state = row.params.seed + uint64_t(row.row) * golden;
     for (int64_t drawn = 0; drawn < row.params.random;) {
         const int64_t j = int64_t(splitmix64(state) % uint64_t(row.blocks));
-        const auto place = find(row.seen, j);
-        if (place != row.seen.end() && place->begin <= j) continue;
-        row.seen.insert(place, {j, j + 1});
+        if (is_member(row.seen, j)) continue;
+        row.seen.insert(first_ending_after(row.seen, j), {j, j + 1});
         ++drawn;
     }
-}
-
-// Joins neighbours of sorted intervals in place.
-void join(Intervals& intervals) {
-    size_t last = 0;
-    for (const Interval& i : intervals) {
-        if (i.begin <= intervals[last].end) {
-            intervals[last].end = std::max(intervals[last].end, i.end);
-        } else {
-            intervals[++last] = i;
-        }
-    }
-    intervals.resize(last + 1);
 }
 
 void fill(BlockRow& row) {
@@ -74,16 +56,16 @@ void fill(BlockRow& row) {
     if (row.row < global) return;
     const int64_t reach = (window - 1) / 2;
     if (window > 0) Cutter({lowest, forever}, row.seen).add(row.row - reach, add_saturated(row.row, reach + 1));
-    join(row.seen);
+    join_touching(row.seen, 0);
     if (random > 0) draw(row);
-    join(row.seen);
+    join_touching(row.seen, 0);
 }
 
 // A pattern holds no cache, since handles are shared between threads: each thread keeps the rows it met last.
 const Intervals& block_row(const Params& params, int64_t seq_k, int64_t row) {
     thread_local BlockRow recent[64];
     BlockRow& slot = recent[row % 64];
-    const int64_t blocks = seq_k / params.block + (seq_k % params.block != 0);
+    const int64_t blocks = count_blocks(params, seq_k);
     if (slot.row == row && slot.blocks == blocks && slot.params == params) return slot.seen;
     slot.blocks = -1;  // not valid while being filled: allocation may throw
     slot.params = params;
@@ -95,88 +77,150 @@ const Intervals& block_row(const Params& params, int64_t seq_k, int64_t row) {
     return slot.seen;
 }
 
-// Whether J is seen, and the first block from J on where that changes.
-struct Stretch {
-    bool is_seen;
-    int64_t end;
-};
-Stretch stretch(const Intervals& seen, int64_t j) {
-    const auto i = find(seen, j);
-    if (i == seen.end()) return {false, forever};
-    return i->begin <= j ? Stretch{true, i->end} : Stretch{false, i->begin};
+// Blocks that see each other by the window.
+Interval window_of(const Params& params, int64_t i) {
+    if (params.window == 0) return {i, i};
+    const int64_t reach = (params.window - 1) / 2;
+    return {i - reach, add_saturated(i, reach + 1)};
 }
 
-class Bigbird : public Leaf {
-public:
-    explicit Bigbird(const Params& p)
-        : Leaf(text("bigbird(", p.block, ',', p.window, ',', p.global, ',', p.random, ',', p.seed, ')')), params_(p) {}
+// ---- transposed ----
 
-    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override;
-    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
-    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
+// The rows I that drew J, for each J: rows[begin[J]] .. rows[begin[J + 1]]. Global rows draw nothing.
+struct Drawn {
+    Params params{};
+    int64_t blocks = -1;  // ceil(seq_k / block)
+    std::vector<int32_t> begin, rows;
+};
+
+template <class Visit>
+void visit_drawn(const Params& params, int64_t seq_k, int64_t blocks, Visit visit) {
+    for (int64_t i = params.global; i < blocks; ++i) {
+        const Interval window = window_of(params, i);
+        for (const Interval& seen : block_row(params, seq_k, i)) {
+            const int64_t begin = std::max(seen.begin, params.global), end = std::min(seen.end, blocks);
+            for (int64_t j = begin; j < std::min(end, window.begin); ++j) visit(i, j);
+            for (int64_t j = std::max(begin, window.end); j < end; ++j) visit(i, j);
+        }
+    }
+}
+
+// As many as a thread may keep; of more, each question draws its rows again.
+bool is_kept(const Params& params, int64_t blocks) {
+    constexpr int64_t most = 1 << 18;
+    return blocks <= most && multiply_saturated(blocks, std::min(params.random, blocks)) <= most;
+}
+
+const Drawn& drawn_rows(const Params& params, int64_t seq_k, int64_t blocks) {
+    thread_local Drawn recent;
+    if (recent.blocks == blocks && recent.params == params) return recent;
+    recent.blocks = -1;  // not valid while being filled: allocation may throw
+    recent.params = params;
+    recent.begin.assign(size_t(blocks) + 2, 0);
+    visit_drawn(params, seq_k, blocks, [](int64_t, int64_t j) { ++recent.begin[size_t(j) + 2]; });
+    for (size_t j = 2; j < recent.begin.size(); ++j) recent.begin[j] += recent.begin[j - 1];
+    recent.rows.resize(size_t(recent.begin.back()));
+    // begin[j + 1] moves from the start of J to its end.
+    visit_drawn(params, seq_k, blocks,
+                [](int64_t i, int64_t j) { recent.rows[size_t(recent.begin[size_t(j) + 1]++)] = int32_t(i); });
+    recent.blocks = blocks;
+    return recent;
+}
+
+// The blocks I >= 0 whose rows see J, as far as `until`.
+struct Column {
+    Params params{};
+    int64_t blocks = -1, j = 0, until = 0;
+    Intervals seen;
+};
+
+void fill(Column& column, int64_t seq_k, Interval columns) {
+    const Params& params = column.params;
+    Intervals& seen = column.seen;
+    const int64_t j = column.j, blocks = column.blocks, kept = is_kept(params, blocks) ? blocks : 0;
+    const bool is_global = j < params.global;
+    column.until = is_global ? forever : std::max(kept, columns.end);
+    seen.assign(1, {0, is_global ? forever : params.global});
+    if (is_global) return;
+    const Interval window = window_of(params, j);
+    seen.push_back({std::max<int64_t>(window.begin, 0), window.end});
+    if (j < kept) {
+        const Drawn& all = drawn_rows(params, seq_k, blocks);
+        for (int32_t n = all.begin[size_t(j)]; n < all.begin[size_t(j) + 1]; ++n)
+            seen.push_back({all.rows[size_t(n)], all.rows[size_t(n)] + 1});
+    }
+    for (int64_t i = std::max({kept, columns.begin, params.global}); j < blocks && i < columns.end; ++i)
+        if (is_member(block_row(params, seq_k, i), j)) seen.push_back({i, i + 1});
+    std::erase_if(seen, [](const Interval& i) { return i.begin >= i.end; });
+    std::sort(seen.begin(), seen.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+    join_touching(seen, 0);
+}
+
+const Column& transposed_row(const Params& params, int64_t seq_k, int64_t j, Interval columns) {
+    thread_local Column recent[64];
+    Column& slot = recent[floor_mod(j, 64)];
+    const int64_t blocks = count_blocks(params, seq_k);
+    if (slot.j == j && slot.blocks == blocks && slot.params == params && columns.end <= slot.until &&
+        is_kept(params, blocks))
+        return slot;
+    slot.blocks = -1;  // not valid while being filled: allocation may throw
+    Column filled{params, blocks, j, 0, std::move(slot.seen)};
+    fill(filled, seq_k, columns);
+    slot = std::move(filled);
+    return slot;
+}
+
+// Block row J sees the blocks I >= 0 whose rows see J.
+class TransposedBigbird : public BlockRows {
+public:
+    TransposedBigbird(const std::string& text, const Params& params)
+        : BlockRows("transpose(" + text + ')', params.block), params_(params) {}
+
+    // Rows of one block are alike, and so are all that every query sees.
+    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        const int64_t first = floor_div(plane.position(row), block());
+        const int64_t last = floor_div(plane.position(row) + rows - 1, block());
+        if (first != last && last >= params_.global) return false;
+        key.push_back(last < params_.global ? -1 : first);
+        return true;
+    }
+
+protected:
+    Row row(const Plane& plane, int64_t j, Interval columns) const override {
+        const Column& column = transposed_row(params_, plane.extent.seq_k, j, columns);
+        return {column.seen, column.until};
+    }
 
 private:
     Params params_;
 };
 
-void Bigbird::keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const {
-    const int64_t p = plane.position(row);
-    if (p < 0) return;
-    const Intervals& seen = block_row(params_, plane.extent.seq_k, p / params_.block);
-    Cutter cutter(clip, out);
-    for (auto i = find(seen, floor_div(clip.begin, params_.block)); i != seen.end(); ++i) {
-        const int64_t begin = multiply_saturated(i->begin, params_.block);
-        if (begin >= clip.end) return;
-        cutter.add(begin, multiply_saturated(i->end, params_.block));
-    }
-}
+class Bigbird : public BlockRows {
+public:
+    explicit Bigbird(const Params& p)
+        : BlockRows(text("bigbird(", p.block, ',', p.window, ',', p.global, ',', p.random, ',', p.seed, ')'), p.block),
+          params_(p) {}
 
-// The mask is where borders of blocks cross the block asked for, then one bit for each (I, J) inside. Where no row's
-// answer changes from one J to the next, the borders of the keys do not matter and one bit a row will do.
-Coverage Bigbird::classify(const Plane& plane, const Block& block, Key& key, bool& known) const {
-    const int64_t size = params_.block, p = plane.position(block.row), last = p + block.rows - 1;
-    if (last < 0) return {Coverage::empty, forever};
-    const Interval rows{std::max<int64_t>(p, 0) / size, last / size + 1};
-    const Interval columns{floor_div(block.key, size), floor_div(block.key + block.keys - 1, size) + 1};
-    int64_t same_until = forever;  // in blocks J
-    for (int64_t i = rows.begin; i < rows.end; ++i) {
-        same_until = std::min(same_until, stretch(block_row(params_, plane.extent.seq_k, i), columns.begin).end);
+    // Rows of one block are alike, and so are all rows of global blocks.
+    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        const int64_t first = floor_div(plane.position(row), block());
+        const int64_t last = floor_div(plane.position(row) + rows - 1, block());
+        const bool is_global = first >= 0 && last < params_.global;
+        if (last >= 0 && first != last && !is_global) return false;
+        key.push_back(last < 0 ? -2 : is_global ? -1 : first);
+        return true;
     }
-    const bool is_even = same_until >= columns.end;
-    const int64_t width = is_even ? 1 : columns.end - columns.begin;
-    const size_t mark = key.size();
-    key.push_back(std::min(size - floor_mod(p, size), block.rows));
-    key.push_back(std::max<int64_t>(-p, 0));  // rows before position 0
-    key.push_back(is_even ? -1 : std::min(size - floor_mod(block.key, size), block.keys));
-    int64_t ones = 0;
-    for (int64_t i = rows.begin; i < rows.end; ++i) {
-        const Intervals& seen = block_row(params_, plane.extent.seq_k, i);
-        for (int64_t j = 0; j < width; ++j) {
-            if (j % 32 == 0) key.push_back(0);
-            const bool is_seen = stretch(seen, columns.begin + j).is_seen;
-            key.back() |= int64_t(is_seen) << (j % 32);
-            ones += is_seen;
-        }
-    }
-    const int64_t repeat = is_even ? blocks_until(multiply_saturated(same_until, size), block.key, block.keys) : 1;
-    if (ones > 0 && (p < 0 || ones < width * (rows.end - rows.begin))) {
-        known &= key.size() - mark <= 256;  // tiny blocks inside large ones: longer to compare than to make
-        if (key.size() - mark > 256) key.resize(mark);
-        return {Coverage::partial, repeat};
-    }
-    key.resize(mark);
-    return {ones ? Coverage::full : Coverage::empty, repeat};
-}
+    PatternRef transposed() const override { return make_ref<TransposedBigbird>(print(), params_); }
 
-// Rows of one block are alike, and so are all rows of global blocks.
-bool Bigbird::row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const {
-    const int64_t first = floor_div(plane.position(row), params_.block);
-    const int64_t last = floor_div(plane.position(row) + rows - 1, params_.block);
-    const bool is_global = first >= 0 && last < params_.global;
-    if (last >= 0 && first != last && !is_global) return false;
-    key.push_back(last < 0 ? -2 : is_global ? -1 : first);
-    return true;
-}
+protected:
+    Row row(const Plane& plane, int64_t i, Interval) const override {
+        static const Intervals none;
+        return {i < 0 ? none : block_row(params_, plane.extent.seq_k, i), forever};
+    }
+
+private:
+    Params params_;
+};
 
 }  // namespace
 

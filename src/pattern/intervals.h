@@ -30,6 +30,30 @@ constexpr int64_t blocks_until(int64_t end, int64_t key, int64_t keys) {
 // How many of 0, 1, 2, ... are below x and `residue` mod `modulus`: where x stands as a bound within that class.
 constexpr int64_t bound_in_class(int64_t x, int64_t modulus, int64_t residue) { return ceil_div(x - residue, modulus); }
 
+// Joins those of sorted intervals, from index `first` on, that touch or overlap.
+inline void join_touching(Intervals& sorted, size_t first) {
+    if (first >= sorted.size()) return;
+    size_t last = first;
+    for (size_t i = first + 1; i < sorted.size(); ++i) {
+        if (sorted[i].begin <= sorted[last].end) {
+            sorted[last].end = std::max(sorted[last].end, sorted[i].end);
+        } else {
+            sorted[++last] = sorted[i];
+        }
+    }
+    sorted.resize(last + 1);
+}
+
+// The first of sorted intervals that ends after x: where x belongs.
+inline Intervals::const_iterator first_ending_after(const Intervals& sorted, int64_t x) {
+    return std::upper_bound(sorted.begin(), sorted.end(), x,
+                            [](int64_t value, const Interval& interval) { return value < interval.end; });
+}
+inline bool is_member(const Intervals& sorted, int64_t x) {
+    const auto place = first_ending_after(sorted, x);
+    return place != sorted.end() && place->begin <= x;
+}
+
 // Appends intervals in order, cut to a clip, and joins those that touch.
 class Cutter {
 public:

@@ -16,25 +16,15 @@ Positions::Positions(std::vector<int64_t> given) : sorted_(std::move(given)) {
     for (int64_t x : sorted_) cutter.add(x, x + 1);
 }
 
-Intervals::const_iterator Positions::first_ending_after(int64_t x) const {
-    return std::upper_bound(intervals_.begin(), intervals_.end(), x,
-                            [](int64_t value, const Interval& interval) { return value < interval.end; });
-}
-
-bool Positions::contains(int64_t x) const {
-    const auto found = first_ending_after(x);
-    return found != intervals_.end() && found->begin <= x;
-}
-
 void Positions::keys(Interval clip, Intervals& out) const {
     Cutter cutter(clip, out);
-    for (auto i = first_ending_after(clip.begin); i != intervals_.end() && i->begin < clip.end; ++i) {
+    for (auto i = first_ending_after(intervals_, clip.begin); i != intervals_.end() && i->begin < clip.end; ++i) {
         cutter.add(i->begin, i->end);
     }
 }
 
 Coverage Positions::classify(int64_t begin, int64_t count, Key& key) const {
-    const auto first = first_ending_after(begin);
+    const auto first = first_ending_after(intervals_, begin);
     if (first == intervals_.end()) return {Coverage::empty, forever};
     const int64_t end = add_saturated(begin, count);
     if (first->begin >= end) return {Coverage::empty, blocks_until(first->begin, begin, count)};

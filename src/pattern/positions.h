@@ -11,7 +11,7 @@ public:
     // `given` in any order; a negative position is an error.
     explicit Positions(std::vector<int64_t> given);
 
-    bool contains(int64_t x) const;
+    bool contains(int64_t x) const { return is_member(intervals_, x); }
     void keys(Interval clip, Intervals& out) const;
 
     // Members among [begin, begin + count), in the words of a pattern's closed form; repeats go in steps of `count`. On
@@ -24,8 +24,6 @@ public:
     const std::vector<int64_t>& sorted() const { return sorted_; }  // each member once
 
 private:
-    Intervals::const_iterator first_ending_after(int64_t x) const;
-
     std::vector<int64_t> sorted_;
     Intervals intervals_;
 };

@@ -14,14 +14,16 @@ public:
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         const int64_t base = plane.extent.seq_k - size(), node = plane.position(row) - base;
-        std::vector<int64_t> seen;
-        if (node >= 0 && node < size()) {
-            for (int64_t n = node; n >= 0; n = given()[n]) seen.push_back(base + n);
-        }
-        std::sort(seen.begin(), seen.end());
-        Cutter cutter(clip, out);
-        cutter.add(lowest, base);
-        for (int64_t k : seen) cutter.add(k, k + 1);
+        const size_t mark = out.size();
+        Cutter(clip, out).add(lowest, base);
+        if (node < 0 || node >= size()) return;
+        const size_t first = out.size();
+        for (int64_t n = node; n >= 0; n = given()[n])
+            if (clip.begin <= base + n && base + n < clip.end) out.push_back({base + n, base + n + 1});
+        std::reverse(out.begin() + int64_t(first), out.end());  // parents mostly come before children: all but sorted
+        std::sort(out.begin() + int64_t(first), out.end(),
+                  [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+        join_touching(out, mark);
     }
 
     // Nodes of the tree are few: their blocks are left to keys().

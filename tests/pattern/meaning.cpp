@@ -105,3 +105,16 @@ TEST(bigbird_takes_all_blocks_where_it_wants_as_many) {
         check_rows({make_bigbird(4, 3, 0, random, 5), sees}, plane, {0, 40});
     }
 }
+
+// More draws than a thread keeps for its next question: the rows are drawn again, and are the same.
+TEST(transposed_bigbird_of_many_draws) {
+    const Plane plane{{1, 1, 4, 2000, 700}};
+    const Meaning sees = [](const Plane&, int64_t p, int64_t k) {
+        if (k < 0) return false;
+        return std::abs(k - p) < 2 || p < 1 || k < 1 || random_blocks(k, 2000, 3, 1, 200, 5).count(p) > 0;
+    };
+    const Tree tree{make_transpose(make_bigbird(1, 3, 1, 200, 5)), sees};
+    check_rows(tree, plane, {-3, 30});
+    check_rows(tree, plane, {690, 720});
+    check_rows(tree, plane, {1990, 2010});
+}
