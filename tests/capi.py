@@ -6,6 +6,7 @@ import weakref
 
 import cffi
 import numpy as np
+import pycparser
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "sparseattn" / "sparseattn.h"
@@ -17,6 +18,13 @@ def declarations():
     text = "\n".join(line for line in HEADER.read_text().splitlines() if not line.startswith("#include"))
     command = ["cc", "-E", "-P", "-DSPATTN_CFFI", "-x", "c", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def functions():
+    """The functions that the header declares, as syntax trees."""
+    names = ("size_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t")
+    tree = pycparser.CParser().parse("".join(f"typedef int {name};" for name in names) + declarations())
+    return [node for node in tree.ext if isinstance(getattr(node, "type", None), pycparser.c_ast.FuncDecl)]
 
 
 ffi = cffi.FFI()
