@@ -13,6 +13,18 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// log2(x) to 2^-22, -infinity at 0; 1 / x to 2^-23. No branches for what is denormal: 0 counts for it.
+__device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Two bf16 in a word, `low` in its low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t word;
@@ -21,8 +33,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 }
 
 // -infinity unless keep. A predicated move, which has a pipe of its own: selects and compares share one with max and
-// cost
-// 2.5 times as much (200 against 80 cycles for a 64 x 128 tile beside its row maximum, two warpgroups, H200).
+// cost 2.5 times as much (200 against 80 cycles for a 64 x 128 tile beside its row maximum, two warpgroups, H200).
 __device__ __forceinline__ void minus_infinity_unless(float& x, bool keep) {
     if (!keep) asm volatile("mov.b32 %0, 0fFF800000;" : "+f"(x));
 }

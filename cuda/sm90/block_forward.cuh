@@ -87,7 +87,7 @@ struct Config {
 
 // ---- shared memory ----
 struct TaskMessage {
-    int32_t head, row, count, part;  // count: blocks; end_of_work after the last task
+    int32_t batch, head, row, count, part;  // count: blocks; end_of_work after the last task
 };
 constexpr int32_t end_of_work = -1;
 
@@ -138,7 +138,7 @@ struct Producer {
             at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
         }
         if (pending >= 0) load_pending_v();
-        announce({0, 0, end_of_work, 0}, 0);
+        announce({0, 0, 0, end_of_work, 0}, 0);
     }
 
     __device__ __forceinline__ void task(const Task& task) {
@@ -146,9 +146,10 @@ struct Producer {
         const int list = layout.classes == 1 ? 0 : layout.class_of[task.head];
         const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
         batch = task.head / params.heads_q;
-        head_kv = (task.head - batch * params.heads_q) / params.group;
+        const int head = task.head - batch * params.heads_q;
+        head_kv = head / params.group;
         live = list * layout.by_key.rows;
-        announce({task.head, task.row, task.take, task.part}, task.take ? 2 * C::panel_bytes : 0);
+        announce({batch, head, task.row, task.take, task.part}, task.take ? 2 * C::panel_bytes : 0);
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -172,12 +173,9 @@ struct Producer {
         if (lane == 0) {
             shared.task[q.index] = message;
             ptx::mbarrier_arrive_expect(&shared.q_full[q.index], bytes);
-            if (bytes) {
-                const int head = message.head - batch * params.heads_q;
-                for (int panel = 0; panel < 2; ++panel)
-                    ptx::tma_load_4d(shared.q[q.index][panel], &params.q, 64 * panel, head, message.row * C::block_q,
-                                     batch, &shared.q_full[q.index]);
-            }
+            for (int panel = 0; bytes && panel < 2; ++panel)
+                ptx::tma_load_4d(shared.q[q.index][panel], &params.q, 64 * panel, message.head,
+                                 message.row * C::block_q, message.batch, &shared.q_full[q.index]);
         }
         q.advance();
     }
@@ -312,8 +310,8 @@ struct Consumer {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             l[h] = tile::quad_sum(done.l[h]);
-            lse[h] = l[h] > 0 ? done.m[h] * params.scale + logf(l[h]) : -INFINITY;
-            l[h] = l[h] > 0 ? 1 / l[h] : 0;
+            lse[h] = done.m[h] * params.scale + ptx::log2_approx(l[h]) * float(M_LN2);
+            l[h] = l[h] > 0 ? ptx::reciprocal_approx(l[h]) : 0;
         }
         tile::scale_rows(r_out, l[0], l[1]);
         if (shared.task[q_index].part == whole_row)
@@ -331,24 +329,22 @@ struct Consumer {
     // The out that lies in the q tile to memory, lse from registers.
     __device__ __forceinline__ void send(int q_index, const float (&lse)[2]) {
         const TaskMessage task = shared.task[q_index];
+        const int row = task.row * C::block_q + warpgroup * 64;
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
-        const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
-        const int row = task.row * C::block_q + warpgroup * 64;
         if (thread == 0) {
             for (int panel = 0; panel < 2; ++panel)
-                ptx::tma_store_4d(&params.out, 64 * panel, head, row, batch,
+                ptx::tma_store_4d(&params.out, 64 * panel, task.head, row, task.batch,
                                   shared.q[q_index][panel] + warpgroup * 8192);
             ptx::bulk_commit();
         }
         held = q_index;
-        if (params.lse && thread % 4 == 0)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int at = row + tile::fragment_row(thread, 2 * h);
-                if (at < params.seq_q)
-                    params.lse[batch * params.lse_batch + head * params.lse_head + at * params.lse_row] = lse[h];
-            }
+        if (params.lse && thread % 4 == 0) {
+            const int first = row + tile::fragment_row(thread, 0), second = row + tile::fragment_row(thread, 2);
+            float* to = params.lse + task.batch * params.lse_batch + task.head * params.lse_head;
+            if (first < params.seq_q) to[first * params.lse_row] = lse[0];
+            if (second < params.seq_q) to[second * params.lse_row] = lse[1];
+        }
     }
 
     __device__ __forceinline__ void store_part(int q_index, const float (&lse)[2]) {
