@@ -26,11 +26,12 @@
 // bsr128_10_16k (62 % hits in L2, 533 MB from memory) and 73 % of window1k_16k; issue slots 36 %. On full_16k the
 // 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, one run of 2026-11, GEMM 8192^3 781 in
-// it): full_16k 779, causal_16k 751, window1k_16k 569, window4k_128k 732, streaming_16k 560, streaming_128k 582,
-// block_diagonal512_16k 527, bsr128_50_4k 624, bsr128_25_8k 630, bsr128_10_16k 671, bsr128_05_32k 682. The random
-// blocks wait for memory and for the last tasks: with heads one after the other and only the last 256 tasks longest
-// first, 25_8k runs at 691, 10_16k at 710, 05_32k at 713.
+// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, on two machines of 2026-11, GEMM 8192^3
+// 782 and 781 in the same runs): full_16k 763 and 779, causal_16k 734 and 751, window1k_16k 565 and 569, window4k_128k
+// 713 and 732, streaming_16k 551 and 560, streaming_128k 575 and 582, block_diagonal512_16k 530 and 527, bsr128_50_4k
+// 604 and 624, bsr128_25_8k 621 and 630, bsr128_10_16k 664 and 671, bsr128_05_32k 673 and 682. The random blocks wait
+// for memory and for the last tasks: with heads one after the other and only the last 256 tasks longest first, on the
+// second machine, 25_8k runs at 691, 10_16k at 710, 05_32k at 713.
 // What the layout costs: single blocks instead of runs 0.5 % (full_16k as 128 runs a row); a mask on every block 6 % of
 // full_16k and 4 % of bsr128_10_16k, with 256 different masks 6 and 6 %.
 //
