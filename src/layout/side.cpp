@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/side.h"
 
+#include <algorithm>
 #include <bit>
 
 namespace spattn {
@@ -17,21 +18,36 @@ Side::Side(const Layout& plain, Owner owner)
     for (int32_t mask = 0; mask < plain.num_masks; ++mask) add(&plain.masks[size_t(mask) * plain.mask_words]);
 }
 
-// Walks the bits that are set: the masks this is for are nearly empty.
 void Side::add(const uint64_t* bits) {
     columns_.resize(columns_.size() + size_t(other_) * words_);
-    kept_.resize(kept_.size() + size_t(own_));
     uint64_t* columns = &columns_[columns_.size() - size_t(other_) * words_];
-    int32_t* kept = &kept_[kept_.size() - size_t(own_)];
-    for (int32_t w = 0; w < plain_.mask_words; ++w)
-        for (uint64_t left = bits[w]; left; left &= left - 1) {
-            const int32_t bit = 64 * w + std::countr_zero(left);
-            const int32_t query = bit / plain_.block_k, key = bit % plain_.block_k;
-            const int32_t own = owner_ == Owner::queries ? query : key, other = owner_ == Owner::queries ? key : query;
-            columns[other * words_ + own / 64] |= uint64_t(1) << (own % 64);
-            ++kept[own];
+    const int32_t width = plain_.block_k;
+    std::vector<int32_t> kept(own_);
+    for (int32_t query = 0; query < plain_.block_q; query += 64)
+        for (int32_t key = 0; key < width; key += 64) {
+            uint64_t square[64] = {};
+            const int32_t queries = std::min(64, plain_.block_q - query), keys = std::min(64, width - key);
+            for (int32_t i = 0; i < queries; ++i) square[i] = get_bits(bits, int64_t(query + i) * width + key, keys);
+            add_square(square, query, key, columns, kept);
         }
+    kept_.insert(kept_.end(), kept.begin(), kept.end());
     alive_.push_back(count_alive(columns));
+}
+
+// 64 x 64 bits of a mask, a row a query.
+void Side::add_square(uint64_t (&square)[64], int32_t query, int32_t key, uint64_t* columns,
+                      std::vector<int32_t>& kept) const {
+    const bool by_query = owner_ == Owner::queries;
+    const int32_t own = by_query ? query : key, other = by_query ? key : query;
+    const auto count_own = [&] {
+        for (int32_t i = 0; i < std::min(64, own_ - own); ++i) kept[size_t(own + i)] += std::popcount(square[i]);
+    };
+    const auto copy_others = [&] {
+        for (int32_t i = 0; i < std::min(64, other_ - other); ++i) columns[(other + i) * words_ + own / 64] = square[i];
+    };
+    by_query ? count_own() : copy_others();
+    transpose_bits(square);
+    by_query ? copy_others() : count_own();
 }
 
 bool Side::is_alive(const uint64_t* column) const {
@@ -48,14 +64,17 @@ int32_t Side::count_alive(const uint64_t* columns) const {
 
 void Side::pack(const uint64_t* columns, std::vector<uint64_t>& bits) const {
     bits.assign(size_t(plain_.mask_words), 0);
-    for (int32_t other = 0; other < other_; ++other)
-        for (int32_t w = 0; w < words_; ++w)
-            for (uint64_t left = columns[other * words_ + w]; left; left &= left - 1) {
-                const int64_t own = 64 * w + std::countr_zero(left);
-                const int64_t bit =
-                    owner_ == Owner::queries ? own * plain_.block_k + other : other * plain_.block_k + own;
-                bits[size_t(bit / 64)] |= uint64_t(1) << (bit % 64);
-            }
+    const bool by_query = owner_ == Owner::queries;
+    for (int32_t other = 0; other < other_; other += 64)
+        for (int32_t own = 0; own < own_; own += 64) {
+            uint64_t square[64] = {};
+            const int32_t others = std::min(64, other_ - other), owns = std::min(64, own_ - own);
+            for (int32_t i = 0; i < others; ++i) square[i] = columns[(other + i) * words_ + own / 64];
+            if (by_query) transpose_bits(square);
+            const int32_t query = by_query ? own : other, key = by_query ? other : own;
+            for (int32_t i = 0; i < (by_query ? owns : others); ++i)
+                put_bits(bits.data(), int64_t(query + i) * plain_.block_k + key, by_query ? others : owns, square[i]);
+        }
 }
 
 }  // namespace spattn

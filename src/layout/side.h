@@ -39,6 +39,8 @@ public:
 
 private:
     void add(const uint64_t* bits);
+    void add_square(uint64_t (&square)[64], int32_t query, int32_t key, uint64_t* columns,
+                    std::vector<int32_t>& kept) const;
 
     const Layout& plain_;
     Owner owner_;

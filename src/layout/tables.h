@@ -25,6 +25,15 @@ inline uint64_t get_bits(const uint64_t* words, int64_t begin, int count) {
     if (shift + count > 64) bits |= words[word + 1] << (64 - shift);
     return count == 64 ? bits : bits & ((uint64_t(1) << count) - 1);
 }
+// Sets those of bits [begin, begin + count) that `bits` has, count <= 64.
+inline void put_bits(uint64_t* words, int64_t begin, int count, uint64_t bits) {
+    const int64_t word = begin >> 6;
+    const int shift = int(begin & 63);
+    words[word] |= bits << shift;
+    if (shift + count > 64) words[word + 1] |= bits >> (64 - shift);
+}
+// Bit c of row r becomes bit r of row c.
+void transpose_bits(uint64_t (&rows)[64]);
 constexpr int32_t words_for(int64_t bits) { return int32_t((bits + 63) / 64); }
 
 // Appends to layout.masks.
