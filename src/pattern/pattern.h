@@ -109,8 +109,9 @@ struct spattn_pattern : spattn::RefCounted {
     virtual int64_t modulus() const;
 
     // The pattern among the positions and keys that are `residue` mod `modulus`, counted within that class:
-    // p = residue + modulus * p', k = residue + modulus * k'. Null where there is no closed form. Whether classes keep
-    // to themselves does not matter here: what leaves the class is cut. 0 <= residue < modulus.
+    // p = residue + modulus * p', k = residue + modulus * k'. Null where there is no closed form, for every
+    // residue alike. Whether classes keep to themselves does not matter here: what leaves the class is cut.
+    // 0 <= residue < modulus.
     virtual spattn::Ref<const spattn_pattern> in_class(int64_t modulus, int64_t residue) const;
 
     // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
