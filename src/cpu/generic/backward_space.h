@@ -32,7 +32,8 @@ struct BackwardScratch {
     Real *s, *dp;             // [bq][bk]
     Real *k, *q, *dout;       // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
     Real *dk, *dv;            // [bk][columns], [bk][columns_v]; one piece
-    Real *minus_lse, *delta;  // [bq], of a listed tile
+    Real* dq;                 // [bq][columns], of a listed tile, as are
+    Real *minus_lse, *delta;  // [bq]
 };
 
 template <int bq, int bk>
@@ -49,13 +50,14 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
     lane.dout = carver.take<Real>(staged * columns_v);
     lane.dk = carver.take<Real>(bk * (columns + columns_v));
     lane.dv = lane.dk + bk * columns;
+    lane.dq = carver.take<Real>(bq * columns);
     lane.minus_lse = carver.take<Real>(bq);
     lane.delta = carver.take<Real>(bq);
     return lane;
 }
 
 // Home tiles [low, high).
-struct Span {
+struct Reach {
     int32_t low, high;
     void cover(int64_t first, int64_t end) {
         low = first < low ? int32_t(first) : low;
@@ -64,7 +66,7 @@ struct Span {
 };
 
 // Covers the homes of the tokens of query tiles [first, end).
-inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Span& span) {
+inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Reach& homes) {
     const AxisView& axis = layout.queries;
     const int32_t block = layout.block_q;
     for (; first < end && first < axis.listed; ++first)
@@ -72,15 +74,15 @@ inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Sp
             const int32_t token = axis.tokens[int64_t(first) * block + i];
             if (token == no_token) continue;
             const int64_t tile = home_of(axis, block, token) / block;
-            span.cover(tile, tile + 1);
+            homes.cover(tile, tile + 1);
         }
-    if (first < end) span.cover(first - axis.listed, end - axis.listed);
+    if (first < end) homes.cover(first - axis.listed, end - axis.listed);
 }
 
 // The home tiles of queries that an order touches in any head of its group, as [first, first + count).
 inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int32_t w) {
     const int64_t group = p.heads_q / p.heads_kv;
-    Span span{INT32_MAX, 0};
+    Reach homes{INT32_MAX, 0};
     for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
         const Task& t = tasks.tasks[i];
         int64_t skip = t.skip, take = t.take;
@@ -92,12 +94,12 @@ inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksV
                 const int64_t taken = left < take ? left : take;
                 skip -= skipped, take -= taken;
                 if (taken == 0) continue;
-                cover_homes(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), span);
+                cover_homes(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), homes);
             }
         }
     }
-    if (span.high == 0) return {0, 0, 0, -1};
-    return {0, span.low, span.high - span.low, -1};
+    if (homes.high == 0) return {0, 0, 0, -1};
+    return {0, homes.low, homes.high - homes.low, -1};
 }
 
 inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks) {

@@ -101,28 +101,58 @@ struct BackwardLane {
         const Place at = queries(head, row);
         const Rows q = load_padded<T>(args.q, at, int(p.head_dim), lane.q);
         const Rows dout = load_padded<T>(args.dout, at, int(p.head_dim_v), lane.dout);
-        // s = q kT, dp = dout vT
-        multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
-        multiply<Left::rows, Store::set>({dout.x, dout.ld, lane.v_t, bk, lane.dp, bk, int(p.head_dim_v)}, at.count,
-                                         bk / lanes);
-        const RowStatistics rows = statistics(head, row, at);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        if (p.softcap != 0) bits ? differentiate<true, true>(at.count, rows, bits)
-                                 : differentiate<false, true>(at.count, rows, bits);
-        else bits ? differentiate<true, false>(at.count, rows, bits)
-                  : differentiate<false, false>(at.count, rows, bits);
-        // out = p v: dv += pT dout
-        multiply<Left::transposed, Store::add>({lane.s, bk, dout.x, dout.ld, lane.dv, columns_v, at.count}, keys,
-                                               columns_v / lanes);
-        // s = q kT: dk += dsT q, dq += ds k
-        multiply<Left::transposed, Store::add>({lane.dp, bk, q.x, q.ld, lane.dk, columns, at.count}, keys,
-                                               columns / lanes);
-        at.tokens ? scatter_dq(g, at, k, keys) : add_dq(g, row, at.count, k, keys);
+        bool is_first = true;
+        Real* dq = at.tokens ? lane.dq : touch(dq_block(g, row - args.layout.queries.listed), is_first);
+        const Visit v{q, dout, k, statistics(head, row, at), bits, dq, keys};
+        if (!bits || bk == strip_lanes) {
+            attend<bk / lanes>(v, {0, at.count}, 0, is_first);
+        } else {
+            if (is_first) zero(dq, int64_t(bq) * columns);
+            for (int first = 0; first < keys; first += strip_lanes) {
+                const Span queries = rows_kept<bk>(bits, at.count, first);
+                if (queries.count > 0) attend<strip_lanes / lanes>(v, queries, first, false);
+            }
+        }
+        if (at.tokens) scatter_dq(g, at);
     }
 
     struct RowStatistics {
         const Real *minus_lse, *delta;
     };
+    struct Visit {
+        Rows q, dout, k;
+        RowStatistics rows;
+        const uint64_t* bits;
+        Real* dq;
+        int keys;
+    };
+
+    // Some queries of a block meet n vectors of keys, from lane `first` on.
+    template <int n>
+    void attend(const Visit& v, Span queries, int first, bool is_first) {
+        const int at = queries.first, count = queries.count, keys = least(n * lanes, v.keys - first);
+        const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
+        Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
+        // s = q kT, dp = dout vT
+        multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
+        multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n);
+        if (p.softcap != 0)
+            v.bits ? differentiate<true, true, n>(v, queries, first) : differentiate<false, true, n>(v, queries, first);
+        else
+            v.bits ? differentiate<true, false, n>(v, queries, first)
+                   : differentiate<false, false, n>(v, queries, first);
+        // out = p v: dv += pT dout
+        Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
+        multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
+                                               columns_v / lanes);
+        // s = q kT: dk += dsT q, dq += ds k
+        multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
+        const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
+        is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
+                 : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+    }
+
     // They lie by home places: those of a listed tile are gathered.
     RowStatistics statistics(int64_t head, int32_t row, const Place& at) {
         const AxisView& axis = args.layout.queries;
@@ -140,35 +170,33 @@ struct BackwardLane {
     // The order's dQ buffer for a home tile of queries.
     int64_t dq_block(int64_t g, int64_t tile) const { return order->block + g * order->count + tile - order->first; }
 
-    void add_dq(int64_t g, int32_t row, int count, Rows k, int keys) {
-        const int64_t block = dq_block(g, row - args.layout.queries.listed);
-        const Product dq{lane.dp, bk, k.x, k.ld, space.dq + block * bq * columns, columns, keys};
-        space.touched[block] ? multiply<Left::rows, Store::add>(dq, count, columns / lanes)
-                             : multiply<Left::rows, Store::set>(dq, count, columns / lanes);
+    // The buffer, and whether nothing was collected in it so far.
+    Real* touch(int64_t block, bool& is_first) {
+        is_first = !space.touched[block];
         space.touched[block] = 1;
+        return space.dq + block * bq * columns;
     }
 
-    // Rows of a listed tile go home one by one. lane.q, where they were gathered, is free again.
-    void scatter_dq(int64_t g, const Place& at, Rows k, int keys) {
-        multiply<Left::rows, Store::set>({lane.dp, bk, k.x, k.ld, lane.q, columns, keys}, at.count, columns / lanes);
+    // Rows of a listed tile go home one by one.
+    void scatter_dq(int64_t g, const Place& at) {
         for (int i = 0; i < at.count; ++i) {
             if (!(at.alive >> i & 1)) continue;
-            const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]), block = dq_block(g, home / bq);
-            Real* dq = space.dq + block * bq * columns;
-            if (!space.touched[block]) zero(dq, int64_t(bq) * columns);
-            space.touched[block] = 1;
-            add(lane.q + i * columns, dq + home % bq * columns, columns);
+            const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]);
+            bool is_first;
+            Real* dq = touch(dq_block(g, home / bq), is_first);
+            if (is_first) zero(dq, int64_t(bq) * columns);
+            add(lane.dq + i * columns, dq + home % bq * columns, columns);
         }
     }
 
     // s becomes p, dp becomes ds; capped scores have a slope. Masked pairs are selected away, so what they held does not
     // matter.
-    template <bool masked, bool is_capped>
-    void differentiate(int count, const RowStatistics& rows, const uint64_t* bits) {
-        for (int i = 0; i < count; ++i) {
-            const Vec lse = set1(rows.minus_lse[i]), delta = set1(rows.delta[i]);
+    template <bool masked, bool is_capped, int n>
+    void differentiate(const Visit& v, Span queries, int first) {
+        for (int i = queries.first; i < queries.first + queries.count; ++i) {
+            const Vec lse = set1(v.rows.minus_lse[i]), delta = set1(v.rows.delta[i]);
 #pragma GCC unroll 4
-            for (int j = 0; j < bk; j += lanes) {
+            for (int j = first; j < first + n * lanes; j += lanes) {
                 Real *s = lane.s + i * bk + j, *dp = lane.dp + i * bk + j;
                 const Vec x = load(s);
                 const Capped capped = is_capped ? capped_tanh(x * set1(cap.in)) : Capped{x, x};
@@ -176,7 +204,7 @@ struct BackwardLane {
                 Vec ds = probability * (load(dp) - delta);
                 if (is_capped) ds = ds * capped.slope;
                 if (masked) {
-                    const Bits kept = bits_at(bits, i * bk + j);
+                    const Bits kept = bits_at(v.bits, i * bk + j);
                     probability = select(kept, probability, set1(0.f));
                     ds = select(kept, ds, set1(0.f));
                 }

@@ -71,7 +71,6 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
 template <class T, int bq, int bk>
 struct ForwardLane {
     static constexpr int width = bq / lanes;             // vectors of a row of sT
-    static constexpr int strip = width < 4 ? width : 4;  // vectors that softmax holds at once
 
     const ForwardArgs& args;
     const Problem& p;
@@ -121,22 +120,37 @@ struct ForwardLane {
 
     void visit(const Place& at, int32_t mask) {
         const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, bq, lane.s, bq, int(p.head_dim)}, at.count, width);
-        if (p.softcap != 0) cap_scores(lane.s, int64_t(at.count) * bq, cap.out);
-        const uint64_t* bits = mask_bits(args.layout, mask);
-        for (int j = 0; j < width; j += strip)
-            mask == full_block ? softmax<false>(at.count, j * lanes, bits) : softmax<true>(at.count, j * lanes, bits);
         const Rows v = load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
-        multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, bq, state.out, bq, at.count}, int(p.head_dim_v),
-                                               width);
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, at.count}, 0, bits);
+        for (int first = 0; first < bq; first += strip_lanes) {
+            const Span keys = rows_kept<bq>(bits, at.count, first);
+            if (keys.count > 0) attend<strip_lanes / lanes>(k, v, keys, first, bits);
+        }
+    }
+
+    // n vectors of queries, from lane `first` on, meet some keys of a block.
+    template <int n>
+    void attend(Rows k, Rows v, Span keys, int first, const uint64_t* bits) {
+        const Real* k_x = k.x + keys.first * k.ld;
+        Real* s = lane.s + keys.first * bq + first;
+        multiply<Left::rows, Store::set>({k_x, k.ld, lane.q + first, bq, s, bq, int(p.head_dim)}, keys.count, n);
+        for (int i = 0; p.softcap != 0 && i < keys.count; ++i) cap_scores(s + i * bq, n * lanes, cap.out);
+        constexpr int strip = n < 4 ? n : 4;  // vectors that softmax holds at once
+        for (int at = first; at < first + n * lanes; at += strip * lanes)
+            bits ? softmax<true, strip>(keys, at, bits) : softmax<false, strip>(keys, at, bits);
+        const Real* v_x = v.x + keys.first * v.ld;
+        multiply<Left::transposed, Store::add>({v_x, v.ld, s, bq, state.out + first, bq, keys.count},
+                                               int(p.head_dim_v), n);
     }
 
     // sT becomes pT, in the strip of lanes that starts at `first`.
-    template <bool masked>
-    void softmax(int count, int first, const uint64_t* bits) {
+    template <bool masked, int strip>
+    void softmax(Span keys, int first, const uint64_t* bits) {
+        const int end = keys.first + keys.count;
         Vec top[strip], sum[strip];
         for (int w = 0; w < strip; ++w) top[w] = set1(-INFINITY), sum[w] = set1(0.f);
-        for (int r = 0; r < count; ++r)
+        for (int r = keys.first; r < end; ++r)
 #pragma GCC unroll 4
             for (int w = 0; w < strip; ++w) {
                 const int at = r * bq + first + w * lanes;
@@ -147,8 +161,8 @@ struct ForwardLane {
                 }
                 top[w] = max(x, top[w]);
             }
-        raise(first, top);
-        for (int r = 0; r < count; ++r)
+        raise<strip>(first, top);
+        for (int r = keys.first; r < end; ++r)
 #pragma GCC unroll 4
             for (int w = 0; w < strip; ++w) {
                 Real* x = lane.s + r * bq + first + w * lanes;
@@ -163,6 +177,7 @@ struct ForwardLane {
     }
 
     // Moves the maximum where some query's new one is beyond the lag, and rescales what was summed under the old one.
+    template <int strip>
     void raise(int first, const Vec* top) {
         bool needed = false;
         for (int w = 0; w < strip; ++w) {

@@ -51,6 +51,27 @@ inline const uint64_t* mask_bits(const LayoutView& layout, int32_t mask) {
     return mask == full_block ? nullptr : layout.masks + int64_t(mask) * layout.mask_words;
 }
 
+// Rows [first, first + count) of a tile.
+struct Span {
+    int first, count;
+};
+
+// Masked blocks are worked on in strips of so many lanes, each with those rows alone that it keeps something of: half of
+// a block on the diagonal is never touched, three quarters of one that holds a sink of 16 keys.
+constexpr int strip_lanes = 16;
+
+// From the first to the last of the rows of a mask, `width` bits each, that keep anything in the strip of lanes from
+// `lane` on.
+template <int width>
+inline Span rows_kept(const uint64_t* bits, int rows, int lane) {
+    const uint64_t strip = uint64_t(0xffff) << lane;
+    const auto is_kept = [&](int row) { return (bits[row * width / 64] >> (row * width % 64) & strip) != 0; };
+    int first = 0, end = rows;
+    while (end > 0 && !is_kept(end - 1)) --end;
+    while (first < end && !is_kept(first)) ++first;
+    return {first, end - first};
+}
+
 // Hands out pieces of the workspace, each on a cache line of its own. A null base only counts.
 struct Carver {
     uintptr_t base;
