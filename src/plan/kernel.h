@@ -78,8 +78,8 @@ struct LayoutStats {
     double pairs;           // kept
     double visited;         // in blocks that are listed, sequence ends included
     double blocks, masked;  // listed blocks; those with a mask
-    double gathered;        // tokens of listed tiles, counted each time that a block of the other axis visits them; keys
-                            // of token lists, once for the heads of a group that share them
+    double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the other
+                            // axis visits them; keys of token lists, once for the heads of a group that share them
     int64_t rows;           // block rows with work; query rows for gather rows
 };
 

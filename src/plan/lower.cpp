@@ -95,23 +95,29 @@ std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
     return tokens;
 }
 
-// What a listed tile is short of a block does not cost anything, but its tokens are gathered.
-void price_listed(const Layout& layout, bool by_key, LayoutStats& stats) {
+// Of tiles that are not consecutive tokens, every token has to be fetched from somewhere else; but what a listed tile is
+// short of a block does not cost anything.
+void price_order(const Layout& layout, bool by_key, LayoutStats& stats) {
     const Axis& other = by_key ? layout.queries : layout.keys;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
     const int32_t own_block = by_key ? layout.block_k : layout.block_q;
     const int32_t block = by_key ? layout.block_q : layout.block_k;
     const std::vector<int32_t> tokens = count_tokens(other, block);
+    const double at_home = other.modulus > 1 ? block : 0;  // tokens of a tile that is not listed, if they are apart
     std::vector<int64_t> heads(layout.classes);
     for (int32_t c : layout.class_of) ++heads[c];
-    for (size_t i = 0; i < lists.slices.size(); ++i)
+    for (size_t i = 0; i < lists.slices.size(); ++i) {
+        const double times = double(heads[i / size_t(lists.rows)]);
         for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r) {
             const Run& run = lists.runs[r];
-            for (int32_t t = run.first; t < std::min(run.first + run.count, int32_t(tokens.size())); ++t) {
-                stats.visited -= double(block - tokens[t]) * own_block * double(heads[i / size_t(lists.rows)]);
-                stats.gathered += double(tokens[t]) * double(heads[i / size_t(lists.rows)]);
+            const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens.size()));
+            for (int32_t t = run.first; t < listed; ++t) {
+                stats.visited -= double(block - tokens[t]) * own_block * times;
+                stats.gathered += double(tokens[t]) * times;
             }
+            stats.gathered += at_home * double(end - std::max(run.first, listed)) * times;
         }
+    }
 }
 
 }  // namespace
@@ -131,7 +137,7 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
     for (int32_t c : layout.class_of) stats.rows += rows[c];
-    if (lowered.form.order == Order::listed) price_listed(layout, by_key, stats);
+    if (lowered.form.order != Order::plain) price_order(layout, by_key, stats);
     return stats;
 }
 
