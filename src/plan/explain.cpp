@@ -126,7 +126,7 @@ std::string describe_waste(const PassPlan& pass) {
     for (const Candidate& c : pass.considered)
         if (c.refused.empty() && c.kernel->family == Family::block && (!best || c.cost.us < best->cost.us)) best = &c;
     if (!best) return "";
-    return line("  instead of", blocks_of(*best->kernel) + " blocks, which visit " + grouped(best->stats.visited) +
+    return line("  instead", "of " + blocks_of(*best->kernel) + " blocks, which visit " + grouped(best->stats.visited) +
                                     " pairs, " + percent(best->stats.visited - best->stats.pairs, best->stats.visited) +
                                     " of them not kept");
 }

@@ -120,6 +120,7 @@ struct Kernel {
     Family family = Family::block;
     bool max_logits = false;                    // writes them where a run asks
     bool softcap = false, sink_logits = false;  // takes problems that have them
+    bool shares_lists = false;                  // gather rows: the heads of a group must see the same keys
 };
 
 struct KernelTable {

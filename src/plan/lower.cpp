@@ -141,15 +141,17 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     return stats;
 }
 
+bool groups_share(const Problem& p, const Layout& layout) {
+    for (size_t head = 0; head < layout.class_of.size(); ++head)
+        if (layout.class_of[head] != layout.class_of[head - head % size_t(p.group())]) return false;
+    return true;
+}
+
 LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
-    const std::vector<int32_t>& class_of = lowered.layout->class_of;
-    bool shared = true;  // do the heads of each group see the same keys?
-    for (size_t head = 0; head < class_of.size(); ++head)
-        shared &= class_of[head] == class_of[head / size_t(p.group()) * size_t(p.group())];
     LayoutStats stats{};
     stats.pairs = stats.visited = lowered.counts.pairs;
     stats.rows = p.batch * p.heads_q * p.seq_q;
-    stats.gathered = stats.pairs / (shared ? double(p.group()) : 1);
+    stats.gathered = stats.pairs / (groups_share(p, *lowered.layout) ? double(p.group()) : 1);
     return stats;
 }
 

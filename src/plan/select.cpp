@@ -155,7 +155,7 @@ private:
             if (!candidate.refused.empty()) return;
         }
         candidate.stats = stats_of(candidate);
-        if (kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
+        if (kernel.family == Family::gather) candidate.refused = refuse_lists(kernel, candidate.stats);
         if (!candidate.refused.empty()) return;
         candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
     }
@@ -169,7 +169,9 @@ private:
     }
 
     // Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
-    std::string refuse_lists(const LayoutStats& stats) const {
+    std::string refuse_lists(const Kernel& kernel, const LayoutStats& stats) {
+        if (kernel.shares_lists && known_ && !groups_share(problem_, *lowered(kernel, Order::plain).layout))
+            return "heads of a group see different keys";
         const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
         if (problem_.listed.at_run_time() || bytes <= most_list_bytes) return "";
         return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");

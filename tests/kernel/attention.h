@@ -464,6 +464,22 @@ inline std::vector<Rows> cpu_rows(bool reference) {
     return pairs;
 }
 
+// Block rows read no lists of a run, and some gather rows one list for all heads of a group.
+inline bool takes(const Rows& rows, const Case& c) {
+    const PatternRef pattern = parse_pattern(c.pattern), known = pattern->runtime() ? pattern->known_part() : pattern;
+    if (pattern->runtime() && rows.forward.family == Family::block) return false;
+    if (!rows.forward.shares_lists || !known) return true;
+    const Problem p = problem_of(c, Dtype::f32);
+    for (int64_t plane = 0; plane < p.batch * p.heads_q; ++plane) {
+        Key own, first;
+        const int64_t head = plane % p.heads_q;
+        known->selection({extent_of(p), plane / p.heads_q, head}, own);
+        known->selection({extent_of(p), plane / p.heads_q, head - head % p.group()}, first);
+        if (own != first) return false;
+    }
+    return true;
+}
+
 inline Rows reference_rows(Dtype dtype) {
     for (const Rows& rows : cpu_rows(true))
         if (rows.forward.dtype == dtype) return rows;

@@ -19,10 +19,13 @@ TEST(threads_do_not_change_bits) {
         {"sink(1) | window(3,0)", 1, 2, 1, 1100, 1100, 8, 8},
         {"per_head([0,1,0,1], causal, bigbird(16,3,1,2,7))", 2, 4, 2, 130, 130, 16, 16},
         {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
+        {"runtime_tokens(60) & causal", 2, 6, 2, 90, 130, 24, 16},
+        {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},
+        {"runtime_blocks(8,16,5)", 1, 70, 1, 40, 130, 32, 32, Axes::bhsd, own_scale, aligned_end, true, true},
     };
     for (const Case& c : cases)
         for (const Rows& rows : cpu_rows(false)) {
-            if (!rows.forward.runs_here()) continue;
+            if (!rows.forward.runs_here() || !takes(rows, c)) continue;
             check::context = text(rows.forward.name, " ", describe(c));
             const Inputs in = make_inputs(c, Dtype::bf16, seed);
             const Results one = run_rows(c, rows, in, 1);
@@ -33,7 +36,7 @@ TEST(threads_do_not_change_bits) {
 // So that the cases above really met what they are there for.
 TEST(splits_and_cuts_happen) {
     for (const Rows& rows : cpu_rows(false)) {
-        if (!rows.forward.runs_here() || rows.forward.block_q > 16 || rows.forward.dtype != Dtype::f32) continue;
+        if (!rows.forward.runs_here() || rows.forward.block_q != 16 || rows.forward.dtype != Dtype::f32) continue;
         const Attention<float> wide({"full", 1, 1, 1, 10, 3100, 8, 8}, rows, 2);
         CHECK(!wide.plan().forward.schedule.joins.empty());
         const Attention<float> tall({"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4}, rows, 2);
@@ -84,6 +87,7 @@ TEST(values_may_be_a_view_of_keys) {
         Workspace workspace(pass.workspace);
         ForwardArgs f{};
         f.problem = &p, f.layout = pass.layout_view(), f.tasks = spattn::view(pass.schedule), f.rows = &token_rows;
+        f.tokens = pass.tokens_view();
         f.parallel = threads.get(), f.workspace = workspace.start();
         f.q = q.view(), f.k = k.view(), f.v = k.view(), f.out = out.view();
         pass.kernel->forward(f);
@@ -122,7 +126,7 @@ static void check_gradients(const Case& c) {
     };
     check_derivative(in.q, gradients.dq, "dq");
     check_derivative(in.k, gradients.dk, "dk");
-    check_derivative(in.v, gradients.dv, "dv");
+    if (!c.value_in_key) check_derivative(in.v, gradients.dv, "dv");
     check_derivative(in.sinks, gradients.dsinks, "dsinks");
 }
 
@@ -132,4 +136,6 @@ TEST(reference_gradients_are_derivatives) {
     check_gradients({pattern, 1, 2, 1, 5, 7, 3, 4, Axes::bhsd, own_scale, aligned_end, true, false, 1.});
     check_gradients({pattern, 2, 2, 1, 5, 7, 3, 4, Axes::bhsd, own_scale, aligned_end, true, false, 0., true});
     check_gradients({pattern, 1, 2, 1, 7, 4, 3, 4, Axes::bhsd, -1., aligned_end, true, false, 2., true});  // with empty rows
+    check_gradients({"runtime_tokens(6) & window(3,2)", 1, 2, 1, 5, 7, 3, 4});
+    check_gradients({"runtime_blocks(2,3,2)", 1, 2, 1, 5, 7, 5, 4, Axes::bhsd, 0.4, aligned_end, true, true});
 }

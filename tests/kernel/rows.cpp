@@ -74,6 +74,18 @@ static const Case cases[] = {
     {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
     {"logsparse", 2, 2, 1, 700, 700, 12, 12},
     {"per_head([0,1,0,0], global_keys(7,300,301,599) | window(0,0), transpose(logsparse))", 1, 4, 2, 600, 600, 8, 8},
+    {"runtime_tokens(5)", 1, 1, 1, 4, 9, 3, 5},
+    {"runtime_tokens(40)", 2, 4, 2, 17, 50, 20, 12, Axes::gaps},
+    {"runtime_tokens(70)", 1, 2, 2, 9, 100, 64, 64, Axes::shared},
+    {"runtime_tokens(90) & causal", 1, 6, 1, 40, 61, 64, 64, Axes::bshd},
+    {"runtime_tokens(150)", 1, 130, 1, 3, 100, 72, 40, Axes::bhsd, own_scale, aligned_end, true, true},
+    {"runtime_tokens(80) & documents(0,30,70)", 1, 16, 1, 20, 70, 33, 16, Axes::bshd, -0.3, aligned_end, true, true},
+    {"runtime_tokens(12) & per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8},
+    {"runtime_blocks(16,8,6) & (window(30,0) | sink(3))", 2, 4, 4, 50, 70, 16, 16, Axes::bhsd, own_scale, 3, false},
+    {"runtime_blocks(1,64,3)", 1, 8, 2, 30, 500, 128, 128, Axes::bshd},
+    {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5, true},
+    {"runtime_tokens(30)", 1, 3, 1, 25, 41, 20, 20, Axes::gaps, own_scale, aligned_end, true, true, 0., true},
+    {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},     // several waves
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut
 };
@@ -94,7 +106,7 @@ TEST(every_row_computes_attention) {
             const Inputs in = make_inputs(c, dtype, seed + unsigned(n));
             const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
             for (const Rows& rows : all) {
-                if (rows.forward.dtype != dtype || !rows.forward.runs_here()) continue;
+                if (rows.forward.dtype != dtype || !rows.forward.runs_here() || !takes(rows, c)) continue;
                 check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
                 check_results(c, dtype, run_rows(c, rows, in, 2), want);
             }
@@ -105,10 +117,11 @@ TEST(every_row_computes_attention) {
 
 TEST(the_orders_are_met) {
     for (const Rows& rows : cpu_rows(false)) {
-        if (rows.forward.dtype != Dtype::f32 || !rows.forward.runs_here()) continue;
+        if (!rows.forward.orders || rows.forward.dtype != Dtype::f32 || !rows.forward.runs_here()) continue;
         check::context = rows.forward.name;
         int residue = 0, listed = 0, moved = 0;
         for (const Case& c : cases) {
+            if (!takes(rows, c)) continue;
             const Attention<float> attention(c, rows, 2);
             for (const PassPlan* pass : {&attention.plan().forward, &attention.plan().backward}) {
                 residue += pass->order == Order::residue;

@@ -140,6 +140,79 @@ TEST(small_blocks_are_not_lowered_where_they_cannot_win) {
              "could not beat near_block_forward_f32_64x64 even without waste");
 }
 
+namespace {
+
+// Costs what it gathers and nothing for what it leaves out.
+Cost gather_cost(const Problem&, const LayoutStats& stats, const Machine& machine) {
+    return {(stats.gathered + stats.pairs) * 0.01 / machine.lanes, "memory"};
+}
+
+std::vector<Kernel> with_gather_rows() {
+    std::vector<Kernel> all = kernels();
+    Kernel forward = imaginary::forward_row("near_gather_forward_f32_dims", 0);
+    Kernel backward = imaginary::backward_row("near_gather_backward_f32_dims", 0);
+    for (Kernel* kernel : {&forward, &backward}) kernel->family = Family::gather, kernel->cost = gather_cost;
+    Kernel shared = forward;
+    shared.name = "near_gather_forward_f32_heads";
+    shared.shares_lists = true;
+    all.insert(all.end(), {forward, backward, shared});
+    return all;
+}
+
+CompiledPlan gather_plan_of(const char* text, Problem problem) {
+    static const std::vector<Kernel> all = with_gather_rows();
+    const PatternRef pattern = parse_pattern(text);
+    if (const RuntimeShape* s = pattern->runtime()) problem.listed = {s->block_q, s->block_k, s->most};
+    return compile_plan(*pattern, problem, options_of(true), all);
+}
+
+}  // namespace
+
+TEST(token_lists_win_where_blocks_are_waste) {
+    Problem p = imaginary::problem(4096, 4096);
+    p.heads_q = 4, p.heads_kv = 2;
+    CHECK_EQ(name(gather_plan_of("causal", p).forward), "near_block_forward_f32_64x64");
+    const CompiledPlan plan = gather_plan_of("logsparse", p);
+    CHECK_EQ(name(plan.forward), "near_gather_forward_f32_dims");
+    CHECK_EQ(name(plan.backward), "near_gather_backward_f32_dims");
+    CHECK(plan.forward.tokens && plan.forward.tokens == plan.backward.tokens && !plan.forward.layout);
+    CHECK_EQ(double(plan.forward.tokens->keys.size()) * 4, plan.counts.pairs);  // all heads share them
+    CHECK_EQ(plan.layout_bytes, plan.forward.tokens->bytes());
+    CHECK(has(explain(plan), "key rows gathered for"));
+    CHECK(has(explain(plan), "  instead   of "));
+}
+
+TEST(lists_differ_within_a_group) {
+    Problem p = imaginary::problem(512, 512);
+    p.heads_q = 4, p.heads_kv = 2;
+    const CompiledPlan plan = gather_plan_of("per_head([0,1,0,0], logsparse, sink(2))", p);
+    CHECK_EQ(name(plan.forward), "near_gather_forward_f32_dims");
+    CHECK_EQ(refusal(plan.forward, "near_gather_forward_f32_heads"), "heads of a group see different keys");
+    const TokenLists& lists = *plan.forward.tokens;
+    CHECK(lists.class_of == std::vector<int32_t>({0, 1, 0, 0}));
+    const TokenListsView v = view(lists);
+    const int64_t* second = v.begin + v.rows + 100;  // row 100 of the head that sees two keys
+    CHECK_EQ(second[1] - second[0], int64_t(2));
+    CHECK_EQ(v.keys[second[0] + 1], 1);
+}
+
+TEST(lists_of_a_run_are_gathered) {
+    Problem p = imaginary::problem(100, 200);
+    p.heads_q = 4, p.heads_kv = 1;
+    const CompiledPlan alone = gather_plan_of("runtime_tokens(16)", p),
+                       cut = gather_plan_of("causal & runtime_tokens(16)", p);
+    for (const CompiledPlan* plan : {&alone, &cut}) {
+        CHECK_EQ(name(plan->forward), "near_gather_forward_f32_dims");
+        CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"), "block row, and runs bring the lists");
+        CHECK(!plan->forward.tokens);
+        CHECK_EQ(plan->counts.pairs, 4 * 100 * 16.0);
+        CHECK(has(explain(*plan), "given at run time, up to 16 times a key"));
+    }
+    CHECK(!alone.forward.layout);
+    CHECK(cut.forward.layout && !cut.forward.layout->is_ordered());
+    CHECK_EQ(cut.forward.layout_view().masks, cut.forward.layout->masks.data());
+}
+
 TEST(no_kernel_lists_the_reasons) {
     std::string message;
     Problem p = imaginary::problem(128, 128, 300);

@@ -19,6 +19,9 @@ bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx2, 64, 64),
     SPATTN_CPU_BLOCK(avx2, 16, 16),
+    SPATTN_CPU_GATHERS(avx2, float, f32),
+    SPATTN_CPU_GATHERS(avx2, F16, f16),
+    SPATTN_CPU_GATHERS(avx2, Bf16, bf16),
 };
 
 }  // namespace

@@ -14,6 +14,9 @@ bool runs_here() {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx512, 64, 64),
     SPATTN_CPU_BLOCK(avx512, 16, 16),
+    SPATTN_CPU_GATHERS(avx512, float, f32),
+    SPATTN_CPU_GATHERS(avx512, F16, f16),
+    SPATTN_CPU_GATHERS(avx512, Bf16, bf16),
 };
 
 }  // namespace

@@ -274,7 +274,9 @@ struct BackwardLane {
             const int64_t to = (head * space.rows + tile) * bq + i;
             const float lse = *address<float>(args.lse, at, i);
             const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
-            Real delta = is_empty ? 0.f : dot(address<T>(args.out, at, i), address<T>(args.dout, at, i));
+            Real delta = is_empty ? 0.f
+                                  : dot(address<T>(args.out, at, i), args.out.column, address<T>(args.dout, at, i),
+                                        args.dout.column, int(p.head_dim_v));
             if (lse != -INFINITY && args.dlse.data) delta -= *address<float>(args.dlse, at, i);
             dsink -= sink == -INFINITY ? 0 : exp(sink - double(lse)) * double(delta);
             space.minus_lse[to] = is_empty ? -INFINITY : Real(-log2_e * lse);
@@ -289,19 +291,6 @@ struct BackwardLane {
         for (int64_t b = 0; b < p.batch; ++b)
             for (int64_t t = 0; t < space.rows; ++t) sum += space.dsink[(b * p.heads_q + head) * space.rows + t];
         ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(sum);
-    }
-
-    Real dot(const T* out, const T* dout) const {
-        const int64_t stride = args.out.column, stride_d = args.dout.column;
-        Vec sums = set1(0.f);
-        int c = 0;
-        if (stride == 1 && stride_d == 1)
-            for (; c + lanes <= p.head_dim_v; c += lanes) sums = fma(load_wide(out + c), load_wide(dout + c), sums);
-        Real each[lanes], sum = 0.f;
-        store(each, sums);
-        for (Real x : each) sum += x;
-        for (; c < p.head_dim_v; ++c) sum += to_real(out[c * stride]) * to_real(dout[c * stride_d]);
-        return sum;
     }
 };
 

@@ -93,6 +93,19 @@ inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, con
         if (at.owned >> i & 1) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
 }
 
+template <class T>
+inline Real dot(const T* a, int64_t stride_a, const T* b, int64_t stride_b, int columns) {
+    Vec sums = set1(0.f);
+    int c = 0;
+    if (stride_a == 1 && stride_b == 1)
+        for (; c + lanes <= columns; c += lanes) sums = fma(load_wide(a + c), load_wide(b + c), sums);
+    Real each[lanes], sum = 0.f;
+    store(each, sums);
+    for (Real x : each) sum += x;
+    for (; c < columns; ++c) sum += to_real(a[c * stride_a]) * to_real(b[c * stride_b]);
+    return sum;
+}
+
 // ---- transposes ---------------------------------------------------------------------------------------------------
 
 typedef Real Four __attribute__((vector_size(4 * sizeof(Real))));

@@ -16,6 +16,9 @@
 #include "cpu/generic/block_forward.h"
 #include "cpu/generic/block_backward.h"
 #include "cpu/generic/cost.h"
+#include "cpu/generic/gather_forward.h"
+#include "cpu/generic/gather_backward.h"
+#include "cpu/generic/gather_cost.h"
 
 namespace spattn::cpu {
 namespace {
@@ -45,6 +48,16 @@ inline const char* fits(const Problem&) { return nullptr; }
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
      backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>, nullptr, true, Family::block, false,         \
      true, true}
+// Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
+#define SPATTN_CPU_GATHER(arch, T, dtype, Form, form, shared)                                                     \
+    {#arch "_gather_forward_" #dtype "_" #form, SPATTN_CPU, Pass::forward, Dtype::dtype, 0, 0, 0, nullptr, false, \
+     runs_here, fits, form##_cost<T, Pass::forward>, gather_forward_workspace<Form##Forward<T>>,                  \
+     gather_forward<Form##Forward<T>>, nullptr, nullptr, false, Family::gather, true, true, true, shared},        \
+    {#arch "_gather_backward_" #dtype "_" #form, SPATTN_CPU, Pass::backward, Dtype::dtype, 0, 0, 0, nullptr,      \
+     false, runs_here, fits, form##_cost<T, Pass::backward>, gather_backward_workspace<Form##Backward<T>>,        \
+     nullptr, gather_backward<Form##Backward<T>>, nullptr, false, Family::gather, false, true, true, shared}
+#define SPATTN_CPU_GATHERS(arch, T, dtype) \
+    SPATTN_CPU_GATHER(arch, T, dtype, Heads, heads, true), SPATTN_CPU_GATHER(arch, T, dtype, Dims, dims, false)
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
     SPATTN_CPU_FORWARD(arch, float, f32, bq, bk), SPATTN_CPU_BACKWARD(arch, float, f32, bq, bk),              \
     SPATTN_CPU_FORWARD(arch, F16, f16, bq, bk), SPATTN_CPU_BACKWARD(arch, F16, f16, bq, bk),                  \

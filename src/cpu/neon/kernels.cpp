@@ -11,6 +11,9 @@ bool runs_here() { return true; }
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(neon, 64, 64),
     SPATTN_CPU_BLOCK(neon, 16, 16),
+    SPATTN_CPU_GATHERS(neon, float, f32),
+    SPATTN_CPU_GATHERS(neon, F16, f16),
+    SPATTN_CPU_GATHERS(neon, Bf16, bf16),
 };
 
 }  // namespace

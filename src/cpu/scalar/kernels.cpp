@@ -11,6 +11,9 @@ bool runs_here() { return true; }
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(scalar, 64, 64),
     SPATTN_CPU_BLOCK(scalar, 16, 16),
+    SPATTN_CPU_GATHERS(scalar, float, f32),
+    SPATTN_CPU_GATHERS(scalar, F16, f16),
+    SPATTN_CPU_GATHERS(scalar, Bf16, bf16),
 };
 
 }  // namespace

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// Token lists, made by the plan or brought by the run, and the tiles of heads that work on one list together.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+struct Keys {
+    const int32_t* at;
+    int64_t count;
+};
+
+inline bool same_lists(const RunArgs& args, int64_t head, int64_t other) {
+    const int32_t* class_of = args.problem->listed.at_run_time() ? args.layout.class_of : args.tokens.class_of;
+    return !class_of || class_of[head] == class_of[other];
+}
+
+// Whether the heads of every group share their lists.
+inline bool groups_share(const RunArgs& args) {
+    const Problem& p = *args.problem;
+    for (int64_t head = 0; head < p.batch * p.heads_q; ++head)
+        if (!same_lists(args, head, head - head % p.group())) return false;
+    return true;
+}
+
+// What else a listed key must satisfy: bits of a layout, row-major. Without a layout, nothing.
+struct KnownPart {
+    const LayoutView& layout;
+    const bool is_all;
+    Slice runs{};
+    int32_t row_in_block = 0;
+    int32_t column = -1, mask = 0;  // the block of keys that was asked for last
+    bool is_listed = false;
+
+    KnownPart(const LayoutView& l, int64_t head, int64_t row) : layout(l), is_all(!l.class_of) {
+        if (is_all) return;
+        runs = slice_of(l.by_query, l.class_of[head], int32_t(row / l.block_q));
+        row_in_block = int32_t(row % l.block_q);
+    }
+
+    bool keeps(int64_t key) {
+        if (is_all) return true;
+        if (const int32_t block = int32_t(key / layout.block_k); block != column) find(block);
+        if (!is_listed || mask == full_block) return is_listed;
+        const int64_t bit = int64_t(row_in_block) * layout.block_k + key % layout.block_k;
+        return mask_bits(layout, mask)[bit / 64] >> (bit % 64) & 1;
+    }
+
+    // Runs are sorted and disjoint: the last that starts at or before the block.
+    void find(int32_t block) {
+        int32_t low = runs.begin, high = runs.end;
+        while (low < high) {
+            const int32_t middle = low + (high - low) / 2;
+            layout.by_query.runs[middle].first <= block ? low = middle + 1 : high = middle;
+        }
+        column = block;
+        is_listed = low > runs.begin;
+        if (!is_listed) return;
+        const Run& run = layout.by_query.runs[low - 1];
+        is_listed = block < run.first + run.count;
+        mask = run.mask;
+    }
+};
+
+// head counts over the batch. scratch [listed.tokens()] is written only where the run brings the lists.
+inline Keys read_keys(const RunArgs& args, int64_t head, int64_t row, int32_t* scratch) {
+    const Problem& p = *args.problem;
+    if (!p.listed.at_run_time()) {
+        const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
+        return {args.tokens.keys + begin[0], begin[1] - begin[0]};
+    }
+    const int64_t batch = head / p.heads_q, head_kv = head % p.heads_q / p.group(), list = row / p.listed.block_q;
+    const int64_t entries = args.listed.count(batch, list, head_kv, p.listed.most);
+    KnownPart known(args.layout, head, row);
+    int64_t count = 0;
+    for (int64_t i = 0; i < entries; ++i) {
+        const int64_t block = args.listed.indices.at(batch, list, head_kv, i);
+        if (block < 0 || block > (p.seq_k - 1) / p.listed.block_k) continue;
+        const int64_t first = block * p.listed.block_k, rest = p.seq_k - first;
+        for (int64_t key = first; key < first + (rest < p.listed.block_k ? rest : p.listed.block_k); ++key)
+            if (known.keeps(key)) scratch[count++] = int32_t(key);
+    }
+    return {scratch, count};
+}
+
+// ---- tiles of heads -----------------------------------------------------------------------------------------------
+
+constexpr int most_heads = 64;  // of a tile
+constexpr int gather_chunk = 64;  // keys that are gathered at once
+
+// Query heads [head, head + heads) of one query row: all share one list and one kv head.
+struct HeadTile {
+    int64_t batch, head_kv, head, row;
+    int heads, index;  // index: of the tile in its group
+};
+
+// A group's heads in tiles that share a list, or one by one.
+struct Tiling {
+    int64_t group;
+    bool shared;
+
+    explicit Tiling(const RunArgs& args) : group(args.problem->group()), shared(groups_share(args)) {}
+    int64_t tiles() const { return shared ? (group + most_heads - 1) / most_heads : group; }
+    int first(int64_t tile) const { return int(shared ? tile * most_heads : tile); }
+    int heads(int64_t tile) const { return shared ? least(most_heads, group - tile * most_heads) : 1; }
+
+    // Tile n of rows [first_row, first_row + rows) of kv heads from `plane` on, which count over the batch.
+    HeadTile at(const Problem& p, int64_t plane, int64_t first_row, int64_t rows, int64_t n) const {
+        const int64_t tile = n % tiles(), row = n / tiles() % rows, head_kv = plane + n / tiles() / rows;
+        return {head_kv / p.heads_kv, head_kv % p.heads_kv, head_kv % p.heads_kv * group + first(tile), first_row + row,
+                heads(tile), int(tile)};
+    }
+};
+
+// The same tensor with heads where rows were: a tile of heads is then a tile of rows.
+inline TensorView heads_as_rows(TensorView x) {
+    const int64_t head = x.head;
+    x.head = x.row, x.row = head;
+    return x;
+}
+inline Place place_of(const HeadTile& t) { return {{t.head, 1, t.heads, nullptr}, t.batch, t.row, all_rows, all_rows}; }
+
+// Listed keys as a tile of rows: at most gather_chunk of them.
+inline Place place_of(const HeadTile& t, const int32_t* keys, int count) {
+    return {{0, 0, count, keys}, t.batch, t.head_kv, all_rows, 0};
+}
+
+}  // namespace
+}  // namespace spattn::cpu

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// The backward workspace of gather rows, and the waves that keep it small.
+//
+// A query row's p and ds are needed twice: for its own dq, and for dk and dv of the keys it lists, where many rows meet.
+// A wave is as many query rows as fit into a store of fixed size: first their p and ds, then sums over them into dk and
+// dv by owners of keys or columns, row after row. Who owns what, and in which order sums run, is the problem's alone:
+// bits do not depend on the number of threads.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+constexpr int64_t wave_pairs = int64_t(1) << 22;  // of a wave's store: 32 MiB of p and ds
+constexpr int64_t wave_sums = int64_t(1) << 22;   // of dk and dv in a wave of several kv heads: 16 MiB
+
+// kv heads [plane, plane + planes) with query rows [row, row + rows); several kv heads are whole ones.
+struct Wave {
+    int64_t plane, planes, row, rows;
+};
+
+struct GatherSpace {
+    int64_t pairs, slots;    // of the store; of kv heads
+    Real *p, *ds;            // [pairs]
+    Real *dk, *dv;           // [slots][seq_k][columns], [slots][seq_k][columns_v]
+    int64_t* first_pair;     // [slots] where a kv head's pairs start in the store
+    double* dsink;           // [batch * heads_q][seq_q], where the problem has sinks
+    int32_t *keys, *counts;  // lists of a run, as they were read: [lists][tokens], [lists]
+    char* scratch;
+    int64_t lane_bytes;
+};
+
+// Places of the store that a listed key takes: one for each head, in whole vectors where heads lie in lanes.
+constexpr int64_t tile_width(int heads, bool heads_in_lanes) { return heads_in_lanes ? round_up(heads, lanes) : heads; }
+inline int64_t group_width(const Problem& p, bool heads_in_lanes) {
+    int64_t width = 0;
+    for (int64_t first = 0; first < p.group(); first += most_heads)
+        width += tile_width(least(most_heads, p.group() - first), heads_in_lanes);
+    return width;
+}
+
+inline int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Pairs of a query row at most: a plan's lists hold a key once.
+inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
+    return (p.listed.at_run_time() ? p.listed.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
+}
+
+template <class Lane>
+inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes) {
+    const int64_t sums = p.seq_k * (columns_of(p) + (p.value_in_key ? 0 : values_of(p)));
+    const int64_t row = row_pairs(p, Lane::heads_in_lanes), planes = p.batch * p.heads_kv;
+    GatherSpace space;
+    space.pairs = most_of(row, least_of(wave_pairs, planes * p.seq_q * row));
+    space.slots = most_of(1, least_of(planes, wave_sums / sums));
+    space.p = carver.take<Real>(space.pairs);
+    space.ds = carver.take<Real>(space.pairs);
+    space.dk = carver.take<Real>(space.slots * p.seq_k * columns_of(p));
+    space.dv = carver.take<Real>(p.value_in_key ? 0 : space.slots * p.seq_k * values_of(p));
+    space.first_pair = carver.take<int64_t>(space.slots);
+    space.dsink = carver.take<double>(p.has_sink_logits ? p.batch * p.heads_q * p.seq_q : 0);
+    const int64_t lists = p.listed.at_run_time() ? space.pairs / row * p.group() : 0;
+    space.keys = carver.take<int32_t>(lists * list_tokens(p));
+    space.counts = carver.take<int32_t>(lists);
+    Carver lane{0};
+    Lane::carve(lane, p);
+    space.lane_bytes = int64_t(lane.used);
+    space.scratch = carver.take<char>(space.lane_bytes * num_lanes);
+    return space;
+}
+
+// Where the pairs of a wave lie. Lists of a run take the room of full ones.
+template <bool heads_in_lanes>
+struct WaveMap {
+    const RunArgs& args;
+    const Problem& p;
+    const GatherSpace& space;
+    const Tiling& tiling;
+    Wave wave;
+
+    int64_t lists_of_row() const { return tiling.shared ? 1 : p.group(); }
+
+    // Listed keys of a head in rows [row, row + rows).
+    int64_t listed(int64_t head, int64_t row, int64_t rows) const {
+        if (p.listed.at_run_time()) return rows * p.listed.tokens();
+        const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
+        return begin[rows] - begin[0];
+    }
+    // Pairs of a kv head, which counts over the batch, up to tile `tiles` of its group.
+    int64_t pairs(int64_t plane, int64_t row, int64_t rows, int64_t tiles) const {
+        const int64_t first = plane * p.group();
+        int64_t sum = 0;
+        for (int64_t tile = 0; tile < tiles; ++tile)
+            sum += listed(first + tiling.first(tile), row, rows) * tile_width(tiling.heads(tile), heads_in_lanes);
+        return sum;
+    }
+    int64_t plane_of(const HeadTile& t) const { return t.batch * p.heads_kv + t.head_kv; }
+
+    // The first pair of a tile of the wave: pairs of the rows before, then of the row's tiles before.
+    int64_t first_pair(const HeadTile& t) const {
+        const int64_t plane = plane_of(t);
+        return space.first_pair[plane - wave.plane] + pairs(plane, wave.row, t.row - wave.row, tiling.tiles()) +
+               pairs(plane, t.row, 1, t.index);
+    }
+
+    // The list of a tile: as it was written down when its p was made, or the plan's own.
+    int64_t list_of(const HeadTile& t) const {
+        const int64_t row = (plane_of(t) - wave.plane) * wave.rows + t.row - wave.row;
+        return row * lists_of_row() + (tiling.shared ? 0 : t.index);
+    }
+    bool writes_list(const HeadTile& t) const { return p.listed.at_run_time() && !(tiling.shared && t.index > 0); }
+    void write_list(const HeadTile& t, Keys keys) const {
+        const int64_t list = list_of(t);
+        space.counts[list] = int32_t(keys.count);
+        __builtin_memcpy(space.keys + list * p.listed.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
+    }
+    Keys keys(const HeadTile& t) const {
+        if (!p.listed.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
+        return {space.keys + list_of(t) * p.listed.tokens(), space.counts[list_of(t)]};
+    }
+
+    // A row's part of its head's dsink, and their sum in the order of rows.
+    void keep_dsink(const HeadTile& t, int head, double part) const {
+        if (p.has_sink_logits) space.dsink[(t.batch * p.heads_q + t.head + head) * p.seq_q + t.row] = part;
+    }
+    double dsink_of(int64_t head) const {
+        double sum = 0;
+        for (int64_t b = 0; b < p.batch; ++b)
+            for (int64_t row = 0; row < p.seq_q; ++row) sum += space.dsink[(b * p.heads_q + head) * p.seq_q + row];
+        return sum;
+    }
+
+    // The next wave, or none: rows of one kv head that fill the store, or whole kv heads that all fit.
+    bool next() {
+        wave.row += wave.rows;
+        if (wave.planes > 0 && wave.row >= p.seq_q) wave.plane += wave.planes, wave.row = 0;
+        const int64_t planes = p.batch * p.heads_kv;
+        if (wave.plane >= planes) return false;
+        wave.planes = 1;
+        wave.rows = take_rows();
+        space.first_pair[0] = 0;
+        if (wave.row > 0 || wave.rows < p.seq_q) return true;
+        int64_t used = pairs(wave.plane, 0, p.seq_q, tiling.tiles());
+        for (; wave.planes < space.slots && wave.plane + wave.planes < planes; ++wave.planes) {
+            const int64_t more = pairs(wave.plane + wave.planes, 0, p.seq_q, tiling.tiles());
+            if (used + more > space.pairs) break;
+            space.first_pair[wave.planes] = used;
+            used += more;
+        }
+        return true;
+    }
+
+    // As many rows from wave.row on as fit; one always does.
+    int64_t take_rows() const {
+        int64_t low = 1, high = p.seq_q - wave.row;
+        while (low < high) {
+            const int64_t middle = low + (high - low + 1) / 2;
+            pairs(wave.plane, wave.row, middle, tiling.tiles()) <= space.pairs ? low = middle : high = middle - 1;
+        }
+        return low;
+    }
+};
+
+}  // namespace
+}  // namespace spattn::cpu
