@@ -50,12 +50,14 @@ Handle<spattn_context> make_context(int threads) {
 spattn_problem make_problem(const Case& shape, Dtype dtype, bool backward) {
     spattn_problem problem{};
     problem.struct_size = sizeof problem;
-    problem.flags = backward ? SPATTN_PLAN_BACKWARD : 0;
+    problem.flags = (backward ? SPATTN_PLAN_BACKWARD : 0) | (shape.top ? SPATTN_PLAN_VALUE_IN_KEY : 0);
     problem.batch = shape.batch;
     problem.heads_q = shape.heads_q;
     problem.heads_kv = shape.heads_kv;
-    problem.seq_q = problem.seq_k = shape.seq;
+    problem.seq_q = shape.seq;
+    problem.seq_k = shape.keys();
     problem.head_dim = shape.head_dim;
+    problem.head_dim_v = shape.values();
     problem.dtype = dtype == Dtype::f32 ? spattn_dtype{SPATTN_FLOAT, 32, 1} : spattn_dtype{SPATTN_BFLOAT, 16, 1};
     problem.axes = SPATTN_BHSD;
     return problem;
@@ -112,17 +114,20 @@ double Tensor::at(int64_t batch, int64_t head, int64_t row, int64_t column) cons
 Attention::Attention(const spattn_context* context, const Case& shape, Dtype dtype, bool with_backward)
     : shape(shape), dtype(dtype), pattern(make_pattern(shape.pattern, shape.seq)),
       q({shape.batch, shape.heads_q, shape.seq, shape.head_dim}, dtype),
-      k({shape.batch, shape.heads_kv, shape.seq, shape.head_dim}, dtype),
-      v({shape.batch, shape.heads_kv, shape.seq, shape.head_dim}, dtype),
-      out({shape.batch, shape.heads_q, shape.seq, shape.head_dim}, dtype),
+      k({shape.batch, shape.heads_kv, shape.keys(), shape.head_dim}, dtype),
+      v({shape.batch, shape.heads_kv, shape.top ? 0 : shape.keys(), shape.values()}, dtype),
+      out({shape.batch, shape.heads_q, shape.seq, shape.values()}, dtype),
       lse({shape.batch, shape.heads_q, shape.seq}, Dtype::f32),
-      dout({shape.batch, shape.heads_q, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
+      dout({shape.batch, shape.heads_q, with_backward ? shape.seq : 0, shape.values()}, dtype),
       dq({shape.batch, shape.heads_q, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
-      dk({shape.batch, shape.heads_kv, with_backward ? shape.seq : 0, shape.head_dim}, dtype),
-      dv({shape.batch, shape.heads_kv, with_backward ? shape.seq : 0, shape.head_dim}, dtype) {
+      dk({shape.batch, shape.heads_kv, with_backward ? shape.keys() : 0, shape.head_dim}, dtype),
+      dv({shape.batch, shape.heads_kv, with_backward && !shape.top ? shape.keys() : 0, shape.values()}, dtype) {
     auto [plan, us] = make_plan(context, pattern.get(), make_problem(shape, dtype, with_backward));
     plan_ = std::move(plan);
     plan_us = us;
+    uint64_t state = 5;
+    for (int64_t i = 0; i < shape.seq * shape.top; ++i)
+        lists_.push_back(int32_t(splitmix(state) % uint64_t(shape.keys())));
     q.fill_normal(1);
     k.fill_normal(2);
     v.fill_normal(3);
@@ -139,12 +144,25 @@ Attention::Workspace Attention::make_workspace(spattn_enum op) const {
     return workspace;
 }
 
+const spattn_tensor* Attention::indices() {
+    if (!shape.top) return nullptr;
+    const int64_t sizes[4] = {1, shape.seq, 1, shape.top};
+    std::copy(sizes, sizes + 4, lists_shape_);
+    lists_view_.data = lists_.data();
+    lists_view_.device = {SPATTN_CPU, 0};
+    lists_view_.ndim = 4;
+    lists_view_.dtype = {SPATTN_INT, 32, 1};
+    lists_view_.shape = lists_shape_;
+    return &lists_view_;
+}
+
 void Attention::forward() {
     spattn_forward_args args{};
     args.struct_size = sizeof args;
     args.q = q.view();
     args.k = k.view();
-    args.v = v.view();
+    args.v = shape.top ? nullptr : v.view();
+    args.indices = indices();
     args.out = out.view();
     args.lse = lse.view();
     args.workspace = forward_.memory.get();
@@ -157,13 +175,14 @@ void Attention::backward() {
     args.struct_size = sizeof args;
     args.q = q.view();
     args.k = k.view();
-    args.v = v.view();
+    args.v = shape.top ? nullptr : v.view();
+    args.indices = indices();
     args.out = out.view();
     args.lse = lse.view();
     args.dout = dout.view();
     args.dq = dq.view();
     args.dk = dk.view();
-    args.dv = dv.view();
+    args.dv = shape.top ? nullptr : dv.view();
     args.workspace = backward_.memory.get();
     args.workspace_bytes = backward_.bytes;
     require(spattn_backward(plan_.get(), &args));

@@ -66,6 +66,10 @@ public:
 
     const Case shape;
     const Dtype dtype;
+    // Of a row, where each run brings lists; and what values are then.
+    const int32_t* list(int64_t row) const { return &lists_[size_t(row * shape.top)]; }
+    const Tensor& values() const { return shape.top ? k : v; }
+
     const Handle<spattn_pattern> pattern;
     double plan_us;  // median over a few plans of the same problem
     Tensor q, k, v, out, lse, dout, dq, dk, dv;
@@ -76,8 +80,12 @@ private:
         size_t bytes = 0;
     };
     Workspace make_workspace(spattn_enum op) const;
+    const spattn_tensor* indices();  // null where the pattern has its lists
 
     Handle<spattn_plan> plan_;
+    std::vector<int32_t> lists_;  // [seq][top]
+    int64_t lists_shape_[4];
+    spattn_tensor lists_view_{};
     Workspace forward_, backward_;
 };
 

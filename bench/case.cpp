@@ -2,6 +2,7 @@
 #include "case.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -58,12 +59,30 @@ std::string spans(int64_t n, int64_t seq) {
     return row_ptr.str() + "]," + col_idx.str() + ']';
 }
 
+// The arrays of a csr pattern of `seq` rows with n different keys each, anywhere.
+std::string random(int64_t n, int64_t seq) {
+    std::string row_ptr = "[0", col_idx = "[";
+    uint64_t state = 1;
+    for (int64_t row = 0; row < seq; ++row) {
+        std::set<int64_t> keys;
+        while (int64_t(keys.size()) < n) {
+            state = state * 6364136223846793005 + 1442695040888963407;
+            keys.insert(int64_t(state >> 33) % seq);
+        }
+        for (int64_t key : keys) col_idx += (col_idx.size() > 1 ? "," : "") + std::to_string(key);
+        row_ptr += ',' + std::to_string((row + 1) * n);
+    }
+    return row_ptr + "]," + col_idx + ']';
+}
+
 }  // namespace
 
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
 #define SPATTN_CASE(name, pattern, batch, heads_q, heads_kv, seq, head_dim, size) \
     {#name, pattern, batch, heads_q, heads_kv, seq, head_dim, size},
+#define SPATTN_LISTS_CASE(name, heads_q, seq, seq_k, head_dim, head_dim_v, top) \
+    {#name, "runtime_tokens(" #top ")", 1, heads_q, 1, seq, head_dim, quick, seq_k, head_dim_v, top},
 #include "cases.inc"
     };
     return all;
@@ -90,6 +109,7 @@ std::string expand(const std::string& text, int64_t seq) {
     out << text.substr(0, open);
     const char* comma = "";
     if (name == "spans") out << spans(n, seq);
+    else if (name == "random") out << random(n, seq);
     else
         for (int64_t number : numbers(name, n, seq)) {
             out << comma << number;

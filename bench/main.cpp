@@ -105,6 +105,7 @@ private:
         Case dense = shape;
         dense.pattern = "full";
         dense.seq = std::min<int64_t>(dense.seq, 4096);
+        dense.top = 0;
         double& gflops = dense_[{dense.batch, dense.heads_q, dense.heads_kv, dense.seq, dense.head_dim, dtype, pass}];
         if (gflops == 0) gflops = time(dense, dtype, pass, "").gflops;
         return gflops;
@@ -154,10 +155,10 @@ int list(const Options& options) {
     for (const Case& c : cases()) {
         if (!matches(options.cases, c.name)) continue;
         std::printf("{\"case\": %s, \"pattern\": %s, \"batch\": %lld, \"heads_q\": %lld, \"heads_kv\": %lld, \"seq\": %lld, "
-                    "\"head_dim\": %lld, \"large\": %s}\n",
+                    "\"head_dim\": %lld, \"seq_k\": %lld, \"head_dim_v\": %lld, \"top\": %lld, \"large\": %s}\n",
                     quoted(c.name).c_str(), quoted(expand(c.pattern, c.seq)).c_str(), (long long)c.batch,
                     (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq, (long long)c.head_dim,
-                    c.large ? "true" : "false");
+                    (long long)c.keys(), (long long)c.values(), (long long)c.top, c.large ? "true" : "false");
     }
     return 0;
 }

@@ -6,7 +6,8 @@
 
 Peers: `sdpa` is scaled_dot_product_attention with is_causal or the equivalent boolean mask; `flex` is FlexAttention,
 compiled, with a BlockMask of 128 x 128 (forward only on a CPU); `sparse` is sampled_addmm, softmax over CSR values and a
-sparse product (forward only). A ratio is the peer's time over ours: above 1 we are faster. What a peer cannot do, or does
+sparse product (forward only); `gather` is for lists of a run: the listed keys copied together, then dense products. A
+ratio is the peer's time over ours: above 1 we are faster. What a peer cannot do, or does
 by crashing, is recorded as `failed: reason`; every peer runs in a process of its own for that.
 """
 import argparse
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 
-PEERS = ("sdpa", "flex", "sparse")
+PEERS = ("sdpa", "flex", "sparse", "gather")
 BLOCK = 128  # of a BlockMask
 # A first compile takes half a minute, so these stand for the rest unless --flex names others.
 FLEX_CASES = ["full_4k", "causal_4k", "streaming_4k", "streaming_16k", "bsr128_25_4k", "bsr128_25_4k_d64", "bsr128_25_8k",
@@ -137,8 +138,9 @@ def make_sparse(case, mask, q, k, v, _dout):
     import torch
     if q.dtype != torch.float32:
         raise TypeError("sampled_addmm on a CPU takes float32")
-    pattern = torch.from_numpy(mask).float().to_sparse_csr()
-    rows, columns = pattern.crow_indices(), pattern.col_indices()
+    kept = torch.from_numpy(mask).to_sparse_csr()
+    rows, columns = kept.crow_indices(), kept.col_indices()
+    pattern = torch.sparse_csr_tensor(rows, columns, torch.ones(len(columns)), kept.shape)
     lengths = rows.diff()
     group = case["heads_q"] // case["heads_kv"]
     scale = 1 / math.sqrt(case["head_dim"])
@@ -156,6 +158,31 @@ def make_sparse(case, mask, q, k, v, _dout):
                 p @ v[b, h // group]
 
     return {"forward": forward}
+
+
+def make_gather(case, _mask, q, k, _v, dout):
+    import torch
+    lists = torch.randint(case["seq_k"], (case["seq"], case["top"]))
+    scale, columns = 1 / math.sqrt(case["head_dim"]), case["head_dim_v"]
+    leaves = [q[0].transpose(0, 1).clone().requires_grad_(), k[0, 0].clone().requires_grad_()]
+    out = None
+
+    def attend(q, k):  # q [seq, heads, head_dim], k [seq_k, head_dim]
+        keys = k[lists]
+        p = torch.matmul(q * scale, keys.transpose(1, 2)).softmax(-1)
+        return torch.matmul(p, keys[..., :columns])
+
+    def forward():
+        with torch.no_grad():
+            attend(*leaves)
+
+    def backward():
+        nonlocal out
+        if out is None:
+            out = attend(*leaves)
+        torch.autograd.grad(out, leaves, dout[0].transpose(0, 1), retain_graph=True)
+
+    return {"forward": forward, "backward": backward}
 
 
 def time_us(call, seconds):
@@ -182,10 +209,11 @@ def run_one(job):
     torch.manual_seed(1)
     case = job["case"]
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[job["dtype"]]
-    q, dout = (torch.randn(case["batch"], case["heads_q"], case["seq"], case["head_dim"]).to(dtype) for _ in range(2))
-    k, v = (torch.randn(case["batch"], case["heads_kv"], case["seq"], case["head_dim"]).to(dtype) for _ in range(2))
+    dims = case["head_dim"], case["head_dim_v"]
+    q, dout = (torch.randn(case["batch"], case["heads_q"], case["seq"], dim).to(dtype) for dim in dims)
+    k, v = (torch.randn(case["batch"], case["heads_kv"], case["seq_k"], dim).to(dtype) for dim in dims)
     mask = read_mask(job["mask"], case["seq"]) if job["mask"] else None
-    make = {"sdpa": make_sdpa, "flex": make_flex, "sparse": make_sparse}[job["peer"]]
+    make = {"sdpa": make_sdpa, "flex": make_flex, "sparse": make_sparse, "gather": make_gather}[job["peer"]]
     passes = make(case, mask, q, k, v, dout)
     for name in job["passes"]:
         if name in passes:
@@ -211,7 +239,7 @@ def ask_child(job, limit):
             result.update(json.loads(line))
     if child.returncode != 0:
         for name in job["passes"]:
-            if name == "forward" or job["peer"] == "sdpa":
+            if name == "forward" or job["peer"] in ("sdpa", "gather"):
                 result.setdefault(name, "failed: " + reason)
     return result
 
@@ -237,18 +265,22 @@ def time_ours(options, case, folder):
 def run_case(options, case, folder, out):
     ours = time_ours(options, case, folder)
     mask = os.path.join(folder, "mask")
-    is_small = case["seq"] <= 2 * LARGEST_MASK
+    is_small = case["seq"] <= 2 * LARGEST_MASK and not case["top"]
     if is_small:
         bench(options, "--mask", mask, "--case", case["case"])
     theirs = {}
     for peer in options.peer or PEERS:
+        if (peer == "gather") != (case["top"] > 0):
+            continue
         if peer == "flex" and not any(fnmatch.fnmatch(case["case"], glob) for glob in options.flex or FLEX_CASES):
             continue
-        if peer == "sparse" and (case["seq"] > LARGEST_MASK or case["pattern"] in ("full", "causal")):
+        if peer == "sparse" and (case["seq"] > LARGEST_MASK and not case["pattern"].startswith("csr") or
+                                 case["pattern"] in ("full", "causal")):
             continue  # every pair in CSR: gigabytes
-        if not is_small and case["pattern"] not in ("full", "causal"):
+        if not is_small and not case["top"] and case["pattern"] not in ("full", "causal"):
             continue
-        job = {"peer": peer, "case": case, "dtype": options.dtype, "threads": options.threads, "mask": mask if is_small
+        named = case | {"pattern": case["pattern"][:4096 if case["pattern"].startswith("csr") else None]}  # read as a mask
+        job = {"peer": peer, "case": named, "dtype": options.dtype, "threads": options.threads, "mask": mask if is_small
                else "", "passes": list(ours), "seconds": options.seconds}
         theirs[peer] = ask_child(job, options.limit)
     report(case, ours, theirs, out)
