@@ -82,6 +82,8 @@ TEST(constructors) {
         {"spattn_pattern_global_tokens", [&](auto r) { return spattn_pattern_global_tokens(&numbers.view, r); }},
         {"spattn_pattern_tree", [&](auto r) { return spattn_pattern_tree(&parents.view, r); }},
         {"spattn_pattern_bigbird", [&](auto r) { return spattn_pattern_bigbird(&bigbird, r); }},
+        {"spattn_pattern_runtime_tokens", [](auto r) { return spattn_pattern_runtime_tokens(8, r); }},
+        {"spattn_pattern_runtime_blocks", [](auto r) { return spattn_pattern_runtime_blocks(4, 8, 2, r); }},
     };
     for (const auto& [name, make] : makers) faults += sweep_maker(name, make);
     CHECK(faults > 50);
@@ -137,8 +139,9 @@ TEST(compositions) {
     CHECK(faults > 100);
 }
 
-TEST(texts_hashes_and_bytes) {
-    const Pattern pattern = make_mixed();
+namespace {
+
+long sweep_texts_hashes_and_bytes(const Pattern& pattern) {
     long faults = sweep_question<std::array<char, 512>>("spattn_pattern_print", {}, true, [&](auto& answer) {
         size_t needed = 0;
         return spattn_pattern_print(pattern.get(), answer.data(), answer.size(), &needed);
@@ -147,11 +150,23 @@ TEST(texts_hashes_and_bytes) {
                                        [&](uint64_t& answer) { return spattn_pattern_hash(pattern.get(), &answer); });
     std::array<unsigned char, 2048> saved{};
     size_t size = 0;
-    const auto save = [&](auto& answer) { return spattn_pattern_save(pattern.get(), answer.data(), answer.size(), &size); };
+    const auto save = [&](auto& answer) {
+        return spattn_pattern_save(pattern.get(), answer.data(), answer.size(), &size);
+    };
     faults += sweep_question<std::array<unsigned char, 2048>>("spattn_pattern_save", {}, true, save);
     succeed(save(saved), "save");
-    faults += sweep_maker("spattn_pattern_load", [&](auto r) { return spattn_pattern_load(saved.data(), size, r); });
-    CHECK(faults > 50);
+    return faults + sweep_maker("spattn_pattern_load",
+                                [&](auto r) { return spattn_pattern_load(saved.data(), size, r); });
+}
+
+}  // namespace
+
+TEST(texts_hashes_and_bytes) {
+    CHECK(sweep_texts_hashes_and_bytes(make_mixed()) > 50);
+    for (const char* text : {"csr([0,2,2,3],[0,4,2],5) | bsr([0,1,2],[0,1],2,3,3,5)", "mask([1,0,0,1,1,0],1,2,3)",
+                             "per_document([0,3,9],[0,5,9],causal & window(2,0))",
+                             "causal & runtime_tokens(8)", "runtime_blocks(4,8,2) & (window(3,0) | sink(1))"})
+        CHECK(sweep_texts_hashes_and_bytes(parse(text)) > 20);
 }
 
 TEST(questions) {

@@ -55,11 +55,39 @@ TEST(one_plan_run_by_all) {
     }
 }
 
+// Orders of the tokens, options of the problem, and lists that each thread brings for itself.
+TEST(plans_of_every_kind_run_by_all) {
+    struct {
+        const char* text;
+        int64_t tokens, listed;
+        uint32_t flags;
+    } const kinds[] = {
+        {"causal & dilated(60,0,5)", 130, 0, SPATTN_PLAN_SINK_LOGITS},
+        {"window(9,9) | global_tokens(3,200)", 250, 0, SPATTN_PLAN_VALUE_IN_KEY},
+        {"causal & runtime_tokens(6)", 40, 6, SPATTN_PLAN_REFERENCE | SPATTN_PLAN_SINK_LOGITS},
+        {"per_document([0,30,70],[0,30,70],causal)", 70, 0, 0},
+    };
+    const Context context = make_shared_context(3);
+    for (const auto& kind : kinds) {
+        auto problem = make_problem();
+        problem.batch = 1, problem.seq_q = problem.seq_k = kind.tokens;
+        problem.flags |= kind.flags;
+        problem.softcap = 9;
+        const Plan plan = make_plan(context.get(), parse(kind.text).get(), problem);
+        Operands expected(plan.get(), problem, kind.listed);
+        CHECK(run(expected));
+        demand_together([&](int, int) {
+            Operands mine(plan.get(), problem, kind.listed);
+            return run(mine) && mine.results() == expected.results();
+        });
+    }
+}
+
 TEST(plans_made_found_and_dropped_by_all) {
     const Context context = make_shared_context(2);
     const auto problem = make_problem();
-    const Pattern patterns[] = {parse("causal"), parse("window(9,2) | sink(3)"), parse("strided(4) & causal"),
-                                parse("full")};
+    const Pattern patterns[] = {parse("causal"), parse("window(2,2) | global_tokens(3,30)"),
+                                parse("strided(4) & causal"), parse("full")};
     demand_together([&](int t, int round) {
         const spattn_pattern* pattern = patterns[(t + round) % 4].get();
         spattn_plan* plan = nullptr;

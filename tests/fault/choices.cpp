@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// Memory that runs out while plans choose among orders of the tokens and lists that come with a run, for problems with
+// every option; and their runs, which allocate nothing.
+#include "fault/operands.h"
+#include "fault/sweep.h"
+
+using namespace abi;
+using fault::Operands;
+using fault::sweep;
+
+namespace {
+
+struct Scene {
+    const char* text;
+    int64_t queries, keys;
+    const char* explained;  // what shows that the plan is of this kind
+    uint32_t flags = 0;
+    int64_t listed = 0;
+    double softcap = 0;
+    spattn_dtype dtype = f32;
+
+    spattn_problem problem() const {
+        auto p = make_problem();
+        p.batch = 1, p.heads_q = 2, p.heads_kv = 1;
+        p.seq_q = queries, p.seq_k = keys;
+        p.head_dim = p.head_dim_v = 8;
+        p.flags |= flags;
+        p.softcap = softcap;
+        p.dtype = dtype;
+        return p;
+    }
+};
+
+constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
+constexpr uint32_t in_key = SPATTN_PLAN_VALUE_IN_KEY, with_sinks = SPATTN_PLAN_SINK_LOGITS;
+const Scene scenes[] = {
+    {"causal & dilated(60,0,5)", 130, 130, "residue classes", with_sinks, 0, 20, f16},
+    {"window(9,9) | global_tokens(3,200)", 250, 250, "listed", in_key, 0, 3},
+    {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "csr"},
+    {"per_document([0,30,70],[0,30,70],causal)", 70, 70, "per_document", in_key, 0, 0, bf16},
+    {"mask([1,0,0,1,1,0,1,1,1],1,3,3)", 3, 3, "mask", with_sinks},
+    {"runtime_tokens(6)", 40, 40, "runtime_tokens", SPATTN_PLAN_REFERENCE, 6},
+    {"causal & runtime_tokens(6)", 40, 40, "runtime_tokens", SPATTN_PLAN_REFERENCE | in_key | with_sinks, 6, 5},
+};
+
+Context make_context_of(int32_t threads) {
+    auto options = cpu_options();
+    options.cpu_threads = threads;
+    options.plan_cache = -1;
+    return make_context(options);
+}
+
+std::string explain(const spattn_plan* plan) {
+    size_t needed = 0;
+    succeed(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
+    std::string text(needed, ' ');
+    succeed(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
+    return text;
+}
+
+}  // namespace
+
+TEST(plans) {
+    const Context context = make_context_of(1);
+    for (const Scene& scene : scenes) {
+        const Pattern pattern = parse(scene.text);
+        const spattn_problem problem = scene.problem();
+        const std::string expected = explain(make_plan(context.get(), pattern.get(), problem).get());
+        check::context = expected;
+        CHECK(expected.find(scene.explained) != std::string::npos);
+        spattn_plan* plan = nullptr;
+        const auto create = [&] {
+            plan = reinterpret_cast<spattn_plan*>(&plan);  // must be overwritten
+            return spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &plan);
+        };
+        const auto verify = [&](spattn_status status) {
+            CHECK_EQ(status == SPATTN_OK, plan != nullptr);
+            if (plan) CHECK(explain(plan) == expected);
+            spattn_plan_release(plan);
+        };
+        const long faults = sweep(scene.text, {"spattn_plan_create", create, verify});
+        CHECK(faults > 20);
+    }
+}
+
+// Rows allocate nothing, on any number of threads, once these have started; reference rows may, and tell.
+TEST(runs) {
+    for (const Scene& scene : scenes) {
+        const Pattern pattern = parse(scene.text);
+        const spattn_problem problem = scene.problem();
+        std::vector<std::vector<unsigned char>> expected;
+        for (int32_t threads : {1, 3}) {
+            const Context context = make_context_of(threads);
+            const Plan plan = make_plan(context.get(), pattern.get(), problem);
+            Operands operands(plan.get(), problem, scene.listed);
+            succeed(operands.forward(), "forward");
+            succeed(operands.backward(), "backward");
+            if (expected.empty()) expected = operands.results();
+            const auto verify = [&](spattn_status status) {
+                CHECK(status != SPATTN_OK || operands.results() == expected);
+            };
+            const long faults = sweep(scene.text, {"spattn_forward", [&] { return operands.forward(); }, verify}) +
+                                sweep(scene.text, {"spattn_backward", [&] { return operands.backward(); }, verify});
+            if (!(scene.flags & SPATTN_PLAN_REFERENCE)) CHECK_EQ(faults, 0);
+        }
+    }
+}
