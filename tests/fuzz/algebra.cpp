@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bytes as a composition of patterns and an extent: every question is answered as the definitions do, pair by pair.
 #include <cmath>
-#include <utility>
 
 #include "fuzz/model.h"
 
@@ -21,18 +20,6 @@ spattn_extent make_extent(const Rectangle& e, int64_t block_q, int64_t block_k) 
 
 spattn_tensor view(void* data, spattn_dtype dtype, const int64_t* shape, int32_t axes) {
     return {data, {SPATTN_CPU, 0}, axes, dtype, shape, nullptr, 0};
-}
-
-std::vector<uint8_t> model_mask(const Sees& sees, const Rectangle& e) {
-    std::vector<uint8_t> mask;
-    for (Plane s{e, 0, 0}; s.batch < e.batch; ++s.batch) {
-        for (s.head = 0; s.head < e.heads; ++s.head) {
-            for (int64_t q = 0; q < e.seq_q; ++q) {
-                for (int64_t k = 0; k < e.seq_k; ++k) mask.push_back(sees(s, q + e.q_offset, k));
-            }
-        }
-    }
-    return mask;
 }
 
 std::vector<uint8_t> mask_of(const spattn_pattern* pattern, const spattn_extent& e) {
@@ -127,6 +114,28 @@ void check_image(const spattn_pattern* pattern, const spattn_extent& e, int64_t 
     }
 }
 
+// Under &, lists of the run: no question has an answer, text and bytes come back. Under |, they are refused.
+void check_with_lists(const spattn_pattern* pattern, const spattn_extent& e, spattn_pattern* made_lists,
+                      const std::string& text) {
+    const Pattern lists(made_lists);
+    const spattn_pattern* parts[] = {pattern, lists.get()};
+    spattn_pattern* made = nullptr;
+    demand(spattn_pattern_union(parts, 2, &made) == SPATTN_E_UNSUPPORTED && !made, "lists under |", text);
+    const spattn_status status = spattn_pattern_intersection(parts, 2, &made);
+    demand(status == (made ? SPATTN_OK : SPATTN_E_UNSUPPORTED), "lists under &", text);
+    const Pattern both(made);
+    if (!both) return;
+    spattn_stats stats{};
+    stats.struct_size = sizeof stats;
+    int32_t keeps = 0;
+    int64_t nnz = 0;
+    demand(spattn_pattern_stats(made, &e, &stats) == SPATTN_E_UNSUPPORTED, "stats of lists", text);
+    demand(spattn_pattern_keeps(made, &e, 0, 0, 0, 0, &keeps) == SPATTN_E_UNSUPPORTED, "keeps of lists", text);
+    demand(spattn_pattern_to_csr(made, &e, 0, nullptr, nullptr, &nnz) == SPATTN_E_UNSUPPORTED, "csr of lists", text);
+    demand_round_trip(made);
+    demand_saved(made);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
@@ -153,5 +162,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     if (const Pattern again = demand_round_trip(model.pattern.get())) {
         demand(mask_of(again.get(), extent) == mask, "what is read back means the same", text);
     }
+    demand(mask_of(demand_saved(model.pattern.get()).get(), extent) == mask, "what is loaded means the same", text);
+    spattn_pattern* lists = nullptr;
+    demand((bytes.number(0, 1) ? spattn_pattern_runtime_tokens(bytes.number(1, 9), &lists)
+                               : spattn_pattern_runtime_blocks(bytes.number(1, 9), bytes.number(1, 9), 2, &lists)) ==
+               SPATTN_OK,
+           "lists are made", text);
+    check_with_lists(model.pattern.get(), extent, lists, text);
     return 0;
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "sparseattn/sparseattn.h"
 
@@ -78,6 +79,34 @@ inline Pattern demand_round_trip(const spattn_pattern* pattern) {
     spattn_pattern_hash(pattern, &hash);
     spattn_pattern_hash(again.get(), &hash_again);
     demand(hash == hash_again, "equal patterns have equal hashes", text);
+    return again;
+}
+
+inline std::vector<uint8_t> save(const spattn_pattern* pattern) {
+    size_t needed = 0;
+    demand(spattn_pattern_save(pattern, nullptr, 0, &needed) == SPATTN_OK, "save asks", print(pattern));
+    std::vector<uint8_t> bytes(needed);
+    demand(spattn_pattern_save(pattern, bytes.data(), needed, nullptr) == SPATTN_OK, "save writes", print(pattern));
+    return bytes;
+}
+
+inline Pattern load(const std::vector<uint8_t>& bytes) {
+    spattn_pattern* result = nullptr;
+    const spattn_status status =
+        spattn_pattern_load(bytes.empty() ? "" : static_cast<const void*>(bytes.data()), bytes.size(), &result);
+    demand((status == SPATTN_OK) == (result != nullptr), "a handle exactly on success", "");
+    demand(status == SPATTN_OK || status / 1000 == SPATTN_E_FORMAT / 1000, "bytes are read or refused", "");
+    return Pattern(result);
+}
+
+// The saved bytes load as an equal pattern that saves to the same bytes.
+inline Pattern demand_saved(const spattn_pattern* pattern) {
+    const std::vector<uint8_t> saved = save(pattern);
+    Pattern again = load(saved);
+    const std::string text = print(pattern);
+    demand(bool(again), "saved bytes load", text);
+    demand(spattn_pattern_equal(pattern, again.get()) == 1, "load(save(p)) equals p", text);
+    demand(save(again.get()) == saved, "the bytes stay", text);
     return again;
 }
 

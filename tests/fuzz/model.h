@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "fuzz/fuzz.h"
@@ -26,6 +27,19 @@ struct Model {
     Pattern pattern;
     Sees sees;
 };
+
+// [batch][heads][seq_q][seq_k], pair by pair.
+inline std::vector<uint8_t> model_mask(const Sees& sees, const Rectangle& e) {
+    std::vector<uint8_t> mask;
+    for (Plane s{e, 0, 0}; s.batch < e.batch; ++s.batch) {
+        for (s.head = 0; s.head < e.heads; ++s.head) {
+            for (int64_t q = 0; q < e.seq_q; ++q) {
+                for (int64_t k = 0; k < e.seq_k; ++k) mask.push_back(sees(s, q + e.q_offset, k));
+            }
+        }
+    }
+    return mask;
+}
 
 inline int64_t mod(int64_t a, int64_t n) { return (a % n + n) % n; }
 inline int64_t div(int64_t a, int64_t n) { return (a - mod(a, n)) / n; }

@@ -35,7 +35,7 @@ void ask(const spattn_pattern* pattern, int64_t seq_q, int64_t seq_k, const std:
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
     if (size > 4096) return 0;
-    const std::string text(reinterpret_cast<const char*>(bytes), size);
+    const std::string text = std::string(reinterpret_cast<const char*>(bytes), size).c_str();  // up to its first 0
     const Pattern pattern = parse(text);
     if (!pattern) return 0;
     demand_round_trip(pattern.get());
