@@ -47,15 +47,32 @@ void demand_no_growth(int rounds, Body body) {
 
 TEST(patterns_leak_nothing) { demand_no_growth(10000, compose_and_ask); }
 
+TEST(index_patterns_leak_nothing) {
+    Numbers row_ptr({0, 2, 2, 3}), col_idx({0, 4, 2});
+    std::vector<char> bytes(4096);
+    demand_no_growth(10000, [&] {
+        spattn_pattern *made = nullptr, *again = nullptr;
+        succeed(spattn_pattern_csr(&row_ptr.view, &col_idx.view, 5, 0, &made), "csr");
+        const Pattern csr(made);
+        size_t size = 0;
+        succeed(spattn_pattern_save(csr.get(), bytes.data(), bytes.size(), &size), "save");
+        succeed(spattn_pattern_load(bytes.data(), size, &again), "load");
+        const Pattern loaded(again);
+        CHECK_EQ(spattn_pattern_load(bytes.data(), size - 1, &again), SPATTN_E_FORMAT);
+        CHECK_EQ(spattn_pattern_equal(csr.get(), loaded.get()), 1);
+    });
+}
+
 TEST(plans_leak_nothing) {
     auto options = cpu_options();
     options.plan_cache = 2;
     options.cpu_threads = 1;
     const Context context = make_context(options);
-    const char* texts[] = {"causal", "full", "bigbird(8,3,1,1,0)", "window(9,9)"};
+    const char* texts[] = {"causal", "full", "bigbird(8,3,1,1,0)", "causal & dilated(30,0,5)",
+                           "window(2,2) | global_tokens(3,30)"};
     int turn = 0;
     demand_no_growth(2000, [&] {
-        const Pattern pattern = parse(texts[turn++ % 4]);
+        const Pattern pattern = parse(texts[turn++ % 5]);
         make_plan(context.get(), pattern.get(), make_problem());
     });
 }
