@@ -8,9 +8,13 @@ namespace spattn::cpu::avx2 {
 namespace {
 
 // Not every compiler's __builtin_cpu_supports knows this one. That the system saves AVX registers follows from avx2.
+// Asked once: every row asks for every plan, and a hypervisor takes its time to answer.
 bool has_f16c() {
-    unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    static const bool has = [] {
+        unsigned eax, ebx, ecx, edx;
+        return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    }();
+    return has;
 }
 
 // Each flag of archs.inc: the compiler may use any of them.
