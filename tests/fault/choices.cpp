@@ -39,7 +39,7 @@ const Scene scenes[] = {
     {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "csr"},
     {"per_document([0,30,70],[0,30,70],causal)", 70, 70, "per_document", in_key, 0, 0, bf16},
     {"mask([1,0,0,1,1,0,1,1,1],1,3,3)", 3, 3, "mask", with_sinks},
-    {"runtime_tokens(6)", 40, 40, "runtime_tokens", SPATTN_PLAN_REFERENCE, 6},
+    {"runtime_tokens(6)", 40, 40, "gather", 0, 6},
     {"causal & runtime_tokens(6)", 40, 40, "runtime_tokens", SPATTN_PLAN_REFERENCE | in_key | with_sinks, 6, 5},
 };
 
