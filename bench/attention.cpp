@@ -21,9 +21,31 @@ uint64_t splitmix(uint64_t& state) {
     return x ^ (x >> 31);
 }
 
+spattn_dtype wire_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::f32: return {SPATTN_FLOAT, 32, 1};
+        case Dtype::f16: return {SPATTN_FLOAT, 16, 1};
+        case Dtype::f64: return {SPATTN_FLOAT, 64, 1};
+        case Dtype::bf16: return {SPATTN_BFLOAT, 16, 1};
+    }
+    return {};
+}
+
 uint16_t to_bf16(float value) {  // round to nearest even; the inputs are finite
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+uint16_t to_f16(float value) {  // round to nearest even; the inputs are far below the largest float16
+    const int exponent = value == 0 ? -14 : std::max(std::ilogb(value), -14);
+    const auto units = uint16_t(std::nearbyint(std::ldexp(std::fabs(value), 10 - exponent)));
+    return uint16_t((std::signbit(value) ? 0x8000 : 0) | (((exponent + 14) << 10) + units));
+}
+
+double from_f16(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    const double size = exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
+    return bits & 0x8000 ? -size : size;
 }
 
 std::string explain(const spattn_plan* plan) {
@@ -58,7 +80,7 @@ spattn_problem make_problem(const Case& shape, Dtype dtype, bool backward) {
     problem.seq_k = shape.keys();
     problem.head_dim = shape.head_dim;
     problem.head_dim_v = shape.values();
-    problem.dtype = dtype == Dtype::f32 ? spattn_dtype{SPATTN_FLOAT, 32, 1} : spattn_dtype{SPATTN_BFLOAT, 16, 1};
+    problem.dtype = wire_of(dtype);
     problem.axes = SPATTN_BHSD;
     return problem;
 }
@@ -82,14 +104,14 @@ Memory allocate(size_t bytes, size_t align) {
 
 Tensor::Tensor(std::vector<int64_t> shape, Dtype dtype) : shape_(std::move(shape)), dtype_(dtype) {
     for (int64_t size : shape_) count_ *= size;
-    const int bytes = dtype == Dtype::f32 ? 4 : 2;
+    const int bytes = wire_of(dtype).bits / 8;
     memory_ = allocate(std::max<size_t>(count_ * bytes, 1), 64);
     // Touched once here, so that no timed call pays for the first use of a page.
     std::memset(memory_.get(), 0, count_ * bytes);
     view_.data = memory_.get();
     view_.device = {SPATTN_CPU, 0};
     view_.ndim = int32_t(shape_.size());
-    view_.dtype = {uint8_t(dtype == Dtype::f32 ? SPATTN_FLOAT : SPATTN_BFLOAT), uint8_t(8 * bytes), 1};
+    view_.dtype = wire_of(dtype);
     view_.shape = shape_.data();
 }
 
@@ -97,10 +119,12 @@ void Tensor::fill_normal(uint64_t seed) {
     for (int64_t i = 0; i < count_; ++i) {  // Box and Muller; one of the two values is enough here
         const float u = float((splitmix(seed) >> 40) + 1) * 0x1p-24f, angle = float(splitmix(seed) >> 40) * 0x1p-24f;
         const float value = std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi_v<float> * angle);
-        if (dtype_ == Dtype::f32)
-            static_cast<float*>(memory_.get())[i] = value;
-        else
-            static_cast<uint16_t*>(memory_.get())[i] = to_bf16(value);
+        switch (dtype_) {
+            case Dtype::f32: static_cast<float*>(memory_.get())[i] = value; break;
+            case Dtype::f16: static_cast<uint16_t*>(memory_.get())[i] = to_f16(value); break;
+            case Dtype::f64: static_cast<double*>(memory_.get())[i] = value; break;
+            case Dtype::bf16: static_cast<uint16_t*>(memory_.get())[i] = to_bf16(value); break;
+        }
     }
 }
 
@@ -108,6 +132,8 @@ double Tensor::at(int64_t batch, int64_t head, int64_t row, int64_t column) cons
     const int64_t columns = shape_.size() == 4 ? shape_[3] : 1;
     const int64_t i = ((batch * shape_[1] + head) * shape_[2] + row) * columns + column;
     if (dtype_ == Dtype::f32) return static_cast<const float*>(memory_.get())[i];
+    if (dtype_ == Dtype::f64) return static_cast<const double*>(memory_.get())[i];
+    if (dtype_ == Dtype::f16) return from_f16(static_cast<const uint16_t*>(memory_.get())[i]);
     return std::bit_cast<float>(uint32_t(static_cast<const uint16_t*>(memory_.get())[i]) << 16);
 }
 

@@ -14,8 +14,11 @@ namespace bench {
 enum class Pass { forward, backward };
 inline const char* name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
-enum class Dtype { f32, bf16 };
-inline const char* name(Dtype dtype) { return dtype == Dtype::f32 ? "f32" : "bf16"; }
+enum class Dtype { f32, f16, f64, bf16 };
+inline const char* name(Dtype dtype) {
+    constexpr const char* names[] = {"f32", "f16", "f64", "bf16"};
+    return names[int(dtype)];
+}
 
 struct TimedPlan {
     Handle<spattn_plan> plan;

@@ -11,8 +11,8 @@ namespace bench {
 namespace {
 
 constexpr const char* usage =
-    "bench [--case GLOB]... [--kernel GLOB]... [--pass forward|backward] [--dtype f32|bf16|all] [--threads N]\n"
-    "      [--seconds S] [--full] [--warm] [--json FILE]    times the cases of cases.inc\n"
+    "bench [--case GLOB]... [--kernel GLOB]... [--pass forward|backward] [--dtype f32|f16|f64|bf16|all]\n"
+    "      [--threads N] [--seconds S] [--full] [--warm] [--json FILE]    times the cases of cases.inc\n"
     "bench --plan [--case GLOB]... [--json FILE]            times plans of long sequences against their goals\n"
     "bench --list [--case GLOB]...                          the cases as JSON lines, number lists written out\n"
     "bench --mask FILE --case NAME                          the case's first mask, a byte a pair, row after row\n"
@@ -27,10 +27,11 @@ Pass pass_of(const std::string& word) {
 }
 
 std::vector<Dtype> dtypes_of(const std::string& word) {
-    if (word == "f32") return {Dtype::f32};
-    if (word == "bf16") return {Dtype::bf16};
-    if (word == "all") return {Dtype::f32, Dtype::bf16};
-    throw std::runtime_error("--dtype is f32, bf16 or all, not " + word);
+    constexpr Dtype all[] = {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16};
+    if (word == "all") return {std::begin(all), std::end(all)};
+    for (Dtype dtype : all)
+        if (word == name(dtype)) return {dtype};
+    throw std::runtime_error("--dtype is f32, f16, f64, bf16 or all, not " + word);
 }
 
 double number_of(const std::string& option, const std::string& word) {

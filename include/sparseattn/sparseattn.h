@@ -386,8 +386,8 @@ typedef struct spattn_problem {
     int64_t batch, heads_q, heads_kv;   /* >= 1; heads_q a multiple of heads_kv */
     int64_t seq_q, seq_k;               /* 1 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
-    spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16 or
-                                           bfloat16. lse is float32 */
+    spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
+                                           or bfloat16. lse and sinks are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */

@@ -57,7 +57,7 @@ std::vector<BadProblem> bad_problems() {
         {"a flag of the future", [](auto& p) { p.flags |= 1u << 31; }, SPATTN_E_UNKNOWN_FIELD, "problem.flags"},
         {"heads_q no multiple", [](auto& p) { p.heads_kv = 3; }, SPATTN_E_RANGE, "problem.heads_kv"},
         {"more heads_kv", [](auto& p) { p.heads_kv = 8; }, SPATTN_E_RANGE, "problem.heads_kv"},
-        {"float64", [](auto& p) { p.dtype = f64; }, SPATTN_E_DTYPE, "problem.dtype"},
+        {"float8", [](auto& p) { p.dtype = {SPATTN_FLOAT, 8, 1}; }, SPATTN_E_DTYPE, "problem.dtype"},
         {"no dtype", [](auto& p) { p.dtype = {}; }, SPATTN_E_DTYPE, "problem.dtype"},
         {"2 lanes", [](auto& p) { p.dtype.lanes = 2; }, SPATTN_E_DTYPE, "problem.dtype"},
         {"int32", [](auto& p) { p.dtype = i32; }, SPATTN_E_DTYPE, "problem.dtype"},

@@ -112,7 +112,13 @@ double round_to(double x) {
     return widen(rounded);
 }
 inline double round_to(Dtype dtype, double x) {
-    return dtype == Dtype::f16 ? round_to<F16>(x) : dtype == Dtype::bf16 ? round_to<Bf16>(x) : round_to<float>(x);
+    switch (dtype) {
+        case Dtype::f32: return round_to<float>(x);
+        case Dtype::f16: return round_to<F16>(x);
+        case Dtype::f64: return x;
+        case Dtype::bf16: return round_to<Bf16>(x);
+    }
+    std::abort();
 }
 
 using Values = std::vector<double>;  // [batch][heads][rows][columns], whatever the elements
@@ -325,7 +331,13 @@ private:
 };
 
 template <class T>
-constexpr Dtype dtype_of = std::is_same_v<T, float> ? Dtype::f32 : std::is_same_v<T, F16> ? Dtype::f16 : Dtype::bf16;
+constexpr Dtype dtype_of = Dtype::f32;
+template <>
+constexpr Dtype dtype_of<F16> = Dtype::f16;
+template <>
+constexpr Dtype dtype_of<double> = Dtype::f64;
+template <>
+constexpr Dtype dtype_of<Bf16> = Dtype::bf16;
 
 template <class T>
 class Attention {
@@ -444,6 +456,7 @@ inline Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int t
     switch (rows.forward.dtype) {
         case Dtype::f32: return Attention<float>(c, rows, threads, layouts).run(in);
         case Dtype::f16: return Attention<F16>(c, rows, threads, layouts).run(in);
+        case Dtype::f64: return Attention<double>(c, rows, threads, layouts).run(in);
         case Dtype::bf16: return Attention<Bf16>(c, rows, threads, layouts).run(in);
     }
     std::abort();

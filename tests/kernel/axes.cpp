@@ -75,9 +75,9 @@ TEST(rows_read_any_axis) {
     for (const Rows& rows : all) CHECK(rows.forward.orders && rows.backward.orders);
     unsigned draw = seed;
     for (const Case& c : cases)
-        for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+        for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
             const Inputs in = make_inputs(c, dtype, seed);
-            const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+            const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
             for (const Kind& kind : kinds)
                 for (const Rows& rows : all) {
                     if (rows.forward.dtype != dtype) continue;
@@ -97,7 +97,7 @@ TEST(threads_do_not_change_bits_on_any_axis) {
         for (const Rows& rows : rows_here()) {
             if (rows.forward.dtype != Dtype::f32 || rows.forward.block_q > 16) continue;
             const Inputs in = make_inputs(c, Dtype::f32, seed);
-            const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+            const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
             for (const Kind& kind : kinds) {
                 check::context = text(rows.forward.name, " ", kind.name, " ", describe(c));
                 const Layouts layouts = draw_layouts(c, kind, rows, false, seed);

@@ -75,7 +75,7 @@ TEST(sinks_of_any_size) {
     Inputs in = make_inputs(c, Dtype::f32, seed);
     in.sinks = {-1e30, -200, 200, 1e30};
     const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
-    each_row(Dtype::f32, [&](const Rows& rows) {
+    const auto check = [&](const Rows& rows) {
         const Results got = run_rows(c, rows, in, 2);
         const Bound loose{Dtype::f32, "", 1e-5, 1e-5, 0.9999};
         check_close("out", got.out, want.out, loose, 1);
@@ -84,5 +84,7 @@ TEST(sinks_of_any_size) {
         check_close("dv", got.dv, want.dv, loose, 1);
         check_close("dsinks", got.dsinks, want.dsinks, loose, 1);
         for (size_t i = 200 * 16; i < got.out.size(); ++i) CHECK_EQ(std::abs(got.out[i]) < 1e-30, true);
-    });
+    };
+    each_row(Dtype::f32, check);
+    each_row(Dtype::f64, check);
 }

@@ -101,10 +101,10 @@ TEST(every_row_is_paired) {
 TEST(every_row_computes_attention) {
     const std::vector<Rows> all = cpu_rows(false);
     for (size_t n = 0; n < std::size(cases); ++n)
-        for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+        for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
             const Case& c = cases[n];
             const Inputs in = make_inputs(c, dtype, seed + unsigned(n));
-            const Results want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+            const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
             for (const Rows& rows : all) {
                 if (rows.forward.dtype != dtype || !rows.forward.runs_here() || !takes(rows, c)) continue;
                 check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
@@ -135,14 +135,14 @@ TEST(the_orders_are_met) {
     }
 }
 
-// References of 16-bit elements are the f32 one, rounded once: half a unit of 8 or 11 bits.
+// References of 16-bit elements are the f64 one, rounded once: half a unit of 8 or 11 bits.
 TEST(narrow_references_are_rounded_truth) {
     const Case c{"causal & window(30,0)", 1, 2, 1, 60, 80, 20, 12};
     for (const Dtype dtype : {Dtype::f16, Dtype::bf16}) {
         const Inputs in = make_inputs(c, dtype, seed);
         const double half_unit = dtype == Dtype::f16 ? 1. / 2048 : 1. / 256;
         const Results got = run_rows(c, reference_rows(dtype), in, 2),
-                      want = run_rows(c, reference_rows(Dtype::f32), in, 2);
+                      want = run_rows(c, reference_rows(Dtype::f64), in, 2);
         for (const auto member : {&Results::out, &Results::dq, &Results::dk, &Results::dv}) {
             bool equal = true;
             for (size_t i = 0; i < (want.*member).size(); ++i) {

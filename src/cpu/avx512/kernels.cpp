@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: MIT
+#include "cpu/avx512/runs_here.h"
 #include "cpu/avx512/vec.h"
+#include "cpu/generic/elements.h"
 #include "cpu/generic/rows.h"
 
 namespace spattn::cpu::avx512 {
 namespace {
-
-// Each flag of archs.inc: the compiler may use any of them.
-bool runs_here() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
-}
 
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx512, 64, 64),

@@ -15,7 +15,6 @@ struct OrderSpace {
 struct BackwardSpace {
     int64_t heads, rows;       // batch * heads_q; home tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by home places; the latter in units of log2
-    double* dsink;             // [heads][rows], where the problem has sinks
     uint64_t* seeing;          // [classes][rows] bit i: query i of the home tile sees a key; where the problem has sinks
     OrderSpace* orders;
     int32_t* first_order;  // [batch * heads_kv]
@@ -120,7 +119,6 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     space.rows = layout.by_query.rows - layout.queries.listed;
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
-    space.dsink = carver.take<double>(p.has_sink_logits ? space.heads * space.rows : 0);
     space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.classes * space.rows : 0);
     space.orders = carver.take<OrderSpace>(tasks.orders);
     space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);

@@ -31,16 +31,19 @@ struct BackwardLane {
     BackwardScratch lane;
     const SoftcapFactors cap;  // read where the problem has one
     const Real scale_log2;
-    const int columns, columns_v;  // of rows in scratch
+    const int columns, columns_v;  // of rows in scratch and in dQ buffers
     const OrderSpace* order = nullptr;
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
+        : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
+
+    BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index, int columns)
         : args(a),
           p(*a.problem),
           space(s),
           cap(softcap_factors(p)),
           scale_log2(p.softcap != 0 ? cap.out : Real(p.scale * log2_e)),
-          columns(round_up(p.head_dim, lanes)),
+          columns(columns),
           columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_backward_lane<bq, bk>(carver, p);
@@ -65,10 +68,14 @@ struct BackwardLane {
         return {tile, head / p.heads_kv, head % p.heads_kv, alive, owned_of(layout.keys, tile, row)};
     }
 
-    void take_order(int64_t w) {
+    void start_order(int64_t w) {
         order = space.orders + w;
         const int64_t blocks = int64_t(order->count) * (p.heads_q / p.heads_kv);
         __builtin_memset(space.touched + order->block, 0, size_t(blocks));
+    }
+
+    void take_order(int64_t w) {
+        start_order(w);
         for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
     }
 
@@ -79,20 +86,24 @@ struct BackwardLane {
         if (t.take > 0) {
             pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.q);
             pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dout);
-            visits(t, load_padded<T>(args.k, at, int(p.head_dim), lane.k), at.count);
+            const Rows k = load_padded<T>(args.k, at, int(p.head_dim), lane.k);
+            each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
+                visit(head, g, row, mask, k, at.count);
+            });
         }
         t.part == whole_row ? finish(at) : keep(t.part);
     }
 
     // The column's blocks: those of the group's first head, then those of the next.
-    void visits(const Task& t, Rows k, int keys) {
+    template <class Visit>
+    void each_block(const Task& t, Visit visit) {
         const int64_t group = p.heads_q / p.heads_kv;
         int32_t skip = t.skip, take = t.take;
         for (int64_t g = 0; g < group && take > 0; ++g) {
             const int64_t head = t.head * group + g;
             const ListsView& lists = args.layout.by_key;
             Walk w = walk(lists, slice_of(lists, args.layout.class_of[head], t.row), skip, take);
-            while (w.next()) visit(head, g, w.block, w.mask, k, keys);
+            while (w.next()) visit(head, g, w.block, w.mask);
             skip = w.skip, take = w.take;
         }
     }
@@ -137,11 +148,7 @@ struct BackwardLane {
         // s = q kT, dp = dout vT
         multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
         multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n);
-        if (p.softcap != 0)
-            v.bits ? differentiate<true, true, n>(v, queries, first) : differentiate<false, true, n>(v, queries, first);
-        else
-            v.bits ? differentiate<true, false, n>(v, queries, first)
-                   : differentiate<false, false, n>(v, queries, first);
+        differentiate<n>(v, queries, first);
         // out = p v: dv += pT dout
         Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
         multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
@@ -187,6 +194,15 @@ struct BackwardLane {
             if (is_first) zero(dq, int64_t(bq) * columns);
             add(lane.dq + i * columns, dq + home % bq * columns, columns);
         }
+    }
+
+    template <int n>
+    void differentiate(const Visit& v, Span queries, int first) {
+        if (p.softcap != 0)
+            v.bits ? differentiate<true, true, n>(v, queries, first) : differentiate<false, true, n>(v, queries, first);
+        else
+            v.bits ? differentiate<true, false, n>(v, queries, first)
+                   : differentiate<false, false, n>(v, queries, first);
     }
 
     // s becomes p, dp becomes ds; capped scores have a slope. Masked pairs are selected away, so what they held does not
@@ -251,6 +267,11 @@ struct BackwardLane {
 
     // dq of one home tile: what the head's orders collected, in the order of their indices.
     void collect(int64_t head, int32_t tile) {
+        sum_orders(head, tile);
+        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, home(head, tile));
+    }
+
+    void sum_orders(int64_t head, int32_t tile) {
         const int64_t group = p.heads_q / p.heads_kv, g = head % group;
         zero(lane.q, int64_t(bq) * columns);
         for (int32_t w = space.first_order[head / group]; w >= 0; w = space.orders[w].next) {
@@ -259,37 +280,37 @@ struct BackwardLane {
             if (tile < o.first || tile >= o.first + o.count || !space.touched[block]) continue;
             add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
         }
-        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, home(head, tile));
     }
 
-    // delta and -lse log2(e) of one home tile, and its part of dsink. A row that saw nothing has p = 0, and its dout is
-    // not read; with a sink, its lse is z and dlse counts.
+    // delta and -lse log2(e) of one home tile. A row that saw nothing has p = 0, and its dout is not read; its dlse is
+    // the sink's.
     void prepare(int64_t head, int32_t tile) {
         const Place at = home(head, tile);
-        const double sink = sink_of(args.sink_logits, at.head);
         const uint64_t seeing =
             p.has_sink_logits ? space.seeing[args.layout.class_of[head] * space.rows + tile] : all_rows;
-        double dsink = 0;
         for (int i = 0; i < at.count; ++i) {
             const int64_t to = (head * space.rows + tile) * bq + i;
             const float lse = *address<float>(args.lse, at, i);
             const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
-            Real delta = is_empty ? 0.f
-                                  : dot(address<T>(args.out, at, i), args.out.column, address<T>(args.dout, at, i),
-                                        args.dout.column, int(p.head_dim_v));
-            if (lse != -INFINITY && args.dlse.data) delta -= *address<float>(args.dlse, at, i);
-            dsink -= sink == -INFINITY ? 0 : exp(sink - double(lse)) * double(delta);
             space.minus_lse[to] = is_empty ? -INFINITY : Real(-log2_e * lse);
-            space.delta[to] = is_empty ? 0.f : delta;
+            space.delta[to] = is_empty ? 0.f
+                                       : dot(address<T>(args.out, at, i), args.out.column,
+                                             address<T>(args.dout, at, i), args.dout.column, int(p.head_dim_v));
+            if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
         }
-        if (p.has_sink_logits) space.dsink[head * space.rows + tile] = dsink;
     }
 
-    // Over the batch and the home tiles of a head, in their order.
+    // dz of one head, over the batch and its home tiles in their order. Where a row saw nothing, lse is z.
     void sum_sink(int64_t head) {
+        const double sink = sink_of(args.sink_logits, head);
         double sum = 0;
-        for (int64_t b = 0; b < p.batch; ++b)
-            for (int64_t t = 0; t < space.rows; ++t) sum += space.dsink[(b * p.heads_q + head) * space.rows + t];
+        for (int64_t b = 0; b < p.batch && sink > -INFINITY; ++b)
+            for (int32_t tile = 0; tile < space.rows; ++tile) {
+                const Place at = home(b * p.heads_q + head, tile);
+                const Real* delta = space.delta + ((b * p.heads_q + head) * space.rows + tile) * bq;
+                for (int i = 0; i < at.count; ++i)
+                    sum -= exp(sink - double(*address<float>(args.lse, at, i))) * double(delta[i]);
+            }
         ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(sum);
     }
 };
@@ -331,15 +352,26 @@ inline void backward_results(void* argument, int64_t index) {
 }
 
 template <class T, int bq, int bk>
-void block_backward(const BackwardArgs& args) {
+inline BackwardRun begin_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     BackwardRun run{
         &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
     if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
     place_orders(run.space, *args.problem, args.layout, args.tasks);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
-    args.parallel->run(backward_tasks<T, bq, bk>, &run);
-    args.parallel->run(backward_results<T, bq, bk>, &run);
+    return run;
+}
+
+template <class T, int bq, int bk>
+inline void complete_backward(BackwardRun& run) {
+    run.args->parallel->run(backward_tasks<T, bq, bk>, &run);
+    run.args->parallel->run(backward_results<T, bq, bk>, &run);
+}
+
+template <class T, int bq, int bk>
+void block_backward(const BackwardArgs& args) {
+    BackwardRun run = begin_backward<T, bq, bk>(args);
+    complete_backward<T, bq, bk>(run);
 }
 
 template <int bq, int bk>

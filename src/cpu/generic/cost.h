@@ -13,15 +13,20 @@ namespace {
 // brings home dq as well.
 constexpr double forward_touch = 0.05, backward_touch = 0.25, forward_row = 1.25, backward_row = 2.5, widen = 0.12,
                  forward_apart = 0.5, backward_apart = 0.75;
-// Selecting by mask bits, as a share of softmax.
-constexpr double mask_share = 0.2;
+// Selecting by mask bits, and capping, as shares of softmax.
+constexpr double mask_share = 0.2, softcap_share = 1;
 
 template <class T, int bq, int bk, Pass pass>
 Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     constexpr bool forward = pass == Pass::forward;
     const double dims = double(p.head_dim + p.head_dim_v), edges = double(bq + bk) * dims;
-    const double flops = (forward ? 2 : 5) * dims * stats.visited;
-    const double vectors = (stats.visited + stats.masked * bq * bk * mask_share) / lanes;
+    double flops = (forward ? 2 : 5) * dims * stats.visited;
+    const double cap = p.softcap != 0 ? softcap_share : 0;
+    double vectors = (stats.visited * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
+    if (!forward && sizeof(T) > sizeof(float)) {  // scores once more, for lse
+        flops += 2 * double(p.head_dim) * stats.visited;
+        vectors *= 2;
+    }
     double clocks = flops / flops_per_clock + vectors * softmax_clocks;
     clocks += stats.blocks * edges * (forward ? forward_touch : backward_touch);
     clocks += double(stats.rows) * edges * (forward ? forward_row : backward_row);

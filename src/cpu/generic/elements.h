@@ -36,5 +36,13 @@ inline void from_real(float x, Bf16& out) {
 }
 inline void from_real(float x, F16& out) { out.bits = narrow_f16(x); }
 
+// The compiler makes vectors of the loop that serves all elements (operand.h) by itself, but not of these conversions.
+inline void store_row(const float* in, int columns, float factor, F16* out, int64_t stride) {
+    int c = 0;
+    if (stride == 1)
+        for (; c + lanes <= columns; c += lanes) store_f16(&out[c].bits, load(in + c) * set1(factor));
+    for (; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
+}
+
 }  // namespace
 }  // namespace spattn::cpu

@@ -78,15 +78,6 @@ inline void store_row(const Real* in, int columns, Real factor, T* out, int64_t 
     else
         for (int c = 0; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
 }
-// The compiler makes vectors of the loop above by itself, but not of these conversions.
-template <>
-inline void store_row<F16>(const float* in, int columns, float factor, F16* out, int64_t stride) {
-    int c = 0;
-    if (stride == 1)
-        for (; c + lanes <= columns; c += lanes) store_f16(&out[c].bits, load(in + c) * set1(factor));
-    for (; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
-}
-
 template <class T>
 inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, const TensorView& x, const Place& at) {
     for (int i = 0; i < at.count; ++i)

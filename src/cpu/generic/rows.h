@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The rows every vector arch has, with what the plan asks of them. An arch includes its vec.h, then this.
+// The rows every vector arch has, with what the plan asks of them. An arch includes its vec.h and elements.h, or
+// vec_f64.h for rows of doubles, then this.
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +8,6 @@
 
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
-#include "cpu/generic/elements.h"
 #include "cpu/generic/operand.h"
 #include "cpu/generic/walk.h"
 #include "cpu/generic/log2.h"
@@ -43,11 +43,12 @@ inline const char* fits(const Problem&) { return nullptr; }
     {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
      bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
      forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true, true}
-#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk)                                                           \
+#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run)                                                      \
     {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
-     backward_workspace<bq, bk>, nullptr, block_backward<T, bq, bk>, nullptr, true, Family::block, false,         \
-     true, true}
+     backward_workspace<bq, bk>, nullptr, run<T, bq, bk>, nullptr, true, Family::block, false, true, true}
+#define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)                                                               \
+    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk), SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward)
 // Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
 #define SPATTN_CPU_GATHER(arch, T, dtype, Form, form, shared)                                                     \
     {#arch "_gather_forward_" #dtype "_" #form, SPATTN_CPU, Pass::forward, Dtype::dtype, 0, 0, 0, nullptr, false, \
@@ -59,6 +60,5 @@ inline const char* fits(const Problem&) { return nullptr; }
 #define SPATTN_CPU_GATHERS(arch, T, dtype) \
     SPATTN_CPU_GATHER(arch, T, dtype, Heads, heads, true), SPATTN_CPU_GATHER(arch, T, dtype, Dims, dims, false)
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
-    SPATTN_CPU_FORWARD(arch, float, f32, bq, bk), SPATTN_CPU_BACKWARD(arch, float, f32, bq, bk),              \
-    SPATTN_CPU_FORWARD(arch, F16, f16, bq, bk), SPATTN_CPU_BACKWARD(arch, F16, f16, bq, bk),                  \
-    SPATTN_CPU_FORWARD(arch, Bf16, bf16, bq, bk), SPATTN_CPU_BACKWARD(arch, Bf16, bf16, bq, bk)
+    SPATTN_CPU_PAIR(arch, float, f32, bq, bk), SPATTN_CPU_PAIR(arch, F16, f16, bq, bk),                       \
+    SPATTN_CPU_PAIR(arch, Bf16, bf16, bq, bk)

@@ -19,6 +19,7 @@ struct Bf16 {
 struct F16 {
     uint16_t bits;
 };
+double read(double x) { return x; }
 double read(float x) { return x; }
 double read(Bf16 x) {
     const uint32_t wide = uint32_t(x.bits) << 16;
@@ -32,6 +33,7 @@ double read(F16 x) {
     if (exponent == 31) return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * infinity;
     return sign * (exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24));
 }
+void write(double x, double& to) { to = x; }
 void write(double x, float& to) { to = float(x); }
 // Rounded once, from double, to nearest even: through float it could be rounded twice. Half of a unit beyond what is
 // kept, or just the kept bits, decide.
@@ -295,9 +297,11 @@ constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
 constexpr Kernel rows[] = {
     forward_row<float>("reference_forward_f32", Dtype::f32),
     forward_row<F16>("reference_forward_f16", Dtype::f16),
+    forward_row<double>("reference_forward_f64", Dtype::f64),
     forward_row<Bf16>("reference_forward_bf16", Dtype::bf16),
     backward_row_of<float>("reference_backward_f32", Dtype::f32),
     backward_row_of<F16>("reference_backward_f16", Dtype::f16),
+    backward_row_of<double>("reference_backward_f64", Dtype::f64),
     backward_row_of<Bf16>("reference_backward_bf16", Dtype::bf16),
 };
 

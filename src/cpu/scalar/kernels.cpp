@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
+#include "cpu/scalar/runs_here.h"
 #include "cpu/scalar/vec.h"
+#include "cpu/generic/elements.h"
 #include "cpu/generic/rows.h"
 
 namespace spattn::cpu::scalar {
 namespace {
-
-// Each flag of archs.inc: the compiler may use any of them.
-bool runs_here() { return true; }
 
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(scalar, 64, 64),

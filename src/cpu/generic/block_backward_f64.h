@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// Backward in double. Its lse comes as float32, which would leave p = exp(s - lse) with seven digits. So a phase of its
+// own, between the row statistics and the gradients, sums p over each row as it comes: the sum is off 1 by what the
+// rounding of lse took, and its logarithm puts that back:
+//
+//     sum[query] = sum over keys of p + e^(z - lse),  lse += log(sum)
+//
+// It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The ds
+// that comes with p is not used.
+#pragma once
+
+namespace spattn::cpu {
+namespace {
+
+template <class T, int bq, int bk>
+struct SumLane : BackwardLane<T, bq, bk> {
+    using Lane = BackwardLane<T, bq, bk>;
+    using Lane::args, Lane::p, Lane::space, Lane::lane, Lane::columns;
+
+    SumLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index) : Lane(a, s, index, lanes) {}
+
+    void take_order(int64_t w) {
+        Lane::start_order(w);
+        for (int i = 0; i < bk * lanes; ++i) lane.k[i] = 1;
+        Lane::zero(lane.dp, bq * bk);
+        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
+    }
+
+    void column(const Task& t) {
+        if (t.take == 0) return;
+        const Place at = Lane::keys(t.head, t.row);
+        pack_transposed<T>(args.k, at, int(p.head_dim), 1, lane.k_t, bk, lane.q);
+        Lane::each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
+            visit(head, g, row, mask, at.count);
+        });
+    }
+
+    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, int keys) {
+        const Place at = Lane::queries(head, row);
+        const Rows q = load_rows<T>(args.q, at, int(p.head_dim), lane.q), ones{lane.k, lanes};
+        bool is_first = true;
+        Real* sums = at.tokens ? lane.dq : Lane::touch(Lane::dq_block(g, row - args.layout.queries.listed), is_first);
+        multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys};
+        Lane::template differentiate<bk / lanes>(v, {0, at.count}, 0);
+        const Product product{lane.s, bk, ones.x, ones.ld, sums, columns, keys};
+        is_first ? multiply<Left::rows, Store::set>(product, at.count, 1)
+                 : multiply<Left::rows, Store::add>(product, at.count, 1);
+        if (at.tokens) Lane::scatter_dq(g, at);
+    }
+
+    void refine(int64_t head, int32_t tile) {
+        Lane::sum_orders(head, tile);
+        const Place at = Lane::home(head, tile);
+        const double sink = sink_of(args.sink_logits, at.head);
+        for (int i = 0; i < at.count; ++i) {
+            Real& minus_lse = space.minus_lse[(head * space.rows + tile) * bq + i];
+            if (minus_lse == -INFINITY) continue;
+            const double sink_share = exp(sink - double(*address<float>(args.lse, at, i)));
+            minus_lse -= log2(lane.q[i * columns] + sink_share);
+        }
+    }
+};
+
+template <class T, int bq, int bk>
+inline void backward_sums(void* argument, int64_t index) {
+    BackwardRun& run = *(BackwardRun*)argument;
+    SumLane<T, bq, bk> lane(*run.args, run.space, index);
+    for (int64_t w; (w = next_of(run.next_order)) < run.args->tasks.orders;) lane.take_order(w);
+}
+
+template <class T, int bq, int bk>
+inline void backward_lse(void* argument, int64_t index) {
+    BackwardRun& run = *(BackwardRun*)argument;
+    SumLane<T, bq, bk> lane(*run.args, run.space, index);
+    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
+    for (int64_t i; (i = next_of(run.next_row)) < blocks;) lane.refine(i / rows, int32_t(i % rows));
+}
+
+template <class T, int bq, int bk>
+void block_backward_f64(const BackwardArgs& args) {
+    BackwardRun run = begin_backward<T, bq, bk>(args);
+    args.parallel->run(backward_sums<T, bq, bk>, &run);
+    run.next_row = 0;
+    args.parallel->run(backward_lse<T, bq, bk>, &run);
+    run.next_order = 0;
+    complete_backward<T, bq, bk>(run);
+}
+
+}  // namespace
+}  // namespace spattn::cpu
+
+#define SPATTN_CPU_BLOCK_F64(arch, bq, bk) \
+    SPATTN_CPU_FORWARD(arch, double, f64, bq, bk), SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64)
