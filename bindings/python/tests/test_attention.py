@@ -170,7 +170,7 @@ def test_rows_without_keys():
 @pytest.mark.parametrize(
     "change, kind, argument",
     [
-        (dict(q=np.zeros((2, 70, 4, 24))), sa.DTypeError, "problem.dtype"),
+        (dict(q=np.zeros((2, 70, 4, 24), np.int32)), sa.DTypeError, "problem.dtype"),
         (dict(k=np.zeros((2, 70, 2, 24))), sa.DTypeError, "k"),
         (dict(k=np.zeros((2, 70, 2, 24), np.float16)), sa.DTypeError, "k"),
         (dict(q=np.zeros((2, 70, 4, 24), ">f4")), sa.DTypeError, "problem.dtype"),

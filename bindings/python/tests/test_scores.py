@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What changes scores: softcap, learned sinks, against the oracle."""
+"""What changes scores: softcap, learned sinks, float64, against the oracle."""
 
 import numpy as np
 import oracle
@@ -10,11 +10,11 @@ import sparseattn as sa
 TEXT = "causal & (sink(2) | window(20,0)) - global_keys(0)"  # the first query sees nothing
 
 
-def operands():
+def operands(dtype=np.float32):
     """q, k, v, dout [batch, seq, heads, head_dim], dlse, sink_logits."""
     rng = np.random.default_rng(3)
     shapes = [(2, 50, 4, 24), (2, 50, 2, 24), (2, 50, 2, 16), (2, 50, 4, 16)]
-    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
     return *arrays, rng.standard_normal((2, 4, 50)).astype(np.float32), np.array([0.5, -2, -np.inf, 3], np.float32)
 
 
@@ -65,6 +65,16 @@ def test_a_sink_of_minus_infinity_is_none():
     found = run(*arrays, np.full_like(sink_logits, -np.inf))
     assert_close(found[:6], run(*arrays), 2e-6)
     assert (found[6] == 0).all()
+
+
+def test_float64():
+    *arrays, dlse, sink_logits = operands(np.float64)
+    for sink in (None, sink_logits):
+        found = run(*arrays, dlse, sink, softcap=4.0)
+        assert {x.dtype for x in (found[0], *found[3:6])} == {np.dtype(np.float64)}
+        expected = truth(*arrays, dlse, softcap=4.0, **({} if sink is None else {"sink": sink}))
+        assert_close([found[0]], [expected[0]], 1e-12)
+        assert_close(found, expected, 1e-6)  # lse is float32, and gradients come from it
 
 
 Q, K, V, DOUT, DLSE, SINK = operands()

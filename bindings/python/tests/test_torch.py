@@ -100,6 +100,11 @@ def test_lists():
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
+def test_gradcheck():
+    q, k, v, _ = (x.detach()[:1, :6, :2, :3].clone().requires_grad_() for x in operands(torch.float64))
+    assert torch.autograd.gradcheck(lambda *x: sat.attention(*x, TEXT), (q, k, v), atol=1e-5)
+
+
 def test_axes_are_taken():
     q, k, v, _ = operands()
     by_head = sat.attention(*(x.transpose(1, 2) for x in (q, k, v)), TEXT, axes="bhsd")

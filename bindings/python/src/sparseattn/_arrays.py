@@ -52,7 +52,7 @@ def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
         return lib.SPATTN_BFLOAT, 16
     if dtype.kind not in _CODES or not dtype.isnative or dtype.itemsize > 31:
         raise DTypeError(
-            f"argument {argument} is an array of {dtype!r}; accepted: float32, float16 or bfloat16 (ml_dtypes), "
+            f"argument {argument} is an array of {dtype!r}; accepted: float16, 32 and 64, bfloat16 (ml_dtypes), "
             "int32 or int64 lists, bool or uint8 masks, in the machine's byte order",
             "SPATTN_E_DTYPE",
             argument,

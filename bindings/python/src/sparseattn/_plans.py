@@ -41,7 +41,7 @@ class Plan:
     batch                   of all; 1 with "thd"
     heads_kv, seq_k         of k and v; None is heads_q, seq_q. heads_q is a multiple of heads_kv
     head_dim_v              of v and out; None is head_dim
-    dtype                   of q, k, v, out and their gradients: float32, float16, or bfloat16 of ml_dtypes
+    dtype                   of q, k, v, out and their gradients: float32, float16, float64, or bfloat16 of ml_dtypes
     axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim];
                             "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
                             per_document or documents tells apart; seq_q and seq_k are all tokens
@@ -315,11 +315,11 @@ def attention(
     """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
-    float32, float16 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens, heads,
-    head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, sink_logits, out and return_...:
-    as in Plan.forward. options: axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, context. Returns
-    out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans, so equal calls
-    plan once.
+    float32, float16, float64 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens,
+    heads, head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, sink_logits, out and
+    return_...: as in Plan.forward. options: axes, scale, softcap, q_offset, head_dim_v, deterministic, reference,
+    context. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans,
+    so equal calls plan once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
