@@ -318,8 +318,8 @@ def attention(
     float32, float16, float64 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens,
     heads, head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, sink_logits, out and
     return_...: as in Plan.forward. options: axes, scale, softcap, q_offset, head_dim_v, deterministic, reference,
-    context. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers plans,
-    so equal calls plan once.
+    context. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers
+    plans, so equal calls plan once.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
