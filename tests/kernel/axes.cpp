@@ -66,7 +66,7 @@ static Layouts draw_layouts(const Case& c, const Kind& kind, const Rows& rows, b
 static std::vector<Rows> rows_here() {
     std::vector<Rows> rows;
     for (const Rows& pair : cpu_rows(false))
-        if (pair.forward.runs_here()) rows.push_back(pair);
+        if (pair.forward.family == Family::block && pair.forward.runs_here()) rows.push_back(pair);
     return rows;
 }
 
