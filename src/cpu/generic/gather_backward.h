@@ -16,7 +16,7 @@ namespace spattn::cpu {
 namespace {
 
 constexpr int owned_columns = 64;
-constexpr int64_t owned_bytes = 1 << 18;  // of dK and dV that a range of keys keeps in the cache
+constexpr int64_t owned_bytes = 1 << 19;  // of dK and dV that a range of keys keeps in the cache
 
 inline void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
@@ -318,18 +318,20 @@ struct DimsBackward {
         // The plan's lists increase: the range is one piece of them. A run's are searched from end to end.
         const bool sorted = !p.listed.at_run_time();
         const int64_t from = sorted ? lower_bound(keys, begin) : 0, to = sorted ? lower_bound(keys, end) : keys.count;
-        bool loaded = false;
+        Rows q{}, dout{};
         const int64_t first = map.first_pair(t);
         for (int64_t i = from; i < to; ++i) {
             const int64_t key = keys.at[i];
             if (key < begin || key >= end) continue;
-            if (!loaded) load_queries(t);
-            loaded = true;
+            if (!q.x) {
+                q = load_padded<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), lane.q);
+                dout = load_padded<T>(heads_as_rows(args.dout), place_of(t), int(p.head_dim_v), lane.dout);
+            }
             for (int head = 0; head < t.heads; ++head) {
                 const int64_t pair = first + head * keys.count + i;
-                add_scaled(map.space.ds[pair], lane.q + head * columns, dk + key * columns, columns);
+                add_scaled(map.space.ds[pair], q.x + head * q.ld, dk + key * columns, columns);
                 Real* values = p.value_in_key ? dk + key * columns : dv + key * columns_v;
-                add_scaled(map.space.p[pair], lane.dout + head * columns_v, values, columns_v);
+                add_scaled(map.space.p[pair], dout.x + head * dout.ld, values, columns_v);
             }
         }
     }

@@ -8,7 +8,7 @@ namespace {
 
 // Clocks a float of a gathered row, from the caches near by and from memory that lanes share; clocks of a query row, and
 // of a pair beyond its flops where dims lie in lanes.
-constexpr double near_float = 0.03, far_float = 0.12, gather_row = 250, dims_pair = 3;
+constexpr double near_float = 0.03, far_float = 0.12, gather_row = 250, dims_pair = 8;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
 
 inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element) {
@@ -25,8 +25,9 @@ template <class T, Pass pass>
 Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     constexpr double products = pass == Pass::forward ? 1 : 3.5;  // each a pass over head_dim + head_dim_v of a pair
     const double vectors = double(columns_of(p) + values_of(p)) / lanes;
-    double clocks = stats.pairs * (products * vectors * 2 + dims_pair + softmax_clocks / lanes);
-    clocks += gathered_clocks(p, stats, sizeof(T)) * (pass == Pass::forward ? 1 : 3);
+    double clocks = stats.pairs * (products * (vectors * 2 + dims_pair) + softmax_clocks / lanes);
+    // Backward, what is gathered for dq is met again by dk and dv, which are loaded and stored.
+    clocks += gathered_clocks(p, stats, sizeof(T)) * (pass == Pass::forward ? 1 : 5.5);
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);
 }
 
