@@ -113,7 +113,8 @@ std::string describe_layout(const PassPlan& pass) {
     const Layout& layout = *pass.layout;
     const double all = double(layout.class_of.size()) * layout.by_query.rows * layout.by_key.rows;
     const std::string classes = grouped(layout.classes) + (layout.classes == 1 ? " class" : " classes");
-    return describe_order(pass) + line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
+    return describe_order(pass) +
+           line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
                                 grouped(stats.masked) + " masked of " + grouped(all) + "; " +
                                 plural(layout.num_masks, "mask") + ", " + classes + " of heads") +
            line("  visited", grouped(stats.visited) + " pairs, " + percent(stats.visited - stats.pairs, stats.visited) +

@@ -77,9 +77,11 @@ struct BackwardArgs : RunArgs {
 struct LayoutStats {
     double pairs;           // kept
     double visited;         // in blocks that are listed, sequence ends included
+    double worked;          // of those, what is left of masked blocks where each 16 rows (queries forward, keys
+                            // backward) meet the tokens from the first to the last that one of them keeps
     double blocks, masked;  // listed blocks; those with a mask
-    double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the other
-                            // axis visits them; keys of token lists, once for the heads of a group that share them
+    double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the
+                            // other axis visits them; keys of token lists, once for the heads of a group that share them
     int64_t rows;           // block rows with work; query rows for gather rows
 };
 

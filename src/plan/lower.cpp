@@ -2,7 +2,6 @@
 #include "plan/lower.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/text.h"
 #include "layout/residue.h"
@@ -84,101 +83,6 @@ std::shared_ptr<const std::vector<uint64_t>> Lowering::masks(const Lowered& lowe
                        &(*masks)[size_t(mask) * kernel.mask_words]);
     ordered_.push_back({&layout, kernel.permute, masks});
     return masks;
-}
-
-namespace {
-
-// Tokens of each listed tile.
-std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
-    std::vector<int32_t> tokens(axis.tokens.size() / size_t(block));
-    for (size_t i = 0; i < axis.tokens.size(); ++i) tokens[i / size_t(block)] += axis.tokens[i] != no_token;
-    return tokens;
-}
-
-// Of tiles that are not consecutive tokens, every token has to be fetched from somewhere else; but what a listed tile is
-// short of a block does not cost anything.
-void price_order(const Layout& layout, bool by_key, LayoutStats& stats) {
-    const Axis& other = by_key ? layout.queries : layout.keys;
-    const Lists& lists = by_key ? layout.by_key : layout.by_query;
-    const int32_t own_block = by_key ? layout.block_k : layout.block_q;
-    const int32_t block = by_key ? layout.block_q : layout.block_k;
-    const std::vector<int32_t> tokens = count_tokens(other, block);
-    const double at_home = other.modulus > 1 ? block : 0;  // tokens of a tile that is not listed, if they are apart
-    std::vector<int64_t> heads(layout.classes);
-    for (int32_t c : layout.class_of) ++heads[c];
-    for (size_t i = 0; i < lists.slices.size(); ++i) {
-        const double times = double(heads[i / size_t(lists.rows)]);
-        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r) {
-            const Run& run = lists.runs[r];
-            const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens.size()));
-            for (int32_t t = run.first; t < listed; ++t) {
-                stats.visited -= double(block - tokens[t]) * own_block * times;
-                stats.gathered += double(tokens[t]) * times;
-            }
-            stats.gathered += at_home * double(end - std::max(run.first, listed)) * times;
-        }
-    }
-}
-
-}  // namespace
-
-LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
-    const Layout& layout = *lowered.layout;
-    const Lists& lists = by_key ? layout.by_key : layout.by_query;
-    std::vector<int64_t> rows(layout.classes);
-    for (int32_t c = 0; c < layout.classes; ++c)
-        for (int32_t row = 0; row < lists.rows; ++row) {
-            const Slice slice = lists.slices[size_t(c) * lists.rows + row];
-            rows[c] += slice.begin != slice.end;
-        }
-    LayoutStats stats{};
-    stats.pairs = lowered.counts.pairs;
-    stats.visited = lowered.counts.visited;
-    stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
-    stats.masked = double(lowered.counts.blocks_partial);
-    for (int32_t c : layout.class_of) stats.rows += rows[c];
-    if (lowered.form.order != Order::plain) price_order(layout, by_key, stats);
-    return stats;
-}
-
-bool groups_share(const Problem& p, const Layout& layout) {
-    for (size_t head = 0; head < layout.class_of.size(); ++head)
-        if (layout.class_of[head] != layout.class_of[head - head % size_t(p.group())]) return false;
-    return true;
-}
-
-LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
-    LayoutStats stats{};
-    stats.pairs = stats.visited = lowered.counts.pairs;
-    stats.rows = p.batch * p.heads_q * p.seq_q;
-    stats.gathered = stats.pairs / (groups_share(p, *lowered.layout) ? double(p.group()) : 1);
-    return stats;
-}
-
-Counts count_listed(const Problem& p) {
-    const double rows = double(p.batch) * double(p.heads_q) * double(p.seq_q);
-    Counts counts;
-    counts.pairs = counts.visited = rows * double(p.listed.tokens());
-    counts.row_max = p.listed.tokens();
-    return counts;
-}
-
-LayoutStats make_listed_stats(const Problem& p) {
-    LayoutStats stats{};
-    stats.pairs = stats.visited = count_listed(p).pairs;
-    stats.rows = p.batch * p.heads_q * p.seq_q;
-    stats.gathered = stats.pairs / double(p.group());
-    return stats;
-}
-
-LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, double waste) {
-    LayoutStats stats{};
-    stats.pairs = counts.pairs;
-    stats.visited = counts.pairs * waste;
-    stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
-    const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
-    stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : blocks(rows, kernel.block_q);
-    return stats;
 }
 
 }  // namespace spattn

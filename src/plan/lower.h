@@ -68,17 +68,4 @@ private:
     std::vector<Ordered> ordered_;
 };
 
-// What a row's cost model is told of a layout.
-LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
-// What a gather row's is told, whose lists the plan makes or a run brings.
-LayoutStats make_gather_stats(const Problem& problem, const Lowered& lowered);
-LayoutStats make_listed_stats(const Problem& problem);
-// Whether the heads of each group see the same keys.
-bool groups_share(const Problem& problem, const Layout& layout);
-// Of a pattern with lists at run time, as if all were full.
-Counts count_listed(const Problem& problem);
-// As make_layout_stats if so much were visited for each kept pair and nothing else: no layout of which that holds costs
-// less.
-LayoutStats make_least_stats(const Problem& problem, const Counts& counts, const Kernel& kernel, double waste);
-
 }  // namespace spattn

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Choosing: rows are refused for a reason or priced; the cheapest wins, the better-placed one where two cost the same.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <sstream>
 
 #include "core/error.h"
 #include "plan/lower.h"
 #include "plan/plan.h"
+#include "plan/stats.h"
 
 namespace spattn {
 
@@ -24,7 +24,7 @@ namespace {
 constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
 constexpr double most_list_bytes = 512.0 * 1024 * 1024;
-constexpr double wasteful = 1.5;        // visited for each kept pair: from here on listed tiles are priced
+constexpr double wasteful = 1.5;        // pairs worked on for each kept one: from here on listed tiles are priced
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
@@ -82,7 +82,8 @@ private:
     // A row in residue classes too, where the pattern keeps to them.
     void consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
         std::string refused = refuse(kernel);
-        if (refused.empty() && kernel.orders && lowering_.modulus() > 1) candidates.push_back({&kernel, Order::residue, ""});
+        if (refused.empty() && kernel.orders && lowering_.modulus() > 1)
+            candidates.push_back({&kernel, Order::residue, ""});
         candidates.push_back({&kernel, Order::plain, std::move(refused)});
     }
 
@@ -132,7 +133,7 @@ private:
         std::vector<Candidate> listed;
         for (const Candidate& plain : candidates) {
             if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
-            if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
+            if (plain.stats.worked < wasteful * plain.stats.pairs) continue;
             listed.push_back({plain.kernel, Order::listed, ""});
             price(listed.back(), find_best(candidates));
         }
@@ -177,13 +178,11 @@ private:
         return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
     }
 
-    // Saves lowering for blocks that cannot win: costs never fall when more is visited. Of a plain block, a query can
-    // keep no more keys than one in `modulus`.
+    // Saves lowering for blocks that cannot win: costs never fall when more is visited.
     bool is_beaten(const Candidate& candidate, const Candidate& best) const {
         const Kernel& kernel = *candidate.kernel;
-        const double most_kept = std::ceil(double(kernel.block_k) / double(lowering_.modulus()));
-        const double waste = candidate.order == Order::plain ? kernel.block_k / most_kept : 1;
-        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel, waste);
+        const int32_t modulus = candidate.order == Order::plain ? lowering_.modulus() : 1;
+        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel, modulus);
         return kernel.cost(problem_, least, choice_machine()).us >= choice_us(best);
     }
 

@@ -20,11 +20,11 @@ template <class T, int bq, int bk, Pass pass>
 Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     constexpr bool forward = pass == Pass::forward;
     const double dims = double(p.head_dim + p.head_dim_v), edges = double(bq + bk) * dims;
-    double flops = (forward ? 2 : 5) * dims * stats.visited;
+    double flops = (forward ? 2 : 5) * dims * stats.worked;
     const double cap = p.softcap != 0 ? softcap_share : 0;
-    double vectors = (stats.visited * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
+    double vectors = (stats.worked * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
     if (!forward && sizeof(T) > sizeof(float)) {  // scores once more, for lse
-        flops += 2 * double(p.head_dim) * stats.visited;
+        flops += 2 * double(p.head_dim) * stats.worked;
         vectors *= 2;
     }
     double clocks = flops / flops_per_clock + vectors * softmax_clocks;

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "plan/stats.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "layout/tables.h"
+
+namespace spattn {
+
+namespace {
+
+constexpr int32_t strip = 16;  // rows that work on a masked block together
+
+// Keys from the first to the last that queries [first, first + rows) of a mask keep.
+int32_t count_keys(const uint64_t* bits, const Layout& layout, int32_t first, int32_t rows) {
+    int32_t low = layout.block_k, high = 0;
+    for (int32_t key = 0; key < layout.block_k; key += 64) {
+        const int32_t width = std::min(64, layout.block_k - key);
+        uint64_t any = 0;
+        for (int32_t row = first; row < first + rows; ++row)
+            any |= get_bits(bits, int64_t(row) * layout.block_k + key, width);
+        if (!any) continue;
+        low = std::min(low, key + std::countr_zero(any));
+        high = key + 64 - std::countl_zero(any);
+    }
+    return std::max(high - low, 0);
+}
+
+// Queries from the first to the last that keep one of the keys [first, first + keys).
+int32_t count_queries(const uint64_t* bits, const Layout& layout, int32_t first, int32_t keys) {
+    int32_t low = layout.block_q, high = 0;
+    for (int32_t row = 0; row < layout.block_q; ++row) {
+        if (!get_bits(bits, int64_t(row) * layout.block_k + first, keys)) continue;
+        low = std::min(low, row);
+        high = row + 1;
+    }
+    return std::max(high - low, 0);
+}
+
+// What is worked on of each mask, see LayoutStats.
+std::vector<double> measure_masks(const Layout& layout, bool by_key) {
+    std::vector<double> worked(size_t(layout.num_masks));
+    const int32_t own = by_key ? layout.block_k : layout.block_q;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+        for (int32_t at = 0; at < own; at += strip) {
+            const int32_t rows = std::min(strip, own - at);
+            const int32_t tokens = by_key ? count_queries(bits, layout, at, rows) : count_keys(bits, layout, at, rows);
+            worked[size_t(mask)] += double(rows) * tokens;
+        }
+    }
+    return worked;
+}
+
+// Tokens of each listed tile.
+std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
+    std::vector<int32_t> tokens(axis.tokens.size() / size_t(block));
+    for (size_t i = 0; i < axis.tokens.size(); ++i) tokens[i / size_t(block)] += axis.tokens[i] != no_token;
+    return tokens;
+}
+
+// Sums over the blocks of lists. Equal rows share a slice, and mostly follow each other.
+class ListMeter {
+public:
+    ListMeter(const Layout& layout, bool by_key)
+        : lists_(by_key ? layout.by_key : layout.by_query), block_(by_key ? layout.block_q : layout.block_k),
+          full_(double(layout.block_q) * layout.block_k), masks_(measure_masks(layout, by_key)),
+          tokens_(count_tokens(by_key ? layout.queries : layout.keys, block_)),
+          apart_((by_key ? layout.queries : layout.keys).modulus > 1) {}
+
+    void add(Slice slice, double heads, LayoutStats& stats) {
+        if (slice.begin == slice.end) return;
+        if (slice.begin != last_.begin || slice.end != last_.end) measure(slice);
+        stats.worked += worked_ * heads;
+        stats.gathered += gathered_ * heads;
+    }
+
+private:
+    void measure(Slice slice) {
+        last_ = slice;
+        worked_ = gathered_ = 0;
+        for (int32_t r = slice.begin; r < slice.end; ++r) {
+            const Run& run = lists_.runs[r];
+            const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens_.size()));
+            worked_ += run.count * (run.mask == full_block ? full_ : masks_[size_t(run.mask)]);
+            for (int32_t tile = run.first; tile < listed; ++tile) gathered_ += tokens_[tile];
+            if (apart_) gathered_ += double(block_) * (end - std::max(run.first, listed));
+        }
+    }
+
+    const Lists& lists_;
+    int32_t block_;
+    double full_;
+    std::vector<double> masks_;
+    std::vector<int32_t> tokens_;
+    bool apart_;  // tokens of tiles that are not listed are no neighbours either
+    Slice last_{0, 0};
+    double worked_ = 0, gathered_ = 0;
+};
+
+}  // namespace
+
+LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
+    const Layout& layout = *lowered.layout;
+    const Lists& lists = by_key ? layout.by_key : layout.by_query;
+    std::vector<int64_t> heads(layout.classes);
+    for (int32_t c : layout.class_of) ++heads[c];
+    LayoutStats stats{};
+    stats.pairs = lowered.counts.pairs;
+    stats.visited = lowered.counts.visited;
+    stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
+    stats.masked = double(lowered.counts.blocks_partial);
+    ListMeter meter(layout, by_key);
+    for (int32_t c = 0; c < layout.classes; ++c)
+        for (int32_t row = 0; row < lists.rows; ++row) {
+            const Slice slice = lists.slices[size_t(c) * lists.rows + row];
+            stats.rows += slice.begin != slice.end ? heads[c] : 0;
+            meter.add(slice, double(heads[c]), stats);
+        }
+    return stats;
+}
+
+bool groups_share(const Problem& p, const Layout& layout) {
+    for (size_t head = 0; head < layout.class_of.size(); ++head)
+        if (layout.class_of[head] != layout.class_of[head - head % size_t(p.group())]) return false;
+    return true;
+}
+
+LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
+    LayoutStats stats{};
+    stats.pairs = stats.visited = stats.worked = lowered.counts.pairs;
+    stats.rows = p.batch * p.heads_q * p.seq_q;
+    stats.gathered = stats.pairs / (groups_share(p, *lowered.layout) ? double(p.group()) : 1);
+    return stats;
+}
+
+Counts count_listed(const Problem& p) {
+    const double rows = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    Counts counts;
+    counts.pairs = counts.visited = rows * double(p.listed.tokens());
+    counts.row_max = p.listed.tokens();
+    return counts;
+}
+
+LayoutStats make_listed_stats(const Problem& p) {
+    LayoutStats stats{};
+    stats.pairs = stats.visited = stats.worked = count_listed(p).pairs;
+    stats.rows = p.batch * p.heads_q * p.seq_q;
+    stats.gathered = stats.pairs / double(p.group());
+    return stats;
+}
+
+// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. From a modulus of 16
+// on, 16 queries in a row all see different keys, and what they see is at least 8 times less than what they meet.
+LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
+    LayoutStats stats{};
+    stats.pairs = counts.pairs;
+    stats.visited = counts.pairs * kernel.block_k / std::ceil(double(kernel.block_k) / modulus);
+    stats.worked = std::min(stats.visited, counts.pairs * (modulus >= strip ? strip / 2 : 1));
+    stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
+    const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
+    stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
+    return stats;
+}
+
+}  // namespace spattn
