@@ -416,10 +416,11 @@ SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buff
  * query head, to every row of it: p = exp(s - lse), lse = log(sum(exp(s)) + exp(z)), and
  * dsink = sum over rows of exp(z - lse) * (dlse - rowsum(dout * out)).
  *
- * A query that sees no key gets out 0, lse -infinity (with a sink: z, so that dsink has its dlse) and gradients 0. Keys that no query sees, and queries that see no
- * key, may hold anything, NaN included. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite.
- * Results are the same bits for any number of threads. workspace may be NULL only where spattn_plan_workspace says 0
- * bytes; one workspace a concurrent call. Shapes below are for SPATTN_BHSD; any strides, none negative.
+ * A query that sees no key gets out 0, lse -infinity (with a sink: z, so that dsink has its dlse) and gradients 0.
+ * Keys that no query sees, and queries that see no key, may hold anything, NaN included. Inputs may overlap each
+ * other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any number of threads.
+ * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
+ * are for SPATTN_BHSD; any strides, none negative.
  */
 typedef struct spattn_forward_args {
     uint32_t struct_size;
