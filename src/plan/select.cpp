@@ -24,7 +24,7 @@ namespace {
 constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
 constexpr double most_list_bytes = 512.0 * 1024 * 1024;
-constexpr double wasteful = 1.5;        // pairs worked on for each kept one: from here on listed tiles are priced
+constexpr double wasteful = 1.5;        // visited for each kept pair: from here on listed tiles are priced
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
@@ -133,7 +133,7 @@ private:
         std::vector<Candidate> listed;
         for (const Candidate& plain : candidates) {
             if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
-            if (plain.stats.worked < wasteful * plain.stats.pairs) continue;
+            if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
             listed.push_back({plain.kernel, Order::listed, ""});
             price(listed.back(), find_best(candidates));
         }

@@ -152,13 +152,13 @@ LayoutStats make_listed_stats(const Problem& p) {
     return stats;
 }
 
-// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. From a modulus of 16
-// on, 16 queries in a row all see different keys, and what they see is at least 8 times less than what they meet.
+// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. 16 queries in a row
+// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least they waste.
 LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
     LayoutStats stats{};
     stats.pairs = counts.pairs;
     stats.visited = counts.pairs * kernel.block_k / std::ceil(double(kernel.block_k) / modulus);
-    stats.worked = std::min(stats.visited, counts.pairs * (modulus >= strip ? strip / 2 : 1));
+    stats.worked = std::min(stats.visited, counts.pairs * std::max(1, std::min(strip, modulus) / 2));
     stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
     const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
     stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
