@@ -48,6 +48,18 @@ const Lowered* Lowering::find(const Form& form) const {
     return nullptr;
 }
 
+const Lowered* Lowering::coarser(const Form& form) const {
+    constexpr int32_t longest_part = 64;  // keys: a word of bits
+    for (const Lowered& lowered : all_) {
+        const Form& f = lowered.form;
+        const bool is_larger = f.block_q % form.block_q == 0 && f.block_k % form.block_k == 0 &&
+                               (f.block_q > form.block_q || f.block_k > form.block_k);
+        if (is_larger && f.order == form.order && f.order != Order::listed && form.block_k <= longest_part)
+            return &lowered;
+    }
+    return nullptr;
+}
+
 Layout Lowering::build(const Form& form) {
     switch (form.order) {
         case Order::residue:

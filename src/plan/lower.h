@@ -44,6 +44,8 @@ public:
     std::shared_ptr<const TokenLists> tokens();
     // Every key that a query sees lies this many tokens from its position, or a multiple: 1 where nothing is known.
     int32_t modulus() const { return modulus_; }
+    // A layout that is there already, in the same order and of blocks that these divide, or null.
+    const Lowered* coarser(const Form& form) const;
     // Some layout that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 

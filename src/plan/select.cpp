@@ -25,6 +25,7 @@ constexpr const char* force_variable = "SPATTN_FORCE_KERNEL";
 constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
 constexpr double most_list_bytes = 512.0 * 1024 * 1024;
 constexpr double wasteful = 1.5;        // visited for each kept pair: from here on listed tiles are priced
+constexpr double clearly_less = 0.9;    // of the best cost: what a layout must promise to be made, which costs time too
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
@@ -134,8 +135,14 @@ private:
         for (const Candidate& plain : candidates) {
             if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
             if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
-            listed.push_back({plain.kernel, Order::listed, ""});
-            price(listed.back(), find_best(candidates));
+            const Kernel& kernel = *plain.kernel;
+            const Candidate* best = find_best(candidates);
+            listed.push_back({&kernel, Order::listed, ""});
+            const LayoutStats least = make_least_listed_stats(lowered(kernel, Order::plain), kernel.by_key);
+            if (loses(kernel, least, clearly_less * choice_us(*best)))
+                listed.back().refused = text("could not beat ", best->kernel->name, " with what it would list");
+            else
+                price(listed.back(), best);
         }
         candidates.insert(candidates.end(), listed.begin(), listed.end());
     }
@@ -151,8 +158,7 @@ private:
         const Kernel& kernel = *candidate.kernel;
         if (kernel.block_q > 0) {
             candidate.refused = lowering_.refuse(form(kernel, candidate.order));
-            if (candidate.refused.empty() && best && is_beaten(candidate, *best))
-                candidate.refused = text("could not beat ", best->kernel->name, " even without waste");
+            if (candidate.refused.empty() && best) candidate.refused = find_beaten(candidate, *best);
             if (!candidate.refused.empty()) return;
         }
         candidate.stats = stats_of(candidate);
@@ -178,12 +184,20 @@ private:
         return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
     }
 
-    // Saves lowering for blocks that cannot win: costs never fall when more is visited.
-    bool is_beaten(const Candidate& candidate, const Candidate& best) const {
+    // Saves lowering for blocks that cannot win: costs never fall when more is visited. Empty where they may.
+    std::string find_beaten(const Candidate& candidate, const Candidate& best) const {
         const Kernel& kernel = *candidate.kernel;
         const int32_t modulus = candidate.order == Order::plain ? lowering_.modulus() : 1;
-        const LayoutStats least = make_least_stats(problem_, lowering_.any()->counts, kernel, modulus);
-        return kernel.cost(problem_, least, choice_machine()).us >= choice_us(best);
+        if (loses(kernel, make_least_stats(problem_, lowering_.any()->counts, kernel, modulus), choice_us(best)))
+            return text("could not beat ", best.kernel->name, " even without waste");
+        const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
+        if (coarse && loses(kernel, make_finer_stats(*coarse, kernel), clearly_less * choice_us(best)))
+            return text("could not beat ", best.kernel->name, " with the blocks it would visit");
+        return "";
+    }
+
+    bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const {
+        return kernel.cost(problem_, stats, choice_machine()).us >= us;
     }
 
     // Results may not depend on the number of threads, so neither may the choice: on a CPU, rows are compared on one.

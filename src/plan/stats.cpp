@@ -122,6 +122,114 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     return stats;
 }
 
+namespace {
+
+// How often each mask is visited, over all heads; the first is full_block.
+std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
+    std::vector<double> weights(size_t(layout.num_masks) + 1);
+    std::vector<int64_t> heads(layout.classes);
+    for (int32_t c : layout.class_of) ++heads[c];
+    for (size_t i = 0; i < lists.slices.size(); ++i)
+        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r)
+            weights[size_t(lists.runs[r].mask - full_block)] +=
+                double(lists.runs[r].count) * double(heads[i / size_t(lists.rows)]);
+    return weights;
+}
+
+// A part of a mask: its kept pairs, and what is worked on of it.
+struct Part {
+    double kept = 0, worked = 0;
+};
+Part measure_part(const Layout& layout, int32_t mask, int32_t query, int32_t key, const Kernel& kernel) {
+    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+    Part part;
+    uint64_t keys = 0;
+    int32_t first = kernel.block_q, last = -1;
+    for (int32_t row = 0; row < kernel.block_q; ++row) {
+        const uint64_t kept = get_bits(bits, int64_t(query + row) * layout.block_k + key, kernel.block_k);
+        if (!kept) continue;
+        part.kept += std::popcount(kept);
+        keys |= kept;
+        first = std::min(first, row), last = row;
+    }
+    if (last < 0) return part;
+    const int32_t span = kernel.by_key ? last - first + 1 : 64 - std::countl_zero(keys) - std::countr_zero(keys);
+    part.worked = double(span) * (kernel.by_key ? kernel.block_k : kernel.block_q);
+    return part;
+}
+
+}  // namespace
+
+LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
+    const Layout& layout = *coarse.layout;
+    LayoutStats stats = make_layout_stats(coarse, kernel.by_key);
+    const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
+    const double area = double(kernel.block_q) * kernel.block_k;
+    stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
+    stats.worked = stats.blocks * area;
+    stats.masked = 0;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
+        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
+            for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) {
+                const Part part = measure_part(layout, mask, query, key, kernel);
+                const double weight = part.kept > 0 ? weights[size_t(mask) + 1] : 0;
+                stats.blocks += weight;
+                stats.masked += part.kept < area ? weight : 0;
+                stats.worked += weight * part.worked;
+            }
+    stats.visited = stats.blocks * area;
+    if (stats.gathered > 0) stats.gathered = stats.blocks * (kernel.by_key ? kernel.block_q : kernel.block_k);
+    return stats;
+}
+
+namespace {
+
+// Queries and keys of a mask that keep anything.
+struct Sides {
+    int32_t queries = 0, keys = 0;
+};
+Sides count_sides(const Layout& layout, int32_t mask) {
+    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+    Sides sides;
+    std::vector<bool> is_alive(size_t(layout.block_q));
+    for (int32_t key = 0; key < layout.block_k; key += 64) {
+        uint64_t keys = 0;
+        for (int32_t row = 0; row < layout.block_q; ++row) {
+            const uint64_t kept =
+                get_bits(bits, int64_t(row) * layout.block_k + key, std::min(64, layout.block_k - key));
+            keys |= kept;
+            if (kept) is_alive[size_t(row)] = true;
+        }
+        sides.keys += std::popcount(keys);
+    }
+    sides.queries = int32_t(std::count(is_alive.begin(), is_alive.end(), true));
+    return sides;
+}
+
+}  // namespace
+
+// Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
+// leave of the block is the product of what is alive.
+LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key) {
+    const Layout& layout = *plain.layout;
+    LayoutStats stats = make_layout_stats(plain, by_key);
+    const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
+    const double own_block = by_key ? layout.block_k : layout.block_q;
+    const double other_block = by_key ? layout.block_q : layout.block_k;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const Sides sides = count_sides(layout, mask);
+        const double own = by_key ? sides.keys : sides.queries, other = by_key ? sides.queries : sides.keys;
+        if (2 * own > own_block && 2 * other > other_block) continue;
+        const double weight = weights[size_t(mask) + 1], share = own * other / (own_block * other_block);
+        stats.visited -= weight * (1 - share) * own_block * other_block;
+        stats.blocks -= weight * (1 - share);
+        stats.masked -= weight * (1 - share);
+        stats.gathered += 2 * other <= other_block ? weight * other * own / own_block : 0;
+    }
+    stats.worked = std::min(stats.worked, stats.visited);
+    return stats;
+}
+
 bool groups_share(const Problem& p, const Layout& layout) {
     for (size_t head = 0; head < layout.class_of.size(); ++head)
         if (layout.class_of[head] != layout.class_of[head - head % size_t(p.group())]) return false;
@@ -153,7 +261,7 @@ LayoutStats make_listed_stats(const Problem& p) {
 }
 
 // A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. 16 queries in a row
-// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least they waste.
+// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least waste.
 LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
     LayoutStats stats{};
     stats.pairs = counts.pairs;

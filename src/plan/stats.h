@@ -8,6 +8,11 @@ namespace spattn {
 
 // What a row's cost model is told of a layout.
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
+// The same of smaller blocks, which divide those of `coarse`, without lowering them: read off the masks, and exact but
+// for `rows`, which are at least these.
+LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel);
+// The same of the layout with listed tiles, without making it: about the least that it can come to.
+LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key);
 // What a gather row's is told, whose lists the plan makes or a run brings.
 LayoutStats make_gather_stats(const Problem& problem, const Lowered& lowered);
 LayoutStats make_listed_stats(const Problem& problem);
