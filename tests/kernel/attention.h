@@ -403,7 +403,7 @@ public:
     }
 
     static bool same_bits(const Values& a, const Values& b) {
-        return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
+        return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])));
     }
 
 private:
