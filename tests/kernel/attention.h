@@ -49,7 +49,8 @@ inline Problem problem_of(const Case& c, Dtype dtype) {
     Problem p{c.batch, c.heads_q, c.heads_kv, c.seq_q, c.seq_k, c.head_dim, c.head_dim_v, dtype, scale, offset, true};
     p.softcap = c.softcap, p.has_sink_logits = c.has_sinks;
     p.value_in_key = c.value_in_key;
-    if (const RuntimeShape* lists = parse_pattern(c.pattern)->runtime())
+    const PatternRef pattern = parse_pattern(c.pattern);
+    if (const RuntimeShape* lists = pattern->runtime())
         p.listed = {lists->block_q, lists->block_k, lists->most};
     return p;
 }
