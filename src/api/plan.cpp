@@ -127,7 +127,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         required(pattern, "pattern");
         const spattn_problem p = read_struct(given, offsetof(spattn_problem, softcap), "problem");
         Problem problem = read_problem(p);
-        if (const RuntimeShape* s = pattern->runtime()) problem.listed = {s->block_q, s->block_k, s->most};
+        if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
         const std::string key = cache_key(*pattern, problem, p.flags, p.axes);
         if (auto kept = context->cache.find(key)) {

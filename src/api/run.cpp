@@ -32,7 +32,7 @@ public:
 
     // Of lists that come with the run: [batch, rows, heads_kv, most], and without the last axis for their counts.
     IndexView index_input(const spattn_tensor* t, const char* argument) {
-        const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.listed.most};
+        const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.run_lists.most};
         return index(t, argument, shape);
     }
     IndexView count_input(const spattn_tensor* t, const char* argument) {
@@ -100,7 +100,7 @@ private:
         return {data_, s[0], s[1], s[2], 0};
     }
 
-    int64_t list_rows() const { return (p_.seq_q - 1) / p_.listed.block_q + 1; }
+    int64_t list_rows() const { return (p_.seq_q - 1) / p_.run_lists.block_q + 1; }
 
     // THD has no batch.
     IndexView index(const spattn_tensor* t, const char* argument, std::span<const int64_t> shape) {
@@ -162,7 +162,7 @@ void refuse_operand(const spattn_tensor* t, const char* argument, const char* wh
 template <class Args>
 RunLists read_lists(Operands& operands, const Problem& p, const Args& a) {
     RunLists lists{};
-    if (!p.listed.at_run_time()) {
+    if (!p.run_lists.at_run_time()) {
         refuse_operand(a.indices, "indices", "the plan's pattern has its lists");
         refuse_operand(a.index_counts, "index_counts", "the plan's pattern has its lists");
         return lists;
@@ -193,12 +193,12 @@ class RowsOfRun {
 public:
     RowsOfRun(const spattn_plan& plan, const RunLists& lists)
         : pattern_(*plan.pattern, plan.compiled.problem), listed_(plan.known.get(), plan.compiled.problem, lists),
-          rows_(plan.compiled.problem.listed.at_run_time() ? static_cast<const TokenRows&>(listed_) : pattern_) {}
+          rows_(plan.compiled.problem.run_lists.at_run_time() ? static_cast<const TokenRows&>(listed_) : pattern_) {}
     const TokenRows& get() const { return rows_; }
 
 private:
     PatternRows pattern_;
-    ListedRows listed_;
+    RunListRows listed_;
     const TokenRows& rows_;
 };
 
@@ -237,14 +237,14 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         run.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.lse) run.lse = operands.row_output(a.lse, "lse");
         if (a.max_logits) run.max_logits = operands.row_output(a.max_logits, "max_logits");
-        run.listed = read_lists(operands, p, a);
+        run.run_lists = read_lists(operands, p, a);
         run.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
         const Kernel& kernel = *plan->compiled.forward.kernel;
         if (a.max_logits && !kernel.max_logits)
             fail(SPATTN_E_UNSUPPORTED, "max_logits",
                  text("is given where the plan's kernel, ", kernel.name, ", does not write it; accepted: NULL"));
-        const RowsOfRun rows(*plan, run.listed);
+        const RowsOfRun rows(*plan, run.run_lists);
         fill(run, *plan, plan->image.forward, rows, a.stream);
         kernel.forward(run);
     });
@@ -274,12 +274,12 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
             refuse_operand(a.dv, "dv", "SPATTN_PLAN_VALUE_IN_KEY adds its gradient to dk");
         else
             run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
-        run.listed = read_lists(operands, p, a);
+        run.run_lists = read_lists(operands, p, a);
         run.sink_logits = read_sinks(operands, p, a.sink_logits);
         if (!p.has_sink_logits) refuse_operand(a.dsink_logits, "dsink_logits", unplanned_sinks);
         if (a.dsink_logits) run.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
-        const RowsOfRun rows(*plan, run.listed);
+        const RowsOfRun rows(*plan, run.run_lists);
         fill(run, *plan, plan->image.backward, rows, a.stream);
         pass.kernel->backward(run);
     });

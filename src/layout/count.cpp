@@ -145,7 +145,7 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
 
 // Queries that are listed stand in several tiles: a row of the pattern is their sum. Where a row is not worked on it
 // keeps nothing, so places without a token and homes of queries that are away add nothing.
-void count_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
+void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const AxisView queries = view(layout).queries;
     std::vector<int64_t> kept(size_t(layout.extent.seq_q));
     for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
@@ -171,7 +171,7 @@ Counts count(const Layout& layout) {
     for (int32_t c : layout.class_of) ++heads[c];
     for (int32_t c = 0; c < layout.classes; ++c) {
         const Slice* slices = &layout.by_query.slices[size_t(c) * layout.by_query.rows];
-        const auto count_class = layout.queries.tokens.empty() ? count_homes : count_listed;
+        const auto count_class = layout.queries.tokens.empty() ? count_homes : count_with_listed;
         count_class(layout, slices, heads[c], counter, total);
     }
     total.visited = double(total.blocks_full + total.blocks_partial) * layout.block_q * layout.block_k;

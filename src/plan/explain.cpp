@@ -95,7 +95,7 @@ std::string describe_order(Order order) {
 }
 
 // Tokens in listed tiles, each place counted.
-double count_listed(const Axis& axis) {
+double count_listed_tiles(const Axis& axis) {
     return double(axis.tokens.size()) - double(std::count(axis.tokens.begin(), axis.tokens.end(), no_token));
 }
 
@@ -104,8 +104,8 @@ std::string describe_order(const PassPlan& pass) {
     if (pass.order == Order::plain) return "";
     if (pass.order == Order::residue)
         return line("  order", grouped(double(layout.queries.modulus)) + " residue classes of queries and keys");
-    return line("  order", plural(count_listed(layout.queries), "query", "queries") + " and " +
-                               plural(count_listed(layout.keys), "key") + " in listed tiles");
+    return line("  order", plural(count_listed_tiles(layout.queries), "query", "queries") + " and " +
+                               plural(count_listed_tiles(layout.keys), "key") + " in listed tiles");
 }
 
 std::string describe_layout(const PassPlan& pass) {
@@ -136,7 +136,7 @@ std::string describe_lists(const CompiledPlan& plan, const PassPlan& pass) {
     const LayoutStats& stats = chosen_stats(pass);
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
     if (pass.tokens) return line("  lists", rows) + describe_waste(pass);
-    const ListShape& shape = plan.problem.listed;
+    const ListShape& shape = plan.problem.run_lists;
     const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
     const std::string given = "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit + ": ";
     return line("  lists", given + rows + (pass.layout ? ", less what the pattern does not keep" : ""));

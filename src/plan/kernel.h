@@ -29,7 +29,7 @@ struct Problem {
     double softcap = 0;            // 0: scores as they are
     bool has_sink_logits = false;  // each run brings them
     bool value_in_key = false;     // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
-    ListShape listed{};            // of lists that come with each run
+    ListShape run_lists{};         // of lists that come with each run
     int64_t group() const { return heads_q / heads_kv; }
 };
 
@@ -55,7 +55,7 @@ struct RunArgs {
     LayoutView layout;      // block rows; for gather rows what else a run's listed key must satisfy, or no lists
     TasksView tasks;
     TokenListsView tokens;  // gather rows, where the plan made the lists
-    RunLists listed;        // gather rows, where the run brings them
+    RunLists run_lists;     // gather rows, where the run brings them
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows

@@ -56,7 +56,7 @@ public:
     Chooser(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
             const std::vector<Kernel>& kernels)
         : problem_(problem), options_(options), kernels_(kernels), forced_(read_forced(kernels)),
-          known_(problem.listed.at_run_time() ? pattern.known_part() : PatternRef::share(&pattern)),
+          known_(problem.run_lists.at_run_time() ? pattern.known_part() : PatternRef::share(&pattern)),
           lowering_(known_ ? *known_ : pattern, problem) {}
 
     PassPlan choose(Pass pass) {
@@ -76,7 +76,7 @@ public:
 
     // Of the layout the pass reads, or of nominal blocks.
     Counts counts(const PassPlan& plan) {
-        return problem_.listed.at_run_time() ? count_listed(problem_) : lowered(*plan.kernel, plan.order).counts;
+        return problem_.run_lists.at_run_time() ? count_run_lists(problem_) : lowered(*plan.kernel, plan.order).counts;
     }
 
 private:
@@ -103,7 +103,7 @@ private:
         if (problem_.softcap != 0 && !kernel.softcap) return "no softcap";
         if (problem_.has_sink_logits && !kernel.sink_logits) return "no sink logits";
         if (!kernel.runs_here()) return "not on this machine";
-        if (problem_.listed.at_run_time() && kernel.family == Family::block)
+        if (problem_.run_lists.at_run_time() && kernel.family == Family::block)
             return "block row, and runs bring the lists";
         if (problem_.value_in_key && kernel.pass == Pass::backward && kernel.device != SPATTN_CPU)
             return "writes dv, which SPATTN_PLAN_VALUE_IN_KEY leaves out";
@@ -169,7 +169,7 @@ private:
 
     LayoutStats stats_of(const Candidate& candidate) {
         const Kernel& kernel = *candidate.kernel;
-        if (problem_.listed.at_run_time()) return make_listed_stats(problem_);
+        if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
         const Lowered& chosen = lowered(kernel, candidate.order);
         return kernel.family == Family::gather ? make_gather_stats(problem_, chosen)
                                                : make_layout_stats(chosen, kernel.by_key);
@@ -180,7 +180,7 @@ private:
         if (kernel.shares_lists && known_ && !groups_share(problem_, *lowered(kernel, Order::plain).layout))
             return "heads of a group see different keys";
         const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
-        if (problem_.listed.at_run_time() || bytes <= most_list_bytes) return "";
+        if (problem_.run_lists.at_run_time() || bytes <= most_list_bytes) return "";
         return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
     }
 
@@ -238,7 +238,7 @@ private:
 
     // A run's lists are cut to the known part of the pattern by the bits of its layout.
     void complete_gather(PassPlan& plan) {
-        if (!problem_.listed.at_run_time()) {
+        if (!problem_.run_lists.at_run_time()) {
             plan.tokens = lowering_.tokens();
         } else if (known_) {
             const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});

@@ -244,17 +244,17 @@ LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
     return stats;
 }
 
-Counts count_listed(const Problem& p) {
+Counts count_run_lists(const Problem& p) {
     const double rows = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     Counts counts;
-    counts.pairs = counts.visited = rows * double(p.listed.tokens());
-    counts.row_max = p.listed.tokens();
+    counts.pairs = counts.visited = rows * double(p.run_lists.tokens());
+    counts.row_max = p.run_lists.tokens();
     return counts;
 }
 
-LayoutStats make_listed_stats(const Problem& p) {
+LayoutStats make_run_stats(const Problem& p) {
     LayoutStats stats{};
-    stats.pairs = stats.visited = stats.worked = count_listed(p).pairs;
+    stats.pairs = stats.visited = stats.worked = count_run_lists(p).pairs;
     stats.rows = p.batch * p.heads_q * p.seq_q;
     stats.gathered = stats.pairs / double(p.group());
     return stats;

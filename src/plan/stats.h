@@ -15,11 +15,11 @@ LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel);
 LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key);
 // What a gather row's is told, whose lists the plan makes or a run brings.
 LayoutStats make_gather_stats(const Problem& problem, const Lowered& lowered);
-LayoutStats make_listed_stats(const Problem& problem);
+LayoutStats make_run_stats(const Problem& problem);
 // Whether the heads of each group see the same keys.
 bool groups_share(const Problem& problem, const Layout& layout);
 // Of a pattern with lists at run time, as if all were full.
-Counts count_listed(const Problem& problem);
+Counts count_run_lists(const Problem& problem);
 // As make_layout_stats if blocks of this size could be had without waste, or with no more than a query must cause that
 // keeps one key in `modulus`: no layout costs less.
 LayoutStats make_least_stats(const Problem& problem, const Counts& counts, const Kernel& kernel, int32_t modulus);

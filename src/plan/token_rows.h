@@ -20,9 +20,9 @@ private:
 };
 
 // Listed keys that the known part of the pattern keeps, one by one.
-class ListedRows : public TokenRows {
+class RunListRows : public TokenRows {
 public:
-    ListedRows(const Pattern* known, const Problem& problem, const RunLists& lists)
+    RunListRows(const Pattern* known, const Problem& problem, const RunLists& lists)
         : known_(known), problem_(problem), lists_(lists) {}
     void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
 

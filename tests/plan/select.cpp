@@ -162,7 +162,7 @@ std::vector<Kernel> with_gather_rows() {
 CompiledPlan gather_plan_of(const char* text, Problem problem) {
     static const std::vector<Kernel> all = with_gather_rows();
     const PatternRef pattern = parse_pattern(text);
-    if (const RuntimeShape* s = pattern->runtime()) problem.listed = {s->block_q, s->block_k, s->most};
+    if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
     return compile_plan(*pattern, problem, options_of(true), all);
 }
 

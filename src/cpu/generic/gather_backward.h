@@ -316,7 +316,7 @@ struct DimsBackward {
     void add_tile(const HeadTile& t, int64_t begin, int64_t end, Real* dk, Real* dv) {
         const Keys keys = map.keys(t);
         // The plan's lists increase: the range is one piece of them. A run's are searched from end to end.
-        const bool sorted = !p.listed.at_run_time();
+        const bool sorted = !p.run_lists.at_run_time();
         const int64_t from = sorted ? lower_bound(keys, begin) : 0, to = sorted ? lower_bound(keys, end) : keys.count;
         Rows q{}, dout{};
         const int64_t first = map.first_pair(t);

@@ -22,7 +22,7 @@ namespace {
 inline int columns_of(const Problem& p) { return round_up(p.head_dim, lanes); }
 inline int values_of(const Problem& p) { return round_up(p.head_dim_v, lanes); }
 inline int most_tile_heads(const Problem& p) { return least(most_heads, p.group()); }
-inline int64_t list_tokens(const Problem& p) { return p.listed.at_run_time() ? p.listed.tokens() : 0; }
+inline int64_t list_tokens(const Problem& p) { return p.run_lists.at_run_time() ? p.run_lists.tokens() : 0; }
 
 // What each head's softmax has come to. m, l and top are [heads]; what a form keeps out in is its own matter.
 struct GatherState {

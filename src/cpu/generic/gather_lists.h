@@ -11,7 +11,7 @@ struct Keys {
 };
 
 inline bool same_lists(const RunArgs& args, int64_t head, int64_t other) {
-    const int32_t* class_of = args.problem->listed.at_run_time() ? args.layout.class_of : args.tokens.class_of;
+    const int32_t* class_of = args.problem->run_lists.at_run_time() ? args.layout.class_of : args.tokens.class_of;
     return !class_of || class_of[head] == class_of[other];
 }
 
@@ -65,19 +65,19 @@ struct KnownPart {
 // head counts over the batch. scratch [listed.tokens()] is written only where the run brings the lists.
 inline Keys read_keys(const RunArgs& args, int64_t head, int64_t row, int32_t* scratch) {
     const Problem& p = *args.problem;
-    if (!p.listed.at_run_time()) {
+    if (!p.run_lists.at_run_time()) {
         const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
         return {args.tokens.keys + begin[0], begin[1] - begin[0]};
     }
-    const int64_t batch = head / p.heads_q, head_kv = head % p.heads_q / p.group(), list = row / p.listed.block_q;
-    const int64_t entries = args.listed.count(batch, list, head_kv, p.listed.most);
+    const int64_t batch = head / p.heads_q, head_kv = head % p.heads_q / p.group(), list = row / p.run_lists.block_q;
+    const int64_t entries = args.run_lists.count(batch, list, head_kv, p.run_lists.most);
     KnownPart known(args.layout, head, row);
     int64_t count = 0;
     for (int64_t i = 0; i < entries; ++i) {
-        const int64_t block = args.listed.indices.at(batch, list, head_kv, i);
-        if (block < 0 || block > (p.seq_k - 1) / p.listed.block_k) continue;
-        const int64_t first = block * p.listed.block_k, rest = p.seq_k - first;
-        for (int64_t key = first; key < first + (rest < p.listed.block_k ? rest : p.listed.block_k); ++key)
+        const int64_t block = args.run_lists.indices.at(batch, list, head_kv, i);
+        if (block < 0 || block > (p.seq_k - 1) / p.run_lists.block_k) continue;
+        const int64_t first = block * p.run_lists.block_k, rest = p.seq_k - first;
+        for (int64_t key = first; key < first + (rest < p.run_lists.block_k ? rest : p.run_lists.block_k); ++key)
             if (known.keeps(key)) scratch[count++] = int32_t(key);
     }
     return {scratch, count};

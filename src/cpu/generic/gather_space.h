@@ -43,7 +43,7 @@ inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Pairs of a query row at most: a plan's lists hold a key once.
 inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
-    return (p.listed.at_run_time() ? p.listed.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
+    return (p.run_lists.at_run_time() ? p.run_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
 }
 
 template <class Lane>
@@ -59,7 +59,7 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
     space.dv = carver.take<Real>(p.value_in_key ? 0 : space.slots * p.seq_k * values_of(p));
     space.first_pair = carver.take<int64_t>(space.slots);
     space.dsink = carver.take<double>(p.has_sink_logits ? p.batch * p.heads_q * p.seq_q : 0);
-    const int64_t lists = p.listed.at_run_time() ? space.pairs / row * p.group() : 0;
+    const int64_t lists = p.run_lists.at_run_time() ? space.pairs / row * p.group() : 0;
     space.keys = carver.take<int32_t>(lists * list_tokens(p));
     space.counts = carver.take<int32_t>(lists);
     Carver lane{0};
@@ -82,7 +82,7 @@ struct WaveMap {
 
     // Listed keys of a head in rows [row, row + rows).
     int64_t listed(int64_t head, int64_t row, int64_t rows) const {
-        if (p.listed.at_run_time()) return rows * p.listed.tokens();
+        if (p.run_lists.at_run_time()) return rows * p.run_lists.tokens();
         const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
         return begin[rows] - begin[0];
     }
@@ -108,15 +108,15 @@ struct WaveMap {
         const int64_t row = (plane_of(t) - wave.plane) * wave.rows + t.row - wave.row;
         return row * lists_of_row() + (tiling.shared ? 0 : t.index);
     }
-    bool writes_list(const HeadTile& t) const { return p.listed.at_run_time() && !(tiling.shared && t.index > 0); }
+    bool writes_list(const HeadTile& t) const { return p.run_lists.at_run_time() && !(tiling.shared && t.index > 0); }
     void write_list(const HeadTile& t, Keys keys) const {
         const int64_t list = list_of(t);
         space.counts[list] = int32_t(keys.count);
-        __builtin_memcpy(space.keys + list * p.listed.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
+        __builtin_memcpy(space.keys + list * p.run_lists.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
     }
     Keys keys(const HeadTile& t) const {
-        if (!p.listed.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
-        return {space.keys + list_of(t) * p.listed.tokens(), space.counts[list_of(t)]};
+        if (!p.run_lists.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
+        return {space.keys + list_of(t) * p.run_lists.tokens(), space.counts[list_of(t)]};
     }
 
     // A row's part of its head's dsink, and their sum in the order of rows.
