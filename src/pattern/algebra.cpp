@@ -7,6 +7,7 @@
 #include "pattern/bytes.h"
 #include "pattern/composite.h"
 #include "pattern/intervals.h"
+#include "pattern/pieces.h"
 
 namespace spattn {
 namespace {
@@ -55,6 +56,14 @@ public:
         }
         return true;
     }
+
+    Patterns pieces() const override {
+        Patterns pieces = cut();
+        return pieces.empty() ? Pattern::pieces() : pieces;
+    }
+
+protected:
+    virtual Patterns cut() const = 0;  // none where it stays whole
 };
 
 class Union : public Algebra {
@@ -91,6 +100,9 @@ public:
         Patterns parts = parts_in_class(modulus, residue);
         return parts.empty() ? PatternRef() : make_union(std::move(parts));
     }
+
+protected:
+    Patterns cut() const override { return pieces_of_union(parts()); }
 };
 
 class Intersection : public Algebra {
@@ -151,6 +163,9 @@ public:
         return modulus;
     }
 
+protected:
+    Patterns cut() const override { return pieces_of_intersection(parts()); }
+
 private:
     static void meet(Intervals& kept, const Intervals& other) {
         Intervals result;
@@ -196,6 +211,9 @@ public:
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         return subtract_all(parts_in_class(modulus, residue));
     }
+
+protected:
+    Patterns cut() const override { return pieces_of_difference(parts()); }
 
 private:
     static PatternRef subtract_all(const Patterns& parts) {

@@ -23,6 +23,8 @@ int64_t spattn_pattern::modulus() const { return 1; }
 
 spattn::PatternRef spattn_pattern::in_class(int64_t, int64_t) const { return {}; }
 
+std::vector<spattn::PatternRef> spattn_pattern::pieces() const { return {spattn::PatternRef::share(this)}; }
+
 namespace spattn {
 
 // FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so splitmix64's finalizer follows.

@@ -114,6 +114,10 @@ struct spattn_pattern : spattn::RefCounted {
     // 0 <= residue < modulus.
     virtual spattn::Ref<const spattn_pattern> in_class(int64_t modulus, int64_t residue) const;
 
+    // Patterns that share no pair and together are this one, cut so that each keeps to a modulus of its own: what is
+    // dense in residue classes apart from what is dense as it is. This one alone where there is nothing to cut.
+    virtual std::vector<spattn::Ref<const spattn_pattern>> pieces() const;
+
     // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
     // no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;
