@@ -77,6 +77,8 @@ private:
 
 struct Pool {
     const pid_t pid = getpid();
+    cpu_set_t cpus;       // of the thread that made the pool, and so of its workers
+    int caller_cpu = -1;  // which workers keep off
     std::mutex mutex;
     std::condition_variable wake, idle;
     Lanes* call = nullptr;    // what workers may join; null once the caller found no lane left to take
@@ -100,7 +102,18 @@ struct Pool {
         }
     }
 
+    // A worker may wake up on the CPU that the caller computes on although others idle: where CPUs were busy a moment
+    // ago, Linux does not search for an idle one. The two would take turns for milliseconds, all that a short call has.
+    void keep_off(int cpu) {
+        if (cpu == caller_cpu || CPU_COUNT(&cpus) <= int(threads.size())) return;
+        cpu_set_t others = cpus;
+        CPU_CLR(cpu, &others);
+        for (std::thread& thread : threads) pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+        caller_cpu = cpu;
+    }
+
     void run(Lanes& lanes) {
+        keep_off(sched_getcpu());
         {
             std::lock_guard lock(mutex);
             call = &lanes;
@@ -150,6 +163,7 @@ private:
     bool is_started() {
         if (pool_) return pool_->pid == getpid();
         pool_ = std::make_unique<Pool>();
+        if (sched_getaffinity(0, sizeof pool_->cpus, &pool_->cpus) != 0) CPU_ZERO(&pool_->cpus);
         try {
             for (int i = 1; i < lanes_; ++i) pool_->threads.emplace_back([pool = pool_.get()] { pool->work(); });
         } catch (const std::system_error&) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Every lane runs once, whoever runs it.
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +43,42 @@ TEST(pool_serves_threads_at_once) {
         });
     for (std::thread& caller : callers) caller.join();
     CHECK_EQ(failures.load(), 0);
+}
+
+// Two lanes that meet, so that each has a thread of its own; where did the caller's and the worker's run?
+struct Meeting {
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<int> arrived{0}, caller_cpu{-1}, worker_cpu{-1};
+
+    static void attend(void* argument, int64_t) {
+        Meeting& meeting = *static_cast<Meeting*>(argument);
+        ++meeting.arrived;
+        const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        while (meeting.arrived < 2 && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+        (std::this_thread::get_id() == meeting.caller ? meeting.caller_cpu : meeting.worker_cpu) = sched_getcpu();
+    }
+};
+
+TEST(workers_keep_off_the_callers_cpu) {
+    cpu_set_t mine;
+    CHECK_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+    if (CPU_COUNT(&mine) < 2) return;
+    const auto pool = make_thread_pool(2);
+    CHECK(runs_every_lane_once(*pool));  // starts the worker, which may use all CPUs
+    for (int cpu = 0; cpu < 8; ++cpu) {
+        if (!CPU_ISSET(cpu, &mine)) continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+        for (int i = 0; i < 20; ++i) {
+            Meeting meeting;
+            pool->run(Meeting::attend, &meeting);
+            CHECK_EQ(meeting.caller_cpu.load(), cpu);
+            CHECK(meeting.worker_cpu >= 0 && meeting.worker_cpu != cpu);
+        }
+    }
+    CHECK_EQ(sched_setaffinity(0, sizeof mine, &mine), 0);
 }
 
 TEST(pool_works_in_a_forked_child) {
