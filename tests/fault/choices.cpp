@@ -35,12 +35,19 @@ constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
 constexpr uint32_t in_key = SPATTN_PLAN_VALUE_IN_KEY, with_sinks = SPATTN_PLAN_SINK_LOGITS;
 const Scene scenes[] = {
     {"causal & dilated(60,0,5)", 130, 130, "residue classes", with_sinks, 0, 20, f16},
+    {"causal & dilated(60,0,5)", 130, 130, "residue classes", with_sinks, 0, 20, f64},
     {"window(9,9) | global_tokens(3,200)", 250, 250, "listed", in_key, 0, 3},
-    {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "csr"},
+    {"window(9,9) | global_tokens(3,200)", 250, 250, "listed", with_sinks, 0, 0, f64},
+    {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "key rows gathered for"},
+    {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "key rows gathered for", with_sinks, 0, 7, f16},
+    {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "listed", in_key | with_sinks, 0, 7, f64},
     {"per_document([0,30,70],[0,30,70],causal)", 70, 70, "per_document", in_key, 0, 0, bf16},
     {"mask([1,0,0,1,1,0,1,1,1],1,3,3)", 3, 3, "mask", with_sinks},
-    {"runtime_tokens(6)", 40, 40, "gather", 0, 6},
+    {"runtime_tokens(6)", 40, 40, "given at run time", 0, 6},
+    {"causal & runtime_tokens(6)", 40, 40, "given at run time", with_sinks, 6, 20},
+    {"runtime_blocks(1,4,6) & causal", 40, 40, "given at run time", in_key | with_sinks, 6, 3, bf16},
     {"causal & runtime_tokens(6)", 40, 40, "runtime_tokens", SPATTN_PLAN_REFERENCE | in_key | with_sinks, 6, 5},
+    {"runtime_blocks(1,4,6)", 40, 40, "runtime_blocks", SPATTN_PLAN_REFERENCE | with_sinks, 6, 5, f64},
 };
 
 Context make_context_of(int32_t threads) {

@@ -171,34 +171,53 @@ TEST(the_first_run_of_a_context) {
     }
 }
 
-// [launch] allocates nothing: the kernels that a plan chooses, and every row that can be pinned.
+namespace {
+
+// Allocations of a run of one pinned row, after the first run has started the threads; -1 if it fails.
+long allocations(const std::string& row, const spattn_pattern* pattern, const spattn_problem& problem, int32_t threads,
+                 int64_t listed) {
+    const bool is_forward = row.find("_forward_") != std::string::npos;
+    const Context context = make_context_of(threads, -1);
+    const Plan plan = make_plan(context.get(), pattern, problem);
+    if (!plan) return -1;
+    CHECK(explain(plan.get()).find(row) != std::string::npos);
+    Operands operands(plan.get(), problem, listed);
+    if (threads > 1 || !is_forward) succeed(operands.forward(), "the first run starts threads");
+    memory::arm(0, memory::Fault::once);
+    const spattn_status status = is_forward ? operands.forward() : operands.backward();
+    const long calls = memory::calls;
+    memory::disarm();
+    return status == SPATTN_OK ? calls : -1;
+}
+
+}  // namespace
+
+// [launch] allocates nothing: every row that can be pinned, with every option that a run may bring.
 TEST(runs_allocate_nothing) {
-    const Pattern pattern = parse(block_text);
+    const std::pair<std::string, spattn_dtype> dtypes[] = {
+        {"_f32", f32}, {"_f16", {SPATTN_FLOAT, 16, 1}}, {"_bf16", bf16}, {"_f64", f64}};
+    const std::pair<const char*, int64_t> kinds[] = {{block_text, 0}, {"runtime_tokens(6) & causal", 6}};
     long runs = 0;
-    for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
-        const std::string name = spattn_kernel_name(row);
-        const bool is_forward = name.find("_forward_f32") != std::string::npos;
-        if (name.rfind("reference", 0) == 0 || name.find("_f32") == std::string::npos || !spattn_kernel_runs_here(row))
-            continue;
-        check::context = name;
-        setenv("SPATTN_FORCE_KERNEL", name.c_str(), 1);
-        for (int32_t threads : {1, 3}) {
-            const Context context = make_context_of(threads, -1);
-            const auto problem = make_problem();
-            const Plan plan = make_plan(context.get(), pattern.get(), problem);
-            if (!plan) continue;
-            CHECK(explain(plan.get()).find(name) != std::string::npos);
-            Operands operands(plan.get(), problem);
-            if (threads > 1 || !is_forward) succeed(operands.forward(), "the first run starts threads");
-            memory::arm(0, memory::Fault::once);
-            const spattn_status status = is_forward ? operands.forward() : operands.backward();
-            const long allocated = memory::calls;
-            memory::disarm();
-            CHECK_EQ(status, SPATTN_OK);
-            CHECK_EQ(allocated, 0);
-            ++runs;
-        }
+    for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
+        const std::string row = spattn_kernel_name(n);
+        if (row.rfind("reference", 0) == 0 || !spattn_kernel_runs_here(n)) continue;
+        setenv("SPATTN_FORCE_KERNEL", row.c_str(), 1);
+        for (const auto& [name, dtype] : dtypes)
+            for (const auto& [text, listed] : kinds) {
+                if (row.find(name) == std::string::npos) continue;
+                if (listed > 0 && row.find("_gather_") == std::string::npos) continue;
+                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_VALUE_IN_KEY)}) {
+                    auto problem = make_problem();
+                    problem.dtype = dtype, problem.flags |= flags;
+                    if (flags) problem.softcap = 10;
+                    for (const int32_t threads : {1, 3}) {
+                        check::context = row + " on " + text;
+                        CHECK_EQ(allocations(row, parse(text).get(), problem, threads, listed), 0);
+                        ++runs;
+                    }
+                }
+            }
     }
     unsetenv("SPATTN_FORCE_KERNEL");
-    CHECK(runs >= 4);
+    CHECK(runs >= 4 * 2 * 8 * 2);
 }
