@@ -4,13 +4,13 @@
 
 #include "check.h"
 #include "pattern/pattern.h"
+#include "plan/token_rows.h"
 
 using namespace spattn;
 
 namespace {
 
-std::string draw(const std::string& text, Plane plane) {
-    const PatternRef pattern = parse_pattern(text);
+std::string draw(const PatternRef& pattern, Plane plane) {
     pattern->check(plane.extent);
     std::string picture = "\n";
     for (int64_t row = 0; row < plane.extent.seq_q; ++row) {
@@ -23,9 +23,36 @@ std::string draw(const std::string& text, Plane plane) {
     return picture;
 }
 
+std::string draw(const std::string& text, Plane plane) { return draw(parse_pattern(text), plane); }
+
 // Queries align to the end of the keys, as they do unless an offset is given.
 std::string draw(const std::string& text, int64_t seq_q, int64_t seq_k) {
     return draw(text, Plane{{1, 1, seq_q, seq_k, seq_k - seq_q}});
+}
+
+// Lists that a run brings, one a row of the lists: how often each query sees each key.
+std::string draw_lists(const std::string& text, int64_t seq_q, int64_t seq_k, std::vector<int64_t> indices,
+                       std::vector<int64_t> counts = {}) {
+    const PatternRef pattern = parse_pattern(text), known = pattern->known_part();
+    Problem problem{};
+    problem.batch = problem.heads_q = problem.heads_kv = 1;
+    problem.seq_q = seq_q, problem.seq_k = seq_k, problem.q_offset = seq_k - seq_q;
+    const RuntimeShape* shape = pattern->runtime();
+    problem.run_lists = {shape->block_q, shape->block_k, shape->most};
+    RunLists lists{};
+    lists.indices = {indices.data(), 0, shape->most, 0, 1, true};
+    if (!counts.empty()) lists.counts = {counts.data(), 0, 1, 0, 0, true};
+    std::string picture = "\n";
+    for (int64_t row = 0; row < seq_q; ++row) {
+        std::string line(size_t(seq_k), '.');
+        std::vector<int64_t> keys;
+        RunListRows(known.get(), problem, lists).keys(0, 0, row, keys);
+        for (size_t n = 0; n < keys.size(); n += 2)
+            for (int64_t key = keys[n]; key < keys[n + 1]; ++key)
+                line[size_t(key)] = line[size_t(key)] == '.' ? '1' : char(line[size_t(key)] + 1);
+        picture += line + '\n';
+    }
+    return picture;
 }
 
 }  // namespace
@@ -177,6 +204,90 @@ x..x
 xxx
 .x.
 ..x
+)");
+}
+
+// Rows of lists are rows, not positions: no offset moves them.
+TEST(lists_of_a_pattern) {
+    CHECK_EQ(draw("csr([0,2,2,3],[0,4,1],5)", 3, 5), R"(
+x...x
+.....
+.x...
+)");
+    CHECK_EQ(draw("bsr([0,1,3],[1,0,2],2,2,4,6)", 4, 6), R"(
+..xx..
+..xx..
+xx..xx
+xx..xx
+)");
+    CHECK_EQ(draw("bsr([0,1,2],[1,0],2,3,3,5)", 3, 5), R"(
+...xx
+...xx
+xxx..
+)");
+    CHECK_EQ(draw("mask([1,0,0,1,1,1],2,3)", 2, 3), R"(
+x..
+xxx
+)");
+    CHECK_EQ(draw("csr([0,1,2],[0,2],3)", Plane{{1, 1, 2, 3, 77}}), R"(
+x..
+..x
+)");
+    const auto sum_is_even = [](void*, int64_t head, int64_t q, int64_t k) { return int32_t((head + q + k) % 2 == 0); };
+    Plane second{{1, 2, 3, 4, 1}};
+    second.head = 1;
+    CHECK_EQ(draw(make_predicate(sum_is_even, nullptr, 2, 3, 4), second), R"(
+.x.x
+x.x.
+.x.x
+)");
+}
+
+// Each document aligns to its own end; the second has no key, the third no query.
+TEST(packed_documents) {
+    CHECK_EQ(draw("per_document([0,2,3,3,6],[0,3,3,4,6],causal)", 6, 6), R"(
+xx....
+xxx...
+......
+......
+....x.
+....xx
+)");
+    CHECK_EQ(draw("per_document([0,3,5],[0,3,7],sink(1) | window(0,0))", 5, 7), R"(
+x......
+xx.....
+x.x....
+...x.x.
+...x..x
+)");
+}
+
+TEST(lists_of_a_run) {
+    CHECK_EQ(draw_lists("runtime_tokens(3)", 3, 5, {4, 0, 0, -1, 5, 2, 3, 1, 3}), R"(
+2...1
+..1..
+.1.2.
+)");
+    CHECK_EQ(draw_lists("runtime_tokens(3)", 3, 5, {4, 0, 0, -1, 5, 2, 3, 1, 3}, {1, 0, 9}), R"(
+....1
+.....
+.1.2.
+)");
+    CHECK_EQ(draw_lists("runtime_tokens(2) & causal", 3, 3, {0, 2, 1, 1, 2, 0}), R"(
+1..
+.2.
+1.1
+)");
+    CHECK_EQ(draw_lists("runtime_blocks(2,3,2)", 3, 5, {1, -7, 0, 0}), R"(
+...11
+...11
+222..
+)");
+    CHECK_EQ(draw_lists("runtime_blocks(2,3,2) & (sink(1) | window(1,0))", 4, 5, {1, 0, 0, 2}), R"(
+11...
+111..
+1.1..
+1....
 )");
 }
 

@@ -57,6 +57,7 @@ const Golden goldens[] = {
     {"csr", "csr([0,2,2,3],[0,4,1],5)"},
     {"bsr", "bsr([0,1,3],[1,0,2],4,2,7,5)"},
     {"mask", "mask([1,0,0,1,1,1,1,0,0,0,1,0],2,1,3,2)"},
+    {"run_lists", "causal & runtime_blocks(16,64,8)"},
 };
 
 std::filesystem::path golden_path(const char* name) {
