@@ -7,8 +7,10 @@
 #include <thread>
 
 #include "abi/abi.h"
+#include "fault/operands.h"
 
 using namespace abi;
+using fault::Operands;
 
 namespace {
 
@@ -47,7 +49,34 @@ void demand_no_growth(int rounds, Body body) {
 
 TEST(patterns_leak_nothing) { demand_no_growth(10000, compose_and_ask); }
 
-TEST(index_patterns_leak_nothing) {
+namespace {
+
+// Each kind once, from arrays that are copied or borrowed; the handles own all there is.
+void make_index_patterns(Numbers& row_ptr, Numbers& col_idx, Tensor& mask) {
+    const spattn_keep_fn is_near = [](void*, int64_t, int64_t q, int64_t k) { return int32_t(q - k < 2); };
+    for (uint32_t flags : {0u, uint32_t(SPATTN_BORROW), uint32_t(SPATTN_BORROW | SPATTN_TRUST)}) {
+        spattn_pattern* made[7] = {};
+        succeed(spattn_pattern_csr(&row_ptr.view, &col_idx.view, 5, flags, &made[0]), "csr");
+        succeed(spattn_pattern_bsr(&row_ptr.view, &col_idx.view, 2, 3, 6, 15, flags, &made[1]), "bsr");
+        succeed(spattn_pattern_mask(&mask.view, flags & SPATTN_BORROW, &made[2]), "mask");
+        succeed(spattn_pattern_predicate(is_near, nullptr, 1, 3, 5, &made[3]), "predicate");
+        succeed(spattn_pattern_runtime_tokens(8, &made[4]), "runtime_tokens");
+        succeed(spattn_pattern_runtime_blocks(4, 8, 2, &made[5]), "runtime_blocks");
+        const Pattern inner = parse("causal & window(2,0)");
+        succeed(spattn_pattern_per_document(inner.get(), &row_ptr.view, &row_ptr.view, &made[6]), "per_document");
+        for (spattn_pattern* pattern : made) spattn_pattern_release(pattern);
+    }
+}
+
+}  // namespace
+
+TEST(index_patterns_of_every_kind_leak_nothing) {
+    Numbers row_ptr({0, 2, 2, 3}), col_idx({0, 4, 2});
+    Tensor mask({3, 5}, u8);
+    demand_no_growth(10000, [&] { make_index_patterns(row_ptr, col_idx, mask); });
+}
+
+TEST(saved_patterns_leak_nothing) {
     Numbers row_ptr({0, 2, 2, 3}), col_idx({0, 4, 2});
     std::vector<char> bytes(4096);
     demand_no_growth(10000, [&] {
@@ -68,22 +97,48 @@ TEST(plans_leak_nothing) {
     options.plan_cache = 2;
     options.cpu_threads = 1;
     const Context context = make_context(options);
-    const char* texts[] = {"causal", "full", "bigbird(8,3,1,1,0)", "causal & dilated(30,0,5)",
-                           "window(2,2) | global_tokens(3,30)"};
-    int turn = 0;
-    demand_no_growth(2000, [&] {
-        const Pattern pattern = parse(texts[turn++ % 5]);
-        make_plan(context.get(), pattern.get(), make_problem());
+    const std::vector<const char*> texts = {
+        "causal", "bigbird(8,3,1,1,0)", "causal & dilated(30,0,5)", "window(2,2) | global_tokens(3,30)",
+        "global_keys(3)", "runtime_tokens(6) & causal", "runtime_blocks(1,8,2)",
+        "per_document([0,9,40],[0,9,40],causal)"};
+    size_t turn = 0;
+    demand_no_growth(10000, [&] {
+        const Pattern pattern = parse(texts[turn++ % texts.size()]);
+        auto problem = make_problem();
+        problem.batch = 1, problem.heads_q = 2, problem.heads_kv = 1;
+        make_plan(context.get(), pattern.get(), problem);
     });
 }
 
 TEST(contexts_leak_nothing) {
-    demand_no_growth(100, [] {
+    const Pattern pattern = parse("causal");
+    auto problem = make_problem();
+    problem.seq_q = problem.seq_k = 3;
+    demand_no_growth(10000, [&] {
         auto options = cpu_options();
         options.cpu_threads = 2;
         const Context context = make_context(options);
-        const Pattern pattern = parse("causal");
-        make_plan(context.get(), pattern.get(), make_problem());
+        make_plan(context.get(), pattern.get(), problem);
+    });
+}
+
+// The first run of each context starts its threads; its end joins them.
+TEST(runs_of_every_kind_leak_nothing) {
+    const std::vector<std::pair<const char*, int64_t>> kinds = {
+        {"causal & dilated(30,0,5)", 0}, {"window(2,2) | global_tokens(3,30)", 0}, {"global_keys(3)", 0},
+        {"runtime_tokens(6) & causal", 6}};
+    size_t turn = 0;
+    demand_no_growth(400, [&] {
+        const auto [text, listed] = kinds[turn++ % kinds.size()];
+        auto options = cpu_options();
+        options.cpu_threads = 3;
+        const Context context = make_context(options);
+        auto problem = make_problem();
+        problem.flags |= SPATTN_PLAN_SINK_LOGITS;
+        const Plan plan = make_plan(context.get(), parse(text).get(), problem);
+        Operands operands(plan.get(), problem, listed);
+        succeed(operands.forward(), text);
+        succeed(operands.backward(), text);
     });
 }
 
