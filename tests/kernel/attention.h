@@ -77,13 +77,20 @@ inline double widen(Bf16 x) {
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
-inline double widen(F16 x) {
+inline double widen_by_definition(F16 x) {
     const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
     const double size = exponent == 31 ? (mantissa ? not_a_number : std::numeric_limits<double>::infinity())
                         : exponent     ? std::ldexp(1024 + mantissa, exponent - 25)
                                        : std::ldexp(mantissa, -24);
     return x.bits & 0x8000 ? -size : size;
 }
+// Each of them once: conversions were half of the time of the tests.
+inline const std::vector<double> every_f16 = [] {
+    std::vector<double> values;
+    for (uint32_t bits = 0; bits < 65536; ++bits) values.push_back(widen_by_definition({uint16_t(bits)}));
+    return values;
+}();
+inline double widen(F16 x) { return every_f16[x.bits]; }
 
 // To nearest, ties to even. 16-bit elements come from what a float holds.
 inline void narrow(double x, double& to) { to = x; }
@@ -492,6 +499,12 @@ inline bool takes(const Rows& rows, const Case& c) {
         if (own != first) return false;
     }
     return true;
+}
+
+// Whether tests are for these rows: those that run here; with SPATTN_TEST_ROWS, those of them whose names begin so.
+inline bool is_tested(const Rows& rows) {
+    const char* wanted = std::getenv("SPATTN_TEST_ROWS");
+    return rows.forward.runs_here() && (!wanted || !std::strncmp(rows.forward.name, wanted, std::strlen(wanted)));
 }
 
 inline Rows reference_rows(Dtype dtype) {

@@ -23,7 +23,8 @@ static const Case cases[] = {
     {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16},
     {"per_batch([1,0], window(70,3) & sink(50), full)", 2, 2, 1, 70, 90, 16, 16, Axes::bshd},
     {"full", 2, 4, 2, 17, 47, 20, 65, Axes::shared},
-    {"causal", 1, 4, 2, 100, 60, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 2., true},  // 40 see the sink alone
+    // 40 see the sink alone
+    {"causal", 1, 4, 2, 100, 60, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 2., true},
     {"documents(0,10,31,32,90)", 2, 2, 2, 100, 100, 16, 16, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
     {"window(40,0)", 1, 2, 1, 70, 70, 16, 16, Axes::bshd, own_scale, aligned_end, false},
 };
@@ -66,21 +67,25 @@ static Layouts draw_layouts(const Case& c, const Kind& kind, const Rows& rows, b
 static std::vector<Rows> rows_here() {
     std::vector<Rows> rows;
     for (const Rows& pair : cpu_rows(false))
-        if (pair.forward.family == Family::block && pair.forward.runs_here()) rows.push_back(pair);
+        if (pair.forward.family == Family::block && is_tested(pair)) rows.push_back(pair);
     return rows;
 }
 
+// Every two of case, kind and row meet; of all three, one in three.
 TEST(rows_read_any_axis) {
     const std::vector<Rows> all = rows_here();
     for (const Rows& rows : all) CHECK(rows.forward.orders && rows.backward.orders);
     unsigned draw = seed;
-    for (const Case& c : cases)
+    for (size_t n = 0; n < std::size(cases); ++n)
         for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
+            const Case& c = cases[n];
             const Inputs in = make_inputs(c, dtype, seed);
             const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
-            for (const Kind& kind : kinds)
-                for (const Rows& rows : all) {
-                    if (rows.forward.dtype != dtype) continue;
+            for (size_t k = 0; k < std::size(kinds); ++k)
+                for (size_t r = 0; r < all.size(); ++r) {
+                    const Kind& kind = kinds[k];
+                    const Rows& rows = all[r];
+                    if (rows.forward.dtype != dtype || (n + k + r) % 3) continue;
                     const bool orderly = ++draw % 2;
                     check::context = text(rows.forward.name, " ", kind.name, orderly ? " orderly" : "", " ",
                                           describe(c), " draw ", draw);

@@ -48,7 +48,8 @@ inline void check_close(const std::string& name, const Values& got, const Values
         if (std::isfinite(w)) top = std::max(top, std::abs(w));
     for (size_t i = 0; i < want.size(); ++i) {
         if (!std::isfinite(want[i])) continue;
-        const double allowed = slack * (bound.relative * std::abs(want[i]) + bound.absolute * top) + std::min(1e-9, bound.absolute);
+        const double allowed =
+            slack * (bound.relative * std::abs(want[i]) + bound.absolute * top) + std::min(1e-9, bound.absolute);
         worst = std::max(worst, std::abs(got[i] - want[i]) / allowed);
         gw += got[i] * want[i], gg += got[i] * got[i], ww += want[i] * want[i];
     }

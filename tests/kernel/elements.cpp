@@ -11,7 +11,8 @@ namespace {
 Results run_one_key(const Rows& rows, int64_t heads, int64_t seq_q, int64_t columns, const Values& v,
                     const Values& dout) {
     const Case c{"full", 1, heads, heads, seq_q, 1, 1, columns, Axes::bhsd, 0., aligned_end, false};
-    Inputs in{Values(size_t(heads * seq_q)), Values(size_t(heads)), v, dout, Values(size_t(heads * seq_q)), Values(size_t(heads))};
+    const Values per_query(size_t(heads * seq_q)), per_head(static_cast<size_t>(heads));
+    Inputs in{per_query, per_head, v, dout, per_query, per_head};
     return run_rows(c, rows, in, 2);
 }
 
@@ -21,7 +22,7 @@ template <class Body>
 void each_f16_row(Body body) {
     for (const bool reference : {false, true})
         for (const Rows& rows : cpu_rows(reference))
-            if (rows.forward.dtype == Dtype::f16 && rows.forward.runs_here()) {
+            if (rows.forward.dtype == Dtype::f16 && is_tested(rows)) {
                 check::context = rows.forward.name;
                 body(rows);
             }

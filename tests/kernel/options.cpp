@@ -13,7 +13,7 @@ template <class Body>
 void each_row(Dtype dtype, Body body) {
     for (const bool reference : {false, true})
         for (const Rows& rows : cpu_rows(reference))
-            if (rows.forward.dtype == dtype && rows.forward.runs_here()) {
+            if (rows.forward.dtype == dtype && is_tested(rows)) {
                 check::context = rows.forward.name;
                 body(rows);
             }

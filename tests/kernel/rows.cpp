@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Every row computes attention: each CPU row that runs here, on each case, against the reference.
+#include <algorithm>
+
 #include "bounds.h"
 
 using namespace attention;
@@ -57,7 +59,8 @@ static const Case cases[] = {
     {"full", 1, 2, 1, 40, 70, 16, 16, Axes::bhsd, 0., aligned_end, true, false, 1.},
     {"window(30,0)", 2, 2, 2, 100, 100, 20, 12, Axes::gaps, 1e-5, aligned_end, true, false, 1e-2},
     {"causal", 2, 4, 2, 100, 100, 32, 32, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
-    {"causal", 1, 2, 2, 100, 40, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 0., true},  // 60 see the sink alone
+    // 60 see the sink alone
+    {"causal", 1, 2, 2, 100, 40, 16, 16, Axes::bhsd, own_scale, aligned_end, true, false, 0., true},
     {"full - full", 2, 2, 1, 40, 70, 16, 16, Axes::gaps, own_scale, aligned_end, true, false, 0., true},
     {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16, Axes::bhsd, own_scale, aligned_end,
      true, false, 20., true},
@@ -83,7 +86,8 @@ static const Case cases[] = {
     {"runtime_tokens(12) & per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8},
     {"runtime_blocks(16,8,6) & (window(30,0) | sink(3))", 2, 4, 4, 50, 70, 16, 16, Axes::bhsd, own_scale, 3, false},
     {"runtime_blocks(1,64,3)", 1, 8, 2, 30, 500, 128, 128, Axes::bshd},
-    {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5, true},
+    {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5,
+     true},
     {"runtime_tokens(30)", 1, 3, 1, 25, 41, 20, 20, Axes::gaps, own_scale, aligned_end, true, true, 0., true},
     {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},     // several waves
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
@@ -106,7 +110,7 @@ TEST(every_row_computes_attention) {
             const Inputs in = make_inputs(c, dtype, seed + unsigned(n));
             const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
             for (const Rows& rows : all) {
-                if (rows.forward.dtype != dtype || !rows.forward.runs_here() || !takes(rows, c)) continue;
+                if (rows.forward.dtype != dtype || !is_tested(rows) || !takes(rows, c)) continue;
                 check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
                 check_results(c, dtype, run_rows(c, rows, in, 2), want);
             }
@@ -117,7 +121,7 @@ TEST(every_row_computes_attention) {
 
 TEST(the_orders_are_met) {
     for (const Rows& rows : cpu_rows(false)) {
-        if (!rows.forward.orders || rows.forward.dtype != Dtype::f32 || !rows.forward.runs_here()) continue;
+        if (!rows.forward.orders || rows.forward.dtype != Dtype::f32 || !is_tested(rows)) continue;
         check::context = rows.forward.name;
         int residue = 0, listed = 0, moved = 0;
         for (const Case& c : cases) {
@@ -133,6 +137,53 @@ TEST(the_orders_are_met) {
         CHECK(listed >= 4);
         CHECK(moved >= 2);
     }
+}
+
+// What the lists of the cases hold, over their planes and rows.
+struct Hostile {
+    int absent = 0, beyond = 0, repeated = 0, unsorted = 0, empty = 0, overfull = 0;
+
+    void add(const Problem& p, const attention::Lists& lists) {
+        const RunLists run = attention::view(lists, p);
+        const int64_t blocks = (p.seq_k + p.run_lists.block_k - 1) / p.run_lists.block_k;
+        for (int64_t b = 0; b < p.batch; ++b)
+            for (int64_t list = 0; list * p.run_lists.block_q < p.seq_q; ++list)
+                for (int64_t head = 0; head < p.heads_kv; ++head) {
+                    std::vector<int64_t> kept;
+                    for (int64_t i = 0; i < run.count(b, list, head, p.run_lists.most); ++i)
+                        kept.push_back(run.indices.at(b, list, head, i));
+                    add(kept, blocks);
+                    if (run.counts.data) overfull += run.counts.at(b, list, head, 0) > p.run_lists.most;
+                }
+    }
+    void add(std::vector<int64_t> entries, int64_t blocks) {
+        empty += entries.empty();
+        unsorted += !std::is_sorted(entries.begin(), entries.end());
+        std::sort(entries.begin(), entries.end());
+        absent += !entries.empty() && entries.front() < 0;
+        beyond += !entries.empty() && entries.back() >= blocks;
+        for (size_t i = 1; i < entries.size(); ++i) repeated += entries[i] >= 0 && entries[i] == entries[i - 1];
+    }
+};
+
+// Tokens and blocks, on the rows with heads in vector lanes and on those with columns there.
+TEST(lists_of_runs_are_hostile) {
+    for (const char* const form : {"_heads", "_dims"})
+        for (const char* const lists : {"runtime_tokens", "runtime_blocks"}) {
+            Hostile met;
+            for (size_t n = 0; n < std::size(cases); ++n)
+                for (const Rows& rows : cpu_rows(false)) {
+                    const std::string name = rows.forward.name, pattern = cases[n].pattern;
+                    if (name.find("scalar_gather_forward_f32" + std::string(form)) || pattern.find(lists) ||
+                        !takes(rows, cases[n]))
+                        continue;
+                    const Inputs in = make_inputs(cases[n], Dtype::f32, seed + unsigned(n));
+                    met.add(problem_of(cases[n], Dtype::f32), in.lists);
+                }
+            check::context = text(lists, " on rows ", form);
+            CHECK(met.absent > 9 && met.beyond > 9 && met.repeated > 9);
+            CHECK(met.unsorted > 9 && met.empty > 1 && met.overfull > 1);
+        }
 }
 
 // References of 16-bit elements are the f64 one, rounded once: half a unit of 8 or 11 bits.
