@@ -53,7 +53,8 @@ std::vector<BadOptions> bad_options() {
 std::vector<BadProblem> bad_problems() {
     std::vector<BadProblem> table = {
         {"struct_size 0", [](auto& p) { p.struct_size = 0; }, SPATTN_E_STRUCT_SIZE, "problem"},
-        {"struct_size short", [](auto& p) { p.struct_size = uint32_t(first_size<spattn_problem> - 8); }, SPATTN_E_STRUCT_SIZE, "problem"},
+        {"struct_size short", [](auto& p) { p.struct_size = uint32_t(first_size<spattn_problem> - 8); },
+         SPATTN_E_STRUCT_SIZE, "problem"},
         {"a flag of the future", [](auto& p) { p.flags |= 1u << 31; }, SPATTN_E_UNKNOWN_FIELD, "problem.flags"},
         {"heads_q no multiple", [](auto& p) { p.heads_kv = 3; }, SPATTN_E_RANGE, "problem.heads_kv"},
         {"more heads_kv", [](auto& p) { p.heads_kv = 8; }, SPATTN_E_RANGE, "problem.heads_kv"},

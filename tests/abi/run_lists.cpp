@@ -63,8 +63,8 @@ void check_list_operands(const char* function, int32_t op) {
     const spattn_problem problem = lists_problem();
     const Plan plan = make_plan(context.get(), pattern.get(), problem);
     using Run = ListedRun<Args>;
-    const auto demand_failure = [&](const std::string& what, const std::function<void(Run&)>& spoil, spattn_status status,
-                                    const char* argument) {
+    const auto demand_failure = [&](const std::string& what, const std::function<void(Run&)>& spoil,
+                                    spattn_status status, const char* argument) {
         Run run(problem, plan.get(), op);
         spoil(run);
         demand(what, function, run.run(plan.get()), status, argument);
@@ -227,8 +227,8 @@ TEST(max_logits_are_the_largest) {
         double top = -INFINITY;
         for (int64_t key = 3; key <= row; ++key) {
             double s = 0;
-            for (int64_t c = 0; c < problem.head_dim; ++c)
-                s += double(run.q.as<float>()[row * problem.head_dim + c]) * run.k.as<float>()[key * problem.head_dim + c];
+            const float *q = run.q.as<float>() + row * problem.head_dim, *k = run.k.as<float>() + key * problem.head_dim;
+            for (int64_t c = 0; c < problem.head_dim; ++c) s += double(q[c]) * k[c];
             top = std::max(top, s / std::sqrt(double(problem.head_dim)));
         }
         const double got = run.more.as<float>()[row];

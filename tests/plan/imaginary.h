@@ -8,7 +8,8 @@ namespace spattn::imaginary {
 
 inline Machine machine(int lanes = 8) { return {"imaginary", lanes, 2.0, 6.25 * lanes}; }
 
-// A tile costs its products and a fixed time, a gathered token a little; small tiles reach less of the peak. Peak: 32 FLOP a cycle and lane.
+// A tile costs its products and a fixed time, a gathered token a little; small tiles reach less of the peak. Peak: 32
+// FLOP a cycle and lane.
 template <int efficiency_percent, Pass pass>
 Cost cost(const Problem& p, const LayoutStats& s, const Machine& m) {
     const double peak = 32 * m.clock * m.lanes * 1e3;  // FLOP a us
