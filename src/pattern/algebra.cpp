@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "pattern/bytes.h"
-#include "pattern/composite.h"
+#include "pattern/hot.h"
 #include "pattern/intervals.h"
 #include "pattern/pieces.h"
 
@@ -101,6 +101,10 @@ public:
         return parts.empty() ? PatternRef() : make_union(std::move(parts));
     }
 
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        return hot_of_parts(parts(), parts().size(), extent, make_union);
+    }
+
 protected:
     Patterns cut() const override { return pieces_of_union(parts()); }
 };
@@ -163,6 +167,10 @@ public:
         return modulus;
     }
 
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        return hot_of_parts(parts(), parts().size(), extent, make_intersection);
+    }
+
 protected:
     Patterns cut() const override { return pieces_of_intersection(parts()); }
 
@@ -212,11 +220,15 @@ public:
         return subtract_all(parts_in_class(modulus, residue));
     }
 
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        return hot_of_parts(parts(), 1, extent, subtract_all);
+    }
+
 protected:
     Patterns cut() const override { return pieces_of_difference(parts()); }
 
 private:
-    static PatternRef subtract_all(const Patterns& parts) {
+    static PatternRef subtract_all(Patterns parts) {
         if (parts.empty()) return {};
         PatternRef result = parts[0];
         for (size_t i = 1; i < parts.size(); ++i) result = make_difference(result, parts[i]);

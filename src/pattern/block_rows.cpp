@@ -3,6 +3,9 @@
 
 namespace spattn {
 
+// Numbers that determine a mask: tiny blocks inside large ones take longer to compare than to make.
+static constexpr int64_t longest_key = 256;
+
 BlockRows::Stretch BlockRows::stretch(const Row& row, int64_t j) {
     const auto i = first_ending_after(row.seen, j);
     if (i == row.seen.end()) return {false, row.until};
@@ -24,6 +27,10 @@ Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, b
     const int64_t p = plane.position(block.row);
     const Interval rows{floor_div(p, block_), floor_div(p + block.rows - 1, block_) + 1};
     const Interval columns{floor_div(block.key, block_), floor_div(block.key + block.keys - 1, block_) + 1};
+    if (rows.end - rows.begin > longest_key) {
+        known = false;
+        return {Coverage::partial, 1};
+    }
     int64_t same_until = forever;  // in blocks J
     for (int64_t i = rows.begin; i < rows.end; ++i)
         same_until = std::min(same_until, stretch(row(plane, i, columns), columns.begin).end);
@@ -44,8 +51,9 @@ Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, b
     }
     const int64_t repeat = is_even ? blocks_until(multiply_saturated(same_until, block_), block.key, block.keys) : 1;
     if (ones > 0 && ones < width * (rows.end - rows.begin)) {
-        known &= key.size() - mark <= 256;  // tiny blocks inside large ones: longer to compare than to make
-        if (key.size() - mark > 256) key.resize(mark);
+        const bool is_short = int64_t(key.size() - mark) <= longest_key;
+        known &= is_short;
+        if (!is_short) key.resize(mark);
         return {Coverage::partial, repeat};
     }
     key.resize(mark);

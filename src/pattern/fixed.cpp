@@ -24,6 +24,7 @@ public:
         return meaning_->row_key(plane, row, rows, key);
     }
     PatternRef transposed() const override { return meaning_->transposed(); }
+    std::optional<HotTokens> hot(const Extent& extent) const override { return meaning_->hot(extent); }
     int64_t modulus() const override { return meaning_->modulus(); }
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_block_diagonal(1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // global_keys(positions): k in positions, whatever p.
+#include "pattern/hot.h"
 #include "pattern/leaf.h"
 #include "pattern/positions.h"
 
@@ -18,6 +19,7 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
+    std::optional<HotTokens> hot(const Extent& extent) const override { return hot_keys(*this, extent); }
     int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         return make_global_keys(positions_.in_class(modulus, residue));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // global_tokens(positions): k in positions, or p in positions. Longformer (https://arxiv.org/abs/2004.05150).
+#include "pattern/hot.h"
 #include "pattern/leaf.h"
 #include "pattern/positions.h"
 
@@ -39,6 +40,17 @@ public:
         return true;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        const PatternRef keys = make_global_keys(positions_.sorted());
+        std::optional<HotTokens> hot = hot_keys(*keys, extent), rows = hot_queries(*keys, *this, extent);
+        if (hot && rows) {
+            hot->queries = std::move(rows->queries);
+            hot->marks = std::move(rows->marks);
+        } else if (hot) {
+            hot->apart = make_query_side(keys);
+        }
+        return hot;
+    }
     int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         return make_global_tokens(positions_.in_class(modulus, residue));

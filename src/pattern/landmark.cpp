@@ -2,6 +2,7 @@
 // landmark(block,landmarks): k mod block >= block - landmarks: the last keys of each block.
 // Landmark Attention (https://arxiv.org/abs/2305.16300).
 #include "core/error.h"
+#include "pattern/hot.h"
 #include "pattern/intervals.h"
 #include "pattern/leaf.h"
 
@@ -36,6 +37,7 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
+    std::optional<HotTokens> hot(const Extent& extent) const override { return hot_keys(*this, extent); }
     int64_t modulus() const override { return plain_ == block_ ? 0 : 1; }
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_nothing();

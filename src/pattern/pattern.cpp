@@ -23,6 +23,8 @@ int64_t spattn_pattern::modulus() const { return 1; }
 
 spattn::PatternRef spattn_pattern::in_class(int64_t, int64_t) const { return {}; }
 
+std::optional<spattn::HotTokens> spattn_pattern::hot(const spattn::Extent&) const { return {}; }
+
 std::vector<spattn::PatternRef> spattn_pattern::pieces() const { return {spattn::PatternRef::share(this)}; }
 
 namespace spattn {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,15 @@ constexpr int64_t forever = std::numeric_limits<int64_t>::max();
 // Numbers that determine a mask (classify) or a whole row of blocks (row_key) of one pattern. Each node appends its
 // own; equal keys from the same pattern and extent mean equal content.
 using Key = std::vector<int64_t>;
+
+// Tokens that stand out: keys that all queries would see, and queries that would see all keys, if the rest of the
+// pattern let them (global tokens, landmarks). The pattern is `among` where `marks` keeps a pair and `apart` elsewhere.
+struct HotTokens {
+    std::vector<int64_t> keys, queries;  // of the extent (a query is its row), rising
+    Ref<const spattn_pattern> marks;     // keeps the pairs that have one of them, and no other
+    Ref<const spattn_pattern> among, apart;
+    size_t size() const { return keys.size() + queries.size(); }
+};
 
 // Lists that come with each run: for each block of queries up to `most` blocks of keys. Tokens are blocks of 1.
 struct RuntimeShape {
@@ -113,6 +123,9 @@ struct spattn_pattern : spattn::RefCounted {
     // residue alike. Whether classes keep to themselves does not matter here: what leaves the class is cut.
     // 0 <= residue < modulus.
     virtual spattn::Ref<const spattn_pattern> in_class(int64_t modulus, int64_t residue) const;
+
+    // Nothing where no token stands out, or so many do that they are no exception.
+    virtual std::optional<spattn::HotTokens> hot(const spattn::Extent& extent) const;
 
     // Patterns that share no pair and together are this one, cut so that each keeps to a modulus of its own: what is
     // dense in residue classes apart from what is dense as it is. This one alone where there is nothing to cut.

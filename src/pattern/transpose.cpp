@@ -2,7 +2,7 @@
 // transpose(P) = { k : p in P(k) }. Through P's own transposed form where it has one; else pair by pair, and block by
 // block in closed forms, with rows and keys changing places.
 #include "core/error.h"
-#include "pattern/composite.h"
+#include "pattern/hot.h"
 #include "pattern/intervals.h"
 #include "pattern/leaf.h"
 
@@ -40,6 +40,9 @@ public:
     void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
     int64_t modulus() const override { return inner().modulus(); }
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        return closed_ ? closed_->hot(extent) : std::nullopt;
+    }
     PatternRef in_class(int64_t modulus, int64_t residue) const override {
         PatternRef part = inner().in_class(modulus, residue);
         return part ? make_transpose(std::move(part)) : PatternRef();
@@ -80,6 +83,7 @@ public:
     std::string identity() const override { return "transpose(" + inner().identity() + ')'; }
     void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
+    std::optional<HotTokens> hot(const Extent& extent) const override { return hot_queries(inner(), *this, extent); }
 
 private:
     const Pattern& inner() const { return *parts()[0]; }
