@@ -4,6 +4,8 @@
 // content: a causal layout of any length has one mask.
 //
 //     row of blocks   ........ffffffffffm....   . empty: skipped   f full: a run   m mask: by key, else by its bits
+#include "layout/build.h"
+
 #include <algorithm>
 
 #include "core/error.h"
@@ -140,7 +142,7 @@ private:
 
 }  // namespace
 
-Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
+Layout build_query_lists(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
     require_range(block_q, 1, max_block, "block_q");
     require_range(block_k, 1, max_block, "block_k");
     pattern.check(extent);
@@ -151,11 +153,17 @@ Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_
     layout.mask_words = words_for(int64_t(block_q) * block_k);
     layout.by_query.rows = layout.queries.class_tiles = RowBuilder::blocks(extent.seq_q, block_q);
     layout.keys.class_tiles = RowBuilder::blocks(extent.seq_k, block_k);
+    layout.by_key.rows = layout.keys.class_tiles;
     const std::vector<Plane> planes = find_classes(pattern, layout);
     layout.by_query.slices.reserve(size_t(layout.classes) * layout.by_query.rows);
 
     RowBuilder rows(pattern, layout);
     for (int32_t c = 0; c < layout.classes; ++c) rows.build(planes[c], c);
+    return layout;
+}
+
+Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
+    Layout layout = build_query_lists(pattern, extent, block_q, block_k);
     layout.by_key = transpose_lists(layout.by_query, layout.classes, layout.keys.class_tiles);
     build_live(layout);
     return layout;

@@ -167,8 +167,7 @@ Counts count(const Layout& layout) {
     Counts total;
     total.row_min = layout.extent.seq_k;
     RowCounter counter(layout);
-    std::vector<int64_t> heads(layout.classes);
-    for (int32_t c : layout.class_of) ++heads[c];
+    const std::vector<int64_t> heads = count_heads(layout);
     for (int32_t c = 0; c < layout.classes; ++c) {
         const Slice* slices = &layout.by_query.slices[size_t(c) * layout.by_query.rows];
         const auto count_class = layout.queries.tokens.empty() ? count_homes : count_with_listed;

@@ -27,6 +27,12 @@ size_t Layout::bytes() const {
            bytes_of(masks) + bytes_of(live_queries) + bytes_of(live_keys);
 }
 
+std::vector<int64_t> count_heads(const Layout& layout) {
+    std::vector<int64_t> heads(size_t(layout.classes));
+    for (int32_t c : layout.class_of) ++heads[size_t(c)];
+    return heads;
+}
+
 LayoutView view(const Layout& layout) {
     LayoutView v{};
     v.block_q = layout.block_q;

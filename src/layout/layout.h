@@ -58,6 +58,9 @@ struct Counts {
 };
 Counts count(const Layout& layout);
 
+// Heads and batch entries of each class.
+std::vector<int64_t> count_heads(const Layout& layout);
+
 // The by_key lists from the by_query lists (or back), in O(runs): exposed for the property tests.
 Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows);
 

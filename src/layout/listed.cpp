@@ -67,7 +67,7 @@ private:
         out_.block_q = plain_.block_q, out_.block_k = plain_.block_k;
         out_.mask_words = plain_.mask_words;
         out_.classes = plain_.classes, out_.class_of = plain_.class_of;
-        own_ = move_tokens(find_moved(side_), side_, side_.lists().rows);
+        own_ = move_tokens(find_moved(side_), side_.own_block(), side_.lists().rows);
         other_.class_tiles = owner_ == Owner::queries ? plain_.by_key.rows : plain_.by_query.rows;
         same_.assign(size_t(plain_.num_masks) + 1, unknown);
         known_.assign(side_.lists().runs.size() + 1, {unknown, unknown});
@@ -195,7 +195,7 @@ private:
     }
 
     int32_t intern(const uint64_t* columns) {
-        side_.pack(columns, bits_);
+        pack_columns(columns, owner_, out_, bits_);
         return masks_.intern(bits_.data());
     }
 

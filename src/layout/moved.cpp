@@ -46,11 +46,11 @@ std::vector<int32_t> find_moved(const Side& side) {
     return moved;
 }
 
-Axis move_tokens(std::vector<int32_t> moved, const Side& side, int32_t blocks) {
+Axis move_tokens(std::vector<int32_t> moved, int32_t block, int32_t blocks) {
     Axis axis;
     axis.class_tiles = blocks;
     if (moved.empty()) return axis;
-    const int32_t block = side.own_block(), words = side.words();
+    const int32_t words = words_for(block);
     axis.away.resize(size_t(blocks) * words);
     for (int32_t token : moved)
         axis.away[size_t(token / block) * words + size_t(token % block / 64)] |= uint64_t(1) << (token % block % 64);

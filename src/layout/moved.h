@@ -12,7 +12,7 @@ namespace spattn {
 // Tokens of the owning axis, rising, that are such exceptions in any class.
 std::vector<int32_t> find_moved(const Side& side);
 
-// The owning axis, of so many plain blocks, with these tokens in listed tiles and away from home.
-Axis move_tokens(std::vector<int32_t> moved, const Side& side, int32_t blocks);
+// An axis of so many plain blocks with these tokens in listed tiles and away from home.
+Axis move_tokens(std::vector<int32_t> moved, int32_t block, int32_t blocks);
 
 }  // namespace spattn

@@ -62,18 +62,20 @@ int32_t Side::count_alive(const uint64_t* columns) const {
     return alive;
 }
 
-void Side::pack(const uint64_t* columns, std::vector<uint64_t>& bits) const {
-    bits.assign(size_t(plain_.mask_words), 0);
-    const bool by_query = owner_ == Owner::queries;
-    for (int32_t other = 0; other < other_; other += 64)
-        for (int32_t own = 0; own < own_; own += 64) {
+void pack_columns(const uint64_t* columns, Owner owner, const Layout& layout, std::vector<uint64_t>& bits) {
+    bits.assign(size_t(layout.mask_words), 0);
+    const bool by_query = owner == Owner::queries;
+    const int32_t own_block = by_query ? layout.block_q : layout.block_k, words = words_for(own_block);
+    const int32_t other_block = by_query ? layout.block_k : layout.block_q;
+    for (int32_t other = 0; other < other_block; other += 64)
+        for (int32_t own = 0; own < own_block; own += 64) {
             uint64_t square[64] = {};
-            const int32_t others = std::min(64, other_ - other), owns = std::min(64, own_ - own);
-            for (int32_t i = 0; i < others; ++i) square[i] = columns[(other + i) * words_ + own / 64];
+            const int32_t others = std::min(64, other_block - other), owns = std::min(64, own_block - own);
+            for (int32_t i = 0; i < others; ++i) square[i] = columns[(other + i) * words + own / 64];
             if (by_query) transpose_bits(square);
             const int32_t query = by_query ? own : other, key = by_query ? other : own;
             for (int32_t i = 0; i < (by_query ? owns : others); ++i)
-                put_bits(bits.data(), int64_t(query + i) * plain_.block_k + key, by_query ? others : owns, square[i]);
+                put_bits(bits.data(), int64_t(query + i) * layout.block_k + key, by_query ? others : owns, square[i]);
         }
 }
 

@@ -34,9 +34,6 @@ public:
     // Kept pairs of each owning row of the block, [own_block].
     const int32_t* kept(int32_t mask) const { return &kept_[size_t(mask - full_block) * own_]; }
 
-    // Columns to the bits of a mask, as layouts hold them.
-    void pack(const uint64_t* columns, std::vector<uint64_t>& bits) const;
-
 private:
     void add(const uint64_t* bits);
     void add_square(uint64_t (&square)[64], int32_t query, int32_t key, uint64_t* columns,
@@ -48,5 +45,8 @@ private:
     std::vector<uint64_t> columns_;
     std::vector<int32_t> alive_, kept_;
 };
+
+// Columns to the bits of a mask, as a layout of these blocks holds them.
+void pack_columns(const uint64_t* columns, Owner owner, const Layout& layout, std::vector<uint64_t>& bits);
 
 }  // namespace spattn

@@ -3,6 +3,7 @@
 // of the definitions, each of them once, and each token has one writer.
 #include "fuzz/model.h"
 #include "layout/listed.h"
+#include "layout/packed.h"
 #include "layout/pairs.h"
 #include "layout/residue.h"
 
@@ -73,6 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
         if (const auto residue = build_residue_layout(*model.pattern, extent, modulus, block_q, block_k))
             check_all(*residue, scene, std::to_string(modulus) + " residue classes");
     }
+    if (const auto hot = model.pattern->hot(extent))
+        check_all(build_packed_layout(*hot, extent, block_q, block_k), scene, "packed tokens");
     for (spattn::Owner owner : {spattn::Owner::queries, spattn::Owner::keys}) {
         const Layout listed = list_tiles(plain, owner);
         const bool of_keys = owner == spattn::Owner::keys;

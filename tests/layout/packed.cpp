@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// Packed tokens say what the pattern says: each pair once, and each token is written once by either pass.
+#include "check.h"
+#include "layout/dense.h"
+#include "layout/packed.h"
+#include "layout/pairs.h"
+#include "layout/random_patterns.h"
+
+using namespace spattn;
+
+namespace {
+
+constexpr int cases = 2000;
+
+PatternRef random_hot_leaf(Random& random, const Extent& e) {
+    const int64_t limit = std::max(e.seq_q, e.seq_k) + 20, block = random.in(8, 40);
+    switch (random.in(0, 5)) {
+        case 0: return make_landmark(block, random.in(1, block / 8));
+        case 1: return make_fixed(block, random.in(1, block / 8));
+        case 2: return make_global_keys(random.positions(12, limit));
+        case 3: return make_transpose(make_global_keys(random.positions(12, limit)));
+        case 4: return make_transpose(make_landmark(block, random.in(1, block / 8)));
+    }
+    return make_global_tokens(random.positions(12, limit));
+}
+
+// Compositions around a leaf that has hot tokens.
+PatternRef random_hot_pattern(Random& random, const Extent& e) {
+    PatternRef pattern = random_hot_leaf(random, e);
+    for (int64_t n = random.in(0, 3); n > 0; --n) {
+        PatternRef other = random.one_in(3) ? random_hot_leaf(random, e) : random_pattern(random, e);
+        switch (random.in(0, 3)) {
+            case 0: pattern = make_union({pattern, other}); break;
+            case 1: pattern = make_intersection({make_causal(), pattern}); break;
+            case 2: pattern = make_intersection({other, pattern}); break;
+            default: pattern = make_difference(pattern, other);
+        }
+    }
+    return pattern;
+}
+
+struct HotCase : Case {
+    std::optional<HotTokens> hot;
+};
+
+HotCase make_case(int seed) {
+    Random random(uint64_t(seed) + 1);
+    HotCase c;
+    c.extent = random_extent(random);
+    c.pattern = random_hot_pattern(random, c.extent);
+    c.hot = c.pattern->hot(c.extent);
+    const int32_t sizes[] = {8, 16, 24, 32, 64, 100};
+    const int32_t block_q = sizes[random.in(0, 5)], block_k = sizes[random.in(0, 5)];
+    if (c.hot) c.layout = build_packed_layout(*c.hot, c.extent, block_q, block_k);
+    check::context = "seed " + std::to_string(seed) + ": " + describe(c) + " blocks " + std::to_string(block_q) + " x " +
+                     std::to_string(block_k);
+    return c;
+}
+
+bool is_among(const std::vector<int64_t>& tokens, int64_t token) {
+    return std::binary_search(tokens.begin(), tokens.end(), token);
+}
+
+}  // namespace
+
+TEST(hot_tokens_divide_the_pattern) {
+    int with_keys = 0, with_queries = 0;
+    for (int seed = 0; seed < cases; ++seed) {
+        HotCase c = make_case(seed);
+        if (!c.hot) continue;
+        with_keys += !c.hot->keys.empty();
+        with_queries += !c.hot->queries.empty();
+        CHECK(std::is_sorted(c.hot->keys.begin(), c.hot->keys.end()));
+        CHECK(std::is_sorted(c.hot->queries.begin(), c.hot->queries.end()));
+        const auto dense_of = [&](const PatternRef& pattern, int64_t plane) {
+            Case other{c.extent, pattern, {}};
+            return dense_of_pattern(other, plane / c.extent.heads, plane % c.extent.heads);
+        };
+        const Dense marks = dense_of(c.hot->marks, 0);
+        bool is_marked = true, is_divided = true;
+        for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
+            const Dense whole = dense_of(c.pattern, plane), among = dense_of(c.hot->among, plane),
+                        apart = dense_of(c.hot->apart, plane);
+            for (size_t q = 0; q < whole.size(); ++q)
+                for (size_t k = 0; k < whole[q].size(); ++k) {
+                    const bool is_hot = is_among(c.hot->queries, int64_t(q)) || is_among(c.hot->keys, int64_t(k));
+                    is_marked &= marks[q][k] == is_hot;
+                    is_divided &= whole[q][k] == (is_hot ? among : apart)[q][k];
+                }
+        }
+        CHECK(is_marked);
+        CHECK(is_divided);
+    }
+    check::context.clear();
+    CHECK(with_keys > cases / 4);  // else the cases show nothing
+    CHECK(with_queries > cases / 10);
+}
+
+TEST(pairs_are_said_once) {
+    for (int seed = 0; seed < cases; ++seed) {
+        const HotCase c = make_case(seed);
+        if (!c.hot) continue;
+        check_masks(c.layout);
+        check_runs(c.layout);
+        for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
+            const Dense wanted = dense_of_pattern(c, plane / c.extent.heads, plane % c.extent.heads);
+            for (bool by_key : {false, true}) {
+                const Said said = read_lists(c.layout, c.layout.class_of[size_t(plane)], by_key);
+                CHECK(said.is_once);
+                CHECK(said.is_inside);
+                CHECK(said.pairs == wanted);
+            }
+        }
+    }
+}
+
+TEST(every_token_is_written_once) {
+    for (int seed = 0; seed < cases; ++seed) {
+        const HotCase c = make_case(seed);
+        if (!c.hot) continue;
+        const LayoutView v = view(c.layout);
+        const auto are_once = [](const std::vector<int>& writers) {
+            return std::all_of(writers.begin(), writers.end(), [](int n) { return n == 1; });
+        };
+        CHECK(are_once(count_writers(v.queries, v.block_q, v.seq_q, v.by_query.rows)));
+        CHECK(are_once(count_writers(v.keys, v.block_k, v.seq_k, v.by_key.rows)));
+    }
+}
+
+TEST(live_sets_and_counts_are_exact) {
+    for (int seed = 0; seed < cases; ++seed) {
+        const HotCase c = make_case(seed);
+        if (!c.hot) continue;
+        Layout again = c.layout;
+        bool is_right = true;
+        for (int32_t at = 0; at < again.classes * again.by_key.rows; ++at)
+            for (int64_t i = 0; i < again.block_k; ++i) {
+                bool is_seen = false;
+                const Slice slice = again.by_key.slices[size_t(at)];
+                for (int32_t r = slice.begin; r < slice.end; ++r)
+                    for (int64_t row = 0; row < again.block_q; ++row) {
+                        const int32_t mask = again.by_key.runs[size_t(r)].mask;
+                        is_seen |= mask == full_block || mask_bit(again, mask, row, i);
+                    }
+                is_right &= is_alive(again.live_keys, at, i) == is_seen;
+            }
+        CHECK(is_right);
+        const Counts got = count(c.layout);
+        const Counts wanted = count(build_layout(*c.pattern, c.extent, c.layout.block_q, c.layout.block_k));
+        CHECK_EQ(got.pairs, wanted.pairs);
+        CHECK_EQ(got.row_min, wanted.row_min);
+        CHECK_EQ(got.row_max, wanted.row_max);
+        CHECK_EQ(got.rows_empty, wanted.rows_empty);
+    }
+}
+
+TEST(lists_of_hot_tokens_stay_short) {
+    const Extent extent{1, 1, 1 << 17, 1 << 17, 0};
+    const PatternRef landmarks = parse_pattern("causal & (block_diagonal(64) | landmark(64,1))");
+    const Layout layout = build_packed_layout(find_scattered(*landmarks, extent, 64).value(), extent, 64, 64);
+    CHECK_EQ(layout.keys.tokens.size(), size_t(2048));
+    CHECK(layout.by_query.runs.size() <= size_t(3 * layout.by_query.rows));
+    CHECK(layout.bytes() <= size_t(1) << 20);
+    CHECK(!find_scattered(*parse_pattern("global_tokens(0,1,2,3)"), extent, 64));  // in one block as it is
+    CHECK(!find_scattered(*parse_pattern("landmark(4,1)"), extent, 64));           // a quarter of all keys
+    CHECK(!find_scattered(*parse_pattern("causal - landmark(64,1)"), extent, 64));
+}
