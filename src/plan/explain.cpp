@@ -89,6 +89,7 @@ const LayoutStats& chosen_stats(const PassPlan& pass) {
 std::string describe_order(Order order) {
     switch (order) {
         case Order::residue: return " in residue classes";
+        case Order::packed: return " with packed tokens";
         case Order::listed: return " with listed tiles";
         default: return "";
     }

@@ -12,6 +12,7 @@ namespace {
 constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists beyond the first lowering
 constexpr int64_t most_tasks = int64_t(1) << 31;
 
+constexpr int32_t nominal_block = 64;  // that hot tokens are scattered over
 constexpr int64_t shortest_class = 8;  // tokens: classes that are shorter than that hardly fill a block
 
 int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / block; }
@@ -24,7 +25,7 @@ int32_t find_modulus(const Pattern& pattern, const Extent& extent) {
 
 Lowering::Lowering(const Pattern& pattern, const Problem& p)
     : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset},
-      modulus_(find_modulus(pattern, extent_)) {}
+      modulus_(find_modulus(pattern, extent_)), hot_(find_scattered(pattern, extent_, nominal_block)) {}
 
 const Lowered& Lowering::at(const Form& form) {
     if (const Lowered* known = find(form)) return *known;
@@ -60,10 +61,19 @@ const Lowered* Lowering::coarser(const Form& form) const {
     return nullptr;
 }
 
+const Lowered* Lowering::packed(const Form& form) const {
+    for (const Lowered& lowered : all_) {
+        const Form& f = lowered.form;
+        if (f.order == Order::packed && f.block_q % form.block_q == 0 && f.block_k % form.block_k == 0) return &lowered;
+    }
+    return nullptr;
+}
+
 Layout Lowering::build(const Form& form) {
     switch (form.order) {
         case Order::residue:
             return build_residue_layout(pattern_, extent_, modulus_, form.block_q, form.block_k).value();
+        case Order::packed: return build_packed_layout(hot_.value(), extent_, form.block_q, form.block_k);
         case Order::listed:
             return list_tiles(*at({form.block_q, form.block_k, Order::plain, form.owner}).layout, form.owner);
         default: return build_layout(pattern_, extent_, form.block_q, form.block_k);

@@ -9,6 +9,7 @@
 
 #include "layout/layout.h"
 #include "layout/listed.h"
+#include "layout/packed.h"
 #include "layout/token_lists.h"
 #include "plan/kernel.h"
 
@@ -18,6 +19,7 @@ namespace spattn {
 enum class Order {
     plain,    // consecutive ones
     residue,  // those of a residue class: dilated patterns become dense ones
+    packed,   // hot ones in tiles of their own, the rest where it is
     listed    // blocks that are nearly empty are listed token by token, for the pass at hand
 };
 
@@ -44,8 +46,12 @@ public:
     std::shared_ptr<const TokenLists> tokens();
     // Every key that a query sees lies this many tokens from its position, or a multiple: 1 where nothing is known.
     int32_t modulus() const { return modulus_; }
+    // Whether hot tokens are so few and scattered that packing them may pay.
+    bool has_packed() const { return hot_.has_value(); }
     // A layout that is there already, in the same order and of blocks that these divide, or null.
     const Lowered* coarser(const Form& form) const;
+    // A layout with packed tokens that is there already, of blocks that these divide or equal, or null.
+    const Lowered* packed(const Form& form) const;
     // Some layout that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 
@@ -65,6 +71,7 @@ private:
     const Pattern& pattern_;
     Extent extent_;
     int32_t modulus_;
+    std::optional<HotTokens> hot_;
     std::shared_ptr<const TokenLists> tokens_;
     std::deque<Lowered> all_;  // references stay good while it grows
     std::vector<Ordered> ordered_;

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "plan/bounds.h"
 #include "plan/lower.h"
 #include "plan/plan.h"
 #include "plan/stats.h"
@@ -80,11 +81,13 @@ public:
     }
 
 private:
-    // A row in residue classes too, where the pattern keeps to them.
+    // A row in residue classes too, where the pattern keeps to them, and with hot tokens packed, where it has such.
     void consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
         std::string refused = refuse(kernel);
         if (refused.empty() && kernel.orders && lowering_.modulus() > 1)
             candidates.push_back({&kernel, Order::residue, ""});
+        if (refused.empty() && kernel.orders && lowering_.has_packed())
+            candidates.push_back({&kernel, Order::packed, ""});
         candidates.push_back({&kernel, Order::plain, std::move(refused)});
     }
 
@@ -112,14 +115,14 @@ private:
     }
 
     // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
-    // Residue classes before plain blocks for the same reason.
+    // Other orders before plain blocks for the same reason.
     void price(std::vector<Candidate>& candidates) {
         std::vector<Candidate*> order;
         for (Candidate& candidate : candidates)
             if (candidate.refused.empty()) order.push_back(&candidate);
         std::stable_sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
             const auto area = [](const Candidate* c) { return c->kernel->block_q * c->kernel->block_k; };
-            if ((a->order == Order::residue) != (b->order == Order::residue)) return a->order == Order::residue;
+            if ((a->order == Order::plain) != (b->order == Order::plain)) return b->order == Order::plain;
             return area(a) > area(b);
         });
         const Candidate* best = nullptr;
@@ -190,6 +193,10 @@ private:
         const int32_t modulus = candidate.order == Order::plain ? lowering_.modulus() : 1;
         if (loses(kernel, make_least_stats(problem_, lowering_.any()->counts, kernel, modulus), choice_us(best)))
             return text("could not beat ", best.kernel->name, " even without waste");
+        const Lowered* packed = lowering_.packed(form(kernel, candidate.order));
+        if (packed && candidate.order == Order::plain &&
+            loses(kernel, make_least_plain_stats(*packed, kernel), clearly_less * choice_us(best)))
+            return text("could not beat ", best.kernel->name, " with the blocks that hot tokens lie in");
         const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
         if (coarse && loses(kernel, make_finer_stats(*coarse, kernel), clearly_less * choice_us(best)))
             return text("could not beat ", best.kernel->name, " with the blocks it would visit");
@@ -219,8 +226,10 @@ private:
     // Rows that read no layout count in whatever order is the cheapest to lower.
     const Lowered& lowered(const Kernel& kernel, Order order) {
         if (kernel.block_q > 0) return lowering_.at(form(kernel, order));
-        return lowering_.at({nominal_block, nominal_block, lowering_.modulus() > 1 ? Order::residue : Order::plain,
-                             Owner::queries});
+        const Order cheapest = lowering_.modulus() > 1    ? Order::residue
+                               : lowering_.has_packed() ? Order::packed
+                                                        : Order::plain;
+        return lowering_.at({nominal_block, nominal_block, cheapest, Owner::queries});
     }
 
     // Masks, tasks and scratch of the chosen row.

@@ -1,56 +1,23 @@
 // SPDX-License-Identifier: MIT
 #include "plan/stats.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-
-#include "layout/tables.h"
+#include "plan/mask_part.h"
 
 namespace spattn {
 
 namespace {
 
-constexpr int32_t strip = 16;  // rows that work on a masked block together
-
-// Keys from the first to the last that queries [first, first + rows) of a mask keep.
-int32_t count_keys(const uint64_t* bits, const Layout& layout, int32_t first, int32_t rows) {
-    int32_t low = layout.block_k, high = 0;
-    for (int32_t key = 0; key < layout.block_k; key += 64) {
-        const int32_t width = std::min(64, layout.block_k - key);
-        uint64_t any = 0;
-        for (int32_t row = first; row < first + rows; ++row)
-            any |= get_bits(bits, int64_t(row) * layout.block_k + key, width);
-        if (!any) continue;
-        low = std::min(low, key + std::countr_zero(any));
-        high = key + 64 - std::countl_zero(any);
-    }
-    return std::max(high - low, 0);
-}
-
-// Queries from the first to the last that keep one of the keys [first, first + keys).
-int32_t count_queries(const uint64_t* bits, const Layout& layout, int32_t first, int32_t keys) {
-    int32_t low = layout.block_q, high = 0;
-    for (int32_t row = 0; row < layout.block_q; ++row) {
-        if (!get_bits(bits, int64_t(row) * layout.block_k + first, keys)) continue;
-        low = std::min(low, row);
-        high = row + 1;
-    }
-    return std::max(high - low, 0);
-}
-
 // What is worked on of each mask, see LayoutStats.
 std::vector<double> measure_masks(const Layout& layout, bool by_key) {
     std::vector<double> worked(size_t(layout.num_masks));
     const int32_t own = by_key ? layout.block_k : layout.block_q;
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
         for (int32_t at = 0; at < own; at += strip) {
             const int32_t rows = std::min(strip, own - at);
-            const int32_t tokens = by_key ? count_queries(bits, layout, at, rows) : count_keys(bits, layout, at, rows);
-            worked[size_t(mask)] += double(rows) * tokens;
+            const MaskPart part = by_key ? measure(layout, mask, {0, layout.block_q, at, rows})
+                                         : measure(layout, mask, {at, rows, 0, layout.block_k});
+            worked[size_t(mask)] += double(rows) * (by_key ? part.query_span() : part.key_span());
         }
-    }
     return worked;
 }
 
@@ -105,8 +72,7 @@ private:
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     const Layout& layout = *lowered.layout;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
-    std::vector<int64_t> heads(layout.classes);
-    for (int32_t c : layout.class_of) ++heads[c];
+    const std::vector<int64_t> heads = count_heads(layout);
     LayoutStats stats{};
     stats.pairs = lowered.counts.pairs;
     stats.visited = lowered.counts.visited;
@@ -119,114 +85,6 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
             stats.rows += slice.begin != slice.end ? heads[c] : 0;
             meter.add(slice, double(heads[c]), stats);
         }
-    return stats;
-}
-
-namespace {
-
-// How often each mask is visited, over all heads; the first is full_block.
-std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
-    std::vector<double> weights(size_t(layout.num_masks) + 1);
-    std::vector<int64_t> heads(layout.classes);
-    for (int32_t c : layout.class_of) ++heads[c];
-    for (size_t i = 0; i < lists.slices.size(); ++i)
-        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r)
-            weights[size_t(lists.runs[r].mask - full_block)] +=
-                double(lists.runs[r].count) * double(heads[i / size_t(lists.rows)]);
-    return weights;
-}
-
-// A part of a mask: its kept pairs, and what is worked on of it.
-struct Part {
-    double kept = 0, worked = 0;
-};
-Part measure_part(const Layout& layout, int32_t mask, int32_t query, int32_t key, const Kernel& kernel) {
-    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-    Part part;
-    uint64_t keys = 0;
-    int32_t first = kernel.block_q, last = -1;
-    for (int32_t row = 0; row < kernel.block_q; ++row) {
-        const uint64_t kept = get_bits(bits, int64_t(query + row) * layout.block_k + key, kernel.block_k);
-        if (!kept) continue;
-        part.kept += std::popcount(kept);
-        keys |= kept;
-        first = std::min(first, row), last = row;
-    }
-    if (last < 0) return part;
-    const int32_t span = kernel.by_key ? last - first + 1 : 64 - std::countl_zero(keys) - std::countr_zero(keys);
-    part.worked = double(span) * (kernel.by_key ? kernel.block_k : kernel.block_q);
-    return part;
-}
-
-}  // namespace
-
-LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
-    const Layout& layout = *coarse.layout;
-    LayoutStats stats = make_layout_stats(coarse, kernel.by_key);
-    const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
-    const double area = double(kernel.block_q) * kernel.block_k;
-    stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
-    stats.worked = stats.blocks * area;
-    stats.masked = 0;
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
-        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
-            for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) {
-                const Part part = measure_part(layout, mask, query, key, kernel);
-                const double weight = part.kept > 0 ? weights[size_t(mask) + 1] : 0;
-                stats.blocks += weight;
-                stats.masked += part.kept < area ? weight : 0;
-                stats.worked += weight * part.worked;
-            }
-    stats.visited = stats.blocks * area;
-    if (stats.gathered > 0) stats.gathered = stats.blocks * (kernel.by_key ? kernel.block_q : kernel.block_k);
-    return stats;
-}
-
-namespace {
-
-// Queries and keys of a mask that keep anything.
-struct Sides {
-    int32_t queries = 0, keys = 0;
-};
-Sides count_sides(const Layout& layout, int32_t mask) {
-    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-    Sides sides;
-    std::vector<bool> is_alive(size_t(layout.block_q));
-    for (int32_t key = 0; key < layout.block_k; key += 64) {
-        uint64_t keys = 0;
-        for (int32_t row = 0; row < layout.block_q; ++row) {
-            const uint64_t kept =
-                get_bits(bits, int64_t(row) * layout.block_k + key, std::min(64, layout.block_k - key));
-            keys |= kept;
-            if (kept) is_alive[size_t(row)] = true;
-        }
-        sides.keys += std::popcount(keys);
-    }
-    sides.queries = int32_t(std::count(is_alive.begin(), is_alive.end(), true));
-    return sides;
-}
-
-}  // namespace
-
-// Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
-// leave of the block is the product of what is alive.
-LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key) {
-    const Layout& layout = *plain.layout;
-    LayoutStats stats = make_layout_stats(plain, by_key);
-    const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
-    const double own_block = by_key ? layout.block_k : layout.block_q;
-    const double other_block = by_key ? layout.block_q : layout.block_k;
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const Sides sides = count_sides(layout, mask);
-        const double own = by_key ? sides.keys : sides.queries, other = by_key ? sides.queries : sides.keys;
-        if (2 * own > own_block && 2 * other > other_block) continue;
-        const double weight = weights[size_t(mask) + 1], share = own * other / (own_block * other_block);
-        stats.visited -= weight * (1 - share) * own_block * other_block;
-        stats.blocks -= weight * (1 - share);
-        stats.masked -= weight * (1 - share);
-        stats.gathered += 2 * other <= other_block ? weight * other * own / own_block : 0;
-    }
-    stats.worked = std::min(stats.worked, stats.visited);
     return stats;
 }
 
@@ -257,19 +115,6 @@ LayoutStats make_run_stats(const Problem& p) {
     stats.pairs = stats.visited = stats.worked = count_run_lists(p).pairs;
     stats.rows = p.batch * p.heads_q * p.seq_q;
     stats.gathered = stats.pairs / double(p.group());
-    return stats;
-}
-
-// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. 16 queries in a row
-// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least waste.
-LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
-    LayoutStats stats{};
-    stats.pairs = counts.pairs;
-    stats.visited = counts.pairs * kernel.block_k / std::ceil(double(kernel.block_k) / modulus);
-    stats.worked = std::min(stats.visited, counts.pairs * std::max(1, std::min(strip, modulus) / 2));
-    stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
-    const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
-    stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
     return stats;
 }
 

@@ -75,6 +75,9 @@ static const Case cases[] = {
     {"per_head([0,1], dilated(96,96,12), strided(8))", 1, 2, 1, 400, 400, 16, 16},
     {"window(9,9) | global_tokens(3,200,201,450,777)", 1, 4, 2, 900, 900, 20, 12, Axes::bshd},
     {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
+    {"causal & (block_diagonal(64) | landmark(64,1))", 1, 4, 2, 900, 900, 16, 16, Axes::bshd},
+    {"causal & fixed(100,3)", 2, 2, 1, 1000, 1100, 8, 12},
+    {"transpose(landmark(90,1)) | window(0,3)", 1, 1, 1, 700, 650, 16, 16, Axes::gaps, own_scale, 20},
     {"logsparse", 2, 2, 1, 700, 700, 12, 12},
     {"per_head([0,1,0,0], global_keys(7,300,301,599) | window(0,0), transpose(logsparse))", 1, 4, 2, 600, 600, 8, 8},
     {"runtime_tokens(5)", 1, 1, 1, 4, 9, 3, 5},
@@ -123,17 +126,19 @@ TEST(the_orders_are_met) {
     for (const Rows& rows : cpu_rows(false)) {
         if (!rows.forward.orders || rows.forward.dtype != Dtype::f32 || !is_tested(rows)) continue;
         check::context = rows.forward.name;
-        int residue = 0, listed = 0, moved = 0;
+        int residue = 0, packed = 0, listed = 0, moved = 0;
         for (const Case& c : cases) {
             if (!takes(rows, c)) continue;
             const Attention<float> attention(c, rows, 2);
             for (const PassPlan* pass : {&attention.plan().forward, &attention.plan().backward}) {
                 residue += pass->order == Order::residue;
+                packed += pass->order == Order::packed;
                 listed += pass->order == Order::listed;
                 moved += !pass->layout->queries.away.empty() || !pass->layout->keys.away.empty();
             }
         }
         CHECK(residue >= 4);
+        CHECK(packed >= 4);
         CHECK(listed >= 4);
         CHECK(moved >= 2);
     }

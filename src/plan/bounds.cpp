@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+#include "plan/bounds.h"
+
+#include <cmath>
+
+#include "plan/mask_part.h"
+#include "plan/stats.h"
+
+namespace spattn {
+
+namespace {
+
+// How often each mask is visited, over all heads; the first is full_block.
+std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
+    std::vector<double> weights(size_t(layout.num_masks) + 1);
+    const std::vector<int64_t> heads = count_heads(layout);
+    for (size_t i = 0; i < lists.slices.size(); ++i)
+        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r)
+            weights[size_t(lists.runs[r].mask - full_block)] +=
+                double(lists.runs[r].count) * double(heads[i / size_t(lists.rows)]);
+    return weights;
+}
+
+}  // namespace
+
+LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
+    const Layout& layout = *coarse.layout;
+    LayoutStats stats = make_layout_stats(coarse, kernel.by_key);
+    const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
+    const double area = double(kernel.block_q) * kernel.block_k;
+    stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
+    stats.worked = stats.blocks * area;
+    stats.masked = 0;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
+        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
+            for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) {
+                const MaskPart part = measure(layout, mask, {query, kernel.block_q, key, kernel.block_k});
+                const double weight = part.is_empty() ? 0 : weights[size_t(mask) + 1];
+                stats.blocks += weight;
+                stats.masked += part.is_full ? 0 : weight;
+                stats.worked += weight * (kernel.by_key ? double(part.query_span()) * kernel.block_k
+                                                        : double(part.key_span()) * kernel.block_q);
+            }
+    stats.visited = stats.blocks * area;
+    if (coarse.form.order == Order::residue)
+        stats.gathered = stats.blocks * (kernel.by_key ? kernel.block_q : kernel.block_k);
+    return stats;
+}
+
+// Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
+// leave of the block is the product of what is alive.
+LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key) {
+    const Layout& layout = *plain.layout;
+    LayoutStats stats = make_layout_stats(plain, by_key);
+    const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
+    const double own_block = by_key ? layout.block_k : layout.block_q;
+    const double other_block = by_key ? layout.block_q : layout.block_k;
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const MaskPart part = measure(layout, mask, {0, layout.block_q, 0, layout.block_k});
+        const double own = by_key ? part.keys : part.queries, other = by_key ? part.queries : part.keys;
+        if (2 * own > own_block && 2 * other > other_block) continue;
+        const double weight = weights[size_t(mask) + 1], share = own * other / (own_block * other_block);
+        stats.visited -= weight * (1 - share) * own_block * other_block;
+        stats.blocks -= weight * (1 - share);
+        stats.masked -= weight * (1 - share);
+        stats.gathered += 2 * other <= other_block ? weight * other * own / own_block : 0;
+    }
+    stats.worked = std::min(stats.worked, stats.visited);
+    return stats;
+}
+
+namespace {
+
+// In how many plain blocks the tokens of each tile lie.
+std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, int32_t plain_block) {
+    std::vector<double> homes(size_t(tiles), double(block) / plain_block);
+    for (size_t tile = 0; tile < axis.tokens.size() / size_t(block); ++tile) {
+        homes[tile] = 0;
+        int32_t last = -1;
+        for (size_t i = tile * size_t(block); i < (tile + 1) * size_t(block) && axis.tokens[i] != no_token; ++i) {
+            homes[tile] += axis.tokens[i] / plain_block != last;
+            last = axis.tokens[i] / plain_block;
+        }
+    }
+    return homes;
+}
+
+// Of each mask, the share of its queries and keys that see or are seen; the first is full_block.
+std::vector<double> measure_shares(const Layout& layout) {
+    std::vector<double> shares{1};
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const MaskPart part = measure(layout, mask, {0, layout.block_q, 0, layout.block_k});
+        shares.push_back(double(part.queries) * part.keys / (double(layout.block_q) * layout.block_k));
+    }
+    return shares;
+}
+
+}  // namespace
+
+// A tile of hot tokens is as many plain blocks as its tokens lie in, masked ones but where others of the pattern fill
+// them. Blocks of hot queries with hot keys are met from both sides, so they do not count.
+LayoutStats make_least_plain_stats(const Lowered& packed, const Kernel& kernel) {
+    const Layout& layout = *packed.layout;
+    const int32_t listed_q = int32_t(layout.queries.tokens.size()) / layout.block_q;
+    const int32_t listed_k = int32_t(layout.keys.tokens.size()) / layout.block_k;
+    const auto homes_q = count_homes(layout.queries, layout.block_q, layout.by_query.rows, kernel.block_q);
+    const auto homes_k = count_homes(layout.keys, layout.block_k, layout.by_key.rows, kernel.block_k);
+    const std::vector<double> shares = measure_shares(layout);
+    const std::vector<int64_t> heads = count_heads(layout);
+    double hot = 0, rest = 0;  // blocks
+    for (size_t i = 0; i < layout.by_query.slices.size(); ++i) {
+        const int32_t row = int32_t(i % size_t(layout.by_query.rows));
+        const double weight = homes_q[size_t(row)] * double(heads[i / size_t(layout.by_query.rows)]);
+        for (int32_t r = layout.by_query.slices[i].begin; r < layout.by_query.slices[i].end; ++r) {
+            const Run& run = layout.by_query.runs[r];
+            const double share = weight * shares[size_t(run.mask - full_block)];
+            for (int32_t tile = run.first; tile < run.first + run.count; ++tile) {
+                const bool is_hot_q = row < listed_q, is_hot_k = tile < listed_k;
+                if (is_hot_q != is_hot_k) hot += share * homes_k[size_t(tile)];
+                if (!is_hot_q && !is_hot_k) rest += share * homes_k[size_t(tile)];
+            }
+        }
+    }
+    LayoutStats stats{};
+    stats.pairs = stats.worked = packed.counts.pairs;
+    stats.blocks = std::max(hot, rest);
+    stats.masked = std::max(hot - rest, 0.0);
+    stats.visited = std::max(stats.pairs, stats.blocks * kernel.block_q * kernel.block_k);
+    stats.rows = 1;
+    return stats;
+}
+
+// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. 16 queries in a row
+// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least waste.
+LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
+    LayoutStats stats{};
+    stats.pairs = counts.pairs;
+    stats.visited = counts.pairs * kernel.block_k / std::ceil(double(kernel.block_k) / modulus);
+    stats.worked = std::min(stats.visited, counts.pairs * std::max(1, std::min(strip, modulus) / 2));
+    stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
+    const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
+    stats.rows = kernel.by_key ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
+    return stats;
+}
+
+}  // namespace spattn
