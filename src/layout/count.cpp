@@ -143,13 +143,31 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
     }
 }
 
+// Tiles of queries that stand in others as well: listed ones and their homes.
+std::vector<bool> find_split(const Layout& layout) {
+    const AxisView queries = view(layout).queries;
+    std::vector<bool> is_split(size_t(layout.by_query.rows));
+    for (int32_t tile = 0; tile < queries.listed; ++tile) is_split[size_t(tile)] = true;
+    for (int32_t token : layout.queries.tokens)
+        if (token != no_token)
+            is_split[size_t(queries.listed + home_of(queries, layout.block_q, token) / layout.block_q)] = true;
+    return is_split;
+}
+
 // Queries that are listed stand in several tiles: a row of the pattern is their sum. Where a row is not worked on it
 // keeps nothing, so places without a token and homes of queries that are away add nothing.
 void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const AxisView queries = view(layout).queries;
+    const std::vector<bool> is_split = find_split(layout);
     std::vector<int64_t> kept(size_t(layout.extent.seq_q));
     for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
         const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
+        if (!is_split[size_t(tile)] && tokens.count) {
+            const RowCounts row = counter.count(slices[tile], tokens.count);
+            add_blocks(total, row, layout.by_key.rows, heads);
+            add_rows(total, row, heads);
+            continue;
+        }
         RowCounts blocks;
         const std::vector<int64_t>& of_place = counter.count_rows(slices[tile], blocks);
         add_blocks(total, blocks, layout.by_key.rows, heads);
@@ -158,7 +176,13 @@ void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads,
             if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
         }
     }
-    for (int64_t of_row : kept) add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);
+    for (int32_t tile = queries.listed; tile < layout.by_query.rows; ++tile) {
+        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
+        for (int32_t i = 0; i < tokens.count && is_split[size_t(tile)]; ++i) {
+            const int64_t of_row = kept[size_t(tokens.first + i * tokens.stride)];
+            add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);
+        }
+    }
 }
 
 }  // namespace
