@@ -58,6 +58,7 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
 // Home tiles [low, high).
 struct Reach {
     int32_t low, high;
+    int32_t listed = -1;  // the listed tile that was covered last: most lists begin with the same one
     void cover(int64_t first, int64_t end) {
         low = first < low ? int32_t(first) : low;
         high = end > high ? int32_t(end) : high;
@@ -68,13 +69,16 @@ struct Reach {
 inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Reach& homes) {
     const AxisView& axis = layout.queries;
     const int32_t block = layout.block_q;
-    for (; first < end && first < axis.listed; ++first)
+    for (; first < end && first < axis.listed; ++first) {
+        if (first == homes.listed) continue;
+        homes.listed = first;
         for (int32_t i = 0; i < block; ++i) {
             const int32_t token = axis.tokens[int64_t(first) * block + i];
             if (token == no_token) continue;
             const int64_t tile = home_of(axis, block, token) / block;
             homes.cover(tile, tile + 1);
         }
+    }
     if (first < end) homes.cover(first - axis.listed, end - axis.listed);
 }
 
