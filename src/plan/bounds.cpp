@@ -25,7 +25,7 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
 
 LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
     const Layout& layout = *coarse.layout;
-    LayoutStats stats = make_layout_stats(coarse, kernel.by_key);
+    LayoutStats stats = make_layout_stats(coarse, kernel);
     const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
     const double area = double(kernel.block_q) * kernel.block_k;
     stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
@@ -49,9 +49,10 @@ LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
 
 // Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
 // leave of the block is the product of what is alive.
-LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key) {
+LayoutStats make_least_listed_stats(const Lowered& plain, const Kernel& kernel) {
     const Layout& layout = *plain.layout;
-    LayoutStats stats = make_layout_stats(plain, by_key);
+    const bool by_key = kernel.by_key;
+    LayoutStats stats = make_layout_stats(plain, kernel);
     const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
     const double own_block = by_key ? layout.block_k : layout.block_q;
     const double other_block = by_key ? layout.block_q : layout.block_k;

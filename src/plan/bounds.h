@@ -10,7 +10,7 @@ namespace spattn {
 // of listed tiles, which are at least these.
 LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel);
 // Of the layout with listed tiles: about the least that it can come to.
-LayoutStats make_least_listed_stats(const Lowered& plain, bool by_key);
+LayoutStats make_least_listed_stats(const Lowered& plain, const Kernel& kernel);
 // Of plain blocks that divide those of a layout with packed tokens: about the least that they can come to.
 LayoutStats make_least_plain_stats(const Lowered& packed, const Kernel& kernel);
 // Of blocks of this size without waste, or with no more than a query must cause that keeps one key in `modulus`: a

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "plan/bounds.h"
 #include "plan/lower.h"
+#include "plan/measured.h"
 #include "plan/plan.h"
 #include "plan/stats.h"
 
@@ -141,7 +142,7 @@ private:
             const Kernel& kernel = *plain.kernel;
             const Candidate* best = find_best(candidates);
             listed.push_back({&kernel, Order::listed, ""});
-            const LayoutStats least = make_least_listed_stats(lowered(kernel, Order::plain), kernel.by_key);
+            const LayoutStats& least = measured_.at(make_least_listed_stats, lowered(kernel, Order::plain), kernel);
             if (loses(kernel, least, clearly_less * choice_us(*best)))
                 listed.back().refused = text("could not beat ", best->kernel->name, " with what it would list");
             else
@@ -175,7 +176,7 @@ private:
         if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
         const Lowered& chosen = lowered(kernel, candidate.order);
         return kernel.family == Family::gather ? make_gather_stats(problem_, chosen)
-                                               : make_layout_stats(chosen, kernel.by_key);
+                                               : measured_.at(make_layout_stats, chosen, kernel);
     }
 
     // Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
@@ -188,17 +189,17 @@ private:
     }
 
     // Saves lowering for blocks that cannot win: costs never fall when more is visited. Empty where they may.
-    std::string find_beaten(const Candidate& candidate, const Candidate& best) const {
+    std::string find_beaten(const Candidate& candidate, const Candidate& best) {
         const Kernel& kernel = *candidate.kernel;
         const int32_t modulus = candidate.order == Order::plain ? lowering_.modulus() : 1;
         if (loses(kernel, make_least_stats(problem_, lowering_.any()->counts, kernel, modulus), choice_us(best)))
             return text("could not beat ", best.kernel->name, " even without waste");
         const Lowered* packed = lowering_.packed(form(kernel, candidate.order));
         if (packed && candidate.order == Order::plain &&
-            loses(kernel, make_least_plain_stats(*packed, kernel), clearly_less * choice_us(best)))
+            loses(kernel, measured_.at(make_least_plain_stats, *packed, kernel), clearly_less * choice_us(best)))
             return text("could not beat ", best.kernel->name, " with the blocks that hot tokens lie in");
         const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
-        if (coarse && loses(kernel, make_finer_stats(*coarse, kernel), clearly_less * choice_us(best)))
+        if (coarse && loses(kernel, measured_.at(make_finer_stats, *coarse, kernel), clearly_less * choice_us(best)))
             return text("could not beat ", best.kernel->name, " with the blocks it would visit");
         return "";
     }
@@ -272,6 +273,7 @@ private:
     std::vector<std::string> forced_;
     PatternRef known_;  // what can be lowered: all, or of lists at run time the rest, or null
     Lowering lowering_;
+    Measured measured_;
 };
 
 size_t count_layout_bytes(const CompiledPlan& plan) {

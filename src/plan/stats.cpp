@@ -69,8 +69,9 @@ private:
 
 }  // namespace
 
-LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
+LayoutStats make_layout_stats(const Lowered& lowered, const Kernel& kernel) {
     const Layout& layout = *lowered.layout;
+    const bool by_key = kernel.by_key;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
     const std::vector<int64_t> heads = count_heads(layout);
     LayoutStats stats{};

@@ -7,7 +7,7 @@
 namespace spattn {
 
 // What a row's cost model is told of a layout.
-LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
+LayoutStats make_layout_stats(const Lowered& lowered, const Kernel& kernel);
 // What a gather row's is told, whose lists the plan makes or a run brings.
 LayoutStats make_gather_stats(const Problem& problem, const Lowered& lowered);
 LayoutStats make_run_stats(const Problem& problem);
