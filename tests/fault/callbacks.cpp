@@ -104,3 +104,63 @@ TEST(loops_that_stop_half_way) {
         }
     }
 }
+
+// The header forbids it, and a host will: what a callback throws ends there as a status, and nothing is lost.
+TEST(callbacks_that_throw) {
+    struct Thrower {
+        int left;
+        bool is_memory;
+
+        void step() {
+            if (--left != 0) return;
+            if (is_memory) throw std::bad_alloc();
+            throw 7;
+        }
+        static int32_t keep(void* user, int64_t, int64_t, int64_t) {
+            static_cast<Thrower*>(user)->step();
+            return 1;
+        }
+        static void* take(void* user, spattn_device device, size_t bytes, size_t align, spattn_stream stream) {
+            static_cast<Thrower*>(user)->step();
+            Allocator plain;
+            return Allocator::take(&plain, device, bytes, align, stream);
+        }
+        static void give_back(void*, spattn_device device, void* memory, size_t bytes, spattn_stream stream) {
+            Allocator plain;
+            Allocator::give_back(&plain, device, memory, bytes, stream);
+        }
+        static int32_t run(void* user, int64_t tasks, void (*body)(void*, int64_t), void* argument) {
+            body(argument, 0);
+            static_cast<Thrower*>(user)->step();
+            for (int64_t t = 1; t < tasks; ++t) body(argument, t);
+            return 0;
+        }
+    };
+    for (const bool is_memory : {false, true}) {
+        const spattn_status status = is_memory ? SPATTN_E_HOST_MEMORY : SPATTN_E_INTERNAL;
+        Thrower thrower{4, is_memory};
+        spattn_pattern* made = reinterpret_cast<spattn_pattern*>(&made);
+        CHECK_EQ(spattn_pattern_predicate(Thrower::keep, &thrower, 1, 3, 5, &made), status);
+        CHECK(made == nullptr);
+
+        auto options = cpu_options();
+        options.alloc = Thrower::take, options.free = Thrower::give_back, options.alloc_user = &thrower;
+        options.parallel_for = Thrower::run, options.parallel_for_user = &thrower;
+        options.cpu_threads = 3;
+        const Context context = make_context(options);
+        const Pattern pattern = parse("causal & window(9,0)");
+        const auto problem = make_problem();
+        spattn_plan* plan = nullptr;
+        thrower.left = 1;
+        CHECK_EQ(spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &plan), status);
+        CHECK(plan == nullptr);
+        const Plan again = make_plan(context.get(), pattern.get(), problem);
+        Operands operands(again.get(), problem);
+        succeed(operands.forward(), "forward");
+        const auto expected = operands.results();
+        thrower.left = 1;
+        CHECK_EQ(operands.forward(), status);
+        succeed(operands.forward(), "forward again");
+        CHECK(operands.results() == expected);
+    }
+}
