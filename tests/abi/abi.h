@@ -93,10 +93,25 @@ inline spattn_problem make_problem() {
     return problem;
 }
 
+inline Context make_context(int32_t threads, int64_t plan_cache) {
+    auto options = cpu_options();
+    options.cpu_threads = threads;
+    options.plan_cache = plan_cache;
+    return make_context(options);
+}
+
 inline Plan make_plan(const spattn_context* context, const spattn_pattern* pattern, const spattn_problem& problem) {
     spattn_plan* result = nullptr;
     succeed(spattn_plan_create(context, pattern, &problem, nullptr, &result), "plan");
     return Plan(result);
+}
+
+inline std::string explain(const spattn_plan* plan) {
+    size_t needed = 0;
+    succeed(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
+    std::string text(needed, ' ');
+    succeed(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
+    return text;
 }
 
 // A tensor with memory, whose view a test may spoil. Memory starts as `poison` bytes.

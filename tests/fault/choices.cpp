@@ -50,25 +50,10 @@ const Scene scenes[] = {
     {"runtime_blocks(1,4,6)", 40, 40, "runtime_blocks", SPATTN_PLAN_REFERENCE | with_sinks, 6, 5, f64},
 };
 
-Context make_context_of(int32_t threads) {
-    auto options = cpu_options();
-    options.cpu_threads = threads;
-    options.plan_cache = -1;
-    return make_context(options);
-}
-
-std::string explain(const spattn_plan* plan) {
-    size_t needed = 0;
-    succeed(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
-    std::string text(needed, ' ');
-    succeed(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
-    return text;
-}
-
 }  // namespace
 
 TEST(plans) {
-    const Context context = make_context_of(1);
+    const Context context = make_context(1, -1);
     for (const Scene& scene : scenes) {
         const Pattern pattern = parse(scene.text);
         const spattn_problem problem = scene.problem();
@@ -97,7 +82,7 @@ TEST(runs) {
         const spattn_problem problem = scene.problem();
         std::vector<std::vector<unsigned char>> expected;
         for (int32_t threads : {1, 3}) {
-            const Context context = make_context_of(threads);
+            const Context context = make_context(threads, -1);
             const Plan plan = make_plan(context.get(), pattern.get(), problem);
             Operands operands(plan.get(), problem, scene.listed);
             succeed(operands.forward(), "forward");

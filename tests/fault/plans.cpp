@@ -16,21 +16,6 @@ namespace {
 
 constexpr const char* block_text = "causal & (window(9,0) | sink(3)) | bigbird(8,3,1,1,4)";
 
-Context make_context_of(int32_t threads, int64_t plan_cache) {
-    auto options = cpu_options();
-    options.cpu_threads = threads;
-    options.plan_cache = plan_cache;
-    return make_context(options);
-}
-
-std::string explain(const spattn_plan* plan) {
-    size_t needed = 0;
-    succeed(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
-    std::string text(needed, ' ');
-    succeed(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
-    return text;
-}
-
 // In a child, which uses the library for the first time: 0 where all is right and there was no fault, 1 with one.
 int introspect_without_memory(long n) {
     memory::arm(n, memory::Fault::from_then_on);
@@ -72,7 +57,7 @@ TEST(contexts) {
 TEST(plans) {
     const Pattern pattern = parse(block_text);
     for (uint32_t flags : {uint32_t(SPATTN_PLAN_BACKWARD), uint32_t(SPATTN_PLAN_BACKWARD | SPATTN_PLAN_REFERENCE)}) {
-        const Context context = make_context_of(2, -1);
+        const Context context = make_context(2, -1);
         auto problem = make_problem();
         problem.flags = flags;
         const std::string expected = explain(make_plan(context.get(), pattern.get(), problem).get());
@@ -93,7 +78,7 @@ TEST(plans) {
 
 // A cache never keeps a plan under a wrong or half a key, nor one that its caller did not get.
 TEST(plans_in_a_cache) {
-    const Context context = make_context_of(1, 2);
+    const Context context = make_context(1, 2);
     const auto problem = make_problem();
     const Pattern texts[] = {parse("window(3,0)"), parse("window(33,0)"), parse("window(333,0)")};
     const std::string expected = explain(make_plan(context.get(), texts[2].get(), problem).get());
@@ -114,7 +99,7 @@ TEST(plans_in_a_cache) {
 }
 
 TEST(explanations) {
-    const Context context = make_context_of(1, -1);
+    const Context context = make_context(1, -1);
     const Pattern pattern = parse(block_text);
     const Plan plan = make_plan(context.get(), pattern.get(), make_problem());
     const std::string expected = explain(plan.get());
@@ -137,7 +122,7 @@ TEST(reference_runs) {
     problem.batch = problem.heads_q = problem.heads_kv = 1;
     problem.seq_q = problem.seq_k = 5;
     for (int32_t threads : {1, 3}) {
-        const Context context = make_context_of(threads, -1);
+        const Context context = make_context(threads, -1);
         const Plan plan = make_plan(context.get(), pattern.get(), problem);
         Operands operands(plan.get(), problem);
         succeed(operands.forward(), "forward");
@@ -156,7 +141,7 @@ TEST(the_first_run_of_a_context) {
     const auto problem = make_problem();
     for (auto fault : {memory::Fault::once, memory::Fault::from_then_on}) {
         for (long n = 1;; ++n) {
-            const Context context = make_context_of(3, -1);
+            const Context context = make_context(3, -1);
             const Plan plan = make_plan(context.get(), pattern.get(), problem);
             Operands operands(plan.get(), problem);
             memory::arm(n, fault);
@@ -177,7 +162,7 @@ namespace {
 long allocations(const std::string& row, const spattn_pattern* pattern, const spattn_problem& problem, int32_t threads,
                  int64_t listed) {
     const bool is_forward = row.find("_forward_") != std::string::npos;
-    const Context context = make_context_of(threads, -1);
+    const Context context = make_context(threads, -1);
     const Plan plan = make_plan(context.get(), pattern, problem);
     if (!plan) return -1;
     CHECK(explain(plan.get()).find(row) != std::string::npos);

@@ -27,12 +27,8 @@ void demand_together(Body body) {
     CHECK_EQ(wrong.load(), 0);
 }
 
-Context make_shared_context(int32_t cpu_threads) {
-    auto options = cpu_options();
-    options.cpu_threads = cpu_threads;
-    options.plan_cache = 2;  // fewer than there are plans, so that some fall out while others find them
-    return make_context(options);
-}
+// A cache of fewer plans than there are: some fall out while others find them.
+Context make_shared_context(int32_t cpu_threads) { return make_context(cpu_threads, 2); }
 
 bool run(Operands& operands) { return operands.forward() == SPATTN_OK && operands.backward() == SPATTN_OK; }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fuzz/fuzz.h"
+#include "meaning.h"
 
 namespace fuzz {
 
@@ -41,8 +42,7 @@ inline std::vector<uint8_t> model_mask(const Sees& sees, const Rectangle& e) {
     return mask;
 }
 
-inline int64_t mod(int64_t a, int64_t n) { return (a % n + n) % n; }
-inline int64_t div(int64_t a, int64_t n) { return (a - mod(a, n)) / n; }
+using meaning::div, meaning::mod;
 
 struct Integers {
     explicit Integers(const std::vector<int64_t>& values) : size(int64_t(values.size())) {
@@ -236,10 +236,7 @@ private:
                            : spattn_pattern_bsr(&rows_tensor.tensor, &columns_tensor.tensor, bq, bk, e.seq_q, e.seq_k,
                                                 0, out);
             },
-            [=](const Plane& s, int64_t p, int64_t k) {
-                const int64_t row = p - s.extent.q_offset;
-                return row >= 0 && row < e.seq_q && k >= 0 && k < e.seq_k && kept.count({row / bq, k / bk});
-            });
+            meaning::blocks(kept, bq, bk, {e.seq_q, e.seq_k}));
     }
     Model mask() {
         const Rectangle e = extent_;
@@ -249,12 +246,7 @@ private:
         const int64_t shape[] = {batch, heads, e.seq_q, e.seq_k};
         spattn_tensor tensor{values.data(), {SPATTN_CPU, 0}, 4, {SPATTN_BOOL, 8, 1}, shape, nullptr, 0};
         return made([&](auto out) { return spattn_pattern_mask(&tensor, 0, out); },
-                    [=](const Plane& s, int64_t p, int64_t k) {
-                        const int64_t row = p - s.extent.q_offset;
-                        if (row < 0 || row >= e.seq_q || k < 0 || k >= e.seq_k) return false;
-                        const int64_t plane = (batch > 1 ? s.batch : 0) * heads + (heads > 1 ? s.head : 0);
-                        return values[size_t((plane * e.seq_q + row) * e.seq_k + k)] != 0;
-                    });
+                    meaning::mask(values, batch, heads, {e.seq_q, e.seq_k}));
     }
     Model tree() {
         if (extent_.seq_q > extent_.seq_k) return sink();
@@ -281,26 +273,21 @@ private:
         std::vector<Pattern> owned;
         for (int64_t n = number(1, 3); n > 0; --n) add(build(depth - 1), owned, sees);
         const auto parts = views(owned);
-        return made([&](auto out) {
-                        return is_union ? spattn_pattern_union(parts.data(), parts.size(), out)
-                                        : spattn_pattern_intersection(parts.data(), parts.size(), out);
-                    },
-                    [=](const Plane& s, int64_t p, int64_t k) {
-                        const auto yes = [&](const Sees& part) { return part(s, p, k); };
-                        return is_union ? std::any_of(sees.begin(), sees.end(), yes)
-                                        : std::all_of(sees.begin(), sees.end(), yes);
-                    });
+        if (is_union)
+            return made([&](auto out) { return spattn_pattern_union(parts.data(), parts.size(), out); },
+                        meaning::any_of(sees));
+        return made([&](auto out) { return spattn_pattern_intersection(parts.data(), parts.size(), out); },
+                    meaning::all_of(sees));
     }
     Model difference(int depth) {
         const Model a = build(depth - 1), b = build(depth - 1);
-        return made(
-            [&](auto out) { return spattn_pattern_difference(a.pattern.get(), b.pattern.get(), out); },
-            [f = a.sees, g = b.sees](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); });
+        return made([&](auto out) { return spattn_pattern_difference(a.pattern.get(), b.pattern.get(), out); },
+                    meaning::difference(a.sees, b.sees));
     }
     Model transpose(int depth) {
         const Model a = build(depth - 1);
         return made([&](auto out) { return spattn_pattern_transpose(a.pattern.get(), out); },
-                    [f = a.sees](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); });
+                    meaning::transpose(a.sees));
     }
     Model choice(int depth, bool by_head) {
         std::vector<Sees> sees;
@@ -315,9 +302,7 @@ private:
                 return by_head ? spattn_pattern_per_head(parts.data(), parts.size(), map.data(), map.size(), out)
                                : spattn_pattern_per_batch(parts.data(), parts.size(), map.data(), map.size(), out);
             },
-            [=](const Plane& s, int64_t p, int64_t k) {
-                return sees[size_t(map[size_t(by_head ? s.head : s.batch)])](s, p, k);
-            });
+            meaning::choice(sees, map, by_head));
     }
     // Inside, no lists for an extent: documents have several.
     Model per_document(int depth) {
@@ -330,19 +315,7 @@ private:
         const Integers q(cu_q), k(cu_k);
         return made(
             [&](auto out) { return spattn_pattern_per_document(inner.pattern.get(), &q.tensor, &k.tensor, out); },
-            [=, f = inner.sees](const Plane& s, int64_t p, int64_t key) {
-                const int64_t row = p - s.extent.q_offset;
-                for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
-                    if (row < cu_q[t] || row >= cu_q[t + 1]) continue;
-                    if (key < cu_k[t] || key >= cu_k[t + 1]) return false;
-                    Plane own = s;
-                    own.extent.seq_q = cu_q[t + 1] - cu_q[t];
-                    own.extent.seq_k = cu_k[t + 1] - cu_k[t];
-                    own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
-                    return f(own, row - cu_q[t] + own.extent.q_offset, key - cu_k[t]);
-                }
-                return false;
-            });
+            meaning::per_document(inner.sees, cu_q, cu_k));
     }
 
     static void add(Model model, std::vector<Pattern>& patterns, std::vector<Sees>& sees) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Hostile arguments: a typed error that names the argument, or a pattern that answers without overflow.
 #include "check.h"
-#include "core/error.h"
 #include "pattern/pattern.h"
+#include "pattern/refuses.h"
 
 using namespace spattn;
 
@@ -10,19 +10,6 @@ namespace {
 
 constexpr int64_t huge = int64_t(1) << 62;
 constexpr int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
-
-template <class Make>
-void refuses(spattn_status status, const char* argument, Make make) {
-    check::context = argument;
-    try {
-        make();
-        CHECK(!"made");
-    } catch (const Error& error) {
-        CHECK_EQ(error.status, status);
-        CHECK_EQ(error.argument, argument);
-        CHECK(error.message.find("accepted") != std::string::npos);
-    }
-}
 
 // Asks everything at the ends of what positions may be; sanitizers watch.
 void survives(const PatternRef& pattern) {

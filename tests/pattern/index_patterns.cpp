@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "check.h"
-#include "core/error.h"
 #include "pattern/index_trees.h"
+#include "pattern/refuses.h"
 
 using namespace spattn;
 using namespace trees;
@@ -14,20 +14,6 @@ using namespace trees;
 namespace {
 
 constexpr int64_t huge = int64_t(1) << 62;
-
-template <class Make>
-void refuses(spattn_status status, const char* argument, Make make) {
-    check::context = argument;
-    try {
-        make();
-        CHECK(!"made");
-    } catch (const Error& error) {
-        CHECK_EQ(error.status, status);
-        CHECK_EQ(error.argument, argument);
-        CHECK(error.message.find("accepted") != std::string::npos || status == SPATTN_E_FORMAT);
-    }
-    check::context.clear();
-}
 
 IndexArray ints(std::vector<int64_t> numbers) { return numbers; }
 

@@ -31,24 +31,10 @@ public:
     Tree mixed(const Extent& e, int depth) {
         if (depth == 0) return number(0, 1) ? index_leaf(e) : leaf();
         const Tree a = mixed(e, depth - 1), b = mixed(e, depth - 1);
-        const Meaning f = a.sees, g = b.sees;
         switch (number(0, 5)) {
-            case 0:
-                return {make_union({a.pattern, b.pattern}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) || g(s, p, k); }};
-            case 1:
-                return {make_intersection({a.pattern, b.pattern}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && g(s, p, k); }};
-            case 2:
-                return {make_difference(a.pattern, b.pattern),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); }};
-            case 3:
-                return {make_per_head({a.pattern, b.pattern}, {1, 0, 1}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return (s.head == 1 ? f : g)(s, p, k); }};
-            case 4:
-                return {make_transpose(a.pattern), [=](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); }};
-            default:
-                return a;
+            case 4: return {make_transpose(a.pattern), transpose(a.sees)};
+            case 5: return a;
+            default: return composition(a, b);
         }
     }
 
@@ -58,20 +44,7 @@ public:
         std::vector<int64_t> cu_q(cuts_q), cu_k(cuts_k);
         cu_q.resize(std::min(cu_q.size(), cu_k.size()));
         cu_k.resize(cu_q.size());
-        const Meaning f = inner.sees;
-        return {make_per_document(inner.pattern, cu_q, cu_k), [=](const Plane& s, int64_t p, int64_t k) {
-                    const int64_t i = p - s.extent.q_offset;
-                    for (size_t t = 0; t + 1 < cu_q.size(); ++t) {
-                        if (i < cu_q[t] || i >= cu_q[t + 1]) continue;
-                        if (k < cu_k[t] || k >= cu_k[t + 1]) return false;
-                        Plane own = s;
-                        own.extent.seq_q = cu_q[t + 1] - cu_q[t];
-                        own.extent.seq_k = cu_k[t + 1] - cu_k[t];
-                        own.extent.q_offset = own.extent.seq_k - own.extent.seq_q;
-                        return f(own, i - cu_q[t] + own.extent.q_offset, k - cu_k[t]);
-                    }
-                    return false;
-                }};
+        return {make_per_document(inner.pattern, cu_q, cu_k), meaning::per_document(inner.sees, cu_q, cu_k)};
     }
 
 private:
@@ -110,30 +83,22 @@ private:
 
     Tree csr(const Extent& e) {
         const Lists l = lists(e.seq_q, e.seq_k);
-        return {make_csr(l.row_ptr, l.col_idx, e.seq_k, number(0, 1)),
-                [l](const Plane& s, int64_t p, int64_t k) { return l.pairs.count({p - s.extent.q_offset, k}) > 0; }};
+        return {make_csr(l.row_ptr, l.col_idx, e.seq_k, number(0, 1)), blocks(l.pairs, 1, 1, {e.seq_q, e.seq_k})};
     }
 
     Tree bsr(const Extent& e) {
         const int64_t bq = number(1, 12), bk = number(1, 12);
         const Lists l = lists((e.seq_q + bq - 1) / bq, (e.seq_k + bk - 1) / bk);
         return {make_bsr(l.row_ptr, l.col_idx, bq, bk, e.seq_q, e.seq_k, number(0, 1)),
-                [=](const Plane& s, int64_t p, int64_t k) {
-                    const int64_t i = p - s.extent.q_offset;
-                    return i >= 0 && i < e.seq_q && k >= 0 && k < e.seq_k && l.pairs.count({i / bq, k / bk}) > 0;
-                }};
+                blocks(l.pairs, bq, bk, {e.seq_q, e.seq_k})};
     }
 
     Tree mask(const Extent& e) {
         const int64_t batch = number(0, 1) ? e.batch : 1, heads = number(0, 1) ? e.heads : 1;
         std::vector<int64_t> values(size_t(batch * heads * e.seq_q * e.seq_k));
         for (int64_t& value : values) value = number(0, 3) == 0;
-        return {make_mask(values, {batch, heads, e.seq_q, e.seq_k}), [=](const Plane& s, int64_t p, int64_t k) {
-                    const int64_t i = p - s.extent.q_offset;
-                    if (i < 0 || i >= e.seq_q || k < 0 || k >= e.seq_k) return false;
-                    const int64_t plane = (batch > 1 ? s.batch : 0) * heads + (heads > 1 ? s.head : 0);
-                    return values[size_t((plane * e.seq_q + i) * e.seq_k + k)] != 0;
-                }};
+        return {make_mask(values, {batch, heads, e.seq_q, e.seq_k}),
+                meaning::mask(values, batch, heads, {e.seq_q, e.seq_k})};
     }
 };
 

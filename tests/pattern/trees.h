@@ -7,11 +7,13 @@
 #include <set>
 #include <string>
 
+#include "meaning.h"
 #include "pattern/pattern.h"
 
 namespace trees {
 
 using namespace spattn;
+using namespace meaning;
 
 // Whether a query at position p sees key k on this plane.
 using Meaning = std::function<bool(const Plane&, int64_t p, int64_t k)>;
@@ -68,25 +70,22 @@ public:
     Tree tree(int depth) {
         if (depth == 0 || number(0, 4) == 0) return leaf();
         const Tree a = tree(depth - 1), b = tree(depth - 1);
-        const Meaning f = a.sees, g = b.sees;
         switch (number(0, 5)) {
-            case 0:
-                return {make_union({a.pattern, b.pattern}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) || g(s, p, k); }};
-            case 1:
-                return {make_intersection({a.pattern, b.pattern}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && g(s, p, k); }};
-            case 2:
-                return {make_difference(a.pattern, b.pattern),
-                        [=](const Plane& s, int64_t p, int64_t k) { return f(s, p, k) && !g(s, p, k); }};
-            case 3:
-                return {make_per_head({a.pattern, b.pattern}, {0, 1, 0}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return (s.head == 1 ? g : f)(s, p, k); }};
             case 4:
                 return {make_per_batch({a.pattern, b.pattern}, {1, 0}),
-                        [=](const Plane& s, int64_t p, int64_t k) { return (s.batch == 0 ? g : f)(s, p, k); }};
-            default:
-                return {make_transpose(a.pattern), [=](const Plane& s, int64_t p, int64_t k) { return f(s, k, p); }};
+                        choice(std::vector{a.sees, b.sees}, {1, 0}, false)};
+            case 5: return {make_transpose(a.pattern), transpose(a.sees)};
+            default: return composition(a, b);
+        }
+    }
+
+    Tree composition(const Tree& a, const Tree& b) {
+        const std::vector<Meaning> both{a.sees, b.sees};
+        switch (number(0, 3)) {
+            case 0: return {make_union({a.pattern, b.pattern}), any_of(both)};
+            case 1: return {make_intersection({a.pattern, b.pattern}), all_of(both)};
+            case 2: return {make_difference(a.pattern, b.pattern), difference(a.sees, b.sees)};
+            default: return {make_per_head({a.pattern, b.pattern}, {0, 1, 0}), choice(both, {0, 1, 0}, true)};
         }
     }
 
@@ -102,9 +101,6 @@ public:
     }
 
 private:
-    static int64_t mod(int64_t a, int64_t n) { return ((a % n) + n) % n; }
-    static int64_t div(int64_t a, int64_t n) { return (a - mod(a, n)) / n; }
-
     Tree dilated(bool is_window) {
         const int64_t l = number(-1, 12), r = number(-1, 9), s = is_window ? 1 : number(1, 7);
         return {is_window ? make_window(l, r) : make_dilated(l, r, s), [=](const Plane&, int64_t p, int64_t k) {
