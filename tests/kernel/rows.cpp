@@ -89,6 +89,9 @@ static const Case cases[] = {
     {"runtime_tokens(12) & per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8},
     {"runtime_blocks(16,8,6) & (window(30,0) | sink(3))", 2, 4, 4, 50, 70, 16, 16, Axes::bhsd, own_scale, 3, false},
     {"runtime_blocks(1,64,3)", 1, 8, 2, 30, 500, 128, 128, Axes::bshd},
+    // Maxima that rise late: sums of the keys before shrink. Lists of the run and of the plan.
+    {"runtime_tokens(200)", 1, 17, 1, 20, 300, 32, 20, Axes::bhsd, 3.},
+    {"causal - window(0,0)", 1, 18, 2, 60, 300, 24, 16, Axes::bshd, 3.},
     {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5,
      true},
     {"runtime_tokens(30)", 1, 3, 1, 25, 41, 20, 20, Axes::gaps, own_scale, aligned_end, true, true, 0., true},
