@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What a host may plug into a context: its allocator, its log, its threads; and the plan cache.
 #include <atomic>
+#include <cmath>
+#include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "abi/abi.h"
@@ -212,22 +215,55 @@ TEST(parallel_for_that_fails) {
     succeed(run_forward(plan.get(), make_problem()).status, "the plan works once the host does");
 }
 
-TEST(equal_problems_share_a_plan) {
+TEST(equal_patterns_share_a_plan) {
     const Context context = make_context();
     const Pattern pattern = parse("causal & (window(3,0) | sink(1))"), same = parse("(sink(1) | window(3,0)) & causal");
-    auto problem = make_problem();
-    const Plan first = make_plan(context.get(), pattern.get(), problem),
-               second = make_plan(context.get(), same.get(), problem);
-    CHECK(first.get() == second.get());
-    problem.q_offset = 0;
-    problem.flags |= SPATTN_PLAN_Q_OFFSET;  // means the same here
-    problem.axes = SPATTN_BSHD;
-    const Plan other_axes = make_plan(context.get(), pattern.get(), problem);
-    CHECK(first.get() != other_axes.get());
-    problem.flags |= SPATTN_PLAN_SCALE;
-    problem.scale = 0.125;
-    const Plan other_scale = make_plan(context.get(), pattern.get(), problem);
-    CHECK(other_axes.get() != other_scale.get());
+    CHECK(make_plan(context.get(), pattern.get(), make_problem()).get() ==
+          make_plan(context.get(), same.get(), make_problem()).get());
+}
+
+// A plan for another problem would compute something else: each field and each flag tells plans apart.
+TEST(a_plan_is_kept_for_all_that_decides_it) {
+    const std::function<void(spattn_problem&)> changes[] = {
+        [](auto&) {},
+        [](auto& p) { p.batch = 3; },
+        [](auto& p) { p.heads_q = 6; },
+        [](auto& p) { p.heads_kv = 4; },
+        [](auto& p) { p.seq_q = 39; },
+        [](auto& p) { p.seq_k = 41; },
+        [](auto& p) { p.head_dim = 17; },
+        [](auto& p) { p.head_dim_v = 9; },
+        [](auto& p) { p.dtype = bf16; },
+        [](auto& p) { p.axes = SPATTN_BSHD; },
+        [](auto& p) { p.softcap = 30; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_SCALE, p.scale = 0.125; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_SCALE, p.scale = std::nextafter(0.125, 1.); },
+        [](auto& p) { p.flags |= SPATTN_PLAN_Q_OFFSET, p.q_offset = 1; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_Q_OFFSET, p.q_offset = 2; },
+        [](auto& p) { p.flags = 0; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_DETERMINISTIC; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_REFERENCE; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_VALUE_IN_KEY; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_SINK_LOGITS; },
+    };
+    const Context context = make_context();
+    const Pattern pattern = parse("causal");
+    std::set<const spattn_plan*> met;
+    std::vector<Plan> plans;
+    const auto is_another = [&](const spattn_problem& problem) {
+        plans.push_back(make_plan(context.get(), pattern.get(), problem));
+        CHECK(make_plan(context.get(), pattern.get(), problem).get() == plans.back().get());
+        return met.insert(plans.back().get()).second;
+    };
+    for (const auto& change : changes) {
+        auto problem = make_problem();
+        change(problem);
+        check::context = "change " + std::to_string(&change - changes);
+        CHECK(is_another(problem));
+    }
+    setenv("SPATTN_FORCE_KERNEL", "scalar_block_forward_f32_16x16", 1);
+    CHECK(is_another(make_problem()));
+    unsetenv("SPATTN_FORCE_KERNEL");
 }
 
 TEST(the_least_recently_used_plan_falls_out) {
