@@ -93,6 +93,12 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     return key.str();
 }
 
+std::string names_of(const PassPlan& pass) {
+    std::string names;
+    for (const PiecePlan& piece : pass.pieces) names += text(names.empty() ? "" : " then ", piece.kernel->name);
+    return names.empty() ? "none" : names;
+}
+
 Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,
                                  uint32_t flags, spattn_enum axes, void* stream) {
     auto plan = make_ref<spattn_plan>();
@@ -108,10 +114,11 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     plan->compiled = compile_plan(pattern, problem, options, all_kernels());
     plan->image = make_image(plan->compiled, context.device->memory(), stream);
     for (const PassPlan* pass : {&plan->compiled.forward, &plan->compiled.backward})
-        if (pass->kernel && pass->kernel->prepare) pass->kernel->prepare(context.device->id().index);
-    const char* backward = plan->compiled.backward.kernel ? plan->compiled.backward.kernel->name : "none";
+        for (const PiecePlan& piece : pass->pieces)
+            if (piece.kernel->prepare) piece.kernel->prepare(context.device->id().index);
     context.device->log(SPATTN_LOG_INFO, text("plan for ", plan->compiled.pattern_text, ": forward ",
-                                              plan->compiled.forward.kernel->name, ", backward ", backward));
+                                              names_of(plan->compiled.forward), ", backward ",
+                                              names_of(plan->compiled.backward)));
     return plan;
 }
 
@@ -153,7 +160,7 @@ spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, siz
         required(plan, "plan");
         require_range(op, SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD, "op");
         const PassPlan& pass = op == SPATTN_OP_FORWARD ? plan->compiled.forward : plan->compiled.backward;
-        require(pass.kernel, SPATTN_E_STATE, "op",
+        require(!pass.pieces.empty(), SPATTN_E_STATE, "op",
                 "is SPATTN_OP_BACKWARD, which needs SPATTN_PLAN_BACKWARD in the problem's flags");
         required(bytes, "bytes");
         if (align) *align = workspace_alignment(*plan);

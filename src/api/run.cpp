@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/overlap.h"
 #include "core/tensor.h"
+#include "plan/run.h"
 #include "plan/token_rows.h"
 
 namespace spattn {
@@ -203,15 +204,19 @@ private:
 };
 
 // What forward and backward share once the operands are checked.
-void fill(RunArgs& run, const spattn_plan& plan, const PassImage& image, const RowsOfRun& rows, void* stream) {
+void fill(RunArgs& run, const spattn_plan& plan, const RowsOfRun& rows, void* stream) {
     run.problem = &plan.compiled.problem;
-    run.layout = image.layout;
-    run.tasks = image.tasks;
-    run.tokens = image.tokens;
     run.rows = &rows.get();
     run.parallel = &plan.device->parallel();
     run.stream = stream;
     run.device = plan.device->id().index;
+}
+
+void check_max_logits(const PassPlan& pass) {
+    for (const PiecePlan& piece : pass.pieces)
+        if (!piece.kernel->max_logits)
+            fail(SPATTN_E_UNSUPPORTED, "max_logits",
+                 text("is given where the plan's kernel, ", piece.kernel->name, ", does not write it; accepted: NULL"));
 }
 
 void check_flags(uint32_t flags) {
@@ -228,9 +233,10 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         const Problem& p = required(plan, "plan").compiled.problem;
         const spattn_forward_args a = read_struct(given, offsetof(spattn_forward_args, sink_logits), "args");
         check_flags(a.flags);
+        const PassPlan& pass = plan->compiled.forward;
         Operands operands(*plan);
         ForwardArgs run{};
-        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, plan->compiled.forward.workspace);
+        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
         run.v = read_values(operands, p, a.v, run.k);
@@ -240,13 +246,10 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         run.run_lists = read_lists(operands, p, a);
         run.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
-        const Kernel& kernel = *plan->compiled.forward.kernel;
-        if (a.max_logits && !kernel.max_logits)
-            fail(SPATTN_E_UNSUPPORTED, "max_logits",
-                 text("is given where the plan's kernel, ", kernel.name, ", does not write it; accepted: NULL"));
+        if (a.max_logits) check_max_logits(pass);
         const RowsOfRun rows(*plan, run.run_lists);
-        fill(run, *plan, plan->image.forward, rows, a.stream);
-        kernel.forward(run);
+        fill(run, *plan, rows, a.stream);
+        run_pass(pass, plan->image.forward, run);
     });
 }
 
@@ -256,7 +259,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         const spattn_backward_args a = read_struct(given, offsetof(spattn_backward_args, sink_logits), "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.backward;
-        require(pass.kernel, SPATTN_E_STATE, "plan",
+        require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
         Operands operands(*plan);
         BackwardArgs run{};
@@ -280,7 +283,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         if (a.dsink_logits) run.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
         const RowsOfRun rows(*plan, run.run_lists);
-        fill(run, *plan, plan->image.backward, rows, a.stream);
-        pass.kernel->backward(run);
+        fill(run, *plan, rows, a.stream);
+        run_pass(pass, plan->image.backward, run);
     });
 }

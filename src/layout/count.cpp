@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -185,6 +186,30 @@ void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads,
     }
 }
 
+// Adds the keys that each query keeps, [seq_q], over all tiles that it stands in.
+void add_kept(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total,
+              std::vector<int64_t>& kept) {
+    const AxisView queries = view(layout).queries;
+    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
+        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
+        RowCounts blocks;
+        const std::vector<int64_t>& of_place = counter.count_rows(slices[tile], blocks);
+        add_blocks(total, blocks, layout.by_key.rows, heads);
+        for (int32_t i = 0; i < tokens.count; ++i) {
+            const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
+            if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
+        }
+    }
+}
+
+double count_visited(const Counts& counts, const Layout& layout) {
+    return double(counts.blocks_full + counts.blocks_partial) * layout.block_q * layout.block_k;
+}
+
+const Slice* slices_of(const Layout& layout, int32_t list_class) {
+    return &layout.by_query.slices[size_t(list_class) * layout.by_query.rows];
+}
+
 }  // namespace
 
 Counts count(const Layout& layout) {
@@ -193,11 +218,38 @@ Counts count(const Layout& layout) {
     RowCounter counter(layout);
     const std::vector<int64_t> heads = count_heads(layout);
     for (int32_t c = 0; c < layout.classes; ++c) {
-        const Slice* slices = &layout.by_query.slices[size_t(c) * layout.by_query.rows];
         const auto count_class = layout.queries.tokens.empty() ? count_homes : count_with_listed;
-        count_class(layout, slices, heads[c], counter, total);
+        count_class(layout, slices_of(layout, c), heads[c], counter, total);
     }
-    total.visited = double(total.blocks_full + total.blocks_partial) * layout.block_q * layout.block_k;
+    total.visited = count_visited(total, layout);
+    return total;
+}
+
+Counts count(const std::vector<const Layout*>& pieces) {
+    const Extent& extent = pieces[0]->extent;
+    std::map<std::vector<int32_t>, int64_t> heads;  // by their class in each piece
+    for (size_t head = 0; head < pieces[0]->class_of.size(); ++head) {
+        std::vector<int32_t> classes;
+        for (const Layout* piece : pieces) classes.push_back(piece->class_of[head]);
+        ++heads[classes];
+    }
+    std::vector<RowCounter> counters;
+    for (const Layout* piece : pieces) counters.emplace_back(*piece);
+    Counts total;
+    total.row_min = extent.seq_k;
+    for (const auto& [classes, count] : heads) {
+        std::vector<int64_t> kept(size_t(extent.seq_q));
+        for (size_t i = 0; i < pieces.size(); ++i) {
+            Counts counts;
+            add_kept(*pieces[i], slices_of(*pieces[i], classes[i]), count, counters[i], counts, kept);
+            total.pairs += counts.pairs;
+            total.blocks_full += counts.blocks_full;
+            total.blocks_partial += counts.blocks_partial;
+            total.blocks_empty += counts.blocks_empty;
+            total.visited += count_visited(counts, *pieces[i]);
+        }
+        for (int64_t of_row : kept) add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, count);
+    }
     return total;
 }
 

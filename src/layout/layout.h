@@ -57,6 +57,8 @@ struct Counts {
     int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of query rows
 };
 Counts count(const Layout& layout);
+// Of layouts that share no pair, as of one: blocks are those of each.
+Counts count(const std::vector<const Layout*>& pieces);
 
 // Heads and batch entries of each class.
 std::vector<int64_t> count_heads(const Layout& layout);

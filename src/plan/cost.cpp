@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Work in units that people compare across libraries: on kept pairs, each operand moved once. What a row makes of it is
 // the row's own cost().
+#include <algorithm>
+
 #include "plan/plan.h"
 
 namespace spattn {
@@ -18,6 +20,15 @@ double operand_bytes(const Problem& p, Pass pass) {
     const double elements = rows_q * dims + rows_k * dims_k;
     const double lse = 4 * rows_q;
     return (pass == Pass::forward ? 1 : 2) * elements * dtype_row(p.dtype).bytes + lse;
+}
+
+// Sums as wide as a row adds them up: forward of out with three numbers a query, backward of dq, dk and dv.
+double handed_on_bytes(const Problem& p, Pass pass) {
+    const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+    const double forward = rows_q * double(p.head_dim_v + 3);
+    const double backward = rows_q * double(p.head_dim) + rows_k * double(p.head_dim + p.head_dim_v);
+    return std::max(4, dtype_row(p.dtype).bytes) * (pass == Pass::forward ? forward : backward);
 }
 
 }  // namespace spattn

@@ -79,13 +79,6 @@ std::string describe_problem(const CompiledPlan& plan) {
                                      decimal(m.bandwidth, 0) + " GB/s");
 }
 
-// What the chosen row was told of its layout.
-const LayoutStats& chosen_stats(const PassPlan& pass) {
-    for (const Candidate& c : pass.considered)
-        if (c.kernel == pass.kernel && c.order == pass.order) return c.stats;
-    return pass.considered.front().stats;
-}
-
 std::string describe_order(Order order) {
     switch (order) {
         case Order::residue: return " in residue classes";
@@ -100,22 +93,22 @@ double count_listed_tiles(const Axis& axis) {
     return double(axis.tokens.size()) - double(std::count(axis.tokens.begin(), axis.tokens.end(), no_token));
 }
 
-std::string describe_order(const PassPlan& pass) {
-    const Layout& layout = *pass.layout;
-    if (pass.order == Order::plain) return "";
-    if (pass.order == Order::residue)
+std::string describe_order(const PiecePlan& piece) {
+    const Layout& layout = *piece.layout;
+    if (piece.order == Order::plain) return "";
+    if (piece.order == Order::residue)
         return line("  order", grouped(double(layout.queries.modulus)) + " residue classes of queries and keys");
     return line("  order", plural(count_listed_tiles(layout.queries), "query", "queries") + " and " +
                                plural(count_listed_tiles(layout.keys), "key") + " in listed tiles");
 }
 
-std::string describe_layout(const PassPlan& pass) {
-    const LayoutStats& stats = chosen_stats(pass);
-    const Layout& layout = *pass.layout;
+std::string describe_layout(const PiecePlan& piece) {
+    const LayoutStats& stats = piece.stats;
+    const Layout& layout = *piece.layout;
     const double all = double(layout.class_of.size()) * layout.by_query.rows * layout.by_key.rows;
     const std::string classes = grouped(layout.classes) + (layout.classes == 1 ? " class" : " classes");
-    return describe_order(pass) +
-           line("  blocks", blocks_of(*pass.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
+    return describe_order(piece) +
+           line("  blocks", blocks_of(*piece.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
                                 grouped(stats.masked) + " masked of " + grouped(all) + "; " +
                                 plural(layout.num_masks, "mask") + ", " + classes + " of heads") +
            line("  visited", grouped(stats.visited) + " pairs, " + percent(stats.visited - stats.pairs, stats.visited) +
@@ -123,9 +116,9 @@ std::string describe_layout(const PassPlan& pass) {
 }
 
 // The block row that would have cost least, for what a person may ask: why not blocks?
-std::string describe_waste(const PassPlan& pass) {
+std::string describe_waste(const PiecePlan& piece) {
     const Candidate* best = nullptr;
-    for (const Candidate& c : pass.considered)
+    for (const Candidate& c : piece.considered)
         if (c.refused.empty() && c.kernel->family == Family::block && (!best || c.cost.us < best->cost.us)) best = &c;
     if (!best) return "";
     return line("  instead", "of " + blocks_of(*best->kernel) + " blocks, which visit " + grouped(best->stats.visited) +
@@ -133,18 +126,18 @@ std::string describe_waste(const PassPlan& pass) {
                                     " of them not kept");
 }
 
-std::string describe_lists(const CompiledPlan& plan, const PassPlan& pass) {
-    const LayoutStats& stats = chosen_stats(pass);
+std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
+    const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
-    if (pass.tokens) return line("  lists", rows) + describe_waste(pass);
+    if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
     const ListShape& shape = plan.problem.run_lists;
     const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
     const std::string given = "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit + ": ";
-    return line("  lists", given + rows + (pass.layout ? ", less what the pattern does not keep" : ""));
+    return line("  lists", given + rows + (piece.layout ? ", less what the pattern does not keep" : ""));
 }
 
-std::string describe_tasks(const PassPlan& pass, const Machine& machine) {
-    const Schedule& s = pass.schedule;
+std::string describe_tasks(const PiecePlan& piece, const Machine& machine) {
+    const Schedule& s = piece.schedule;
     const int32_t orders = view(s).orders;
     const std::string split = s.joins.empty() ? "none split"
                                               : plural(double(s.joins.size()), "row") + " split into " +
@@ -155,20 +148,52 @@ std::string describe_tasks(const PassPlan& pass, const Machine& machine) {
 
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
 
-std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
-    std::string out = line(which == Pass::forward ? "forward" : "backward", pass.kernel->name);
-    if (pass.kernel->family == Family::block) out += describe_layout(pass) + describe_tasks(pass, plan.options.machine);
-    if (pass.kernel->family == Family::gather) out += describe_lists(plan, pass);
-    out += line("  work", scaled(flops(plan.problem, plan.counts.pairs, which), 1000, "FLOP") + ", " +
-                              bytes(operand_bytes(plan.problem, which)) + " of operands, " +
-                              bytes(double(pass.workspace)) + " of workspace");
-    out += line("  predicted", describe_cost(pass.cost) + " binds");
-    out += "  considered\n";
-    for (const Candidate& c : pass.considered)
-        out += std::string(c.kernel == pass.kernel && c.order == pass.order ? "  * " : "    ") + c.kernel->name +
-               describe_order(c.order) + ": " +
+// Of the row that works on a piece: how, and why it.
+std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
+    switch (piece.kernel->family) {
+        case Family::block: return describe_layout(piece) + describe_tasks(piece, plan.options.machine);
+        case Family::gather: return describe_lists(plan, piece);
+        default: return "";
+    }
+}
+
+std::string describe_considered(const std::vector<Candidate>& considered, const PiecePlan* chosen) {
+    std::string out = "  considered\n";
+    for (const Candidate& c : considered)
+        out += std::string(chosen && c.kernel == chosen->kernel && c.order == chosen->order ? "  * " : "    ") +
+               c.kernel->name + describe_order(c.order) + ": " +
                (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
     return out;
+}
+
+std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+    return line("  work", scaled(flops(plan.problem, plan.counts.pairs, which), 1000, "FLOP") + ", " +
+                              bytes(operand_bytes(plan.problem, which)) + " of operands, " +
+                              bytes(double(pass.workspace)) + " of workspace") +
+           line("  predicted", describe_cost(pass.cost) + " binds");
+}
+
+// The whole first, then each piece.
+std::string describe_pieces(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+    std::string out = describe_work(plan, pass, which);
+    out += line("  handed on", bytes(double(pass.carried)) + " from piece to piece");
+    out += describe_considered(pass.whole, nullptr);
+    for (const PiecePlan& piece : pass.pieces) {
+        out += line(" piece", piece.pattern_text);
+        out += line("  by", piece.kernel->name) + describe_row(plan, piece);
+        out += line("  predicted", describe_cost(piece.cost) + " binds");
+        out += describe_considered(piece.considered, &piece);
+    }
+    return out;
+}
+
+std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+    const char* const name = which == Pass::forward ? "forward" : "backward";
+    if (pass.pieces.size() > 1)
+        return line(name, grouped(double(pass.pieces.size())) + " pieces") + describe_pieces(plan, pass, which);
+    const PiecePlan& whole = pass.pieces[0];
+    return line(name, whole.kernel->name) + describe_row(plan, whole) + describe_work(plan, pass, which) +
+           describe_considered(whole.considered, &whole);
 }
 
 }  // namespace
@@ -177,7 +202,7 @@ std::string explain(const CompiledPlan& plan) {
     std::string out = describe_problem(plan);
     out += line("layout", bytes(double(plan.layout_bytes)) + " of lists and masks");
     out += describe_pass(plan, plan.forward, Pass::forward);
-    if (plan.backward.kernel) out += describe_pass(plan, plan.backward, Pass::backward);
+    if (!plan.backward.pieces.empty()) out += describe_pass(plan, plan.backward, Pass::backward);
     return out;
 }
 

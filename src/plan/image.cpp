@@ -60,40 +60,46 @@ LiveView place(Stage& stage, LiveView live, const Live& from) {
     return live;
 }
 
-PassImage place(Stage& stage, const PassPlan& pass) {
-    PassImage image;
-    image.tasks = view(pass.schedule);
-    image.tasks.tasks = stage.place(pass.schedule.tasks.data(), pass.schedule.tasks.size());
-    image.tasks.begin = stage.place(pass.schedule.begin.data(), pass.schedule.begin.size());
-    image.tasks.joins = stage.place(pass.schedule.joins.data(), pass.schedule.joins.size());
-    image.tokens = pass.tokens_view();
-    if (pass.tokens) {
-        image.tokens.begin = stage.place(pass.tokens->begin.data(), pass.tokens->begin.size());
-        image.tokens.keys = stage.place(pass.tokens->keys.data(), pass.tokens->keys.size());
-        image.tokens.class_of = stage.place(pass.tokens->class_of.data(), pass.tokens->class_of.size());
+PieceImage place(Stage& stage, const PiecePlan& piece) {
+    PieceImage image = view(piece);
+    image.tasks.tasks = stage.place(piece.schedule.tasks.data(), piece.schedule.tasks.size());
+    image.tasks.begin = stage.place(piece.schedule.begin.data(), piece.schedule.begin.size());
+    image.tasks.joins = stage.place(piece.schedule.joins.data(), piece.schedule.joins.size());
+    if (piece.tokens) {
+        image.tokens.begin = stage.place(piece.tokens->begin.data(), piece.tokens->begin.size());
+        image.tokens.keys = stage.place(piece.tokens->keys.data(), piece.tokens->keys.size());
+        image.tokens.class_of = stage.place(piece.tokens->class_of.data(), piece.tokens->class_of.size());
     }
-    if (!pass.layout) return image;  // reference rows read no layout
-    image.layout = pass.layout_view();
-    image.layout.queries = place(stage, image.layout.queries, pass.layout->queries);
-    image.layout.keys = place(stage, image.layout.keys, pass.layout->keys);
-    image.layout.by_query = place(stage, image.layout.by_query, pass.layout->by_query);
-    image.layout.by_key = place(stage, image.layout.by_key, pass.layout->by_key);
-    image.layout.live_queries = place(stage, image.layout.live_queries, pass.layout->live_queries);
-    image.layout.live_keys = place(stage, image.layout.live_keys, pass.layout->live_keys);
-    image.layout.class_of = stage.place(pass.layout->class_of.data(), pass.layout->class_of.size());
+    if (!piece.layout) return image;  // reference rows read no layout
+    const Layout& layout = *piece.layout;
+    image.layout.queries = place(stage, image.layout.queries, layout.queries);
+    image.layout.keys = place(stage, image.layout.keys, layout.keys);
+    image.layout.by_query = place(stage, image.layout.by_query, layout.by_query);
+    image.layout.by_key = place(stage, image.layout.by_key, layout.by_key);
+    image.layout.live_queries = place(stage, image.layout.live_queries, layout.live_queries);
+    image.layout.live_keys = place(stage, image.layout.live_keys, layout.live_keys);
+    image.layout.class_of = stage.place(layout.class_of.data(), layout.class_of.size());
     image.layout.masks =
         stage.place(image.layout.masks, size_t(image.layout.num_masks) * size_t(image.layout.mask_words));
     return image;
 }
 
+PassImage place(Stage& stage, const PassPlan& pass) {
+    PassImage image;
+    for (const PiecePlan& piece : pass.pieces) image.push_back(place(stage, piece));
+    return image;
+}
+
 }  // namespace
+
+PieceImage view(const PiecePlan& piece) { return {piece.layout_view(), view(piece.schedule), piece.tokens_view()}; }
 
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
     Stage stage;
     PlanImage image;
     const auto place_passes = [&] {
-        if (plan.forward.kernel) image.forward = place(stage, plan.forward);
-        if (plan.backward.kernel) image.backward = place(stage, plan.backward);
+        image.forward = place(stage, plan.forward);
+        image.backward = place(stage, plan.backward);
     };
     place_passes();
     if (stage.bytes()) {

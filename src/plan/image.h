@@ -2,17 +2,23 @@
 // The part of a plan that kernels read, in one block of the device's memory: written once, never changed.
 #pragma once
 
+#include <vector>
+
 #include "core/memory.h"
 #include "plan/plan.h"
 
 namespace spattn {
 
-// Where one pass's lists, masks and tasks lie on the device.
-struct PassImage {
+// Where the lists, masks and tasks of one piece of a pass lie.
+struct PieceImage {
     LayoutView layout{};
     TasksView tasks{};
     TokenListsView tokens{};
 };
+using PassImage = std::vector<PieceImage>;
+
+// Of a piece as it lies in host memory.
+PieceImage view(const PiecePlan& piece);
 
 struct PlanImage {
     Memory::Block block;

@@ -49,6 +49,13 @@ public:
     virtual void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const = 0;
 };
 
+// A pass may be cut into pieces: patterns that share no pair, each with a row and a layout of its own, which run one
+// after the other. What they leave for the next lies in `carried`.
+struct PieceView {
+    void* carried = nullptr;  // as large as the rows' carries() said, aligned as the workspace
+    bool is_first = true, is_last = true;
+};
+
 // What every pass sees.
 struct RunArgs {
     const Problem* problem;
@@ -61,6 +68,7 @@ struct RunArgs {
     void* stream;           // CUDA rows
     int32_t device;         // CUDA rows: index among the devices of this kind
     void* workspace;        // as large as the row's workspace() said, aligned to 64 bytes (CPU) or 256 (CUDA)
+    PieceView piece;        // rows that carry
 };
 
 struct ForwardArgs : RunArgs {
@@ -123,6 +131,8 @@ struct Kernel {
     bool max_logits = false;                    // writes them where a run asks
     bool softcap = false, sink_logits = false;  // takes problems that have them
     bool shares_lists = false;                  // gather rows: the heads of a group must see the same keys
+    // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
+    size_t (*carries)(const Problem&) = nullptr;
 };
 
 struct KernelTable {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A plan: one kernel row a pass, the layouts those rows read, their tasks, and the reasons.
+// A plan: the kernel rows of each pass, the layouts those rows read, their tasks, and the reasons.
 #pragma once
 
 #include <memory>
@@ -36,8 +36,9 @@ struct Candidate {
     LayoutStats stats{};
 };
 
-// One pass of a plan.
-struct PassPlan {
+// What works on one pattern: the whole, or a piece of it.
+struct PiecePlan {
+    std::string pattern_text;
     const Kernel* kernel = nullptr;
     Order order = Order::plain;
     // Row-major masks; shared between passes with equal blocks. Of a gather row whose lists runs bring: what else their
@@ -47,11 +48,21 @@ struct PassPlan {
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless runs bring the lists
     Schedule schedule;
     Cost cost{};
+    LayoutStats stats{};
     std::vector<Candidate> considered;
-    size_t workspace = 0;                     // bytes
+    size_t workspace = 0;  // bytes
 
     LayoutView layout_view() const;
     TokenListsView tokens_view() const { return tokens ? view(*tokens) : TokenListsView{}; }
+};
+
+// One pass of a plan. Nearly all are of one piece, the whole pattern; where there are more, they share no pair.
+struct PassPlan {
+    std::vector<PiecePlan> pieces;  // none where the pass is not planned
+    Cost cost{};
+    std::vector<Candidate> whole;   // of plans in several pieces: what was looked at for the whole pattern
+    size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
+    size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
 };
 
 struct PlanOptions {
@@ -65,9 +76,9 @@ struct CompiledPlan {
     Problem problem;
     PlanOptions options;
     std::string pattern_text;
-    Counts counts;                // exact, from the forward layout
+    Counts counts;               // exact, from the forward layouts
     size_t layout_bytes = 0;
-    PassPlan forward, backward;   // backward.kernel is null unless planned
+    PassPlan forward, backward;  // backward has no pieces unless planned
 };
 
 // Chooses among `kernels` (all_kernels() in production). Fails with SPATTN_E_NO_KERNEL and the reasons where none fits.
@@ -79,5 +90,7 @@ std::string explain(const CompiledPlan& plan);
 
 double flops(const Problem& problem, double pairs, Pass pass);
 double operand_bytes(const Problem& problem, Pass pass);
+// Written by one piece of a pass and read by the next.
+double handed_on_bytes(const Problem& problem, Pass pass);
 
 }  // namespace spattn

@@ -95,11 +95,11 @@ bool groups_share(const Problem& p, const Layout& layout) {
     return true;
 }
 
-LayoutStats make_gather_stats(const Problem& p, const Lowered& lowered) {
+LayoutStats make_gather_stats(const Problem& p, double pairs, bool groups_share) {
     LayoutStats stats{};
-    stats.pairs = stats.visited = stats.worked = lowered.counts.pairs;
+    stats.pairs = stats.visited = stats.worked = pairs;
     stats.rows = p.batch * p.heads_q * p.seq_q;
-    stats.gathered = stats.pairs / (groups_share(p, *lowered.layout) ? double(p.group()) : 1);
+    stats.gathered = pairs / (groups_share ? double(p.group()) : 1);
     return stats;
 }
 
@@ -112,11 +112,7 @@ Counts count_run_lists(const Problem& p) {
 }
 
 LayoutStats make_run_stats(const Problem& p) {
-    LayoutStats stats{};
-    stats.pairs = stats.visited = stats.worked = count_run_lists(p).pairs;
-    stats.rows = p.batch * p.heads_q * p.seq_q;
-    stats.gathered = stats.pairs / double(p.group());
-    return stats;
+    return make_gather_stats(p, count_run_lists(p).pairs, true);
 }
 
 }  // namespace spattn

@@ -54,6 +54,39 @@ void check_all(const Layout& layout, const Scene& scene, const std::string& orde
     check_writers(layout, true, scene, order);
 }
 
+// Pieces, each in residue classes where it keeps to them: together they say each pair once, and count as the whole.
+void check_pieces(const spattn::Pattern& pattern, const Layout& whole, const Scene& scene) {
+    std::vector<Layout> layouts;
+    for (const spattn::PatternRef& piece : pattern.pieces()) {
+        const auto modulus = int32_t(std::clamp<int64_t>(piece->modulus(), 1, 1000));  // 0: of nothing, any
+        auto residue = modulus <= std::max(whole.extent.seq_q, whole.extent.seq_k)
+                           ? build_residue_layout(*piece, whole.extent, modulus, whole.block_q, whole.block_k)
+                           : std::nullopt;
+        layouts.push_back(residue ? std::move(*residue)
+                                  : build_layout(*piece, whole.extent, whole.block_q, whole.block_k));
+    }
+    std::vector<const Layout*> pieces;
+    for (const Layout& layout : layouts) pieces.push_back(&layout);
+    for (size_t plane = 0; plane < whole.class_of.size(); ++plane) {
+        spattn::Dense left = dense_of(scene, plane);
+        for (const Layout* piece : pieces) {
+            const spattn::Dense said = read_lists(*piece, piece->class_of[plane], false).pairs;
+            for (size_t q = 0; q < left.size(); ++q)
+                for (size_t k = 0; k < left[q].size(); ++k) {
+                    if (!said[q][k]) continue;
+                    demand(left[q][k], "each pair in one piece", scene.text);
+                    left[q][k] = false;
+                }
+        }
+        const auto keeps = [](const std::vector<bool>& row) { return std::count(row.begin(), row.end(), true) > 0; };
+        demand(std::none_of(left.begin(), left.end(), keeps), "every pair in a piece", scene.text);
+    }
+    const spattn::Counts got = count(pieces), wanted = count(whole);
+    demand(got.pairs == wanted.pairs && got.row_min == wanted.row_min && got.row_max == wanted.row_max &&
+               got.rows_empty == wanted.rows_empty,
+           "counts of pieces", scene.text);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
@@ -70,6 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const spattn::Extent extent{e.batch, e.heads, e.seq_q, e.seq_k, e.q_offset};
     const Layout plain = build_layout(*model.pattern, extent, block_q, block_k);
     check_all(plain, scene, "plain blocks");
+    check_pieces(*model.pattern, plain, scene);
     if (modulus <= std::max(e.seq_q, e.seq_k)) {
         if (const auto residue = build_residue_layout(*model.pattern, extent, modulus, block_q, block_k))
             check_all(*residue, scene, std::to_string(modulus) + " residue classes");

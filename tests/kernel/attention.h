@@ -20,6 +20,7 @@
 #include "core/threads.h"
 #include "plan/backends.h"
 #include "plan/plan.h"
+#include "plan/run.h"
 #include "plan/token_rows.h"
 
 namespace attention {
@@ -390,10 +391,10 @@ public:
         f.max_logits = max_logits.view();
         if (p.value_in_key) f.v = f.k;
         if (p.has_sink_logits) f.sink_logits = sinks.view();
-        run_pass(plan_.forward, f);
+        run(plan_.forward, f);
         const Values first = out.values();
         if (!case_.optional_operands) f.lse = f.max_logits = {};
-        run_pass(plan_.forward, f);
+        run(plan_.forward, f);
         CHECK(same_bits(first, out.values()));  // again, and with or without lse
 
         BackwardArgs b{};
@@ -403,7 +404,7 @@ public:
         if (case_.optional_operands && p.has_sink_logits) b.dsink_logits = dsinks.view();
         b.dq = dq.view(), b.dk = dk.view();
         if (!p.value_in_key) b.dv = dv.view();
-        run_pass(plan_.backward, b);
+        run(plan_.backward, b);
         CHECK(out.kept_guards() && lse.kept_guards() && max_logits.kept_guards());
         CHECK(dq.kept_guards() && dk.kept_guards() && dv.kept_guards() && dsinks.kept_guards());
         return {out.values(), lse.values(), max_logits.values(), dq.values(), dk.values(), dv.values(),
@@ -416,37 +417,35 @@ public:
 
 private:
     void replace(PassPlan& pass, std::shared_ptr<const Layout> layout) const {
-        const Kernel& kernel = *pass.kernel;
+        if (pass.pieces.size() != 1) std::abort();  // the layout is one of the whole pattern
+        PiecePlan& whole = pass.pieces[0];
+        const Kernel& kernel = *whole.kernel;
         auto masks = std::make_shared<std::vector<uint64_t>>(layout->masks);
         if (kernel.permute)
             for (int32_t i = 0; i < layout->num_masks; ++i)
                 kernel.permute(&layout->masks[size_t(i) * layout->mask_words], layout->block_q, layout->block_k,
                                &(*masks)[size_t(i) * kernel.mask_words]);
-        pass.layout = std::move(layout);
-        pass.masks = std::move(masks);
-        pass.schedule = make_schedule(problem_, pass.layout_view(), kernel.pass);
+        whole.layout = std::move(layout);
+        whole.masks = std::move(masks);
+        whole.schedule = make_schedule(problem_, whole.layout_view(), kernel.pass);
         pass.workspace =
-            kernel.workspace(problem_, pass.layout_view(), spattn::view(pass.schedule), threads_->lanes());
+            kernel.workspace(problem_, whole.layout_view(), spattn::view(whole.schedule), threads_->lanes());
     }
 
     template <class Args>
-    void run_pass(const PassPlan& pass, Args& args) {
+    void run(const PassPlan& pass, Args& args) {
         Workspace workspace(pass.workspace);
         args.problem = &problem_;
-        args.layout = pass.layout_view();
-        args.tasks = spattn::view(pass.schedule);
         const PatternRows pattern_rows(*pattern_, problem_);
         const RunListRows list_rows(known_.get(), problem_, lists_);
         args.rows = &pattern_rows;
         if (problem_.run_lists.at_run_time()) args.rows = &list_rows;
-        args.tokens = pass.tokens_view();
         args.run_lists = lists_;
         args.parallel = threads_.get();
         args.workspace = workspace.start();
-        if constexpr (std::is_same_v<Args, ForwardArgs>)
-            pass.kernel->forward(args);
-        else
-            pass.kernel->backward(args);
+        PassImage image;
+        for (const PiecePlan& piece : pass.pieces) image.push_back(spattn::view(piece));
+        spattn::run_pass(pass, image, args);
         CHECK(workspace.kept_guard());
     }
 

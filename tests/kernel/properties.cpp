@@ -49,11 +49,10 @@ TEST(values_may_be_a_view_of_keys) {
         const PatternRows token_rows(*pattern, p);
         Workspace workspace(pass.workspace);
         ForwardArgs f{};
-        f.problem = &p, f.layout = pass.layout_view(), f.tasks = spattn::view(pass.schedule), f.rows = &token_rows;
-        f.tokens = pass.tokens_view();
+        f.problem = &p, f.rows = &token_rows;
         f.parallel = threads.get(), f.workspace = workspace.start();
         f.q = q.view(), f.k = k.view(), f.v = k.view(), f.out = out.view();
-        pass.kernel->forward(f);
+        run_pass(pass, {spattn::view(pass.pieces.at(0))}, f);
         check_close("out", out.values(), want.out, bound_of(Dtype::f32, "out"), 1);
     }
 }

@@ -80,6 +80,19 @@ static const Case cases[] = {
     {"transpose(landmark(90,1)) | window(0,3)", 1, 1, 1, 700, 650, 16, 16, Axes::gaps, own_scale, 20},
     {"logsparse", 2, 2, 1, 700, 700, 12, 12},
     {"per_head([0,1,0,0], global_keys(7,300,301,599) | window(0,0), transpose(logsparse))", 1, 4, 2, 600, 600, 8, 8},
+    // In pieces: see the_pieces_are_met.
+    {"causal & (window(13,0) | strided(12))", 1, 4, 2, 601, 601, 20, 12, Axes::bshd},
+    {"window(7,7) | strided(16)", 2, 2, 1, 500, 610, 16, 20, Axes::gaps},
+    {"(window(5,0) | dilated(160,0,8)) - sink(40)", 1, 2, 2, 450, 400, 16, 16, Axes::bhsd, own_scale, -33},
+    {"causal & documents(0,200,410) & (window(9,0) | strided(8))", 1, 4, 2, 500, 520, 16, 16, Axes::bshd, own_scale,
+     aligned_end, true, false, 5., true},  // the last see the sink alone
+    {"causal & (window(4,0) | strided(11)) - window(1,0)", 2, 2, 1, 400, 380, 24, 16, Axes::gaps, 4., aligned_end, true,
+     true, 0., true},
+    {"causal & (window(3,0) | strided(8))", 1, 2, 2, 300, 300, 12, 12, Axes::bhsd, own_scale, aligned_end, false, false,
+     0., true},
+    {"block_diagonal(32) | block_diagonal(128) & residue(4,1) | block_diagonal(640) & residue(16,1)", 1, 2, 1, 650, 650,
+     16, 16},
+    {"causal & (window(3,0) | strided(8))", 1, 1, 1, 2100, 2100, 8, 8},  // parts are joined in each piece
     {"runtime_tokens(5)", 1, 1, 1, 4, 9, 3, 5},
     {"runtime_tokens(40)", 2, 4, 2, 17, 50, 20, 12, Axes::gaps},
     {"runtime_tokens(70)", 1, 2, 2, 9, 100, 64, 64, Axes::shared},
@@ -133,12 +146,13 @@ TEST(the_orders_are_met) {
         for (const Case& c : cases) {
             if (!takes(rows, c)) continue;
             const Attention<float> attention(c, rows, 2);
-            for (const PassPlan* pass : {&attention.plan().forward, &attention.plan().backward}) {
-                residue += pass->order == Order::residue;
-                packed += pass->order == Order::packed;
-                listed += pass->order == Order::listed;
-                moved += !pass->layout->queries.away.empty() || !pass->layout->keys.away.empty();
-            }
+            for (const PassPlan* pass : {&attention.plan().forward, &attention.plan().backward})
+                for (const PiecePlan& piece : pass->pieces) {
+                    residue += piece.order == Order::residue;
+                    packed += piece.order == Order::packed;
+                    listed += piece.order == Order::listed;
+                    moved += !piece.layout->queries.away.empty() || !piece.layout->keys.away.empty();
+                }
         }
         CHECK(residue >= 4);
         CHECK(packed >= 4);
@@ -192,6 +206,25 @@ TEST(lists_of_runs_are_hostile) {
             CHECK(met.absent > 9 && met.beyond > 9 && met.repeated > 9);
             CHECK(met.unsorted > 9 && met.empty > 1 && met.overfull > 1);
         }
+}
+
+TEST(the_pieces_are_met) {
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!rows.forward.carries || rows.forward.dtype != Dtype::f32 || !is_tested(rows)) continue;
+        check::context = rows.forward.name;
+        size_t forward = 0, backward = 0, most = 0;
+        for (const Case& c : cases) {
+            if (!takes(rows, c)) continue;
+            const Attention<float> attention(c, rows, 2);
+            const CompiledPlan& plan = attention.plan();
+            forward += plan.forward.pieces.size() > 1;
+            backward += plan.backward.pieces.size() > 1;
+            most = std::max(most, plan.forward.pieces.size());
+        }
+        CHECK(forward >= 6);
+        CHECK(backward >= 6);
+        CHECK(most >= 3);
+    }
 }
 
 // References of 16-bit elements are the f64 one, rounded once: half a unit of 8 or 11 bits.

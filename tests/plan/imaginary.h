@@ -29,6 +29,7 @@ inline const char* fits_up_to_256(const Problem& p) {
 inline size_t workspace(const Problem& p, const LayoutView&, const TasksView& tasks, int lanes) {
     return size_t(lanes) * 4096 + size_t(tasks.num_parts) * size_t(p.head_dim_v) * 4;
 }
+inline size_t carries(const Problem& p) { return size_t(p.batch * p.heads_q * p.seq_q * p.head_dim_v) * 4; }
 inline void run_forward(const ForwardArgs&) {}
 inline void run_backward(const BackwardArgs&) {}
 
@@ -64,6 +65,7 @@ inline Kernel forward_row(const char* name, int block, Dtype dtype = Dtype::f32)
     k.forward = run_forward;
     k.family = block ? Family::block : Family::reference;
     k.softcap = k.sink_logits = block == 16;
+    k.carries = block ? carries : nullptr;
     return k;
 }
 
@@ -85,6 +87,7 @@ inline std::vector<Kernel> kernels() {
     Kernel on_gpu = forward_row("gpu_block_forward_f32_128x128", 128);
     on_gpu.device = SPATTN_CUDA;
     on_gpu.orders = false;
+    on_gpu.carries = nullptr;
     Kernel large = forward_row("near_block_forward_f32_64x64", 64);
     large.fits = fits_up_to_256;
     all = {on_gpu,

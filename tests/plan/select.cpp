@@ -34,10 +34,16 @@ CompiledPlan plan_of(const char* pattern, const Problem& problem, PlanOptions op
     return compile_plan(*parse_pattern(pattern), problem, options, kernels());
 }
 
-std::string name(const PassPlan& pass) { return pass.kernel->name; }
+// Of a plan that works on the whole pattern at once.
+const PiecePlan& whole(const PassPlan& pass) {
+    CHECK_EQ(pass.pieces.size(), size_t(1));
+    return pass.pieces.at(0);
+}
+
+std::string name(const PassPlan& pass) { return whole(pass).kernel->name; }
 
 std::string refusal(const PassPlan& pass, const std::string& kernel, Order order = Order::plain) {
-    for (const Candidate& c : pass.considered)
+    for (const Candidate& c : whole(pass).considered)
         if (c.kernel->name == kernel && c.order == order) return c.refused;
     return "not considered";
 }
@@ -91,9 +97,9 @@ TEST(dilated_patterns_run_in_residue_classes) {
     for (const char* pattern : {"causal & dilated(1008,0,16)", "strided(16)", "block_diagonal(512) & residue(4,1)"}) {
         const CompiledPlan plan = plan_of(pattern, p);
         check::context = pattern;
-        CHECK(plan.forward.order == Order::residue);
-        CHECK(plan.backward.order == Order::residue);
-        CHECK(plan.forward.layout->queries.modulus > 1);
+        CHECK(whole(plan.forward).order == Order::residue);
+        CHECK(whole(plan.backward).order == Order::residue);
+        CHECK(whole(plan.forward).layout->queries.modulus > 1);
         CHECK_EQ(plan.counts.pairs, count(build_layout(*parse_pattern(pattern), {1, 1, 4096, 4096, 0}, 64, 64)).pairs);
     }
     check::context.clear();
@@ -105,23 +111,86 @@ TEST(dilated_patterns_run_in_residue_classes) {
 
 TEST(patterns_without_classes_stay_plain) {
     const Problem p = imaginary::problem(4096, 4096);
-    for (const char* pattern : {"causal", "window(63,0)", "causal & (window(127,0) | strided(128))", "strided(3000)"}) {
+    for (const char* pattern : {"causal", "window(63,0)", "causal & (window(127,0) | strided(3000))", "strided(3000)"}) {
         check::context = pattern;
         const CompiledPlan plan = plan_of(pattern, p);
-        CHECK(plan.forward.order != Order::residue);
+        CHECK(whole(plan.forward).order != Order::residue);
         CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_64x64", Order::residue), "not considered");
     }
+}
+
+const char* const strided_attention = "causal & (window(64,0) | strided(64))";
+
+TEST(a_plain_and_a_residue_part_are_pieces) {
+    const CompiledPlan plan = plan_of(strided_attention, imaginary::problem(4096, 4096));
+    size_t most = 0;
+    for (const PassPlan* pass : {&plan.forward, &plan.backward}) {
+        CHECK_EQ(pass->pieces.size(), size_t(2));
+        CHECK(pass->pieces[0].order == Order::plain && pass->pieces[1].order == Order::residue);
+        for (const Candidate& c : pass->whole) CHECK(!c.refused.empty());  // known to lose without a layout
+        most = std::max(pass->pieces[0].workspace, pass->pieces[1].workspace);
+        CHECK(pass->carried >= imaginary::carries(plan.problem));
+        CHECK_EQ(pass->workspace, pass->carried + most);
+    }
+    CHECK_EQ(plan.forward.pieces[0].layout.get(), plan.backward.pieces[0].layout.get());
+    CHECK(has(explain(plan), "causal & (strided(64) - window(64,0))"));
+}
+
+// Of heads that differ in one piece and not in the other, and of queries that only one piece serves.
+TEST(counts_of_pieces_are_those_of_the_whole) {
+    const struct {
+        const char* pattern;
+        int64_t seq_q, seq_k;
+    } cases[] = {{strided_attention, 1000, 1300},
+                 {"(window(9,0) | strided(16)) - sink(100)", 900, 900},
+                 {"documents(0,500,900) & (window(9,0) | strided(16))", 1000, 1000},
+                 {"block_diagonal(64) | block_diagonal(1024) & residue(16,3)", 1024, 1024},
+                 {"per_head([0,1,1,0], strided(16), dilated(800,0,16)) | window(20,3)", 800, 800}};
+    for (const auto& c : cases) {
+        check::context = c.pattern;
+        Problem p = imaginary::problem(c.seq_q, c.seq_k);
+        p.batch = 2, p.heads_q = p.heads_kv = 4;
+        const CompiledPlan plan = plan_of(c.pattern, p);
+        CHECK(plan.forward.pieces.size() > 1);
+        const Counts want = count(build_layout(*parse_pattern(c.pattern), {2, 4, c.seq_q, c.seq_k, p.q_offset}, 64, 64));
+        CHECK_EQ(plan.counts.pairs, want.pairs);
+        CHECK_EQ(plan.counts.row_min, want.row_min);
+        CHECK_EQ(plan.counts.row_max, want.row_max);
+        CHECK_EQ(plan.counts.rows_empty, want.rows_empty);
+        double visited = 0;
+        for (const PiecePlan& piece : plan.forward.pieces) visited += piece.stats.visited;
+        CHECK_EQ(plan.counts.visited, visited);
+    }
+    check::context.clear();
+}
+
+TEST(what_pieces_would_not_serve_stays_whole) {
+    const Problem p = imaginary::problem(4096, 4096);
+    std::vector<Kernel> alone = imaginary::kernels();
+    for (Kernel& kernel : alone) kernel.carries = nullptr;
+    CHECK_EQ(whole(compile_plan(*parse_pattern(strided_attention), p, options_of(true), alone).forward).pattern_text,
+             strided_attention);
+    // A piece that keeps nothing, and one that is hardly worth handing on to.
+    for (const char* pattern : {"causal & (window(5000,0) | strided(64))", "full | strided(8)",
+                                "causal & (window(4000,0) | strided(64))"}) {
+        check::context = pattern;
+        const CompiledPlan plan = plan_of(pattern, p);
+        CHECK_EQ(whole(plan.forward).pattern_text, pattern);
+        CHECK_EQ(whole(plan.backward).pattern_text, pattern);
+    }
+    check::context.clear();
 }
 
 TEST(scattered_keys_are_listed) {
     const Problem p = imaginary::problem(8192, 8192);
     const CompiledPlan plan = plan_of("window(64,64) | global_tokens(100,900,1700,2500,3300,4100,4900,5700)", p);
-    CHECK(plan.forward.order == Order::listed);
-    CHECK(plan.backward.order == Order::listed);
-    CHECK(plan.forward.layout->keys.tokens.size() > 0);
-    CHECK_EQ(plan.forward.layout->queries.tokens.size(), size_t(64));  // the global tokens, in a tile of their own
-    CHECK_EQ(plan.backward.layout->keys.tokens.size(), size_t(64));
-    CHECK(plan_of("full", p).forward.order == Order::plain);
+    CHECK(whole(plan.forward).order == Order::listed);
+    CHECK(whole(plan.backward).order == Order::listed);
+    CHECK(whole(plan.forward).layout->keys.tokens.size() > 0);
+    // The global tokens, in a tile of their own.
+    CHECK_EQ(whole(plan.forward).layout->queries.tokens.size(), size_t(64));
+    CHECK_EQ(whole(plan.backward).layout->keys.tokens.size(), size_t(64));
+    CHECK(whole(plan_of("full", p).forward).order == Order::plain);
     CHECK_EQ(refusal(plan_of("full", p).forward, "near_block_forward_f32_64x64", Order::listed), "not considered");
 }
 
@@ -130,9 +199,9 @@ TEST(rows_that_read_no_order_get_plain_blocks) {
     for (Kernel& kernel : plain_rows) kernel.orders = false;
     const CompiledPlan plan = compile_plan(*parse_pattern("causal & dilated(1008,0,16)"),
                                            imaginary::problem(4096, 4096), options_of(true), plain_rows);
-    CHECK(plan.forward.order == Order::plain);
-    CHECK(plan.backward.order == Order::plain);
-    for (const Candidate& c : plan.forward.considered) CHECK(c.order == Order::plain);
+    CHECK(whole(plan.forward).order == Order::plain);
+    CHECK(whole(plan.backward).order == Order::plain);
+    for (const Candidate& c : whole(plan.forward).considered) CHECK(c.order == Order::plain);
 }
 
 TEST(small_blocks_are_not_lowered_where_they_cannot_win) {
@@ -176,9 +245,10 @@ TEST(token_lists_win_where_blocks_are_waste) {
     const CompiledPlan plan = gather_plan_of("logsparse", p);
     CHECK_EQ(name(plan.forward), "near_gather_forward_f32_dims");
     CHECK_EQ(name(plan.backward), "near_gather_backward_f32_dims");
-    CHECK(plan.forward.tokens && plan.forward.tokens == plan.backward.tokens && !plan.forward.layout);
-    CHECK_EQ(double(plan.forward.tokens->keys.size()) * 4, plan.counts.pairs);  // all heads share them
-    CHECK_EQ(plan.layout_bytes, plan.forward.tokens->bytes());
+    const std::shared_ptr<const TokenLists> tokens = whole(plan.forward).tokens;
+    CHECK(tokens && tokens == whole(plan.backward).tokens && !whole(plan.forward).layout);
+    CHECK_EQ(double(tokens->keys.size()) * 4, plan.counts.pairs);  // all heads share them
+    CHECK_EQ(plan.layout_bytes, tokens->bytes());
     CHECK(has(explain(plan), "key rows gathered for"));
     CHECK(has(explain(plan), "  instead   of "));
 }
@@ -189,7 +259,7 @@ TEST(lists_differ_within_a_group) {
     const CompiledPlan plan = gather_plan_of("per_head([0,1,0,0], logsparse, sink(2))", p);
     CHECK_EQ(name(plan.forward), "near_gather_forward_f32_dims");
     CHECK_EQ(refusal(plan.forward, "near_gather_forward_f32_heads"), "heads of a group see different keys");
-    const TokenLists& lists = *plan.forward.tokens;
+    const TokenLists& lists = *whole(plan.forward).tokens;
     CHECK(lists.class_of == std::vector<int32_t>({0, 1, 0, 0}));
     const TokenListsView v = view(lists);
     const int64_t* second = v.begin + v.rows + 100;  // row 100 of the head that sees two keys
@@ -205,13 +275,13 @@ TEST(lists_of_a_run_are_gathered) {
     for (const CompiledPlan* plan : {&alone, &cut}) {
         CHECK_EQ(name(plan->forward), "near_gather_forward_f32_dims");
         CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"), "block row, and runs bring the lists");
-        CHECK(!plan->forward.tokens);
+        CHECK(!whole(plan->forward).tokens);
         CHECK_EQ(plan->counts.pairs, 4 * 100 * 16.0);
         CHECK(has(explain(*plan), "given at run time, up to 16 times a key"));
     }
-    CHECK(!alone.forward.layout);
-    CHECK(cut.forward.layout && !cut.forward.layout->is_ordered());
-    CHECK_EQ(cut.forward.layout_view().masks, cut.forward.layout->masks.data());
+    CHECK(!whole(alone.forward).layout);
+    CHECK(whole(cut.forward).layout && !whole(cut.forward).layout->is_ordered());
+    CHECK_EQ(whole(cut.forward).layout_view().masks, whole(cut.forward).layout->masks.data());
 }
 
 TEST(no_kernel_lists_the_reasons) {
@@ -263,22 +333,23 @@ TEST(reference_reads_no_layout) {
     const CompiledPlan plan = plan_of("causal", imaginary::problem(100, 100), options);
     CHECK_EQ(name(plan.forward), "reference_forward_f32");
     CHECK_EQ(name(plan.backward), "reference_backward_f32");
-    CHECK(!plan.forward.layout);
-    CHECK_EQ(view(plan.forward.schedule).orders, 0);
+    CHECK(!whole(plan.forward).layout);
+    CHECK_EQ(view(whole(plan.forward).schedule).orders, 0);
     CHECK_EQ(plan.counts.pairs, 5050.0);
     CHECK_EQ(plan.layout_bytes, size_t(0));
 }
 
 TEST(passes_share_layouts) {
     const CompiledPlan plan = plan_of("causal", imaginary::problem(1024, 1024));
-    CHECK_EQ(plan.forward.layout.get(), plan.backward.layout.get());
-    CHECK_EQ(plan.backward.masks->data(), plan.backward.layout->masks.data());
-    CHECK_EQ(plan.layout_bytes, plan.forward.layout->bytes() + plan.forward.masks->size() * sizeof(uint64_t));
+    CHECK_EQ(whole(plan.forward).layout.get(), whole(plan.backward).layout.get());
+    CHECK_EQ(whole(plan.backward).masks->data(), whole(plan.backward).layout->masks.data());
+    const size_t mask_bytes = whole(plan.forward).masks->size() * sizeof(uint64_t);
+    CHECK_EQ(plan.layout_bytes, whole(plan.forward).layout->bytes() + mask_bytes);
 }
 
 TEST(masks_come_in_the_order_of_the_row) {
     const CompiledPlan plan = plan_of("causal", imaginary::problem(1024, 1024));
-    const LayoutView forward = plan.forward.layout_view(), backward = plan.backward.layout_view();
+    const LayoutView forward = whole(plan.forward).layout_view(), backward = whole(plan.backward).layout_view();
     CHECK_EQ(forward.num_masks, 1);
     CHECK_EQ(forward.mask_words, 64);
     bool is_transposed = true;
@@ -291,14 +362,19 @@ TEST(masks_come_in_the_order_of_the_row) {
 }
 
 TEST(threads_change_no_choice_and_no_task) {
-    for (const char* pattern : {"full", "causal & window(64,0)", "block_diagonal(16)", "bigbird(32,3,1,2,7)"}) {
+    for (const char* pattern : {"full", "causal & window(64,0)", "block_diagonal(16)", "bigbird(32,3,1,2,7)",
+                                "causal & (window(64,0) | strided(64))"}) {
         const Problem p = imaginary::problem(2048, 2048);
         const CompiledPlan one = plan_of(pattern, p, options_of(true, 1));
         const CompiledPlan many = plan_of(pattern, p, options_of(true, 64));
         for (auto [a, b] : {std::pair{&one.forward, &many.forward}, std::pair{&one.backward, &many.backward}}) {
-            CHECK_EQ(name(*a), name(*b));
-            CHECK(a->schedule.begin == b->schedule.begin);
-            CHECK_EQ(a->schedule.num_parts, b->schedule.num_parts);
+            CHECK_EQ(a->pieces.size(), b->pieces.size());
+            for (size_t i = 0; i < a->pieces.size(); ++i) {
+                const PiecePlan &x = a->pieces[i], &y = b->pieces[i];
+                CHECK_EQ(std::string(x.kernel->name), y.kernel->name);
+                CHECK(x.schedule.begin == y.schedule.begin);
+                CHECK_EQ(x.schedule.num_parts, y.schedule.num_parts);
+            }
         }
     }
 }

@@ -12,6 +12,22 @@ struct OrderSpace {
     int32_t first, count, next;
 };
 
+// Sums that pieces hand on, by tokens, and delta where the problem has sinks. The same for every arch.
+struct Carried {
+    TensorView dq, dk, dv, delta;
+};
+
+inline TensorView carve_rows(Carver& carver, const Problem& p, int64_t heads, int64_t seq, int64_t columns) {
+    Real* rows = carver.take<Real>(p.batch * heads * seq * columns);
+    return {rows, heads * seq * columns, seq * columns, columns, 1};
+}
+inline Carried carve_carried(Carver& carver, const Problem& p) {
+    return {carve_rows(carver, p, p.heads_q, p.seq_q, p.head_dim),
+            carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim),
+            carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim_v),
+            carve_rows(carver, p, p.heads_q, p.seq_q, p.has_sink_logits ? 1 : 0)};
+}
+
 struct BackwardSpace {
     int64_t heads, rows;       // batch * heads_q; home tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by home places; the latter in units of log2
@@ -20,6 +36,7 @@ struct BackwardSpace {
     int32_t* first_order;  // [batch * heads_kv]
     Real* dq;             // [blocks][bq][columns]
     uint8_t* touched;      // [blocks]
+    Carried carried;       // read and written where the pass has several pieces
     Real* parts;          // [num_parts][part_floats]
     int64_t part_floats;
     Real* scratch;

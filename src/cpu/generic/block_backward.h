@@ -233,6 +233,9 @@ struct BackwardLane {
     static void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
     void finish(const Place& at) {
+        sum_pieces(space.carried.dk, at, int(p.head_dim), lane.dk, columns);
+        sum_pieces(space.carried.dv, at, int(p.head_dim_v), lane.dv, columns_v);
+        if (!args.piece.is_last) return;
         if (p.value_in_key) return finish_sum(at);
         store_rows<T>(lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
         store_rows<T>(lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
@@ -247,6 +250,17 @@ struct BackwardLane {
                 store(dk, c < columns_v ? scaled + load(lane.dv + i * columns_v + c) : scaled);
             }
         store_rows<T>(lane.dk, columns, 1.f, int(p.head_dim), args.dk, at);
+    }
+
+    // Adds what the pieces before left of these rows, and leaves the sum for the next.
+    void sum_pieces(const TensorView& carried, const Place& at, int count, Real* rows, int ld) const {
+        if (args.piece.is_first && args.piece.is_last) return;
+        for (int i = 0; i < at.count; ++i) {
+            if (!(at.owned >> i & 1)) continue;
+            Real *row = rows + i * ld, *left = address<Real>(carried, at, i);
+            for (int c = 0; c < count && !args.piece.is_first; ++c) row[c] += left[c];
+            if (!args.piece.is_last) __builtin_memcpy(left, row, size_t(count) * sizeof(Real));
+        }
     }
 
     // dk and dv lie one after the other in scratch, as in a part.
@@ -267,8 +281,11 @@ struct BackwardLane {
 
     // dq of one home tile: what the head's orders collected, in the order of their indices.
     void collect(int64_t head, int32_t tile) {
+        const Place at = home(head, tile);
         sum_orders(head, tile);
-        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, home(head, tile));
+        sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
+        if (!args.piece.is_last) return;
+        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);
     }
 
     void sum_orders(int64_t head, int32_t tile) {
@@ -297,8 +314,13 @@ struct BackwardLane {
                                        : dot(address<T>(args.out, at, i), args.out.column,
                                              address<T>(args.dout, at, i), args.dout.column, int(p.head_dim_v));
             if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
+            if (carries_delta() && (args.piece.is_first || !is_empty))
+                *address<Real>(space.carried.delta, at, i) = space.delta[to];
         }
     }
+
+    // Sinks are in every row, and a row may see a key in one piece and none in another.
+    bool carries_delta() const { return p.has_sink_logits && !(args.piece.is_first && args.piece.is_last); }
 
     // dz of one head, over the batch and its home tiles in their order. Where a row saw nothing, lse is z.
     void sum_sink(int64_t head) {
@@ -307,9 +329,11 @@ struct BackwardLane {
         for (int64_t b = 0; b < p.batch && sink > -INFINITY; ++b)
             for (int32_t tile = 0; tile < space.rows; ++tile) {
                 const Place at = home(b * p.heads_q + head, tile);
-                const Real* delta = space.delta + ((b * p.heads_q + head) * space.rows + tile) * bq;
-                for (int i = 0; i < at.count; ++i)
-                    sum -= exp(sink - double(*address<float>(args.lse, at, i))) * double(delta[i]);
+                const Real* deltas = space.delta + ((b * p.heads_q + head) * space.rows + tile) * bq;
+                for (int i = 0; i < at.count; ++i) {
+                    const Real delta = carries_delta() ? *address<Real>(space.carried.delta, at, i) : deltas[i];
+                    sum -= exp(sink - double(*address<float>(args.lse, at, i))) * double(delta);
+                }
             }
         ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(sum);
     }
@@ -344,7 +368,8 @@ inline void backward_results(void* argument, int64_t index) {
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
     const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
     const int64_t joins = blocks + run.args->tasks.num_joins;
-    const int64_t sinks = joins + (run.args->dsink_logits.data ? run.args->problem->heads_q : 0);
+    const bool has_dsink = run.args->dsink_logits.data && run.args->piece.is_last;
+    const int64_t sinks = joins + (has_dsink ? run.args->problem->heads_q : 0);
     for (int64_t i; (i = next_of(run.next_result)) < sinks;)
         if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
         else if (i < joins) lane.join(run.args->tasks.joins[i - blocks]);
@@ -356,6 +381,8 @@ inline BackwardRun begin_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     BackwardRun run{
         &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
+    Carver carried{(uintptr_t)args.piece.carried};
+    run.space.carried = carve_carried(carried, *args.problem);
     if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
     place_orders(run.space, *args.problem, args.layout, args.tasks);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
@@ -378,6 +405,12 @@ template <int bq, int bk>
 size_t backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
     Carver carver{0};
     carve_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+    return carver.used;
+}
+
+inline size_t backward_carries(const Problem& p) {
+    Carver carver{0};
+    carve_carried(carver, p);
     return carver.used;
 }
 

@@ -6,7 +6,7 @@
 //     sum[query] = sum over keys of p + e^(z - lse),  lse += log(sum)
 //
 // It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The ds
-// that comes with p is not used.
+// that comes with p is not used. As it sums over all keys before the first gradient, these rows do not run in pieces.
 #pragma once
 
 namespace spattn::cpu {
@@ -92,4 +92,5 @@ void block_backward_f64(const BackwardArgs& args) {
 }  // namespace spattn::cpu
 
 #define SPATTN_CPU_BLOCK_F64(arch, bq, bk) \
-    SPATTN_CPU_FORWARD(arch, double, f64, bq, bk), SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64)
+    SPATTN_CPU_FORWARD(arch, double, f64, bq, bk), \
+    SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64, nullptr)

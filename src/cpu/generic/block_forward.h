@@ -34,6 +34,9 @@ inline State state_at(Real* at, const Problem& p, int bq) {
     return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq, at + (p.head_dim_v + 2) * bq};
 }
 
+// A query's row of what pieces hand on: out as summed so far, m, l, top. The same for every arch.
+inline int64_t carried_floats(const Problem& p) { return round_up(p.head_dim_v + 3, 16); }
+
 struct ForwardSpace {
     Real *parts, *scratch;
     int64_t lane_floats;
@@ -224,21 +227,46 @@ struct ForwardLane {
     void finish(const Place& at) {
         const int columns = int(p.head_dim_v), ld = round_up(columns, lanes);
         const double sink = sink_of(args.sink_logits, at.head);
-        for (int i = 0; i < bq; ++i) {
-            const RowEnd end = end_row(state.m[i], state.l[i], sink);
-            lane.s[i] = end.factor;
-            if (i < at.count && (at.owned >> i & 1)) store_row_state(at, i, end);
-        }
-        for (int d = 0; d < columns; ++d)
-            for (int i = 0; i < bq; i += lanes)
-                store(state.out + d * bq + i, load(state.out + d * bq + i) * load(lane.s + i));
         transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
-        store_rows<T>(lane.k, ld, 1.f, columns, args.out, at);
+        for (int i = 0; i < at.count; ++i) {
+            if (!(at.owned >> i & 1)) continue;
+            Real* out = lane.k + i * ld;
+            RowState row{state.m[i], state.l[i], state.top[i]};
+            if (!args.piece.is_first) take_on(at, i, row, out);
+            args.piece.is_last ? finish_row(at, i, row, end_row(row.m, row.l, sink), out) : hand_on(at, i, row, out);
+        }
     }
 
-    void store_row_state(const Place& at, int i, const RowEnd& end) {
+    struct RowState {
+        Real m, l, top;
+    };
+
+    void finish_row(const Place& at, int i, const RowState& row, const RowEnd& end, const Real* out) {
+        store_row(out, int(p.head_dim_v), end.factor, address<T>(args.out, at, i), args.out.column);
         if (args.lse.data) *address<float>(args.lse, at, i) = end.lse();
-        if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(state.top[i]) * ln_2);
+        if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(row.top) * ln_2);
+    }
+
+    // What the pieces before left of a query, which each piece works on in a tile of its own.
+    Real* carried(const Place& at, int i) const {
+        const int64_t floats = carried_floats(p);
+        return address<Real>({args.piece.carried, p.heads_q * p.seq_q * floats, p.seq_q * floats, floats, 1}, at, i);
+    }
+
+    void hand_on(const Place& at, int i, const RowState& row, const Real* out) {
+        Real* to = carried(at, i);
+        const Real state[3] = {row.m, row.l, row.top};
+        __builtin_memcpy(to, out, size_t(p.head_dim_v) * sizeof(Real));
+        __builtin_memcpy(to + p.head_dim_v, state, sizeof state);
+    }
+
+    // As parts are joined: both are brought to the higher maximum and added.
+    void take_on(const Place& at, int i, RowState& row, Real* out) {
+        const Real *other = carried(at, i), *state = other + p.head_dim_v;
+        const Real m = state[0] > row.m ? state[0] : row.m;
+        const Real mine = Real(::exp2(double(row.m) - double(m))), share = Real(::exp2(double(state[0]) - double(m)));
+        for (int64_t d = 0; d < p.head_dim_v; ++d) out[d] = out[d] * mine + other[d] * share;
+        row = {m, row.l * mine + state[1] * share, state[2] > row.top ? state[2] : row.top};
     }
 };
 
@@ -279,6 +307,10 @@ size_t forward_workspace(const Problem& p, const LayoutView&, const TasksView& t
     Carver carver{0};
     carve_forward<bq, bk>(carver, p, tasks, num_lanes);
     return carver.used;
+}
+
+inline size_t forward_carries(const Problem& p) {
+    return size_t(p.batch * p.heads_q * p.seq_q * carried_floats(p)) * sizeof(Real);
 }
 
 }  // namespace

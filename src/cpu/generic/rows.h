@@ -60,13 +60,17 @@ inline const char* fits(const Problem&) { return nullptr; }
 #define SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk)                                                            \
     {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
      bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
-     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true, true}
-#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run)                                                      \
+     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true,  \
+     true, false, forward_carries}
+// carries: backward_carries, or null.
+#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run, carries)                                             \
     {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
-     backward_workspace<bq, bk>, nullptr, run<T, bq, bk>, nullptr, true, Family::block, false, true, true}
+     backward_workspace<bq, bk>, nullptr, run<T, bq, bk>, nullptr, true, Family::block, false, true, true,    \
+     false, carries}
 #define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)                                                               \
-    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk), SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward)
+    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk),                                                               \
+    SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward, backward_carries)
 // Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
 #define SPATTN_CPU_GATHER(arch, T, dtype, Form, form, shared)                                                     \
     {#arch "_gather_forward_" #dtype "_" #form, SPATTN_CPU, Pass::forward, Dtype::dtype, 0, 0, 0, nullptr, false, \

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// Which rows may work on a problem at all, before anything is priced.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace spattn {
+
+class Admission {
+public:
+    Admission(const Problem& problem, const PlanOptions& options, const std::vector<Kernel>& kernels);
+
+    // Why the row is out; empty where it is not.
+    std::string refuse(const Kernel& kernel) const;
+    [[noreturn]] void fail_without_kernel(Pass pass, const std::vector<Candidate>& considered) const;
+
+    const Problem& problem;
+    const PlanOptions& options;
+    const std::vector<Kernel>& kernels;
+
+private:
+    std::vector<std::string> forced_;
+};
+
+}  // namespace spattn

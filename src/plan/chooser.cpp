@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+#include "plan/chooser.h"
+
+#include <algorithm>
+
+#include "plan/bounds.h"
+#include "plan/stats.h"
+
+namespace spattn {
+namespace {
+
+constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
+constexpr double most_list_bytes = 512.0 * 1024 * 1024;
+constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
+constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
+constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
+
+Form form(const Kernel& kernel, Order order) {
+    return {kernel.block_q, kernel.block_k, order, kernel.by_key ? Owner::keys : Owner::queries};
+}
+
+}  // namespace
+
+Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces)
+    : admission_(admission), problem_(admission.problem), options_(admission.options), in_pieces_(in_pieces),
+      pattern_(PatternRef::share(&pattern)),
+      known_(problem_.run_lists.at_run_time() ? pattern.known_part() : pattern_),
+      lowering_(known_ ? *known_ : pattern, problem_) {}
+
+std::vector<Candidate> Chooser::consider(Pass pass, const Rival* rival) {
+    std::vector<Candidate> candidates;
+    for (const Kernel& kernel : admission_.kernels)
+        if (kernel.pass == pass) consider(kernel, candidates);
+    price(candidates, rival);
+    price_listed(candidates, rival);
+    return candidates;
+}
+
+const Candidate* Chooser::find_best(const std::vector<Candidate>& candidates) const {
+    const Candidate* best = nullptr;
+    for (const Candidate& candidate : candidates)
+        if (candidate.refused.empty() && (!best || choice_us(candidate) < choice_us(*best))) best = &candidate;
+    return best;
+}
+
+// A row in residue classes too, where the pattern keeps to them, and with hot tokens packed, where it has such.
+void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
+    std::string refused = admission_.refuse(kernel);
+    if (refused.empty() && in_pieces_ && !kernel.carries) refused = "runs whole patterns only";
+    if (refused.empty() && kernel.orders && lowering_.modulus() > 1)
+        candidates.push_back({&kernel, Order::residue, ""});
+    if (refused.empty() && kernel.orders && lowering_.has_packed())
+        candidates.push_back({&kernel, Order::packed, ""});
+    candidates.push_back({&kernel, Order::plain, std::move(refused)});
+}
+
+// Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
+// Other orders before plain blocks for the same reason.
+void Chooser::price(std::vector<Candidate>& candidates, const Rival* rival) {
+    std::vector<Candidate*> order;
+    for (Candidate& candidate : candidates)
+        if (candidate.refused.empty()) order.push_back(&candidate);
+    std::stable_sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
+        const auto area = [](const Candidate* c) { return c->kernel->block_q * c->kernel->block_k; };
+        if ((a->order == Order::plain) != (b->order == Order::plain)) return b->order == Order::plain;
+        return area(a) > area(b);
+    });
+    Mark best;
+    const Mark* mark = rival ? &rival->mark : nullptr;
+    for (Candidate* candidate : order) {
+        price(*candidate, rival, mark);
+        if (!candidate->refused.empty() || (mark && choice_us(*candidate) >= mark->us)) continue;
+        best = {choice_us(*candidate), candidate->kernel->name};
+        mark = &best;
+    }
+}
+
+// Listed tiles, where plain blocks were lowered and are mostly waste.
+void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* rival) {
+    std::vector<Candidate> listed;
+    for (const Candidate& plain : candidates) {
+        if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
+        if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
+        const Kernel& kernel = *plain.kernel;
+        const Candidate* best = find_best(candidates);
+        const Mark own{choice_us(*best), best->kernel->name};
+        const Mark* mark = rival && rival->mark.us < own.us ? &rival->mark : &own;
+        listed.push_back({&kernel, Order::listed, ""});
+        const LayoutStats& least = measured_.at(make_least_listed_stats, lowered(kernel, Order::plain), kernel);
+        if (loses(kernel, least, clearly_less * mark->us))
+            listed.back().refused = text("could not beat ", mark->name, " with what it would list");
+        else
+            price(listed.back(), rival, mark);
+    }
+    candidates.insert(candidates.end(), listed.begin(), listed.end());
+}
+
+void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) {
+    const Kernel& kernel = *candidate.kernel;
+    if (kernel.block_q > 0) candidate.refused = lowering_.refuse(form(kernel, candidate.order));
+    if (candidate.refused.empty() && mark) candidate.refused = find_beaten(candidate, rival, *mark);
+    if (!candidate.refused.empty()) return;
+    candidate.stats = stats_of(candidate);
+    if (kernel.family == Family::gather) candidate.refused = refuse_lists(kernel, candidate.stats);
+    if (!candidate.refused.empty()) return;
+    candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
+}
+
+LayoutStats Chooser::stats_of(const Candidate& candidate) {
+    const Kernel& kernel = *candidate.kernel;
+    if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
+    const Lowered& chosen = lowered(kernel, candidate.order);
+    if (kernel.family != Family::gather) return measured_.at(make_layout_stats, chosen, kernel);
+    return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
+}
+
+// Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
+std::string Chooser::refuse_lists(const Kernel& kernel, const LayoutStats& stats) {
+    if (kernel.shares_lists && known_ && !groups_share(problem_, *lowered(kernel, Order::plain).layout))
+        return "heads of a group see different keys";
+    const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
+    if (problem_.run_lists.at_run_time() || bytes <= most_list_bytes) return "";
+    return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
+}
+
+// Saves lowering for what cannot win: costs never fall when more is visited, and of a whole each part is visited. Empty
+// where it may.
+std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark) {
+    const Kernel& kernel = *candidate.kernel;
+    const std::string beaten = text("could not beat ", mark.name, " ");
+    if (kernel.block_q == 0) {
+        double pairs = 0;
+        for (size_t i = 0; rival && i < rival->parts.size(); ++i) pairs += rival->parts[i].counts.pairs;
+        const LayoutStats least = make_gather_stats(problem_, pairs, true);
+        return rival && loses(kernel, least, mark.us) ? beaten + "with its lists" : "";
+    }
+    for (const Part& p : rival ? rival->parts : std::vector<Part>{part()}) {
+        const int32_t modulus = candidate.order == Order::plain     ? p.modulus
+                                : candidate.order == Order::residue ? p.modulus / lowering_.modulus()
+                                                                    : 1;
+        if (loses(kernel, make_least_stats(problem_, p.counts, kernel, std::max(modulus, 1)), mark.us))
+            return beaten + "even without waste";
+    }
+    const Lowered* packed = candidate.order == Order::plain ? lowering_.packed(form(kernel, candidate.order)) : nullptr;
+    if (packed && loses(kernel, measured_.at(make_least_plain_stats, *packed, kernel), clearly_less * mark.us))
+        return beaten + "with the blocks that hot tokens lie in";
+    const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
+    if (coarse && loses(kernel, measured_.at(make_finer_stats, *coarse, kernel), clearly_less * mark.us))
+        return beaten + "with the blocks it would visit";
+    return "";
+}
+
+bool Chooser::loses(const Kernel& kernel, const LayoutStats& stats, double us) const {
+    return kernel.cost(problem_, stats, choice_machine()).us >= us;
+}
+
+Machine Chooser::choice_machine() const {
+    Machine machine = options_.machine;
+    if (options_.device != SPATTN_CPU) return machine;
+    machine.lanes = 1;
+    machine.bandwidth = lane_bandwidth;
+    return machine;
+}
+
+double Chooser::choice_us(const Candidate& candidate) const {
+    return candidate.kernel->cost(problem_, candidate.stats, choice_machine()).us;
+}
+
+Counts Chooser::counts(const Kernel& kernel, Order order) {
+    return problem_.run_lists.at_run_time() ? count_run_lists(problem_) : lowered(kernel, order).counts;
+}
+
+// Rows that read no layout count in whatever order is the cheapest to lower.
+const Lowered& Chooser::lowered(const Kernel& kernel, Order order) {
+    if (kernel.block_q > 0) return lowering_.at(form(kernel, order));
+    const Order cheapest = lowering_.modulus() > 1    ? Order::residue
+                           : lowering_.has_packed() ? Order::packed
+                                                    : Order::plain;
+    return lowering_.at({nominal_block, nominal_block, cheapest, Owner::queries});
+}
+
+PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
+    const Candidate& best = *find_best(candidates);
+    const Kernel& kernel = *best.kernel;
+    PiecePlan plan;
+    plan.pattern_text = pattern_->print();
+    plan.kernel = best.kernel, plan.order = best.order, plan.cost = best.cost, plan.stats = best.stats;
+    plan.considered = std::move(candidates);
+    if (kernel.family == Family::gather) complete_gather(plan);
+    if (kernel.block_q > 0) {
+        const Lowered& chosen = lowered(kernel, plan.order);
+        plan.layout = chosen.layout;
+        plan.masks = lowering_.masks(chosen, kernel);
+        plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);
+    }
+    plan.workspace = kernel.workspace(problem_, plan.layout_view(), view(plan.schedule), options_.machine.lanes);
+    return plan;
+}
+
+// A run's lists are cut to the known part of the pattern by the bits of its layout.
+void Chooser::complete_gather(PiecePlan& plan) {
+    if (!problem_.run_lists.at_run_time()) {
+        plan.tokens = lowering_.tokens();
+    } else if (known_) {
+        const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});
+        plan.layout = plain.layout;
+        plan.masks = lowering_.masks(plain, *plan.kernel);
+    }
+}
+
+}  // namespace spattn

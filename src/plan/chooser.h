@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+// Choosing for one pattern, a whole or a piece: rows are refused for a reason or priced; the cheapest wins, the
+// better-placed one where two cost the same.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/admission.h"
+#include "plan/lower.h"
+#include "plan/measured.h"
+
+namespace spattn {
+
+// What is known of a pattern, or of a part of it, without a layout of the order at hand.
+struct Part {
+    Counts counts;
+    int32_t modulus;
+};
+
+// The cost to beat, and whose it is.
+struct Mark {
+    double us;
+    std::string name;
+};
+
+// Plans that work on a pattern piece after piece: what a plan for the whole has to beat.
+struct Rival {
+    std::vector<Part> parts;
+    Mark mark;
+};
+
+class Chooser {
+public:
+    // In pieces: only rows that hand on to others of their kind.
+    Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces);
+
+    // Every row in every order that it may run in, priced or refused. For what cannot beat the rival nothing
+    // is lowered.
+    std::vector<Candidate> consider(Pass pass, const Rival* rival = nullptr);
+    // Null where all were refused.
+    const Candidate* find_best(const std::vector<Candidate>& candidates) const;
+    // Layout, masks, tasks and scratch of the best.
+    PiecePlan complete(std::vector<Candidate> candidates);
+
+    // Results may not depend on the number of threads, so neither may the choice: on a CPU, costs are compared on one.
+    Machine choice_machine() const;
+    double choice_us(const Candidate& candidate) const;
+
+    // Of the layout that the plan reads, or of nominal blocks.
+    Counts counts(const PiecePlan& plan) { return counts(*plan.kernel, plan.order); }
+    // Of what was lowered: consider() has found a row.
+    Part part() const { return {lowering_.any()->counts, lowering_.modulus()}; }
+    int32_t modulus() const { return lowering_.modulus(); }
+
+private:
+    void consider(const Kernel& kernel, std::vector<Candidate>& candidates) const;
+    void price(std::vector<Candidate>& candidates, const Rival* rival);
+    void price_listed(std::vector<Candidate>& candidates, const Rival* rival);
+    void price(Candidate& candidate, const Rival* rival, const Mark* mark);
+    LayoutStats stats_of(const Candidate& candidate);
+    std::string refuse_lists(const Kernel& kernel, const LayoutStats& stats);
+    std::string find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark);
+    bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
+    Counts counts(const Kernel& kernel, Order order);
+    const Lowered& lowered(const Kernel& kernel, Order order);
+    void complete_gather(PiecePlan& plan);
+
+    const Admission& admission_;
+    const Problem& problem_;
+    const PlanOptions& options_;
+    bool in_pieces_;
+    PatternRef pattern_;
+    PatternRef known_;  // what can be lowered: all, or of lists at run time the rest, or null
+    Lowering lowering_;
+    Measured measured_;
+};
+
+}  // namespace spattn

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#include "plan/run.h"
+
+namespace spattn {
+namespace {
+
+template <class Args, class Run>
+void run_pieces(const PassPlan& pass, const PassImage& image, Args& args, Run run) {
+    char* const workspace = static_cast<char*>(args.workspace);
+    args.workspace = workspace ? workspace + pass.carried : nullptr;
+    for (size_t i = 0; i < pass.pieces.size(); ++i) {
+        args.layout = image[i].layout;
+        args.tasks = image[i].tasks;
+        args.tokens = image[i].tokens;
+        args.piece = {workspace, i == 0, i + 1 == pass.pieces.size()};
+        run(*pass.pieces[i].kernel, args);
+    }
+}
+
+}  // namespace
+
+void run_pass(const PassPlan& pass, const PassImage& image, ForwardArgs args) {
+    run_pieces(pass, image, args, [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
+}
+
+void run_pass(const PassPlan& pass, const PassImage& image, BackwardArgs args) {
+    run_pieces(pass, image, args, [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
+}
+
+}  // namespace spattn
