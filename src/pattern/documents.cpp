@@ -20,7 +20,7 @@ public:
 
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool&) const override {
         const int64_t p = plane.position(block.row), key_end = block.key + block.keys;
-        const int64_t first = segment(p), last = segment(p + block.rows - 1);
+        const int64_t first = segment(p), last = segment(p + block.rows - 1, first);
         const int64_t from = std::max<int64_t>(first, 0), to = std::min(last, documents() - 1);
         if (from > to || block.key >= cuts_[to + 1]) return {Coverage::empty, forever};
         if (key_end <= cuts_[from]) return {Coverage::empty, blocks_until(cuts_[from], block.key, block.keys)};
@@ -31,14 +31,14 @@ public:
         key.push_back(first - first_key);
         key.push_back((first < 0) + 2 * (last == documents()));  // rows outside of all documents see nothing
         push_cuts(first, last, p, key);
-        push_cuts(first_key, segment(key_end - 1), block.key, key);
+        push_cuts(first_key, segment(key_end - 1, first_key), block.key, key);
         return {Coverage::partial, 1};
     }
 
     // Rows within one document are alike.
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
         const int64_t first = segment(plane.position(row));
-        if (first != segment(plane.position(row + rows - 1))) return false;
+        if (first != segment(plane.position(row + rows - 1), first)) return false;
         key.push_back(first);
         return true;
     }
@@ -54,6 +54,14 @@ private:
 
     // The document of x; -1 before the first, documents() after the last.
     int64_t segment(int64_t x) const { return std::upper_bound(cuts_.begin(), cuts_.end(), x) - cuts_.begin() - 1; }
+
+    // The same of an x in segment `from` or, most likely, soon after it.
+    int64_t segment(int64_t x, int64_t from) const {
+        constexpr int near = 4;
+        for (int step = 0; step < near; ++step, ++from)
+            if (from == documents() || x < cuts_[size_t(from + 1)]) return from;
+        return segment(x);
+    }
 
     // The borders between segments first and last, relative to `origin`.
     void push_cuts(int64_t first, int64_t last, int64_t origin, Key& key) const {
