@@ -41,19 +41,19 @@ public:
         if (cells_.empty()) return missing;
         for (size_t at = hash & (cells_.size() - 1);; at = (at + 1) & (cells_.size() - 1)) {
             const Cell& cell = cells_[at];
-            if (cell.id == missing || (cell.hash == hash && same(cell.id))) return cell.id;
+            if (cell.id == missing || (cell.hash == uint32_t(hash) && same(cell.id))) return cell.id;
         }
     }
 
     void insert(uint64_t hash, int32_t id) {
         if (2 * (used_ + 1) > cells_.size()) grow();
-        place({hash, id});
+        place({uint32_t(hash), id});
         ++used_;
     }
 
 private:
-    struct Cell {
-        uint64_t hash = 0;
+    struct Cell {  // small ones: fewer pages are touched for the first time
+        uint32_t hash = 0;
         int32_t id = missing;
     };
 

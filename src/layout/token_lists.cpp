@@ -7,13 +7,14 @@ size_t TokenLists::bytes() const {
     return begin.size() * sizeof begin[0] + keys.size() * sizeof keys[0] + class_of.size() * sizeof class_of[0];
 }
 
-TokenLists build_token_lists(const Pattern& pattern, const Layout& layout) {
+TokenLists build_token_lists(const Pattern& pattern, const Layout& layout, double pairs) {
     const Extent& extent = layout.extent;
     TokenLists lists;
     lists.rows = extent.seq_q;
     lists.class_of = layout.class_of;
     lists.begin.reserve(size_t(layout.classes) * size_t(extent.seq_q) + 1);
     lists.begin.push_back(0);
+    lists.keys.reserve(size_t(pairs / double(layout.class_of.size()) * layout.classes));
     Intervals kept;
     int32_t classes = 0;  // classes are numbered as they are met
     for (size_t head = 0; head < layout.class_of.size(); ++head) {

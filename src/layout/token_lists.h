@@ -19,8 +19,8 @@ struct TokenLists {
     size_t bytes() const;
 };
 
-// Of the pattern that `layout` was made of, with the layout's classes of heads.
-TokenLists build_token_lists(const Pattern& pattern, const Layout& layout);
+// Of the pattern that `layout` was made of, with its classes of heads; it keeps so many pairs in all.
+TokenLists build_token_lists(const Pattern& pattern, const Layout& layout, double pairs);
 
 TokenListsView view(const TokenLists& lists);
 

@@ -110,6 +110,7 @@ std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Ru
                                        int32_t columns) {
     const auto pieces = [&](Slice s) { return Pieces{runs.data() + s.begin, runs.data() + s.end, columns}; };
     std::vector<Rectangle> out;
+    out.reserve(runs.size());  // more or less: growing would touch the memory twice
     Segments segments(columns);
     Slice before{0, 0};
     for (int32_t row = 0; row <= rows; ++row) {

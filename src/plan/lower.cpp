@@ -36,7 +36,9 @@ const Lowered& Lowering::at(const Form& form) {
 }
 
 std::shared_ptr<const TokenLists> Lowering::tokens() {
-    if (!tokens_) tokens_ = std::make_shared<const TokenLists>(build_token_lists(pattern_, *all_.front().layout));
+    const Lowered& some = all_.front();
+    if (!tokens_)
+        tokens_ = std::make_shared<const TokenLists>(build_token_lists(pattern_, *some.layout, some.counts.pairs));
     return tokens_;
 }
 

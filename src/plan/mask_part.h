@@ -27,7 +27,8 @@ struct MaskPart {
 
 inline MaskPart measure(const Layout& layout, int32_t mask, MaskArea area) {
     const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-    std::array<uint64_t, max_block / 64> seen{};
+    std::array<uint64_t, max_block / 64> seen;
+    std::fill_n(seen.begin(), words_for(area.keys), 0);
     MaskPart part;
     for (int32_t query = area.query; query < area.query + area.queries; ++query) {
         uint64_t any = 0;
