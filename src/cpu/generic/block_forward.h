@@ -123,7 +123,7 @@ struct ForwardLane {
 
     void visit(const Place& at, int32_t mask) {
         const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        const Rows v = load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
+        const Rows v = load_swept<T>(args.v, at, int(p.head_dim_v), lane.v);
         const uint64_t* bits = mask_bits(args.layout, mask);
         if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, at.count}, 0, bits);
         for (int first = 0; first < bq; first += strip_lanes) {
