@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/generic/gather_space.h"
+#include "cpu/generic/gathered_rows.h"
 
 namespace spattn::cpu {
 namespace {
@@ -278,10 +279,11 @@ struct DimsBackward {
         const Real* const* values = p.value_in_key ? k.row : v.row;
         for (int head = 0; head < t.heads; ++head) {
             const RowStats stats = lane.stats[head];
-            const Vec s = dots(lane.q + head * columns, k.row, columns);
-            const Vec dp = dots(lane.dout + head * columns_v, values, columns_v);
-            const auto [e, de] = differentiation.at(s, dp, set1(stats.minus_lse), set1(stats.delta));
-            Real weights[lanes];
+            Real weights[lanes] = {};
+            dots(lane.q + head * columns, k.row, at.count, columns, weights);
+            dots(lane.dout + head * columns_v, values, at.count, columns_v, lane.weights);
+            const auto [e, de] =
+                differentiation.at(load(weights), load(lane.weights), set1(stats.minus_lse), set1(stats.delta));
             store(weights, e);
             store(lane.weights, de);
             const int64_t to = first + head * stride;

@@ -6,15 +6,15 @@
 namespace spattn::cpu {
 namespace {
 
-// Clocks a float of a gathered row, from the caches near by and from memory that lanes share; clocks of a query row, and
-// of a pair beyond its flops where dims lie in lanes.
-constexpr double near_float = 0.03, far_float = 0.12, gather_row = 250, dims_pair = 8;
+// Clocks a float of a gathered row, from the caches near by and on top of that from memory that lanes share, or where
+// waves of rows take ranges of keys; clocks of a query row, and of a pair beyond its flops where dims lie in lanes.
+constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
 
-inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element) {
+inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element, double far = far_float) {
     const double dims = double(p.head_dim) + (p.value_in_key ? 0 : double(p.head_dim_v));
     const bool is_near = double(p.seq_k) * dims * element <= near_bytes;
-    return stats.gathered * dims * (is_near ? near_float : far_float * element / 4 + near_float);
+    return stats.gathered * dims * (is_near ? near_float : far * element / 4 + near_float);
 }
 
 inline Cost gather_cost(double clocks, const Machine& machine) {
@@ -27,7 +27,9 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
     const double vectors = double(columns_of(p) + values_of(p)) / lanes;
     double clocks = stats.pairs * (products * (vectors * 2 + dims_pair) + softmax_clocks / lanes);
     // Backward, what is gathered for dq is met again by dk and dv, which are loaded and stored.
-    clocks += gathered_clocks(p, stats, sizeof(T)) * (pass == Pass::forward ? 1 : 5.5);
+    const bool in_ranges = pass == Pass::forward && !p.run_lists.at_run_time();
+    clocks += gathered_clocks(p, stats, sizeof(T), in_ranges ? range_float : far_float) *
+              (pass == Pass::forward ? 1 : 5.5);
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);
 }
 

@@ -5,6 +5,9 @@
 namespace spattn::cpu {
 namespace {
 
+inline int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
 struct Keys {
     const int32_t* at;
     int64_t count;

@@ -38,9 +38,6 @@ inline int64_t group_width(const Problem& p, bool heads_in_lanes) {
     return width;
 }
 
-inline int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // Pairs of a query row at most: a plan's lists hold a key once.
 inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
     return (p.run_lists.at_run_time() ? p.run_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);

@@ -16,7 +16,8 @@
 #include "cpu/generic/block_forward.h"
 #include "cpu/generic/block_backward.h"
 #include "cpu/generic/cost.h"
-#include "cpu/generic/gather_forward.h"
+#include "cpu/generic/gather_forward_heads.h"
+#include "cpu/generic/gather_forward_dims.h"
 #include "cpu/generic/gather_backward.h"
 #include "cpu/generic/gather_cost.h"
 
