@@ -36,6 +36,7 @@ constexpr uint32_t in_key = SPATTN_PLAN_VALUE_IN_KEY, with_sinks = SPATTN_PLAN_S
 const Scene scenes[] = {
     {"causal & dilated(60,0,5)", 130, 130, "residue classes", with_sinks, 0, 20, f16},
     {"causal & dilated(60,0,5)", 130, 130, "residue classes", with_sinks, 0, 20, f64},
+    {"causal & fixed(16,2)", 250, 250, "with packed tokens: ", with_sinks, 0, 9, f16},
     {"window(9,9) | global_tokens(3,200)", 250, 250, "listed", in_key, 0, 3},
     {"window(9,9) | global_tokens(3,200)", 250, 250, "listed", with_sinks, 0, 0, f64},
     {"csr([0,3,5,8],[0,64,130,1,100,5,70,131],140)", 3, 140, "key rows gathered for"},

@@ -59,6 +59,7 @@ TEST(plans_of_every_kind_run_by_all) {
         uint32_t flags;
     } const kinds[] = {
         {"causal & dilated(60,0,5)", 130, 0, SPATTN_PLAN_SINK_LOGITS},
+        {"causal & fixed(16,2)", 250, 0, 0},
         {"window(9,9) | global_tokens(3,200)", 250, 0, SPATTN_PLAN_VALUE_IN_KEY},
         {"causal & runtime_tokens(6)", 40, 6, SPATTN_PLAN_REFERENCE | SPATTN_PLAN_SINK_LOGITS},
         {"runtime_tokens(6)", 40, 6, SPATTN_PLAN_SINK_LOGITS},
