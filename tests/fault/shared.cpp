@@ -63,6 +63,7 @@ TEST(plans_of_every_kind_run_by_all) {
         {"window(9,9) | global_tokens(3,200)", 250, 0, SPATTN_PLAN_VALUE_IN_KEY},
         {"causal & runtime_tokens(6)", 40, 6, SPATTN_PLAN_REFERENCE | SPATTN_PLAN_SINK_LOGITS},
         {"runtime_tokens(6)", 40, 6, SPATTN_PLAN_SINK_LOGITS},
+        {"causal & (window(20,0) | strided(16))", 400, 0, SPATTN_PLAN_SINK_LOGITS},
         {"global_keys(3,60)", 70, 0, SPATTN_PLAN_SINK_LOGITS},
         {"per_document([0,30,70],[0,30,70],causal)", 70, 0, 0},
     };

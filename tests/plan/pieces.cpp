@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// Which patterns are worked on in pieces, and are their counts those of the whole?
+#include "plan/plans.h"
+
+using namespace spattn;
+using imaginary::has, imaginary::options_of, imaginary::plan_of, imaginary::whole;
+
+static const char* const strided_attention = "causal & (window(64,0) | strided(64))";
+
+TEST(a_plain_and_a_residue_part_are_pieces) {
+    const CompiledPlan plan = plan_of(strided_attention, imaginary::problem(4096, 4096));
+    size_t most = 0;
+    for (const PassPlan* pass : {&plan.forward, &plan.backward}) {
+        CHECK_EQ(pass->pieces.size(), size_t(2));
+        CHECK(pass->pieces[0].order == Order::plain && pass->pieces[1].order == Order::residue);
+        for (const Candidate& c : pass->whole) CHECK(!c.refused.empty());  // known to lose without a layout
+        most = std::max(pass->pieces[0].workspace, pass->pieces[1].workspace);
+        CHECK(pass->carried >= imaginary::carries(plan.problem));
+        CHECK_EQ(pass->workspace, pass->carried + most);
+    }
+    CHECK_EQ(plan.forward.pieces[0].layout.get(), plan.backward.pieces[0].layout.get());
+    CHECK(has(explain(plan), "causal & (strided(64) - window(64,0))"));
+}
+
+// Of heads that differ in one piece and not in the other, and of queries that only one piece serves.
+TEST(counts_of_pieces_are_those_of_the_whole) {
+    const struct {
+        const char* pattern;
+        int64_t seq_q, seq_k;
+    } cases[] = {{strided_attention, 1000, 1300},
+                 {"(window(9,0) | strided(16)) - sink(100)", 900, 900},
+                 {"documents(0,500,900) & (window(9,0) | strided(16))", 1000, 1000},
+                 {"block_diagonal(64) | block_diagonal(1024) & residue(16,3)", 1024, 1024},
+                 {"per_head([0,1,1,0], strided(16), dilated(800,0,16)) | window(20,3)", 800, 800}};
+    for (const auto& c : cases) {
+        check::context = c.pattern;
+        Problem p = imaginary::problem(c.seq_q, c.seq_k);
+        p.batch = 2, p.heads_q = p.heads_kv = 4;
+        const CompiledPlan plan = plan_of(c.pattern, p);
+        CHECK(plan.forward.pieces.size() > 1);
+        const Extent extent{2, 4, c.seq_q, c.seq_k, p.q_offset};
+        const Counts want = count(build_layout(*parse_pattern(c.pattern), extent, 64, 64));
+        CHECK_EQ(plan.counts.pairs, want.pairs);
+        CHECK_EQ(plan.counts.row_min, want.row_min);
+        CHECK_EQ(plan.counts.row_max, want.row_max);
+        CHECK_EQ(plan.counts.rows_empty, want.rows_empty);
+        double visited = 0;
+        for (const PiecePlan& piece : plan.forward.pieces) visited += piece.stats.visited;
+        CHECK_EQ(plan.counts.visited, visited);
+    }
+    check::context.clear();
+}
+
+TEST(what_pieces_would_not_serve_stays_whole) {
+    const Problem p = imaginary::problem(4096, 4096);
+    std::vector<Kernel> alone = imaginary::kernels();
+    for (Kernel& kernel : alone) kernel.carries = nullptr;
+    CHECK_EQ(whole(compile_plan(*parse_pattern(strided_attention), p, options_of(true), alone).forward).pattern_text,
+             strided_attention);
+    // A piece that keeps nothing, and one that is hardly worth handing on to.
+    for (const char* pattern : {"causal & (window(5000,0) | strided(64))", "full | strided(8)",
+                                "causal & (window(4000,0) | strided(64))"}) {
+        check::context = pattern;
+        const CompiledPlan plan = plan_of(pattern, p);
+        CHECK_EQ(whole(plan.forward).pattern_text, pattern);
+        CHECK_EQ(whole(plan.backward).pattern_text, pattern);
+    }
+    check::context.clear();
+}
