@@ -124,7 +124,7 @@ Cost gather_cost(const Problem&, const LayoutStats& stats, const Machine& machin
 }
 
 std::vector<Kernel> with_gather_rows() {
-    std::vector<Kernel> all = kernels();
+    std::vector<Kernel> all = imaginary::kernels();
     Kernel forward = imaginary::forward_row("near_gather_forward_f32_dims", 0);
     Kernel backward = imaginary::backward_row("near_gather_backward_f32_dims", 0);
     for (Kernel* kernel : {&forward, &backward}) kernel->family = Family::gather, kernel->cost = gather_cost;
