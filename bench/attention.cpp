@@ -216,18 +216,14 @@ void Attention::backward() {
 
 std::string Attention::kernel(Pass pass) const {
     const std::string text = explain(plan_.get());
-    std::string chosen = "?";
-    size_t first = std::string::npos;
+    std::string chosen;  // marked in the text: one a piece, mostly the same
     for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
-        const std::string candidate = spattn_kernel_name(row);
-        if (candidate.find(std::string("_") + name(pass)) == std::string::npos) continue;
-        const size_t at = text.find(candidate);  // the chosen row of a pass stands before the others
-        if (at < first || (at == first && at != std::string::npos && candidate.size() > chosen.size())) {
-            first = at;
-            chosen = candidate;
-        }
+        const std::string name_of_row = spattn_kernel_name(row), mark = "* " + name_of_row;
+        const bool is_of_pass = name_of_row.find(std::string("_") + name(pass)) != std::string::npos;
+        const bool is_marked = text.find(mark + ":") != std::string::npos || text.find(mark + " ") != std::string::npos;
+        if (is_of_pass && is_marked) chosen += (chosen.empty() ? "" : "+") + name_of_row;
     }
-    return chosen;
+    return chosen.empty() ? "?" : chosen;
 }
 
 spattn_stats Attention::stats() const {
