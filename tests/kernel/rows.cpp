@@ -108,6 +108,7 @@ static const Case cases[] = {
     {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5,
      true},
     {"runtime_tokens(30)", 1, 3, 1, 25, 41, 20, 20, Axes::gaps, own_scale, aligned_end, true, true, 0., true},
+    {"causal - window(3,0)", 1, 1, 1, 40, 300, 1024, 20},  // keys of a gather row in several ranges
     {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},     // several waves
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut

@@ -19,8 +19,9 @@ TEST(threads_do_not_change_bits) {
         {"sink(1) | window(3,0)", 1, 2, 1, 1100, 1100, 8, 8},
         {"per_head([0,1,0,1], causal, bigbird(16,3,1,2,7))", 2, 4, 2, 130, 130, 16, 16},
         {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
-        {"causal & (window(3,0) | strided(8))", 1, 2, 1, 1000, 1000, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false,
-         0., true},  // in pieces
+        {"causal & (window(3,0) | strided(8))", 1, 2, 1, 1000, 1000, 8, 8, Axes::bhsd, own_scale, aligned_end, true,
+         false, 0., true},  // in pieces
+        {"causal - window(3,0)", 1, 1, 1, 60, 300, 1024, 20},  // keys of a gather row in several ranges
         {"runtime_tokens(60) & causal", 2, 6, 2, 90, 130, 24, 16},
         {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},
         {"runtime_blocks(8,16,5)", 1, 70, 1, 40, 130, 32, 32, Axes::bhsd, own_scale, aligned_end, true, true},
