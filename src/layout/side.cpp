@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/bit_square.h"
+
 namespace spattn {
 
 Side::Side(const Layout& plain, Owner owner)

@@ -41,17 +41,6 @@ void set_bits(uint64_t* words, int64_t begin, int64_t end) {
     words[last] |= upto;
 }
 
-// Changes the two off-diagonal quarters of ever smaller squares (Hacker's Delight 7-3, https://hackersdelight.org).
-void transpose_bits(uint64_t (&rows)[64]) {
-    uint64_t low = 0x00000000FFFFFFFF;  // the columns of the left half of each square
-    for (int half = 32; half; half >>= 1, low ^= low << half)
-        for (int row = 0; row < 64; row = (row + half + 1) & ~half) {
-            const uint64_t change = ((rows[row] >> half) ^ rows[row + half]) & low;
-            rows[row] ^= change << half;
-            rows[row + half] ^= change;
-        }
-}
-
 int32_t MaskTable::intern(const uint64_t* bits) {
     const int32_t words = layout_.mask_words;
     const int64_t size = int64_t(layout_.block_q) * layout_.block_k;

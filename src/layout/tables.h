@@ -32,8 +32,6 @@ inline void put_bits(uint64_t* words, int64_t begin, int count, uint64_t bits) {
     words[word] |= bits << shift;
     if (shift + count > 64) words[word + 1] |= bits >> (64 - shift);
 }
-// Bit c of row r becomes bit r of row c.
-void transpose_bits(uint64_t (&rows)[64]);
 constexpr int32_t words_for(int64_t bits) { return int32_t((bits + 63) / 64); }
 
 // Appends to layout.masks.

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/bit_square.h"
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
 #include "cpu/generic/operand.h"
@@ -24,24 +25,13 @@
 namespace spattn::cpu {
 namespace {
 
-// Changes the two off-diagonal quarters of ever smaller squares (Hacker's Delight 7-3, https://hackersdelight.org).
-inline void transpose_square(uint64_t (&rows)[64]) {
-    uint64_t low = 0x00000000FFFFFFFF;  // the columns of the left half of each square
-    for (int half = 32; half; half >>= 1, low ^= low << half)
-        for (int row = 0; row < 64; row = (row + half + 1) & ~half) {
-            const uint64_t change = ((rows[row] >> half) ^ rows[row + half]) & low;
-            rows[row] ^= change << half;
-            rows[row + half] ^= change;
-        }
-}
-
 // Forward holds scores as [key][query].
 template <int bq, int bk>
 void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
     if (bq == 64 && bk == 64) {
         uint64_t square[64];
         for (int r = 0; r < 64; ++r) square[r] = bits[r];
-        transpose_square(square);
+        transpose_bits(square);
         for (int k = 0; k < 64; ++k) out[k] = square[k];
         return;
     }
