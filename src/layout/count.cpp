@@ -144,6 +144,19 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
     }
 }
 
+// Counts a tile's blocks, and adds what its queries keep there to what they keep elsewhere, [seq_q].
+void add_kept(const Layout& layout, int32_t tile, Slice slice, int64_t heads, RowCounter& counter, Counts& total,
+              std::vector<int64_t>& kept) {
+    const TileView tokens = tile_at(view(layout).queries, layout.block_q, layout.extent.seq_q, tile);
+    RowCounts blocks;
+    const std::vector<int64_t>& of_place = counter.count_rows(slice, blocks);
+    add_blocks(total, blocks, layout.by_key.rows, heads);
+    for (int32_t i = 0; i < tokens.count; ++i) {
+        const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
+        if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
+    }
+}
+
 // Tiles of queries that stand in others as well: listed ones and their homes.
 std::vector<bool> find_split(const Layout& layout) {
     const AxisView queries = view(layout).queries;
@@ -167,14 +180,8 @@ void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads,
             const RowCounts row = counter.count(slices[tile], tokens.count);
             add_blocks(total, row, layout.by_key.rows, heads);
             add_rows(total, row, heads);
-            continue;
-        }
-        RowCounts blocks;
-        const std::vector<int64_t>& of_place = counter.count_rows(slices[tile], blocks);
-        add_blocks(total, blocks, layout.by_key.rows, heads);
-        for (int32_t i = 0; i < tokens.count; ++i) {
-            const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
-            if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
+        } else {
+            add_kept(layout, tile, slices[tile], heads, counter, total, kept);
         }
     }
     for (int32_t tile = queries.listed; tile < layout.by_query.rows; ++tile) {
@@ -182,22 +189,6 @@ void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads,
         for (int32_t i = 0; i < tokens.count && is_split[size_t(tile)]; ++i) {
             const int64_t of_row = kept[size_t(tokens.first + i * tokens.stride)];
             add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);
-        }
-    }
-}
-
-// Adds the keys that each query keeps, [seq_q], over all tiles that it stands in.
-void add_kept(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total,
-              std::vector<int64_t>& kept) {
-    const AxisView queries = view(layout).queries;
-    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
-        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
-        RowCounts blocks;
-        const std::vector<int64_t>& of_place = counter.count_rows(slices[tile], blocks);
-        add_blocks(total, blocks, layout.by_key.rows, heads);
-        for (int32_t i = 0; i < tokens.count; ++i) {
-            const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
-            if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
         }
     }
 }
@@ -241,7 +232,9 @@ Counts count(const std::vector<const Layout*>& pieces) {
         std::vector<int64_t> kept(size_t(extent.seq_q));
         for (size_t i = 0; i < pieces.size(); ++i) {
             Counts counts;
-            add_kept(*pieces[i], slices_of(*pieces[i], classes[i]), count, counters[i], counts, kept);
+            const Slice* slices = slices_of(*pieces[i], classes[i]);
+            for (int32_t tile = 0; tile < pieces[i]->by_query.rows; ++tile)
+                add_kept(*pieces[i], tile, slices[tile], count, counters[i], counts, kept);
             total.pairs += counts.pairs;
             total.blocks_full += counts.blocks_full;
             total.blocks_partial += counts.blocks_partial;
