@@ -9,7 +9,6 @@
 namespace spattn {
 namespace {
 
-constexpr int32_t nominal_block = 64;  // for counts, where the chosen row reads no layout
 constexpr double most_list_bytes = 512.0 * 1024 * 1024;
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too

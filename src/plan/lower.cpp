@@ -11,8 +11,6 @@ namespace spattn {
 namespace {
 constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists beyond the first lowering
 constexpr int64_t most_tasks = int64_t(1) << 31;
-
-constexpr int32_t nominal_block = 64;  // that hot tokens are scattered over
 constexpr int64_t shortest_class = 8;  // tokens: classes that are shorter than that hardly fill a block
 
 int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / block; }

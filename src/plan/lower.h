@@ -23,6 +23,8 @@ enum class Order {
     listed    // blocks that are nearly empty are listed token by token, for the pass at hand
 };
 
+constexpr int32_t nominal_block = 64;  // where no row asks for one: counts, and what hot tokens are scattered over
+
 struct Form {
     int32_t block_q, block_k;
     Order order;
