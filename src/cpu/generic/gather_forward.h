@@ -5,7 +5,7 @@
 //     heads    a tile of up to 64 query heads shares a list (multi-query latent attention: 128 heads on one key):
 //                  sT[key][head] = K . qT      oT[head_dim_v][head] += VT . pT      small products, K and V packed once
 //     dims     a head, or a few:
-//                  s[key] = q . k              a dot product a key, `lanes` keys at once
+//                  s[key] = q . k              a dot product a key
 //                  out[dim] += p[key] v[key]   a running sum in registers
 //
 // heads takes one query row at a time, 64 keys at once, with the softmax of the block kernels: online, base 2, the
