@@ -85,7 +85,7 @@ TEST(listed_queries_count_once) {
         const Dense dense = dense_of_pattern(c, 0, 0);
         MaskTable masks(layout);
         fill_lists(dense, layout, masks);
-        CHECK(dense_of_lists(layout, layout.by_query, 0, false) == dense);  // what is counted here is the pattern
+        CHECK(dense_of_lists(layout, 0, false) == dense);  // what is counted here is the pattern
         const Counts got = count(layout), wanted = count(plain);
         CHECK_EQ(got.pairs, wanted.pairs);
         CHECK_EQ(got.row_min, wanted.row_min);

@@ -7,10 +7,9 @@
 
 #include "check.h"
 #include "layout/layout.h"
+#include "layout/pairs.h"
 
 namespace spattn {
-
-using Dense = std::vector<std::vector<bool>>;  // [seq_q][seq_k]
 
 struct Case {
     Extent extent;
@@ -63,39 +62,20 @@ inline std::vector<int64_t> key_tokens(const Layout& layout) {
     return tokens_of(view(layout).keys, layout.block_k, layout.extent.seq_k, layout.by_key.rows);
 }
 
-// Every pair the lists say, and how often: more than once is a failure.
-inline Dense dense_of_lists(const Layout& layout, const Lists& lists, int32_t class_id, bool by_key) {
-    const Extent& e = layout.extent;
-    const std::vector<int64_t> queries = query_tokens(layout), keys = key_tokens(layout);
-    Dense dense(size_t(e.seq_q), std::vector<bool>(size_t(e.seq_k)));
-    bool is_inside = true, is_once = true;
-    const auto add_block = [&](int32_t tile_q, int32_t tile_k, int32_t mask) {
-        for (int64_t i = 0; i < layout.block_q; ++i)
-            for (int64_t j = 0; j < layout.block_k; ++j) {
-                if (mask != full_block && !mask_bit(layout, mask, i, j)) continue;
-                const int64_t query = queries[size_t(tile_q * int64_t(layout.block_q) + i)];
-                const int64_t key = keys[size_t(tile_k * int64_t(layout.block_k) + j)];
-                is_inside &= query != no_token && key != no_token;
-                if (query == no_token || key == no_token) continue;
-                is_once &= !dense[size_t(query)][size_t(key)];
-                dense[size_t(query)][size_t(key)] = true;
-            }
-    };
-    for (int32_t list = 0; list < lists.rows; ++list)
-        for (const Run& run : runs_of(lists, class_id, list))
-            for (int32_t other = run.first; other < run.first + run.count; ++other)
-                by_key ? add_block(other, list, run.mask) : add_block(list, other, run.mask);
-    CHECK(is_inside);
-    CHECK(is_once);
-    return dense;
+// Every pair the lists say; more than once, or of a place without a token, is a failure.
+inline Dense dense_of_lists(const Layout& layout, int32_t class_id, bool by_key) {
+    Said said = read_lists(layout, class_id, by_key);
+    CHECK(said.is_inside);
+    CHECK(said.is_once);
+    return std::move(said.pairs);
 }
 
 inline void check_meaning(const Case& c) {
     for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
         const Dense wanted = dense_of_pattern(c, plane / c.extent.heads, plane % c.extent.heads);
         const int32_t class_id = c.layout.class_of[size_t(plane)];
-        CHECK(dense_of_lists(c.layout, c.layout.by_query, class_id, false) == wanted);
-        CHECK(dense_of_lists(c.layout, c.layout.by_key, class_id, true) == wanted);
+        CHECK(dense_of_lists(c.layout, class_id, false) == wanted);
+        CHECK(dense_of_lists(c.layout, class_id, true) == wanted);
     }
 }
 
@@ -164,6 +144,20 @@ inline void check_live(const Case& c) {
     };
     check_axis(layout.live_queries, query_tokens(layout), layout.block_q, sees);
     check_axis(layout.live_keys, key_tokens(layout), layout.block_k, is_seen);
+}
+
+// For axes with listed tiles: a key's place is alive exactly where the lists say a pair of it.
+inline void check_live_keys(const Layout& layout) {
+    bool is_right = true;
+    for (int32_t at = 0; at < layout.classes * layout.by_key.rows; ++at)
+        for (int64_t key = 0; key < layout.block_k; ++key) {
+            bool is_seen = false;
+            for (const Run& run : runs_of(layout.by_key, 0, at))
+                for (int64_t row = 0; row < layout.block_q; ++row)
+                    is_seen |= run.mask == full_block || mask_bit(layout, run.mask, row, key);
+            is_right &= is_alive(layout.live_keys, at, key) == is_seen;
+        }
+    CHECK(is_right);
 }
 
 }  // namespace spattn

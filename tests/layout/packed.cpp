@@ -3,7 +3,6 @@
 #include "check.h"
 #include "layout/dense.h"
 #include "layout/packed.h"
-#include "layout/pairs.h"
 #include "layout/random_patterns.h"
 
 using namespace spattn;
@@ -52,8 +51,8 @@ HotCase make_case(int seed) {
     const int32_t sizes[] = {8, 16, 24, 32, 64, 100};
     const int32_t block_q = sizes[random.in(0, 5)], block_k = sizes[random.in(0, 5)];
     if (c.hot) c.layout = build_packed_layout(*c.hot, c.extent, block_q, block_k);
-    check::context = "seed " + std::to_string(seed) + ": " + describe(c) + " blocks " + std::to_string(block_q) + " x " +
-                     std::to_string(block_k);
+    check::context = "seed " + std::to_string(seed) + ": " + describe(c) + ", asked for blocks " +
+                     std::to_string(block_q) + " x " + std::to_string(block_k);
     return c;
 }
 
@@ -102,15 +101,7 @@ TEST(pairs_are_said_once) {
         if (!c.hot) continue;
         check_masks(c.layout);
         check_runs(c.layout);
-        for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
-            const Dense wanted = dense_of_pattern(c, plane / c.extent.heads, plane % c.extent.heads);
-            for (bool by_key : {false, true}) {
-                const Said said = read_lists(c.layout, c.layout.class_of[size_t(plane)], by_key);
-                CHECK(said.is_once);
-                CHECK(said.is_inside);
-                CHECK(said.pairs == wanted);
-            }
-        }
+        check_meaning(c);
     }
 }
 
@@ -131,20 +122,7 @@ TEST(live_sets_and_counts_are_exact) {
     for (int seed = 0; seed < cases; ++seed) {
         const HotCase c = make_case(seed);
         if (!c.hot) continue;
-        Layout again = c.layout;
-        bool is_right = true;
-        for (int32_t at = 0; at < again.classes * again.by_key.rows; ++at)
-            for (int64_t i = 0; i < again.block_k; ++i) {
-                bool is_seen = false;
-                const Slice slice = again.by_key.slices[size_t(at)];
-                for (int32_t r = slice.begin; r < slice.end; ++r)
-                    for (int64_t row = 0; row < again.block_q; ++row) {
-                        const int32_t mask = again.by_key.runs[size_t(r)].mask;
-                        is_seen |= mask == full_block || mask_bit(again, mask, row, i);
-                    }
-                is_right &= is_alive(again.live_keys, at, i) == is_seen;
-            }
-        CHECK(is_right);
+        check_live_keys(c.layout);
         const Counts got = count(c.layout);
         const Counts wanted = count(build_layout(*c.pattern, c.extent, c.layout.block_q, c.layout.block_k));
         CHECK_EQ(got.pairs, wanted.pairs);
