@@ -19,7 +19,8 @@
 #include "cpu/generic/cost.h"
 #include "cpu/generic/gather_forward_heads.h"
 #include "cpu/generic/gather_forward_dims.h"
-#include "cpu/generic/gather_backward.h"
+#include "cpu/generic/gather_backward_heads.h"
+#include "cpu/generic/gather_backward_dims.h"
 #include "cpu/generic/gather_cost.h"
 
 namespace spattn::cpu {

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// The form of gather_backward.h whose lanes are heads. Owners are 64 columns of dK or dV: a row's heads are summed by a
+// product [keys][heads] x [heads][64], whose rows are added where the keys lie.
+#pragma once
+
+#include "cpu/generic/gather_backward.h"
+
+namespace spattn::cpu {
+namespace {
+
+constexpr int owned_columns = 64;
+
+template <class T>
+struct HeadsBackward {
+    static constexpr bool heads_in_lanes = true;
+    using Map = WaveMap<heads_in_lanes>;
+    struct Scratch {
+        Real *q, *dout, *k, *v;  // [head_dim][width], [head_dim_v][width], [chunk][columns], [chunk][columns_v]
+        Real *dq, *row;          // [head_dim][width], [width][widest]
+        Real *lse, *delta;       // [width]
+        Real* sums;              // [chunk][owned_columns]
+        int32_t* keys;
+    };
+    static Scratch carve(Carver& carver, const Problem& p) {
+        const int64_t width = round_up(most_tile_heads(p), lanes);
+        const int64_t widest = most_of(most_of(columns_of(p), values_of(p)), owned_columns);
+        Scratch lane;
+        lane.q = carver.take<Real>(p.head_dim * width);
+        lane.dout = carver.take<Real>(p.head_dim_v * width);
+        lane.k = carver.take<Real>(int64_t(gather_chunk) * columns_of(p));
+        lane.v = carver.take<Real>(int64_t(gather_chunk) * values_of(p));
+        lane.dq = carver.take<Real>(p.head_dim * width);
+        lane.row = carver.take<Real>(width * widest);
+        lane.lse = carver.take<Real>(2 * width);
+        lane.delta = lane.lse + width;
+        lane.sums = carver.take<Real>(int64_t(gather_chunk) * owned_columns);
+        lane.keys = carver.take<int32_t>(list_tokens(p));
+        return lane;
+    }
+
+    const BackwardArgs& args;
+    const Problem& p;
+    const Map& map;
+    Scratch lane;
+    const Differentiation differentiation;
+    TensorView q_heads, dout_heads, dq_heads;
+
+    HeadsBackward(const BackwardArgs& a, const Map& m, uintptr_t scratch)
+        : args(a),
+          p(*a.problem),
+          map(m),
+          differentiation(p),
+          q_heads(heads_as_rows(a.q)),
+          dout_heads(heads_as_rows(a.dout)),
+          dq_heads(heads_as_rows(a.dq)) {
+        Carver carver{scratch};
+        lane = carve(carver, p);
+    }
+
+    void tile(const HeadTile& t, Keys keys) {
+        const int width = round_up(t.heads, lanes), ld = columns_of(p);
+        zero(lane.dq, p.head_dim * width);
+        if (keys.count > 0) {
+            pack_transposed<T>(q_heads, place_of(t), int(p.head_dim), 1.f, lane.q, width, lane.row);
+            pack_transposed<T>(dout_heads, place_of(t), int(p.head_dim_v), 1.f, lane.dout, width, lane.row);
+        }
+        for (int i = 0; i < width; ++i) lane.lse[i] = -INFINITY, lane.delta[i] = 0.f;
+        for (int i = 0; i < t.heads; ++i) {
+            const RowStats stats = row_stats<T>(args, t, i, keys.count == 0);
+            lane.lse[i] = stats.minus_lse, lane.delta[i] = stats.delta;
+            map.keep_dsink(t, i, stats.dsink);
+        }
+        const int64_t first = map.first_pair(t);
+        for (int64_t i = 0; i < keys.count; i += gather_chunk)
+            visit(place_of(t, keys.at + i, least(gather_chunk, keys.count - i)), width, first + i * width);
+        transpose({lane.dq, width}, int(p.head_dim), t.heads, 1.f, lane.row, ld);
+        store_rows<T>(lane.row, ld, 1.f, int(p.head_dim), dq_heads, place_of(t));
+    }
+
+    void visit(const Place& at, int width, int64_t first) {
+        Real *s = map.space.p + first, *ds = map.space.ds + first;
+        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
+        const Rows v = p.value_in_key ? k : load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
+        const int n = width / lanes;
+        multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, width, s, width, int(p.head_dim)}, at.count, n);
+        multiply<Left::rows, Store::set>({v.x, v.ld, lane.dout, width, ds, width, int(p.head_dim_v)}, at.count, n);
+        for (int i = 0; i < width; i += lanes) {
+            const Vec lse = load(lane.lse + i), delta = load(lane.delta + i);
+            for (int r = 0; r < at.count; ++r) {
+                const int64_t pair = r * width + i;
+                const auto [e, de] = differentiation.at(load(s + pair), load(ds + pair), lse, delta);
+                store(s + pair, e);
+                store(ds + pair, de);
+            }
+        }
+        multiply<Left::transposed, Store::add>({k.x, k.ld, ds, width, lane.dq, width, at.count}, int(p.head_dim), n);
+    }
+
+    // ---- owners: columns of dk, then of dv ----
+
+    static int64_t slices(int64_t columns) { return (columns + owned_columns - 1) / owned_columns; }
+    static int64_t owners(const Problem& p) {
+        return slices(p.head_dim) + (p.value_in_key ? 0 : slices(p.head_dim_v));
+    }
+
+    void own(int64_t plane, int64_t owner) {
+        const bool of_keys = owner < slices(p.head_dim);
+        const int first = int(of_keys ? owner : owner - slices(p.head_dim)) * owned_columns;
+        const int64_t ld = of_keys ? columns_of(p) : values_of(p), slot = plane - map.wave.plane;
+        const int count = least(owned_columns, (of_keys ? p.head_dim : p.head_dim_v) - first);
+        Real* sums = (of_keys ? map.space.dk : map.space.dv) + slot * p.seq_k * ld + first;
+        if (map.wave.row == 0)
+            for (int64_t key = 0; key < p.seq_k; ++key) zero(sums + key * ld, round_up(count, lanes));
+        for (int64_t row = 0; row < map.wave.rows; ++row) {
+            if (of_keys) add_row(plane, row, q_heads, map.space.ds, first, count, sums, ld);
+            const int values = least(count, p.head_dim_v - first);
+            if ((!of_keys || p.value_in_key) && values > 0)
+                add_row(plane, row, dout_heads, map.space.p, first, values, sums, ld);
+        }
+        if (map.wave.row + map.wave.rows == p.seq_q)
+            write(of_keys ? args.dk : args.dv, plane, first, count, sums, ld);
+    }
+
+    // sums[key] += weights[key][head] x[head], the columns of one slice.
+    void add_row(int64_t plane, int64_t row, TensorView x, const Real* weights, int first, int columns, Real* sums,
+                 int64_t ld) {
+        x.data = (T*)x.data + first * x.column;
+        const int64_t tiles = map.tiling.tiles();
+        const int vectors = (columns + lanes - 1) / lanes, width = vectors * lanes;
+        for (int64_t n = 0; n < tiles; ++n) {
+            const HeadTile t = map.tiling.at(p, plane, map.wave.row + row, 1, n);
+            const Keys keys = map.keys(t);
+            if (keys.count == 0) continue;
+            const Rows right = load_padded<T>(x, place_of(t), columns, lane.row);
+            const int pairs = round_up(t.heads, lanes);
+            const Real* left = weights + map.first_pair(t);
+            for (int64_t i = 0; i < keys.count; i += gather_chunk) {
+                const int count = least(gather_chunk, keys.count - i);
+                multiply<Left::rows, Store::set>(
+                    {left + i * pairs, pairs, right.x, right.ld, lane.sums, width, t.heads}, count, vectors);
+                for (int r = 0; r < count; ++r) {
+                    Real* sum = sums + keys.at[i + r] * ld;
+                    for (int c = 0; c < width; c += lanes)
+                        store(sum + c, load(sum + c) + load(lane.sums + r * width + c));
+                }
+            }
+        }
+    }
+
+    void write(TensorView x, int64_t plane, int first, int count, const Real* sums, int64_t ld) {
+        x.data = (T*)x.data + first * x.column;
+        const Place at{{0, 1, 0, nullptr}, plane / p.heads_kv, plane % p.heads_kv, 0, 0};
+        for (int64_t key = 0; key < p.seq_k; ++key)
+            store_row(sums + key * ld, count, 1.f, address<T>(x, at, int(key)), x.column);
+    }
+};
+
+}  // namespace
+}  // namespace spattn::cpu
