@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK_F64(avx2, 64, 64),
     SPATTN_CPU_BLOCK_F64(avx2, 16, 16),
+    SPATTN_CPU_GATHERS(avx2, double, f64),
 };
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK_F64(avx512, 64, 64),
     SPATTN_CPU_BLOCK_F64(avx512, 16, 16),
+    SPATTN_CPU_GATHERS(avx512, double, f64),
 };
 
 }  // namespace

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Attention over token lists, backward, in the two forms of gather_forward.h and in waves (gather_space.h).
 //
-//     one tile of heads, one query row    s, p = exp2(scale_log2 s - lse log2(e)), dp = dO . v, ds = scale p (dp - delta)
+//     one tile of heads, one query row    s, p = exp2(scale_log2 s - lse log2(e)), dp = dO . v,
+//                                         ds = scale p (dp - delta)
 //                                         dQ += ds . K; p and ds go to the store
 //     then, by owners                     dV[key] += p dO     dK[key] += ds q        row after row of the wave
 //
 // Scale is in ds, so that dK and dV may be summed into one where values are columns of keys.
+//
+// lse comes as float, which leaves p in double seven digits. But a row's p and its sink's share sum to 1: what they sum
+// to instead is what rounding took, and all that was made of them is divided by it.
 #pragma once
 
 #include "cpu/generic/gather_space.h"
@@ -15,25 +19,34 @@ namespace {
 
 inline void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
+constexpr bool lse_is_rounded = sizeof(Real) > sizeof(float);
+
 struct RowStats {
-    Real minus_lse, delta;  // the former in units of log2
-    double dsink;           // the row's part
+    Real minus_lse, delta;     // the former in units of log2
+    double dsink, sink_share;  // the row's part; of the sums that softmax divides by
+
+    // What p, and all that was made of it, is multiplied by.
+    double correction(Real sum_of_p) const {
+        const double sum = double(sum_of_p) + sink_share;
+        return lse_is_rounded && sum > 0 ? 1 / sum : 1;
+    }
 };
 
-// Of query head t.head + head. A row that saw nothing has p = 0, and its dout is not read; with a sink, its lse is z and
-// dlse counts.
+// Of query head t.head + head. A row that saw nothing has p = 0, and its dout is not read; with a sink, its lse is z
+// and dlse counts.
 template <class T>
 inline RowStats row_stats(const BackwardArgs& args, const HeadTile& t, int head, bool is_empty) {
     const auto row = [&](const TensorView& x) {
         return t.batch * x.batch + (t.head + head) * x.head + t.row * x.row;
     };
     const float lse = ((const float*)args.lse.data)[row(args.lse)];
-    if (lse == -INFINITY) return {-INFINITY, 0.f, 0};
+    if (lse == -INFINITY) return {-INFINITY, 0.f, 0, 0};
     const T *out = (const T*)args.out.data + row(args.out), *dout = (const T*)args.dout.data + row(args.dout);
     Real delta = is_empty ? 0.f : dot(out, args.out.column, dout, args.dout.column, int(args.problem->head_dim_v));
     if (args.dlse.data) delta -= ((const float*)args.dlse.data)[row(args.dlse)];
     const double sink = sink_of(args.sink_logits, t.head + head);
-    return {Real(-log2_e * lse), delta, sink == -INFINITY ? 0 : -exp(sink - double(lse)) * double(delta)};
+    const double share = sink == -INFINITY ? 0 : exp(sink - double(lse));
+    return {Real(-log2_e * lse), delta, share == 0 ? 0 : -share * double(delta), share};
 }
 
 // From products q . k and dO . v to p and ds.

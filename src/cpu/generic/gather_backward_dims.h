@@ -57,15 +57,13 @@ struct DimsBackward {
         prefetch_keys<T>(args, args.k, args.v, t, keys, 0);
         zero(lane.dq, int64_t(t.heads) * columns);
         if (keys.count > 0) load_queries(t);
-        for (int i = 0; i < t.heads; ++i) {
-            lane.stats[i] = row_stats<T>(args, t, i, keys.count == 0);
-            map.keep_dsink(t, i, lane.stats[i].dsink);
-        }
+        for (int i = 0; i < t.heads; ++i) lane.stats[i] = row_stats<T>(args, t, i, keys.count == 0);
         const int64_t first = map.first_pair(t);
         for (int64_t i = 0; i < keys.count; i += lanes) {
             prefetch_keys<T>(args, args.k, args.v, t, keys, i + lanes);
             visit(t, place_of(t, keys.at + i, least(lanes, keys.count - i)), first + i, keys.count);
         }
+        for (int i = 0; i < t.heads; ++i) correct(t, i, first + i * keys.count, keys.count);
         store_rows<T>(lane.dq, columns, 1.f, int(p.head_dim), heads_as_rows(args.dq), place_of(t));
     }
 
@@ -88,6 +86,30 @@ struct DimsBackward {
             __builtin_memcpy(map.space.ds + to, lane.weights, size_t(at.count) * sizeof(Real));
             add_weighted_rows(lane.weights, k.row, at.count, columns, lane.dq + head * columns);
         }
+    }
+
+    void correct(const HeadTile& t, int head, int64_t first, int64_t count) {
+        const RowStats& stats = lane.stats[head];
+        const double factor = stats.correction(lse_is_rounded ? sum(map.space.p + first, count) : 0);
+        map.keep_dsink(t, head, stats.dsink * factor);
+        if (!lse_is_rounded) return;
+        scale(Real(factor), map.space.p + first, count);
+        scale(Real(factor), map.space.ds + first, count);
+        scale(Real(factor), lane.dq + head * columns, columns);
+    }
+
+    static Real sum(const Real* x, int64_t count) {
+        Vec parts = set1(0.f);
+        int64_t i = 0;
+        for (; i + lanes <= count; i += lanes) parts = parts + load(x + i);
+        Real each[lanes], sum = 0.f;
+        store(each, parts);
+        for (Real part : each) sum += part;
+        for (; i < count; ++i) sum += x[i];
+        return sum;
+    }
+    static void scale(Real factor, Real* x, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) x[i] *= factor;
     }
 
     // ---- owners: ranges of keys ----

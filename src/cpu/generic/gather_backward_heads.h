@@ -18,6 +18,7 @@ struct HeadsBackward {
         Real *q, *dout, *k, *v;  // [head_dim][width], [head_dim_v][width], [chunk][columns], [chunk][columns_v]
         Real *dq, *row;          // [head_dim][width], [width][widest]
         Real *lse, *delta;       // [width]
+        RowStats* stats;         // [heads]
         Real* sums;              // [chunk][owned_columns]
         int32_t* keys;
     };
@@ -33,6 +34,7 @@ struct HeadsBackward {
         lane.row = carver.take<Real>(width * widest);
         lane.lse = carver.take<Real>(2 * width);
         lane.delta = lane.lse + width;
+        lane.stats = carver.take<RowStats>(width);
         lane.sums = carver.take<Real>(int64_t(gather_chunk) * owned_columns);
         lane.keys = carver.take<int32_t>(list_tokens(p));
         return lane;
@@ -66,13 +68,13 @@ struct HeadsBackward {
         }
         for (int i = 0; i < width; ++i) lane.lse[i] = -INFINITY, lane.delta[i] = 0.f;
         for (int i = 0; i < t.heads; ++i) {
-            const RowStats stats = row_stats<T>(args, t, i, keys.count == 0);
-            lane.lse[i] = stats.minus_lse, lane.delta[i] = stats.delta;
-            map.keep_dsink(t, i, stats.dsink);
+            lane.stats[i] = row_stats<T>(args, t, i, keys.count == 0);
+            lane.lse[i] = lane.stats[i].minus_lse, lane.delta[i] = lane.stats[i].delta;
         }
         const int64_t first = map.first_pair(t);
         for (int64_t i = 0; i < keys.count; i += gather_chunk)
             visit(place_of(t, keys.at + i, least(gather_chunk, keys.count - i)), width, first + i * width);
+        for (int i = 0; i < width; i += lanes) correct(t, i, first + i, keys.count, width);
         transpose({lane.dq, width}, int(p.head_dim), t.heads, 1.f, lane.row, ld);
         store_rows<T>(lane.row, ld, 1.f, int(p.head_dim), dq_heads, place_of(t));
     }
@@ -94,6 +96,26 @@ struct HeadsBackward {
             }
         }
         multiply<Left::transposed, Store::add>({k.x, k.ld, ds, width, lane.dq, width, at.count}, int(p.head_dim), n);
+    }
+
+    // One vector of heads, whose pairs with each key lie `width` from those with the next.
+    void correct(const HeadTile& t, int head, int64_t first, int64_t count, int width) {
+        Real each[lanes];
+        Vec sum = set1(0.f);
+        for (int64_t r = 0; lse_is_rounded && r < count; ++r) sum = sum + load(map.space.p + first + r * width);
+        store(each, sum);
+        for (int i = 0; i < lanes; ++i) {
+            const double factor = head + i < t.heads ? lane.stats[head + i].correction(each[i]) : 1;
+            if (head + i < t.heads) map.keep_dsink(t, head + i, lane.stats[head + i].dsink * factor);
+            each[i] = Real(factor);
+        }
+        if (!lse_is_rounded) return;
+        scale_columns(load(each), map.space.p + first, count, width);
+        scale_columns(load(each), map.space.ds + first, count, width);
+        scale_columns(load(each), lane.dq + head, p.head_dim, width);
+    }
+    static void scale_columns(Vec factors, Real* x, int64_t rows, int ld) {
+        for (int64_t r = 0; r < rows; ++r) store(x + r * ld, load(x + r * ld) * factors);
     }
 
     // ---- owners: columns of dk, then of dv ----

@@ -21,7 +21,7 @@ namespace spattn::cpu {
 namespace {
 
 constexpr int64_t wave_bytes = int64_t(1) << 21;   // of q and out of a wave's rows
-constexpr int64_t wave_scores = int64_t(1) << 19;  // of its store: 2 MiB
+constexpr int64_t wave_scores = (int64_t(1) << 21) / int64_t(sizeof(Real));  // of its store: 2 MiB
 constexpr int64_t range_bytes = int64_t(1) << 19;  // of a range's rows of k, or of v
 constexpr int64_t waves_a_lane = 4;                // so that lanes end together
 constexpr int64_t rows_ahead = 2;                  // whose cells are on their way

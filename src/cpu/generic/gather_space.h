@@ -10,8 +10,8 @@
 namespace spattn::cpu {
 namespace {
 
-constexpr int64_t wave_pairs = int64_t(1) << 22;  // of a wave's store: 32 MiB of p and ds
-constexpr int64_t wave_sums = int64_t(1) << 22;   // of dk and dv in a wave of several kv heads: 16 MiB
+constexpr int64_t wave_pairs = (int64_t(1) << 24) / int64_t(sizeof(Real));  // of a wave's store: 32 MiB of p and ds
+constexpr int64_t wave_sums = wave_pairs;  // of dk and dv in a wave of several kv heads: 16 MiB
 
 // kv heads [plane, plane + planes) with query rows [row, row + rows); several kv heads are whole ones.
 struct Wave {

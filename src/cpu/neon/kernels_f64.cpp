@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK_F64(neon, 64, 64),
     SPATTN_CPU_BLOCK_F64(neon, 16, 16),
+    SPATTN_CPU_GATHERS(neon, double, f64),
 };
 
 }  // namespace

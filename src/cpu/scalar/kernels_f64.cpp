@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK_F64(scalar, 64, 64),
     SPATTN_CPU_BLOCK_F64(scalar, 16, 16),
+    SPATTN_CPU_GATHERS(scalar, double, f64),
 };
 
 }  // namespace
