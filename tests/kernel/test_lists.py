@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from oracle import Extent, attention_backward, attention_forward, listed, scores, to_mask
 
+FLOATS = ("lse", "max_logits", "dsink_logits")  # in any dtype
+
 # (leaf, block_q, block_k, the known part or None, batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v)
 CASES = [
     ("runtime_tokens(6)", 1, 1, None, 1, 1, 1, 5, 9, 4, 4),
@@ -40,45 +42,54 @@ def times_of(case, sizes, indices, counts):
     return times * to_mask(known, Extent(seq_q, seq_k, batch, heads_q)) if known else times
 
 
-def close(got, want, name):
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=3e-6, err_msg=name)
+# In double, lse and max_logits and the sinks' gradient are float32 all the same.
+def close(got, want, name, dtype=np.float32):
+    rtol, atol = (1e-12, 1e-13) if got.dtype == np.float64 else (2e-5, 3e-6) if dtype == np.float32 else (3e-7, 3e-7)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case[0]}-{case[3]}" for case in CASES])
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("with_counts", [False, True])
-def test_lists_are_multisets(library, case, reference, wide, with_counts):
+@pytest.mark.parametrize("dtype, softcap, has_sinks", [(np.float32, 0, False), (np.float64, 0, False),
+                                                       (np.float32, 1.5, True), (np.float64, 1.5, True)])
+def test_lists_are_multisets(library, case, reference, wide, with_counts, dtype, softcap, has_sinks):
     rng = np.random.default_rng(7)
     sizes, text, (indices, counts) = problem_of(case, rng)
     counts = counts if with_counts else None
     times = times_of(case, sizes, indices, counts)
     assert times.max() > 1 and (times == 0).any()
     batch, heads_q, heads_kv, seq_q, seq_k, d, d_v = sizes.values()
-    q, dout = (rng.standard_normal((batch, heads_q, seq_q, x)).astype(np.float32) for x in (d, d_v))
-    k, v = (rng.standard_normal((batch, heads_kv, seq_k, x)).astype(np.float32) for x in (d, d_v))
+    q, dout = (rng.standard_normal((batch, heads_q, seq_q, x)).astype(dtype) for x in (d, d_v))
+    k, v = (rng.standard_normal((batch, heads_kv, seq_k, x)).astype(dtype) for x in (d, d_v))
+    sinks = rng.normal(0, 2, heads_q).astype(np.float32) if has_sinks else None
     dlse = rng.standard_normal((batch, heads_q, seq_q)).astype(np.float32)
     unseen = times.reshape(batch, heads_kv, -1, seq_k).sum(2) == 0
     scale = d ** -0.5
-    want_out, want_lse = attention_forward(q, k, v, times, scale)
-    want = dict(zip(("dq", "dk", "dv"), attention_backward(q, k, v, times, scale, dout, dlse)), out=want_out,
-                lse=want_lse, max_logits=scores(q, k, times > 0, scale).max(-1))
+    want_out, want_lse = attention_forward(q, k, v, times, scale, softcap, sinks)
+    gradients = attention_backward(q, k, v, times, scale, dout.astype(np.float64), dlse, softcap, sinks)
+    want = dict(zip(("dq", "dk", "dv", "dsink_logits"), gradients), out=want_out, lse=want_lse,
+                max_logits=scores(q, k, times > 0, scale, softcap).max(-1))
     k[unseen], v[unseen] = np.nan, np.nan  # what nobody lists does not matter
-    got = {name: np.full(value.shape, np.nan, np.float32) for name, value in want.items()}
+    got = {name: np.full(value.shape, np.nan, np.float32 if name in FLOATS else dtype) for name, value in want.items()}
     index = np.int64 if wide else np.int32
     lists = dict(indices=indices.astype(index), index_counts=None if counts is None else counts.astype(index))
     flags = library.c.SPATTN_PLAN_BACKWARD | (library.c.SPATTN_PLAN_REFERENCE if reference else 0)
-    plan = library.plan(library.parse(text), flags, **sizes)
-    library.run(plan, "forward", q=q, k=k, v=v, **{x: got[x] for x in ("out", "lse", "max_logits")}, **lists)
-    library.run(plan, "backward", q=q, k=k, v=v, dout=dout, dlse=dlse,
-                **{x: got[x] for x in ("out", "lse", "dq", "dk", "dv")}, **lists)
+    flags |= library.c.SPATTN_PLAN_SINK_LOGITS if has_sinks else 0
+    plan = library.plan(library.parse(text), flags, dtype=dtype, softcap=softcap, **sizes)
+    inputs = dict(q=q, k=k, v=v, sink_logits=sinks, **lists)
+    results = {name: value for name, value in got.items() if name != "max_logits"}
+    library.run(plan, "forward", **inputs, **{x: got[x] for x in ("out", "lse", "max_logits")})
+    library.run(plan, "backward", **inputs, dout=dout, dlse=dlse, **results)
     for name, value in want.items():
-        close(got[name], value, name)
+        close(got[name], value, name, dtype)
 
 
 @pytest.mark.parametrize("text", ["causal", "runtime_tokens(8) & causal", "csr"])
 @pytest.mark.parametrize("reference", [False, True])
-def test_values_in_keys(library, text, reference):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_in_keys(library, text, reference, dtype):
     """v is k[..., :head_dim_v], and dk receives both gradients."""
     rng = np.random.default_rng(3)
     sizes = dict(batch=2, heads_q=4, heads_kv=1, seq_q=20, seq_k=24, head_dim=20, head_dim_v=12)
@@ -92,18 +103,19 @@ def test_values_in_keys(library, text, reference):
         mask = np.zeros_like(mask)
         for i in range(20):
             mask[:, :, i, [i, i + 1, i + 3]] = True
-    q, dout = (rng.standard_normal((2, 4, 20, x)).astype(np.float32) for x in (20, 12))
-    k = rng.standard_normal((2, 1, 24, 20)).astype(np.float32)
+    q, dout = (rng.standard_normal((2, 4, 20, x)).astype(dtype) for x in (20, 12))
+    k = rng.standard_normal((2, 1, 24, 20)).astype(dtype)
     v = k[..., :12]
     out, lse = attention_forward(q, k, v, mask, 20 ** -0.5)
-    dq, dk, dv = attention_backward(q, k, v, mask, 20 ** -0.5, dout)
+    dq, dk, dv = attention_backward(q, k, v, mask, 20 ** -0.5, dout.astype(np.float64))
     dk[..., :12] += dv
     want = dict(out=out, lse=lse, dq=dq, dk=dk)
-    got = {name: np.full(value.shape, np.nan, np.float32) for name, value in want.items()}
+    got = {name: np.full(value.shape, np.nan, np.float32 if name in FLOATS else dtype) for name, value in want.items()}
     flags = library.c.SPATTN_PLAN_BACKWARD | library.c.SPATTN_PLAN_VALUE_IN_KEY
-    plan = library.plan(library.parse(text), flags | (library.c.SPATTN_PLAN_REFERENCE if reference else 0), **sizes)
+    flags |= library.c.SPATTN_PLAN_REFERENCE if reference else 0
+    plan = library.plan(library.parse(text), flags, dtype=dtype, **sizes)
     lists = dict(indices=indices.astype(np.int32)) if text.startswith("runtime") else {}
     library.run(plan, "forward", q=q, k=k, out=got["out"], lse=got["lse"], **lists)
     library.run(plan, "backward", q=q, k=k, dout=dout, **got, **lists)
     for name, value in want.items():
-        close(got[name], value, name)
+        close(got[name], value, name, dtype)

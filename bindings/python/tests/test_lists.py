@@ -24,11 +24,12 @@ CASES = [
 SIZES = dict(batch=2, heads_q=4, heads_kv=2, seq_q=33, seq_k=45)
 
 
-def operands(head_dim=24, head_dim_v=16):
+def operands(head_dim=24, head_dim_v=16, elements=np.float32):
     """q, k, v, dout [batch, seq, heads, head_dim] and dlse."""
     rng = np.random.default_rng(5)
     shapes = [(2, 33, 4, head_dim), (2, 45, 2, head_dim), (2, 45, 2, head_dim_v), (2, 33, 4, head_dim_v), (2, 4, 33)]
-    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    return [*(x.astype(elements) for x in arrays[:4]), arrays[4]]
 
 
 def lists(block_q, block_k, most, dtype):
@@ -53,15 +54,17 @@ def truth(q, k, v, dout, dlse, times):
 def assert_close(found, expected, atol=2e-5):
     for name, one, other in zip(("out", "lse", "max_logits", "dq", "dk", "dv"), found, expected):
         assert one.shape == other.shape, name
-        np.testing.assert_allclose(one.astype(np.float64), other, atol=atol, err_msg=name)
+        bound = 1e-12 if one.dtype == np.float64 else atol
+        np.testing.assert_allclose(one.astype(np.float64), other, rtol=1e-7, atol=bound, err_msg=name)
 
 
 @pytest.mark.parametrize("pattern, known, block_q, block_k, most", CASES, ids=[str(case[0]) for case in CASES])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("with_counts", [False, True])
 @pytest.mark.parametrize("reference", [False, True])
-def test_lists_are_multisets(pattern, known, block_q, block_k, most, dtype, with_counts, reference):
-    q, k, v, dout, dlse = operands()
+@pytest.mark.parametrize("elements", [np.float32, np.float64])
+def test_lists_are_multisets(pattern, known, block_q, block_k, most, dtype, with_counts, reference, elements):
+    q, k, v, dout, dlse = operands(elements=elements)
     indices, counts = lists(block_q, block_k, most, dtype)
     given = dict(indices=indices, index_counts=counts if with_counts else None)
     times = oracle.listed(indices, given["index_counts"], 4, 33, 45, block_q, block_k)
