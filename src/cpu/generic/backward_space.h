@@ -5,12 +5,27 @@
 namespace spattn::cpu {
 namespace {
 
-// Where an order collects dQ: home tiles of queries [first, first + count) of each head of its group, from block `block`
-// of the buffers on. `next` is the next order of the same kv head, or -1.
+// Where an order collects dQ: a buffer for each head of its group and each of the `tiles` that it reaches, from buffer
+// `block` on. `next` is the next order of the same kv head, or -1.
 struct OrderSpace {
     int64_t block;
-    int32_t first, count, next;
+    int32_t tiles, next;
 };
+
+// Own tiles [first, first + count) that an order reaches, as bits.
+struct TileSet {
+    uint64_t* words;
+    int64_t first, count;
+
+    void cover(int64_t from, int64_t to) {
+        from = from > first ? from - first : 0, to = to - first < count ? to - first : count;
+        for (int64_t end; from < to; from = end) {
+            end = from / 64 * 64 + 64 < to ? from / 64 * 64 + 64 : to;
+            words[from / 64] |= all_rows >> (64 - (end - from)) << (from % 64);
+        }
+    }
+};
+constexpr int64_t words_of(int64_t tiles) { return (tiles + 63) / 64; }
 
 // Sums that pieces hand on, by tokens, and delta where the problem has sinks. The same for every arch.
 struct Carried {
@@ -29,15 +44,17 @@ inline Carried carve_carried(Carver& carver, const Problem& p) {
 }
 
 struct BackwardSpace {
-    int64_t heads, rows;       // batch * heads_q; home tiles of queries
-    Real *delta, *minus_lse;  // [heads][rows * bq], by home places; the latter in units of log2
-    uint64_t* seeing;          // [classes][rows] bit i: query i of the home tile sees a key; where the problem has sinks
+    int64_t heads, rows;      // batch * heads_q; own tiles of queries
+    Real *delta, *minus_lse;  // [heads][rows * bq], by own places; the latter in units of log2
+    uint64_t* seeing;         // [classes][rows] bit i: query i of the own tile sees a key; where the problem has sinks
     OrderSpace* orders;
-    int32_t* first_order;  // [batch * heads_kv]
-    Real* dq;             // [blocks][bq][columns]
-    uint8_t* touched;      // [blocks]
-    Carried carried;       // read and written where the pass has several pieces
-    Real* parts;          // [num_parts][part_floats]
+    uint64_t* reached;        // [orders][words of rows] own tiles that an order reaches in some head of its group,
+    int32_t* ranks;           // and how many of them lie before each word
+    int32_t* first_order;     // [batch * heads_kv]
+    Real* dq;                 // [blocks][bq][columns]
+    uint8_t* touched;         // [blocks]
+    Carried carried;          // read and written where the pass has several pieces
+    Real* parts;              // [num_parts][part_floats]
     int64_t part_floats;
     Real* scratch;
     int64_t lane_floats;
@@ -48,7 +65,7 @@ struct BackwardScratch {
     Real *s, *dp;             // [bq][bk]
     Real *k, *q, *dout;       // [bk][columns], [bq or bk][columns], [bq or bk][columns_v]
     Real *dk, *dv;            // [bk][columns], [bk][columns_v]; one piece
-    Real* dq;                 // [bq][columns], of a listed tile, as are
+    Real* dq;                 // [bq][columns], of a repeating tile, as are
     Real *minus_lse, *delta;  // [bq]
 };
 
@@ -72,37 +89,33 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
     return lane;
 }
 
-// Home tiles [low, high).
-struct Reach {
-    int32_t low, high;
-    int32_t listed = -1;  // the listed tile that was covered last: most lists begin with the same one
-    void cover(int64_t first, int64_t end) {
-        low = first < low ? int32_t(first) : low;
-        high = end > high ? int32_t(end) : high;
-    }
-};
+// Tiles that list queries once more. All of a query's own, from delta to dQ, lies in the one tile after them that owns
+// it: at home, or where an axis lists it once and leaves its home away.
+inline int32_t repeating(const AxisView& axis) { return axis.away ? 0 : axis.listed; }
 
-// Covers the homes of the tokens of query tiles [first, end).
-inline void cover_homes(const LayoutView& layout, int32_t first, int32_t end, Reach& homes) {
+// The own tiles of the tokens of query tiles [first, end). Most lists begin with the same repeating tile: `last` is the
+// one before.
+inline void cover_own(const LayoutView& layout, int32_t first, int32_t end, int32_t& last, TileSet& tiles) {
     const AxisView& axis = layout.queries;
-    const int32_t block = layout.block_q;
-    for (; first < end && first < axis.listed; ++first) {
-        if (first == homes.listed) continue;
-        homes.listed = first;
+    const int32_t block = layout.block_q, repeats = repeating(axis);
+    for (; first < end && first < repeats; ++first) {
+        if (first == last) continue;
+        last = first;
         for (int32_t i = 0; i < block; ++i) {
             const int32_t token = axis.tokens[int64_t(first) * block + i];
             if (token == no_token) continue;
             const int64_t tile = home_of(axis, block, token) / block;
-            homes.cover(tile, tile + 1);
+            tiles.cover(tile, tile + 1);
         }
     }
-    if (first < end) homes.cover(first - axis.listed, end - axis.listed);
+    if (first < end) tiles.cover(first - repeats, end - repeats);
 }
 
-// The home tiles of queries that an order touches in any head of its group, as [first, first + count).
-inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int32_t w) {
+// The tiles that an order reaches in any head of its group.
+inline void reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t w, TileSet tiles) {
     const int64_t group = p.heads_q / p.heads_kv;
-    Reach homes{INT32_MAX, 0};
+    __builtin_memset(tiles.words, 0, size_t(words_of(tiles.count)) * sizeof(uint64_t));
+    int32_t last = -1;
     for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
         const Task& t = tasks.tasks[i];
         int64_t skip = t.skip, take = t.take;
@@ -114,18 +127,24 @@ inline OrderSpace reach(const Problem& p, const LayoutView& layout, const TasksV
                 const int64_t taken = left < take ? left : take;
                 skip -= skipped, take -= taken;
                 if (taken == 0) continue;
-                cover_homes(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), homes);
+                cover_own(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), last, tiles);
             }
         }
     }
-    if (homes.high == 0) return {0, 0, 0, -1};
-    return {0, homes.low, homes.high - homes.low, -1};
 }
 
-inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
-    int64_t blocks = 0;
-    for (int32_t w = 0; w < tasks.orders; ++w) blocks += reach(p, layout, tasks, w).count * (p.heads_q / p.heads_kv);
-    return blocks;
+// Buffers of all orders. There is no workspace yet: tiles are counted so many at a time.
+inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t rows) {
+    constexpr int64_t most = 1 << 15;
+    uint64_t words[most / 64];
+    int64_t tiles = 0;
+    for (int32_t w = 0; w < tasks.orders; ++w)
+        for (int64_t first = 0; first < rows; first += most) {
+            const TileSet some{words, first, rows - first < most ? rows - first : most};
+            reach(p, layout, tasks, w, some);
+            for (int64_t i = 0; i < words_of(some.count); ++i) tiles += __builtin_popcountll(words[i]);
+        }
+    return tiles * (p.heads_q / p.heads_kv);
 }
 
 template <int bq, int bk>
@@ -134,14 +153,16 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
     Carver lane{0};
     carve_backward_lane<bq, bk>(lane, p);
-    const int64_t blocks = dq_blocks(p, layout, tasks);
     BackwardSpace space;
     space.heads = p.batch * p.heads_q;
-    space.rows = layout.by_query.rows - layout.queries.listed;
+    space.rows = layout.by_query.rows - repeating(layout.queries);
+    const int64_t blocks = dq_blocks(p, layout, tasks, space.rows), words = words_of(space.rows);
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
     space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.classes * space.rows : 0);
     space.orders = carver.take<OrderSpace>(tasks.orders);
+    space.reached = carver.take<uint64_t>(tasks.orders * words);
+    space.ranks = carver.take<int32_t>(tasks.orders * words);
     space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
     space.dq = carver.take<Real>(blocks * bq * columns);
     space.touched = carver.take<uint8_t>(blocks);
@@ -152,16 +173,17 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     return space;
 }
 
-// Which queries see a key. Without sinks lse says so; with them, a query that sees none has a finite lse, too. A tile
-// that is not listed is a home tile; what a listed tile sees, its queries see.
+// Which queries see a key. Without sinks lse says so; with them, a query that sees none has a finite lse, too. What a
+// repeating tile sees, its queries see.
 template <int bq>
 inline void find_seeing(const BackwardSpace& space, const LayoutView& layout) {
     const AxisView& axis = layout.queries;
+    const int32_t repeats = repeating(axis);
     for (int32_t c = 0; c < layout.classes; ++c) {
         uint64_t* seeing = space.seeing + c * space.rows;
         for (int32_t t = 0; t < space.rows; ++t)
-            seeing[t] = alive_of(layout.live_queries, layout.by_query.rows, c, axis.listed + t);
-        for (int32_t t = 0; t < axis.listed; ++t) {
+            seeing[t] = alive_of(layout.live_queries, layout.by_query.rows, c, repeats + t);
+        for (int32_t t = 0; t < repeats; ++t) {
             const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, c, t);
             for (int i = 0; i < bq; ++i) {
                 if (!(alive >> i & 1)) continue;
@@ -172,14 +194,34 @@ inline void find_seeing(const BackwardSpace& space, const LayoutView& layout) {
     }
 }
 
-// Fills orders and first_order. Orders are chained from the last to the first, so that a chain runs upwards.
-inline void place_orders(const BackwardSpace& space, const Problem& p, const LayoutView& layout,
-                         const TasksView& tasks) {
+// Fills reached, ranks and tiles of one order.
+inline void find_reached(const BackwardSpace& space, const Problem& p, const LayoutView& layout, const TasksView& tasks,
+                         int64_t w) {
+    const int64_t words = words_of(space.rows);
+    uint64_t* reached = space.reached + w * words;
+    reach(p, layout, tasks, w, {reached, 0, space.rows});
+    int32_t tiles = 0;
+    for (int64_t i = 0; i < words; ++i) {
+        space.ranks[w * words + i] = tiles;
+        tiles += __builtin_popcountll(reached[i]);
+    }
+    space.orders[w].tiles = tiles;
+}
+
+// The place of an own tile among those that an order reaches, or -1.
+inline int64_t place_of(const BackwardSpace& space, int64_t w, int64_t tile) {
+    const int64_t at = w * words_of(space.rows) + tile / 64;
+    const uint64_t word = space.reached[at], bit = uint64_t(1) << (tile % 64);
+    return word & bit ? space.ranks[at] + __builtin_popcountll(word & (bit - 1)) : -1;
+}
+
+// Fills the rest of orders, and first_order. Orders are chained from the last to the first, so that a chain runs
+// upwards.
+inline void place_orders(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
     int64_t block = 0;
     for (int32_t w = 0; w < tasks.orders; ++w) {
-        space.orders[w] = reach(p, layout, tasks, w);
         space.orders[w].block = block;
-        block += space.orders[w].count * (p.heads_q / p.heads_kv);
+        block += space.orders[w].tiles * (p.heads_q / p.heads_kv);
     }
     for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) space.first_order[head] = -1;
     for (int32_t w = tasks.orders - 1; w >= 0; --w) {

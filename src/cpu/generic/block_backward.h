@@ -9,11 +9,12 @@
 // kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once, at
 // the end.
 //
-// Three phases: delta and lse per query row; orders of tasks; then each dQ block sums the buffers of the orders that
-// touched it, in order, and columns that were cut sum their parts. All of a query's own, from delta to dQ, lies by home
-// tiles, where it stands once: rows of listed tiles go there one by one. An order has its own dQ buffer because orders
-// of one head meet in dQ and atomics would make sums depend on timing. A buffer covers the home tiles from the first to
-// the last that its order touches: with a window the buffers together are hardly larger than dQ.
+// Three phases: delta and lse per query row, and the tiles that each order reaches; orders of tasks; then each dQ tile
+// sums the buffers of the orders that touched it, in order, and columns that were cut sum their parts. All of a query's
+// own, from delta to dQ, lies by own tiles, where it stands once: rows of tiles that repeat it go there one by one. An
+// order has dQ buffers of its own because orders of one head meet in dQ and atomics would make sums depend on timing.
+// It has them for the tiles alone that it reaches: with a window all orders together have hardly more than dQ, and hot
+// queries in a tile of their own add one tile an order.
 //
 // What binds: FMA, 10 * head_dim flops a pair against one exp2.
 #pragma once
@@ -32,7 +33,7 @@ struct BackwardLane {
     const SoftcapFactors cap;  // read where the problem has one
     const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch and in dQ buffers
-    const OrderSpace* order = nullptr;
+    int64_t order = 0;
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
         : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
@@ -55,7 +56,12 @@ struct BackwardLane {
         return {tile_at(layout.queries, bq, p.seq_q, row), head / p.heads_q, head % p.heads_q, alive, all_rows};
     }
 
-    Place home(int64_t head, int32_t tile) const { return queries(head, args.layout.queries.listed + tile); }
+    Place own(int64_t head, int32_t tile) const {
+        const AxisView& axis = args.layout.queries;
+        Place at = queries(head, repeating(axis) + tile);
+        at.owned = owned_of(axis, at, repeating(axis) + tile);
+        return at;
+    }
 
     // A key that any head of the group sees may be read: it holds numbers, and bits keep it from the heads that do not.
     Place keys(int32_t head, int32_t row) const {
@@ -69,9 +75,9 @@ struct BackwardLane {
     }
 
     void start_order(int64_t w) {
-        order = space.orders + w;
-        const int64_t blocks = int64_t(order->count) * (p.heads_q / p.heads_kv);
-        __builtin_memset(space.touched + order->block, 0, size_t(blocks));
+        order = w;
+        const int64_t blocks = space.orders[w].tiles * (p.heads_q / p.heads_kv);
+        __builtin_memset(space.touched + space.orders[w].block, 0, size_t(blocks));
     }
 
     void take_order(int64_t w) {
@@ -114,7 +120,7 @@ struct BackwardLane {
         const Rows dout = load_padded<T>(args.dout, at, int(p.head_dim_v), lane.dout);
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
-        Real* dq = at.tokens ? lane.dq : touch(dq_block(g, row - args.layout.queries.listed), is_first);
+        Real* dq = repeats(row) ? lane.dq : touch(dq_block(order, g, own_tile(row)), is_first);
         const Visit v{q, dout, k, statistics(head, row, at), bits, dq, keys};
         if (!bits || bk == strip_lanes) {
             attend<bk / lanes>(v, {0, at.count}, 0, is_first);
@@ -125,7 +131,7 @@ struct BackwardLane {
                 if (queries.count > 0) attend<strip_lanes / lanes>(v, queries, first, false);
             }
         }
-        if (at.tokens) scatter_dq(g, at);
+        if (repeats(row)) scatter_dq(g, at);
     }
 
     struct RowStatistics {
@@ -160,11 +166,14 @@ struct BackwardLane {
                  : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
     }
 
-    // They lie by home places: those of a listed tile are gathered.
+    bool repeats(int32_t row) const { return row < repeating(args.layout.queries); }
+    int32_t own_tile(int32_t row) const { return row - repeating(args.layout.queries); }
+
+    // They lie by own places: those of a repeating tile are gathered.
     RowStatistics statistics(int64_t head, int32_t row, const Place& at) {
         const AxisView& axis = args.layout.queries;
-        const int64_t head_at = head * space.rows * bq, first = head_at + int64_t(row - axis.listed) * bq;
-        if (!at.tokens) return {space.minus_lse + first, space.delta + first};
+        const int64_t head_at = head * space.rows * bq, first = head_at + int64_t(own_tile(row)) * bq;
+        if (!repeats(row)) return {space.minus_lse + first, space.delta + first};
         for (int i = 0; i < at.count; ++i) {
             const bool alive = at.alive >> i & 1;
             const int64_t home = head_at + (alive ? home_of(axis, bq, at.tokens[i]) : 0);
@@ -174,8 +183,10 @@ struct BackwardLane {
         return {lane.minus_lse, lane.delta};
     }
 
-    // The order's dQ buffer for a home tile of queries.
-    int64_t dq_block(int64_t g, int64_t tile) const { return order->block + g * order->count + tile - order->first; }
+    // An order's dQ buffer for an own tile of queries that it reaches.
+    int64_t dq_block(int64_t w, int64_t g, int64_t tile) const {
+        return space.orders[w].block + g * space.orders[w].tiles + place_of(space, w, tile);
+    }
 
     // The buffer, and whether nothing was collected in it so far.
     Real* touch(int64_t block, bool& is_first) {
@@ -184,13 +195,13 @@ struct BackwardLane {
         return space.dq + block * bq * columns;
     }
 
-    // Rows of a listed tile go home one by one.
+    // Rows of a repeating tile go home one by one.
     void scatter_dq(int64_t g, const Place& at) {
         for (int i = 0; i < at.count; ++i) {
             if (!(at.alive >> i & 1)) continue;
             const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]);
             bool is_first;
-            Real* dq = touch(dq_block(g, home / bq), is_first);
+            Real* dq = touch(dq_block(order, g, home / bq), is_first);
             if (is_first) zero(dq, int64_t(bq) * columns);
             add(lane.dq + i * columns, dq + home % bq * columns, columns);
         }
@@ -279,9 +290,9 @@ struct BackwardLane {
         for (int64_t i = 0; i < count; i += lanes) store(sum + i, load(sum + i) + load(x + i));
     }
 
-    // dq of one home tile: what the head's orders collected, in the order of their indices.
+    // dq of one own tile: what the head's orders collected, in the order of their indices.
     void collect(int64_t head, int32_t tile) {
-        const Place at = home(head, tile);
+        const Place at = own(head, tile);
         sum_orders(head, tile);
         sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
         if (!args.piece.is_last) return;
@@ -292,27 +303,29 @@ struct BackwardLane {
         const int64_t group = p.heads_q / p.heads_kv, g = head % group;
         zero(lane.q, int64_t(bq) * columns);
         for (int32_t w = space.first_order[head / group]; w >= 0; w = space.orders[w].next) {
-            const OrderSpace& o = space.orders[w];
-            const int64_t block = o.block + g * o.count + tile - o.first;
-            if (tile < o.first || tile >= o.first + o.count || !space.touched[block]) continue;
-            add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
+            if (place_of(space, w, tile) < 0) continue;
+            const int64_t block = dq_block(w, g, tile);
+            if (space.touched[block]) add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
         }
     }
 
-    // delta and -lse log2(e) of one home tile. A row that saw nothing has p = 0, and its dout is not read; its dlse is
+    // delta and -lse log2(e) of one own tile. A row that saw nothing has p = 0, and its dout is not read; its dlse is
     // the sink's.
     void prepare(int64_t head, int32_t tile) {
-        const Place at = home(head, tile);
+        const Place at = own(head, tile);
         const uint64_t seeing =
             p.has_sink_logits ? space.seeing[args.layout.class_of[head] * space.rows + tile] : all_rows;
         for (int i = 0; i < at.count; ++i) {
             const int64_t to = (head * space.rows + tile) * bq + i;
+            space.minus_lse[to] = -INFINITY, space.delta[to] = 0.f;
+            if (!(at.owned >> i & 1)) continue;
             const float lse = *address<float>(args.lse, at, i);
             const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
-            space.minus_lse[to] = is_empty ? -INFINITY : Real(-log2_e * lse);
-            space.delta[to] = is_empty ? 0.f
-                                       : dot(address<T>(args.out, at, i), args.out.column,
-                                             address<T>(args.dout, at, i), args.dout.column, int(p.head_dim_v));
+            if (!is_empty) {
+                space.minus_lse[to] = Real(-log2_e * lse);
+                space.delta[to] = dot(address<T>(args.out, at, i), args.out.column, address<T>(args.dout, at, i),
+                                      args.dout.column, int(p.head_dim_v));
+            }
             if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
             if (carries_delta() && (args.piece.is_first || !is_empty))
                 *address<Real>(space.carried.delta, at, i) = space.delta[to];
@@ -322,15 +335,16 @@ struct BackwardLane {
     // Sinks are in every row, and a row may see a key in one piece and none in another.
     bool carries_delta() const { return p.has_sink_logits && !(args.piece.is_first && args.piece.is_last); }
 
-    // dz of one head, over the batch and its home tiles in their order. Where a row saw nothing, lse is z.
+    // dz of one head, over the batch and its own tiles in their order. Where a row saw nothing, lse is z.
     void sum_sink(int64_t head) {
         const double sink = sink_of(args.sink_logits, head);
         double sum = 0;
         for (int64_t b = 0; b < p.batch && sink > -INFINITY; ++b)
             for (int32_t tile = 0; tile < space.rows; ++tile) {
-                const Place at = home(b * p.heads_q + head, tile);
+                const Place at = own(b * p.heads_q + head, tile);
                 const Real* deltas = space.delta + ((b * p.heads_q + head) * space.rows + tile) * bq;
                 for (int i = 0; i < at.count; ++i) {
+                    if (!(at.owned >> i & 1)) continue;
                     const Real delta = carries_delta() ? *address<Real>(space.carried.delta, at, i) : deltas[i];
                     sum -= exp(sink - double(*address<float>(args.lse, at, i))) * double(delta);
                 }
@@ -351,8 +365,10 @@ template <class T, int bq, int bk>
 inline void backward_rows(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_row)) < blocks;) lane.prepare(i / rows, int32_t(i % rows));
+    const int64_t rows = run.space.rows, orders = run.args->tasks.orders, end = orders + run.space.heads * rows;
+    for (int64_t i; (i = next_of(run.next_row)) < end;)
+        if (i < orders) find_reached(run.space, *run.args->problem, run.args->layout, run.args->tasks, i);
+        else lane.prepare((i - orders) / rows, int32_t((i - orders) % rows));
 }
 
 template <class T, int bq, int bk>
@@ -384,8 +400,8 @@ inline BackwardRun begin_backward(const BackwardArgs& args) {
     Carver carried{(uintptr_t)args.piece.carried};
     run.space.carried = carve_carried(carried, *args.problem);
     if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
-    place_orders(run.space, *args.problem, args.layout, args.tasks);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
+    place_orders(run.space, *args.problem, args.tasks);
     return run;
 }
 

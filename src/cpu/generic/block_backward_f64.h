@@ -39,7 +39,8 @@ struct SumLane : BackwardLane<T, bq, bk> {
         const Place at = Lane::queries(head, row);
         const Rows q = load_rows<T>(args.q, at, int(p.head_dim), lane.q), ones{lane.k, lanes};
         bool is_first = true;
-        Real* sums = at.tokens ? lane.dq : Lane::touch(Lane::dq_block(g, row - args.layout.queries.listed), is_first);
+        Real* sums = Lane::repeats(row) ? lane.dq
+                                        : Lane::touch(Lane::dq_block(Lane::order, g, Lane::own_tile(row)), is_first);
         multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
         const uint64_t* bits = mask_bits(args.layout, mask);
         const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys};
@@ -47,12 +48,12 @@ struct SumLane : BackwardLane<T, bq, bk> {
         const Product product{lane.s, bk, ones.x, ones.ld, sums, columns, keys};
         is_first ? multiply<Left::rows, Store::set>(product, at.count, 1)
                  : multiply<Left::rows, Store::add>(product, at.count, 1);
-        if (at.tokens) Lane::scatter_dq(g, at);
+        if (Lane::repeats(row)) Lane::scatter_dq(g, at);
     }
 
     void refine(int64_t head, int32_t tile) {
         Lane::sum_orders(head, tile);
-        const Place at = Lane::home(head, tile);
+        const Place at = Lane::own(head, tile);
         const double sink = sink_of(args.sink_logits, at.head);
         for (int i = 0; i < at.count; ++i) {
             Real& minus_lse = space.minus_lse[(head * space.rows + tile) * bq + i];
