@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/math.h"
@@ -12,34 +13,41 @@ namespace {
 
 constexpr int64_t alignment = 256;
 
-// Collects host arrays into one staged block. Pointers are handed out only once the block is placed, so place() runs
-// twice: to count, then to write.
+// Collects host arrays into one block. Pointers are handed out only once the block is there, so place() runs twice: to
+// count, then to write.
 class Stage {
 public:
     // The device address of a copy of values[0, count); arrays given before are found again.
     template <class T>
     const T* place(const T* values, size_t count) {
         if (!count) return nullptr;
-        const auto [at, is_first] = offsets_.try_emplace({values, count * sizeof(T)}, bytes_);
+        const auto [at, is_first] = copies_.try_emplace({values, count * sizeof(T)}, Copy{bytes_});
+        Copy& copy = at->second;
         if (is_first) bytes_ += size_t(round_up(int64_t(count * sizeof(T)), alignment));
         if (!base_) return nullptr;
-        std::memcpy(staged_.data() + at->second, values, count * sizeof(T));
-        return reinterpret_cast<const T*>(base_ + at->second);
+        if (!std::exchange(copy.is_written, true)) std::memcpy(to_ + copy.offset, values, count * sizeof(T));
+        return reinterpret_cast<const T*>(base_ + copy.offset);
     }
 
-    // After this, place() writes and returns addresses that start at base.
-    void fix(char* base) {
+    // After this, place() returns addresses that start at base; it writes there, or where only the device does, to a
+    // stage on the host.
+    void fix(char* base, bool is_host) {
         base_ = base;
-        staged_.assign(bytes_, 0);
+        if (!is_host) staged_.assign(bytes_, 0);
+        to_ = is_host ? base : staged_.data();
     }
     size_t bytes() const { return bytes_; }
-    const char* staged() const { return staged_.data(); }
+    const std::vector<char>& staged() const { return staged_; }
 
 private:
-    std::map<std::pair<const void*, size_t>, size_t> offsets_;
+    struct Copy {
+        size_t offset;
+        bool is_written = false;
+    };
+    std::map<std::pair<const void*, size_t>, Copy> copies_;
     std::vector<char> staged_;
     size_t bytes_ = 0;
-    char* base_ = nullptr;
+    char *base_ = nullptr, *to_ = nullptr;
 };
 
 ListsView place(Stage& stage, ListsView lists, const Lists& from) {
@@ -104,9 +112,10 @@ PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, 
     place_passes();
     if (stage.bytes()) {
         image.block = Memory::Block(memory, stage.bytes(), stream);
-        stage.fix(image.block.start());
+        stage.fix(image.block.start(), memory->is_host());
         place_passes();
-        memory->copy_in(image.block.start(), stage.staged(), stage.bytes(), stream);
+        if (!stage.staged().empty())
+            memory->copy_in(image.block.start(), stage.staged().data(), stage.bytes(), stream);
     }
     return image;
 }

@@ -25,8 +25,8 @@ struct PlanImage {
     PassImage forward, backward;
 };
 
-// Lays out both passes of the plan, copies them with one transfer on `stream`. Arrays that the passes share are stored
-// once.
+// Lays out both passes of the plan, copies them with one transfer on `stream` where the host cannot write there.
+// Arrays that the passes share are stored once.
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
 
 }  // namespace spattn
