@@ -54,13 +54,16 @@ void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates)
 }
 
 // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
-// Other orders before plain blocks for the same reason.
+// Other orders before plain blocks for the same reason. Rows that read no layout count on nominal blocks, and come
+// where these do.
 void Chooser::price(std::vector<Candidate>& candidates, const Rival* rival) {
     std::vector<Candidate*> order;
     for (Candidate& candidate : candidates)
         if (candidate.refused.empty()) order.push_back(&candidate);
     std::stable_sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
-        const auto area = [](const Candidate* c) { return c->kernel->block_q * c->kernel->block_k; };
+        const auto area = [](const Candidate* c) {
+            return c->kernel->block_q ? c->kernel->block_q * c->kernel->block_k : nominal_block * nominal_block;
+        };
         if ((a->order == Order::plain) != (b->order == Order::plain)) return b->order == Order::plain;
         return area(a) > area(b);
     });
