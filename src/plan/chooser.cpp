@@ -22,7 +22,7 @@ Form form(const Kernel& kernel, Order order) {
 
 Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces)
     : admission_(admission), problem_(admission.problem), options_(admission.options), in_pieces_(in_pieces),
-      pattern_(PatternRef::share(&pattern)),
+      pattern_(PatternRef::share(&pattern)), text_(pattern.print()),
       known_(problem_.run_lists.at_run_time() ? pattern.known_part() : pattern_),
       lowering_(known_ ? *known_ : pattern, problem_) {}
 
@@ -185,7 +185,7 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     const Candidate& best = *find_best(candidates);
     const Kernel& kernel = *best.kernel;
     PiecePlan plan;
-    plan.pattern_text = pattern_->print();
+    plan.pattern_text = text_;
     plan.kernel = best.kernel, plan.order = best.order, plan.cost = best.cost, plan.stats = best.stats;
     plan.considered = std::move(candidates);
     if (kernel.family == Family::gather) complete_gather(plan);

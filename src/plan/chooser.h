@@ -52,6 +52,7 @@ public:
     // Of what was lowered: consider() has found a row.
     Part part() const { return {lowering_.any()->counts, lowering_.modulus()}; }
     int32_t modulus() const { return lowering_.modulus(); }
+    const std::string& pattern_text() const { return text_; }
 
 private:
     void consider(const Kernel& kernel, std::vector<Candidate>& candidates) const;
@@ -71,6 +72,7 @@ private:
     const PlanOptions& options_;
     bool in_pieces_;
     PatternRef pattern_;
+    std::string text_;  // made once: of long lists it takes a while
     PatternRef known_;  // what can be lowered: all, or of lists at run time the rest, or null
     Lowering lowering_;
     Measured measured_;

@@ -44,6 +44,8 @@ public:
         return plan;
     }
 
+    const std::string& pattern_text() const { return whole_.pattern_text(); }
+
     Counts counts(const PassPlan& pass) {
         if (pass.pieces.size() == 1) return whole_.counts(pass.pieces[0]);
         std::vector<const Layout*> layouts;
@@ -136,9 +138,9 @@ CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const 
     CompiledPlan plan;
     plan.problem = problem;
     plan.options = options;
-    plan.pattern_text = pattern.print();
     const Admission admission(problem, options, kernels);
     Planner planner(pattern, admission);
+    plan.pattern_text = planner.pattern_text();
     plan.forward = planner.plan(Pass::forward);
     plan.counts = planner.counts(plan.forward);
     if (options.backward) plan.backward = planner.plan(Pass::backward);
