@@ -23,24 +23,28 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
 
 }  // namespace
 
-LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
+LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel) {
     const Layout& layout = *coarse.layout;
-    LayoutStats stats = make_layout_stats(coarse, kernel);
+    LayoutStats stats = coarse_stats;
     const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
     const double area = double(kernel.block_q) * kernel.block_k;
     stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
     stats.worked = stats.blocks * area;
     stats.masked = 0;
     for (int32_t mask = 0; mask < layout.num_masks; ++mask)
-        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
+        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q) {
+            const SeenKeys seen = find_seen(layout, mask, query, kernel.block_q);
             for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) {
-                const MaskPart part = measure(layout, mask, {query, kernel.block_q, key, kernel.block_k});
-                const double weight = part.is_empty() ? 0 : weights[size_t(mask) + 1];
+                const int32_t keys = key_span(seen.by_some, key, kernel.block_k);
+                if (keys == 0) continue;
+                const double weight = weights[size_t(mask) + 1];
                 stats.blocks += weight;
-                stats.masked += part.is_full ? 0 : weight;
-                stats.worked += weight * (kernel.by_key ? double(part.query_span()) * kernel.block_k
-                                                        : double(part.key_span()) * kernel.block_q);
+                stats.masked += has_all(seen.by_all, key, kernel.block_k) ? 0 : weight;
+                const MaskArea area{query, kernel.block_q, key, kernel.block_k};
+                stats.worked += weight * (kernel.by_key ? double(query_span(layout, mask, area)) * kernel.block_k
+                                                        : double(keys) * kernel.block_q);
             }
+        }
     stats.visited = stats.blocks * area;
     if (coarse.form.order == Order::residue)
         stats.gathered = stats.blocks * (kernel.by_key ? kernel.block_q : kernel.block_k);
@@ -49,16 +53,16 @@ LayoutStats make_finer_stats(const Lowered& coarse, const Kernel& kernel) {
 
 // Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
 // leave of the block is the product of what is alive.
-LayoutStats make_least_listed_stats(const Lowered& plain, const Kernel& kernel) {
+LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel) {
     const Layout& layout = *plain.layout;
     const bool by_key = kernel.by_key;
-    LayoutStats stats = make_layout_stats(plain, kernel);
+    LayoutStats stats = plain_stats;
     const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
     const double own_block = by_key ? layout.block_k : layout.block_q;
     const double other_block = by_key ? layout.block_q : layout.block_k;
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const MaskPart part = measure(layout, mask, {0, layout.block_q, 0, layout.block_k});
-        const double own = by_key ? part.keys : part.queries, other = by_key ? part.queries : part.keys;
+        const MaskTokens tokens = count_tokens(layout, mask);
+        const double own = by_key ? tokens.keys : tokens.queries, other = by_key ? tokens.queries : tokens.keys;
         if (2 * own > own_block && 2 * other > other_block) continue;
         const double weight = weights[size_t(mask) + 1], share = own * other / (own_block * other_block);
         stats.visited -= weight * (1 - share) * own_block * other_block;
@@ -90,8 +94,8 @@ std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, 
 std::vector<double> measure_shares(const Layout& layout) {
     std::vector<double> shares{1};
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const MaskPart part = measure(layout, mask, {0, layout.block_q, 0, layout.block_k});
-        shares.push_back(double(part.queries) * part.keys / (double(layout.block_q) * layout.block_k));
+        const MaskTokens tokens = count_tokens(layout, mask);
+        shares.push_back(double(tokens.queries) * tokens.keys / (double(layout.block_q) * layout.block_k));
     }
     return shares;
 }
@@ -100,7 +104,7 @@ std::vector<double> measure_shares(const Layout& layout) {
 
 // A tile of hot tokens is as many plain blocks as its tokens lie in, masked ones but where others of the pattern fill
 // them. Blocks of hot queries with hot keys are met from both sides, so they do not count.
-LayoutStats make_least_plain_stats(const Lowered& packed, const Kernel& kernel) {
+LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& packed_stats, const Kernel& kernel) {
     const Layout& layout = *packed.layout;
     const int32_t listed_q = int32_t(layout.queries.tokens.size()) / layout.block_q;
     const int32_t listed_k = int32_t(layout.keys.tokens.size()) / layout.block_k;
@@ -123,7 +127,7 @@ LayoutStats make_least_plain_stats(const Lowered& packed, const Kernel& kernel) 
         }
     }
     LayoutStats stats{};
-    stats.pairs = stats.worked = packed.counts.pairs;
+    stats.pairs = stats.worked = packed_stats.pairs;
     stats.blocks = std::max(hot, rest);
     stats.masked = std::max(hot - rest, 0.0);
     stats.visited = std::max(stats.pairs, stats.blocks * kernel.block_q * kernel.block_k);

@@ -112,7 +112,7 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
     if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
     const Lowered& chosen = lowered(kernel, candidate.order);
-    if (kernel.family != Family::gather) return measured_.at(make_layout_stats, chosen, kernel);
+    if (kernel.family != Family::gather) return measured_.at(chosen, kernel.by_key);
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 

@@ -16,41 +16,80 @@ struct MaskArea {
     int32_t query, queries, key, keys;
 };
 
-struct MaskPart {
-    int32_t queries = 0, keys = 0;  // that keep anything
-    int32_t first_query = 0, end_query = 0, first_key = 0, end_key = 0;  // all of those between
-    bool is_full = true;
-    bool is_empty() const { return queries == 0; }
-    int32_t query_span() const { return end_query - first_query; }
-    int32_t key_span() const { return end_key - first_key; }
+// Bits of the keys of a block.
+using KeyBits = std::array<uint64_t, max_block / 64>;
+
+// Keys that some, and that all, of these queries see.
+struct SeenKeys {
+    KeyBits by_some, by_all;
 };
 
-inline MaskPart measure(const Layout& layout, int32_t mask, MaskArea area) {
+inline SeenKeys find_seen(const Layout& layout, int32_t mask, int32_t query, int32_t queries) {
     const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-    std::array<uint64_t, max_block / 64> seen;
-    std::fill_n(seen.begin(), words_for(area.keys), 0);
-    MaskPart part;
-    for (int32_t query = area.query; query < area.query + area.queries; ++query) {
-        uint64_t any = 0;
-        for (int32_t key = 0; key < area.keys; key += 64) {
-            const int width = std::min(64, area.keys - key);
-            const uint64_t kept = get_bits(bits, int64_t(query) * layout.block_k + area.key + key, width);
-            part.is_full &= kept == ~uint64_t(0) >> (64 - width);
-            seen[size_t(key) / 64] |= kept;
-            any |= kept;
+    SeenKeys seen;
+    for (int32_t key = 0; key < layout.block_k; key += 64) {
+        const int width = std::min(64, layout.block_k - key);
+        uint64_t some = 0, all = ~uint64_t(0);
+        for (int32_t row = query; row < query + queries; ++row) {
+            const uint64_t kept = get_bits(bits, int64_t(row) * layout.block_k + key, width);
+            some |= kept;
+            all &= kept;
         }
-        if (!any) continue;
-        if (part.queries++ == 0) part.first_query = query;
-        part.end_query = query + 1;
+        seen.by_some[size_t(key) / 64] = some;
+        seen.by_all[size_t(key) / 64] = all;
     }
-    for (int32_t key = 0; key < area.keys; key += 64) {
-        const uint64_t any = seen[size_t(key) / 64];
-        if (!any) continue;
-        if (part.keys == 0) part.first_key = area.key + key + std::countr_zero(any);
-        part.end_key = area.key + key + 64 - std::countl_zero(any);
-        part.keys += std::popcount(any);
+    return seen;
+}
+
+inline bool has_all(const KeyBits& bits, int32_t key, int32_t keys) {
+    bool all = true;
+    for (int32_t at = 0; at < keys; at += 64) {
+        const int width = std::min(64, keys - at);
+        all &= get_bits(bits.data(), key + at, width) == ~uint64_t(0) >> (64 - width);
     }
-    return part;
+    return all;
+}
+
+// From the first of these keys that is there to the last, with all between.
+inline int32_t key_span(const KeyBits& bits, int32_t key, int32_t keys) {
+    int32_t first = keys, end = 0;
+    for (int32_t at = 0; at < keys; at += 64) {
+        const uint64_t kept = get_bits(bits.data(), key + at, std::min(64, keys - at));
+        if (!kept) continue;
+        first = std::min(first, at + std::countr_zero(kept));
+        end = at + 64 - std::countl_zero(kept);
+    }
+    return std::max(end - first, 0);
+}
+
+inline bool keeps(const Layout& layout, int32_t mask, int32_t query, int32_t key, int32_t keys) {
+    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+    uint64_t any = 0;
+    for (int32_t at = 0; at < keys; at += 64)
+        any |= get_bits(bits, int64_t(query) * layout.block_k + key + at, std::min(64, keys - at));
+    return any;
+}
+
+// From the first query that keeps a pair of the area to the last, with all between.
+inline int32_t query_span(const Layout& layout, int32_t mask, MaskArea area) {
+    int32_t first = area.query, end = area.query + area.queries;
+    while (first < end && !keeps(layout, mask, first, area.key, area.keys)) ++first;
+    while (first < end && !keeps(layout, mask, end - 1, area.key, area.keys)) --end;
+    return end - first;
+}
+
+// Tokens of a mask that see or are seen.
+struct MaskTokens {
+    int32_t queries = 0, keys = 0;
+};
+
+inline MaskTokens count_tokens(const Layout& layout, int32_t mask) {
+    MaskTokens tokens;
+    for (int32_t query = 0; query < layout.block_q; ++query)
+        tokens.queries += keeps(layout, mask, query, 0, layout.block_k);
+    const SeenKeys seen = find_seen(layout, mask, 0, layout.block_q);
+    for (int32_t key = 0; key < layout.block_k; key += 64) tokens.keys += std::popcount(seen.by_some[size_t(key) / 64]);
+    return tokens;
 }
 
 }  // namespace spattn

@@ -4,26 +4,33 @@
 
 #include <deque>
 
-#include "plan/lower.h"
+#include "plan/stats.h"
 
 namespace spattn {
 
 class Measured {
 public:
-    using Measure = LayoutStats(const Lowered&, const Kernel&);
+    // Of a layout that is not made, from one that is and what that comes to.
+    using Bound = LayoutStats(const Lowered&, const LayoutStats&, const Kernel&);
 
-    const LayoutStats& at(Measure* measure, const Lowered& lowered, const Kernel& kernel) {
+    const LayoutStats& at(const Lowered& lowered, bool by_key) {
         for (const Known& known : known_)
-            if (known.measure == measure && known.lowered == &lowered && known.block_q == kernel.block_q &&
+            if (!known.bound && known.lowered == &lowered && known.by_key == by_key) return known.stats;
+        return known_.emplace_back(nullptr, &lowered, 0, 0, by_key, make_layout_stats(lowered, by_key)).stats;
+    }
+
+    const LayoutStats& at(Bound* bound, const Lowered& lowered, const Kernel& kernel) {
+        for (const Known& known : known_)
+            if (known.bound == bound && known.lowered == &lowered && known.block_q == kernel.block_q &&
                 known.block_k == kernel.block_k && known.by_key == kernel.by_key)
                 return known.stats;
-        known_.push_back({measure, &lowered, kernel.block_q, kernel.block_k, kernel.by_key, measure(lowered, kernel)});
-        return known_.back().stats;
+        const LayoutStats stats = bound(lowered, at(lowered, kernel.by_key), kernel);
+        return known_.emplace_back(bound, &lowered, kernel.block_q, kernel.block_k, kernel.by_key, stats).stats;
     }
 
 private:
     struct Known {
-        Measure* measure;
+        Bound* bound;  // null: the layout itself
         const Lowered* lowered;
         int32_t block_q, block_k;
         bool by_key;

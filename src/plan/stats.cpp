@@ -14,9 +14,10 @@ std::vector<double> measure_masks(const Layout& layout, bool by_key) {
     for (int32_t mask = 0; mask < layout.num_masks; ++mask)
         for (int32_t at = 0; at < own; at += strip) {
             const int32_t rows = std::min(strip, own - at);
-            const MaskPart part = by_key ? measure(layout, mask, {0, layout.block_q, at, rows})
-                                         : measure(layout, mask, {at, rows, 0, layout.block_k});
-            worked[size_t(mask)] += double(rows) * (by_key ? part.query_span() : part.key_span());
+            const int32_t span = by_key
+                                     ? query_span(layout, mask, {0, layout.block_q, at, rows})
+                                     : key_span(find_seen(layout, mask, at, rows).by_some, 0, layout.block_k);
+            worked[size_t(mask)] += double(rows) * span;
         }
     return worked;
 }
@@ -69,9 +70,8 @@ private:
 
 }  // namespace
 
-LayoutStats make_layout_stats(const Lowered& lowered, const Kernel& kernel) {
+LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     const Layout& layout = *lowered.layout;
-    const bool by_key = kernel.by_key;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
     const std::vector<int64_t> heads = count_heads(layout);
     LayoutStats stats{};

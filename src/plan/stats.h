@@ -7,7 +7,7 @@
 namespace spattn {
 
 // What a row's cost model is told of a layout.
-LayoutStats make_layout_stats(const Lowered& lowered, const Kernel& kernel);
+LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
 // What a gather row's is told, whose lists the plan makes, for each group once or for each head, or a run brings.
 LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_share);
 LayoutStats make_run_stats(const Problem& problem);
