@@ -54,6 +54,7 @@ public:
 struct PieceView {
     void* carried = nullptr;  // as large as the rows' carries() said, aligned as the workspace
     bool is_first = true, is_last = true;
+    int32_t sweep = 0;        // of the row's so many over all pieces
 };
 
 // What every pass sees.
@@ -133,6 +134,7 @@ struct Kernel {
     bool shares_lists = false;                  // gather rows: the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
+    int32_t sweeps = 1;  // how often a pass goes over its pieces, where it has several: the same for all rows of a dtype
 };
 
 struct KernelTable {

@@ -8,13 +8,16 @@ template <class Args, class Run>
 void run_pieces(const PassPlan& pass, const PassImage& image, Args& args, Run run) {
     char* const workspace = static_cast<char*>(args.workspace);
     args.workspace = workspace ? workspace + pass.carried : nullptr;
-    for (size_t i = 0; i < pass.pieces.size(); ++i) {
-        args.layout = image[i].layout;
-        args.tasks = image[i].tasks;
-        args.tokens = image[i].tokens;
-        args.piece = {workspace, i == 0, i + 1 == pass.pieces.size()};
-        run(*pass.pieces[i].kernel, args);
-    }
+    const size_t pieces = pass.pieces.size();
+    const int32_t sweeps = pieces > 1 ? pass.pieces[0].kernel->sweeps : 1;
+    for (int32_t sweep = 0; sweep < sweeps; ++sweep)
+        for (size_t i = 0; i < pieces; ++i) {
+            args.layout = image[i].layout;
+            args.tasks = image[i].tasks;
+            args.tokens = image[i].tokens;
+            args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
+            run(*pass.pieces[i].kernel, args);
+        }
 }
 
 }  // namespace

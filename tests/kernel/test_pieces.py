@@ -42,7 +42,9 @@ def test_pieces_compute_attention(library, monkeypatch, dtype, case):
     sizes = SIZES | ({} if q_offset is None else {"q_offset": q_offset})
     pin_blocks(library, monkeypatch, dtype)
     plan = library.plan(library.parse(text), library.c.SPATTN_PLAN_BACKWARD, dtype=dtype, **sizes)
-    assert re.search(r"^forward +[23] pieces$", library.text(library.c.spattn_plan_explain, plan), re.MULTILINE)
+    explained = library.text(library.c.spattn_plan_explain, plan)
+    for direction in ("forward", "backward"):
+        assert re.search(rf"^{direction} +[23] pieces$", explained, re.MULTILINE)
     mask = mask_of(text, q_offset)
     assert stats_of(library, plan) == stats_of_mask(mask)
     inputs = [arrays["q"], arrays["k"], arrays["v"], mask, 0.2]

@@ -27,9 +27,10 @@ struct TileSet {
 };
 constexpr int64_t words_of(int64_t tiles) { return (tiles + 63) / 64; }
 
-// Sums that pieces hand on, by tokens, and delta where the problem has sinks. The same for every arch.
+// Sums that pieces hand on, by tokens; delta where the problem has sinks; and in double what block_backward_f64.h makes
+// of lse. The same for every arch.
 struct Carried {
-    TensorView dq, dk, dv, delta;
+    TensorView dq, dk, dv, delta, minus_lse;
 };
 
 inline TensorView carve_rows(Carver& carver, const Problem& p, int64_t heads, int64_t seq, int64_t columns) {
@@ -40,7 +41,8 @@ inline Carried carve_carried(Carver& carver, const Problem& p) {
     return {carve_rows(carver, p, p.heads_q, p.seq_q, p.head_dim),
             carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim),
             carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim_v),
-            carve_rows(carver, p, p.heads_q, p.seq_q, p.has_sink_logits ? 1 : 0)};
+            carve_rows(carver, p, p.heads_q, p.seq_q, p.has_sink_logits ? 1 : 0),
+            carve_rows(carver, p, p.heads_q, p.seq_q, sizeof(Real) == sizeof(double) ? 1 : 0)};
 }
 
 struct BackwardSpace {

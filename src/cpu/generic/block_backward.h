@@ -265,7 +265,7 @@ struct BackwardLane {
 
     // Adds what the pieces before left of these rows, and leaves the sum for the next.
     void sum_pieces(const TensorView& carried, const Place& at, int count, Real* rows, int ld) const {
-        if (args.piece.is_first && args.piece.is_last) return;
+        if (is_whole()) return;
         for (int i = 0; i < at.count; ++i) {
             if (!(at.owned >> i & 1)) continue;
             Real *row = rows + i * ld, *left = address<Real>(carried, at, i);
@@ -322,7 +322,8 @@ struct BackwardLane {
             const float lse = *address<float>(args.lse, at, i);
             const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
             if (!is_empty) {
-                space.minus_lse[to] = Real(-log2_e * lse);
+                space.minus_lse[to] = args.piece.sweep == 0 ? Real(-log2_e * lse)
+                                                            : *address<Real>(space.carried.minus_lse, at, i);
                 space.delta[to] = dot(address<T>(args.out, at, i), args.out.column, address<T>(args.dout, at, i),
                                       args.dout.column, int(p.head_dim_v));
             }
@@ -333,7 +334,8 @@ struct BackwardLane {
     }
 
     // Sinks are in every row, and a row may see a key in one piece and none in another.
-    bool carries_delta() const { return p.has_sink_logits && !(args.piece.is_first && args.piece.is_last); }
+    bool carries_delta() const { return p.has_sink_logits && !is_whole(); }
+    bool is_whole() const { return args.piece.is_first && args.piece.is_last; }
 
     // dz of one head, over the batch and its own tiles in their order. Where a row saw nothing, lse is z.
     void sum_sink(int64_t head) {

@@ -6,7 +6,8 @@
 //     sum[query] = sum over keys of p + e^(z - lse),  lse += log(sum)
 //
 // It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The ds
-// that comes with p is not used. As it sums over all keys before the first gradient, these rows do not run in pieces.
+// that comes with p is not used. As the sum is over all keys before the first gradient, pieces of a pattern are swept
+// twice: first for the sums, which they hand on until the last makes lse of them, then for gradients.
 #pragma once
 
 namespace spattn::cpu {
@@ -51,15 +52,20 @@ struct SumLane : BackwardLane<T, bq, bk> {
         if (Lane::repeats(row)) Lane::scatter_dq(g, at);
     }
 
+    // -lse log2(e) of one own tile, in place of what prepare() made of it.
     void refine(int64_t head, int32_t tile) {
         Lane::sum_orders(head, tile);
         const Place at = Lane::own(head, tile);
+        Lane::sum_pieces(space.carried.minus_lse, at, 1, lane.q, columns);
+        if (!args.piece.is_last) return;
         const double sink = sink_of(args.sink_logits, at.head);
         for (int i = 0; i < at.count; ++i) {
-            Real& minus_lse = space.minus_lse[(head * space.rows + tile) * bq + i];
-            if (minus_lse == -INFINITY) continue;
-            const double sink_share = exp(sink - double(*address<float>(args.lse, at, i)));
-            minus_lse -= log2(lane.q[i * columns] + sink_share);
+            if (!(at.owned >> i & 1)) continue;
+            const float lse = *address<float>(args.lse, at, i);
+            if (lse == -INFINITY) continue;
+            Real& minus_lse = Lane::is_whole() ? space.minus_lse[(head * space.rows + tile) * bq + i]
+                                               : *address<Real>(space.carried.minus_lse, at, i);
+            minus_lse = Real(-log2_e * lse) - log2(lane.q[i * columns] + exp(sink - double(lse)));
         }
     }
 };
@@ -82,11 +88,14 @@ inline void backward_lse(void* argument, int64_t index) {
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
     BackwardRun run = begin_backward<T, bq, bk>(args);
-    args.parallel->run(backward_sums<T, bq, bk>, &run);
-    run.next_row = 0;
-    args.parallel->run(backward_lse<T, bq, bk>, &run);
-    run.next_order = 0;
-    complete_backward<T, bq, bk>(run);
+    if (args.piece.sweep == 0) {
+        args.parallel->run(backward_sums<T, bq, bk>, &run);
+        run.next_row = 0;
+        args.parallel->run(backward_lse<T, bq, bk>, &run);
+        run.next_order = 0;
+    }
+    const bool is_whole = args.piece.is_first && args.piece.is_last;
+    if (is_whole || args.piece.sweep == 1) complete_backward<T, bq, bk>(run);
 }
 
 }  // namespace
@@ -94,4 +103,4 @@ void block_backward_f64(const BackwardArgs& args) {
 
 #define SPATTN_CPU_BLOCK_F64(arch, bq, bk) \
     SPATTN_CPU_FORWARD(arch, double, f64, bq, bk), \
-    SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64, nullptr)
+    SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64, 2)

@@ -54,15 +54,14 @@ inline const char* fits(const Problem&) { return nullptr; }
      bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
      forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true,  \
      true, false, forward_carries}
-// carries: backward_carries, or null.
-#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run, carries)                                             \
+#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run, sweeps)                                              \
     {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
      bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
      backward_workspace<bq, bk>, nullptr, run<T, bq, bk>, nullptr, true, Family::block, false, true, true,    \
-     false, carries}
+     false, backward_carries, sweeps}
 #define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)                                                               \
     SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk),                                                               \
-    SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward, backward_carries)
+    SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward, 1)
 // Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
 #define SPATTN_CPU_GATHER(arch, T, dtype, Form, form, shared)                                                     \
     {#arch "_gather_forward_" #dtype "_" #form, SPATTN_CPU, Pass::forward, Dtype::dtype, 0, 0, 0, nullptr, false, \
