@@ -21,7 +21,7 @@ public:
     DeviceMemory(const Backend& backend, spattn_device id, const spattn_context_options& options)
         : backend_(backend), id_(id), alloc_(options.alloc), free_(options.free), user_(options.alloc_user) {}
 
-    bool is_host() const override { return id_.type == SPATTN_CPU; }
+    bool is_heap() const override { return id_.type == SPATTN_CPU && !alloc_; }
     void copy_in(void* to, const void* from, size_t bytes, void* stream) const override {
         backend_.copy_in(id_.index, to, from, bytes, stream);
     }

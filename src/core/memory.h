@@ -41,7 +41,7 @@ public:
         void* start_ = nullptr;
     };
 
-    virtual bool is_host() const = 0;  // the host may write there
+    virtual bool is_heap() const = 0;  // the host's own: what lies there already need not be copied
     // Copies from host memory; `from` may be reused on return.
     virtual void copy_in(void* to, const void* from, size_t bytes, void* stream) const = 0;
 

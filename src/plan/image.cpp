@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t alignment = 256;
 
-// Collects host arrays into one block. Pointers are handed out only once the block is there, so place() runs twice: to
-// count, then to write.
+// Collects host arrays into one staged block. Pointers are handed out only once the block is placed, so place() runs
+// twice: to count, then to write.
 class Stage {
 public:
     // The device address of a copy of values[0, count); arrays given before are found again.
@@ -25,19 +25,17 @@ public:
         Copy& copy = at->second;
         if (is_first) bytes_ += size_t(round_up(int64_t(count * sizeof(T)), alignment));
         if (!base_) return nullptr;
-        if (!std::exchange(copy.is_written, true)) std::memcpy(to_ + copy.offset, values, count * sizeof(T));
+        if (!std::exchange(copy.is_written, true)) std::memcpy(staged_.data() + copy.offset, values, count * sizeof(T));
         return reinterpret_cast<const T*>(base_ + copy.offset);
     }
 
-    // After this, place() returns addresses that start at base; it writes there, or where only the device does, to a
-    // stage on the host.
-    void fix(char* base, bool is_host) {
+    // After this, place() writes and returns addresses that start at base.
+    void fix(char* base) {
         base_ = base;
-        if (!is_host) staged_.assign(bytes_, 0);
-        to_ = is_host ? base : staged_.data();
+        staged_.assign(bytes_, 0);
     }
     size_t bytes() const { return bytes_; }
-    const std::vector<char>& staged() const { return staged_; }
+    const char* staged() const { return staged_.data(); }
 
 private:
     struct Copy {
@@ -47,7 +45,7 @@ private:
     std::map<std::pair<const void*, size_t>, Copy> copies_;
     std::vector<char> staged_;
     size_t bytes_ = 0;
-    char *base_ = nullptr, *to_ = nullptr;
+    char* base_ = nullptr;
 };
 
 ListsView place(Stage& stage, ListsView lists, const Lists& from) {
@@ -98,11 +96,18 @@ PassImage place(Stage& stage, const PassPlan& pass) {
     return image;
 }
 
+PassImage view(const PassPlan& pass) {
+    PassImage image;
+    for (const PiecePlan& piece : pass.pieces) image.push_back(view(piece));
+    return image;
+}
+
 }  // namespace
 
 PieceImage view(const PiecePlan& piece) { return {piece.layout_view(), view(piece.schedule), piece.tokens_view()}; }
 
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
+    if (memory->is_heap()) return {{}, view(plan.forward), view(plan.backward)};
     Stage stage;
     PlanImage image;
     const auto place_passes = [&] {
@@ -112,10 +117,9 @@ PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, 
     place_passes();
     if (stage.bytes()) {
         image.block = Memory::Block(memory, stage.bytes(), stream);
-        stage.fix(image.block.start(), memory->is_host());
+        stage.fix(image.block.start());
         place_passes();
-        if (!stage.staged().empty())
-            memory->copy_in(image.block.start(), stage.staged().data(), stage.bytes(), stream);
+        memory->copy_in(image.block.start(), stage.staged(), stage.bytes(), stream);
     }
     return image;
 }

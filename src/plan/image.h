@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The part of a plan that kernels read, in one block of the device's memory: written once, never changed.
+// The part of a plan that kernels read, never changed: the plan's own arrays, or a copy of them in one block of the
+// device's memory.
 #pragma once
 
 #include <vector>
@@ -25,8 +26,8 @@ struct PlanImage {
     PassImage forward, backward;
 };
 
-// Lays out both passes of the plan, copies them with one transfer on `stream` where the host cannot write there.
-// Arrays that the passes share are stored once.
+// Of a plan that outlives it. Both passes are copied with one transfer on `stream`, arrays that they share once; where
+// the memory is the heap, nothing is.
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
 
 }  // namespace spattn
