@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "pattern/leaf.h"
 
+#include <charconv>
 #include <cstdio>
+#include <iterator>
 
 #include "pattern/bytes.h"
 
@@ -9,9 +11,10 @@ namespace spattn {
 
 std::string list(const std::vector<int64_t>& numbers) {
     std::string out;
+    char digits[20];
     for (int64_t number : numbers) {
         if (!out.empty()) out += ',';
-        out += std::to_string(number);
+        out.append(digits, std::to_chars(digits, std::end(digits), number).ptr);
     }
     return out;
 }

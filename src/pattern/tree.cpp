@@ -18,11 +18,15 @@ public:
         Cutter(clip, out).add(lowest, base);
         if (node < 0 || node >= size()) return;
         const size_t first = out.size();
-        for (int64_t n = node; n >= 0; n = given()[n])
+        bool is_falling = true;  // parents mostly come before children
+        for (int64_t n = node, child = size(); n >= 0; child = n, n = given()[n]) {
+            is_falling &= n < child;
             if (clip.begin <= base + n && base + n < clip.end) out.push_back({base + n, base + n + 1});
-        std::reverse(out.begin() + int64_t(first), out.end());  // parents mostly come before children: all but sorted
-        std::sort(out.begin() + int64_t(first), out.end(),
-                  [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+        }
+        std::reverse(out.begin() + int64_t(first), out.end());
+        if (!is_falling)
+            std::sort(out.begin() + int64_t(first), out.end(),
+                      [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
         join_touching(out, mark);
     }
 
