@@ -11,6 +11,12 @@ class Documents : public ListLeaf {
 public:
     explicit Documents(const std::vector<int64_t>& cu) : ListLeaf("documents", cu), cuts_(cu) {
         cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());  // empty documents hold no token
+        const int64_t length = cuts_.back() - cuts_.front();
+        while (length >> shift_ > int64_t(cuts_.size())) ++shift_;
+        for (int64_t stretch = 0, cut = 0; stretch <= (length >> shift_) + 1; ++stretch) {
+            while (cut <= documents() && (cuts_[size_t(cut)] - cuts_.front()) >> shift_ < stretch) ++cut;
+            first_cut_.push_back(cut);
+        }
     }
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
@@ -52,8 +58,14 @@ public:
 private:
     int64_t documents() const { return int64_t(cuts_.size()) - 1; }
 
-    // The document of x; -1 before the first, documents() after the last.
-    int64_t segment(int64_t x) const { return std::upper_bound(cuts_.begin(), cuts_.end(), x) - cuts_.begin() - 1; }
+    // The document of x; -1 before the first, documents() after the last. Only the cuts of a stretch are searched.
+    int64_t segment(int64_t x) const {
+        if (x < cuts_.front()) return -1;
+        if (x >= cuts_.back()) return documents();
+        const size_t stretch = size_t((x - cuts_.front()) >> shift_);
+        const auto begin = cuts_.begin() + first_cut_[stretch], end = cuts_.begin() + first_cut_[stretch + 1];
+        return std::upper_bound(begin, end, x) - cuts_.begin() - 1;
+    }
 
     // The same of an x in segment `from` or, most likely, soon after it.
     int64_t segment(int64_t x, int64_t from) const {
@@ -70,6 +82,9 @@ private:
     }
 
     std::vector<int64_t> cuts_;  // strictly increasing
+    // Stretches of 2^shift_ tokens from the first cut on, about as many as cuts: the first cut in each, or after it.
+    std::vector<int64_t> first_cut_;
+    int shift_ = 0;
 };
 
 }  // namespace
