@@ -37,6 +37,7 @@ public:
         for (size_t i = 0; i < parts().size(); ++i) {
             const Coverage part = classify_part(*this, i, plane, block, key, sure);
             if (part.kind == (i == 0 ? first_decides : rest_decides)) decided = std::max(decided, part.repeat);
+            if (decided == forever) break;
             repeat = std::min(repeat, part.repeat);
         }
         const bool is_partial = key.size() > mark;

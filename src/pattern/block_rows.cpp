@@ -31,6 +31,12 @@ Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, b
         known = false;
         return {Coverage::partial, 1};
     }
+    if (rows.end - rows.begin == 1) {
+        const Stretch all = stretch(row(plane, rows.begin, columns), columns.begin);
+        if (all.end >= columns.end)
+            return {all.is_seen ? Coverage::full : Coverage::empty,
+                    blocks_until(multiply_saturated(all.end, block_), block.key, block.keys)};
+    }
     int64_t same_until = forever;  // in blocks J
     for (int64_t i = rows.begin; i < rows.end; ++i)
         same_until = std::min(same_until, stretch(row(plane, i, columns), columns.begin).end);
