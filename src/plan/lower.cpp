@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "layout/finer.h"
 #include "layout/residue.h"
 
 namespace spattn {
@@ -76,8 +77,11 @@ Layout Lowering::build(const Form& form) {
         case Order::packed: return build_packed_layout(hot_.value(), extent_, form.block_q, form.block_k);
         case Order::listed:
             return list_tiles(*at({form.block_q, form.block_k, Order::plain, form.owner}).layout, form.owner);
-        default: return build_layout(pattern_, extent_, form.block_q, form.block_k);
+        default: break;
     }
+    const Lowered* coarse = coarser(form);
+    return coarse ? cut_layout(*coarse->layout, form.block_q, form.block_k)
+                  : build_layout(pattern_, extent_, form.block_q, form.block_k);
 }
 
 std::string Lowering::refuse(const Form& form) const {
