@@ -21,6 +21,20 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
     return weights;
 }
 
+// Rows of blocks of this size, in rows of larger ones, that see or are seen at all; over all heads.
+int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, int32_t finer_block) {
+    const std::vector<int64_t> heads = count_heads(layout);
+    const size_t rows = live.set_of.size() / size_t(layout.classes);
+    int64_t count = 0;
+    for (size_t i = 0; i < live.set_of.size(); ++i) {
+        const bool is_all = live.set_of[i] == all_live;
+        const uint64_t* set = is_all ? nullptr : &live.sets[size_t(live.set_of[i]) * size_t(live.words)];
+        for (int32_t at = 0; at < own_block; at += finer_block)
+            count += is_all || has_any(set, at, finer_block) ? heads[i / rows] : 0;
+    }
+    return count;
+}
+
 }  // namespace
 
 LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel) {
@@ -46,6 +60,8 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
             }
         }
     stats.visited = stats.blocks * area;
+    stats.rows = kernel.by_key ? count_rows(layout, layout.live_keys, layout.block_k, kernel.block_k)
+                               : count_rows(layout, layout.live_queries, layout.block_q, kernel.block_q);
     if (coarse.form.order == Order::residue)
         stats.gathered = stats.blocks * (kernel.by_key ? kernel.block_q : kernel.block_k);
     return stats;

@@ -6,8 +6,8 @@
 
 namespace spattn {
 
-// Of smaller blocks, which divide those of `coarse`: read off the masks, and exact but for `rows` and what is gathered
-// of listed tiles, which are at least these.
+// Of smaller blocks, which divide those of `coarse`: read off the masks, and exact but for what is gathered of listed
+// tiles, which is at least this.
 LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel);
 // Of the layout with listed tiles: about the least that it can come to.
 LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel);

@@ -147,9 +147,15 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
     if (packed && loses(kernel, measured_.at(make_least_plain_stats, *packed, kernel), clearly_less * mark.us))
         return beaten + "with the blocks that hot tokens lie in";
     const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
-    if (coarse && loses(kernel, measured_.at(make_finer_stats, *coarse, kernel), clearly_less * mark.us))
-        return beaten + "with the blocks it would visit";
-    return "";
+    return coarse && loses_finer(*coarse, kernel, mark.us) ? beaten + "with the blocks it would visit" : "";
+}
+
+// What it would visit must promise clearly less, for lists take time and memory; with what more rows cost, still less.
+bool Chooser::loses_finer(const Lowered& coarse, const Kernel& kernel, double us) {
+    LayoutStats finer = measured_.at(make_finer_stats, coarse, kernel);
+    if (loses(kernel, finer, us)) return true;
+    finer.rows = measured_.at(coarse, kernel.by_key).rows;
+    return loses(kernel, finer, clearly_less * us);
 }
 
 bool Chooser::loses(const Kernel& kernel, const LayoutStats& stats, double us) const {

@@ -62,6 +62,7 @@ private:
     LayoutStats stats_of(const Candidate& candidate);
     std::string refuse_lists(const Kernel& kernel, const LayoutStats& stats);
     std::string find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark);
+    bool loses_finer(const Lowered& coarse, const Kernel& kernel, double us);
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& lowered(const Kernel& kernel, Order order);

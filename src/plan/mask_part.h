@@ -50,6 +50,12 @@ inline bool has_all(const KeyBits& bits, int32_t key, int32_t keys) {
     return all;
 }
 
+inline bool has_any(const uint64_t* bits, int32_t begin, int32_t count) {
+    uint64_t any = 0;
+    for (int32_t at = 0; at < count; at += 64) any |= get_bits(bits, begin + at, std::min(64, count - at));
+    return any;
+}
+
 // From the first of these keys that is there to the last, with all between.
 inline int32_t key_span(const KeyBits& bits, int32_t key, int32_t keys) {
     int32_t first = keys, end = 0;
@@ -63,11 +69,7 @@ inline int32_t key_span(const KeyBits& bits, int32_t key, int32_t keys) {
 }
 
 inline bool keeps(const Layout& layout, int32_t mask, int32_t query, int32_t key, int32_t keys) {
-    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
-    uint64_t any = 0;
-    for (int32_t at = 0; at < keys; at += 64)
-        any |= get_bits(bits, int64_t(query) * layout.block_k + key + at, std::min(64, keys - at));
-    return any;
+    return has_any(&layout.masks[size_t(mask) * layout.mask_words], query * layout.block_k + key, keys);
 }
 
 // From the first query that keeps a pair of the area to the last, with all between.
