@@ -71,12 +71,12 @@ struct DimsBackward {
     void visit(const HeadTile& t, const Place& at, int64_t first, int64_t stride) {
         k.load(args.k, at, int(p.head_dim), lane.k);
         if (!p.value_in_key) v.load(args.v, at, int(p.head_dim_v), lane.v);
-        const Real* const* values = p.value_in_key ? k.row : v.row;
+        const GatheredRows<T>& values = p.value_in_key ? k : v;
         for (int head = 0; head < t.heads; ++head) {
             const RowStats stats = lane.stats[head];
             Real weights[lanes] = {};
-            dots(lane.q + head * columns, k.row, at.count, columns, weights);
-            dots(lane.dout + head * columns_v, values, at.count, columns_v, lane.weights);
+            dots(lane.q + head * columns, k, columns, weights);
+            dots(lane.dout + head * columns_v, values, columns_v, lane.weights);
             const auto [e, de] =
                 differentiation.at(load(weights), load(lane.weights), set1(stats.minus_lse), set1(stats.delta));
             store(weights, e);
@@ -84,7 +84,7 @@ struct DimsBackward {
             const int64_t to = first + head * stride;
             __builtin_memcpy(map.space.p + to, weights, size_t(at.count) * sizeof(Real));
             __builtin_memcpy(map.space.ds + to, lane.weights, size_t(at.count) * sizeof(Real));
-            add_weighted_rows(lane.weights, k.row, at.count, columns, lane.dq + head * columns);
+            add_weighted_rows(lane.weights, k, columns, lane.dq + head * columns);
         }
     }
 

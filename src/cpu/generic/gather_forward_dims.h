@@ -164,9 +164,9 @@ struct DimsForward {
             for (int64_t i = 0; i < rows; ++i) {
                 if (i + rows_ahead < rows) prefetch_cell(lane.rows[i + rows_ahead]);
                 Row& row = lane.rows[i];
-                const int count = count_below(row.keys + row.done, row.count - row.done, end);
-                work(row, row.done, count);
-                row.done += count;
+                const int from = row.done;
+                row.done = count_below(row.keys, from, row.count, end);
+                work(row, from, row.done - from);
             }
     }
 
@@ -178,28 +178,30 @@ struct DimsForward {
     }
 
     void score(const Row& row, int from, int count) {
-        for (int i = from, end = from + count; i < end; i += lanes) {
+        for (int i = from, end = from + count; i < end; i += k.count) {
             load_keys(k, args.k, int(p.head_dim), row, i, end, lane.k);
             Real* s = lane.s + row.pair + i;
             for (int head = 0; head < row.heads; ++head)
-                dots(lane.q + (row.at + head) * columns, k.row, k.count, columns, s + head * row.stride);
+                dots(lane.q + (row.at + head) * columns, k, columns, s + head * row.stride);
         }
     }
 
     void add_values(const Row& row, int from, int count) {
         const TensorView& x = p.value_in_key ? args.k : args.v;
-        for (int i = from, end = from + count; i < end; i += lanes) {
+        for (int i = from, end = from + count; i < end; i += v.count) {
             load_keys(v, x, int(p.head_dim_v), row, i, end, lane.v);
             const Real* weights = lane.s + row.pair + i;
             for (int head = 0; head < row.heads; ++head)
-                add_weighted_rows(weights + head * row.stride, v.row, v.count, columns_v,
+                add_weighted_rows(weights + head * row.stride, v, columns_v,
                                   lane.state.out + (row.at + head) * columns_v);
         }
     }
 
-    // Keys from i on, `lanes` at most. A list of a run knows no ranges: what comes next in it is fetched from afar.
+    // Keys from i on: all of them, or `lanes` where they are copied. A list of a run knows no ranges: `lanes` keys at
+    // once, what comes next in it is fetched from afar.
     void load_keys(GatheredRows<T>& to, const TensorView& x, int dims, const Row& row, int i, int end, Real* scratch) {
-        to.load(x, place_of(place, row.keys + i, least(lanes, end - i)), dims, scratch);
+        const bool all = GatheredRows<T>::in_place(x, dims) && !p.run_lists.at_run_time();
+        to.load(x, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
         if (p.run_lists.at_run_time() && x.column == 1)
             for (int next = i + lanes; next < least(end, i + 2 * lanes); ++next)
                 prefetch_row(address<T>(x, place_of(place, row.keys + next, 1)), dims * int64_t(sizeof(T)));

@@ -11,52 +11,77 @@ namespace {
 // How many rows dots() takes at a time: no more than that less one are worked on beyond those asked for.
 constexpr int dots_step = least(4, lanes), dots_beyond = dots_step - 1;
 
-// Rows of up to `lanes` listed keys: where they lie, or copied. The last row fills up what dots() takes beyond them.
+// Rows of listed keys: where they lie, or copies, up to `lanes` of them.
 template <class T>
 struct GatheredRows {
-    const Real* row[lanes];
+    const Real* x = nullptr;
+    int64_t ld = 0;
+    const int32_t* token = nullptr;  // row i is x + token[i] * ld
     int count = 0;
 
-    void load(const TensorView& x, const Place& at, int columns, Real* scratch) {
-        count = at.count;
-        const bool in_place = __is_same(T, Real) && x.column == 1 && columns % lanes == 0;
-        const Rows copy = in_place ? Rows{} : copy_rows<T>(x, at, columns, scratch);
-        for (int i = 0; i < count; ++i) row[i] = in_place ? (const Real*)address<T>(x, at, i) : copy.x + i * copy.ld;
-        for (int i = count; i < round_up(count, dots_step); ++i) row[i] = row[count - 1];
+    // Whether any number of rows may be taken at once.
+    static bool in_place(const TensorView& x, int columns) {
+        return __is_same(T, Real) && x.column == 1 && columns % lanes == 0;
     }
+    void load(const TensorView& from, const Place& at, int columns, Real* scratch) {
+        static constexpr int32_t one_by_one[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        static_assert(lanes <= int(sizeof one_by_one / sizeof *one_by_one), "a copy's rows are counted");
+        count = at.count;
+        if (in_place(from, columns)) {
+            x = (const Real*)from.data + at.batch * from.batch + at.head * from.head;
+            ld = from.row, token = at.tokens;
+        } else {
+            const Rows copy = copy_rows<T>(from, at, columns, scratch);
+            x = copy.x, ld = copy.ld, token = one_by_one;
+        }
+    }
+    const Real* operator[](int i) const { return x + token[i] * ld; }
 };
 
-// out[i] = a . b[i] of N rows. Eight chains of sums hide what an FMA takes, and as many pointers fit into registers.
-template <int N>
-inline void dots_of(const Real* a, const Real* const* b, int columns, Real* out) {
+// acc[i] += a . rows[i] of V vectors from column c on.
+template <int V, int N>
+inline void add_products(const Real* a, const Real* const (&rows)[N], int c, Vec (&acc)[N]) {
+    Vec x[V];
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j) x[j] = load(a + c + j * lanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+        const Real* row = rows[i] + c;
+        asm("" : "+r"(row));  // one pointer at a time: GCC would keep N in other registers, and fetch each for each use
+#pragma GCC unroll 8
+        for (int j = 0; j < V; ++j) acc[i] = fma(x[j], load(row + j * lanes), acc[i]);
+    }
+}
+
+// out[i] = a . row first + i, of N rows; the last row fills up what there is not.
+template <int N, class T>
+inline void dots_of(const Real* a, const GatheredRows<T>& b, int first, int columns, Real* out) {
     const Real* row[N];
     Vec acc[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) row[i] = b[i], acc[i] = set1(0.f);
-    for (int c = 0; c < columns; c += lanes) {
-        const Vec x = load(a + c);
-#pragma GCC unroll 8
-        for (int i = 0; i < N; ++i) acc[i] = fma(x, load(row[i] + c), acc[i]);
-    }
+    for (int i = 0; i < N; ++i) row[i] = b[least(first + i, b.count - 1)], acc[i] = set1(0.f);
+    int c = 0;
+    for (; c + 4 * lanes <= columns; c += 4 * lanes) add_products<4>(a, row, c, acc);
+    for (; c < columns; c += lanes) add_products<1>(a, row, c, acc);
     sums<N>(acc, out);
 }
 
-// Of `count` rows, and of those up to a multiple of dots_step.
-inline void dots(const Real* a, const Real* const* b, int count, int columns, Real* out) {
+// Of all rows, and of dots_beyond more at most.
+template <class T>
+inline void dots(const Real* a, const GatheredRows<T>& b, int columns, Real* out) {
     int i = 0;
-    for (; i + 2 * dots_step <= count + dots_beyond; i += 2 * dots_step)
-        dots_of<2 * dots_step>(a, b + i, columns, out + i);
-    if (i < count) dots_of<dots_step>(a, b + i, columns, out + i);
+    for (; i + dots_step < b.count; i += 2 * dots_step) dots_of<2 * dots_step>(a, b, i, columns, out + i);
+    if (i < b.count) dots_of<dots_step>(a, b, i, columns, out + i);
 }
 
 // out += sum of weight[i] rows[i], N vectors of columns from `first` on; one row after the other, so that sums are the
 // same wherever a list is cut.
-template <int N>
-inline void add_weighted(const Real* weight, const Real* const* rows, int count, int first, Real* out) {
+template <int N, class T>
+inline void add_weighted(const Real* weight, const GatheredRows<T>& rows, int first, Real* out) {
     Vec acc[N];
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) acc[j] = load(out + first + j * lanes);
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < rows.count; ++i) {
         const Vec w = set1(weight[i]);
         const Real* row = rows[i] + first;
         asm("" : "+r"(row));  // one pointer: GCC would keep `first` and each offset added up, N of them, and spill them
@@ -67,12 +92,11 @@ inline void add_weighted(const Real* weight, const Real* const* rows, int count,
     for (int j = 0; j < N; ++j) store(out + first + j * lanes, acc[j]);
 }
 
-template <int N = 8>
-inline void add_weighted_rows(const Real* weight, const Real* const* rows, int count, int columns, Real* out,
-                              int first = 0) {
-    for (; columns - first >= N * lanes; first += N * lanes) add_weighted<N>(weight, rows, count, first, out);
+template <int N = 8, class T>
+inline void add_weighted_rows(const Real* weight, const GatheredRows<T>& rows, int columns, Real* out, int first = 0) {
+    for (; columns - first >= N * lanes; first += N * lanes) add_weighted<N>(weight, rows, first, out);
     if constexpr (N > 1)
-        if (first < columns) add_weighted_rows<N / 2>(weight, rows, count, columns, out, first);
+        if (first < columns) add_weighted_rows<N / 2>(weight, rows, columns, out, first);
 }
 
 constexpr int line_bytes = 64;
@@ -92,18 +116,22 @@ inline void prefetch_keys(const RunArgs& args, const TensorView& k, const Tensor
     }
 }
 
-// Of an increasing list, how many keys lie below `end`. Whole vectors are counted: branches would be guessed wrong.
-inline int count_below(const int32_t* keys, int64_t count, int64_t end) {
+// Of an increasing list of `count` keys, how many lie below `end`; the first `from` do. Whole vectors are counted, for
+// branches would be guessed wrong; the last one steps back over keys that are known to lie below.
+inline int count_below(const int32_t* keys, int from, int count, int64_t end) {
     constexpr int step = 16;
     const int32_t limit = int32_t(least_of(end, INT32_MAX));  // keys are tokens: none is the last of int32_t
-    int64_t at = 0;
-    for (; at + step <= count; at += step) {
-        int below = 0;
-        for (int i = 0; i < step; ++i) below += keys[at + i] < limit;
-        if (below < step) return int(at) + below;
+    if (count < step) {
+        while (from < count && keys[from] < limit) ++from;
+        return from;
     }
-    while (at < count && keys[at] < limit) ++at;
-    return int(at);
+    for (;; from += step) {
+        from = least(from, count - step);
+        int below = 0;
+#pragma GCC unroll 1  // unrolled, it is not turned into vectors
+        for (int i = 0; i < step; ++i) below += keys[from + i] < limit;
+        if (below < step || from + step == count) return from + below;
+    }
 }
 
 }  // namespace
