@@ -171,10 +171,9 @@ struct DimsForward {
     }
 
     void prefetch_cell(const Row& row) const {
-        __builtin_prefetch(row.keys + row.done);
-        __builtin_prefetch(row.keys + row.done + line_bytes / sizeof(int32_t));
-        for (int head = 0; head < row.heads; ++head)
-            __builtin_prefetch(lane.s + row.pair + head * row.stride + row.done, 1);
+        prefetch(row.keys + row.done);
+        prefetch(row.keys + row.done + line_bytes / sizeof(int32_t));
+        for (int head = 0; head < row.heads; ++head) prefetch(lane.s + row.pair + head * row.stride + row.done);
     }
 
     void score(const Row& row, int from, int count) {
