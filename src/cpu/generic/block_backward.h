@@ -34,6 +34,7 @@ struct BackwardLane {
     const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch and in dQ buffers
     int64_t order = 0;
+    Held held_q, held_dout;
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
         : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
@@ -48,6 +49,8 @@ struct BackwardLane {
           columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_backward_lane<bq, bk>(carver, p);
+        held_q.place(lane.q, lane.q + int64_t(bq) * columns);
+        held_dout.place(lane.dout, lane.dout + int64_t(bq) * columns_v);
     }
 
     Place queries(int64_t head, int32_t row) const {  // head counts over the batch
@@ -87,11 +90,13 @@ struct BackwardLane {
 
     void column(const Task& t) {
         const Place at = keys(t.head, t.row);
+        if (t.take > 0) {  // dk and dv are where rows are staged until sums begin
+            pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.dk);
+            pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dv);
+        }
         zero(lane.dk, int64_t(bk) * columns);
         zero(lane.dv, int64_t(bk) * columns_v);
         if (t.take > 0) {
-            pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.q);
-            pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dout);
             const Rows k = load_padded<T>(args.k, at, int(p.head_dim), lane.k);
             each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
                 visit(head, g, row, mask, k, at.count);
@@ -116,8 +121,8 @@ struct BackwardLane {
 
     void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, int keys) {
         const Place at = queries(head, row);
-        const Rows q = load_padded<T>(args.q, at, int(p.head_dim), lane.q);
-        const Rows dout = load_padded<T>(args.dout, at, int(p.head_dim_v), lane.dout);
+        const Rows q = held_q.rows(args.q, at, row, int(p.head_dim), load_padded<T>);
+        const Rows dout = held_dout.rows(args.dout, at, row, int(p.head_dim_v), load_padded<T>);
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
         Real* dq = repeats(row) ? lane.dq : touch(dq_block(order, g, own_tile(row)), is_first);

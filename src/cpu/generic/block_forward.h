@@ -44,7 +44,7 @@ struct ForwardSpace {
 
 template <int bq, int bk>
 struct ForwardScratch {
-    Real *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [bk][columns]
+    Real *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [2][bk][columns]
 };
 
 // k is also where rows of q and out are staged.
@@ -56,7 +56,7 @@ inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p) {
     lane.s = carver.take<Real>(bk * bq);
     lane.state = carver.take<Real>(state_floats(p, bq));
     lane.k = carver.take<Real>(int64_t(bk > bq ? bk : bq) * columns);
-    lane.v = carver.take<Real>(int64_t(bk) * columns);
+    lane.v = carver.take<Real>(2 * int64_t(bk) * columns);
     return lane;
 }
 
@@ -80,6 +80,7 @@ struct ForwardLane {
     ForwardSpace space;
     ForwardScratch<bq, bk> lane;
     State state;
+    Held values;
     const SoftcapFactors cap;  // read where the problem has one
 
     ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
@@ -87,6 +88,7 @@ struct ForwardLane {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
         state = state_at(lane.state, p, bq);
+        values.place(lane.v, lane.v + int64_t(bk) * round_up(p.head_dim_v, lanes));
     }
 
     Place queries(int32_t head, int32_t row) const {
@@ -117,13 +119,13 @@ struct ForwardLane {
         if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
         const ListsView& lists = args.layout.by_query;
         for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
-            visit(keys(q, list_class, w.block), w.mask);
+            visit(keys(q, list_class, w.block), w.block, w.mask);
         t.part == whole_row ? finish(q) : keep(t.part);
     }
 
-    void visit(const Place& at, int32_t mask) {
+    void visit(const Place& at, int32_t block, int32_t mask) {
         const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        const Rows v = load_swept<T>(args.v, at, int(p.head_dim_v), lane.v);
+        const Rows v = values.rows(args.v, at, block, int(p.head_dim_v), load_swept<T>);
         const uint64_t* bits = mask_bits(args.layout, mask);
         if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, at.count}, 0, bits);
         for (int first = 0; first < bq; first += strip_lanes) {
