@@ -27,6 +27,8 @@ constexpr int64_t key_orders = 32;
 // neighbours share keys. Small problems stay in single tasks.
 constexpr int64_t order_blocks = 16;
 constexpr int64_t most_single_orders = 256;
+// Neighbours in a residue class share keys that are slow to fetch, so they stay together earlier.
+constexpr int64_t most_residue_orders = 64;
 // From here on the keys' place in the cache weighs more than an even end.
 constexpr size_t many_orders = 512;
 constexpr ptrdiff_t last_orders = 256;
@@ -124,7 +126,8 @@ Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
     for (int32_t head = 0; head < heads; ++head) total += of_class[layout.class_of[head]];
 
     const int64_t longest = std::max(longest_task, total / equal_workers);
-    const int64_t target = std::clamp<int64_t>(total / most_single_orders, 1, order_blocks);
+    const int64_t most_orders = layout.queries.modulus > 1 ? most_residue_orders : most_single_orders;
+    const int64_t target = std::clamp<int64_t>(total / most_orders, 1, order_blocks);
     Scheduler scheduler;
     for (int32_t head = 0; head < heads; ++head) {
         for (int32_t row = 0; row < rows; ++row) {
