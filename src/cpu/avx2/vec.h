@@ -22,6 +22,8 @@ constexpr double flops_per_clock = 30, softmax_clocks = 11;
 
 inline Vec load(const float* x) { return _mm256_loadu_ps(x); }
 inline void store(float* x, Vec v) { _mm256_storeu_ps(x, v); }
+inline void stream(float* x, Vec v) { _mm256_stream_ps(x, v); }  // past the caches; x is aligned
+inline void end_streams() { _mm_sfence(); }                      // before others read what was streamed
 inline Vec set1(float x) { return _mm256_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b where either is NaN

@@ -26,6 +26,8 @@ constexpr double flops_per_clock = 32, softmax_clocks = 15;
 
 inline Vec load(const float* x) { return _mm512_loadu_ps(x); }
 inline void store(float* x, Vec v) { _mm512_storeu_ps(x, v); }
+inline void stream(float* x, Vec v) { _mm512_stream_ps(x, v); }  // past the caches; x is aligned
+inline void end_streams() { _mm_sfence(); }                      // before others read what was streamed
 inline Vec set1(float x) { return _mm512_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN

@@ -383,6 +383,7 @@ inline void backward_tasks(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
     for (int64_t w; (w = next_of(run.next_order)) < run.args->tasks.orders;) lane.take_order(w);
+    end_streams();
 }
 
 template <class T, int bq, int bk>
@@ -397,6 +398,7 @@ inline void backward_results(void* argument, int64_t index) {
         if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
         else if (i < joins) lane.join(run.args->tasks.joins[i - blocks]);
         else lane.sum_sink(i - joins);
+    end_streams();
 }
 
 template <class T, int bq, int bk>

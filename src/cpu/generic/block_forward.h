@@ -244,7 +244,7 @@ struct ForwardLane {
     };
 
     void finish_row(const Place& at, int i, const RowState& row, const RowEnd& end, const Real* out) {
-        store_row(out, int(p.head_dim_v), end.factor, address<T>(args.out, at, i), args.out.column);
+        store_row<T>(out, int(p.head_dim_v), end.factor, args.out, at, i);
         if (args.lse.data) *address<float>(args.lse, at, i) = end.lse();
         if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(row.top) * ln_2);
     }
@@ -287,6 +287,7 @@ inline void forward_tasks(void* argument, int64_t index) {
     ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
     for (int64_t w; (w = next_of(run.next_order)) < tasks.orders;)
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
+    end_streams();
 }
 
 template <class T, int bq, int bk>
@@ -294,6 +295,7 @@ inline void forward_joins(void* argument, int64_t index) {
     ForwardRun& run = *(ForwardRun*)argument;
     ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
     for (int64_t j; (j = next_of(run.next_join)) < run.args->tasks.num_joins;) lane.join(run.args->tasks.joins[j]);
+    end_streams();
 }
 
 template <class T, int bq, int bk>

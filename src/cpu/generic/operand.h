@@ -93,10 +93,28 @@ inline void store_row(const Real* in, int columns, Real factor, T* out, int64_t 
     else
         for (int c = 0; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
 }
+
+// Rows of tokens that lie apart go past the caches where they are whole cache lines: none is read to be overwritten, and
+// by the time that a neighbouring token is written, none would be there. Whoever stores tiles calls end_streams() after.
+inline bool is_streamed(const Real* out, int columns, int64_t stride, const Place& at) {
+    constexpr uintptr_t line = 64;
+    const bool apart = at.tokens || at.stride > 1;
+    return apart && stride == 1 && ((uintptr_t)out | size_t(columns) * sizeof(Real)) % line == 0;
+}
+template <class T>
+inline void store_row(const Real* in, int columns, Real factor, const TensorView& x, const Place& at, int i) {
+    T* out = address<T>(x, at, i);
+    if constexpr (sizeof(T) == sizeof(Real))
+        if (is_streamed(out, columns, x.column, at)) {
+            for (int c = 0; c < columns; c += lanes) stream(out + c, load(in + c) * set1(factor));
+            return;
+        }
+    store_row(in, columns, factor, out, x.column);
+}
 template <class T>
 inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, const TensorView& x, const Place& at) {
     for (int i = 0; i < at.count; ++i)
-        if (at.owned >> i & 1) store_row(in + i * ld, columns, factor, address<T>(x, at, i), x.column);
+        if (at.owned >> i & 1) store_row<T>(in + i * ld, columns, factor, x, at, i);
 }
 
 template <class T>

@@ -30,6 +30,8 @@ inline Vec load(const double* x) {
     return v;
 }
 inline void store(double* x, Vec v) { __builtin_memcpy(x, &v, sizeof v); }
+inline void stream(double* x, Vec v) { store(x, v); }
+inline void end_streams() {}
 inline Vec set1(double x) { return x - Vec{}; }  // x - 0 is x, whatever its sign
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set

@@ -24,6 +24,8 @@ constexpr double flops_per_clock = 14, softmax_clocks = 12;
 
 inline Vec load(const float* x) { return vld1q_f32(x); }
 inline void store(float* x, Vec v) { vst1q_f32(x, v); }
+inline void stream(float* x, Vec v) { store(x, v); }
+inline void end_streams() {}
 inline Vec set1(float x) { return vdupq_n_f32(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 inline Vec select(Bits bits, Vec a, Vec b) { return vbslq_f32(bits, a, b); }  // a where set

@@ -27,6 +27,8 @@ inline Vec load(const float* x) {
     return v;
 }
 inline void store(float* x, Vec v) { __builtin_memcpy(x, &v, sizeof v); }
+inline void stream(float* x, Vec v) { store(x, v); }
+inline void end_streams() {}
 inline Vec set1(float x) { return Vec{x, x, x, x}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
