@@ -14,10 +14,10 @@ constexpr int32_t none = -1;
 constexpr size_t few_intervals = 4;
 constexpr int32_t near_blocks = 8;
 
-bool equal(const Intervals& a, const Intervals& b) {
-    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](Interval x, Interval y) {
-               return x.begin == y.begin && x.end == y.end;
-           });
+// Intervals that both begin with.
+size_t count_common(const Intervals& a, const Intervals& b) {
+    const auto is_same = [](Interval x, Interval y) { return x.begin == y.begin && x.end == y.end; };
+    return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end(), is_same).first - a.begin());
 }
 }  // namespace
 
@@ -57,23 +57,28 @@ void BlockRowBits::fill(const Plane& plane, int64_t row) {
 }
 
 void BlockRowBits::fill_slots(const Plane& plane, int64_t row, size_t first, size_t end) {
-    fill_rows(plane, row, span(columns_[first], columns_[end - 1]), [&] { strike(first, end); });
+    fill_rows(plane, row, span(columns_[first], columns_[end - 1]),
+              [&](size_t struck) { strike(strokes_.empty() ? first : size_t(strokes_.back().slot), end, struck); });
 }
 
 void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column) {
-    fill_rows(plane, row, {int64_t(column) * block_k_, seq_k_}, [&] { strike_all(); });
+    fill_rows(plane, row, {int64_t(column) * block_k_, seq_k_}, [&](size_t struck) { strike_all(struck); });
 }
 
 template <class FindStrokes>
 void BlockRowBits::fill_rows(const Plane& plane, int64_t row, Interval clip, FindStrokes find_strokes) {
     const int64_t rows = std::min<int64_t>(block_q_, seq_q_ - row);
+    previous_.clear(), strokes_.clear(), stroke_ends_.clear();
     for (int64_t r = 0; r < rows; ++r) {
         intervals_.clear();
         pattern_.keys(plane, row + r, clip, intervals_);
-        // Neighbours often see the same keys (documents, blocks): then the division into blocks stands.
-        if (r == 0 || !equal(intervals_, previous_)) {
-            strokes_.clear();
-            find_strokes();
+        // Neighbours often see the same keys (documents, blocks), or begin with them (trees): their division into
+        // blocks stands.
+        const size_t common = count_common(intervals_, previous_);
+        if (common < std::max(intervals_.size(), previous_.size())) {
+            stroke_ends_.resize(common);
+            strokes_.resize(common ? stroke_ends_.back() : 0);
+            find_strokes(common);
             intervals_.swap(previous_);
         }
         for (const Stroke& stroke : strokes_)
@@ -81,9 +86,10 @@ void BlockRowBits::fill_rows(const Plane& plane, int64_t row, Interval clip, Fin
     }
 }
 
-// Divides the intervals among slots [first, end), both from left to right.
-void BlockRowBits::strike(size_t first, size_t end) {
-    for (const Interval& interval : intervals_) {
+// Divides the intervals from number `struck` on among slots [first, end), both from left to right.
+void BlockRowBits::strike(size_t first, size_t end, size_t struck) {
+    for (; struck < intervals_.size(); ++struck) {
+        const Interval interval = intervals_[struck];
         while (first < end && (int64_t(columns_[first]) + 1) * block_k_ <= interval.begin) ++first;
         for (size_t slot = first; slot < end; ++slot) {
             const int64_t start = int64_t(columns_[slot]) * block_k_;
@@ -91,12 +97,14 @@ void BlockRowBits::strike(size_t first, size_t end) {
             strokes_.push_back({int32_t(slot), int32_t(std::max(interval.begin, start) - start),
                                 int32_t(std::min(interval.end, start + block_k_) - start)});
         }
+        stroke_ends_.push_back(strokes_.size());
     }
 }
 
-// Divides the intervals among all blocks they touch.
-void BlockRowBits::strike_all() {
-    for (const Interval& interval : intervals_) {
+// Divides them among all blocks they touch.
+void BlockRowBits::strike_all(size_t struck) {
+    for (; struck < intervals_.size(); ++struck) {
+        const Interval interval = intervals_[struck];
         int32_t column = int32_t(interval.begin / block_k_);
         for (int64_t key = interval.begin; key < interval.end; ++column) {
             const int64_t start = int64_t(column) * block_k_, end = std::min(interval.end, start + block_k_);
@@ -104,6 +112,7 @@ void BlockRowBits::strike_all() {
             strokes_.push_back({slot, int32_t(key - start), int32_t(end - start)});
             key = end;
         }
+        stroke_ends_.push_back(strokes_.size());
     }
 }
 

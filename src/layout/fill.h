@@ -34,8 +34,8 @@ private:
     void fill_slots(const Plane& plane, int64_t row, size_t first, size_t end);
     template <class FindStrokes>
     void fill_rows(const Plane& plane, int64_t row, Interval clip, FindStrokes find_strokes);
-    void strike(size_t first, size_t end);
-    void strike_all();
+    void strike(size_t first, size_t end, size_t struck);
+    void strike_all(size_t struck);
 
     const Pattern& pattern_;
     int64_t seq_q_, seq_k_;
@@ -45,6 +45,7 @@ private:
     std::vector<uint64_t> bits_;     // [slots * words]
     Intervals intervals_, previous_;
     std::vector<Stroke> strokes_;
+    std::vector<size_t> stroke_ends_;  // after each interval
 };
 
 }  // namespace spattn
