@@ -42,6 +42,7 @@ private:
 class PlanCache {
 public:
     explicit PlanCache(size_t capacity) : capacity_(capacity) {}
+    bool keeps_none() const { return capacity_ == 0; }
     Ref<const spattn_plan> find(const std::string& key);
     // Keeps `plan`, or returns the plan that another thread has kept under the key meanwhile.
     Ref<const spattn_plan> keep(const std::string& key, Ref<const spattn_plan> plan);

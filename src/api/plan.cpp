@@ -136,12 +136,14 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
+        const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };
+        if (context->cache.keeps_none()) return make();
         const std::string key = cache_key(*pattern, problem, p.flags, p.axes);
         if (auto kept = context->cache.find(key)) {
             context->device->log(SPATTN_LOG_DEBUG, "plan found in the context's cache");
             return kept;
         }
-        auto plan = make_plan(*context, *pattern, problem, p.flags, p.axes, stream);
+        auto plan = make();
         // The cache would read borrowed arrays after the caller has released all that they were lent to.
         return pattern->borrows() ? plan : context->cache.keep(key, std::move(plan));
     });
