@@ -27,23 +27,25 @@ int64_t count_blocks(const Params& params, int64_t seq_k) { return ceil_div(seq_
 // The blocks J that block row I sees, as intervals.
 struct BlockRow {
     Params params{};
-    int64_t blocks = -1, row = 0;  // ceil(seq_k / block), I
+    int64_t seq_k = -1, row = 0;  // row: I
     Intervals seen;
+    int64_t blocks() const { return count_blocks(params, seq_k); }
 };
 
 // Draws R(I) into row.seen, which holds the rest. Where every block left is wanted, drawing would find them slowly.
 void draw(BlockRow& row) {
-    int64_t left = row.blocks;
+    const int64_t blocks = row.blocks();
+    int64_t left = blocks;
     for (const Interval& i : row.seen) {
-        left -= std::max<int64_t>(0, std::min(i.end, row.blocks) - std::max<int64_t>(i.begin, 0));
+        left -= std::max<int64_t>(0, std::min(i.end, blocks) - std::max<int64_t>(i.begin, 0));
     }
     if (row.params.random >= left) {
-        row.seen.insert(row.seen.begin() + 1, {0, row.blocks});  // after [lowest, global)
+        row.seen.insert(row.seen.begin() + 1, {0, blocks});  // after [lowest, global)
         return;
     }
     uint64_t state = row.params.seed + uint64_t(row.row) * golden;
     for (int64_t drawn = 0; drawn < row.params.random;) {
-        const int64_t j = int64_t(splitmix64(state) % uint64_t(row.blocks));
+        const int64_t j = int64_t(splitmix64(state) % uint64_t(blocks));
         if (is_member(row.seen, j)) continue;
         row.seen.insert(first_ending_after(row.seen, j), {j, j + 1});
         ++drawn;
@@ -65,13 +67,12 @@ void fill(BlockRow& row) {
 const Intervals& block_row(const Params& params, int64_t seq_k, int64_t row) {
     thread_local BlockRow recent[64];
     BlockRow& slot = recent[row % 64];
-    const int64_t blocks = count_blocks(params, seq_k);
-    if (slot.row == row && slot.blocks == blocks && slot.params == params) return slot.seen;
-    slot.blocks = -1;  // not valid while being filled: allocation may throw
+    if (slot.row == row && slot.seq_k == seq_k && slot.params == params) return slot.seen;
+    slot.seq_k = -1;  // not valid while being filled: allocation may throw
     slot.params = params;
     slot.row = row;
     BlockRow filled = std::move(slot);
-    filled.blocks = blocks;
+    filled.seq_k = seq_k;
     fill(filled);
     slot = std::move(filled);
     return slot.seen;
@@ -178,8 +179,8 @@ public:
 
     // Rows of one block are alike, and so are all that every query sees.
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
-        const int64_t first = floor_div(plane.position(row), block());
-        const int64_t last = floor_div(plane.position(row) + rows - 1, block());
+        const int64_t first = block_of(plane.position(row));
+        const int64_t last = block_of(plane.position(row) + rows - 1);
         if (first != last && last >= params_.global) return false;
         key.push_back(last < params_.global ? -1 : first);
         return true;
@@ -203,8 +204,8 @@ public:
 
     // Rows of one block are alike, and so are all rows of global blocks.
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
-        const int64_t first = floor_div(plane.position(row), block());
-        const int64_t last = floor_div(plane.position(row) + rows - 1, block());
+        const int64_t first = block_of(plane.position(row));
+        const int64_t last = block_of(plane.position(row) + rows - 1);
         const bool is_global = first >= 0 && last < params_.global;
         if (last >= 0 && first != last && !is_global) return false;
         key.push_back(last < 0 ? -2 : is_global ? -1 : first);

@@ -14,8 +14,8 @@ BlockRows::Stretch BlockRows::stretch(const Row& row, int64_t j) {
 
 void BlockRows::keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const {
     if (clip.begin >= clip.end) return;
-    const Interval columns{floor_div(clip.begin, block_), floor_div(clip.end - 1, block_) + 1};
-    const Intervals& seen = this->row(plane, floor_div(plane.position(row), block_), columns).seen;
+    const Interval columns{block_of(clip.begin), block_of(clip.end - 1) + 1};
+    const Intervals& seen = this->row(plane, block_of(plane.position(row)), columns).seen;
     Cutter cutter(clip, out);
     for (auto i = first_ending_after(seen, columns.begin); i != seen.end() && i->begin < columns.end; ++i)
         cutter.add(multiply_saturated(i->begin, block_), multiply_saturated(i->end, block_));
@@ -25,8 +25,8 @@ void BlockRows::keys(const Plane& plane, int64_t row, Interval clip, Intervals& 
 // answer changes from one J to the next, the borders of the keys do not matter and one bit a row will do.
 Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, bool& known) const {
     const int64_t p = plane.position(block.row);
-    const Interval rows{floor_div(p, block_), floor_div(p + block.rows - 1, block_) + 1};
-    const Interval columns{floor_div(block.key, block_), floor_div(block.key + block.keys - 1, block_) + 1};
+    const Interval rows{block_of(p), block_of(p + block.rows - 1) + 1};
+    const Interval columns{block_of(block.key), block_of(block.key + block.keys - 1) + 1};
     if (rows.end - rows.begin > longest_key) {
         known = false;
         return {Coverage::partial, 1};

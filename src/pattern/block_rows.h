@@ -2,6 +2,8 @@
 // Patterns of square blocks: with I = p / block, all rows of block I see the same whole blocks J of keys.
 #pragma once
 
+#include <bit>
+
 #include "pattern/intervals.h"
 #include "pattern/leaf.h"
 
@@ -9,7 +11,9 @@ namespace spattn {
 
 class BlockRows : public Leaf {
 public:
-    BlockRows(std::string text, int64_t block) : Leaf(std::move(text)), block_(block) {}
+    BlockRows(std::string text, int64_t block)
+        : Leaf(std::move(text)), block_(block),
+          shift_(std::has_single_bit(uint64_t(block)) ? std::countr_zero(uint64_t(block)) : -1) {}
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override;
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
@@ -22,7 +26,8 @@ protected:
     // Of block row i, at least for the blocks J in `columns`.
     virtual Row row(const Plane& plane, int64_t i, Interval columns) const = 0;
 
-    int64_t block() const { return block_; }
+    // The block I or J of a position. Most blocks are powers of two, and a division is slow.
+    int64_t block_of(int64_t position) const { return shift_ < 0 ? floor_div(position, block_) : position >> shift_; }
 
 private:
     // Whether J is seen, and the first block from J on where that may change.
@@ -33,6 +38,7 @@ private:
     static Stretch stretch(const Row& row, int64_t j);
 
     int64_t block_;
+    int shift_;  // of a power of two, else -1
 };
 
 }  // namespace spattn
