@@ -103,7 +103,7 @@ public:
     }
 
     std::optional<HotTokens> hot(const Extent& extent) const override {
-        return hot_of_parts(parts(), parts().size(), extent, make_union);
+        return hot_of_union(parts(), extent);
     }
 
 protected:

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "pattern/hot.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "pattern/leaf.h"
 
 namespace spattn {
@@ -22,6 +25,12 @@ std::vector<int64_t> list_tokens(const Pattern& constant, int64_t begin, int64_t
     for (const Interval& i : kept)
         for (int64_t token = i.begin; token < i.end; ++token) list.push_back(token - begin);
     return list;
+}
+
+std::vector<int64_t> merge(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+    std::vector<int64_t> both;
+    std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+    return both;
 }
 
 std::optional<HotTokens> mark(std::vector<int64_t> keys, std::vector<int64_t> queries, const Pattern& marks) {
@@ -54,6 +63,25 @@ std::optional<HotTokens> hot_of_parts(const Patterns& parts, size_t count, const
     hot->among = rebuild(std::move(among));
     hot->apart = rebuild(std::move(apart));
     return hot;
+}
+
+std::optional<HotTokens> hot_of_union(const Patterns& parts, const Extent& extent) {
+    const std::string full = make_full()->identity();
+    HotTokens all{{}, {}, {}, make_full(), {}};
+    Patterns marks, apart = parts;
+    for (PatternRef& part : apart) {
+        std::optional<HotTokens> hot = part->hot(extent);
+        if (!hot || hot->among->identity() != full) continue;
+        all.keys = merge(all.keys, hot->keys);
+        all.queries = merge(all.queries, hot->queries);
+        marks.push_back(std::move(hot->marks));
+        part = std::move(hot->apart);
+    }
+    std::optional<HotTokens> largest = hot_of_parts(parts, parts.size(), extent, make_union);
+    if (marks.empty() || all.size() < largest->size()) return largest;
+    all.marks = marks.size() == 1 ? marks[0] : make_union(std::move(marks));
+    all.apart = make_union(std::move(apart));
+    return all;
 }
 
 }  // namespace spattn

@@ -15,4 +15,7 @@ std::optional<HotTokens> hot_queries(const Pattern& constant, const Pattern& mar
 std::optional<HotTokens> hot_of_parts(const Patterns& parts, size_t count, const Extent& extent,
                                       PatternRef (*rebuild)(Patterns));
 
+// Of a union: of all parts together whose hot tokens see, or are seen by, everything; of another one where it has more.
+std::optional<HotTokens> hot_of_union(const Patterns& parts, const Extent& extent);
+
 }  // namespace spattn

@@ -77,6 +77,7 @@ static const Case cases[] = {
     {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
     {"causal & (block_diagonal(64) | landmark(64,1))", 1, 4, 2, 900, 900, 16, 16, Axes::bshd},
     {"causal & fixed(100,3)", 2, 2, 1, 1000, 1100, 8, 12},
+    {"window(9,0) | global_keys(5,333) | global_tokens(3,200,450) | landmark(90,1)", 1, 2, 1, 700, 700, 16, 16},
     {"transpose(landmark(90,1)) | window(0,3)", 1, 1, 1, 700, 650, 16, 16, Axes::gaps, own_scale, 20},
     {"logsparse", 2, 2, 1, 700, 700, 12, 12},
     {"per_head([0,1,0,0], global_keys(7,300,301,599) | window(0,0), transpose(logsparse))", 1, 4, 2, 600, 600, 8, 8},

@@ -132,6 +132,22 @@ TEST(live_sets_and_counts_are_exact) {
     }
 }
 
+TEST(hot_parts_of_a_union_are_packed_together) {
+    const Extent extent{1, 1, 1000, 1000, 0};
+    const auto hot_of = [&](const char* text) { return find_scattered(*parse_pattern(text), extent, 64).value(); };
+    const std::vector<int64_t> tokens{3, 200, 201, 450}, both{3, 70, 200, 201, 450, 640}, keys{70, 200, 640};
+    for (const char* text : {"global_tokens(3,200,201,450) | window(9,9) | global_keys(70,200,640)",
+                             "causal & (global_keys(70,200,640) | (window(9,0) | global_tokens(3,200,201,450)))"}) {
+        check::context = text;
+        CHECK(hot_of(text).keys == both);
+        CHECK(hot_of(text).queries == tokens);
+    }
+    // What one part sees of its tokens the other does not see of its own: the larger one alone.
+    check::context.clear();
+    CHECK(hot_of("causal & global_keys(70,200,640) | global_tokens(3,200,201,450)").keys == tokens);
+    CHECK(hot_of("causal & global_keys(70,200,640) | global_keys(3,200)").keys == keys);
+}
+
 TEST(lists_of_hot_tokens_stay_short) {
     const Extent extent{1, 1, 1 << 17, 1 << 17, 0};
     const PatternRef landmarks = parse_pattern("causal & (block_diagonal(64) | landmark(64,1))");

@@ -61,6 +61,7 @@ const Golden goldens[] = {
     {"strided_2k", "causal & (window(64,0) | strided(64))", 1, 4, 4, 2048, 2048, 64, 64, true},
     {"fixed_2k", "causal & fixed(128,8)", 1, 4, 4, 2048, 2048, 64, 64, true},
     {"landmark_2k", "causal & (window(127,0) | landmark(64,1))", 1, 4, 4, 2048, 2048, 64, 64, true},
+    {"hot_parts_2k", "causal & (fixed(64,1) | global_tokens(5,700,1500))", 1, 4, 4, 2048, 2048, 64, 64, true},
     {"logsparse_4k", "logsparse", 1, 4, 4, 4096, 4096, 64, 64, true},
     {"longnet_4k", "block_diagonal(1024) | block_diagonal(4096) & residue(4,0)", 1, 4, 4, 4096, 4096, 64, 64, true},
     {"global_tokens", "window(128,128) | global_tokens(0,1,2,3)", 1, 12, 12, 4096, 4096, 64, 64, true},
