@@ -38,6 +38,28 @@ std::optional<HotTokens> mark(std::vector<int64_t> keys, std::vector<int64_t> qu
     return HotTokens{std::move(keys), std::move(queries), PatternRef::share(&marks), make_full(), make_nothing()};
 }
 
+using HotParts = std::vector<std::optional<HotTokens>>;
+
+// Each part is asked once: asked twice on every level, a deep composition would never end.
+HotParts ask(const Patterns& parts, size_t count, const Extent& extent) {
+    HotParts hot(count);
+    for (size_t i = 0; i < count; ++i) hot[i] = parts[i]->hot(extent);
+    return hot;
+}
+
+std::optional<HotTokens> largest(HotParts hot, const Patterns& parts, PatternRef (*rebuild)(Patterns)) {
+    const auto size = [](const std::optional<HotTokens>& part) { return part ? part->size() : 0; };
+    const auto place = std::max_element(hot.begin(), hot.end(),
+                                        [&](const auto& a, const auto& b) { return size(a) < size(b); });
+    if (size(*place) == 0) return {};
+    Patterns among = parts, apart = parts;
+    among[size_t(place - hot.begin())] = (*place)->among;
+    apart[size_t(place - hot.begin())] = (*place)->apart;
+    (*place)->among = rebuild(std::move(among));
+    (*place)->apart = rebuild(std::move(apart));
+    return std::move(*place);
+}
+
 }  // namespace
 
 std::optional<HotTokens> hot_keys(const Pattern& constant, const Extent& extent) {
@@ -50,35 +72,24 @@ std::optional<HotTokens> hot_queries(const Pattern& constant, const Pattern& mar
 
 std::optional<HotTokens> hot_of_parts(const Patterns& parts, size_t count, const Extent& extent,
                                       PatternRef (*rebuild)(Patterns)) {
-    std::optional<HotTokens> hot;
-    size_t place = 0;
-    for (size_t i = 0; i < count; ++i) {
-        std::optional<HotTokens> of_part = parts[i]->hot(extent);
-        if (of_part && (!hot || of_part->size() > hot->size())) hot = std::move(of_part), place = i;
-    }
-    if (!hot) return hot;
-    Patterns among = parts, apart = parts;
-    among[place] = hot->among;
-    apart[place] = hot->apart;
-    hot->among = rebuild(std::move(among));
-    hot->apart = rebuild(std::move(apart));
-    return hot;
+    return largest(ask(parts, count, extent), parts, rebuild);
 }
 
 std::optional<HotTokens> hot_of_union(const Patterns& parts, const Extent& extent) {
     const std::string full = make_full()->identity();
+    HotParts hot = ask(parts, parts.size(), extent);
     HotTokens all{{}, {}, {}, make_full(), {}};
     Patterns marks, apart = parts;
-    for (PatternRef& part : apart) {
-        std::optional<HotTokens> hot = part->hot(extent);
-        if (!hot || hot->among->identity() != full) continue;
-        all.keys = merge(all.keys, hot->keys);
-        all.queries = merge(all.queries, hot->queries);
-        marks.push_back(std::move(hot->marks));
-        part = std::move(hot->apart);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        if (!hot[i] || hot[i]->among->identity() != full) continue;
+        all.keys = merge(all.keys, hot[i]->keys);
+        all.queries = merge(all.queries, hot[i]->queries);
+        marks.push_back(hot[i]->marks);
+        apart[i] = hot[i]->apart;
     }
-    std::optional<HotTokens> largest = hot_of_parts(parts, parts.size(), extent, make_union);
-    if (marks.empty() || all.size() < largest->size()) return largest;
+    const bool is_largest = std::all_of(hot.begin(), hot.end(),
+                                        [&](const auto& part) { return !part || part->size() <= all.size(); });
+    if (marks.empty() || !is_largest) return largest(std::move(hot), parts, make_union);
     all.marks = marks.size() == 1 ? marks[0] : make_union(std::move(marks));
     all.apart = make_union(std::move(apart));
     return all;

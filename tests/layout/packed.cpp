@@ -4,6 +4,7 @@
 #include "layout/dense.h"
 #include "layout/packed.h"
 #include "layout/random_patterns.h"
+#include "pattern/leaf.h"
 
 using namespace spattn;
 
@@ -146,6 +147,29 @@ TEST(hot_parts_of_a_union_are_packed_together) {
     check::context.clear();
     CHECK(hot_of("causal & global_keys(70,200,640) | global_tokens(3,200,201,450)").keys == tokens);
     CHECK(hot_of("causal & global_keys(70,200,640) | global_keys(3,200)").keys == keys);
+}
+
+// Counts how often it is asked for its hot tokens.
+class Asked : public Leaf {
+public:
+    explicit Asked(int& times) : Leaf("asked"), times_(times) {}
+    void keys(const Plane&, int64_t, Interval, Intervals&) const override {}
+    std::optional<HotTokens> hot(const Extent& extent) const override {
+        ++times_;
+        return make_global_keys({70, 200, 640})->hot(extent);
+    }
+
+private:
+    int& times_;
+};
+
+TEST(parts_are_asked_once_on_every_level) {
+    int times = 0;
+    PatternRef pattern = make_ref<Asked>(times);
+    for (int level = 0; level < 8; ++level)
+        pattern = make_intersection({make_union({pattern, make_window(level, 0)}), make_sink(700 + level)});
+    CHECK(pattern->hot({1, 1, 1000, 1000, 0}).has_value());
+    CHECK_EQ(times, 1);
 }
 
 TEST(lists_of_hot_tokens_stay_short) {
