@@ -27,7 +27,8 @@ namespace attention {
 
 using namespace spattn;
 
-enum class Axes { bhsd, bshd, gaps, shared };  // gaps: columns are 2 apart; shared: one head of inputs for all
+// gaps: columns are 2 apart; shared: one head of inputs for all; lines: every other row starts a cache line.
+enum class Axes { bhsd, bshd, gaps, shared, lines };
 constexpr double own_scale = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t aligned_end = std::numeric_limits<int64_t>::min();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
@@ -151,11 +152,18 @@ public:
             case Axes::shared:
                 strides_ = {0, 0, columns, 1};
                 break;
+            case Axes::lines: {
+                const int64_t row = columns + line / 2;
+                strides_ = {heads * rows * row, rows * row, row, 1};
+                break;
+            }
         }
         int64_t last = 0;
         for (size_t i = 0; i < 4; ++i) last += (shape_[i] - 1) * strides_[i];
-        memory_.resize(size_t(last + 1 + 2 * guard));
+        memory_.resize(size_t(last + 1 + 2 * guard + line));
         std::memset(memory_.data(), sentinel, memory_.size() * sizeof(T));
+        if (axes == Axes::lines)
+            while (reinterpret_cast<uintptr_t>(memory_.data() + first_) % 64) ++first_;
     }
 
     void set(const Values& values) {
@@ -167,7 +175,7 @@ public:
         each([&](int64_t at) { all.push_back(widen(memory_[size_t(at)])); });
         return all;
     }
-    TensorView view() { return {memory_.data() + guard, strides_[0], strides_[1], strides_[2], strides_[3]}; }
+    TensorView view() { return {memory_.data() + first_, strides_[0], strides_[1], strides_[2], strides_[3]}; }
 
     // Nothing outside the view was written.
     bool kept_guards() {
@@ -181,7 +189,8 @@ public:
     }
 
 private:
-    static constexpr int64_t guard = 67;  // odd: no tensor is aligned to more than an element
+    static constexpr int64_t guard = 67;  // odd: unless asked for, no tensor is aligned to more than an element
+    static constexpr int64_t line = 64 / int64_t(sizeof(T));
     static constexpr int sentinel = 0xa5;
 
     template <class Body>
@@ -190,11 +199,12 @@ private:
             for (int64_t h = 0; h < shape_[1]; ++h)
                 for (int64_t r = 0; r < shape_[2]; ++r)
                     for (int64_t c = 0; c < shape_[3]; ++c)
-                        body(guard + b * strides_[0] + h * strides_[1] + r * strides_[2] + c * strides_[3]);
+                        body(first_ + b * strides_[0] + h * strides_[1] + r * strides_[2] + c * strides_[3]);
     }
 
     std::array<int64_t, 4> shape_, strides_;
     std::vector<T> memory_;
+    int64_t first_ = guard;
 };
 
 // ---- inputs -------------------------------------------------------------------------------------------------------

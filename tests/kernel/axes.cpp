@@ -12,6 +12,7 @@ static const Case cases[] = {
     {"full", 1, 2, 1, 130, 140, 16, 16},
     {"causal", 2, 2, 2, 127, 127, 20, 65, Axes::bshd},
     {"causal", 1, 4, 2, 100, 150, 64, 64},
+    {"causal", 1, 2, 1, 90, 140, 32, 16, Axes::lines},
     {"causal", 1, 2, 1, 100, 40, 16, 16},  // the first 60 queries see nothing
     {"causal & dilated(60,0,5)", 1, 2, 1, 190, 190, 16, 16},
     {"window(10,3)", 1, 2, 1, 191, 191, 3, 5, Axes::gaps},

@@ -69,6 +69,7 @@ static const Case cases[] = {
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4, Axes::bhsd, own_scale, aligned_end, true, false, 15., true},
     // In orders of their own: see the_orders_are_met.
     {"causal & dilated(300,0,5)", 1, 4, 2, 643, 643, 20, 20, Axes::bshd},
+    {"causal & dilated(120,0,5)", 1, 4, 2, 323, 323, 16, 32, Axes::lines},
     {"strided(9) - window(3,3)", 2, 2, 1, 200, 310, 16, 20, Axes::gaps},
     {"causal & dilated(90,0,6)", 1, 2, 2, 300, 260, 16, 16, Axes::bhsd, own_scale, -77},
     {"block_diagonal(144) & residue(3,1)", 1, 2, 1, 500, 500, 16, 16},  // two classes of three see nothing
@@ -77,6 +78,7 @@ static const Case cases[] = {
     {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
     {"causal & (block_diagonal(64) | landmark(64,1))", 1, 4, 2, 900, 900, 16, 16, Axes::bshd},
     {"causal & fixed(100,3)", 2, 2, 1, 1000, 1100, 8, 12},
+    {"window(9,9) | global_tokens(3,200,201,450)", 1, 2, 1, 600, 600, 32, 16, Axes::lines},
     {"window(9,0) | global_keys(5,333) | global_tokens(3,200,450) | landmark(90,1)", 1, 2, 1, 700, 700, 16, 16},
     {"transpose(landmark(90,1)) | window(0,3)", 1, 1, 1, 700, 650, 16, 16, Axes::gaps, own_scale, 20},
     {"logsparse", 2, 2, 1, 700, 700, 12, 12},
