@@ -51,6 +51,7 @@ struct Golden {
 };
 const Golden goldens[] = {
     {"analytic", "causal & (sink(64) | window(1023,0)) - residue(7,3)"},
+    {"repeating", "strided(8) | landmark(16,2) | fixed(32,4) | global_keys(9,2)"},
     {"lists", "documents(0,5,9) | global_tokens(3,1,3) | tree(-1,0,0) | bigbird(64,3,1,3,18446744073709551615)"},
     {"choices", "per_head([0,1,0], per_batch([1,0], causal, full), transpose(dilated(8,2,3) - logsparse))"},
     {"per_document", "per_document([0,3,3,9], [0,4,4,9], causal) & block_diagonal(4)"},
@@ -58,6 +59,7 @@ const Golden goldens[] = {
     {"bsr", "bsr([0,1,3],[1,0,2],4,2,7,5)"},
     {"mask", "mask([1,0,0,1,1,1,1,0,0,0,1,0],2,1,3,2)"},
     {"run_lists", "causal & runtime_blocks(16,64,8)"},
+    {"run_tokens", "runtime_tokens(2048)"},
 };
 
 std::filesystem::path golden_path(const char* name) {
