@@ -263,14 +263,14 @@ typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k
 SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
                                                   int64_t seq_k, spattn_pattern** result);
 
-/* 4d. Lists that come with each run: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such a
- * pattern stands alone or, once, under & with patterns of 4a to 4c, which then choose among the listed keys; all else is
- * SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed twice counts twice; an
- * entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
+/* 4d. Lists that come with each run: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such
+ * a pattern stands alone or, once, under & with patterns of other kinds, which then choose among the listed keys; all
+ * else is SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed twice counts
+ * twice; an entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
 /* runtime_tokens(max): each (query, kv head) lists up to max keys. DeepSeek Sparse Attention (arXiv:2512.02556). */
 SPATTN_API spattn_status spattn_pattern_runtime_tokens(int64_t max_tokens_per_row, spattn_pattern** result);
-/* runtime_blocks(block_q,block_k,max): each (block q / block_q of query rows, kv head) lists up to max blocks J, which are
- * the keys k with k / block_k = J. NSA (arXiv:2502.11089), MoBA (arXiv:2502.13189). */
+/* runtime_blocks(block_q,block_k,max): each (block q / block_q of query rows, kv head) lists up to max blocks J, which
+ * are the keys k with k / block_k = J. NSA (arXiv:2502.11089), MoBA (arXiv:2502.13189). */
 SPATTN_API spattn_status spattn_pattern_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blocks_per_row,
                                                        spattn_pattern** result);
 
@@ -291,9 +291,9 @@ SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* p
 
 /* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t,
  * cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end.
- * Rows of no document see nothing. cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first >= 0,
- * last at most the extent's seq_q and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of
- * sequences of several lengths. */
+ * Rows of no document see nothing. cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first
+ * >= 0, last at most the extent's seq_q and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches
+ * of sequences of several lengths. */
 SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
                                                      const spattn_tensor* cu_k, spattn_pattern** result);
 
@@ -431,16 +431,16 @@ typedef struct spattn_forward_args {
     const spattn_tensor* v;   /* [batch, heads_kv, seq_k, head_dim_v]; NULL with SPATTN_PLAN_VALUE_IN_KEY */
     const spattn_tensor* out; /* out [batch, heads_q, seq_q, head_dim_v] */
     const spattn_tensor* lse; /* out [batch, heads_q, seq_q] float32, optional */
-    const spattn_tensor* max_logits;   /* out [batch, heads_q, seq_q] float32, optional: the largest s, -infinity where no
-                                          key is seen. SPATTN_E_UNSUPPORTED where the plan's kernel does not write it:
-                                          all kernels of the CPU do */
+    const spattn_tensor* max_logits;   /* out [batch, heads_q, seq_q] float32, optional: the largest s, -infinity where
+                                          no key is seen. SPATTN_E_UNSUPPORTED where the plan's kernel does not write
+                                          it: all kernels of the CPU do */
     const spattn_tensor* indices;      /* [batch, rows, heads_kv, max] int32 or int64: with runtime_tokens and
                                           runtime_blocks, else NULL. rows = seq_q, or its blocks; no batch with THD */
-    const spattn_tensor* index_counts; /* [batch, rows, heads_kv] int32 or int64, optional: entries of a list that count,
-                                          the first ones; cut to [0, max] */
+    const spattn_tensor* index_counts; /* [batch, rows, heads_kv] int32 or int64, optional: entries of a list that
+                                          count, the first ones; cut to [0, max] */
     void* workspace;
     size_t workspace_bytes;
-    const spattn_tensor* sink_logits; /* [heads_q] float32, finite or -infinity: with SPATTN_PLAN_SINK_LOGITS, else NULL */
+    const spattn_tensor* sink_logits; /* [heads_q] float32, finite or -infinity; NULL without SPATTN_PLAN_SINK_LOGITS */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

@@ -25,8 +25,7 @@ int lanes_or_default(int lanes) {
     return all ? int(all) : 1;
 }
 
-// ---- lanes of one call
-// -------------------------------------------------------------------------------------------------
+// ---- lanes of one call --------------------------------------------------------------------------------------------
 
 // One call of Parallel::run: lanes are taken from a counter, so any number of threads, even one, finishes them all.
 class Lanes {
@@ -72,8 +71,7 @@ private:
     std::exception_ptr thrown_;
 };
 
-// ---- our pool
-// ----------------------------------------------------------------------------------------------------------
+// ---- our pool -----------------------------------------------------------------------------------------------------
 
 struct Pool {
     const pid_t pid = getpid();
@@ -180,8 +178,7 @@ private:
     std::unique_ptr<Pool> pool_;
 };
 
-// ---- the host's threads
-// --------------------------------------------------------------------------------------------------
+// ---- the host's threads -------------------------------------------------------------------------------------------
 
 class HostParallel : public Parallel {
 public:
