@@ -45,6 +45,8 @@ static const Case cases[] = {
     {"full - full", 1, 2, 1, 40, 70, 16, 16, Axes::gaps},
     {"tree(-1,0,0,1,1,2)", 1, 1, 1, 6, 40, 16, 16},
     {"per_head([0,1,1,2], causal, window(9,0), sink(0))", 1, 4, 2, 80, 80, 16, 16},
+    // Heads of a group that read different rows of the same block, one after the other.
+    {"per_head([0,1,2,3], sink(3), sink(9) - sink(4), sink(14) - sink(1), sink(6) - sink(5))", 1, 4, 1, 20, 30, 16, 16},
     {"per_batch([1,0], window(70,3) & sink(50), full)", 2, 2, 1, 70, 90, 16, 16, Axes::bshd},
     {"full", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, 0.},
     {"causal", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, -0.3},
