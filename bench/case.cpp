@@ -14,9 +14,9 @@ namespace {
 
 constexpr bool quick = false, large = true;  // the words of the table
 
-// Lists by name. branching n: parents of a complete n-ary tree in breadth-first order. odd n: boundaries of n documents of
-// uneven lengths; mixed n: of lengths from 10 to 4000, the long ones among the short. spread n and first n: n positions,
-// evenly over the sequence or at its start.
+// Lists by name. branching n: parents of a complete n-ary tree in breadth-first order. odd n: boundaries of n documents
+// of uneven lengths; mixed n: of lengths from 10 to 4000, the long ones among the short. spread n and first n: n
+// positions, evenly over the sequence or at its start.
 std::vector<int64_t> numbers(const std::string& name, int64_t n, int64_t seq) {
     std::vector<int64_t> list;
     if (name == "branching") {
@@ -37,8 +37,8 @@ std::vector<int64_t> numbers(const std::string& name, int64_t n, int64_t seq) {
     return list;
 }
 
-// The arrays of a csr pattern of n rows, as a selector of passages leaves them: 64 rows share 32 places of some 19 keys in
-// blocks far apart, and each row sees spans of 13 keys in 7 of them. Their union fills 10 tiles of 64 keys.
+// The arrays of a csr pattern of n rows, as a selector of passages leaves them: 64 rows share 32 places of some 19 keys
+// in blocks far apart, and each row sees spans of 13 keys in 7 of them. Their union fills 10 tiles of 64 keys.
 std::string spans(int64_t n, int64_t seq) {
     std::ostringstream row_ptr, col_idx;
     row_ptr << "[0";

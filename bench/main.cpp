@@ -154,8 +154,9 @@ int run_plans(const Options& options) {
 int list(const Options& options) {
     for (const Case& c : cases()) {
         if (!matches(options.cases, c.name)) continue;
-        std::printf("{\"case\": %s, \"pattern\": %s, \"batch\": %lld, \"heads_q\": %lld, \"heads_kv\": %lld, \"seq\": %lld, "
-                    "\"head_dim\": %lld, \"seq_k\": %lld, \"head_dim_v\": %lld, \"top\": %lld, \"large\": %s}\n",
+        std::printf("{\"case\": %s, \"pattern\": %s, \"batch\": %lld, \"heads_q\": %lld, \"heads_kv\": %lld, "
+                    "\"seq\": %lld, \"head_dim\": %lld, \"seq_k\": %lld, \"head_dim_v\": %lld, \"top\": %lld, "
+                    "\"large\": %s}\n",
                     quoted(c.name).c_str(), quoted(expand(c.pattern, c.seq)).c_str(), (long long)c.batch,
                     (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq, (long long)c.head_dim,
                     (long long)c.keys(), (long long)c.values(), (long long)c.top, c.large ? "true" : "false");

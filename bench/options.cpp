@@ -41,7 +41,8 @@ double number_of(const std::string& option, const std::string& word) {
         number = std::stod(word, &read);
     } catch (const std::logic_error&) {
     }
-    if (read != word.size() || !(number > 0)) throw std::runtime_error(option + " takes a positive number, not " + word);
+    if (read != word.size() || !(number > 0))
+        throw std::runtime_error(option + " takes a positive number, not " + word);
     return number;
 }
 

@@ -5,10 +5,10 @@
     python3 bench/peers.py --bench build/bench/bench [--case GLOB]... [--dtype f32|bf16] [--peer sdpa|flex|sparse]...
 
 Peers: `sdpa` is scaled_dot_product_attention with is_causal or the equivalent boolean mask; `flex` is FlexAttention,
-compiled, with a BlockMask of 128 x 128 (forward only on a CPU); `sparse` is sampled_addmm, softmax over CSR values and a
-sparse product (forward only); `gather` is for lists of a run: the listed keys copied together, then dense products. A
-ratio is the peer's time over ours: above 1 we are faster. What a peer cannot do, or does
-by crashing, is recorded as `failed: reason`; every peer runs in a process of its own for that.
+compiled, with a BlockMask of 128 x 128 (forward only on a CPU); `sparse` is sampled_addmm, softmax over CSR values and
+a sparse product (forward only); `gather` is for lists of a run: the listed keys copied together, then dense products. A
+ratio is the peer's time over ours: above 1 we are faster. What a peer cannot do, or does by crashing, is recorded as
+`failed: reason`; every peer runs in a process of its own for that.
 """
 import argparse
 import fnmatch
@@ -23,8 +23,8 @@ import time
 PEERS = ("sdpa", "flex", "sparse", "gather")
 BLOCK = 128  # of a BlockMask
 # A first compile takes half a minute, so these stand for the rest unless --flex names others.
-FLEX_CASES = ["full_4k", "causal_4k", "streaming_4k", "streaming_16k", "bsr128_25_4k", "bsr128_25_4k_d64", "bsr128_25_8k",
-              "bsr128_10_5k", "tiny_*"]
+FLEX_CASES = ["full_4k", "causal_4k", "streaming_4k", "streaming_16k", "bsr128_25_4k", "bsr128_25_4k_d64",
+              "bsr128_25_8k", "bsr128_10_5k", "tiny_*"]
 LARGEST_MASK = 8192  # tokens; torch turns a boolean mask into floats, a gigabyte at 16K
 
 
@@ -118,7 +118,8 @@ def make_flex(case, mask, q, k, v, _dout):
     kept = side.view(blocks, BLOCK, blocks, BLOCK).sum((1, 3))
 
     def listed(chosen):
-        return chosen.sum(1)[None, None].int(), chosen.int().argsort(dim=1, descending=True, stable=True)[None, None].int()
+        order = chosen.int().argsort(dim=1, descending=True, stable=True)
+        return chosen.sum(1)[None, None].int(), order[None, None].int()
 
     partial, full = listed((kept > 0) & (kept < BLOCK * BLOCK)), listed(kept == BLOCK * BLOCK)
     block_mask = BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK,
@@ -279,7 +280,8 @@ def run_case(options, case, folder, out):
             continue  # every pair in CSR: gigabytes
         if not is_small and not case["top"] and case["pattern"] not in ("full", "causal"):
             continue
-        named = case | {"pattern": case["pattern"][:4096 if case["pattern"].startswith("csr") else None]}  # read as a mask
+        # csr patterns are read as a mask.
+        named = case | {"pattern": case["pattern"][:4096 if case["pattern"].startswith("csr") else None]}
         job = {"peer": peer, "case": named, "dtype": options.dtype, "threads": options.threads, "mask": mask if is_small
                else "", "passes": list(ours), "seconds": options.seconds}
         theirs[peer] = ask_child(job, options.limit)

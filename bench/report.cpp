@@ -81,9 +81,9 @@ void Report::add(const Case& shape, const Result& r) {
     std::fflush(stdout);
     if (!json_) return;
     std::fprintf(json_,
-                 "{\"case\": %s, \"pass\": \"%s\", \"kernel\": %s, \"dtype\": \"%s\", \"shape\": [%lld, %lld, %lld, %lld, "
-                 "%lld], \"us\": %.3f, \"gflops\": %.4g, \"gbs\": %.4g, \"density\": %.6g, \"ratio_dense\": %.4g, "
-                 "\"plan_us\": %.1f, \"layout_bytes\": %lld, \"max_err\": %.3g, \"runs\": %d",
+                 "{\"case\": %s, \"pass\": \"%s\", \"kernel\": %s, \"dtype\": \"%s\", \"shape\": [%lld, %lld, %lld, "
+                 "%lld, %lld], \"us\": %.3f, \"gflops\": %.4g, \"gbs\": %.4g, \"density\": %.6g, "
+                 "\"ratio_dense\": %.4g, \"plan_us\": %.1f, \"layout_bytes\": %lld, \"max_err\": %.3g, \"runs\": %d",
                  quoted(shape.name).c_str(), name(r.pass), quoted(r.kernel).c_str(), name(r.dtype),
                  (long long)shape.batch, (long long)shape.heads_q, (long long)shape.heads_kv, (long long)shape.seq,
                  (long long)shape.head_dim, r.us, r.gflops, r.gbs, r.density, r.ratio_dense, r.plan_us,
@@ -99,8 +99,8 @@ void Report::plan_heading() {
 
 void Report::add(const PlanCase& plan, const PlanResult& r) {
     const bool missed = (r.goal_ms > 0 && r.ms > r.goal_ms) || (r.goal_mib > 0 && r.mib > r.goal_mib);
-    std::printf("%-22s %9lld %11.3f %9.0f %11.3f %9.0f%s\n", plan.name.c_str(), (long long)r.seq, r.ms, r.goal_ms, r.mib,
-                r.goal_mib, missed ? "  MISSED" : "");
+    std::printf("%-22s %9lld %11.3f %9.0f %11.3f %9.0f%s\n", plan.name.c_str(), (long long)r.seq, r.ms, r.goal_ms,
+                r.mib, r.goal_mib, missed ? "  MISSED" : "");
     std::fflush(stdout);
     if (!json_) return;
     std::fprintf(json_,

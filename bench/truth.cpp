@@ -151,8 +151,8 @@ std::vector<double> TrueRow::dq() const {
     return sum;
 }
 
-// dk and dv of one key in double precision. lse and out are taken from the forward call, whose own error is checked by rows:
-// otherwise a single key of a causal pattern would cost a whole forward pass.
+// dk and dv of one key in double precision. lse and out are taken from the forward call, whose own error is checked by
+// rows: otherwise a single key of a causal pattern would cost a whole forward pass.
 class TrueKey {
 public:
     TrueKey(const Attention& a, Row at) : a_(a), at_(at), dk(a.shape.head_dim), dv(a.shape.values()) {

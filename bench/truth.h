@@ -6,8 +6,9 @@
 
 namespace bench {
 
-// Largest absolute error divided by the largest absolute value of the sampled truth: for forward the worse of out and lse,
-// for backward the worst of dq, dk and dv. Infinity where a result is not a number. A zero truth is compared absolutely.
+// Largest absolute error divided by the largest absolute value of the sampled truth: for forward the worse of out and
+// lse, for backward the worst of dq, dk and dv. Infinity where a result is not a number. A zero truth is compared
+// absolutely.
 double max_error(const Attention& attention, Pass pass);
 
 // What an implementation that computes in fp32 stays under.

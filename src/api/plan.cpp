@@ -37,7 +37,8 @@ double read_scale(const spattn_problem& p) {
 double read_softcap(double softcap) {
     constexpr double least = 1e-6, most = 1e30;
     if (softcap != 0 && !(softcap >= least && softcap <= most))
-        fail(SPATTN_E_RANGE, "problem.softcap", text("is ", softcap, "; accepted: 0 for none, or ", least, " to ", most));
+        fail(SPATTN_E_RANGE, "problem.softcap",
+             text("is ", softcap, "; accepted: 0 for none, or ", least, " to ", most));
     return softcap;
 }
 

@@ -7,8 +7,8 @@
 
 namespace spattn {
 
-// Bit c of row r becomes bit r of row c. Changes the two off-diagonal quarters of ever smaller squares (Hacker's Delight
-// 7-3, https://hackersdelight.org).
+// Bit c of row r becomes bit r of row c. Changes the two off-diagonal quarters of ever smaller squares (Hacker's
+// Delight 7-3, https://hackersdelight.org).
 static inline void transpose_bits(uint64_t (&rows)[64]) {
     uint64_t low = 0x00000000FFFFFFFF;  // the columns of the left half of each square
     for (int half = 32; half; half >>= 1, low ^= low << half)

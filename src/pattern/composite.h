@@ -8,8 +8,8 @@ namespace spattn {
 
 class Composite : public Pattern {
 public:
-    // Fails where the parts nest too deep or are too many: see Pattern::levels. Of the parts, up to most_runtime may have
-    // their lists given at run time.
+    // Fails where the parts nest too deep or are too many: see Pattern::levels. Of the parts, up to most_runtime may
+    // have their lists given at run time.
     explicit Composite(Patterns parts, int most_runtime = 0);
     void selection(const Plane& plane, Key& key) const override;
     void check(const Extent& extent) const override;

@@ -74,7 +74,7 @@ struct RunArgs {
 
 struct ForwardArgs : RunArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
-    TensorView sink_logits;                    // a head, the other axes mean nothing; absent unless the problem has them
+    TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
 };
 
 struct BackwardArgs : RunArgs {
@@ -90,7 +90,7 @@ struct LayoutStats {
                             // backward) meet the tokens from the first to the last that one of them keeps
     double blocks, masked;  // listed blocks; those with a mask
     double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the
-                            // other axis visits them; keys of token lists, once for the heads of a group that share them
+                            // other axis visits them; keys of token lists, once for heads of a group that share them
     int64_t rows;           // block rows with work; query rows for gather rows
 };
 
@@ -134,7 +134,7 @@ struct Kernel {
     bool shares_lists = false;                  // gather rows: the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
-    int32_t sweeps = 1;  // how often a pass goes over its pieces, where it has several: the same for all rows of a dtype
+    int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
 };
 
 struct KernelTable {

@@ -227,7 +227,8 @@ TEST(max_logits_are_the_largest) {
         double top = -INFINITY;
         for (int64_t key = 3; key <= row; ++key) {
             double s = 0;
-            const float *q = run.q.as<float>() + row * problem.head_dim, *k = run.k.as<float>() + key * problem.head_dim;
+            const float* q = run.q.as<float>() + row * problem.head_dim;
+            const float* k = run.k.as<float>() + key * problem.head_dim;
             for (int64_t c = 0; c < problem.head_dim; ++c) s += double(q[c]) * k[c];
             top = std::max(top, s / std::sqrt(double(problem.head_dim)));
         }

@@ -55,7 +55,8 @@ TEST(dq_takes_room_where_orders_reach) {
     const int64_t dq_bytes = 4096 * 64 * sizeof(float);
     for (const Rows& rows : cpu_rows(false)) {
         if (!is_tested(rows) || rows.forward.block_q != 16 || rows.forward.dtype != Dtype::f32) continue;
-        for (const std::string& pattern : {text("window(8,8) | global_tokens(", hot, ')'), text("bigbird(16,3,0,1,5)")}) {
+        for (const std::string& pattern : {text("window(8,8) | global_tokens(", hot, ')'),
+                                           std::string("bigbird(16,3,0,1,5)")}) {
             check::context = text(rows.backward.name, " ", pattern);
             const Attention<float> attention({pattern.c_str(), 1, 1, 1, 4096, 4096, 64, 64}, rows, 2);
             CHECK(int64_t(attention.plan().backward.workspace) < 5 * dq_bytes);

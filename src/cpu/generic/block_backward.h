@@ -6,8 +6,8 @@
 //     dV[key][dim]   += pT . dO           dK[key][dim]   += dsT . Q          a lane's scratch, for one column
 //     dQ[query][dim] += ds . K                                               the order's own buffer
 //
-// kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once, at
-// the end.
+// kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once,
+// at the end.
 //
 // Three phases: delta and lse per query row, and the tiles that each order reaches; orders of tasks; then each dQ tile
 // sums the buffers of the orders that touched it, in order, and columns that were cut sum their parts. All of a query's
@@ -221,8 +221,8 @@ struct BackwardLane {
                    : differentiate<false, false, n>(v, queries, first);
     }
 
-    // s becomes p, dp becomes ds; capped scores have a slope. Masked pairs are selected away, so what they held does not
-    // matter.
+    // s becomes p, dp becomes ds; capped scores have a slope. Masked pairs are selected away, so what they held does
+    // not matter.
     template <bool masked, bool is_capped, int n>
     void differentiate(const Visit& v, Span queries, int first) {
         for (int i = queries.first; i < queries.first + queries.count; ++i) {

@@ -5,9 +5,9 @@
 //
 //     sum[query] = sum over keys of p + e^(z - lse),  lse += log(sum)
 //
-// It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The ds
-// that comes with p is not used. As the sum is over all keys before the first gradient, pieces of a pattern are swept
-// twice: first for the sums, which they hand on until the last makes lse of them, then for gradients.
+// It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The
+// ds that comes with p is not used. As the sum is over all keys before the first gradient, pieces of a pattern are
+// swept twice: first for the sums, which they hand on until the last makes lse of them, then for gradients.
 #pragma once
 
 namespace spattn::cpu {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The backward workspace of gather rows, and the waves that keep it small.
 //
-// A query row's p and ds are needed twice: for its own dq, and for dk and dv of the keys it lists, where many rows meet.
-// A wave is as many query rows as fit into a store of fixed size: first their p and ds, then sums over them into dk and
-// dv by owners of keys or columns, row after row. Who owns what, and in which order sums run, is the problem's alone:
-// bits do not depend on the number of threads.
+// A query row's p and ds are needed twice: for its own dq, and for dk and dv of the keys it lists, where many rows
+// meet. A wave is as many query rows as fit into a store of fixed size: first their p and ds, then sums over them into
+// dk and dv by owners of keys or columns, row after row. Who owns what, and in which order sums run, is the problem's
+// alone: bits do not depend on the number of threads.
 #pragma once
 
 namespace spattn::cpu {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The verbs of generic/ on doubles, for every arch: the compiler's own vectors, as wide as the arch's registers. Written
-// once rather than by intrinsics: rows of doubles are there to be right, and + and * compile to what intrinsics would.
+// The verbs of generic/ on doubles, for every arch: the compiler's own vectors, as wide as the arch's registers.
+// Written once, without intrinsics: rows of doubles are there to be right, and + and * compile to what these would.
 #pragma once
 
 #include <stdint.h>
@@ -57,8 +57,8 @@ constexpr double exp2_minus_1_terms[] = {
     0x1.5d87fe77e7c1ap-10, 0x1.43091310ce47fp-13, 0x1.ffcc00b3b7501p-17, 0x1.62bfc064080dcp-20,
     0x1.b51adf8c3b641p-24, 0x1.e62a866266b64p-28, 0x1.fa5b8674f8119p-32};
 
-// 2^x within 2 ulp; below 2^-1022 it is 0, NaN stays, 1024 and more give inf. Adding 1.5 * 2^52 rounds to an integer and
-// leaves it in the low bits.
+// 2^x within 2 ulp; below 2^-1022 it is 0, NaN stays, 1024 and more give inf. Adding 1.5 * 2^52 rounds to an integer
+// and leaves it in the low bits.
 inline Vec exp2(Vec x) {
     const Bits tiny = x < set1(-1022);
     x = max(set1(-1022), x);

@@ -56,8 +56,8 @@ struct Span {
     int first, count;
 };
 
-// Masked blocks are worked on in strips of so many lanes, each with those rows alone that it keeps something of: half of
-// a block on the diagonal is never touched, three quarters of one that holds a sink of 16 keys.
+// Masked blocks are worked on in strips of so many lanes, each with those rows alone that it keeps something of: half
+// of a block on the diagonal is never touched, three quarters of one that holds a sink of 16 keys.
 constexpr int strip_lanes = 16;
 
 // From the first to the last of the rows of a mask, `width` bits each, that keep anything in the strip of lanes from
