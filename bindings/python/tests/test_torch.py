@@ -100,6 +100,16 @@ def test_lists():
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("changed", ["indices", "index_counts"])
+def test_lists_that_change_before_backward_are_noticed(changed):
+    q, k, v, _ = operands()
+    lists = {"indices": torch.zeros(2, 40, 2, 5, dtype=torch.int64), "index_counts": torch.full((2, 40, 2), 5)}
+    out = sat.attention(q, k, v, sa.runtime_tokens(5), **lists)
+    lists[changed].fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_gradcheck():
     q, k, v, _ = (x.detach()[:1, :6, :2, :3].clone().requires_grad_() for x in operands(torch.float64))
     assert torch.autograd.gradcheck(lambda *x: sat.attention(*x, TEXT), (q, k, v), atol=1e-5)

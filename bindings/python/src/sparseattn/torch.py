@@ -89,21 +89,23 @@ class _Plan(_plans.Plan):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, lists: dict[str, Any], *operands: torch.Tensor | None) -> Any:
-        q, k, v, sink_logits = operands
-        out, lse = plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
-        ctx.plan, ctx.lists = plan, lists
-        ctx.save_for_backward(*operands, out, lse)
+    def forward(ctx: Any, plan: _Plan, *operands: torch.Tensor | None) -> Any:
+        q, k, v, sink_logits, indices, index_counts = operands
+        more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+        out, lse = plan.forward(q, k, v, return_lse=True, **more)
+        ctx.plan = plan
+        ctx.save_for_backward(*operands, out, lse)  # the lists, too: autograd notices if one changes before backward
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
-        q, k, v, sink_logits, out, lse = ctx.saved_tensors
+        q, k, v, sink_logits, indices, index_counts, out, lse = ctx.saved_tensors
+        more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
         dout = torch.zeros_like(out) if dout is None else dout
-        gradients = ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **ctx.lists)
-        return None, None, *gradients, *[None] * (4 - len(gradients))
+        gradients = ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, **more)
+        return None, *gradients, *[None] * (6 - len(gradients))
 
 
 def attention(
@@ -141,5 +143,5 @@ def attention(
         **_plans.sizes_of(given, axes),
         **options,
     )
-    out, lse = _Attention.apply(plan, {"indices": indices, "index_counts": index_counts}, *operands.values())
+    out, lse = _Attention.apply(plan, *operands.values(), indices, index_counts)
     return (out, lse) if return_lse else out
