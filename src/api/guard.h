@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The only try/catch of the library: C++ failures become a status and a thread-local text.
+// The boundary: whatever C++ throws becomes a status and a thread-local text.
 #pragma once
 
 #include <exception>
