@@ -57,13 +57,17 @@ TEST(plans_of_every_kind_run_by_all) {
         const char* text;
         int64_t tokens, listed;
         uint32_t flags;
+        spattn_dtype dtype = {SPATTN_FLOAT, 32, 1};
     } const kinds[] = {
         {"causal & dilated(60,0,5)", 130, 0, SPATTN_PLAN_SINK_LOGITS},
         {"causal & fixed(16,2)", 250, 0, 0},
         {"window(9,9) | global_tokens(3,200)", 250, 0, SPATTN_PLAN_VALUE_IN_KEY},
         {"causal & runtime_tokens(6)", 40, 6, SPATTN_PLAN_REFERENCE | SPATTN_PLAN_SINK_LOGITS},
         {"runtime_tokens(6)", 40, 6, SPATTN_PLAN_SINK_LOGITS},
+        {"runtime_tokens(6) & causal", 40, 6, SPATTN_PLAN_SINK_LOGITS, {SPATTN_FLOAT, 64, 1}},
         {"causal & (window(20,0) | strided(16))", 400, 0, SPATTN_PLAN_SINK_LOGITS},
+        {"causal & (window(60,0) | strided(16))", 400, 0, SPATTN_PLAN_SINK_LOGITS, {SPATTN_FLOAT, 64, 1}},
+        {"window(9,0) | strided(16) | global_tokens(3,200,201)", 400, 0, SPATTN_PLAN_SINK_LOGITS},
         {"global_keys(3,60)", 70, 0, SPATTN_PLAN_SINK_LOGITS},
         {"per_document([0,30,70],[0,30,70],causal)", 70, 0, 0},
     };
@@ -72,6 +76,7 @@ TEST(plans_of_every_kind_run_by_all) {
         auto problem = make_problem();
         problem.batch = 1, problem.seq_q = problem.seq_k = kind.tokens;
         problem.flags |= kind.flags;
+        problem.dtype = kind.dtype;
         problem.softcap = 9;
         const Plan plan = make_plan(context.get(), parse(kind.text).get(), problem);
         Operands expected(plan.get(), problem, kind.listed);
