@@ -251,8 +251,12 @@ private:
     Model tree() {
         if (extent_.seq_q > extent_.seq_k) return sink();
         const int64_t size = number(extent_.seq_q, extent_.seq_k);
+        const bool is_rising = number(0, 2) == 0;  // parents after their children, or before them
         std::vector<int64_t> parents;
-        for (int64_t n = 0; n < size; ++n) parents.push_back(number(-1, n - 1));
+        for (int64_t n = 0; n < size; ++n) {
+            const int64_t parent = is_rising ? number(n + 1, size) : number(-1, n - 1);
+            parents.push_back(parent == size ? -1 : parent);
+        }
         const Integers tensor(parents);
         return made([&](auto out) { return spattn_pattern_tree(&tensor.tensor, out); },
                     [=](const Plane& s, int64_t p, int64_t k) {

@@ -2,6 +2,7 @@
 // Bytes as a composition of patterns and an extent, compiled in every order of the tokens: each layout says the pairs
 // of the definitions, each of them once, and each token has one writer.
 #include "fuzz/model.h"
+#include "layout/finer.h"
 #include "layout/listed.h"
 #include "layout/packed.h"
 #include "layout/pairs.h"
@@ -103,6 +104,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const spattn::Extent extent{e.batch, e.heads, e.seq_q, e.seq_k, e.q_offset};
     const Layout plain = build_layout(*model.pattern, extent, block_q, block_k);
     check_all(plain, scene, "plain blocks");
+    check_all(cut_layout(plain, block_q / 2, block_k / 4), scene, "blocks cut from plain ones");
     check_pieces(*model.pattern, plain, scene);
     if (modulus <= std::max(e.seq_q, e.seq_k)) {
         if (const auto residue = build_residue_layout(*model.pattern, extent, modulus, block_q, block_k))
