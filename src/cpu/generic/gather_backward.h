@@ -84,18 +84,17 @@ struct GatherBackwardRun {
     }
 };
 
+// Lanes take tiles of a kv head, as many at once as a form works on together.
 template <class Lane>
 inline void gather_backward_tiles(void* argument, int64_t index) {
     auto& run = *(GatherBackwardRun<Lane>*)argument;
     const auto& map = run.map;
-    const Problem& p = map.p;
     Lane lane = run.lane(index);
-    const int64_t tiles = map.wave.planes * map.wave.rows * map.tiling.tiles();
-    for (int64_t n; (n = next_of(run.next)) < tiles;) {
-        const HeadTile t = map.tiling.at(p, map.wave.plane, map.wave.row, map.wave.rows, n);
-        const Keys keys = read_keys(*run.args, t.batch * p.heads_q + t.head, t.row, lane.lane.keys);
-        if (map.writes_list(t)) map.write_list(t, keys);
-        lane.tile(t, keys);
+    const int64_t tiles = map.wave.rows * map.tiling.tiles(), at_once = Lane::tiles_at_once(map);
+    const int64_t turns = (tiles + at_once - 1) / at_once;
+    for (int64_t n; (n = next_of(run.next)) < map.wave.planes * turns;) {
+        const int64_t begin = n % turns * at_once;
+        lane.take(map.wave.plane + n / turns, begin, least_of(begin + at_once, tiles));
     }
 }
 
@@ -103,7 +102,7 @@ template <class Lane>
 inline void gather_backward_owners(void* argument, int64_t index) {
     auto& run = *(GatherBackwardRun<Lane>*)argument;
     Lane lane = run.lane(index);
-    const int64_t owners = Lane::owners(run.map.p);
+    const int64_t owners = Lane::owners(run.map);
     for (int64_t n; (n = next_of(run.next)) < run.map.wave.planes * owners;)
         lane.own(run.map.wave.plane + n / owners, n % owners);
 }

@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The form of gather_backward.h whose lanes are dims. Owners are ranges of keys, whose dK and dV stay in the cache.
+//
+// Rows of scattered keys come from where they lie, so query rows are worked on together here too, range by range: while
+// an owner's keys are near, each row meets those that it lists. A row's keys in a range are a cell:
+//
+//     rows of a lane:  for each range: for each row: p, ds, dQ += ds . K      K and V of a range pass through the cache
+//     owners:          for each row: dK[key] += ds q, dV[key] += p dO         q and dO of a row wait in registers
+//
+// Where cells end is written down, so that owners find theirs, and have them come, without a look into the list.
 #pragma once
 
 #include "cpu/generic/gather_backward.h"
@@ -8,20 +16,32 @@
 namespace spattn::cpu {
 namespace {
 
-constexpr int64_t owned_bytes = 1 << 19;  // of dK and dV that a range of keys keeps in the cache
+constexpr int64_t owned_bytes = 1 << 20;          // of dK and dV that a range of keys keeps in the cache
+constexpr int64_t least_owned = 8;                // keys of a list in a range on average: fewer do not pay for q, dO
+constexpr int64_t owners_a_lane = 4;              // at least, if ranges need not be too small for it
+constexpr int64_t rows_bytes = int64_t(1) << 21;  // of q, dout and dq of rows that are worked on together
+constexpr int64_t turns_a_lane = 4;               // at least, so that lanes end together
+constexpr int64_t cells_ahead = 2;                // that are on their way
 
 template <class T>
 struct DimsBackward {
     static constexpr bool heads_in_lanes = false;
     using Map = WaveMap<heads_in_lanes>;
+    // A query row that is worked on with others: where its pairs lie, and the first among their heads.
+    struct Row {
+        Keys keys;
+        int64_t pair, tile;
+        int32_t heads, at, done;  // done: keys below the range
+    };
     struct Scratch {
         Real *q, *dout, *k, *v;  // [heads][columns], [heads][columns_v], [lanes][columns], [lanes][columns_v]
         Real *dq, *weights;      // [heads][columns], [lanes]
         RowStats* stats;         // [heads]
+        Row* rows;               // [heads]
         int32_t* keys;
     };
     static Scratch carve(Carver& carver, const Problem& p) {
-        const int64_t heads = most_tile_heads(p);
+        const int64_t heads = heads_at_once(p);
         Scratch lane;
         lane.q = carver.take<Real>(heads * columns_of(p));
         lane.dout = carver.take<Real>(heads * values_of(p));
@@ -30,8 +50,21 @@ struct DimsBackward {
         lane.dq = carver.take<Real>(heads * columns_of(p));
         lane.weights = carver.take<Real>(lanes);
         lane.stats = carver.take<RowStats>(heads);
+        lane.rows = carver.take<Row>(heads);
         lane.keys = carver.take<int32_t>(list_tokens(p));
         return lane;
+    }
+
+    // There is scratch for one list of a run: rows that bring their lists go one by one.
+    static int64_t heads_at_once(const Problem& p) {
+        const int64_t heads = most_tile_heads(p), bytes = (2 * columns_of(p) + values_of(p)) * int64_t(sizeof(Real));
+        return p.run_lists.at_run_time() ? heads : most_of(heads, least_of(p.group() * p.seq_q, rows_bytes / bytes));
+    }
+    static int64_t tiles_at_once(const Map& map) {
+        if (map.p.run_lists.at_run_time()) return 1;
+        const int64_t tiles = map.wave.planes * map.wave.rows * map.tiling.tiles();
+        const int64_t share = tiles / (map.args.parallel->lanes() * turns_a_lane);
+        return most_of(1, least_of(share, heads_at_once(map.p) / map.tiling.heads(0)));
     }
 
     const BackwardArgs& args;
@@ -41,61 +74,108 @@ struct DimsBackward {
     GatheredRows<T> k, v;
     const int columns, columns_v;
     const Differentiation differentiation;
+    const int64_t range;  // keys that an owner has
+    HeadTile place{};     // of rows that are worked on: their batch entry and kv head
+    int64_t rows = 0;
 
     DimsBackward(const BackwardArgs& a, const Map& m, uintptr_t scratch)
-        : args(a), p(*a.problem), map(m), columns(columns_of(p)), columns_v(values_of(p)), differentiation(p) {
+        : args(a),
+          p(*a.problem),
+          map(m),
+          columns(columns_of(p)),
+          columns_v(values_of(p)),
+          differentiation(p),
+          range(range_of(m)) {
         Carver carver{scratch};
         lane = carve(carver, p);
     }
 
-    void load_queries(const HeadTile& t) {
-        copy_rows<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), lane.q);
-        copy_rows<T>(heads_as_rows(args.dout), place_of(t), int(p.head_dim_v), lane.dout);
-    }
-
-    void tile(const HeadTile& t, Keys keys) {
-        prefetch_keys<T>(args, args.k, args.v, t, keys, 0);
-        zero(lane.dq, int64_t(t.heads) * columns);
-        if (keys.count > 0) load_queries(t);
-        for (int i = 0; i < t.heads; ++i) lane.stats[i] = row_stats<T>(args, t, i, keys.count == 0);
-        const int64_t first = map.first_pair(t);
-        for (int64_t i = 0; i < keys.count; i += lanes) {
-            prefetch_keys<T>(args, args.k, args.v, t, keys, i + lanes);
-            visit(t, place_of(t, keys.at + i, least(lanes, keys.count - i)), first + i, keys.count);
+    // Tiles [begin, end) of a kv head.
+    void take(int64_t plane, int64_t begin, int64_t end) {
+        place = map.tile(plane, begin);
+        rows = 0;
+        int heads = 0;
+        for (int64_t n = begin; n < end; ++n) {
+            const HeadTile t = map.tile(plane, n);
+            add_row(t, heads);
+            heads += t.heads;
         }
-        for (int i = 0; i < t.heads; ++i) correct(t, i, first + i * keys.count, keys.count);
-        store_rows<T>(lane.dq, columns, 1.f, int(p.head_dim), heads_as_rows(args.dq), place_of(t));
+        if (p.run_lists.at_run_time()) visit(lane.rows[0], 0, int(lane.rows[0].keys.count));
+        else each_cell();
+        for (int64_t n = begin; n < end; ++n) finish(map.tile(plane, n), lane.rows[n - begin]);
     }
 
-    // One vector of keys; a head's pairs lie `stride` apart from the next head's.
-    void visit(const HeadTile& t, const Place& at, int64_t first, int64_t stride) {
-        k.load(args.k, at, int(p.head_dim), lane.k);
-        if (!p.value_in_key) v.load(args.v, at, int(p.head_dim_v), lane.v);
-        const GatheredRows<T>& values = p.value_in_key ? k : v;
-        for (int head = 0; head < t.heads; ++head) {
-            const RowStats stats = lane.stats[head];
-            Real weights[lanes] = {};
-            dots(lane.q + head * columns, k, columns, weights);
-            dots(lane.dout + head * columns_v, values, columns_v, lane.weights);
-            const auto [e, de] =
-                differentiation.at(load(weights), load(lane.weights), set1(stats.minus_lse), set1(stats.delta));
-            store(weights, e);
-            store(lane.weights, de);
-            const int64_t to = first + head * stride;
-            __builtin_memcpy(map.space.p + to, weights, size_t(at.count) * sizeof(Real));
-            __builtin_memcpy(map.space.ds + to, lane.weights, size_t(at.count) * sizeof(Real));
-            add_weighted_rows(lane.weights, k, columns, lane.dq + head * columns);
+    void add_row(const HeadTile& t, int at) {
+        const Keys keys = map.read_list(t, lane.keys);
+        lane.rows[rows++] = {keys, map.first_pair(t), map.tile_of(t), t.heads, at, 0};
+        zero(lane.dq + int64_t(at) * columns, int64_t(t.heads) * columns);
+        for (int i = 0; i < t.heads; ++i) lane.stats[at + i] = row_stats<T>(args, t, i, keys.count == 0);
+        if (keys.count == 0) return;
+        copy_rows<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), lane.q + int64_t(at) * columns);
+        copy_rows<T>(heads_as_rows(args.dout), place_of(t), int(p.head_dim_v), lane.dout + int64_t(at) * columns_v);
+    }
+
+    void each_cell() {
+        int32_t* ends = map.space.ends;
+        for (int64_t end = range; end < p.seq_k + range; end += range, ends += map.space.tiles)
+            for (int64_t i = 0; i < rows; ++i) {
+                if (i + cells_ahead < rows) prefetch_cell(lane.rows[i + cells_ahead]);
+                Row& row = lane.rows[i];
+                const int from = row.done;
+                row.done = ends[row.tile] = count_below(row.keys.at, from, int(row.keys.count), end);
+                visit(row, from, row.done);
+            }
+    }
+
+    void prefetch_cell(const Row& row) const {
+        prefetch(row.keys.at + row.done);
+        prefetch(row.keys.at + row.done + line_bytes / sizeof(int32_t));
+        prefetch(map.space.p + row.pair + row.done);
+        prefetch(map.space.ds + row.pair + row.done);
+    }
+
+    void visit(const Row& row, int from, int end) {
+        if (p.run_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, from);
+        for (int i = from; i < end; i += lanes) {
+            if (p.run_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, i + lanes);
+            const Place at = place_of(place, row.keys.at + i, least(lanes, end - i));
+            k.load(args.k, at, int(p.head_dim), lane.k);
+            if (!p.value_in_key) v.load(args.v, at, int(p.head_dim_v), lane.v);
+            for (int head = 0; head < row.heads; ++head)
+                meet(row.at + head, at.count, row.pair + head * row.keys.count + i);
         }
     }
 
-    void correct(const HeadTile& t, int head, int64_t first, int64_t count) {
-        const RowStats& stats = lane.stats[head];
+    // One vector of keys.
+    void meet(int64_t head, int count, int64_t to) {
+        const RowStats stats = lane.stats[head];
+        Real weights[lanes] = {};
+        dots(lane.q + head * columns, k, columns, weights);
+        dots(lane.dout + head * columns_v, p.value_in_key ? k : v, columns_v, lane.weights);
+        const auto [e, de] =
+            differentiation.at(load(weights), load(lane.weights), set1(stats.minus_lse), set1(stats.delta));
+        store(weights, e);
+        store(lane.weights, de);
+        __builtin_memcpy(map.space.p + to, weights, size_t(count) * sizeof(Real));
+        __builtin_memcpy(map.space.ds + to, lane.weights, size_t(count) * sizeof(Real));
+        add_weighted_rows(lane.weights, k, columns, lane.dq + head * columns);
+    }
+
+    void finish(const HeadTile& t, const Row& row) {
+        for (int i = 0; i < t.heads; ++i) correct(t, i, row);
+        const Real* dq = lane.dq + int64_t(row.at) * columns;
+        store_rows<T>(dq, columns, 1.f, int(p.head_dim), heads_as_rows(args.dq), place_of(t));
+    }
+
+    void correct(const HeadTile& t, int head, const Row& row) {
+        const RowStats& stats = lane.stats[row.at + head];
+        const int64_t count = row.keys.count, first = row.pair + head * count;
         const double factor = stats.correction(lse_is_rounded ? sum(map.space.p + first, count) : 0);
         map.keep_dsink(t, head, stats.dsink * factor);
         if (!lse_is_rounded) return;
         scale(Real(factor), map.space.p + first, count);
         scale(Real(factor), map.space.ds + first, count);
-        scale(Real(factor), lane.dq + head * columns, columns);
+        scale(Real(factor), lane.dq + int64_t(row.at + head) * columns, columns);
     }
 
     static Real sum(const Real* x, int64_t count) {
@@ -114,69 +194,129 @@ struct DimsBackward {
 
     // ---- owners: ranges of keys ----
 
-    static int64_t range(const Problem& p) {
-        const int64_t row = (columns_of(p) + values_of(p)) * int64_t(sizeof(Real));
-        return most_of(64, owned_bytes / row);
+    static int64_t near_range(const Problem& p) {
+        return most_of(64, owned_bytes / ((columns_of(p) + values_of(p)) * int64_t(sizeof(Real))));
     }
-    static int64_t owners(const Problem& p) { return (p.seq_k + range(p) - 1) / range(p); }
+    static int64_t least_range(const Problem& p) { return (near_range(p) + 1) / 2; }
+    static int64_t most_owners(const Problem& p) { return (p.seq_k + least_range(p) - 1) / least_range(p); }
+
+    // Lists of a run are searched from end to end by every owner: ranges are as large as the cache allows.
+    static int64_t range_of(const Map& map) {
+        const Problem& p = map.p;
+        if (p.run_lists.at_run_time()) return near_range(p);
+        const Wave& wave = map.wave;
+        const int64_t listed = most_of(1, map.listed(wave.plane * p.group(), wave.row, wave.rows));
+        const int64_t filled = least_of(p.seq_k, least_owned * p.seq_k * wave.rows / listed);
+        const int64_t shared = wave.planes * p.seq_k / (owners_a_lane * map.args.parallel->lanes());
+        return most_of(least_range(p), least_of(shared, most_of(near_range(p), filled)));
+    }
+    static int64_t owners(const Map& map) { return (map.p.seq_k + range_of(map) - 1) / range_of(map); }
 
     void own(int64_t plane, int64_t owner) {
-        const int64_t begin = owner * range(p), end = least_of(begin + range(p), p.seq_k);
+        const int64_t begin = owner * range, end = least_of(begin + range, p.seq_k);
         const int64_t slot = plane - map.wave.plane;
-        Real *dk = map.space.dk + slot * p.seq_k * columns, *dv = map.space.dv + slot * p.seq_k * columns_v;
+        const Sums dk{map.space.dk + slot * p.seq_k * columns, columns};
+        const Sums dv = p.value_in_key ? dk : Sums{map.space.dv + slot * p.seq_k * columns_v, columns_v};
         if (map.wave.row == 0) {
-            zero(dk + begin * columns, (end - begin) * columns);
-            if (!p.value_in_key) zero(dv + begin * columns_v, (end - begin) * columns_v);
+            zero(dk[begin], (end - begin) * columns);
+            if (!p.value_in_key) zero(dv[begin], (end - begin) * columns_v);
         }
-        const int64_t tiles = map.tiling.tiles();
-        for (int64_t n = 0; n < map.wave.rows * tiles; ++n)
-            add_tile(map.tiling.at(p, plane, map.wave.row, map.wave.rows, n), begin, end, dk, dv);
+        Cell cells[cells_ahead];
+        const int64_t tiles = map.wave.rows * map.tiling.tiles();
+        for (int64_t n = 0; n < tiles + cells_ahead; ++n) {
+            Cell& cell = cells[n % cells_ahead];
+            if (n >= cells_ahead) add_cell(cell, begin, end, dk, dv);
+            if (n >= tiles) continue;
+            cell = cell_of(map.tile(plane, n), owner);
+            prefetch_cell(cell);
+        }
         if (map.wave.row + map.wave.rows == p.seq_q) write(plane, begin, end, dk, dv);
     }
 
-    void add_tile(const HeadTile& t, int64_t begin, int64_t end, Real* dk, Real* dv) {
+    // Of each key a row.
+    struct Sums {
+        Real* x;
+        int64_t ld;
+        Real* operator[](int64_t key) const { return x + key * ld; }
+    };
+
+    // What an owner has of a tile's list: of a list of a run, all.
+    struct Cell {
+        HeadTile t;
+        Keys keys;
+        int64_t pair;  // of the list's first key and the first head
+        int from, to;
+    };
+    Cell cell_of(const HeadTile& t, int64_t owner) const {
         const Keys keys = map.keys(t);
-        // The plan's lists increase: the range is one piece of them. A run's are searched from end to end.
-        const bool sorted = !p.run_lists.at_run_time();
-        const int64_t from = sorted ? lower_bound(keys, begin) : 0, to = sorted ? lower_bound(keys, end) : keys.count;
+        const int64_t pair = map.first_pair(t);
+        if (p.run_lists.at_run_time()) return {t, keys, pair, 0, int(keys.count)};
+        const int32_t* end = map.space.ends + owner * map.space.tiles + map.tile_of(t);
+        return {t, keys, pair, owner > 0 ? end[-map.space.tiles] : 0, *end};
+    }
+    void prefetch_cell(const Cell& cell) const {
+        if (cell.from == cell.to) return;
+        for (int i : {cell.from, cell.to - 1}) {
+            prefetch(cell.keys.at + i);
+            prefetch(map.space.p + cell.pair + i);
+            prefetch(map.space.ds + cell.pair + i);
+        }
+        const TensorView q = heads_as_rows(args.q), dout = heads_as_rows(args.dout);
+        const Place at = place_of(cell.t);
+        if (q.column == 1) prefetch_row(address<T>(q, at), p.head_dim * int64_t(sizeof(T)));
+        if (dout.column == 1) prefetch_row(address<T>(dout, at), p.head_dim_v * int64_t(sizeof(T)));
+    }
+
+    void add_cell(Cell cell, int64_t begin, int64_t end, Sums dk, Sums dv) {
         Rows q{}, dout{};
-        const int64_t first = map.first_pair(t);
-        for (int64_t i = from; i < to; ++i) {
-            const int64_t key = keys.at[i];
-            if (key < begin || key >= end) continue;
+        for (const int last = cell.to; next_piece(cell, last, begin, end); cell.from = cell.to) {
             if (!q.x) {
-                q = load_padded<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), lane.q);
-                dout = load_padded<T>(heads_as_rows(args.dout), place_of(t), int(p.head_dim_v), lane.dout);
+                q = load_padded<T>(heads_as_rows(args.q), place_of(cell.t), int(p.head_dim), lane.q);
+                dout = load_padded<T>(heads_as_rows(args.dout), place_of(cell.t), int(p.head_dim_v), lane.dout);
             }
-            for (int head = 0; head < t.heads; ++head) {
-                const int64_t pair = first + head * keys.count + i;
-                add_scaled(map.space.ds[pair], q.x + head * q.ld, dk + key * columns, columns);
-                Real* values = p.value_in_key ? dk + key * columns : dv + key * columns_v;
-                add_scaled(map.space.p[pair], dout.x + head * dout.ld, values, columns_v);
+            const Keys keys{cell.keys.at + cell.from, cell.to - cell.from};
+            for (int head = 0; head < cell.t.heads; ++head) {
+                const int64_t pair = cell.pair + head * cell.keys.count + cell.from;
+                add_products(map.space.ds + pair, keys, q.x + head * q.ld, columns, dk);
+                add_products(map.space.p + pair, keys, dout.x + head * dout.ld, columns_v, dv);
             }
         }
     }
 
-    static int64_t lower_bound(Keys keys, int64_t key) {
-        int64_t low = 0, high = keys.count;
-        while (low < high) {
-            const int64_t middle = low + (high - low) / 2;
-            keys.at[middle] < key ? low = middle + 1 : high = middle;
+    // Keys from cell.from on that lie in [begin, end) one after the other.
+    bool next_piece(Cell& cell, int last, int64_t begin, int64_t end) const {
+        cell.to = last;
+        if (!p.run_lists.at_run_time()) return cell.from < last;
+        const auto owned = [&](int i) { return cell.keys.at[i] >= begin && cell.keys.at[i] < end; };
+        while (cell.from < last && !owned(cell.from)) ++cell.from;
+        for (cell.to = cell.from; cell.to < last && owned(cell.to);) ++cell.to;
+        return cell.from < last;
+    }
+
+    // sums[key] += weight x of N vectors of columns at a time, from `first` on.
+    template <int N = 8>
+    void add_products(const Real* weight, Keys keys, const Real* x, int width, Sums sums, int first = 0) {
+        for (; width - first >= N * lanes; first += N * lanes) {
+            Vec part[N];
+#pragma GCC unroll 8
+            for (int j = 0; j < N; ++j) part[j] = load(x + first + j * lanes);
+            for (int64_t i = 0; i < keys.count; ++i) {
+                const Vec w = set1(weight[i]);
+                Real* sum = sums[keys.at[i]] + first;
+#pragma GCC unroll 8
+                for (int j = 0; j < N; ++j) store(sum + j * lanes, fma(w, part[j], load(sum + j * lanes)));
+            }
         }
-        return low;
+        if constexpr (N > 1)
+            if (first < width) add_products<N / 2>(weight, keys, x, width, sums, first);
     }
 
-    static void add_scaled(Real factor, const Real* x, Real* sum, int count) {
-        const Vec f = set1(factor);
-        for (int c = 0; c < count; c += lanes) store(sum + c, fma(f, load(x + c), load(sum + c)));
-    }
-
-    void write(int64_t plane, int64_t begin, int64_t end, const Real* dk, const Real* dv) {
+    void write(int64_t plane, int64_t begin, int64_t end, Sums dk, Sums dv) {
         const Place at{{0, 1, 0, nullptr}, plane / p.heads_kv, plane % p.heads_kv, 0, 0};
         for (int64_t key = begin; key < end; ++key) {
-            store_row(dk + key * columns, int(p.head_dim), 1.f, address<T>(args.dk, at, int(key)), args.dk.column);
+            store_row(dk[key], int(p.head_dim), 1.f, address<T>(args.dk, at, int(key)), args.dk.column);
             if (p.value_in_key) continue;
-            store_row(dv + key * columns_v, int(p.head_dim_v), 1.f, address<T>(args.dv, at, int(key)), args.dv.column);
+            store_row(dv[key], int(p.head_dim_v), 1.f, address<T>(args.dv, at, int(key)), args.dv.column);
         }
     }
 };

@@ -59,6 +59,15 @@ struct HeadsBackward {
         lane = carve(carver, p);
     }
 
+    static int64_t tiles_at_once(const Map&) { return 1; }
+
+    void take(int64_t plane, int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) {
+            const HeadTile t = map.tile(plane, n);
+            tile(t, map.read_list(t, lane.keys));
+        }
+    }
+
     void tile(const HeadTile& t, Keys keys) {
         const int width = round_up(t.heads, lanes), ld = columns_of(p);
         zero(lane.dq, p.head_dim * width);
@@ -121,9 +130,11 @@ struct HeadsBackward {
     // ---- owners: columns of dk, then of dv ----
 
     static int64_t slices(int64_t columns) { return (columns + owned_columns - 1) / owned_columns; }
-    static int64_t owners(const Problem& p) {
+    static int64_t most_owners(const Problem& p) {
         return slices(p.head_dim) + (p.value_in_key ? 0 : slices(p.head_dim_v));
     }
+
+    static int64_t owners(const Map& map) { return most_owners(map.p); }
 
     void own(int64_t plane, int64_t owner) {
         const bool of_keys = owner < slices(p.head_dim);

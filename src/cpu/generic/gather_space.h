@@ -3,8 +3,8 @@
 //
 // A query row's p and ds are needed twice: for its own dq, and for dk and dv of the keys it lists, where many rows
 // meet. A wave is as many query rows as fit into a store of fixed size: first their p and ds, then sums over them into
-// dk and dv by owners of keys or columns, row after row. Who owns what, and in which order sums run, is the problem's
-// alone: bits do not depend on the number of threads.
+// dk and dv by owners of keys or columns, row after row. In which order sums run is the problem's alone, whoever owns
+// what: bits do not depend on the number of threads.
 #pragma once
 
 namespace spattn::cpu {
@@ -25,6 +25,8 @@ struct GatherSpace {
     int64_t* first_pair;     // [slots] where a kv head's pairs start in the store
     double* dsink;           // [batch * heads_q][seq_q], where the problem has sinks
     int32_t *keys, *counts;  // lists of a run, as they were read: [lists][tokens], [lists]
+    int64_t tiles;           // of a wave at most
+    int32_t* ends;           // of a plan's lists, where owners are ranges of keys: [owners][tiles] keys below the end
     char* scratch;
     int64_t lane_bytes;
 };
@@ -59,6 +61,11 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
     const int64_t lists = p.run_lists.at_run_time() ? space.pairs / row * p.group() : 0;
     space.keys = carver.take<int32_t>(lists * list_tokens(p));
     space.counts = carver.take<int32_t>(lists);
+    const int64_t owners = Lane::most_owners(p);
+    const bool has_ends = !Lane::heads_in_lanes && !p.run_lists.at_run_time();
+    space.tiles = planes * p.seq_q * p.group();
+    if (has_ends) space.tiles = most_of(p.group(), least_of(space.tiles, space.pairs / owners));
+    space.ends = carver.take<int32_t>(has_ends ? space.tiles * owners : 0);
     Carver lane{0};
     Lane::carve(lane, p);
     space.lane_bytes = int64_t(lane.used);
@@ -100,6 +107,12 @@ struct WaveMap {
                pairs(plane, t.row, 1, t.index);
     }
 
+    // Tile n of a kv head, and where it stands among the tiles of the wave.
+    HeadTile tile(int64_t plane, int64_t n) const { return tiling.at(p, plane, wave.row, wave.rows, n); }
+    int64_t tile_of(const HeadTile& t) const {
+        return ((plane_of(t) - wave.plane) * wave.rows + t.row - wave.row) * tiling.tiles() + t.index;
+    }
+
     // The list of a tile: as it was written down when its p was made, or the plan's own.
     int64_t list_of(const HeadTile& t) const {
         const int64_t row = (plane_of(t) - wave.plane) * wave.rows + t.row - wave.row;
@@ -110,6 +123,11 @@ struct WaveMap {
         const int64_t list = list_of(t);
         space.counts[list] = int32_t(keys.count);
         __builtin_memcpy(space.keys + list * p.run_lists.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
+    }
+    Keys read_list(const HeadTile& t, int32_t* scratch) const {
+        const Keys keys = read_keys(args, t.batch * p.heads_q + t.head, t.row, scratch);
+        if (writes_list(t)) write_list(t, keys);
+        return keys;
     }
     Keys keys(const HeadTile& t) const {
         if (!p.run_lists.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
@@ -140,11 +158,16 @@ struct WaveMap {
         int64_t used = pairs(wave.plane, 0, p.seq_q, tiling.tiles());
         for (; wave.planes < space.slots && wave.plane + wave.planes < planes; ++wave.planes) {
             const int64_t more = pairs(wave.plane + wave.planes, 0, p.seq_q, tiling.tiles());
-            if (used + more > space.pairs) break;
+            if (used + more > space.pairs || (wave.planes + 1) * p.seq_q * tiling.tiles() > space.tiles) break;
             space.first_pair[wave.planes] = used;
             used += more;
         }
         return true;
+    }
+
+    bool fits(int64_t rows) const {
+        return rows * tiling.tiles() <= space.tiles &&
+               pairs(wave.plane, wave.row, rows, tiling.tiles()) <= space.pairs;
     }
 
     // As many rows from wave.row on as fit; one always does.
@@ -152,7 +175,7 @@ struct WaveMap {
         int64_t low = 1, high = p.seq_q - wave.row;
         while (low < high) {
             const int64_t middle = low + (high - low + 1) / 2;
-            pairs(wave.plane, wave.row, middle, tiling.tiles()) <= space.pairs ? low = middle : high = middle - 1;
+            fits(middle) ? low = middle : high = middle - 1;
         }
         return low;
     }
