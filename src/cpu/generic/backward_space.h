@@ -12,13 +12,16 @@ struct OrderSpace {
     int32_t tiles, next;
 };
 
-// Own tiles [first, first + count) that an order reaches, as bits.
+// Own tiles [first, first + count) that an order reaches, as bits. Neighbouring lists mostly reach the same tiles (full,
+// documents) or some of them (causal): tiles [last_from, last_to) were covered last.
 struct TileSet {
     uint64_t* words;
-    int64_t first, count;
+    int64_t first, count, last_from = 0, last_to = 0;
 
     void cover(int64_t from, int64_t to) {
         from = from > first ? from - first : 0, to = to - first < count ? to - first : count;
+        if (from >= last_from && to <= last_to) return;
+        last_from = from, last_to = to;
         for (int64_t end; from < to; from = end) {
             end = from / 64 * 64 + 64 < to ? from / 64 * 64 + 64 : to;
             words[from / 64] |= all_rows >> (64 - (end - from)) << (from % 64);
