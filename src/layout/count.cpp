@@ -33,7 +33,9 @@ class RowCounter {
 public:
     explicit RowCounter(const Layout& layout)
         : layout_(layout), mask_rows_(count_mask_rows(layout)), kept_(layout.block_q), times_(layout.num_masks),
-          known_(layout.by_query.runs.size() + 1, unknown) {}
+          known_(layout.by_query.runs.size() + 1, unknown) {
+        measured_.reserve(layout.by_query.slices.size());  // at most; what is not used is not touched
+    }
 
     // Slices are shared, so most rows are known. Some stick out: `rows` of them, at least one, have a token.
     RowCounts count(Slice slice, int32_t rows) {
@@ -144,50 +146,69 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
     }
 }
 
-// Counts a tile's blocks, and adds what its queries keep there to what they keep elsewhere, [seq_q].
+// Counts a tile's blocks, and adds what its queries keep there to what they keep elsewhere: in `kept`, at the place of
+// each token.
+template <class PlaceOf>
 void add_kept(const Layout& layout, int32_t tile, Slice slice, int64_t heads, RowCounter& counter, Counts& total,
-              std::vector<int64_t>& kept) {
+              std::vector<int64_t>& kept, PlaceOf place_of) {
     const TileView tokens = tile_at(view(layout).queries, layout.block_q, layout.extent.seq_q, tile);
     RowCounts blocks;
     const std::vector<int64_t>& of_place = counter.count_rows(slice, blocks);
     add_blocks(total, blocks, layout.by_key.rows, heads);
     for (int32_t i = 0; i < tokens.count; ++i) {
         const int64_t token = tokens.tokens ? tokens.tokens[i] : tokens.first + i * tokens.stride;
-        if (token != no_token) kept[size_t(token)] += of_place[size_t(i)];
+        if (token != no_token) kept[size_t(place_of(token))] += of_place[size_t(i)];
     }
 }
 
-// Tiles of queries that stand in others as well: listed ones and their homes.
-std::vector<bool> find_split(const Layout& layout) {
+// Tiles with queries that are listed as well, numbered from 0, by home; the others are whole. They are few: counting
+// their queries alone leaves the memory of all others untouched.
+struct SplitTiles {
+    static constexpr int32_t whole = -1;
+    std::vector<int32_t> numbers;
+    int32_t count = 0;
+};
+
+SplitTiles find_split(const Layout& layout) {
     const AxisView queries = view(layout).queries;
-    std::vector<bool> is_split(size_t(layout.by_query.rows));
-    for (int32_t tile = 0; tile < queries.listed; ++tile) is_split[size_t(tile)] = true;
-    for (int32_t token : layout.queries.tokens)
-        if (token != no_token)
-            is_split[size_t(queries.listed + home_of(queries, layout.block_q, token) / layout.block_q)] = true;
-    return is_split;
+    SplitTiles split{std::vector<int32_t>(size_t(layout.by_query.rows - queries.listed), SplitTiles::whole)};
+    for (int32_t token : layout.queries.tokens) {
+        if (token == no_token) continue;
+        int32_t& number = split.numbers[size_t(home_of(queries, layout.block_q, token) / layout.block_q)];
+        if (number == SplitTiles::whole) number = split.count++;
+    }
+    return split;
 }
 
 // Queries that are listed stand in several tiles: a row of the pattern is their sum. Where a row is not worked on it
 // keeps nothing, so places without a token and homes of queries that are away add nothing.
 void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const AxisView queries = view(layout).queries;
-    const std::vector<bool> is_split = find_split(layout);
-    std::vector<int64_t> kept(size_t(layout.extent.seq_q));
+    const SplitTiles split = find_split(layout);
+    const int32_t block = layout.block_q;
+    std::vector<int64_t> kept(size_t(split.count) * block);
+    const auto place_of = [&](int64_t token) {
+        const int64_t home = home_of(queries, block, token);
+        return int64_t(split.numbers[size_t(home / block)]) * block + home % block;
+    };
     for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
-        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
-        if (!is_split[size_t(tile)] && tokens.count) {
-            const RowCounts row = counter.count(slices[tile], tokens.count);
+        const int32_t tokens = tile_at(queries, block, layout.extent.seq_q, tile).count;
+        const bool is_whole =
+            tile >= queries.listed && split.numbers[size_t(tile - queries.listed)] == SplitTiles::whole;
+        if (is_whole && tokens) {
+            const RowCounts row = counter.count(slices[tile], tokens);
             add_blocks(total, row, layout.by_key.rows, heads);
             add_rows(total, row, heads);
         } else {
-            add_kept(layout, tile, slices[tile], heads, counter, total, kept);
+            add_kept(layout, tile, slices[tile], heads, counter, total, kept, place_of);
         }
     }
-    for (int32_t tile = queries.listed; tile < layout.by_query.rows; ++tile) {
-        const TileView tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile);
-        for (int32_t i = 0; i < tokens.count && is_split[size_t(tile)]; ++i) {
-            const int64_t of_row = kept[size_t(tokens.first + i * tokens.stride)];
+    for (int32_t home = 0; home < int32_t(split.numbers.size()); ++home) {
+        if (split.numbers[size_t(home)] == SplitTiles::whole) continue;
+        const int64_t first = int64_t(split.numbers[size_t(home)]) * block;
+        const int32_t tokens = tile_at(queries, block, layout.extent.seq_q, queries.listed + home).count;
+        for (int64_t place = first; place < first + tokens; ++place) {
+            const int64_t of_row = kept[size_t(place)];
             add_rows(total, {0, 0, 0, of_row, of_row, of_row == 0}, heads);
         }
     }
@@ -234,7 +255,8 @@ Counts count(const std::vector<const Layout*>& pieces) {
             Counts counts;
             const Slice* slices = slices_of(*pieces[i], classes[i]);
             for (int32_t tile = 0; tile < pieces[i]->by_query.rows; ++tile)
-                add_kept(*pieces[i], tile, slices[tile], count, counters[i], counts, kept);
+                add_kept(*pieces[i], tile, slices[tile], count, counters[i], counts, kept,
+                         [](int64_t token) { return token; });
             total.pairs += counts.pairs;
             total.blocks_full += counts.blocks_full;
             total.blocks_partial += counts.blocks_partial;

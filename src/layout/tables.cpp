@@ -8,12 +8,13 @@ namespace spattn {
 
 namespace {
 
-// A table that outgrows `small` jumps in size: memory that is only reserved costs nothing, memory that moves is paid
-// page by page.
+// A table that outgrows `small` jumps in size, up to `large`: memory that is only reserved costs nothing, memory that
+// moves is paid page by page.
 template <class T>
-void reserve_ahead(std::vector<T>& table, size_t more, size_t small, size_t large) {
+void reserve_ahead(std::vector<T>& table, size_t more, size_t large) {
+    constexpr size_t small = 1024, jump = 16;
     if (table.capacity() >= small && table.size() + more > table.capacity())
-        table.reserve(std::max(large, 2 * table.capacity()));
+        table.reserve(std::max(2 * table.capacity(), std::min(jump * table.capacity(), large)));
 }
 
 // Two chains, each over half of a run's bits: a long list waits for one multiplication a run.
@@ -59,9 +60,9 @@ int32_t MaskTable::intern(const uint64_t* bits) {
         return !std::memcmp(&layout_.masks[size_t(id) * words], bits, size_t(words) * sizeof *bits);
     });
     if (found != HashIndex::missing) return found;
-    constexpr size_t small = 8 * 1024, large = 1024 * 1024;  // words
+    constexpr size_t large = 1024 * 1024;  // words
     std::vector<uint64_t>& masks = layout_.masks;
-    reserve_ahead(masks, size_t(words), small, large);
+    reserve_ahead(masks, size_t(words), large);
     const int32_t id = layout_.num_masks++;
     masks.insert(masks.end(), bits, bits + words);
     index_.insert(hash, id);
@@ -74,8 +75,8 @@ void SliceTable::add(Run run) {
         runs.back().count += run.count;
         return;
     }
-    constexpr size_t small = 8 * 1024, large = 512 * 1024;  // runs
-    reserve_ahead(runs, 1, small, large);
+    constexpr size_t large = 512 * 1024;  // runs
+    reserve_ahead(runs, 1, large);
     runs.push_back(run);
 }
 

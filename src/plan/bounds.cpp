@@ -126,20 +126,23 @@ LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& pac
     const int32_t listed_k = int32_t(layout.keys.tokens.size()) / layout.block_k;
     const auto homes_q = count_homes(layout.queries, layout.block_q, layout.by_query.rows, kernel.block_q);
     const auto homes_k = count_homes(layout.keys, layout.block_k, layout.by_key.rows, kernel.block_k);
+    const double rest_homes_k = double(layout.block_k) / kernel.block_k;
     const std::vector<double> shares = measure_shares(layout);
     const std::vector<int64_t> heads = count_heads(layout);
     double hot = 0, rest = 0;  // blocks
     for (size_t i = 0; i < layout.by_query.slices.size(); ++i) {
         const int32_t row = int32_t(i % size_t(layout.by_query.rows));
         const double weight = homes_q[size_t(row)] * double(heads[i / size_t(layout.by_query.rows)]);
+        const bool is_hot_q = row < listed_q;
         for (int32_t r = layout.by_query.slices[i].begin; r < layout.by_query.slices[i].end; ++r) {
             const Run& run = layout.by_query.runs[r];
             const double share = weight * shares[size_t(run.mask - full_block)];
-            for (int32_t tile = run.first; tile < run.first + run.count; ++tile) {
-                const bool is_hot_q = row < listed_q, is_hot_k = tile < listed_k;
-                if (is_hot_q != is_hot_k) hot += share * homes_k[size_t(tile)];
-                if (!is_hot_q && !is_hot_k) rest += share * homes_k[size_t(tile)];
-            }
+            const int32_t end = run.first + run.count, hot_end = std::clamp(listed_k, run.first, end);
+            double of_hot = 0;
+            for (int32_t tile = run.first; tile < hot_end; ++tile) of_hot += homes_k[size_t(tile)];
+            const double of_rest = (end - hot_end) * rest_homes_k;
+            hot += share * (is_hot_q ? of_rest : of_hot);
+            rest += share * (is_hot_q ? 0 : of_rest);
         }
     }
     LayoutStats stats{};

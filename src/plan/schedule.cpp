@@ -52,6 +52,7 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t classes) {
 // Collects tasks in their natural order; finish() brings the orders into theirs.
 class Scheduler {
 public:
+    explicit Scheduler(int64_t rows) { schedule_.tasks.reserve(size_t(rows)); }
     void add(Task task) {
         schedule_.tasks.push_back(task);
         weight_ += std::max(task.take, 1);  // a row without keys is still written
@@ -128,7 +129,7 @@ Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
     const int64_t longest = std::max(longest_task, total / equal_workers);
     const int64_t most_orders = layout.queries.modulus > 1 ? most_residue_orders : most_single_orders;
     const int64_t target = std::clamp<int64_t>(total / most_orders, 1, order_blocks);
-    Scheduler scheduler;
+    Scheduler scheduler(int64_t(heads) * rows);
     for (int32_t head = 0; head < heads; ++head) {
         for (int32_t row = 0; row < rows; ++row) {
             const int64_t blocks = length(head, row), parts = std::max<int64_t>(1, divide_up(blocks, longest));
@@ -175,7 +176,7 @@ Schedule schedule_by_key(const Problem& problem, const LayoutView& layout) {
     const int64_t heads = problem.batch * problem.heads_kv, group = problem.group();
     const int32_t columns = layout.by_key.rows;
     const int64_t orders = std::clamp<int64_t>(divide_up(key_orders, heads), 1, columns);
-    Scheduler scheduler;
+    Scheduler scheduler(heads * columns);
     std::vector<int64_t> of_column(columns);
     for (int64_t head = 0; head < heads; ++head) {
         std::fill(of_column.begin(), of_column.end(), 0);
