@@ -27,8 +27,11 @@ std::string short_list(const std::vector<int64_t>& numbers, const std::string& i
 }
 
 std::string ListLeaf::print() const {
-    return std::string(name_) + '(' +
-           (given_.size() <= printed_numbers ? list(given_) : short_list(given_, identity())) + ')';
+    std::call_once(is_printed_, [this] {
+        const bool is_short = given_.size() <= printed_numbers;
+        text_ = std::string(name_) + '(' + (is_short ? list(given_) : short_list(given_, identity())) + ')';
+    });
+    return text_;
 }
 
 std::string ListLeaf::identity() const { return std::string(name_) + '(' + list(canonical()) + ')'; }

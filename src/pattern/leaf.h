@@ -2,6 +2,7 @@
 // Patterns that are a name and numbers.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,8 @@ protected:
 private:
     const char* name_;
     std::vector<int64_t> given_;
+    mutable std::once_flag is_printed_;  // plans ask again and again, and hashing a long list takes a while
+    mutable std::string text_;
 };
 
 // Keeps no pair, whatever the position. (sink(0) does before position 0.)
