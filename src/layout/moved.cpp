@@ -11,24 +11,28 @@ constexpr int64_t far_more = 4;
 // With more tokens than this share of the axis on the move, they are no exception.
 constexpr int64_t most_moved = 8;
 
-// Places of a block whose tokens see far more than the others do. The list says which blocks it has.
-std::vector<int32_t> find_exceptions(const Side& side, Slice slice) {
+// Of a block: the list says which blocks it has.
+std::vector<int32_t> exceptions_of(const Side& side, Slice slice) {
     std::vector<int64_t> kept(size_t(side.own_block()));
     for (int32_t r = slice.begin; r < slice.end; ++r) {
         const Run& run = side.lists().runs[r];
         for (size_t i = 0; i < kept.size(); ++i) kept[i] += int64_t(side.kept(run.mask)[i]) * run.count;
     }
+    return find_exceptions(kept, side.other_block());
+}
+
+}  // namespace
+
+std::vector<int32_t> find_exceptions(const std::vector<int64_t>& kept, int32_t other_block) {
     std::vector<int64_t> sorted = kept;
     const auto middle = sorted.begin() + int64_t(sorted.size() / 2);
     std::nth_element(sorted.begin(), middle, sorted.end());
-    const int64_t limit = far_more * *middle + side.other_block();
+    const int64_t limit = far_more * *middle + other_block;
     std::vector<int32_t> places;
     for (size_t i = 0; i < kept.size(); ++i)
         if (kept[i] > limit) places.push_back(int32_t(i));
     return places;
 }
-
-}  // namespace
 
 std::vector<int32_t> find_moved(const Side& side) {
     const Lists& lists = side.lists();
@@ -36,7 +40,7 @@ std::vector<int32_t> find_moved(const Side& side) {
     for (size_t at = 0; at < lists.slices.size(); ++at) {
         const Slice slice = lists.slices[at];
         const Slice before = at ? lists.slices[at - 1] : Slice{-1, -1};
-        if (slice.begin != before.begin || slice.end != before.end) places = find_exceptions(side, slice);
+        if (slice.begin != before.begin || slice.end != before.end) places = exceptions_of(side, slice);
         const int32_t first = int32_t(at % size_t(lists.rows)) * side.own_block();
         for (int32_t place : places) moved.push_back(first + place);
     }

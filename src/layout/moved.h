@@ -9,6 +9,9 @@
 
 namespace spattn {
 
+// Places of a block whose tokens see far more than the others do, of what each of them keeps.
+std::vector<int32_t> find_exceptions(const std::vector<int64_t>& kept, int32_t other_block);
+
 // Tokens of the owning axis, rising, that are such exceptions in any class.
 std::vector<int32_t> find_moved(const Side& side);
 

@@ -7,7 +7,7 @@ size_t TokenLists::bytes() const {
     return begin.size() * sizeof begin[0] + keys.size() * sizeof keys[0] + class_of.size() * sizeof class_of[0];
 }
 
-TokenLists build_token_lists(const Pattern& pattern, const Layout& layout, double pairs) {
+std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout& layout, double pairs, size_t most) {
     const Extent& extent = layout.extent;
     TokenLists lists;
     lists.rows = extent.seq_q;
@@ -26,6 +26,7 @@ TokenLists build_token_lists(const Pattern& pattern, const Layout& layout, doubl
             pattern.keys(plane, row, {0, extent.seq_k}, kept);
             for (const Interval& i : kept)
                 for (int64_t key = i.begin; key < i.end; ++key) lists.keys.push_back(int32_t(key));
+            if (lists.keys.size() > most) return {};
             lists.begin.push_back(int64_t(lists.keys.size()));
         }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "layout/layout.h"
@@ -19,8 +20,9 @@ struct TokenLists {
     size_t bytes() const;
 };
 
-// Of the pattern that `layout` was made of, with its classes of heads; it keeps so many pairs in all.
-TokenLists build_token_lists(const Pattern& pattern, const Layout& layout, double pairs);
+// Of the pattern that `layout` was made of, with its classes of heads; it is expected to keep so many pairs in all.
+// Nothing where the lists would have more than `most` keys.
+std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout& layout, double pairs, size_t most);
 
 TokenListsView view(const TokenLists& lists);
 

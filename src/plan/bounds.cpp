@@ -38,6 +38,7 @@ int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, in
 }  // namespace
 
 LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel) {
+    if (coarse.outline) return coarse.outline->stats(kernel.by_key).finer;
     const Layout& layout = *coarse.layout;
     LayoutStats stats = coarse_stats;
     const std::vector<double> weights = weigh_masks(layout, kernel.by_key ? layout.by_key : layout.by_query);
@@ -70,6 +71,7 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
 // Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
 // leave of the block is the product of what is alive.
 LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel) {
+    if (plain.outline) return plain.outline->stats(kernel.by_key).least_listed;
     const Layout& layout = *plain.layout;
     const bool by_key = kernel.by_key;
     LayoutStats stats = plain_stats;

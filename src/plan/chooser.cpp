@@ -88,7 +88,7 @@ void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* riva
         const Mark own{choice_us(*best), best->kernel->name};
         const Mark* mark = rival && rival->mark.us < own.us ? &rival->mark : &own;
         listed.push_back({&kernel, Order::listed, ""});
-        const LayoutStats& least = measured_.at(make_least_listed_stats, lowered(kernel, Order::plain), kernel);
+        const LayoutStats& least = measured_.at(make_least_listed_stats, counted(kernel, Order::plain), kernel);
         if (loses(kernel, least, clearly_less * mark->us))
             listed.back().refused = text("could not beat ", mark->name, " with what it would list");
         else
@@ -111,14 +111,14 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
     if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
-    const Lowered& chosen = lowered(kernel, candidate.order);
+    const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) return measured_.at(chosen, kernel.by_key);
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
 // Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
 std::string Chooser::refuse_lists(const Kernel& kernel, const LayoutStats& stats) {
-    if (kernel.shares_lists && known_ && !groups_share(problem_, *lowered(kernel, Order::plain).layout))
+    if (kernel.shares_lists && known_ && !groups_share(problem_, *counted(kernel, Order::plain).layout))
         return "heads of a group see different keys";
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
     if (problem_.run_lists.at_run_time() || bytes <= most_list_bytes) return "";
@@ -175,16 +175,16 @@ double Chooser::choice_us(const Candidate& candidate) const {
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {
-    return problem_.run_lists.at_run_time() ? count_run_lists(problem_) : lowered(kernel, order).counts;
+    return problem_.run_lists.at_run_time() ? count_run_lists(problem_) : counted(kernel, order).counts;
 }
 
 // Rows that read no layout count in whatever order is the cheapest to lower.
-const Lowered& Chooser::lowered(const Kernel& kernel, Order order) {
-    if (kernel.block_q > 0) return lowering_.at(form(kernel, order));
+const Lowered& Chooser::counted(const Kernel& kernel, Order order) {
+    if (kernel.block_q > 0) return lowering_.counted(form(kernel, order));
     const Order cheapest = lowering_.modulus() > 1    ? Order::residue
                            : lowering_.has_packed() ? Order::packed
                                                     : Order::plain;
-    return lowering_.at({nominal_block, nominal_block, cheapest, Owner::queries});
+    return lowering_.counted({nominal_block, nominal_block, cheapest, Owner::queries});
 }
 
 PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
@@ -196,7 +196,7 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     plan.considered = std::move(candidates);
     if (kernel.family == Family::gather) complete_gather(plan);
     if (kernel.block_q > 0) {
-        const Lowered& chosen = lowered(kernel, plan.order);
+        const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
         plan.masks = lowering_.masks(chosen, kernel);
         plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);

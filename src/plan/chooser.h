@@ -65,7 +65,7 @@ private:
     bool loses_finer(const Lowered& coarse, const Kernel& kernel, double us);
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
-    const Lowered& lowered(const Kernel& kernel, Order order);
+    const Lowered& counted(const Kernel& kernel, Order order);
     void complete_gather(PiecePlan& plan);
 
     const Admission& admission_;

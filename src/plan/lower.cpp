@@ -2,8 +2,10 @@
 #include "plan/lower.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/text.h"
+#include "layout/classes.h"
 #include "layout/finer.h"
 #include "layout/residue.h"
 
@@ -27,39 +29,68 @@ Lowering::Lowering(const Pattern& pattern, const Problem& p)
       modulus_(find_modulus(pattern, extent_)), hot_(find_scattered(pattern, extent_, nominal_block)) {}
 
 const Lowered& Lowering::at(const Form& form) {
-    if (const Lowered* known = find(form)) return *known;
+    const Lowered* known = find(form);
+    if (known && !known->outline) return *known;
     auto layout = std::make_shared<const Layout>(build(form));
-    const Counts counts = count(*layout);
+    const Counts counts = known ? known->counts : count(*layout);
     all_.push_back({form, std::move(layout), counts});
     return all_.back();
 }
 
+const Lowered& Lowering::counted(const Form& form) {
+    const Lowered* known = find(form);
+    if (known || !outline(form)) return known ? *known : at(form);
+    return all_.back();
+}
+
+bool Lowering::outline(const Form& form) {
+    if (!all_.empty() || form.order != Order::plain) return false;
+    if (form.block_q != outlined_block || form.block_k != outlined_block) return false;
+    pattern_.check(extent_);
+    auto layout = std::make_shared<Layout>();
+    layout->extent = extent_;
+    find_classes(pattern_, *layout);
+    auto outline = build_outline(pattern_, *layout);
+    if (!outline) return false;
+    const Counts counts = outline->counts;
+    all_.push_back({form, std::move(layout), counts, std::move(outline)});
+    return true;
+}
+
 std::shared_ptr<const TokenLists> Lowering::tokens() {
     const Lowered& some = all_.front();
+    if (some.outline) return some.outline->tokens;
     if (!tokens_)
-        tokens_ = std::make_shared<const TokenLists>(build_token_lists(pattern_, *some.layout, some.counts.pairs));
+        tokens_ = std::make_shared<const TokenLists>(
+            build_token_lists(pattern_, *some.layout, some.counts.pairs, std::numeric_limits<size_t>::max()).value());
     return tokens_;
 }
 
+// What was only outlined, where it was not lowered since.
 const Lowered* Lowering::find(const Form& form) const {
+    const Lowered* outlined = nullptr;
     for (const Lowered& lowered : all_) {
         const Form& f = lowered.form;
         const bool is_same = f.block_q == form.block_q && f.block_k == form.block_k && f.order == form.order;
-        if (is_same && (form.order != Order::listed || f.owner == form.owner)) return &lowered;
+        if (!is_same || (form.order == Order::listed && f.owner != form.owner)) continue;
+        if (!lowered.outline) return &lowered;
+        outlined = &lowered;
     }
-    return nullptr;
+    return outlined;
 }
 
 const Lowered* Lowering::coarser(const Form& form) const {
     constexpr int32_t longest_part = 64;  // keys: a word of bits
+    const Lowered* outlined = nullptr;
     for (const Lowered& lowered : all_) {
         const Form& f = lowered.form;
         const bool is_larger = f.block_q % form.block_q == 0 && f.block_k % form.block_k == 0 &&
                                (f.block_q > form.block_q || f.block_k > form.block_k);
-        if (is_larger && f.order == form.order && f.order != Order::listed && form.block_k <= longest_part)
-            return &lowered;
+        if (!is_larger || f.order != form.order || f.order == Order::listed || form.block_k > longest_part) continue;
+        if (!lowered.outline) return &lowered;
+        if (form.block_q == outlined_part && form.block_k == outlined_part) outlined = &lowered;
     }
-    return nullptr;
+    return outlined;
 }
 
 const Lowered* Lowering::packed(const Form& form) const {
@@ -80,6 +111,7 @@ Layout Lowering::build(const Form& form) {
         default: break;
     }
     const Lowered* coarse = coarser(form);
+    if (coarse && coarse->outline) coarse = &at(coarse->form);
     return coarse ? cut_layout(*coarse->layout, form.block_q, form.block_k)
                   : build_layout(pattern_, extent_, form.block_q, form.block_k);
 }
@@ -93,7 +125,7 @@ std::string Lowering::refuse(const Form& form) const {
     // Lists grow with the number of blocks at worst; smaller blocks than that are not worth their memory unseen.
     const double area = double(known->form.block_q) * known->form.block_k;
     const double growth = area / (double(form.block_q) * form.block_k);
-    const double expected = growth * double(known->layout->bytes());
+    const double expected = growth * double(known->bytes());
     if (growth <= 1 || expected <= most_bytes) return "";
     return text("lists of up to ", int64_t(expected / (1024 * 1024)), " MiB expected");
 }

@@ -12,6 +12,7 @@
 #include "layout/packed.h"
 #include "layout/token_lists.h"
 #include "plan/kernel.h"
+#include "plan/outline.h"
 
 namespace spattn {
 
@@ -35,6 +36,9 @@ struct Lowered {
     Form form;
     std::shared_ptr<const Layout> layout;
     Counts counts;
+    std::shared_ptr<const Outline> outline = nullptr;  // not null: the layout is only outlined and has no lists
+
+    size_t bytes() const { return outline ? outline->bytes : layout->bytes(); }
 };
 
 class Lowering {
@@ -42,6 +46,8 @@ public:
     Lowering(const Pattern& pattern, const Problem& problem);
 
     const Lowered& at(const Form& form);
+    // Enough to count and to price: instead of a layout an outline where nothing is lowered yet and one may be made.
+    const Lowered& counted(const Form& form);
     // Why this form should not be lowered: more lists than a plan should hold. Empty where it may.
     std::string refuse(const Form& form) const;
     // The pattern as lists of tokens, for gather rows.
@@ -50,11 +56,11 @@ public:
     int32_t modulus() const { return modulus_; }
     // Whether hot tokens are so few and scattered that packing them may pay.
     bool has_packed() const { return hot_.has_value(); }
-    // A layout that is there already, in the same order and of blocks that these divide, or null.
+    // A layout or outline that is there already, in the same order and of blocks that these divide, or null.
     const Lowered* coarser(const Form& form) const;
     // A layout with packed tokens that is there already, of blocks that these divide or equal, or null.
     const Lowered* packed(const Form& form) const;
-    // Some layout that is there already, or null.
+    // Some layout or outline that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 
     // The layout's masks in the order of this row, shared by rows with the same order.
@@ -68,6 +74,7 @@ private:
     };
 
     const Lowered* find(const Form& form) const;
+    bool outline(const Form& form);  // whether it could be done
     Layout build(const Form& form);
 
     const Pattern& pattern_;

@@ -71,6 +71,7 @@ private:
 }  // namespace
 
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
+    if (lowered.outline) return lowered.outline->stats(by_key).plain;
     const Layout& layout = *lowered.layout;
     const Lists& lists = by_key ? layout.by_key : layout.by_query;
     const std::vector<int64_t> heads = count_heads(layout);
