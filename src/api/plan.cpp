@@ -85,6 +85,7 @@ Problem read_problem(const spattn_problem& p) {
 std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, spattn_enum axes) {
     const char* forced = std::getenv("SPATTN_FORCE_KERNEL");
     std::ostringstream key;
+    key.imbue(std::locale::classic());
     key.exceptions(std::ios_base::badbit);  // half a key would be another plan's
     key << std::hexfloat;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),

@@ -2,6 +2,7 @@
 // parse(print(p)) == p, and what the parser says of texts it cannot read.
 #include "check.h"
 #include "core/error.h"
+#include "dots.h"
 #include "pattern/trees.h"
 
 using namespace spattn;
@@ -38,6 +39,18 @@ TEST(texts_come_back) {
         check::context = text;
         CHECK_EQ(reprint(text), text);
     }
+}
+
+// Texts are what equality, hashes and saved bytes are made of.
+TEST(texts_are_the_same_in_every_locale) {
+    const char* const text =
+        "window(1023,0) | bigbird(1024,3,1,3,12345) | documents(0,4096) | csr([0,1],[4096],5000) | residue(2048,1024)";
+    const std::string identity = parse_pattern(text)->identity(), bytes = save_pattern(*parse_pattern(text));
+    const InDots dots;
+    CHECK_EQ(reprint(text), text);
+    CHECK(parse_pattern(text)->identity() == identity);
+    CHECK(save_pattern(*parse_pattern(text)) == bytes);
+    CHECK_EQ(complaint("residue(1000,2000)"), "column 1: residue: offset is 2000; accepted: 0 to 999, below the modulus");
 }
 
 TEST(spaces_are_free_and_parentheses_as_needed) {
