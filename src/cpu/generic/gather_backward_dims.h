@@ -198,17 +198,20 @@ struct DimsBackward {
         return most_of(64, owned_bytes / ((columns_of(p) + values_of(p)) * int64_t(sizeof(Real))));
     }
     static int64_t least_range(const Problem& p) { return (near_range(p) + 1) / 2; }
-    static int64_t most_owners(const Problem& p) { return (p.seq_k + least_range(p) - 1) / least_range(p); }
+    static int64_t most_owners(const Problem& p) { return p.seq_k / least_range(p) + 1; }
 
-    // Lists of a run are searched from end to end by every owner: ranges are as large as the cache allows.
-    static int64_t range_of(const Map& map) {
-        const Problem& p = map.p;
+    // Of so many kv heads that are worked on together, whose rows list so many keys on average. Lists of a run are
+    // searched from end to end by every owner: ranges are as large as the cache allows.
+    static int64_t range_of(const Problem& p, int64_t planes, double listed, int num_lanes) {
         if (p.run_lists.at_run_time()) return near_range(p);
+        const double filled = least_owned * double(p.seq_k) / (listed < least_owned ? least_owned : listed);
+        const int64_t shared = planes * p.seq_k / (owners_a_lane * num_lanes);
+        return most_of(least_range(p), least_of(shared, most_of(near_range(p), int64_t(filled))));
+    }
+    static int64_t range_of(const Map& map) {
         const Wave& wave = map.wave;
-        const int64_t listed = most_of(1, map.listed(wave.plane * p.group(), wave.row, wave.rows));
-        const int64_t filled = least_of(p.seq_k, least_owned * p.seq_k * wave.rows / listed);
-        const int64_t shared = wave.planes * p.seq_k / (owners_a_lane * map.args.parallel->lanes());
-        return most_of(least_range(p), least_of(shared, most_of(near_range(p), filled)));
+        const int64_t listed = map.listed(wave.plane * map.p.group(), wave.row, wave.rows);
+        return range_of(map.p, wave.planes, double(listed) / double(wave.rows), map.args.parallel->lanes());
     }
     static int64_t owners(const Map& map) { return (map.p.seq_k + range_of(map) - 1) / range_of(map); }
 

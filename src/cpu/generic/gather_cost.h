@@ -7,14 +7,26 @@ namespace spattn::cpu {
 namespace {
 
 // Clocks a float of a gathered row, from the caches near by and on top of that from memory that lanes share, or where
-// waves of rows take ranges of keys; clocks of a query row, and of a pair beyond its flops where dims lie in lanes.
-constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8;
+// waves of rows take ranges of keys; clocks of a query row, of a pair beyond its flops where dims lie in lanes, and a
+// byte of Real for a query row to meet a range of keys backward: its q, dout and dq, list, p and ds are fetched.
+constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8, cell = 175;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
+// Clocks a byte of a key where heads lie in lanes: it is copied, and backward its sums are loaded and stored, too.
+constexpr double forward_key = 0.05, backward_key = 0.2;
 
 inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element, double far = far_float) {
     const double dims = double(p.head_dim) + (p.value_in_key ? 0 : double(p.head_dim_v));
     const bool is_near = double(p.seq_k) * dims * element <= near_bytes;
     return stats.gathered * dims * (is_near ? near_float : far * element / 4 + near_float);
+}
+
+// Meetings of query rows with ranges of keys, at most one a pair.
+template <class T>
+inline double cells(const Problem& p, const LayoutStats& stats, int num_lanes) {
+    const double listed = stats.pairs / most_of(1, stats.rows);
+    const int64_t range = DimsBackward<T>::range_of(p, slots_of(p), listed, num_lanes);
+    const double met = double(stats.rows) * double((p.seq_k + range - 1) / range);
+    return met < stats.pairs ? met : stats.pairs;
 }
 
 inline Cost gather_cost(double clocks, const Machine& machine) {
@@ -23,13 +35,17 @@ inline Cost gather_cost(double clocks, const Machine& machine) {
 
 template <class T, Pass pass>
 Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
-    constexpr double products = pass == Pass::forward ? 1 : 3.5;  // each a pass over head_dim + head_dim_v of a pair
+    const bool in_ranges = !p.run_lists.at_run_time();
+    // Each a pass over head_dim + head_dim_v of a pair. Where rows come from afar, backward's loads and stores wait.
+    const double products = pass == Pass::forward ? 1 : in_ranges ? 2.5 : 3.5;
     const double vectors = double(columns_of(p) + values_of(p)) / lanes;
     double clocks = stats.pairs * (products * (vectors * 2 + dims_pair) + softmax_clocks / lanes);
-    // Backward, what is gathered for dq is met again by dk and dv, which are loaded and stored.
-    const bool in_ranges = pass == Pass::forward && !p.run_lists.at_run_time();
-    clocks += gathered_clocks(p, stats, sizeof(T), in_ranges ? range_float : far_float) *
-              (pass == Pass::forward ? 1 : 5.5);
+    if (pass == Pass::forward)
+        clocks += gathered_clocks(p, stats, sizeof(T), in_ranges ? range_float : far_float);
+    else if (in_ranges)
+        clocks += cells<T>(p, stats, machine.lanes) * cell * sizeof(Real);
+    else  // what is gathered for dq is met again by dk and dv, which are loaded and stored
+        clocks += gathered_clocks(p, stats, sizeof(T)) * 5.5;
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);
 }
 
@@ -39,6 +55,7 @@ Cost heads_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     const double dims = double(p.head_dim + p.head_dim_v), width = double(group_width(p, true));
     double clocks = stats.gathered * width * (products * 2 * dims / flops_per_clock + softmax_clocks / lanes);
     clocks += gathered_clocks(p, stats, sizeof(T)) * (width / most_heads + 1);
+    clocks += stats.gathered * dims * sizeof(Real) * (pass == Pass::forward ? forward_key : backward_key);
     const double lists = double(stats.rows) / double(p.group());
     clocks += lists * width * dims * (pass == Pass::forward ? forward_row : backward_row);
     return gather_cost(clocks, machine);

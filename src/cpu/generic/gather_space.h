@@ -45,13 +45,18 @@ inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
     return (p.run_lists.at_run_time() ? p.run_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
 }
 
+// kv heads whose dk and dv a wave sums at most.
+inline int64_t slots_of(const Problem& p) {
+    const int64_t sums = p.seq_k * (columns_of(p) + (p.value_in_key ? 0 : values_of(p)));
+    return most_of(1, least_of(p.batch * p.heads_kv, wave_sums / most_of(1, sums)));
+}
+
 template <class Lane>
 inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes) {
-    const int64_t sums = p.seq_k * (columns_of(p) + (p.value_in_key ? 0 : values_of(p)));
     const int64_t row = row_pairs(p, Lane::heads_in_lanes), planes = p.batch * p.heads_kv;
     GatherSpace space;
     space.pairs = most_of(row, least_of(wave_pairs, planes * p.seq_q * row));
-    space.slots = most_of(1, least_of(planes, wave_sums / sums));
+    space.slots = slots_of(p);
     space.p = carver.take<Real>(space.pairs);
     space.ds = carver.take<Real>(space.pairs);
     space.dk = carver.take<Real>(space.slots * p.seq_k * columns_of(p));
