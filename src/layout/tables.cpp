@@ -2,6 +2,7 @@
 #include "layout/tables.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace spattn {
@@ -17,14 +18,14 @@ void reserve_ahead(std::vector<T>& table, size_t more, size_t large) {
         table.reserve(std::max(2 * table.capacity(), std::min(jump * table.capacity(), large)));
 }
 
-// Two chains, each over half of a run's bits: a long list waits for one multiplication a run.
+// No run waits for the multiplications of the one before.
 uint64_t hash_runs(const Run* runs, size_t count) {
-    uint64_t places = count, masks = count;
+    uint64_t hash = count;
     for (size_t i = 0; i < count; ++i) {
-        places = add_to_hash(places, uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count));
-        masks = add_to_hash(masks, uint32_t(runs[i].mask));
+        const uint64_t places = uint64_t(uint32_t(runs[i].first)) << 32 | uint32_t(runs[i].count);
+        hash = std::rotl(hash, 23) + places * 0x9E3779B97F4A7C15u + uint32_t(runs[i].mask) * 0xD1B54A32D192ED03u;
     }
-    return finish_hash(add_to_hash(places, masks));
+    return finish_hash(hash);
 }
 
 }  // namespace

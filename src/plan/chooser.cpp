@@ -9,7 +9,6 @@
 namespace spattn {
 namespace {
 
-constexpr double most_list_bytes = 512.0 * 1024 * 1024;
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for

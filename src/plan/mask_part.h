@@ -86,11 +86,19 @@ struct MaskTokens {
 };
 
 inline MaskTokens count_tokens(const Layout& layout, int32_t mask) {
+    const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
     MaskTokens tokens;
-    for (int32_t query = 0; query < layout.block_q; ++query)
-        tokens.queries += keeps(layout, mask, query, 0, layout.block_k);
-    const SeenKeys seen = find_seen(layout, mask, 0, layout.block_q);
-    for (int32_t key = 0; key < layout.block_k; key += 64) tokens.keys += std::popcount(seen.by_some[size_t(key) / 64]);
+    KeyBits seen{};
+    for (int32_t query = 0; query < layout.block_q; ++query) {
+        uint64_t any = 0;
+        for (int32_t key = 0; key < layout.block_k; key += 64) {
+            const int width = std::min(64, layout.block_k - key);
+            const uint64_t kept = get_bits(bits, int64_t(query) * layout.block_k + key, width);
+            seen[size_t(key) / 64] |= kept, any |= kept;
+        }
+        tokens.queries += any != 0;
+    }
+    for (uint64_t keys : seen) tokens.keys += std::popcount(keys);
     return tokens;
 }
 

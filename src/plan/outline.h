@@ -12,6 +12,7 @@
 namespace spattn {
 
 constexpr int32_t outlined_block = 64, outlined_part = 16;
+constexpr double most_list_bytes = 512.0 * 1024 * 1024;  // of token lists that a plan makes
 
 struct Outline {
     struct Stats {
@@ -27,8 +28,8 @@ struct Outline {
     const Stats& stats(bool is_by_key) const { return is_by_key ? by_key : by_query; }
 };
 
-// Null where the pattern has closed forms, or keeps pairs so dense that blocks are likely to cost less than lists. The
-// layout is one without lists, with its classes of heads.
+// Null where the pattern has closed forms, or keeps pairs so dense that blocks are likely to cost less than lists, or
+// more than a plan may list. The layout is one without lists, with its classes of heads.
 std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout);
 
 }  // namespace spattn
