@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/generic/gather_lists.h"
+#include "cpu/generic/prefetch.h"
 #include "cpu/generic/sums.h"
 
 namespace spattn::cpu {
@@ -97,17 +98,6 @@ inline void add_weighted_rows(const Real* weight, const GatheredRows<T>& rows, i
     for (; columns - first >= N * lanes; first += N * lanes) add_weighted<N>(weight, rows, first, out);
     if constexpr (N > 1)
         if (first < columns) add_weighted_rows<N / 2>(weight, rows, columns, out, first);
-}
-
-constexpr int line_bytes = 64;
-// The asm keeps GCC from taking a function that only prefetches for one that does nothing, and its calls for dead code
-// (https://gcc.gnu.org/PR109985).
-inline void prefetch(const void* at) {
-    __builtin_prefetch(at);
-    asm volatile("");
-}
-inline void prefetch_row(const void* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += line_bytes) prefetch((const char*)row + at);
 }
 
 // Of the keys [i, i + lanes) of a list, rows of k and v.

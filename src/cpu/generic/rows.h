@@ -10,6 +10,7 @@
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
 #include "cpu/generic/operand.h"
+#include "cpu/generic/ahead.h"
 #include "cpu/generic/held.h"
 #include "cpu/generic/walk.h"
 #include "cpu/generic/log2.h"
