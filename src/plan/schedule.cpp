@@ -29,6 +29,9 @@ constexpr int64_t order_blocks = 16;
 constexpr int64_t most_single_orders = 256;
 // Neighbours in a residue class share keys that are slow to fetch, so they stay together earlier.
 constexpr int64_t most_residue_orders = 64;
+// Tiles of a residue class before the next class has its turn. More share more keys; with fewer, pages that classes
+// share are sooner met again, and to find a page takes as long as to fetch a row of it.
+constexpr int64_t tiles_in_turn = 4;
 // From here on the keys' place in the cache weighs more than an even end.
 constexpr size_t many_orders = 512;
 constexpr ptrdiff_t last_orders = 256;
@@ -117,6 +120,14 @@ private:
     int64_t weight_ = 0;
 };
 
+// The row whose tasks come at place `at`: tiles of the residue classes in turns.
+int32_t row_in_turn(const AxisView& queries, int32_t at) {
+    if (at < queries.listed || queries.modulus == 1) return at;
+    const int64_t turn = int64_t(queries.modulus) * tiles_in_turn, home = at - queries.listed;
+    const int64_t first = home / turn * tiles_in_turn, tiles = std::min(tiles_in_turn, queries.class_tiles - first);
+    return int32_t(queries.listed + home % turn / tiles * queries.class_tiles + first + home % turn % tiles);
+}
+
 Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
     const std::vector<int32_t> lengths = measure_lists(layout.by_query, layout.classes);
     const int32_t heads = int32_t(problem.batch * problem.heads_q), rows = layout.by_query.rows;
@@ -131,7 +142,8 @@ Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
     const int64_t target = std::clamp<int64_t>(total / most_orders, 1, order_blocks);
     Scheduler scheduler(int64_t(heads) * rows);
     for (int32_t head = 0; head < heads; ++head) {
-        for (int32_t row = 0; row < rows; ++row) {
+        for (int32_t at = 0; at < rows; ++at) {
+            const int32_t row = row_in_turn(layout.queries, at);
             const int64_t blocks = length(head, row), parts = std::max<int64_t>(1, divide_up(blocks, longest));
             if (blocks >= target) scheduler.close_order();
             for (int64_t part = 0; part < parts; ++part) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Is every block of every list in exactly one task, and is each row put together from the right parts?
+#include <algorithm>
 #include <map>
 #include <numeric>
 
 #include "check.h"
 #include "layout/random_patterns.h"
+#include "layout/residue.h"
 #include "plan/imaginary.h"
 
 using namespace spattn;
@@ -160,4 +162,23 @@ TEST(short_rows_of_a_head_share_an_order) {
     CHECK_EQ(s.tasks.size(), size_t(8 * 256));
     CHECK(s.begin.size() < s.tasks.size() / 4);
     CHECK(s.begin.size() > 200);
+}
+
+// Their tokens are neighbours in memory. 1,024 tokens a class, 16 tiles; 13 of them where the last turn is short.
+TEST(residue_classes_take_turns) {
+    for (const auto& [tokens, tiles] : {std::pair{16384, 16}, std::pair{13 * 1024, 13}}) {
+        Extent e{1, 1, tokens, tokens, 0};
+        const PatternRef pattern = make_intersection({make_causal(), make_dilated(1008, 0, 16)});
+        const Layout layout = *build_residue_layout(*pattern, e, 16, 64, 64);
+        check_schedule(problem_of(e, 1), view(layout), Pass::forward);
+        const Schedule s = make_schedule(problem_of(e, 1), view(layout), Pass::forward);
+        std::vector<int> left(16, tiles);
+        for (const Task& task : s.tasks) --left[size_t(task.row / tiles)];
+        CHECK(std::ranges::all_of(left, [](int tasks) { return tasks == 0; }));
+        // Neighbours in a class stay neighbours, but after four, and where orders of equal length meet.
+        int leaps = 0;
+        for (size_t t = 1; t < s.tasks.size(); ++t) leaps += s.tasks[t].row != s.tasks[t - 1].row + 1;
+        CHECK(leaps >= int(s.tasks.size()) / 4 - 1);
+        CHECK(leaps <= int(s.tasks.size()) / 4 + 16);
+    }
 }
