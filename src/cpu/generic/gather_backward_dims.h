@@ -277,11 +277,12 @@ struct DimsBackward {
                 q = load_padded<T>(heads_as_rows(args.q), place_of(cell.t), int(p.head_dim), lane.q);
                 dout = load_padded<T>(heads_as_rows(args.dout), place_of(cell.t), int(p.head_dim_v), lane.dout);
             }
-            const Keys keys{cell.keys.at + cell.from, cell.to - cell.from};
-            for (int head = 0; head < cell.t.heads; ++head) {
-                const int64_t pair = cell.pair + head * cell.keys.count + cell.from;
-                add_products(map.space.ds + pair, keys, q.x + head * q.ld, columns, dk);
-                add_products(map.space.p + pair, keys, dout.x + head * dout.ld, columns_v, dv);
+            if (cell.t.heads == 1) {
+                add_products<true>(map.space.ds + cell.pair, cell, q, columns, dk);
+                add_products<true>(map.space.p + cell.pair, cell, dout, columns_v, dv);
+            } else {
+                add_products<false>(map.space.ds + cell.pair, cell, q, columns, dk);
+                add_products<false>(map.space.p + cell.pair, cell, dout, columns_v, dv);
             }
         }
     }
@@ -296,22 +297,31 @@ struct DimsBackward {
         return cell.from < last;
     }
 
-    // sums[key] += weight x of N vectors of columns at a time, from `first` on.
-    template <int N = 8>
-    void add_products(const Real* weight, Keys keys, const Real* x, int width, Sums sums, int first = 0) {
+    // sums[key] += weight[head][key] x[head], N vectors of columns at a time, from `first` on. Those of the first head,
+    // which may be alone, wait in registers.
+    template <bool is_alone, int N = 8>
+    void add_products(const Real* weight, const Cell& cell, Rows x, int width, Sums sums, int first = 0) {
         for (; width - first >= N * lanes; first += N * lanes) {
-            Vec part[N];
+            Vec part[N], sum[N];
 #pragma GCC unroll 8
-            for (int j = 0; j < N; ++j) part[j] = load(x + first + j * lanes);
-            for (int64_t i = 0; i < keys.count; ++i) {
+            for (int j = 0; j < N; ++j) part[j] = load(x.x + first + j * lanes);
+            for (int i = cell.from; i < cell.to; ++i) {
+                Real* to = sums[cell.keys.at[i]] + first;
                 const Vec w = set1(weight[i]);
-                Real* sum = sums[keys.at[i]] + first;
 #pragma GCC unroll 8
-                for (int j = 0; j < N; ++j) store(sum + j * lanes, fma(w, part[j], load(sum + j * lanes)));
+                for (int j = 0; j < N; ++j) sum[j] = fma(w, part[j], load(to + j * lanes));
+                for (int head = 1; !is_alone && head < cell.t.heads; ++head) {
+                    const Vec w = set1(weight[head * cell.keys.count + i]);
+                    const Real* row = x.x + head * x.ld + first;
+#pragma GCC unroll 8
+                    for (int j = 0; j < N; ++j) sum[j] = fma(w, load(row + j * lanes), sum[j]);
+                }
+#pragma GCC unroll 8
+                for (int j = 0; j < N; ++j) store(to + j * lanes, sum[j]);
             }
         }
         if constexpr (N > 1)
-            if (first < width) add_products<N / 2>(weight, keys, x, width, sums, first);
+            if (first < width) add_products<is_alone, N / 2>(weight, cell, x, width, sums, first);
     }
 
     void write(int64_t plane, int64_t begin, int64_t end, Sums dk, Sums dv) {
