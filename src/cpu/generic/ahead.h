@@ -60,7 +60,7 @@ private:
         if (++cursor.row == copies_[cursor.copy].at.count) ++cursor.copy, cursor.row = 0;
     }
 
-    Copy copies_[3];  // of q, k and v
+    Copy copies_[4];  // of q, k, v and dout
     int count_ = 0;
     Cursor asked_, copied_;
 };
