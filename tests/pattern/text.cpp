@@ -50,7 +50,8 @@ TEST(texts_are_the_same_in_every_locale) {
     CHECK_EQ(reprint(text), text);
     CHECK(parse_pattern(text)->identity() == identity);
     CHECK(save_pattern(*parse_pattern(text)) == bytes);
-    CHECK_EQ(complaint("residue(1000,2000)"), "column 1: residue: offset is 2000; accepted: 0 to 999, below the modulus");
+    CHECK_EQ(complaint("residue(1000,2000)"),
+             "column 1: residue: offset is 2000; accepted: 0 to 999, below the modulus");
 }
 
 TEST(spaces_are_free_and_parentheses_as_needed) {
