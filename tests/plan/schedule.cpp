@@ -121,6 +121,24 @@ TEST(random_schedules_cover_each_block_once) {
     }
 }
 
+TEST(schedules_of_residue_classes_cover_each_block_once) {
+    int uneven = 0;
+    for (int seed = 0; seed < 300; ++seed) {
+        Random random(uint64_t(seed) + 5);
+        const Extent e{1, 2, random.in(1, 900), random.in(1, 900), random.in(-40, 40)};
+        const int64_t modulus = random.in(2, 20);
+        if (modulus > std::max(e.seq_q, e.seq_k)) continue;
+        const PatternRef pattern = make_dilated(random.in(0, 300), random.in(0, 90), modulus);
+        check::context = "seed " + std::to_string(seed) + " " + pattern->print();
+        const Layout layout = build_residue_layout(*pattern, e, int32_t(modulus), 8, 8).value();
+        check_schedule(problem_of(e, 1), view(layout), Pass::forward);
+        check_schedule(problem_of(e, 1), view(layout), Pass::backward);
+        uneven += layout.queries.class_tiles % 4 != 0 && layout.queries.class_tiles > 4;
+    }
+    check::context.clear();
+    CHECK(uneven > 50);
+}
+
 TEST(long_rows_and_columns_are_split) {
     Extent e{1, 2, 4096, 32768, 28672};
     const PatternRef pattern = make_union({make_window(100, 0), make_global_tokens({e.q_offset + 7, 9})});
