@@ -27,10 +27,11 @@ std::string short_list(const std::vector<int64_t>& numbers, const std::string& i
 }
 
 std::string ListLeaf::print() const {
-    std::call_once(is_printed_, [this] {
+    const std::lock_guard lock(text_lock_);
+    if (text_.empty()) {
         const bool is_short = given_.size() <= printed_numbers;
         text_ = std::string(name_) + '(' + (is_short ? list(given_) : short_list(given_, identity())) + ')';
-    });
+    }
     return text_;
 }
 

@@ -44,8 +44,8 @@ protected:
 private:
     const char* name_;
     std::vector<int64_t> given_;
-    mutable std::once_flag is_printed_;  // plans ask again and again, and hashing a long list takes a while
-    mutable std::string text_;
+    mutable std::mutex text_lock_;
+    mutable std::string text_;  // kept: plans ask again and again, and hashing a long list takes a while
 };
 
 // Keeps no pair, whatever the position. (sink(0) does before position 0.)

@@ -250,11 +250,12 @@ private:
 std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout) {
     const Extent& extent = layout.extent;
     if (has_closed_form(pattern, {extent})) return nullptr;
-    const double most = most_kept * double(extent.seq_q) * double(extent.seq_k) * layout.classes;
+    const double kept = most_kept * double(extent.seq_q) * double(extent.seq_k) * layout.classes;
+    const double most = std::min(kept, most_list_bytes / sizeof(int32_t));
     const std::optional<double> expected = expect_pairs(pattern, {extent});
-    if (!expected) return nullptr;
-    std::optional<TokenLists> lists = build_token_lists(pattern, layout, *expected * double(layout.class_of.size()),
-                                                        size_t(std::min(most, most_list_bytes / sizeof(int32_t))));
+    if (!expected || *expected * layout.classes > most) return nullptr;
+    std::optional<TokenLists> lists =
+        build_token_lists(pattern, layout, *expected * double(layout.class_of.size()), size_t(most));
     if (!lists) return nullptr;
     auto tokens = std::make_shared<const TokenLists>(std::move(*lists));
     const std::vector<int64_t> heads = count_heads(layout);

@@ -12,8 +12,8 @@ struct OrderSpace {
     int32_t tiles, next;
 };
 
-// Own tiles [first, first + count) that an order reaches, as bits. Neighbouring lists mostly reach the same tiles (full,
-// documents) or some of them (causal): tiles [last_from, last_to) were covered last.
+// Own tiles [first, first + count) that an order reaches, as bits. Neighbouring lists mostly reach the same tiles
+// (full, documents) or some of them (causal): tiles [last_from, last_to) were covered last.
 struct TileSet {
     uint64_t* words;
     int64_t first, count, last_from = 0, last_to = 0;

@@ -323,7 +323,7 @@ struct TaskQueue {
     int32_t at = 0, end = 0;
 
     const Task* next() {
-        if (at == end) {
+        while (at == end) {
             const int64_t w = next_of(next_order);
             if (w >= tasks.orders) return nullptr;
             at = tasks.begin[w], end = tasks.begin[w + 1];

@@ -44,8 +44,8 @@ private:
 
     int find(const Place& at, int32_t block) const {
         for (int i = 0; i < 2; ++i) {
-            const Copy& copy = copies_[i];
-            if (copy.block == block && copy.batch == at.batch && copy.head == at.head && copy.alive == at.alive) return i;
+            const Copy& c = copies_[i];
+            if (c.block == block && c.batch == at.batch && c.head == at.head && c.alive == at.alive) return i;
         }
         return -1;
     }

@@ -10,8 +10,8 @@ namespace {
 constexpr int round_up(int64_t x, int unit) { return int((x + unit - 1) / unit * unit); }
 constexpr int least(int64_t a, int64_t b) { return int(a < b ? a : b); }
 
-// The tokens of a tile in one (batch entry, head). Bit i of alive: row i may be read, so it has a token; of owned: it is
-// written from here.
+// The tokens of a tile in one (batch entry, head). Bit i of alive: row i may be read, so it has a token; of owned: it
+// is written from here.
 struct Place : TileView {
     int64_t batch, head;
     uint64_t alive, owned;
@@ -98,8 +98,9 @@ inline void store_row(const Real* in, int columns, Real factor, T* out, int64_t 
         for (int c = 0; c < columns; ++c) from_real(in[c] * factor, out[c * stride]);
 }
 
-// Rows of tokens that lie apart go past the caches where they are whole cache lines: none is read to be overwritten, and
-// by the time that a neighbouring token is written, none would be there. Whoever stores tiles calls end_streams() after.
+// Rows of tokens that lie apart go past the caches where they are whole cache lines: none is read to be overwritten,
+// and by the time that a neighbouring token is written, none would be there. Whoever stores tiles calls end_streams()
+// after.
 inline bool is_streamed(const Real* out, int columns, int64_t stride, const Place& at) {
     constexpr uintptr_t line = 64;
     return lies_apart(at) && stride == 1 && ((uintptr_t)out | size_t(columns) * sizeof(Real)) % line == 0;
