@@ -68,8 +68,7 @@ struct BackwardSpace {
 struct BackwardScratch {
     Real *k_t, *v_t;          // [head_dim][bk], [head_dim_v][bk]
     Real *s, *dp;             // [bq][bk]
-    Real *k, *v;              // [2][bk][columns], [2][bk][columns_v]
-    Real *q, *dout;           // [2][bq or bk][columns], [2][bq or bk][columns_v]
+    Real *k, *q, *dout;       // [bk][columns], [2][bq or bk][columns], [2][bq or bk][columns_v]
     Real *dk, *dv;            // [bk][columns], [bk][columns_v]; one piece
     Real* dq;                 // [bq][columns], of a repeating tile, as are
     Real *minus_lse, *delta;  // [bq]
@@ -84,8 +83,7 @@ inline BackwardScratch carve_backward_lane(Carver& carver, const Problem& p) {
     lane.v_t = carver.take<Real>(p.head_dim_v * bk);
     lane.s = carver.take<Real>(bq * bk);
     lane.dp = carver.take<Real>(bq * bk);
-    lane.k = carver.take<Real>(2 * bk * columns);
-    lane.v = carver.take<Real>(2 * bk * columns_v);
+    lane.k = carver.take<Real>(bk * columns);
     lane.q = carver.take<Real>(2 * staged * columns);
     lane.dout = carver.take<Real>(2 * staged * columns_v);
     lane.dk = carver.take<Real>(bk * (columns + columns_v));

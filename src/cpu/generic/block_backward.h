@@ -34,8 +34,7 @@ struct BackwardLane {
     const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch and in dQ buffers
     int64_t order = 0;
-    Held held_k, held_v, held_q, held_dout;
-    Ahead<T> ahead;
+    Held held_q, held_dout;
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
         : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
@@ -50,8 +49,6 @@ struct BackwardLane {
           columns_v(round_up(p.head_dim_v, lanes)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_backward_lane<bq, bk>(carver, p);
-        held_k.place(lane.k, lane.k + int64_t(bk) * columns);
-        held_v.place(lane.v, lane.v + int64_t(bk) * columns_v);
         held_q.place(lane.q, lane.q + int64_t(bq) * columns);
         held_dout.place(lane.dout, lane.dout + int64_t(bq) * columns_v);
     }
@@ -88,48 +85,24 @@ struct BackwardLane {
 
     void take_order(int64_t w) {
         start_order(w);
-        const int32_t end = args.tasks.begin[w + 1];
-        for (int32_t t = args.tasks.begin[w]; t < end; ++t)
-            column(args.tasks.tasks[t], t + 1 < end ? &args.tasks.tasks[t + 1] : nullptr);
+        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
     }
 
-    struct Block {
-        int64_t head, g;  // g: of the group
-        int32_t row, mask;
-    };
-
-    // Each visit copies ahead for the next: to the column's next block, then to the column after, if that is known.
-    void column(const Task& t, const Task* after) {
+    void column(const Task& t) {
         const Place at = keys(t.head, t.row);
+        if (t.take > 0) {  // dk and dv are where rows are staged until sums begin
+            pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.dk);
+            pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dv);
+        }
         zero(lane.dk, int64_t(bk) * columns);
         zero(lane.dv, int64_t(bk) * columns_v);
         if (t.take > 0) {
-            const Rows k = held_k.rows(args.k, at, t.row, int(p.head_dim), load_padded<T>);
-            const Rows v = held_v.rows(args.v, at, t.row, int(p.head_dim_v), load_rows<T>);
-            pack_transposed(k, at.count, int(p.head_dim), 1.f, lane.k_t, bk);
-            pack_transposed(v, at.count, int(p.head_dim_v), 1.f, lane.v_t, bk);
-            Block block{};
-            int32_t left = t.take;
+            const Rows k = load_padded<T>(args.k, at, int(p.head_dim), lane.k);
             each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
-                const Block next{head, g, row, mask};
-                if (left-- < t.take) visit(block, k, at.count, [&] { fetch_queries(next); });
-                block = next;
+                visit(head, g, row, mask, k, at.count);
             });
-            visit(block, k, at.count, [&] { if (after) fetch_column(*after); });
         }
         t.part == whole_row ? finish(at) : keep(t.part);
-    }
-
-    void fetch_queries(const Block& block) {
-        const Place at = queries(block.head, block.row);
-        held_q.fetch(args.q, at, block.row, int(p.head_dim), ahead);
-        held_dout.fetch(args.dout, at, block.row, int(p.head_dim_v), ahead);
-    }
-
-    void fetch_column(const Task& t) {
-        const Place at = keys(t.head, t.row);
-        held_k.fetch(args.k, at, t.row, int(p.head_dim), ahead);
-        held_v.fetch(args.v, at, t.row, int(p.head_dim_v), ahead);
     }
 
     // The column's blocks: those of the group's first head, then those of the next.
@@ -146,13 +119,10 @@ struct BackwardLane {
         }
     }
 
-    template <class Fetch>
-    void visit(const Block& block, Rows k, int keys, Fetch fetch_next) {
-        const auto [head, g, row, mask] = block;
+    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, int keys) {
         const Place at = queries(head, row);
         const Rows q = held_q.rows(args.q, at, row, int(p.head_dim), load_padded<T>);
         const Rows dout = held_dout.rows(args.dout, at, row, int(p.head_dim_v), load_padded<T>);
-        fetch_next();
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
         Real* dq = repeats(row) ? lane.dq : touch(dq_block(order, g, own_tile(row)), is_first);
@@ -167,7 +137,6 @@ struct BackwardLane {
             }
         }
         if (repeats(row)) scatter_dq(g, at);
-        ahead.finish();
     }
 
     struct RowStatistics {
@@ -188,20 +157,18 @@ struct BackwardLane {
         const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
         Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
         // s = q kT, dp = dout vT
-        multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n, ahead);
-        multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n,
-                                          ahead);
+        multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
+        multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n);
         differentiate<n>(v, queries, first);
         // out = p v: dv += pT dout
         Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
         multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
-                                               columns_v / lanes, ahead);
+                                               columns_v / lanes);
         // s = q kT: dk += dsT q, dq += ds k
-        multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes,
-                                               ahead);
+        multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
         const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
-        is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes, ahead)
-                 : multiply<Left::rows, Store::add>(dq, count, columns / lanes, ahead);
+        is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
+                 : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
     }
 
     bool repeats(int32_t row) const { return row < repeating(args.layout.queries); }

@@ -5,9 +5,9 @@
 //     m, l           online softmax down the keys            vertical: no operation crosses lanes
 //     oT[dim][query] += V[key][dim] . pT[key][query]          V is read transposed by its strides
 //
-// One task is one block of queries of one head: qT is packed once, K and V are never repacked, though copied ahead
-// where their rows lie apart, and out is transposed back at the end. Scores are in units of log2: scale * log2(e) is
-// folded into qT. A lane runs tasks alone, in its own scratch.
+// One task is one block of queries of one head: qT is packed once, K and V are never repacked, and out is transposed
+// back at the end. Scores are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own
+// scratch.
 //
 // What binds: FMA. Per pair 4 * head_dim flops against one exp2 of about a dozen vector operations a vector, which is
 // 10 % of the time at head_dim 64 and 5 % at 128. K and V blocks come from L2 at about a byte a cycle.
@@ -44,21 +44,19 @@ struct ForwardSpace {
 
 template <int bq, int bk>
 struct ForwardScratch {
-    Real *q, *s, *state;         // [head_dim][bq], [bk][bq], State
-    Real *rows_q, *k, *v, *out;  // [2][bq][columns], [2][bk][columns] twice, [bq][columns]
+    Real *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [2][bk][columns]
 };
 
+// k is also where rows of q and out are staged.
 template <int bq, int bk>
 inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p) {
-    const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
+    const int columns = round_up(p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v, lanes);
     ForwardScratch<bq, bk> lane;
     lane.q = carver.take<Real>(p.head_dim * bq);
     lane.s = carver.take<Real>(bk * bq);
     lane.state = carver.take<Real>(state_floats(p, bq));
-    lane.rows_q = carver.take<Real>(2 * bq * columns);
-    lane.k = carver.take<Real>(2 * bk * columns);
-    lane.v = carver.take<Real>(2 * bk * columns_v);
-    lane.out = carver.take<Real>(bq * columns_v);
+    lane.k = carver.take<Real>(int64_t(bk > bq ? bk : bq) * columns);
+    lane.v = carver.take<Real>(2 * int64_t(bk) * columns);
     return lane;
 }
 
@@ -82,8 +80,7 @@ struct ForwardLane {
     ForwardSpace space;
     ForwardScratch<bq, bk> lane;
     State state;
-    Held held_q, held_k, held_v;
-    Ahead<T> ahead;
+    Held values;
     const SoftcapFactors cap;  // read where the problem has one
 
     ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
@@ -91,10 +88,7 @@ struct ForwardLane {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
         state = state_at(lane.state, p, bq);
-        const int64_t columns = round_up(p.head_dim, lanes);
-        held_q.place(lane.rows_q, lane.rows_q + bq * columns);
-        held_k.place(lane.k, lane.k + bk * columns);
-        held_v.place(lane.v, lane.v + bk * round_up(p.head_dim_v, lanes));
+        values.place(lane.v, lane.v + int64_t(bk) * round_up(p.head_dim_v, lanes));
     }
 
     Place queries(int32_t head, int32_t row) const {
@@ -118,54 +112,24 @@ struct ForwardLane {
 
     Real score_factor() const { return p.softcap != 0 ? cap.in : Real(p.scale * log2_e); }
 
-    Walk blocks_of(const Task& t) const {
-        const ListsView& lists = args.layout.by_query;
-        return walk(lists, slice_of(lists, args.layout.class_of[t.head], t.row), t.skip, t.take);
-    }
-
-    // The next visit is to the task's next block; after its last to the first of the task after, if that is known.
-    void task(const Task& t, const Task* after) {
+    void task(const Task& t) {
         const Place q = queries(t.head, t.row);
         const int32_t list_class = args.layout.class_of[t.head];
         start();
-        if (t.take > 0) pack_queries(q, t.row);
-        Walk w = blocks_of(t);
-        for (bool more = w.next(); more;) {
-            const int32_t block = w.block;
-            const uint64_t* bits = mask_bits(args.layout, w.mask);
-            const Place at = keys(q, list_class, block);
-            const Rows k = held_k.rows(args.k, at, block, int(p.head_dim), load_rows<T>);
-            const Rows v = held_v.rows(args.v, at, block, int(p.head_dim_v), load_swept<T>);
-            more = w.next();
-            if (more) fetch_keys(keys(q, list_class, w.block), w.block);
-            else if (after) fetch_task(*after);
-            visit(k, v, at.count, bits);
-            ahead.finish();
-        }
+        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
+        const ListsView& lists = args.layout.by_query;
+        for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
+            visit(keys(q, list_class, w.block), w.block, w.mask);
         t.part == whole_row ? finish(q) : keep(t.part);
     }
 
-    void pack_queries(const Place& q, int32_t row) {
-        const Rows rows = held_q.rows(args.q, q, row, int(p.head_dim), load_rows<T>);
-        pack_transposed(rows, q.count, int(p.head_dim), score_factor(), lane.q, bq);
-    }
-
-    void fetch_keys(const Place& at, int32_t block) {
-        held_k.fetch(args.k, at, block, int(p.head_dim), ahead);
-        held_v.fetch(args.v, at, block, int(p.head_dim_v), ahead);
-    }
-
-    void fetch_task(const Task& t) {
-        const Place q = queries(t.head, t.row);
-        held_q.fetch(args.q, q, t.row, int(p.head_dim), ahead);
-        Walk w = blocks_of(t);
-        if (w.next()) fetch_keys(keys(q, args.layout.class_of[t.head], w.block), w.block);
-    }
-
-    void visit(Rows k, Rows v, int count, const uint64_t* bits) {
-        if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, count}, 0, bits);
+    void visit(const Place& at, int32_t block, int32_t mask) {
+        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
+        const Rows v = values.rows(args.v, at, block, int(p.head_dim_v), load_swept<T>);
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, at.count}, 0, bits);
         for (int first = 0; first < bq; first += strip_lanes) {
-            const Span keys = rows_kept<bq>(bits, count, first);
+            const Span keys = rows_kept<bq>(bits, at.count, first);
             if (keys.count > 0) attend<strip_lanes / lanes>(k, v, keys, first, bits);
         }
     }
@@ -175,14 +139,14 @@ struct ForwardLane {
     void attend(Rows k, Rows v, Span keys, int first, const uint64_t* bits) {
         const Real* k_x = k.x + keys.first * k.ld;
         Real* s = lane.s + keys.first * bq + first;
-        multiply<Left::rows, Store::set>({k_x, k.ld, lane.q + first, bq, s, bq, int(p.head_dim)}, keys.count, n, ahead);
+        multiply<Left::rows, Store::set>({k_x, k.ld, lane.q + first, bq, s, bq, int(p.head_dim)}, keys.count, n);
         for (int i = 0; p.softcap != 0 && i < keys.count; ++i) cap_scores(s + i * bq, n * lanes, cap.out);
         constexpr int strip = n < 4 ? n : 4;  // vectors that softmax holds at once
         for (int at = first; at < first + n * lanes; at += strip * lanes)
             bits ? softmax<true, strip>(keys, at, bits) : softmax<false, strip>(keys, at, bits);
         const Real* v_x = v.x + keys.first * v.ld;
         multiply<Left::transposed, Store::add>({v_x, v.ld, s, bq, state.out + first, bq, keys.count},
-                                               int(p.head_dim_v), n, ahead);
+                                               int(p.head_dim_v), n);
     }
 
     // sT becomes pT, in the strip of lanes that starts at `first`.
@@ -265,10 +229,10 @@ struct ForwardLane {
     void finish(const Place& at) {
         const int columns = int(p.head_dim_v), ld = round_up(columns, lanes);
         const double sink = sink_of(args.sink_logits, at.head);
-        transpose({state.out, bq}, columns, at.count, 1.f, lane.out, ld);
+        transpose({state.out, bq}, columns, at.count, 1.f, lane.k, ld);
         for (int i = 0; i < at.count; ++i) {
             if (!(at.owned >> i & 1)) continue;
-            Real* out = lane.out + i * ld;
+            Real* out = lane.k + i * ld;
             RowState row{state.m[i], state.l[i], state.top[i]};
             if (!args.piece.is_first) take_on(at, i, row, out);
             args.piece.is_last ? finish_row(at, i, row, end_row(row.m, row.l, sink), out) : hand_on(at, i, row, out);
@@ -316,35 +280,13 @@ struct ForwardRun {
     int64_t next_order, next_join;
 };
 
-// Tasks of the orders that a lane takes.
-struct TaskQueue {
-    const TasksView& tasks;
-    int64_t& next_order;
-    int32_t at = 0, end = 0;
-
-    const Task* next() {
-        while (at == end) {
-            const int64_t w = next_of(next_order);
-            if (w >= tasks.orders) return nullptr;
-            at = tasks.begin[w], end = tasks.begin[w + 1];
-        }
-        return &tasks.tasks[at++];
-    }
-};
-
 template <class T, int bq, int bk>
 inline void forward_tasks(void* argument, int64_t index) {
     ForwardRun& run = *(ForwardRun*)argument;
     const TasksView& tasks = run.args->tasks;
     ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    TaskQueue queue{tasks, run.next_order};
-    // Whoever knows the task after has taken its order from others: only where rows are copied ahead.
-    const bool looks_ahead = run.args->layout.keys.modulus > 1;
-    for (const Task* t = queue.next(); t;) {
-        const Task* after = looks_ahead ? queue.next() : nullptr;
-        lane.task(*t, after);
-        t = looks_ahead ? after : queue.next();
-    }
+    for (int64_t w; (w = next_of(run.next_order)) < tasks.orders;)
+        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
     end_streams();
 }
 

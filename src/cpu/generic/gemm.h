@@ -54,35 +54,29 @@ inline void tile(const Product& g) {
         }
 }
 
-// What is done between tiles, after each of n vectors a row.
-struct Nothing {
-    void operator()(int) const {}
-};
-
 // All rows of a strip of N vectors: whole tiles, then one tile of what is left.
-template <int N, Left left, Store mode, int M = tile_m, class Between>
-inline void strip(Product g, int m, Between& between) {
+template <int N, Left left, Store mode, int M = tile_m>
+inline void strip(Product g, int m) {
     if constexpr (M > 0) {
         for (; m >= M; m -= M) {
             tile<M, N, left, mode>(g);
-            between(N);
             g.a += M * (left == Left::rows ? g.lda : 1);
             g.c += M * g.ldc;
         }
-        if (m > 0) strip<N, left, mode, M - 1>(g, m, between);
+        if (m > 0) strip<N, left, mode, M - 1>(g, m);
     }
 }
 
 // n in vectors.
-template <Left left, Store mode, int N = tile_n, class Between = const Nothing>
-inline void multiply(Product g, int m, int n, Between& between = {}) {
+template <Left left, Store mode, int N = tile_n>
+inline void multiply(Product g, int m, int n) {
     if constexpr (N > 0) {
         for (; n >= N; n -= N) {
-            strip<N, left, mode>(g, m, between);
+            strip<N, left, mode>(g, m);
             g.b += N * lanes;
             g.c += N * lanes;
         }
-        if (n > 0) multiply<left, mode, N - 1>(g, m, n, between);
+        if (n > 0) multiply<left, mode, N - 1>(g, m, n);
     }
 }
 

@@ -18,8 +18,6 @@ struct Place : TileView {
 };
 constexpr uint64_t all_rows = ~uint64_t(0);
 
-inline bool lies_apart(const Place& at) { return at.tokens || at.stride > 1; }
-
 template <class T>
 inline T* address(const TensorView& x, const Place& at, int i = 0) {
     const int64_t token = at.tokens ? at.tokens[i] : at.first + i * at.stride;
@@ -42,16 +40,14 @@ inline void load_row(const T* in, int64_t stride, int columns, Real* out) {
 // Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
 // products.
 template <class T>
-inline void copy_row(const TensorView& x, const Place& at, int i, int columns, Real* scratch) {
-    const int ld = round_up(columns, lanes);
-    const bool alive = at.alive >> i & 1;
-    if (alive) load_row(address<T>(x, at, i), x.column, columns, scratch + i * ld);
-    for (int c = alive ? columns : 0; c < ld; ++c) scratch[i * ld + c] = 0.f;
-}
-template <class T>
 inline Rows copy_rows(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    for (int i = 0; i < at.count; ++i) copy_row<T>(x, at, i, columns, scratch);
-    return {scratch, round_up(columns, lanes)};
+    const int ld = round_up(columns, lanes);
+    for (int i = 0; i < at.count; ++i) {
+        const bool alive = at.alive >> i & 1;
+        if (alive) load_row(address<T>(x, at, i), x.column, columns, scratch + i * ld);
+        for (int c = alive ? columns : 0; c < ld; ++c) scratch[i * ld + c] = 0.f;
+    }
+    return {scratch, ld};
 }
 
 inline bool all_of(const Place& at) { return at.count == 0 || (~at.alive & (all_rows >> (64 - at.count))) == 0; }
@@ -103,7 +99,8 @@ inline void store_row(const Real* in, int columns, Real factor, T* out, int64_t 
 // after.
 inline bool is_streamed(const Real* out, int columns, int64_t stride, const Place& at) {
     constexpr uintptr_t line = 64;
-    return lies_apart(at) && stride == 1 && ((uintptr_t)out | size_t(columns) * sizeof(Real)) % line == 0;
+    const bool apart = at.tokens || at.stride > 1;
+    return apart && stride == 1 && ((uintptr_t)out | size_t(columns) * sizeof(Real)) % line == 0;
 }
 template <class T>
 inline void store_row(const Real* in, int columns, Real factor, const TensorView& x, const Place& at, int i) {
@@ -172,16 +169,13 @@ inline void transpose(Rows in, int rows, int columns, Real factor, Real* out, in
                                  ld_out);
 }
 
-// Rows to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
-inline void pack_transposed(Rows rows, int count, int columns, Real factor, Real* out, int width) {
-    transpose(rows, count, columns, factor, out, width);
-    for (int c = 0; count < width && c < columns; ++c)
-        for (int i = count; i < width; ++i) out[c * width + i] = 0.f;
-}
+// Rows of a tensor to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
 template <class T>
 inline void pack_transposed(const TensorView& x, const Place& at, int columns, Real factor, Real* out, int width,
                             Real* scratch) {
-    pack_transposed(load_rows<T>(x, at, columns, scratch), at.count, columns, factor, out, width);
+    transpose(load_rows<T>(x, at, columns, scratch), at.count, columns, factor, out, width);
+    for (int c = 0; at.count < width && c < columns; ++c)
+        for (int i = at.count; i < width; ++i) out[c * width + i] = 0.f;
 }
 
 }  // namespace

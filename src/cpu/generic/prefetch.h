@@ -6,18 +6,15 @@ namespace spattn::cpu {
 namespace {
 
 constexpr int line_bytes = 64;
-enum class Level { l2 = 2, l1 = 3 };  // as __builtin_prefetch counts
 
 // The asm keeps GCC from taking a function that only prefetches for one that does nothing, and its calls for dead code
 // (https://gcc.gnu.org/PR109985).
-template <Level level = Level::l1>
 inline void prefetch(const void* at) {
-    __builtin_prefetch(at, 0, int(level));
+    __builtin_prefetch(at);
     asm volatile("");
 }
-template <Level level = Level::l1>
 inline void prefetch_row(const void* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += line_bytes) prefetch<level>((const char*)row + at);
+    for (int64_t at = 0; at < bytes; at += line_bytes) prefetch((const char*)row + at);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
 #include "cpu/generic/operand.h"
-#include "cpu/generic/ahead.h"
 #include "cpu/generic/held.h"
 #include "cpu/generic/walk.h"
 #include "cpu/generic/log2.h"
