@@ -34,10 +34,10 @@ struct DimsBackward {
         int32_t heads, at, done;  // done: keys below the range
     };
     struct Scratch {
-        Real *q, *dout, *k, *v;  // [heads][columns], [heads][columns_v], [lanes][columns], [lanes][columns_v]
-        Real *dq, *weights;      // [heads][columns], [lanes]
-        RowStats* stats;         // [heads]
-        Row* rows;               // [heads]
+        Real *q, *dout, *k, *v;   // [heads][columns], [heads][columns_v], [lanes][columns], [lanes][columns_v]
+        Real *dq, *weights, *ds;  // [heads][columns], [lanes], [lanes]
+        RowStats* stats;          // [heads]
+        Row* rows;                // [heads]
         int32_t* keys;
     };
     static Scratch carve(Carver& carver, const Problem& p) {
@@ -49,6 +49,7 @@ struct DimsBackward {
         lane.v = carver.take<Real>(int64_t(lanes) * values_of(p));
         lane.dq = carver.take<Real>(heads * columns_of(p));
         lane.weights = carver.take<Real>(lanes);
+        lane.ds = carver.take<Real>(lanes);
         lane.stats = carver.take<RowStats>(heads);
         lane.rows = carver.take<Row>(heads);
         lane.keys = carver.take<int32_t>(list_tokens(p));
@@ -149,16 +150,15 @@ struct DimsBackward {
     // One vector of keys.
     void meet(int64_t head, int count, int64_t to) {
         const RowStats stats = lane.stats[head];
-        Real weights[lanes] = {};
-        dots(lane.q + head * columns, k, columns, weights);
-        dots(lane.dout + head * columns_v, p.value_in_key ? k : v, columns_v, lane.weights);
+        dots(lane.q + head * columns, k, columns, lane.weights);
+        dots(lane.dout + head * columns_v, p.value_in_key ? k : v, columns_v, lane.ds);
         const auto [e, de] =
-            differentiation.at(load(weights), load(lane.weights), set1(stats.minus_lse), set1(stats.delta));
-        store(weights, e);
-        store(lane.weights, de);
-        __builtin_memcpy(map.space.p + to, weights, size_t(count) * sizeof(Real));
-        __builtin_memcpy(map.space.ds + to, lane.weights, size_t(count) * sizeof(Real));
-        add_weighted_rows(lane.weights, k, columns, lane.dq + head * columns);
+            differentiation.at(load(lane.weights), load(lane.ds), set1(stats.minus_lse), set1(stats.delta));
+        store(lane.weights, e);
+        store(lane.ds, de);
+        __builtin_memcpy(map.space.p + to, lane.weights, size_t(count) * sizeof(Real));
+        __builtin_memcpy(map.space.ds + to, lane.ds, size_t(count) * sizeof(Real));
+        add_weighted_rows(lane.ds, k, columns, lane.dq + head * columns);
     }
 
     void finish(const HeadTile& t, const Row& row) {
