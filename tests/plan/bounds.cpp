@@ -67,9 +67,10 @@ TEST(smaller_blocks_are_known_exactly) {
         }
     }
     check::context.clear();
+    // How many depends on the compiler, which chooses the order in which arguments draw from `random`.
     CHECK(met[int(Order::plain)] > 500);
-    CHECK(met[int(Order::residue)] > 20);
-    CHECK(met[int(Order::packed)] > 20);
+    CHECK(met[int(Order::residue)] > 10);
+    CHECK(met[int(Order::packed)] > 10);
 }
 
 TEST(no_layout_comes_to_less_than_its_least) {
