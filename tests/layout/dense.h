@@ -160,4 +160,15 @@ inline void check_live_keys(const Layout& layout) {
     CHECK(is_right);
 }
 
+inline void check_counts(const Counts& got, const Counts& want) {
+    CHECK_EQ(got.pairs, want.pairs);
+    CHECK_EQ(got.visited, want.visited);
+    CHECK_EQ(got.blocks_full, want.blocks_full);
+    CHECK_EQ(got.blocks_partial, want.blocks_partial);
+    CHECK_EQ(got.blocks_empty, want.blocks_empty);
+    CHECK_EQ(got.row_min, want.row_min);
+    CHECK_EQ(got.row_max, want.row_max);
+    CHECK_EQ(got.rows_empty, want.rows_empty);
+}
+
 }  // namespace spattn

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Does an outline say what the layout would have come to? Is a layout made once one is asked for?
 #include "layout/classes.h"
+#include "layout/dense.h"
 #include "layout/random_patterns.h"
+#include "plan/blocks.h"
 #include "plan/bounds.h"
 #include "plan/plans.h"
 #include "plan/stats.h"
@@ -9,34 +11,6 @@
 using namespace spattn;
 
 namespace {
-
-Kernel blocks_of(int32_t block, bool by_key) {
-    Kernel kernel{};
-    kernel.block_q = kernel.block_k = block;
-    kernel.by_key = by_key;
-    return kernel;
-}
-
-void check_equal(const LayoutStats& got, const LayoutStats& want) {
-    CHECK_EQ(got.pairs, want.pairs);
-    CHECK_EQ(got.visited, want.visited);
-    CHECK_EQ(got.worked, want.worked);
-    CHECK_EQ(got.blocks, want.blocks);
-    CHECK_EQ(got.masked, want.masked);
-    CHECK_EQ(got.gathered, want.gathered);
-    CHECK_EQ(got.rows, want.rows);
-}
-
-void check_equal(const Counts& got, const Counts& want) {
-    CHECK_EQ(got.pairs, want.pairs);
-    CHECK_EQ(got.visited, want.visited);
-    CHECK_EQ(got.blocks_full, want.blocks_full);
-    CHECK_EQ(got.blocks_partial, want.blocks_partial);
-    CHECK_EQ(got.blocks_empty, want.blocks_empty);
-    CHECK_EQ(got.row_min, want.row_min);
-    CHECK_EQ(got.row_max, want.row_max);
-    CHECK_EQ(got.rows_empty, want.rows_empty);
-}
 
 // Up to three keys a row; every third time a whole block as well.
 PatternRef random_few(Random& random, const Extent& e) {
@@ -87,7 +61,7 @@ TEST(outlines_are_exact) {
         auto layout = std::make_shared<const Layout>(build_layout(*pattern, extent, outlined_block, outlined_block));
         const Form form{outlined_block, outlined_block, Order::plain, Owner::queries};
         const Lowered lowered{form, layout, count(*layout)};
-        check_equal(outline->counts, lowered.counts);
+        check_counts(outline->counts, lowered.counts);
         check_side(*outline, lowered, false);
         check_side(*outline, lowered, true);
         CHECK(outline->bytes >= layout->masks.size() * sizeof(uint64_t));
