@@ -34,7 +34,14 @@ const char* spattn_kernel_name(int32_t row) {
 }
 
 int32_t spattn_kernel_runs_here(int32_t row) {
-    return row >= 0 && row < spattn_kernel_count() && all_kernels()[size_t(row)].runs_here();
+    bool runs = false;
+    guard(__func__, [&] {
+        if (row < 0 || row >= int32_t(all_kernels().size())) return;
+        const Kernel& kernel = all_kernels()[size_t(row)];
+        for (const Backend& backend : all_backends())
+            for (int i = 0; backend.device == kernel.device && i < backend.count(); ++i) runs |= kernel.runs_here(i);
+    });
+    return runs;
 }
 
 const char* spattn_build_json(void) {

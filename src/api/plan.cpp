@@ -110,6 +110,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     plan->axes = axes;
     PlanOptions options;
     options.device = context.device->id().type;
+    options.device_index = context.device->id().index;
     options.backward = flags & SPATTN_PLAN_BACKWARD;
     options.reference = flags & SPATTN_PLAN_REFERENCE;
     options.machine = context.device->machine();

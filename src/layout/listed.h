@@ -7,9 +7,6 @@
 
 namespace spattn {
 
-// The axis whose tiles a pass owns: what it writes belongs to one of them.
-enum class Owner { queries, keys };  // forward, backward
-
 // A layout of plain blocks, said again with listed tiles on the other axis. Blocks that more than half of their tokens
 // matter in stay as they are. Tokens of the owning axis that see far more than their neighbours (global tokens) move
 // into listed tiles of their own, so that their blocks are not everybody's.

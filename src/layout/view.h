@@ -74,6 +74,10 @@ static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t to
     return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
 }
 
+// The axis whose tiles a walk over a layout owns: it goes through that axis' lists, and what it writes belongs to one of
+// its tiles.
+enum class Owner { queries, keys };
+
 // A compiled pattern. Heads and batch entries that see the same keys belong to one class and share lists.
 struct LayoutView {
     int32_t block_q, block_k;    // tokens

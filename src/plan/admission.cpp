@@ -52,13 +52,8 @@ std::string Admission::refuse(const Kernel& kernel) const {
     if (!is_reference && options.reference) return "SPATTN_PLAN_REFERENCE asks for reference rows";
     if (!is_forced(kernel) && std::any_of(kernels.begin(), kernels.end(), pins_pass))
         return text(force_variable, " pins another row");
-    if (problem.softcap != 0 && !kernel.softcap) return "no softcap";
-    if (problem.has_sink_logits && !kernel.sink_logits) return "no sink logits";
-    if (!kernel.runs_here()) return "not on this machine";
-    if (problem.run_lists.at_run_time() && kernel.family == Family::block)
-        return "block row, and runs bring the lists";
-    if (problem.value_in_key && kernel.pass == Pass::backward && kernel.device != SPATTN_CPU)
-        return "writes dv, which SPATTN_PLAN_VALUE_IN_KEY leaves out";
+    if (!kernel.runs_here(options.device_index))
+        return kernel.device == SPATTN_CPU ? "not on this machine" : "not on this device";
     const char* why_not = kernel.fits(problem);
     return why_not ? why_not : "";
 }

@@ -14,7 +14,7 @@ constexpr double clearly_less = 0.9;   // of the best cost: what a layout must p
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 Form form(const Kernel& kernel, Order order) {
-    return {kernel.block_q, kernel.block_k, order, kernel.by_key ? Owner::keys : Owner::queries};
+    return {kernel.block_q, kernel.block_k, order, kernel.owner()};
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
     if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
     const Lowered& chosen = counted(kernel, candidate.order);
-    if (kernel.family != Family::gather) return measured_.at(chosen, kernel.by_key);
+    if (kernel.family != Family::gather) return measured_.at(chosen, kernel.owner() == Owner::keys);
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
@@ -153,7 +153,7 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
 bool Chooser::loses_finer(const Lowered& coarse, const Kernel& kernel, double us) {
     LayoutStats finer = measured_.at(make_finer_stats, coarse, kernel);
     if (loses(kernel, finer, us)) return true;
-    finer.rows = measured_.at(coarse, kernel.by_key).rows;
+    finer.rows = measured_.at(coarse, kernel.owner() == Owner::keys).rows;
     return loses(kernel, finer, clearly_less * us);
 }
 
@@ -198,9 +198,14 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
         const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
         plan.masks = lowering_.masks(chosen, kernel);
-        plan.schedule = make_schedule(problem_, plan.layout_view(), kernel.by_key ? Pass::backward : Pass::forward);
+        const auto schedule = [&](int32_t walk) {
+            if (walk >= kernel.num_walks) return Schedule{};
+            return make_schedule(problem_, plan.layout_view(), kernel.walks[walk], options_.machine.lanes);
+        };
+        plan.schedule = schedule(0), plan.second_schedule = schedule(1);
     }
-    plan.workspace = kernel.workspace(problem_, plan.layout_view(), view(plan.schedule), options_.machine.lanes);
+    plan.workspace = kernel.workspace({problem_, plan.layout_view(), view(plan.schedule), view(plan.second_schedule),
+                                       options_.machine.lanes});
     return plan;
 }
 

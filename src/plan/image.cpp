@@ -66,11 +66,17 @@ LiveView place(Stage& stage, LiveView live, const Live& from) {
     return live;
 }
 
+TasksView place(Stage& stage, TasksView tasks, const Schedule& from) {
+    tasks.tasks = stage.place(from.tasks.data(), from.tasks.size());
+    tasks.begin = stage.place(from.begin.data(), from.begin.size());
+    tasks.joins = stage.place(from.joins.data(), from.joins.size());
+    return tasks;
+}
+
 PieceImage place(Stage& stage, const PiecePlan& piece) {
     PieceImage image = view(piece);
-    image.tasks.tasks = stage.place(piece.schedule.tasks.data(), piece.schedule.tasks.size());
-    image.tasks.begin = stage.place(piece.schedule.begin.data(), piece.schedule.begin.size());
-    image.tasks.joins = stage.place(piece.schedule.joins.data(), piece.schedule.joins.size());
+    image.tasks = place(stage, image.tasks, piece.schedule);
+    image.second_tasks = place(stage, image.second_tasks, piece.second_schedule);
     if (piece.tokens) {
         image.tokens.begin = stage.place(piece.tokens->begin.data(), piece.tokens->begin.size());
         image.tokens.keys = stage.place(piece.tokens->keys.data(), piece.tokens->keys.size());
@@ -104,7 +110,9 @@ PassImage view(const PassPlan& pass) {
 
 }  // namespace
 
-PieceImage view(const PiecePlan& piece) { return {piece.layout_view(), view(piece.schedule), piece.tokens_view()}; }
+PieceImage view(const PiecePlan& piece) {
+    return {piece.layout_view(), view(piece.schedule), view(piece.second_schedule), piece.tokens_view()};
+}
 
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
     if (memory->is_heap()) return {{}, view(plan.forward), view(plan.backward)};

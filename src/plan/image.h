@@ -13,7 +13,7 @@ namespace spattn {
 // Where the lists, masks and tasks of one piece of a pass lie.
 struct PieceImage {
     LayoutView layout{};
-    TasksView tasks{};
+    TasksView tasks{}, second_tasks{};
     TokenListsView tokens{};
 };
 using PassImage = std::vector<PieceImage>;

@@ -57,11 +57,33 @@ struct PieceView {
     int32_t sweep = 0;        // of the row's so many over all pieces
 };
 
+// How a walk's work is cut into tasks, and which tasks one worker does one after the other. All counts are of blocks
+// unless they say otherwise.
+struct SchedulePolicy {
+    // The axis is cut into equal shares, wherever the cuts fall, for as many workers as said. Without: a task is a row of
+    // blocks, and a row is split where it is longer than longest_task and than what one of the workers would do in all.
+    bool equal_shares = false;
+    int workers = 64;            // 0: as many as the machine has lanes; the CPU's results may not depend on that
+    int64_t longest_task = 64;
+    // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
+    // share keys. Small problems stay in single tasks.
+    int64_t shared_blocks = 16;
+    int64_t most_single = 256;          // tasks: from here on short ones are put together
+    int64_t most_single_residue = 64;   // of residue classes, whose neighbours share keys that are slow to fetch
+};
+
+// One walk of a pass over its layout. The counts that a cost is predicted from are those of a row's first walk.
+struct Walk {
+    Owner owner;
+    SchedulePolicy policy;
+};
+
 // What every pass sees.
 struct RunArgs {
     const Problem* problem;
     LayoutView layout;      // block rows; for gather rows what else a run's listed key must satisfy, or no lists
-    TasksView tasks;
+    TasksView tasks;        // of the row's first walk
+    TasksView second_tasks; // of its second, where it has one
     TokenListsView tokens;  // gather rows, where the plan made the lists
     RunLists run_lists;     // gather rows, where the run brings them
     const TokenRows* rows;  // read by reference rows only
@@ -107,6 +129,14 @@ struct Cost {
     const char* binds;  // "compute", "memory", "overhead"
 };
 
+// What the size of a workspace follows from.
+struct Sizing {
+    const Problem& problem;
+    LayoutView layout;
+    TasksView tasks, second_tasks;
+    int lanes;
+};
+
 // Bits of a mask in the order in which a row's threads hold a score tile: writes mask_words words for the tile whose
 // row-major bits are given, bit (r * block_k + k) of `bits`.
 using PermuteMask = void (*)(const uint64_t* bits, int block_q, int block_k, uint64_t* out);
@@ -116,25 +146,30 @@ struct Kernel {
     int32_t device;    // spattn_device_type
     Pass pass;
     Dtype dtype;
-    int32_t block_q, block_k;      // tokens; 0 where the row reads no layout
-    int32_t mask_words;            // 64-bit words a mask
-    PermuteMask permute;           // null: row-major bits as they are
-    bool by_key;                   // tasks walk by_key (backward) instead of by_query
-    bool (*runs_here)();
+    int32_t block_q = 0, block_k = 0;  // tokens; 0 where the row reads no layout
+    int32_t mask_words = 0;            // 64-bit words a mask
+    PermuteMask permute = nullptr;     // null: row-major bits as they are
+    // Walks over the layout that need tasks, in the order in which the pass makes them. Steps without (row sums,
+    // conversions, combining) are the row's own business.
+    Walk walks[2] = {};
+    int32_t num_walks = 0;
+    bool (*runs_here)(int32_t device);    // index among the devices of its kind
     const char* (*fits)(const Problem&);  // null where it fits, else why not: "head_dim above 1024"
     Cost (*cost)(const Problem&, const LayoutStats&, const Machine&);
-    size_t (*workspace)(const Problem&, const LayoutView&, const TasksView&, int lanes);  // bytes
-    void (*forward)(const ForwardArgs&);    // exactly one of these two
-    void (*backward)(const BackwardArgs&);
+    size_t (*workspace)(const Sizing&);   // bytes
+    void (*forward)(const ForwardArgs&) = nullptr;    // exactly one of these two
+    void (*backward)(const BackwardArgs&) = nullptr;
     void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no run waits for it; null: nothing to load
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
-    bool max_logits = false;                    // writes them where a run asks
-    bool softcap = false, sink_logits = false;  // takes problems that have them
-    bool shares_lists = false;                  // gather rows: the heads of a group must see the same keys
+    bool max_logits = false;    // writes them where a run asks
+    bool shares_lists = false;  // gather rows: the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
+    const char* assumes = nullptr;  // of a call's operands, and what it does without: the plan cannot know, and says so
+
+    Owner owner() const { return num_walks > 0 ? walks[0].owner : Owner::queries; }
 };
 
 struct KernelTable {

@@ -20,12 +20,13 @@ public:
     }
 
     const LayoutStats& at(Bound* bound, const Lowered& lowered, const Kernel& kernel) {
+        const bool by_key = kernel.owner() == Owner::keys;
         for (const Known& known : known_)
             if (known.bound == bound && known.lowered == &lowered && known.block_q == kernel.block_q &&
-                known.block_k == kernel.block_k && known.by_key == kernel.by_key)
+                known.block_k == kernel.block_k && known.by_key == by_key)
                 return known.stats;
-        const LayoutStats stats = bound(lowered, at(lowered, kernel.by_key), kernel);
-        return known_.emplace_back(bound, &lowered, kernel.block_q, kernel.block_k, kernel.by_key, stats).stats;
+        const LayoutStats stats = bound(lowered, at(lowered, by_key), kernel);
+        return known_.emplace_back(bound, &lowered, kernel.block_q, kernel.block_k, by_key, stats).stats;
     }
 
 private:

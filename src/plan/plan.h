@@ -22,10 +22,11 @@ struct Schedule {
 };
 TasksView view(const Schedule& schedule);
 
-// Forward: a task a query block and head, longest first; rows far longer than the rest are split. Backward by key: the
-// blocks of a (batch, kv head), column after column, are cut into orders of equal work; a column that a cut crosses is
-// joined. Depends on the layout and the problem only, never on the number of threads.
-Schedule make_schedule(const Problem& problem, const LayoutView& layout, Pass pass);
+// A task a block of the owning axis and head, longest first; rows far longer than the rest are split. Or, in equal
+// shares: the blocks of a head, row after row, are cut into orders of equal work; a row that a cut crosses is joined.
+// `lanes`, those of the machine, count only for policies that do not name their workers. Where keys own the tasks, a
+// head is one of heads_kv, and the lists of its group follow each other.
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes);
 
 // A row that was looked at, with its blocks in an order, and what became of it.
 struct Candidate {
@@ -46,7 +47,7 @@ struct PiecePlan {
     std::shared_ptr<const Layout> layout;
     std::shared_ptr<const std::vector<uint64_t>> masks;  // in the kernel's order
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless runs bring the lists
-    Schedule schedule;
+    Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
     LayoutStats stats{};
     std::vector<Candidate> considered;
@@ -67,6 +68,7 @@ struct PassPlan {
 
 struct PlanOptions {
     int32_t device = SPATTN_CPU;  // spattn_device_type
+    int32_t device_index = 0;     // among the devices of that type
     bool backward = false;
     bool reference = false;
     Machine machine;

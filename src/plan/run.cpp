@@ -14,6 +14,7 @@ void run_pieces(const PassPlan& pass, const PassImage& image, Args& args, Run ru
         for (size_t i = 0; i < pieces; ++i) {
             args.layout = image[i].layout;
             args.tasks = image[i].tasks;
+            args.second_tasks = image[i].second_tasks;
             args.tokens = image[i].tokens;
             args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
             run(*pass.pieces[i].kernel, args);

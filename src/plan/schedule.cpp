@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tasks. Neither pass looks at the number of threads: the same tasks, parts and joins give the same bits on any.
+// Tasks. A policy that names its workers never looks at the machine: the same tasks, parts and joins give the same bits
+// on any.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -18,17 +19,6 @@ TasksView view(const Schedule& schedule) {
 
 namespace {
 
-// A forward row is split where it is longer than both; the second is what one of 64 equal workers would do in all.
-constexpr int64_t longest_task = 64;  // blocks
-constexpr int64_t equal_workers = 64;
-// Backward by key: orders over all heads, enough to keep that many lanes busy with equal work.
-constexpr int64_t key_orders = 32;
-// Short forward tasks of a head are done by one worker, up to this many blocks: fetching an order costs something, and
-// neighbours share keys. Small problems stay in single tasks.
-constexpr int64_t order_blocks = 16;
-constexpr int64_t most_single_orders = 256;
-// Neighbours in a residue class share keys that are slow to fetch, so they stay together earlier.
-constexpr int64_t most_residue_orders = 64;
 // Tiles of a residue class before the next class has its turn. More share more keys; with fewer, pages that classes
 // share are sooner met again, and to find a page takes as long as to fetch a row of it.
 constexpr int64_t tiles_in_turn = 4;
@@ -128,23 +118,56 @@ int32_t row_in_turn(const AxisView& queries, int32_t at) {
     return int32_t(queries.listed + home % turn / tiles * queries.class_tiles + first + home % turn % tiles);
 }
 
-Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
-    const std::vector<int32_t> lengths = measure_lists(layout.by_query, layout.classes);
-    const int32_t heads = int32_t(problem.batch * problem.heads_q), rows = layout.by_query.rows;
-    const auto length = [&](int32_t head, int32_t row) { return lengths[size_t(layout.class_of[head]) * rows + row]; };
-    std::vector<int64_t> of_class(layout.classes);
-    for (size_t i = 0; i < lengths.size(); ++i) of_class[i / rows] += lengths[i];
-    int64_t total = 0;
-    for (int32_t head = 0; head < heads; ++head) total += of_class[layout.class_of[head]];
+// How many heads own tasks, and how many blocks each of their rows has.
+class Work {
+public:
+    Work(const Problem& problem, const LayoutView& layout, Owner owner)
+        : layout_(layout), lists_(owner == Owner::keys ? layout.by_key : layout.by_query),
+          members_(owner == Owner::keys ? int32_t(problem.group()) : 1), lengths_(measure_lists(lists_, layout.classes)),
+          heads(int32_t(problem.batch * problem.heads_q) / members_), rows(lists_.rows), of_row_(size_t(rows)) {}
 
-    const int64_t longest = std::max(longest_task, total / equal_workers);
-    const int64_t most_orders = layout.queries.modulus > 1 ? most_residue_orders : most_single_orders;
-    const int64_t target = std::clamp<int64_t>(total / most_orders, 1, order_blocks);
-    Scheduler scheduler(int64_t(heads) * rows);
-    for (int32_t head = 0; head < heads; ++head) {
-        for (int32_t at = 0; at < rows; ++at) {
-            const int32_t row = row_in_turn(layout.queries, at);
-            const int64_t blocks = length(head, row), parts = std::max<int64_t>(1, divide_up(blocks, longest));
+    // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. Valid until the next.
+    const std::vector<int64_t>& of(int32_t head) {
+        std::fill(of_row_.begin(), of_row_.end(), 0);
+        for (int32_t member = head * members_; member < (head + 1) * members_; ++member) {
+            const int32_t* of_class = &lengths_[size_t(layout_.class_of[member]) * size_t(rows)];
+            for (int32_t row = 0; row < rows; ++row) of_row_[size_t(row)] += of_class[row];
+        }
+        return of_row_;
+    }
+
+    int64_t total() const {
+        std::vector<int64_t> of_class(size_t(layout_.classes));
+        for (size_t i = 0; i < lengths_.size(); ++i) of_class[i / size_t(rows)] += lengths_[i];
+        int64_t sum = 0;
+        for (int32_t head = 0; head < heads * members_; ++head) sum += of_class[size_t(layout_.class_of[head])];
+        return sum;
+    }
+
+private:
+    const LayoutView& layout_;
+    const ListsView& lists_;
+    int32_t members_;
+    std::vector<int32_t> lengths_;
+
+public:
+    const int32_t heads, rows;
+
+private:
+    std::vector<int64_t> of_row_;
+};
+
+Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
+    const int64_t total = work.total();
+    const int64_t longest = std::max(policy.longest_task, total / workers);
+    const int64_t most_single = axis.modulus > 1 ? policy.most_single_residue : policy.most_single;
+    const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
+    Scheduler scheduler(int64_t(work.heads) * work.rows);
+    for (int32_t head = 0; head < work.heads; ++head) {
+        const std::vector<int64_t>& lengths = work.of(head);
+        for (int32_t at = 0; at < work.rows; ++at) {
+            const int32_t row = row_in_turn(axis, at);
+            const int64_t blocks = lengths[size_t(row)], parts = std::max<int64_t>(1, divide_up(blocks, longest));
             if (blocks >= target) scheduler.close_order();
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
@@ -158,53 +181,45 @@ Schedule schedule_by_query(const Problem& problem, const LayoutView& layout) {
     return scheduler.finish();
 }
 
-// One (batch, kv head): its columns, with the lists of the group's query heads one after the other, in equal orders.
-void schedule_columns(const std::vector<int64_t>& lengths, int32_t head, int64_t orders, Scheduler& scheduler) {
+// One head: its rows, one after the other, in orders of equal work.
+void share_rows(const std::vector<int64_t>& lengths, int32_t head, int64_t orders, Scheduler& scheduler) {
     int64_t total = 0, done = 0, order = 0;
     for (int64_t length : lengths) total += length;
-    for (size_t column = 0; column < lengths.size(); ++column) {
+    for (size_t row = 0; row < lengths.size(); ++row) {
         int64_t skip = 0;
         size_t parts = 0;
         do {
-            // Columns without blocks stay with what comes before them.
-            if (lengths[column] > 0)
+            // Rows without blocks stay with what comes before them.
+            if (lengths[row] > 0)
                 while (done >= total * (order + 1) / orders) {
                     scheduler.close_order();
                     ++order;
                 }
-            const int64_t take = std::min(lengths[column] - skip, total * (order + 1) / orders - done);
-            scheduler.add({head, int32_t(column), int32_t(skip), int32_t(take), whole_row});
+            const int64_t take = std::min(lengths[row] - skip, total * (order + 1) / orders - done);
+            scheduler.add({head, int32_t(row), int32_t(skip), int32_t(take), whole_row});
             skip += take;
             done += take;
             ++parts;
-        } while (skip < lengths[column]);
+        } while (skip < lengths[row]);
         if (parts > 1) scheduler.join(parts);
     }
     scheduler.close_order();
 }
 
-Schedule schedule_by_key(const Problem& problem, const LayoutView& layout) {
-    const std::vector<int32_t> lengths = measure_lists(layout.by_key, layout.classes);
-    const int64_t heads = problem.batch * problem.heads_kv, group = problem.group();
-    const int32_t columns = layout.by_key.rows;
-    const int64_t orders = std::clamp<int64_t>(divide_up(key_orders, heads), 1, columns);
-    Scheduler scheduler(heads * columns);
-    std::vector<int64_t> of_column(columns);
-    for (int64_t head = 0; head < heads; ++head) {
-        std::fill(of_column.begin(), of_column.end(), 0);
-        for (int64_t member = head * group; member < (head + 1) * group; ++member) {
-            const int32_t* of_class = &lengths[size_t(layout.class_of[member]) * columns];
-            for (int32_t column = 0; column < columns; ++column) of_column[column] += of_class[column];
-        }
-        schedule_columns(of_column, int32_t(head), orders, scheduler);
-    }
+Schedule schedule_shares(Work& work, int64_t workers) {
+    const int64_t orders = std::clamp<int64_t>(divide_up(workers, work.heads), 1, work.rows);
+    Scheduler scheduler(int64_t(work.heads) * work.rows);
+    for (int32_t head = 0; head < work.heads; ++head) share_rows(work.of(head), head, orders, scheduler);
     return scheduler.finish();
 }
 
 }  // namespace
 
-Schedule make_schedule(const Problem& problem, const LayoutView& layout, Pass pass) {
-    return pass == Pass::forward ? schedule_by_query(problem, layout) : schedule_by_key(problem, layout);
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes) {
+    Work work(problem, layout, walk.owner);
+    const int64_t workers = walk.policy.workers ? walk.policy.workers : lanes;
+    if (walk.policy.equal_shares) return schedule_shares(work, workers);
+    return schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, walk.policy, workers);
 }
 
 }  // namespace spattn

@@ -289,9 +289,9 @@ private:
                                &(*masks)[size_t(i) * kernel.mask_words]);
         whole.layout = std::move(layout);
         whole.masks = std::move(masks);
-        whole.schedule = make_schedule(problem_, whole.layout_view(), kernel.pass);
-        pass.workspace =
-            kernel.workspace(problem_, whole.layout_view(), spattn::view(whole.schedule), threads_->lanes());
+        whole.schedule = make_schedule(problem_, whole.layout_view(), kernel.walks[0], threads_->lanes());
+        pass.workspace = kernel.workspace(
+            {problem_, whole.layout_view(), spattn::view(whole.schedule), {}, threads_->lanes()});
     }
 
     template <class Args>
@@ -365,7 +365,7 @@ inline bool takes(const Rows& rows, const Case& c) {
 // Whether tests are for these rows: those that run here; with SPATTN_TEST_ROWS, those of them whose names begin so.
 inline bool is_tested(const Rows& rows) {
     const char* wanted = std::getenv("SPATTN_TEST_ROWS");
-    return rows.forward.runs_here() && (!wanted || !std::strncmp(rows.forward.name, wanted, std::strlen(wanted)));
+    return rows.forward.runs_here(0) && (!wanted || !std::strncmp(rows.forward.name, wanted, std::strlen(wanted)));
 }
 
 inline Rows reference_rows(Dtype dtype) {

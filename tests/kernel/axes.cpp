@@ -55,7 +55,7 @@ static Layouts draw_layouts(const Case& c, const Kind& kind, const Rows& rows, b
     const PatternRows token_rows(*pattern, p);
     std::mt19937 random(seed_of_draw);
     const auto draw = [&](const Kernel& kernel) {
-        const bool by_key = kernel.by_key;
+        const bool by_key = kernel.owner() == Owner::keys;
         const DrawnAxis queries = draw_axis({p.seq_q, kernel.block_q, kind.modulus_q,
                                              by_key ? kind.read : kind.written, !by_key || kind.once}, random);
         const DrawnAxis keys = draw_axis({p.seq_k, kernel.block_k, kind.modulus_k,

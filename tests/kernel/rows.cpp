@@ -143,7 +143,7 @@ TEST(every_row_computes_attention) {
             }
         }
     for (const Rows& rows : all)
-        if (!rows.forward.runs_here()) check::skip(text(rows.forward.name, ": not on this machine"));
+        if (!rows.forward.runs_here(0)) check::skip(text(rows.forward.name, ": not on this machine"));
 }
 
 TEST(the_orders_are_met) {

@@ -10,7 +10,8 @@ namespace spattn {
 inline Kernel blocks_of(int32_t block, bool by_key) {
     Kernel kernel{};
     kernel.block_q = kernel.block_k = block;
-    kernel.by_key = by_key;
+    kernel.walks[0].owner = by_key ? Owner::keys : Owner::queries;
+    kernel.num_walks = 1;
     return kernel;
 }
 

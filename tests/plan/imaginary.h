@@ -20,14 +20,23 @@ Cost cost(const Problem& p, const LayoutStats& s, const Machine& m) {
     return {compute + overhead, compute > overhead ? "compute" : "overhead"};
 }
 
-inline bool here() { return true; }
-inline bool elsewhere() { return false; }
+inline bool here(int32_t) { return true; }
+inline bool elsewhere(int32_t) { return false; }
 inline const char* fits(const Problem&) { return nullptr; }
+inline const char* fits_blocks(const Problem& p) {
+    return p.run_lists.at_run_time() ? "reads blocks, and each call brings its lists" : nullptr;
+}
+inline const char* fits_plain_scores(const Problem& p) {
+    if (p.softcap != 0) return "no softcap";
+    if (p.has_sink_logits) return "no sink logits";
+    return fits_blocks(p);
+}
 inline const char* fits_up_to_256(const Problem& p) {
+    if (const char* why_not = fits_plain_scores(p)) return why_not;
     return p.head_dim > 256 || p.head_dim_v > 256 ? "head_dim or head_dim_v above 256" : nullptr;
 }
-inline size_t workspace(const Problem& p, const LayoutView&, const TasksView& tasks, int lanes) {
-    return size_t(lanes) * 4096 + size_t(tasks.num_parts) * size_t(p.head_dim_v) * 4;
+inline size_t workspace(const Sizing& s) {
+    return size_t(s.lanes) * 4096 + size_t(s.tasks.num_parts) * size_t(s.problem.head_dim_v) * 4;
 }
 inline size_t carries(const Problem& p) { return size_t(p.batch * p.heads_q * p.seq_q * p.head_dim_v) * 4; }
 inline void run_forward(const ForwardArgs&) {}
@@ -58,13 +67,14 @@ inline Kernel forward_row(const char* name, int block, Dtype dtype = Dtype::f32)
     k.mask_words = (block * block + 63) / 64;
     k.permute = block ? by_key_order : nullptr;
     k.runs_here = here;
-    k.fits = fits;
+    k.fits = !block ? fits : block == 16 ? fits_blocks : fits_plain_scores;
     k.cost = cost_of<Pass::forward>(block);
     k.workspace = workspace;
     k.orders = block > 0;
     k.forward = run_forward;
     k.family = block ? Family::block : Family::reference;
-    k.softcap = k.sink_logits = block == 16;
+    k.walks[0] = {Owner::queries, {}};
+    k.num_walks = block > 0;
     k.carries = block ? carries : nullptr;
     return k;
 }
@@ -74,7 +84,7 @@ inline Kernel backward_row(const char* name, int block, Dtype dtype = Dtype::f32
     k.pass = Pass::backward;
     k.cost = cost_of<Pass::backward>(block);
     k.permute = nullptr;
-    k.by_key = block > 0;
+    k.walks[0] = {Owner::keys, {.equal_shares = true, .workers = 32}};
     k.forward = nullptr;
     k.backward = run_backward;
     return k;

@@ -29,8 +29,13 @@ int64_t row_length(const Problem& p, const LayoutView& layout, Pass pass, int32_
     return length;
 }
 
+Walk walk_of(Pass pass) {
+    if (pass == Pass::forward) return {Owner::queries, {}};
+    return {Owner::keys, {.equal_shares = true, .workers = 32}};
+}
+
 void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
-    const Schedule s = make_schedule(p, layout, pass);
+    const Schedule s = make_schedule(p, layout, walk_of(pass), 8);
     const TasksView tasks = view(s);
     const int64_t heads = p.batch * (pass == Pass::forward ? p.heads_q : p.heads_kv);
     const int32_t rows = pass == Pass::forward ? layout.by_query.rows : layout.by_key.rows;
@@ -145,7 +150,7 @@ TEST(long_rows_and_columns_are_split) {
     const Layout layout = build_layout(*pattern, e, 64, 64);
     const Problem p = problem_of(e, 1);
     for (Pass pass : {Pass::forward, Pass::backward}) {
-        const Schedule s = make_schedule(p, view(layout), pass);
+        const Schedule s = make_schedule(p, view(layout), walk_of(pass), 8);
         CHECK(!s.joins.empty());
         check_schedule(p, view(layout), pass);
         CHECK(longest_order(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
@@ -158,7 +163,7 @@ TEST(many_orders_stay_with_their_head) {
     const Layout layout = build_layout(*make_bigbird(64, 3, 0, 9, 1), e, 64, 64);
     const Problem p = problem_of(e, 4);
     check_schedule(p, view(layout), Pass::forward);
-    const Schedule s = make_schedule(p, view(layout), Pass::forward);
+    const Schedule s = make_schedule(p, view(layout), walk_of(Pass::forward), 8);
     CHECK(s.begin.size() > 512);
     int changes = 0;
     for (size_t t = 1; t < s.tasks.size(); ++t) changes += s.tasks[t].head != s.tasks[t - 1].head;
@@ -168,7 +173,7 @@ TEST(many_orders_stay_with_their_head) {
 TEST(orders_by_key_are_equal) {
     Extent e{1, 2, 8192, 8192, 0};
     const Layout layout = build_layout(*make_causal(), e, 64, 64);
-    const Schedule s = make_schedule(problem_of(e, 2), view(layout), Pass::backward);
+    const Schedule s = make_schedule(problem_of(e, 2), view(layout), walk_of(Pass::backward), 8);
     CHECK_EQ(s.begin.size(), size_t(33));
     CHECK(longest_order(s) <= (all_blocks(s) + 31) / 32 + 1);
 }
@@ -176,7 +181,7 @@ TEST(orders_by_key_are_equal) {
 TEST(short_rows_of_a_head_share_an_order) {
     Extent e{1, 8, 16384, 16384, 0};
     const Layout layout = build_layout(*make_block_diagonal(64), e, 64, 64);
-    const Schedule s = make_schedule(problem_of(e, 8), view(layout), Pass::forward);
+    const Schedule s = make_schedule(problem_of(e, 8), view(layout), walk_of(Pass::forward), 8);
     CHECK_EQ(s.tasks.size(), size_t(8 * 256));
     CHECK(s.begin.size() < s.tasks.size() / 4);
     CHECK(s.begin.size() > 200);
@@ -189,7 +194,7 @@ TEST(residue_classes_take_turns) {
         const PatternRef pattern = make_intersection({make_causal(), make_dilated(1008, 0, 16)});
         const Layout layout = *build_residue_layout(*pattern, e, 16, 64, 64);
         check_schedule(problem_of(e, 1), view(layout), Pass::forward);
-        const Schedule s = make_schedule(problem_of(e, 1), view(layout), Pass::forward);
+        const Schedule s = make_schedule(problem_of(e, 1), view(layout), walk_of(Pass::forward), 8);
         std::vector<int> left(16, tiles);
         for (const Task& task : s.tasks) --left[size_t(task.row / tiles)];
         CHECK(std::ranges::all_of(left, [](int tasks) { return tasks == 0; }));

@@ -180,7 +180,7 @@ TEST(lists_of_a_run_are_gathered) {
                        cut = gather_plan_of("causal & runtime_tokens(16)", p);
     for (const CompiledPlan* plan : {&alone, &cut}) {
         CHECK_EQ(name(plan->forward), "near_gather_forward_f32_dims");
-        CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"), "block row, and runs bring the lists");
+        CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"), "reads blocks, and each call brings its lists");
         CHECK(!whole(plan->forward).tokens);
         CHECK_EQ(plan->counts.pairs, 4 * 100 * 16.0);
         CHECK(has(explain(*plan), "given at run time, up to 16 times a key"));
@@ -302,4 +302,24 @@ TEST(this_machine_has_the_lanes_it_is_given) {
     CHECK_EQ(machine.lanes, 3);
     CHECK(machine.clock > 0 && machine.bandwidth > 0);
     CHECK(!machine.name.empty());
+}
+
+TEST(devices_of_different_kinds_are_served_by_their_own_rows) {
+    Kernel tuned = imaginary::forward_row("new_block_forward_f32_64x64", 64);
+    tuned.device = SPATTN_CUDA;
+    tuned.runs_here = [](int32_t device) { return device == 1; };
+    Kernel floor = imaginary::forward_row("any_block_forward_f32_16x16", 16);
+    floor.device = SPATTN_CUDA;
+    const std::vector<Kernel> kernels = {tuned, floor};
+    PlanOptions options = options_of(false);
+    options.device = SPATTN_CUDA;
+    const PatternRef pattern = parse_pattern("causal");
+    const auto plan_on = [&](int32_t device) {
+        options.device_index = device;
+        return compile_plan(*pattern, imaginary::problem(1024, 1024), options, kernels);
+    };
+    CHECK_EQ(name(plan_on(1).forward), "new_block_forward_f32_64x64");
+    const CompiledPlan old = plan_on(0);
+    CHECK_EQ(name(old.forward), "any_block_forward_f32_16x16");
+    CHECK_EQ(refusal(old.forward, "new_block_forward_f32_64x64"), "not on this device");
 }

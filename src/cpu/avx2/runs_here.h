@@ -17,7 +17,7 @@ inline bool has_f16c() {
 }
 
 // Each flag of archs.inc: the compiler may use any of them.
-inline bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+inline bool runs_here(int) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 }  // namespace
 }  // namespace spattn::cpu::avx2

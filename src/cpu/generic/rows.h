@@ -45,32 +45,88 @@ void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
         }
 }
 
-inline const char* fits(const Problem&) { return nullptr; }
+inline const char* block_fits(const Problem& p) {
+    if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    return nullptr;
+}
+inline const char* gather_fits(const Problem&) { return nullptr; }
+
+template <auto workspace>
+size_t workspace_of(const Sizing& s) {
+    return workspace(s.problem, s.layout, s.tasks, s.lanes);
+}
+
+// Backward by key: orders over all heads, enough to keep that many lanes busy with equal work.
+constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
 
 }  // namespace
 }  // namespace spattn::cpu
 
-#define SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk)                                                            \
-    {#arch "_block_forward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::forward, Dtype::dtype, bq, bk,         \
-     bq * bk / 64, permute_to_key_major<bq, bk>, false, runs_here, fits, cost<T, bq, bk, Pass::forward>,      \
-     forward_workspace<bq, bk>, block_forward<T, bq, bk>, nullptr, nullptr, true, Family::block, true, true,  \
-     true, false, forward_carries}
-#define SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, run, sweeps)                                              \
-    {#arch "_block_backward_" #dtype "_" #bq "x" #bk, SPATTN_CPU, Pass::backward, Dtype::dtype, bq, bk,       \
-     bq * bk / 64, nullptr, true, runs_here, fits, cost<T, bq, bk, Pass::backward>,                           \
-     backward_workspace<bq, bk>, nullptr, run<T, bq, bk>, nullptr, true, Family::block, false, true, true,    \
-     false, backward_carries, sweeps}
-#define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)                                                               \
-    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk),                                                               \
+#define SPATTN_CPU_FORWARD(arch, T, dtype_name, bq, bk)              \
+    {.name = #arch "_block_forward_" #dtype_name "_" #bq "x" #bk,    \
+     .device = SPATTN_CPU,                                           \
+     .pass = Pass::forward,                                          \
+     .dtype = Dtype::dtype_name,                                     \
+     .block_q = bq,                                                  \
+     .block_k = bk,                                                  \
+     .mask_words = bq * bk / 64,                                     \
+     .permute = permute_to_key_major<bq, bk>,                        \
+     .walks = {{Owner::queries, {}}},                                \
+     .num_walks = 1,                                                 \
+     .runs_here = runs_here,                                         \
+     .fits = block_fits,                                             \
+     .cost = cost<T, bq, bk, Pass::forward>,                         \
+     .workspace = workspace_of<forward_workspace<bq, bk>>,           \
+     .forward = block_forward<T, bq, bk>,                            \
+     .orders = true,                                                 \
+     .max_logits = true,                                             \
+     .carries = forward_carries}
+#define SPATTN_CPU_BACKWARD(arch, T, dtype_name, bq, bk, run, num_sweeps) \
+    {.name = #arch "_block_backward_" #dtype_name "_" #bq "x" #bk,        \
+     .device = SPATTN_CPU,                                                \
+     .pass = Pass::backward,                                              \
+     .dtype = Dtype::dtype_name,                                          \
+     .block_q = bq,                                                       \
+     .block_k = bk,                                                       \
+     .mask_words = bq * bk / 64,                                          \
+     .walks = {{Owner::keys, equal_shares}},                              \
+     .num_walks = 1,                                                      \
+     .runs_here = runs_here,                                              \
+     .fits = block_fits,                                                  \
+     .cost = cost<T, bq, bk, Pass::backward>,                             \
+     .workspace = workspace_of<backward_workspace<bq, bk>>,               \
+     .backward = run<T, bq, bk>,                                          \
+     .orders = true,                                                      \
+     .carries = backward_carries,                                         \
+     .sweeps = num_sweeps}
+#define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)     \
+    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk),     \
     SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward, 1)
 // Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
-#define SPATTN_CPU_GATHER(arch, T, dtype, Form, form, shared)                                                     \
-    {#arch "_gather_forward_" #dtype "_" #form, SPATTN_CPU, Pass::forward, Dtype::dtype, 0, 0, 0, nullptr, false, \
-     runs_here, fits, form##_cost<T, Pass::forward>, gather_forward_workspace<Form##Forward<T>>,                  \
-     gather_forward<Form##Forward<T>>, nullptr, nullptr, false, Family::gather, true, true, true, shared},        \
-    {#arch "_gather_backward_" #dtype "_" #form, SPATTN_CPU, Pass::backward, Dtype::dtype, 0, 0, 0, nullptr,      \
-     false, runs_here, fits, form##_cost<T, Pass::backward>, gather_backward_workspace<Form##Backward<T>>,        \
-     nullptr, gather_backward<Form##Backward<T>>, nullptr, false, Family::gather, false, true, true, shared}
+#define SPATTN_CPU_GATHER(arch, T, dtype_name, Form, form, shared)            \
+    {.name = #arch "_gather_forward_" #dtype_name "_" #form,                  \
+     .device = SPATTN_CPU,                                                    \
+     .pass = Pass::forward,                                                   \
+     .dtype = Dtype::dtype_name,                                              \
+     .runs_here = runs_here,                                                  \
+     .fits = gather_fits,                                                     \
+     .cost = form##_cost<T, Pass::forward>,                                   \
+     .workspace = workspace_of<gather_forward_workspace<Form##Forward<T>>>,   \
+     .forward = gather_forward<Form##Forward<T>>,                             \
+     .family = Family::gather,                                                \
+     .max_logits = true,                                                      \
+     .shares_lists = shared},                                                 \
+    {.name = #arch "_gather_backward_" #dtype_name "_" #form,                 \
+     .device = SPATTN_CPU,                                                    \
+     .pass = Pass::backward,                                                  \
+     .dtype = Dtype::dtype_name,                                              \
+     .runs_here = runs_here,                                                  \
+     .fits = gather_fits,                                                     \
+     .cost = form##_cost<T, Pass::backward>,                                  \
+     .workspace = workspace_of<gather_backward_workspace<Form##Backward<T>>>, \
+     .backward = gather_backward<Form##Backward<T>>,                          \
+     .family = Family::gather,                                                \
+     .shares_lists = shared}
 #define SPATTN_CPU_GATHERS(arch, T, dtype) \
     SPATTN_CPU_GATHER(arch, T, dtype, Heads, heads, true), SPATTN_CPU_GATHER(arch, T, dtype, Dims, dims, false)
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \

@@ -209,11 +209,12 @@ void backward_lane(void* argument, int64_t lane) {
 int64_t forward_doubles(const Problem& p) { return p.head_dim_v; }
 int64_t backward_doubles(const Problem& p) { return p.seq_k * (p.head_dim + p.head_dim_v) + p.head_dim; }
 
-size_t forward_workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
-    return size_t(forward_doubles(p) * lanes) * sizeof(double);
+size_t forward_workspace(const Sizing& s) {
+    return size_t(forward_doubles(s.problem) * s.lanes) * sizeof(double);
 }
-size_t backward_workspace(const Problem& p, const LayoutView&, const TasksView&, int lanes) {
-    return size_t(p.batch * p.heads_q + backward_doubles(p) * lanes) * sizeof(double);
+size_t backward_workspace(const Sizing& s) {
+    const Problem& p = s.problem;
+    return size_t(p.batch * p.heads_q + backward_doubles(p) * s.lanes) * sizeof(double);
 }
 
 template <class T>
@@ -235,7 +236,7 @@ void backward(const BackwardArgs& args) {
     }
 }
 
-bool runs_here() { return true; }
+bool runs_here(int32_t) { return true; }
 const char* fits(const Problem&) { return nullptr; }
 
 // About one multiply-add a clock. It never competes: the plan takes it only where the truth is asked for.
@@ -247,51 +248,30 @@ Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
 
 template <class T>
 constexpr Kernel forward_row(const char* name, Dtype dtype) {
-    return {name,
-            SPATTN_CPU,
-            Pass::forward,
-            dtype,
-            0,
-            0,
-            0,
-            nullptr,
-            false,
-            runs_here,
-            fits,
-            cost<2>,
-            forward_workspace,
-            forward<T>,
-            nullptr,
-            nullptr,
-            false,
-            Family::reference,
-            true,
-            true,
-            true};
+    return {.name = name,
+            .device = SPATTN_CPU,
+            .pass = Pass::forward,
+            .dtype = dtype,
+            .runs_here = runs_here,
+            .fits = fits,
+            .cost = cost<2>,
+            .workspace = forward_workspace,
+            .forward = forward<T>,
+            .family = Family::reference,
+            .max_logits = true};
 }
 template <class T>
 constexpr Kernel backward_row_of(const char* name, Dtype dtype) {
-    return {name,
-            SPATTN_CPU,
-            Pass::backward,
-            dtype,
-            0,
-            0,
-            0,
-            nullptr,
-            true,
-            runs_here,
-            fits,
-            cost<5>,
-            backward_workspace,
-            nullptr,
-            backward<T>,
-            nullptr,
-            false,
-            Family::reference,
-            false,
-            true,
-            true};
+    return {.name = name,
+            .device = SPATTN_CPU,
+            .pass = Pass::backward,
+            .dtype = dtype,
+            .runs_here = runs_here,
+            .fits = fits,
+            .cost = cost<5>,
+            .workspace = backward_workspace,
+            .backward = backward<T>,
+            .family = Family::reference};
 }
 
 constexpr Kernel rows[] = {
