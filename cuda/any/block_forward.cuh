@@ -9,6 +9,7 @@
 #pragma once
 
 #include "any/block_forward.h"
+#include "any/combine.h"
 #include "core/math.h"
 #include "runtime/launch.h"
 #include "tile/dtype.cuh"
@@ -24,7 +25,8 @@ struct Params {
     TensorView q, k, v, out, lse;
     LayoutView layout;
     TasksView tasks;
-    float *part_out, *part_lse;
+    Partials<float> parts;
+    MaskOrder order;
     int heads_q, group, head_dim, head_dim_v;
     float scale;
 };
@@ -40,16 +42,15 @@ struct Shared {
 
 __device__ __forceinline__ bool has_bit(const uint64_t* mask, int bit) { return mask[bit / 64] >> (bit % 64) & 1; }
 
-template <MaskOrder Order>
-__device__ __forceinline__ bool keeps(const LayoutView& layout, int mask, int row, int key) {
+__device__ __forceinline__ bool keeps(MaskOrder order, const LayoutView& layout, int mask, int row, int key) {
     if (mask == full_block) return true;
     const uint64_t* words = layout.masks + size_t(mask) * layout.mask_words;
-    if (Order == MaskOrder::rows) return has_bit(words, row * layout.block_k + key);
-    return has_bit(words, tile::fragment_bit(row, key));
+    if (order == MaskOrder::rows) return has_bit(words, row * layout.block_k + key);
+    return has_bit(words, tile::fragment_bit(row, key, layout.block_k));
 }
 
 // ---- one CTA's rows ----
-template <class T, MaskOrder Order>
+template <class T>
 struct Rows {
     const Params& params;
     Shared& shared;
@@ -105,7 +106,7 @@ struct Rows {
         for (int h = 0; h < 2; ++h) {
             const int row = 2 * warp + h;
             const bool kept = in_part && first_row + row < params.layout.seq_q &&
-                              keeps<Order>(params.layout, mask, in_block + row, offset + lane);
+                              keeps(params.order, params.layout, mask, in_block + row, offset + lane);
             const uint32_t seen = __ballot_sync(~0u, kept);
             if (lane == 0) shared.seen[row] = seen;
             merge(row, kept ? s[h] * params.scale : -INFINITY);
@@ -165,7 +166,7 @@ struct Rows {
             const float x = shared.l[r] > 0 ? out[i] / shared.l[r] : 0;
             if (task.part != whole_row)
                 params
-                    .part_out[(size_t(task.part) * params.layout.block_q + in_block + r) * params.head_dim_v + column] =
+                    .parts.out[(size_t(task.part) * params.layout.block_q + in_block + r) * params.head_dim_v + column] =
                     x;
             else if (first_row + r < params.layout.seq_q)
                 at(params.out, head, first_row + r)[column * params.out.column] = tile::from_float<T>(x);
@@ -173,7 +174,7 @@ struct Rows {
         if (thread >= cta_rows) return;
         const float lse = shared.l[thread] > 0 ? shared.m[thread] + logf(shared.l[thread]) : -INFINITY;
         if (task.part != whole_row)
-            params.part_lse[size_t(task.part) * params.layout.block_q + in_block + thread] = lse;
+            params.parts.lse[size_t(task.part) * params.layout.block_q + in_block + thread] = lse;
         else if (params.lse.data && first_row + thread < params.layout.seq_q)
             static_cast<float*>(params.lse.data)[batch * params.lse.batch + head * params.lse.head +
                                                  (first_row + thread) * params.lse.row] = lse;
@@ -181,7 +182,7 @@ struct Rows {
 };
 
 // ---- kernel ----
-template <class T, MaskOrder Order>
+template <class T>
 __global__ void __launch_bounds__(threads, 4) block_forward_kernel(const __grid_constant__ Params params) {
     extern __shared__ float memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(threads, 4) block_forward_kernel(const __grid_
     const int ctas = params.layout.block_q / cta_rows;  // a task
     const Task task = params.tasks.tasks[blockIdx.x / ctas];
     const int in_block = int(blockIdx.x % ctas) * cta_rows, batch = task.head / params.heads_q;
-    Rows<T, Order> rows{params,
+    Rows<T> rows{params,
                         shared,
                         q,
                         q + cta_rows * params.head_dim,
@@ -214,16 +215,16 @@ __global__ void __launch_bounds__(threads) combine_kernel(const __grid_constant_
     if (row >= params.layout.seq_q) return;
     const auto part_row = [&](int part) { return size_t(join.first_part + part) * block_q + in_block; };
     float m = -INFINITY, sum = 0;
-    for (int part = 0; part < join.parts; ++part) m = fmaxf(m, params.part_lse[part_row(part)]);
+    for (int part = 0; part < join.parts; ++part) m = fmaxf(m, params.parts.lse[part_row(part)]);
     const float base = m == -INFINITY ? 0 : m;
-    for (int part = 0; part < join.parts; ++part) sum += expf(params.part_lse[part_row(part)] - base);
+    for (int part = 0; part < join.parts; ++part) sum += expf(params.parts.lse[part_row(part)] - base);
     T* out =
         static_cast<T*>(params.out.data) + batch * params.out.batch + head * params.out.head + row * params.out.row;
     for (int column = threadIdx.x; column < params.head_dim_v; column += threads) {
         float x = 0;
         for (int part = 0; part < join.parts; ++part)
-            x += expf(params.part_lse[part_row(part)] - base) *
-                 params.part_out[part_row(part) * params.head_dim_v + column];
+            x += expf(params.parts.lse[part_row(part)] - base) *
+                 params.parts.out[part_row(part) * params.head_dim_v + column];
         out[column * params.out.column] = tile::from_float<T>(sum > 0 ? x / sum : 0);
     }
     if (threadIdx.x == 0 && params.lse.data)
@@ -232,16 +233,46 @@ __global__ void __launch_bounds__(threads) combine_kernel(const __grid_constant_
 }
 
 // ---- launch ----
-inline Params make_params(const ForwardArgs& args) {
+inline Params make_params(const ForwardArgs& args, const Partials<float>& parts, MaskOrder order) {
     const Problem& p = *args.problem;
-    float* parts = reinterpret_cast<float*>(static_cast<char*>(args.workspace) + workspace_head);
-    return {args.q, args.k, args.v, args.out, args.lse, args.layout, args.tasks, parts,
-            parts + size_t(args.tasks.num_parts) * args.layout.block_q * p.head_dim_v, int(p.heads_q), int(p.group()),
-            int(p.head_dim), int(p.head_dim_v), float(p.scale)};
+    return {args.q, args.k, args.v, args.out, args.lse, args.layout, args.tasks, parts, order, int(p.heads_q),
+            int(p.group()), int(p.head_dim), int(p.head_dim_v), float(p.scale)};
 }
 
+constexpr int64_t largest_head_dim = 1024;
 constexpr size_t shared_bytes(int64_t head_dim, int64_t head_dim_v) {
     return sizeof(Shared) + cta_rows * size_t(head_dim + head_dim_v) * sizeof(float);
+}
+
+template <Dtype D>
+void BlockForward<D>::run(const ForwardArgs& args, MaskOrder order) {
+    const Problem& p = *args.problem;
+    const int64_t ctas = int64_t(args.tasks.num_tasks) * (args.layout.block_q / cta_rows);
+    const auto parts = Partials<float>::at(args.workspace, p, args.layout, args.tasks);
+    runtime::launch(block_forward_kernel<typename tile::Element<D>::type>,
+                    {unsigned(ctas), unsigned(threads), shared_bytes(p.head_dim, p.head_dim_v)}, args.stream,
+                    make_params(args, parts, order));
+}
+
+template <Dtype D>
+void BlockForward<D>::prepare(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(block_forward_kernel<typename tile::Element<D>::type>,
+                     shared_bytes(largest_head_dim, largest_head_dim));
+}
+
+template <Dtype D>
+void Combine<D>::run(const ForwardArgs& args, const Partials<RealOf<D>>& parts) {
+    if (!args.tasks.num_joins) return;
+    const unsigned ctas = unsigned(args.tasks.num_joins) * unsigned(args.layout.block_q);
+    runtime::launch(combine_kernel<typename tile::Element<D>::type>, {ctas, unsigned(threads), 0}, args.stream,
+                    make_params(args, parts, MaskOrder::rows));
+}
+
+template <Dtype D>
+void Combine<D>::prepare(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(combine_kernel<typename tile::Element<D>::type>, 0);
 }
 
 }  // namespace spattn::any

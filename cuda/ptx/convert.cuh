@@ -32,6 +32,13 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return word;
 }
 
+// Two fp16 in a word.
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
 // -infinity unless keep. A predicated move, which has a pipe of its own: selects and compares share one with max and
 // cost 2.5 times as much (200 against 80 cycles for a 64 x 128 tile beside its row maximum, two warpgroups, H200).
 __device__ __forceinline__ void minus_infinity_unless(float& x, bool keep) {

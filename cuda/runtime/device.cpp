@@ -36,7 +36,7 @@ int attribute(cudaDeviceAttr which, int index) {
     return value;
 }
 
-// major * 10 + minor of every device.
+// 10 * major + minor of every device, asked once: every row asks for every plan.
 const std::vector<int>& capabilities() {
     static const std::vector<int> all = [] {
         std::vector<int> found = std::vector<int>(size_t(count_devices()));
@@ -69,16 +69,9 @@ int count_devices() {
     return 0;
 }
 
-bool every_device_is(int major, int minor) {
-    for (int capability : capabilities())
-        if (capability != 10 * major + minor) return false;
-    return !capabilities().empty();
-}
-
-bool every_device_has(int major) {
-    for (int capability : capabilities())
-        if (capability < 10 * major) return false;
-    return !capabilities().empty();
+int capability(int index) {
+    const std::vector<int>& all = capabilities();
+    return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : 0;
 }
 
 int count_processors(int index) { return attribute(cudaDevAttrMultiProcessorCount, index); }

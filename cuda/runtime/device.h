@@ -18,8 +18,7 @@ private:
 };
 
 int count_devices();                           // 0 without a driver
-bool every_device_is(int major, int minor);    // false where there is none
-bool every_device_has(int major);              // compute capability major.0 or above
+int capability(int index);                     // 10 * major + minor: 90 is Hopper; 0 where there is no such device
 int count_processors(int index);
 
 // Plan memory and the copies into it, as a Backend (plan/backends.h) offers them.

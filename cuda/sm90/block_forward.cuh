@@ -60,7 +60,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "any/partials.h"
 #include "core/math.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
@@ -76,26 +78,46 @@
 namespace spattn::sm90 {
 
 // ---- configuration ----
-template <int BlockQ>
+template <Dtype D, int HeadDim, int BlockQ, int BlockK>
 struct Config {
-    static constexpr int block_q = BlockQ, block_k = 128, head_dim = 128;
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
+    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim;
     static constexpr int warpgroups = block_q / 64, threads = 128 * (warpgroups + 1);
-    static constexpr int q_tiles = 2, slots = 5;
+    static constexpr int panel_columns = 64, panels = head_dim / panel_columns;     // a swizzled panel has rows of 128 bytes
+    static constexpr int panel_bytes = block_q * 128, box_bytes = block_k * 128;    // of a panel of q, and of k or v
+    static constexpr int q_tiles = 2, slots = 160 * 1024 / (panels * box_bytes);
     static constexpr int producer_registers = 40, consumer_registers = 232;
-    static constexpr int panel_bytes = block_q * 128, box_bytes = block_k * 128;  // of 64 columns
+    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
+    static_assert(head_dim % panel_columns == 0, "columns come in whole panels");
+    static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
     static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
+};
+
+// What a launch hands to the device.
+struct BlockForwardParams {
+    CUtensorMap q_map, k_map, v_map, out_map;  // [batch, seq, head, head_dim], boxes of one 64-column panel
+    TensorView q, k, v, out, lse;              // the same by addresses; lse is absent where nobody asked
+    LayoutView layout;                         // in device memory, as the tasks
+    TasksView tasks;
+    any::Partials<float> parts;
+    unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
+    int2* notes;          // [task][warp]
+    int heads_q, group, seq_q, head_dim, head_dim_v;
+    float scale, scale_log2;
 };
 
 // ---- shared memory ----
 struct TaskMessage {
-    int32_t batch, head, row, count, part;  // count: blocks; end_of_work after the last task
+    int32_t batch, head, row, count, part, index;  // count: blocks; end_of_work after the last task
 };
 constexpr int32_t end_of_work = -1;
 
 template <class C>
 struct Shared {
-    uint8_t q[C::q_tiles][2][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
-    uint8_t ring[C::slots][2][C::box_bytes];   // blocks of k and v in the order of their use
+    uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
+    uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
     TaskMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // producer with the bytes of q; consumers wait
@@ -135,14 +157,35 @@ struct Producer {
             // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
             unsigned taken = 0;
             if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
-            task(params.tasks.tasks[at]);
+            const Task& task = params.tasks.tasks[at];
+            if (task.take)
+                load_task(task, at);
+            else
+                store_empty(task);
             at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
         }
         if (pending >= 0) load_pending_v();
-        announce({0, 0, 0, end_of_work, 0}, 0);
+        announce({0, 0, 0, end_of_work, 0, 0}, 0);
     }
 
-    __device__ __forceinline__ void task(const Task& task) {
+    // A row of blocks without a key: out 0, lse -infinity. Consumers never hear of it: one that waited for the message
+    // after such a task would still hold the tile that this message needs.
+    __device__ __forceinline__ void store_empty(const Task& task) {
+        const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
+        const int first = task.row * C::block_q, rows = min(C::block_q, params.seq_q - first);
+        const int words = params.head_dim_v / 2;  // of two elements: rows are multiples of 16 bytes apart
+        for (int row = 0; row < rows; ++row) {
+            auto* out = static_cast<typename C::Element*>(params.out.data) + entry * params.out.batch +
+                        head * params.out.head + (first + row) * params.out.row;
+            for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
+            if (params.head_dim_v % 2 && lane == 0) out[params.head_dim_v - 1] = typename C::Element(0.f);
+        }
+        if (!params.lse.data) return;
+        float* lse = static_cast<float*>(params.lse.data) + entry * params.lse.batch + head * params.lse.head;
+        for (int row = lane; row < rows; row += 32) lse[(first + row) * params.lse.row] = -INFINITY;
+    }
+
+    __device__ __forceinline__ void load_task(const Task& task, int index) {
         const LayoutView& layout = params.layout;
         const int list = layout.classes == 1 ? 0 : layout.class_of[task.head];
         const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
@@ -150,7 +193,7 @@ struct Producer {
         const int head = task.head - batch * params.heads_q;
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
-        announce({batch, head, task.row, task.take, task.part}, task.take ? 2 * C::panel_bytes : 0);
+        announce({batch, head, task.row, task.take, task.part, index}, C::panels * C::panel_bytes);
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -168,14 +211,14 @@ struct Producer {
         }
     }
 
-    // Publishes a task, with its q tile where it has work.
+    // Publishes a task with its q tile, or the end of work with none.
     __device__ __forceinline__ void announce(const TaskMessage& message, int bytes) {
         ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
         if (lane == 0) {
             shared.task[q.index] = message;
             ptx::mbarrier_arrive_expect(&shared.q_full[q.index], bytes);
-            for (int panel = 0; bytes && panel < 2; ++panel)
-                ptx::tma_load_4d(shared.q[q.index][panel], &params.q, 64 * panel, message.head,
+            for (int panel = 0; bytes && panel < C::panels; ++panel)
+                ptx::tma_load_4d(shared.q[q.index][panel], &params.q_map, C::panel_columns * panel, message.head,
                                  message.row * C::block_q, message.batch, &shared.q_full[q.index]);
         }
         q.advance();
@@ -185,8 +228,8 @@ struct Producer {
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         if (lane == 0) {
             shared.mask[slot.index] = mask;
-            ptx::mbarrier_arrive_expect(&shared.full[slot.index], 2 * C::box_bytes);
-            load(&params.k, block, head_kv, batch, &shared.full[slot.index]);
+            ptx::mbarrier_arrive_expect(&shared.full[slot.index], C::panels * C::box_bytes);
+            load(&params.k_map, block, head_kv, batch, &shared.full[slot.index]);
         }
         slot.advance();
         if (pending >= 0) load_pending_v();
@@ -199,23 +242,26 @@ struct Producer {
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         uint64_t* bytes_to = pending_set == all_live ? full : &shared.landed;
         if (lane == 0) {
-            ptx::mbarrier_arrive_expect(bytes_to, 2 * C::box_bytes);
-            load(&params.v, pending, pending_head, pending_batch, bytes_to);
+            ptx::mbarrier_arrive_expect(bytes_to, C::panels * C::box_bytes);
+            load(&params.v_map, pending, pending_head, pending_batch, bytes_to);
         }
         if (pending_set != all_live) clear_dead_keys(full);
         slot.advance();
         pending = -1;
     }
 
-    // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there.
+    // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair
+    // what comes of it, but padding is no exception, and a repair takes long.
     __device__ __forceinline__ void clear_dead_keys(uint64_t* full) {
         ptx::mbarrier_wait(&shared.landed, landed_phase);
         landed_phase ^= 1;
         const uint64_t* set = params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
         for (int key = 0; key < C::block_k; ++key)
             if (!(set[key / 64] >> (key % 64) & 1)) {
-                uint8_t* row = shared.ring[slot.index][lane / 16] + key * 128 + lane % 16 * 8;
-                *reinterpret_cast<uint64_t*>(row) = 0;
+                for (int at = lane; at < C::panels * 16; at += 32) {
+                    uint8_t* row = shared.ring[slot.index][at / 16] + key * 128 + at % 16 * 8;
+                    *reinterpret_cast<uint64_t*>(row) = 0;
+                }
             }
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' zeros before lane 0 tells the consumers
@@ -223,16 +269,109 @@ struct Producer {
     }
 
     __device__ __forceinline__ void load(const CUtensorMap* map, int block, int head, int entry, uint64_t* bar) {
-        for (int panel = 0; panel < 2; ++panel)
-            ptx::tma_load_4d(shared.ring[slot.index][panel], map, 64 * panel, head, block * C::block_k, entry, bar);
+        for (int panel = 0; panel < C::panels; ++panel)
+            ptx::tma_load_4d(shared.ring[slot.index][panel], map, C::panel_columns * panel, head, block * C::block_k,
+                             entry, bar);
+    }
+};
+
+// ---- repair: one warp makes a row from the pairs that it keeps, and from nothing else ----
+template <class C>
+struct Repair {
+    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+
+    const BlockForwardParams& params;
+    const Task& task;
+    const int lane;
+    float q[columns], out[columns];
+    float m, l;
+
+    __device__ __forceinline__ const typename C::Element* at(const TensorView& x, int batch, int head,
+                                                            int64_t token) const {
+        return static_cast<const typename C::Element*>(x.data) + batch * x.batch + head * x.head + token * x.row;
+    }
+
+    __device__ __noinline__ void row(int in_block) {
+        const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
+        const int64_t token = int64_t(task.row) * C::block_q + in_block;
+        if (token >= params.seq_q) return;
+        const auto* from = at(params.q, batch, head, token);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            q[i] = column < params.head_dim ? tile::to_float(from[column]) : 0;
+            out[i] = 0;
+        }
+        m = -INFINITY, l = 0;
+        walk(batch, head / params.group, in_block);
+        store(batch, head, token, in_block);
+    }
+
+    // The task's blocks; parts of a row are counted from its end.
+    __device__ void walk(int batch, int head_kv, int in_block) {
+        const LayoutView& layout = params.layout;
+        const int list = layout.classes == 1 ? 0 : layout.class_of[task.head];
+        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
+        int skip = task.skip, left = task.take;
+        for (int r = slice.end - 1; r >= slice.begin && left; --r) {
+            const Run run = layout.by_query.runs[r];
+            const int from = min(skip, run.count), take = min(run.count - from, left);
+            skip -= from, left -= take;
+            for (int n = from; n < from + take; ++n) block(batch, head_kv, run.first + run.count - 1 - n, run.mask, in_block);
+        }
+    }
+
+    __device__ void block(int batch, int head_kv, int block, int mask, int in_block) {
+        const auto* words = reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
+        for (int base = 0; base < C::block_k; base += 32) {
+            const int bit = tile::fragment_bit(in_block, base + lane, C::block_k);
+            const bool kept = mask == full_block || (words[bit / 32] >> (bit % 32) & 1);
+            for (unsigned keys = __ballot_sync(~0u, kept); keys; keys &= keys - 1)
+                pair(batch, head_kv, int64_t(block) * C::block_k + base + __ffs(int(keys)) - 1);
+        }
+    }
+
+    __device__ void pair(int batch, int head_kv, int64_t key) {
+        if (isnan(l)) return;  // by its own keys: nothing can change it
+        const auto *k = at(params.k, batch, head_kv, key), *v = at(params.v, batch, head_kv, key);
+        float s = 0;
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], tile::to_float(k[lane + 32 * i]), s);
+        for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
+        const float highest = fmaxf(m, s);
+        const float factor = m == highest ? 1 : ptx::exp2_approx((m - highest) * params.scale_log2);
+        const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
+        m = highest, l = fmaf(l, factor, p);
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim_v) out[i] = fmaf(p, tile::to_float(v[lane + 32 * i]), out[i] * factor);
+    }
+
+    __device__ void store(int batch, int head, int64_t token, int in_block) {
+        const float lse = l == 0 ? -INFINITY : m * params.scale + ptx::log2_approx(l) * float(M_LN2);
+        const int64_t part_row = int64_t(task.part) * C::block_q + in_block;
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column >= params.head_dim_v) continue;
+            const float x = l == 0 ? 0 : out[i] / l;
+            if (task.part == whole_row)
+                const_cast<typename C::Element*>(at(params.out, batch, head, token))[column] =
+                    tile::from_float<typename C::Element>(x);
+            else
+                params.parts.out[part_row * params.head_dim_v + column] = x;
+        }
+        if (lane) return;
+        if (task.part != whole_row)
+            params.parts.lse[part_row] = lse;
+        else if (params.lse.data)
+            static_cast<float*>(params.lse.data)[batch * params.lse.batch + head * params.lse.head +
+                                                 token * params.lse.row] = lse;
     }
 };
 
 // ---- consumer: one warpgroup owns 64 rows of scores and output ----
-using Probabilities = uint32_t[8][4];  // the a operand of p v: 8 steps of 16 keys
-
 template <class C>
 struct Consumer {
+    using Probabilities = uint32_t[C::block_k / 16][4];  // the a operand of p v: steps of 16 keys
+
     const BlockForwardParams& params;
     Shared<C>& shared;
     const int warpgroup, thread;  // of the warpgroup
@@ -241,28 +380,25 @@ struct Consumer {
     int held = -1;      // a q tile that this warpgroup's out is leaving
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
-    float s[64], r_out[64];
+    int noted = -1;     // the last task of which this warp must repair rows
+    float s[C::block_k / 2], r_out[C::head_dim / 2];
     tile::RowState rows;
 
-    // The blocks of the next task with work, or end_of_work. Its message stays in place until its q tile is released.
+    // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
     __device__ __forceinline__ int take_task(int& taken) {
-        for (;;) {
-            ptx::mbarrier_wait(&shared.q_full[q.index], q.phase);
-            taken = q.index;
-            q.advance();
-            const int count = shared.task[taken].count;
-            if (count) return count;
-            store_empty(taken);
-        }
+        ptx::mbarrier_wait(&shared.q_full[q.index], q.phase);
+        taken = q.index;
+        q.advance();
+        return shared.task[taken].count;
     }
 
     // s = q kT, begun.
     __device__ __forceinline__ void begin_scores(uint32_t a, uint32_t b) {
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            ptx::wgmma_m64n128k16(s, a + (i / 4) * (C::panel_bytes / 16) + (i % 4) * 2,
-                                  b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0);
+        for (int i = 0; i < C::head_dim / 16; ++i)
+            ptx::wgmma(s, a + (i / 4) * (C::panel_bytes / 16) + (i % 4) * 2,
+                       b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0, tile::MatrixTag<C::dtype>{});
         ptx::wgmma_commit();
     }
 
@@ -270,7 +406,8 @@ struct Consumer {
     __device__ __forceinline__ void begin_output(const Probabilities& p, uint32_t b) {
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) ptx::wgmma_m64n128k16_transposed(r_out, p[i], b + i * 128, i > 0 || !first);
+        for (int i = 0; i < C::block_k / 16; ++i)
+            ptx::wgmma_transposed(r_out, p[i], b + i * 128, i > 0 || !first, tile::MatrixTag<C::dtype>{});
         ptx::wgmma_commit();
     }
 
@@ -286,10 +423,12 @@ struct Consumer {
 
     // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
     // release the slot, so that nobody reads what the producer already overwrites.
-    __device__ __forceinline__ int take_mask(int index, uint64_t& word) {
+    __device__ __forceinline__ int take_mask(int index, typename C::MaskWord& word) {
         const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[index], 0);
         if (mask != full_block)
-            word = __ldg(params.layout.masks + size_t(mask) * params.layout.mask_words + warpgroup * 128 + thread);
+            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
+                                                                       size_t(mask) * params.layout.mask_words) +
+                         warpgroup * 128 + thread);
         return mask;
     }
 
@@ -315,62 +454,71 @@ struct Consumer {
             l[h] = l[h] > 0 ? ptx::reciprocal_approx(l[h]) : 0;
         }
         tile::scale_rows(r_out, l[0], l[1]);
+        note_not_finite(q_index);
         if (shared.task[q_index].part == whole_row)
             store_whole(q_index, lse);
         else
             store_part(q_index, lse);
     }
 
-    __device__ __forceinline__ void store_whole(int q_index, const float (&lse)[2]) {
-        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * 8192);
-        tile::store_swizzled(r_out, panel, panel + C::panel_bytes, thread);
-        send(q_index, lse);
+    // A value that is not finite may come from a key that its row does not see: 0 * NaN. Such rows are noted, and made
+    // once more when nothing else is left to do. A note: the task noted before, and a bit for each of the warp's rows.
+    __device__ __forceinline__ void note_not_finite(int q_index) {
+        float is_nan[2];
+        tile::find_not_finite(r_out, is_nan);
+        if (__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)) [[likely]]
+            return;
+        unsigned bits = 0;
+        for (int h = 0; h < 2; ++h) {
+            const unsigned lanes = __ballot_sync(~0u, !(is_nan[h] == 0));
+            for (int quad = 0; quad < 8; ++quad) bits |= unsigned((lanes >> 4 * quad & 15) != 0) << (quad + 8 * h);
+        }
+        const int index = shared.task[q_index].index;
+        if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
+        noted = index;
     }
 
-    // The out that lies in the q tile to memory, lse from registers.
-    __device__ __forceinline__ void send(int q_index, const float (&lse)[2]) {
+    __device__ __forceinline__ int2* note_of(int task) const {
+        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+    }
+
+    __device__ __forceinline__ void store_whole(int q_index, const float (&lse)[2]) {
+        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * 8192);
+        tile::store_swizzled<C::dtype>(r_out, panel, C::panel_bytes, thread);
         const TaskMessage task = shared.task[q_index];
         const int row = task.row * C::block_q + warpgroup * 64;
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
-            for (int panel = 0; panel < 2; ++panel)
-                ptx::tma_store_4d(&params.out, 64 * panel, task.head, row, task.batch,
+            for (int panel = 0; panel < C::panels; ++panel)
+                ptx::tma_store_4d(&params.out_map, C::panel_columns * panel, task.head, row, task.batch,
                                   shared.q[q_index][panel] + warpgroup * 8192);
             ptx::bulk_commit();
         }
         held = q_index;
-        if (params.lse && thread % 4 == 0) {
+        if (params.lse.data && thread % 4 == 0) {
             const int first = row + tile::fragment_row(thread, 0), second = row + tile::fragment_row(thread, 2);
-            float* to = params.lse + task.batch * params.lse_batch + task.head * params.lse_head;
-            if (first < params.seq_q) to[first * params.lse_row] = lse[0];
-            if (second < params.seq_q) to[second * params.lse_row] = lse[1];
+            float* to = static_cast<float*>(params.lse.data) + task.batch * params.lse.batch + task.head * params.lse.head;
+            if (first < params.seq_q) to[first * params.lse.row] = lse[0];
+            if (second < params.seq_q) to[second * params.lse.row] = lse[1];
         }
     }
 
     __device__ __forceinline__ void store_part(int q_index, const float (&lse)[2]) {
         const size_t row = size_t(shared.task[q_index].part) * C::block_q + warpgroup * 64;
 #pragma unroll
-        for (int i = 0; i < 64; i += 2) {
-            float* out = params.part_out + (row + tile::fragment_row(thread, i)) * C::head_dim +
-                         tile::fragment_column(thread, i);
-            *reinterpret_cast<float2*>(out) = make_float2(r_out[i], r_out[i + 1]);
+        for (int i = 0; i < C::head_dim / 2; ++i) {
+            const int column = tile::fragment_column(thread, i);
+            if (column < params.head_dim_v)
+                params.parts.out[(row + tile::fragment_row(thread, i)) * params.head_dim_v + column] = r_out[i];
         }
         if (thread % 4 == 0)
-            for (int h = 0; h < 2; ++h) params.part_lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
+            for (int h = 0; h < 2; ++h) {
+                params.parts.lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
+                if (params.parts.top) params.parts.top[row + tile::fragment_row(thread, 2 * h)] = -INFINITY;
+            }
         held = q_index;
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
-    }
-
-    // A row of blocks without a key: out 0, lse -infinity.
-    __device__ __forceinline__ void store_empty(int q_index) {
-        release_held();
-        for (int i = thread; i < 1024; i += 128) {
-            uint8_t* panel = shared.q[q_index][i / 512] + warpgroup * 8192;
-            reinterpret_cast<uint4*>(panel)[i % 512] = uint4{0, 0, 0, 0};
-        }
-        send(q_index, {-INFINITY, -INFINITY});
-        release_held();
     }
 
     // From the block whose probabilities are in p to the next, across tasks too: its scores, then p v, begun; under
@@ -390,7 +538,7 @@ struct Consumer {
         const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
         ptx::mbarrier_wait(&shared.full[k.index], k.phase);
         begin_scores(q_at, k_at);
-        uint64_t word;
+        typename C::MaskWord word;
         const int mask = take_mask(k.index, word);
         ptx::mbarrier_wait(&shared.full[v.index], v.phase);
         begin_output(p, v_at);
@@ -404,7 +552,7 @@ struct Consumer {
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
         float factor[2];
-        const bool rescale = tile::softmax(s, rows, params.scale_log2, last, next_p, factor);
+        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, last, next_p, factor);
         if (last) [[unlikely]] {
             ptx::wgmma_wait_all();
             release(v.index);
@@ -434,7 +582,7 @@ struct Consumer {
         if (left == end_of_work) return;
         ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
-        uint64_t word;
+        typename C::MaskWord word;
         const int mask = take_mask(slot.index, word);
         ptx::wgmma_wait<0>();
         release(slot.index);
@@ -442,17 +590,37 @@ struct Consumer {
         if (mask != full_block) tile::mask(s, word);
         Probabilities even, odd;
         float factor[2];
-        tile::softmax(s, rows, params.scale_log2, true, even, factor);
+        tile::softmax<C::dtype>(s, rows, params.scale_log2, true, even, factor);
         for (;;) {
-            if (!step(even, odd)) return finish(even);
-            if (!step(odd, even)) return finish(odd);
+            if (!step(even, odd)) {
+                finish(even);
+                break;
+            }
+            if (!step(odd, even)) {
+                finish(odd);
+                break;
+            }
+        }
+        repair_noted();
+    }
+
+    // The rows noted, over what the copy engine has stored of them.
+    __device__ __forceinline__ void repair_noted() {
+        if (thread == 0) ptx::bulk_wait();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // thread 0's stores are done before others write to the same rows
+        while (noted >= 0) {
+            const int2 note = *note_of(noted);
+            const Task task = params.tasks.tasks[noted];
+            for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1)
+                Repair<C>{params, task, thread % 32}.row(warpgroup * 64 + thread / 32 * 16 + __ffs(int(bits)) - 1);
+            noted = note.x;
         }
     }
 };
 
 // ---- kernel ----
 template <class C>
-__global__ void __launch_bounds__(C::threads, 1) block_forward(const __grid_constant__ BlockForwardParams params) {
+__global__ void __launch_bounds__(C::threads, 1) block_forward_kernel(const __grid_constant__ BlockForwardParams params) {
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
     if (threadIdx.x == 0) {
@@ -480,41 +648,48 @@ __global__ void __launch_bounds__(C::threads, 1) block_forward(const __grid_cons
 }
 
 // ---- launch ----
-constexpr size_t counter_bytes = 256;  // of the workspace's head, so that what follows stays aligned
-
-inline runtime::Sizes q_sizes(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.head_dim}; }
-inline runtime::Sizes k_sizes(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
-
 template <class C>
 BlockForwardParams make_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
+    const BlockForwardSpace space(p, args.layout, args.tasks);
+    char* const workspace = static_cast<char*>(args.workspace);
     BlockForwardParams params;
-    params.q = runtime::make_tensor_map(args.q, q_sizes(p), C::block_q);
-    params.k = runtime::make_tensor_map(args.k, k_sizes(p), C::block_k);
-    params.v = runtime::make_tensor_map(args.v, k_sizes(p), C::block_k);
-    params.out = runtime::make_tensor_map(args.out, q_sizes(p), 64);
+    params.q_map = runtime::make_tensor_map(args.q, runtime::q_sizes(p), C::dtype, C::block_q);
+    params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
+    params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
+    params.out_map = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, 64);
+    params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out, params.lse = args.lse;
     params.layout = args.layout;
     params.tasks = args.tasks;
-    params.lse = static_cast<float*>(args.lse.data);
-    params.lse_batch = args.lse.batch, params.lse_head = args.lse.head, params.lse_row = args.lse.row;
-    char* workspace = static_cast<char*>(args.workspace);
-    params.part_out = reinterpret_cast<float*>(workspace + counter_bytes);
-    params.part_lse = params.part_out + size_t(args.tasks.num_parts) * C::block_q * C::head_dim;
+    params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
     params.next_task = nullptr;
+    params.notes = reinterpret_cast<int2*>(workspace + space.notes);
     params.heads_q = int(p.heads_q), params.group = int(p.group()), params.seq_q = int(p.seq_q);
+    params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     params.scale = float(p.scale), params.scale_log2 = float(p.scale * M_LOG2E);
     return params;
 }
 
-template <class C>
-void launch_block_forward(const ForwardArgs& args) {
+template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    using C = Config<D, HeadDim, BlockQ, BlockK>;
     BlockForwardParams params = make_params<C>(args);
     const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
     if (blocks < params.tasks.num_tasks) {
-        params.next_task = static_cast<unsigned*>(args.workspace);
-        runtime::clear(args.workspace, sizeof(unsigned), args.stream);
+        const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
+        params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
+        runtime::clear(params.next_task, sizeof(unsigned), args.stream);
     }
-    runtime::launch(block_forward<C>, {unsigned(blocks), unsigned(C::threads), sizeof(Shared<C>)}, args.stream, params);
+    runtime::launch(block_forward_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(Shared<C>)}, args.stream,
+                    params);
+}
+
+template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = Config<D, HeadDim, BlockQ, BlockK>;
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(block_forward_kernel<C>, sizeof(Shared<C>));
+    runtime::prepare_tensor_maps();
 }
 
 }  // namespace spattn::sm90

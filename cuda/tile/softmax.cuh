@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Online softmax of the two rows that a thread shares with the other three of its quad, and verbs on a 64 x 128 tile.
+// Online softmax of the two rows that a thread shares with the other three of its quad, and verbs on a tile of 64 rows:
+// a thread has `Values` values, half as many as the tile has columns.
 #pragma once
 
 #include <cfloat>
@@ -7,6 +8,7 @@
 #include <cstdint>
 
 #include "ptx/convert.cuh"
+#include "tile/dtype.cuh"
 
 namespace spattn::tile {
 
@@ -14,10 +16,12 @@ namespace spattn::tile {
 __device__ __forceinline__ constexpr int row_of(int i) { return (i >> 1) & 1; }
 
 // Bit i of word keeps value i.
-__device__ __forceinline__ void mask(float (&s)[64], uint64_t word) {
-    const uint32_t low = uint32_t(word), high = uint32_t(word >> 32);
+template <int Values, class Word>
+__device__ __forceinline__ void mask(float (&s)[Values], Word word) {
+    static_assert(sizeof(Word) * 8 == Values, "a word has a bit for each value");
+    const uint32_t low = uint32_t(word), high = uint32_t(uint64_t(word) >> 32);
 #pragma unroll
-    for (int i = 0; i < 64; ++i) ptx::minus_infinity_unless(s[i], (i < 32 ? low : high) & (1u << (i & 31)));
+    for (int i = 0; i < Values; ++i) ptx::minus_infinity_unless(s[i], (i < 32 ? low : high) & (1u << (i & 31)));
 }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -35,13 +39,14 @@ struct RowState {
 };
 
 // m becomes the maximum. Returns in factor what sums so far must be multiplied by.
-__device__ __forceinline__ void raise_maximum(const float (&s)[64], RowState& rows, float scale_log2,
+template <int Values>
+__device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState& rows, float scale_log2,
                                               float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float x = s[2 * h], y = s[2 * h + 1];
 #pragma unroll
-        for (int i = 4; i < 64; i += 4) x = fmaxf(x, s[i + 2 * h]), y = fmaxf(y, s[i + 2 * h + 1]);
+        for (int i = 4; i < Values; i += 4) x = fmaxf(x, s[i + 2 * h]), y = fmaxf(y, s[i + 2 * h + 1]);
         const float m = fmaxf(rows.m[h], quad_max(fmaxf(x, y)));
         factor[h] = m == rows.m[h] ? 1 : ptx::exp2_approx((rows.m[h] - m) * scale_log2);  // -inf - -inf is NaN
         rows.l[h] *= factor[h];
@@ -51,21 +56,22 @@ __device__ __forceinline__ void raise_maximum(const float (&s)[64], RowState& ro
 
 // p = exp(s - m) as the a operand of the next product (the layouts agree), and this thread's sums. A row that has seen
 // no key has m = -infinity: a key gives infinity there, and no key 0.
-__device__ __forceinline__ void exponentials(const float (&s)[64], const RowState& rows, float scale_log2,
-                                             float (&sum)[2], uint32_t (&p)[8][4]) {
+template <Dtype D, int Values>
+__device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
+                                             float (&sum)[2], uint32_t (&p)[Values / 8][4]) {
     float offset[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) offset[h] = fminf(-rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
 #pragma unroll
-    for (int i = 0; i < 64; i += 2) {
+    for (int i = 0; i < Values; i += 2) {
         const float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
         const float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
         sum[row_of(i)] += x, sum[row_of(i)] += y;
-        p[i / 8][i % 8 / 2] = ptx::pack_bf16(x, y);
+        p[i / 8][i % 8 / 2] = pack<D>(x, y);
     }
     // Sums and words are made here, between the exponentials that leave room for them, and not where they are used.
 #pragma unroll
-    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(p[i / 4][i % 4]));
+    for (int i = 0; i < Values / 2; ++i) asm volatile("" : "+r"(p[i / 4][i % 4]));
     asm volatile("" : "+f"(sum[0]), "+f"(sum[1]));
 }
 
@@ -76,37 +82,49 @@ constexpr float most = 4096;
 
 // Scores into probabilities, merged into the rows. `fresh`: rows have seen nothing. True where what is accumulated must
 // be multiplied by `factor` (the same answer for a whole warp).
-__device__ __forceinline__ bool softmax(const float (&s)[64], RowState& rows, float scale_log2, bool fresh,
-                                        uint32_t (&p)[8][4], float (&factor)[2]) {
+template <Dtype D, int Values>
+__device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows, float scale_log2, bool fresh,
+                                        uint32_t (&p)[Values / 8][4], float (&factor)[2]) {
     float sum[2];
     if (!fresh) [[likely]] {
-        exponentials(s, rows, scale_log2, sum, p);
+        exponentials<D>(s, rows, scale_log2, sum, p);
         if (__all_sync(~0u, sum[0] <= most && sum[1] <= most)) [[likely]] {
             rows.l[0] += sum[0], rows.l[1] += sum[1];
             return false;
         }
     }
     raise_maximum(s, rows, scale_log2, factor);
-    exponentials(s, rows, scale_log2, sum, p);
+    exponentials<D>(s, rows, scale_log2, sum, p);
     rows.l[0] += sum[0], rows.l[1] += sum[1];
     return true;
 }
 
-__device__ __forceinline__ void scale_rows(float (&tile)[64], float row0, float row1) {
+template <int Values>
+__device__ __forceinline__ void scale_rows(float (&tile)[Values], float row0, float row1) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) tile[i] *= row_of(i) ? row1 : row0;
+    for (int i = 0; i < Values; ++i) tile[i] *= row_of(i) ? row1 : row0;
 }
 
-// The tile as bf16 into two swizzled 64-column panels, 64 rows of 128 bytes each. Base a multiple of 1024.
-__device__ __forceinline__ void store_swizzled(const float (&tile)[64], uint32_t panel0, uint32_t panel1, int thread) {
+// NaN for each of the two rows where one of its values is not finite, else 0.
+template <int Values>
+__device__ __forceinline__ void find_not_finite(const float (&tile)[Values], float (&row)[2]) {
+    row[0] = row[1] = 0;
+#pragma unroll
+    for (int i = 0; i < Values; ++i) row[row_of(i)] = fmaf(tile[i], 0.f, row[row_of(i)]);
+}
+
+// The tile as 16-bit elements into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base a
+// multiple of 1024.
+template <Dtype D, int Values>
+__device__ __forceinline__ void store_swizzled(const float (&tile)[Values], uint32_t base, uint32_t panel_bytes,
+                                               int thread) {
     const int lane = thread % 32, row = 16 * (thread / 32) + (lane & 15);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
+    for (int c = 0; c < Values / 8; ++c) {
         const uint32_t column = 16 * (c % 4) + 8 * (lane >> 4);
-        const uint32_t at = (c < 4 ? panel0 : panel1) + row * 128 + ((column * 2) ^ ((row & 7) << 4));
-        ptx::store_matrix_x4(
-            at, ptx::pack_bf16(tile[8 * c], tile[8 * c + 1]), ptx::pack_bf16(tile[8 * c + 2], tile[8 * c + 3]),
-            ptx::pack_bf16(tile[8 * c + 4], tile[8 * c + 5]), ptx::pack_bf16(tile[8 * c + 6], tile[8 * c + 7]));
+        const uint32_t at = base + c / 4 * panel_bytes + row * 128 + ((column * 2) ^ ((row & 7) << 4));
+        ptx::store_matrix_x4(at, pack<D>(tile[8 * c], tile[8 * c + 1]), pack<D>(tile[8 * c + 2], tile[8 * c + 3]),
+                             pack<D>(tile[8 * c + 4], tile[8 * c + 5]), pack<D>(tile[8 * c + 6], tile[8 * c + 7]));
     }
 }
 
