@@ -2,6 +2,7 @@
 // Every CUDA forward row of this machine against the double-precision rows, on cases made to hurt.
 #include <algorithm>
 #include <cstdlib>
+#include <tuple>
 
 #include "gpu/gpu.h"
 
@@ -81,14 +82,27 @@ std::vector<Case> shapes_of(spattn_dtype dtype) {
     return cases;
 }
 
+// What the name of a row says: "sm90_block_forward_bf16_d128_128x128".
+spattn_dtype dtype_of(const std::string& row) {
+    if (row.find("_bf16_") != std::string::npos) return abi::bf16;
+    return row.find("_f16_") != std::string::npos ? spattn_dtype{SPATTN_FLOAT, 16, 1} : abi::f32;
+}
+int64_t dim_of(const std::string& row) { return std::stoll(row.substr(row.find("_d") + 2)); }
+
 }  // namespace
 
 TEST(tensor_core_rows) {
     NEEDS_GPU();
     const Context context = make_context();
+    int n = 0;
     for (const std::string& row : forward_rows("sm90_")) {
-        const std::vector<Case> cases = shapes_of(abi::bf16);
-        for (const Case& c : cases) run_row(context, row, c);
+        const int64_t most = dim_of(row);
+        std::vector<Case> cases = shapes_of(dtype_of(row));
+        for (Case& c : cases) {
+            // All columns of the row's tile, or some of them.
+            c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most : most - 8 * (n % 7);
+            run_row(context, row, c);
+        }
         std::printf("%s: %zu cases\n", row.c_str(), cases.size());
     }
     if (forward_rows("sm90_").empty()) check::skip("no sm90 GPU");
@@ -101,7 +115,7 @@ TEST(plain_rows) {
     int n = 0;
     for (const std::string& row : forward_rows("any_")) {
         int cases = 0;
-        for (Case c : shapes_of(row.find("_f32_") == std::string::npos ? abi::bf16 : abi::f32)) {
+        for (Case c : shapes_of(dtype_of(row))) {
             if (++n % 4) continue;
             const auto& dim = dims[n / 4 % 6];
             c.head_dim = dim[0], c.head_dim_v = dim[1];
@@ -120,6 +134,7 @@ TEST(misaligned_views) {
         for (int64_t shift : {1, 4, 8}) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
+            c.dtype = dtype_of(row), c.head_dim = c.head_dim_v = dim_of(row);
             c.padding = shift == 4 ? 4 : 0;
             run_row(context, row, c);
             c.column = 2;
@@ -163,4 +178,65 @@ TEST(small_heads_and_blocks) {
         run_row(context, std::string("any_block_forward_") + (dtype.code == SPATTN_BFLOAT ? "bf16" : "f32") + "_32x32",
                 c);
     }
+}
+
+// Blocks of rows without a key, behind others with work and between them, in more tasks than the chip has processors.
+TEST(tasks_without_keys) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    Case packed;
+    packed.pattern = "documents(573,694,731,1132,1219,1500,1554)", packed.seq_q = packed.seq_k = 2048;
+    packed.heads_q = 15, packed.heads_kv = 3;
+    Case scattered;
+    scattered.pattern = "dilated(481,662,6) & block_diagonal(660)", scattered.batch = 2, scattered.heads_q = 10;
+    scattered.heads_kv = 2, scattered.seq_q = 803, scattered.seq_k = 640;
+    Case few;
+    few.pattern = "documents(0,100) | documents(3000,3100)", few.seq_q = few.seq_k = 4096, few.heads_q = 8;
+    for (const Case& c : {packed, scattered, few}) run_row(context, "", c);
+}
+
+// One document holds NaN and infinity in all that it has; the other's results are as if it did not.
+TEST(what_a_query_does_not_see_changes_nothing) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    std::vector<std::string> rows = forward_rows("sm90_");
+    for (const std::string& row : forward_rows("any_")) rows.push_back(row);
+    for (const std::string& row : rows)
+        for (const float hostile : {std::nanf(""), INFINITY, -INFINITY}) {
+            Case c;
+            constexpr int64_t first = 200, seq = 520;
+            c.pattern = "documents(0,200,520) & (sink(7) | window(90,40))", c.seq_q = c.seq_k = seq;
+            c.dtype = dtype_of(row);
+            if (row.find("_d") != std::string::npos) c.head_dim = c.head_dim_v = dim_of(row);
+            check::context = row + " " + c.name();
+            const Truth clean = make_truth(c, 7);
+            Truth dirty = clean;
+            for (auto [values, heads, columns] : {std::tuple{&dirty.q, c.heads_q, c.head_dim},
+                                                  {&dirty.k, c.heads_kv, c.head_dim},
+                                                  {&dirty.v, c.heads_kv, c.head_dim_v}})
+                for (int64_t head = 0; head < c.batch * heads; ++head)
+                    std::fill(values->begin() + (head * seq + first) * columns,
+                              values->begin() + (head + 1) * seq * columns, hostile);
+            const Force force(row);
+            const Plan plan = make_plan(context, c);
+            Run run(plan, c, dirty);
+            succeed(run.forward(), "forward");
+            cuda(cudaDeviceSynchronize(), "forward");
+            const std::vector<float> out = run.out.read(), lse = run.lse.read();
+            double worst = 0;
+            bool shows = true;
+            for (int64_t at = 0; at < c.batch * c.heads_q * seq; ++at)
+                for (int64_t i = 0; i < c.head_dim_v; ++i) {
+                    const float got = out[size_t(at * c.head_dim_v + i)], want = clean.out[size_t(at * c.head_dim_v + i)];
+                    if (at % seq < first) worst = std::fmax(worst, std::isnan(got) ? INFINITY : std::fabs(got - want));
+                    else shows &= std::isnan(got);
+                }
+            for (int64_t at = 0; at < c.batch * c.heads_q * seq; ++at)
+                if (at % seq < first)
+                    worst = std::fmax(worst, std::isnan(lse[size_t(at)]) ? INFINITY
+                                                                         : std::fabs(lse[size_t(at)] - clean.lse[size_t(at)]));
+            check::context += ", off by " + std::to_string(worst);
+            CHECK(worst <= 3e-2);
+            CHECK(shows);
+        }
 }

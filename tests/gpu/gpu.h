@@ -27,8 +27,9 @@ inline bool is_here() {
 
 void cuda(cudaError_t error, const char* what);  // throws
 
-uint16_t to_bf16(float x);  // rounded to nearest even
-float from_bf16(uint16_t x);
+// A 16-bit element of the dtype, rounded to nearest even, and back.
+uint16_t to_16_bits(float x, spattn_dtype dtype);
+float from_16_bits(uint16_t x, spattn_dtype dtype);
 
 // A case of attention. Lengths, heads and memory as the tests want them.
 struct Case {
@@ -61,6 +62,7 @@ private:
     int64_t shape_[4], strides_[4];
     int64_t tensor_shape_[4], tensor_strides_[4];
     size_t count_, memory_elements_, element_bytes_;
+    spattn_dtype dtype_;
     void* memory_ = nullptr;
     spattn_tensor view_{};
 };
