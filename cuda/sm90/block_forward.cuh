@@ -19,43 +19,24 @@
 //             good enough. Where it was not (a task's first block, rows that grow by 2^12) they are made once more from
 //             the scores, which still stand. So a block takes no maximum and no exchange between lanes
 //
+//   isolation out is p v, and 0 * NaN is NaN: a row whose sums are not finite may owe that to a key that it does not
+//             see. Warps note such rows and, when nothing else is left, make them again from kept pairs alone
+//
 // What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, so two warpgroups cannot be faster
 // than 2048 a block; full_16k takes 2280. A warpgroup's own chain is about 250 cycles of waits and descriptors, 900 to
 // issue the products (wgmmas queue four or five deep, then issue blocks) and 950 for the softmax, of which the 64
 // exponentials a thread are 512. Counters (ncu): the tensor pipe is busy 87 % of all cycles of full_16k, 77 % of
-// bsr128_10_16k (62 % hits in L2, 533 MB from memory) and 73 % of window1k_16k; issue slots 36 %. On full_16k the
-// 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
+// bsr128_10_16k and 73 % of window1k_16k. On full_16k the 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Measured (H200, bf16, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, on two machines of 2026-11, GEMM 8192^3
-// 782 and 781 in the same runs): full_16k 763 and 779, causal_16k 734 and 751, window1k_16k 565 and 569, window4k_128k
-// 713 and 732, streaming_16k 551 and 560, streaming_128k 575 and 582, block_diagonal512_16k 530 and 527, bsr128_50_4k
-// 604 and 624, bsr128_25_8k 621 and 630, bsr128_10_16k 664 and 671, bsr128_05_32k 673 and 682. The random blocks wait
-// for memory and for the last tasks: with heads one after the other and only the last 256 tasks longest first, on the
-// second machine, 25_8k runs at 691, 10_16k at 710, 05_32k at 713.
-// What the layout costs: single blocks instead of runs 0.5 % (full_16k as 128 runs a row); a mask on every block 6 % of
-// full_16k and 4 % of bsr128_10_16k, with 256 different masks 6 and 6 %.
+// Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 787 in the same
+// run; every line is in bench/results): full_16k 793, causal_16k 760, window1k_16k 577, window4k_128k 739, streaming_16k
+// 565, bsr128_10_16k 702. Single blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
 //
-// One listed tile against one block, in this loop: 128 keys by number from AxisView::tokens (a tile's is all that it
-// needs; zeros where no_token), copied by 16-byte cp.async into the tile that a box would fill, each lane's arrival on
-// the ring's barrier, the consumer's proxy fence before wgmma reads. Consecutive and random keys cost the same:
-//
-//               producer                          full_16k   bsr128_10_16k
-//               one warp, boxes                      777          674
-//               four warps of 56 registers           608          535     (leaves the consumers 224: 40 bytes spill)
-//               four warps of 40                     550          484
-//               two, one                          405, 317     372, 292
-//
-// So a listed tile costs 1.3 blocks and pays where it stands for two. Issue is the limit: more warps and more registers
-// for the addresses in flight both help.
-//
-// Tried and dropped (before and after in one run): three serial warpgroups of 64 rows instead of two (722 instead of
-// 788 on full_16k, 530 instead of 571 on window1k_16k); row maxima before the exponentials (6 % slower); sums and
-// packing left where the compiler puts them, behind the wait for p v (3 %); one array of p (2 %); turns between the
-// warpgroups by barriers (0 to 1 %); p v issued step by step between exponentials (0 to 3 %); v awaited before s is
-// begun (2 %); out stored under the next task's products (nothing); tests of the ring's next barrier ahead (nothing,
-// and registers); four ring tiles at constant places instead of five (3 to 6 %); descriptors from registers that are
-// not known uniform (3 R2UR an instruction: 7 %); first blocks first (7 % on window1k_16k, whose first block few rows
-// see).
+// Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
+// row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between exponentials
+// (0 to -3 %); four ring tiles at constant places instead of five (-3 to -6 %); descriptors that are not known uniform (3
+// R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128 keys by number,
+// copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
 #pragma once
 
 #include <algorithm>
@@ -84,10 +65,14 @@ struct Config {
     using Element = typename tile::Element<D>::type;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim;
-    static constexpr int warpgroups = block_q / 64, threads = 128 * (warpgroups + 1);
-    static constexpr int panel_columns = 64, panels = head_dim / panel_columns;     // a swizzled panel has rows of 128 bytes
-    static constexpr int panel_bytes = block_q * 128, box_bytes = block_k * 128;    // of a panel of q, and of k or v
-    static constexpr int q_tiles = 2, slots = 160 * 1024 / (panels * box_bytes);
+    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = block_q / warpgroup_rows;
+    static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
+    static constexpr int panel_columns = 64, panels = head_dim / panel_columns;  // a swizzled panel: rows of 128 bytes
+    static constexpr int row_bytes = 2 * panel_columns;
+    static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
+    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;  // of a panel
+    static constexpr int ring_bytes = 160 * 1024;  // what an SM has besides the q tiles
+    static constexpr int q_tiles = 2, slots = ring_bytes / (panels * box_bytes);
     static constexpr int producer_registers = 40, consumer_registers = 232;
     static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
     static_assert(head_dim % panel_columns == 0, "columns come in whole panels");
@@ -259,7 +244,7 @@ struct Producer {
         for (int key = 0; key < C::block_k; ++key)
             if (!(set[key / 64] >> (key % 64) & 1)) {
                 for (int at = lane; at < C::panels * 16; at += 32) {
-                    uint8_t* row = shared.ring[slot.index][at / 16] + key * 128 + at % 16 * 8;
+                    uint8_t* row = shared.ring[slot.index][at / 16] + key * C::row_bytes + at % 16 * 8;
                     *reinterpret_cast<uint64_t*>(row) = 0;
                 }
             }
@@ -412,7 +397,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ uint32_t q_descriptor(int tile) const {
-        return ptx::wgmma_descriptor(shared.q[tile][0] + warpgroup * 8192, 0);
+        return ptx::wgmma_descriptor(shared.q[tile][0] + warpgroup * C::warpgroup_bytes, 0);
     }
     __device__ __forceinline__ uint32_t k_descriptor(int index) const {
         return ptx::wgmma_descriptor(shared.ring[index][0], 0);
@@ -483,16 +468,16 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void store_whole(int q_index, const float (&lse)[2]) {
-        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * 8192);
+        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
         tile::store_swizzled<C::dtype>(r_out, panel, C::panel_bytes, thread);
         const TaskMessage task = shared.task[q_index];
-        const int row = task.row * C::block_q + warpgroup * 64;
+        const int row = task.row * C::block_q + warpgroup * C::warpgroup_rows;
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
             for (int panel = 0; panel < C::panels; ++panel)
                 ptx::tma_store_4d(&params.out_map, C::panel_columns * panel, task.head, row, task.batch,
-                                  shared.q[q_index][panel] + warpgroup * 8192);
+                                  shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
             ptx::bulk_commit();
         }
         held = q_index;
@@ -505,7 +490,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void store_part(int q_index, const float (&lse)[2]) {
-        const size_t row = size_t(shared.task[q_index].part) * C::block_q + warpgroup * 64;
+        const size_t row = size_t(shared.task[q_index].part) * C::block_q + warpgroup * C::warpgroup_rows;
 #pragma unroll
         for (int i = 0; i < C::head_dim / 2; ++i) {
             const int column = tile::fragment_column(thread, i);
@@ -612,7 +597,8 @@ struct Consumer {
             const int2 note = *note_of(noted);
             const Task task = params.tasks.tasks[noted];
             for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1)
-                Repair<C>{params, task, thread % 32}.row(warpgroup * 64 + thread / 32 * 16 + __ffs(int(bits)) - 1);
+                Repair<C>{params, task, thread % 32}.row(warpgroup * C::warpgroup_rows + thread / 32 * 16 +
+                                                         __ffs(int(bits)) - 1);
             noted = note.x;
         }
     }
@@ -657,7 +643,7 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     params.q_map = runtime::make_tensor_map(args.q, runtime::q_sizes(p), C::dtype, C::block_q);
     params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
     params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
-    params.out_map = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, 64);
+    params.out_map = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, C::warpgroup_rows);
     params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out, params.lse = args.lse;
     params.layout = args.layout;
     params.tasks = args.tasks;

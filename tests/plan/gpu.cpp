@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// Plans of the CUDA rows for a GPU that exists nowhere: their fits, costs and schedules are host code, and are tested where
+// there is no GPU and no toolkit. Golden texts; SPATTN_WRITE_GOLDEN=1 writes them anew.
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "any/kernels.cpp"
+#include "core/error.h"
+#include "plan/plans.h"
+#include "sm90/kernels.cpp"
+
+namespace spattn {
+
+namespace {
+int imaginary_capability = 90;
+}
+
+// What rows call on a device. Nothing runs here.
+namespace runtime {
+int capability(int) { return imaginary_capability; }
+CurrentDevice::CurrentDevice(int) {}
+CurrentDevice::~CurrentDevice() {}
+}  // namespace runtime
+namespace any {
+template <Dtype D>
+void BlockForward<D>::run(const ForwardArgs&, MaskOrder) {}
+template <Dtype D>
+void BlockForward<D>::prepare(int32_t) {}
+template <Dtype D>
+void Combine<D>::run(const ForwardArgs&, const Partials<RealOf<D>>&) {}
+template <Dtype D>
+void Combine<D>::prepare(int32_t) {}
+}  // namespace any
+namespace sm90 {
+template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, BlockQ, BlockK>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, BlockQ, BlockK>::prepare(int32_t) {}
+}  // namespace sm90
+
+namespace {
+
+const std::vector<Kernel>& rows() {
+    static const std::vector<Kernel> all = [] {
+        std::vector<Kernel> rows;
+        append(rows, sm90::kernels());
+        append(rows, any::kernels());
+        return rows;
+    }();
+    return all;
+}
+
+struct Golden {
+    const char *name, *pattern;
+    int64_t heads, seq_q, seq_k, head_dim;
+    Dtype dtype = Dtype::bf16;
+};
+
+const Golden goldens[] = {
+    {"full_16k", "full", 16, 16384, 16384, 128},
+    {"causal_16k", "causal", 16, 16384, 16384, 128},
+    {"streaming_128k", "causal & (sink(64) | window(1023,0))", 4, 131072, 131072, 128},
+    {"one_long_row", "full", 1, 128, 1048576, 128},
+    {"narrow_heads", "causal & window(1023,0)", 16, 16384, 16384, 64},
+    {"f16_96", "block_diagonal(512)", 16, 16384, 16384, 96, Dtype::f16},
+    {"f32", "causal", 2, 1024, 1024, 128, Dtype::f32},
+    {"odd_head_dim", "causal", 2, 1024, 1024, 100},
+};
+
+CompiledPlan plan_of(const Golden& g) {
+    Problem p = imaginary::problem(g.seq_q, g.seq_k, g.head_dim);
+    p.heads_q = p.heads_kv = g.heads;
+    p.dtype = g.dtype;
+    PlanOptions options;
+    options.device = SPATTN_CUDA;
+    options.machine = {"imaginary GPU", 132, 1.7, 4000};
+    return compile_plan(*parse_pattern(g.pattern), p, options, rows());
+}
+
+std::string read(const std::string& path) {
+    std::ostringstream out;
+    out << std::ifstream(path).rdbuf();
+    return out.str();
+}
+
+}  // namespace
+
+TEST(gpu_plans_are_the_golden_ones) {
+    imaginary_capability = 90;
+    for (const Golden& g : goldens) {
+        check::context = g.name;
+        const std::string path = std::string(SPATTN_TESTS_FOLDER "/plan/golden/gpu_") + g.name + ".txt";
+        const std::string got = explain(plan_of(g));
+        if (std::getenv("SPATTN_WRITE_GOLDEN")) std::ofstream(path) << got;
+        const std::string wanted = read(path);
+        CHECK(!wanted.empty());
+        CHECK_EQ(got, wanted);
+    }
+}
+
+TEST(older_gpus_get_the_plain_rows) {
+    imaginary_capability = 75;
+    bool is_refused = false;
+    try {
+        plan_of(goldens[0]);
+    } catch (const Error& e) {
+        is_refused = e.status == SPATTN_E_NO_KERNEL;
+    }
+    CHECK(is_refused);
+    imaginary_capability = 80;
+    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
+    imaginary_capability = 90;
+    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_128x128");
+}
+
+TEST(long_rows_are_split_among_the_processors) {
+    imaginary_capability = 90;
+    const CompiledPlan plan = plan_of(goldens[3]);
+    CHECK_EQ(imaginary::whole(plan.forward).schedule.joins.size(), size_t(1));
+    CHECK(imaginary::whole(plan.forward).schedule.num_parts > 100);
+}
+
+}  // namespace spattn
