@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The rows of this folder, with what the plan asks of them.
 #include <cmath>
-#include <vector>
+
 
 #include "any/block_forward.h"
 #include "any/combine.h"
-#include "plan/backends.h"
 #include "runtime/device.h"
 
 namespace spattn::any {

@@ -83,15 +83,37 @@ struct Config {
 // What a launch hands to the device.
 struct BlockForwardParams {
     CUtensorMap q_map, k_map, v_map, out_map;  // [batch, seq, head, head_dim], boxes of one 64-column panel
-    TensorView q, k, v, out, lse;              // the same by addresses; lse is absent where nobody asked
+    TensorView q, k, v, out;                   // the same by addresses
+    TensorView lse, max_logits, sink_logits;   // absent where nobody asked, or the problem has none
     LayoutView layout;                         // in device memory, as the tasks
     TasksView tasks;
     any::Partials<float> parts;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
     int2* notes;          // [task][warp]
     int heads_q, group, seq_q, head_dim, head_dim_v;
-    float scale, scale_log2;
+    float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
+    float into_cap;           // scores become tanh(into_cap s) first; 0 where they stay
 };
+
+// How a row ends: what its sums of p v are multiplied by, and its lse. Parts of a row end without the sink.
+struct RowEnd {
+    float factor, lse;
+};
+__device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int head, int part, float m, float l) {
+    if (isnan(l)) return {l, l};  // by its own keys
+    RowEnd end{l > 0 ? ptx::reciprocal_approx(l) : 0, m * params.scale + ptx::log2_approx(l) * float(M_LN2)};
+    if (!params.sink_logits.data || part != whole_row) return end;
+    const float z = static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head];
+    const float high = fmaxf(end.lse, z), low = fminf(end.lse, z);
+    const float lse = high == low ? high + float(M_LN2) : high + log1pf(expf(low - high));
+    end.factor *= expf(end.lse - lse);
+    end.lse = lse;
+    return end;
+}
+
+__device__ __forceinline__ float* row_value(const TensorView& rows, int batch, int head, int64_t row) {
+    return static_cast<float*>(rows.data) + batch * rows.batch + head * rows.head + row * rows.row;
+}
 
 // ---- shared memory ----
 struct TaskMessage {
@@ -153,7 +175,7 @@ struct Producer {
         announce({0, 0, 0, end_of_work, 0, 0}, 0);
     }
 
-    // A row of blocks without a key: out 0, lse -infinity. Consumers never hear of it: one that waited for the message
+    // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited for the message
     // after such a task would still hold the tile that this message needs.
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
@@ -165,9 +187,11 @@ struct Producer {
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
             if (params.head_dim_v % 2 && lane == 0) out[params.head_dim_v - 1] = typename C::Element(0.f);
         }
-        if (!params.lse.data) return;
-        float* lse = static_cast<float*>(params.lse.data) + entry * params.lse.batch + head * params.lse.head;
-        for (int row = lane; row < rows; row += 32) lse[(first + row) * params.lse.row] = -INFINITY;
+        const float lse = end_row(params, head, whole_row, -INFINITY, 0).lse;
+        for (int row = lane; row < rows; row += 32) {
+            if (params.lse.data) *row_value(params.lse, entry, head, first + row) = lse;
+            if (params.max_logits.data) *row_value(params.max_logits, entry, head, first + row) = -INFINITY;
+        }
     }
 
     __device__ __forceinline__ void load_task(const Task& task, int index) {
@@ -322,6 +346,7 @@ struct Repair {
         for (int i = 0; i < columns; ++i)
             if (lane + 32 * i < params.head_dim) s = fmaf(q[i], tile::to_float(k[lane + 32 * i]), s);
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
+        if (params.into_cap != 0) s = tile::cap(s, params.into_cap);
         const float highest = fmaxf(m, s);
         const float factor = m == highest ? 1 : ptx::exp2_approx((m - highest) * params.scale_log2);
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
@@ -331,12 +356,12 @@ struct Repair {
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {
-        const float lse = l == 0 ? -INFINITY : m * params.scale + ptx::log2_approx(l) * float(M_LN2);
+        const RowEnd end = end_row(params, head, task.part, m, l);
         const int64_t part_row = int64_t(task.part) * C::block_q + in_block;
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             if (column >= params.head_dim_v) continue;
-            const float x = l == 0 ? 0 : out[i] / l;
+            const float x = l == 0 ? 0 : out[i] * end.factor;
             if (task.part == whole_row)
                 const_cast<typename C::Element*>(at(params.out, batch, head, token))[column] =
                     tile::from_float<typename C::Element>(x);
@@ -344,11 +369,13 @@ struct Repair {
                 params.parts.out[part_row * params.head_dim_v + column] = x;
         }
         if (lane) return;
-        if (task.part != whole_row)
-            params.parts.lse[part_row] = lse;
-        else if (params.lse.data)
-            static_cast<float*>(params.lse.data)[batch * params.lse.batch + head * params.lse.head +
-                                                 token * params.lse.row] = lse;
+        if (task.part != whole_row) {
+            params.parts.lse[part_row] = end.lse;
+            params.parts.top[part_row] = m * params.scale;
+            return;
+        }
+        if (params.lse.data) *row_value(params.lse, batch, head, token) = end.lse;
+        if (params.max_logits.data) *row_value(params.max_logits, batch, head, token) = m * params.scale;
     }
 };
 
@@ -431,24 +458,22 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
-        float l[2], lse[2];
+        const TaskMessage task = shared.task[q_index];
+        RowEnd ends[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            l[h] = tile::quad_sum(done.l[h]);
-            lse[h] = done.m[h] * params.scale + ptx::log2_approx(l[h]) * float(M_LN2);
-            l[h] = l[h] > 0 ? ptx::reciprocal_approx(l[h]) : 0;
-        }
-        tile::scale_rows(r_out, l[0], l[1]);
-        note_not_finite(q_index);
-        if (shared.task[q_index].part == whole_row)
-            store_whole(q_index, lse);
+        for (int h = 0; h < 2; ++h) ends[h] = end_row(params, task.head, task.part, done.m[h], tile::quad_sum(done.l[h]));
+        tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
+        note_not_finite(task.index);
+        const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
+        if (task.part == whole_row)
+            store_whole(q_index, task, lse, top);
         else
-            store_part(q_index, lse);
+            store_part(q_index, task, lse, top);
     }
 
     // A value that is not finite may come from a key that its row does not see: 0 * NaN. Such rows are noted, and made
     // once more when nothing else is left to do. A note: the task noted before, and a bit for each of the warp's rows.
-    __device__ __forceinline__ void note_not_finite(int q_index) {
+    __device__ __forceinline__ void note_not_finite(int index) {
         float is_nan[2];
         tile::find_not_finite(r_out, is_nan);
         if (__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)) [[likely]]
@@ -458,7 +483,6 @@ struct Consumer {
             const unsigned lanes = __ballot_sync(~0u, !(is_nan[h] == 0));
             for (int quad = 0; quad < 8; ++quad) bits |= unsigned((lanes >> 4 * quad & 15) != 0) << (quad + 8 * h);
         }
-        const int index = shared.task[q_index].index;
         if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
         noted = index;
     }
@@ -467,10 +491,10 @@ struct Consumer {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(int q_index, const float (&lse)[2]) {
+    __device__ __forceinline__ void store_whole(int q_index, const TaskMessage& task, const float (&lse)[2],
+                                                const float (&top)[2]) {
         const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
         tile::store_swizzled<C::dtype>(r_out, panel, C::panel_bytes, thread);
-        const TaskMessage task = shared.task[q_index];
         const int row = task.row * C::block_q + warpgroup * C::warpgroup_rows;
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
@@ -481,16 +505,19 @@ struct Consumer {
             ptx::bulk_commit();
         }
         held = q_index;
-        if (params.lse.data && thread % 4 == 0) {
-            const int first = row + tile::fragment_row(thread, 0), second = row + tile::fragment_row(thread, 2);
-            float* to = static_cast<float*>(params.lse.data) + task.batch * params.lse.batch + task.head * params.lse.head;
-            if (first < params.seq_q) to[first * params.lse.row] = lse[0];
-            if (second < params.seq_q) to[second * params.lse.row] = lse[1];
+        if (thread % 4) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int at = row + tile::fragment_row(thread, 2 * h);
+            if (at >= params.seq_q) continue;
+            if (params.lse.data) *row_value(params.lse, task.batch, task.head, at) = lse[h];
+            if (params.max_logits.data) *row_value(params.max_logits, task.batch, task.head, at) = top[h];
         }
     }
 
-    __device__ __forceinline__ void store_part(int q_index, const float (&lse)[2]) {
-        const size_t row = size_t(shared.task[q_index].part) * C::block_q + warpgroup * C::warpgroup_rows;
+    __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
+                                               const float (&top)[2]) {
+        const size_t row = size_t(task.part) * C::block_q + warpgroup * C::warpgroup_rows;
 #pragma unroll
         for (int i = 0; i < C::head_dim / 2; ++i) {
             const int column = tile::fragment_column(thread, i);
@@ -500,7 +527,7 @@ struct Consumer {
         if (thread % 4 == 0)
             for (int h = 0; h < 2; ++h) {
                 params.parts.lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
-                if (params.parts.top) params.parts.top[row + tile::fragment_row(thread, 2 * h)] = -INFINITY;
+                params.parts.top[row + tile::fragment_row(thread, 2 * h)] = top[h];
             }
         held = q_index;
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
@@ -534,10 +561,14 @@ struct Consumer {
         const tile::RowState done = rows;
         if (last) [[unlikely]]
             rows = tile::RowState{};
+        if (params.into_cap != 0) [[unlikely]]
+            tile::cap(s, params.into_cap);
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
         float factor[2];
-        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, last, next_p, factor);
+        // Who asks for the largest score gets it by following the maximum in each block.
+        const bool follows = last || params.max_logits.data;
+        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
         if (last) [[unlikely]] {
             ptx::wgmma_wait_all();
             release(v.index);
@@ -572,6 +603,7 @@ struct Consumer {
         ptx::wgmma_wait<0>();
         release(slot.index);
         slot.advance();
+        if (params.into_cap != 0) tile::cap(s, params.into_cap);
         if (mask != full_block) tile::mask(s, word);
         Probabilities even, odd;
         float factor[2];
@@ -644,7 +676,8 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
     params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
     params.out_map = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, C::warpgroup_rows);
-    params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out, params.lse = args.lse;
+    params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out;
+    params.lse = args.lse, params.max_logits = args.max_logits, params.sink_logits = args.sink_logits;
     params.layout = args.layout;
     params.tasks = args.tasks;
     params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
@@ -652,7 +685,9 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     params.notes = reinterpret_cast<int2*>(workspace + space.notes);
     params.heads_q = int(p.heads_q), params.group = int(p.group()), params.seq_q = int(p.seq_q);
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
-    params.scale = float(p.scale), params.scale_log2 = float(p.scale * M_LOG2E);
+    const double scale = p.softcap != 0 ? p.softcap : p.scale;
+    params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
+    params.into_cap = p.softcap != 0 ? float(p.scale / p.softcap) : 0;
     return params;
 }
 

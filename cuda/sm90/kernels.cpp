@@ -6,7 +6,6 @@
 #include "any/block_forward.h"
 #include "any/combine.h"
 #include "core/math.h"
-#include "plan/backends.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
 #include "sm90/block_forward.h"
@@ -36,9 +35,7 @@ const char* block_forward_fits(const Problem& p) {
     if (p.head_dim > HeadDim) return HeadDim == 64 ? "head_dim above 64" : "head_dim above 128";
     if (p.head_dim_v > HeadDim) return HeadDim == 64 ? "head_dim_v above 64" : "head_dim_v above 128";
     if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
-    if (!(p.scale > 0)) return "scale not above 0";
-    if (p.softcap != 0) return "no softcap";
-    if (p.has_sink_logits) return "no sink logits";
+    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
     return nullptr;
 }
 
@@ -112,6 +109,7 @@ Kernel block_forward(const char* name) {
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, BlockQ, BlockK>,
+            .max_logits = true,
             .assumes = assumes};
 }
 

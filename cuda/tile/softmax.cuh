@@ -24,6 +24,17 @@ __device__ __forceinline__ void mask(float (&s)[Values], Word word) {
     for (int i = 0; i < Values; ++i) ptx::minus_infinity_unless(s[i], (i < 32 ? low : high) & (1u << (i & 31)));
 }
 
+// tanh(into_cap s): what softcap makes of scores, still to be multiplied by the cap. Before the mask, which it would lift.
+__device__ __forceinline__ float cap(float s, float into_cap) {
+    const float e = ptx::exp2_approx(s * (2 * float(M_LOG2E) * into_cap));
+    return 1 - 2 * ptx::reciprocal_approx(1 + e);
+}
+template <int Values>
+__device__ __forceinline__ void cap(float (&s)[Values], float into_cap) {
+#pragma unroll
+    for (int i = 0; i < Values; ++i) s[i] = cap(s[i], into_cap);
+}
+
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

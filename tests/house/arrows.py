@@ -18,9 +18,9 @@ MAY_INCLUDE = {
         "runtime": {"runtime", "plan/kernel.h", "plan/backends.h", "layout/view.h", "core"},
         "layout": {"tile", "runtime", "layout/view.h", "core"},
         "any": {"any"} | ARCH,
-        "sm80": {"sm80"} | ARCH,
-        "sm90": {"sm90"} | ARCH,
-        "sm100": {"sm100"} | ARCH,
+        "sm80": {"sm80", "any"} | ARCH,  # any is the floor: what an arch does not do itself
+        "sm90": {"sm90", "any"} | ARCH,
+        "sm100": {"sm100", "any"} | ARCH,
     },
 }
 SUFFIXES = {".h", ".hpp", ".cpp", ".c", ".cuh", ".cu", ".inc"}

@@ -7,6 +7,7 @@
 
 #include "any/kernels.cpp"
 #include "core/error.h"
+#include "plan/backends.h"
 #include "plan/plans.h"
 #include "sm90/kernels.cpp"
 
