@@ -46,10 +46,18 @@ enum class MatrixElement { bf16, f16 };
 #define SPATTN_WGMMA_LIST64 SPATTN_WGMMA_LIST32 "," \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SPATTN_WGMMA_LIST96 SPATTN_WGMMA_LIST64 "," \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
+    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define SPATTN_WGMMA_LIST128 SPATTN_WGMMA_LIST96 "," \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+    "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define SPATTN_WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SPATTN_WGMMA_D16(i) SPATTN_WGMMA_D4(i), SPATTN_WGMMA_D4(i + 4), SPATTN_WGMMA_D4(i + 8), SPATTN_WGMMA_D4(i + 12)
 #define SPATTN_WGMMA_D32 SPATTN_WGMMA_D16(0), SPATTN_WGMMA_D16(16)
 #define SPATTN_WGMMA_D64 SPATTN_WGMMA_D32, SPATTN_WGMMA_D16(32), SPATTN_WGMMA_D16(48)
+#define SPATTN_WGMMA_D96 SPATTN_WGMMA_D64, SPATTN_WGMMA_D16(64), SPATTN_WGMMA_D16(80)
+#define SPATTN_WGMMA_D128 SPATTN_WGMMA_D96, SPATTN_WGMMA_D16(96), SPATTN_WGMMA_D16(112)
 
 // The products of one n and element. Both operands in shared memory, a and b with columns along k; or a in registers and
 // b stored [k][n] (transposed). accumulate 0: d starts from zero, whatever it holds. The numbers are those of the operands
@@ -81,13 +89,21 @@ SPATTN_WGMMA(64, 32, bf16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(64, 32, f16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(128, 64, bf16, 64, 65, 66, 67, 68, 69, 70)
 SPATTN_WGMMA(128, 64, f16, 64, 65, 66, 67, 68, 69, 70)
+SPATTN_WGMMA(192, 96, bf16, 96, 97, 98, 99, 100, 101, 102)
+SPATTN_WGMMA(192, 96, f16, 96, 97, 98, 99, 100, 101, 102)
+SPATTN_WGMMA(256, 128, bf16, 128, 129, 130, 131, 132, 133, 134)
+SPATTN_WGMMA(256, 128, f16, 128, 129, 130, 131, 132, 133, 134)
 
 #undef SPATTN_WGMMA
 #undef SPATTN_WGMMA_LIST32
 #undef SPATTN_WGMMA_LIST64
+#undef SPATTN_WGMMA_LIST96
+#undef SPATTN_WGMMA_LIST128
 #undef SPATTN_WGMMA_D4
 #undef SPATTN_WGMMA_D16
 #undef SPATTN_WGMMA_D32
 #undef SPATTN_WGMMA_D64
+#undef SPATTN_WGMMA_D96
+#undef SPATTN_WGMMA_D128
 
 }  // namespace spattn::ptx

@@ -59,23 +59,26 @@
 namespace spattn::sm90 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct Config {
     static constexpr Dtype dtype = D;
     using Element = typename tile::Element<D>::type;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
-    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim;
+    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim, head_dim_v = HeadDimV;
     static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = block_q / warpgroup_rows;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
-    static constexpr int panel_columns = 64, panels = head_dim / panel_columns;  // a swizzled panel: rows of 128 bytes
+    static constexpr int panel_columns = 64;  // of a swizzled panel: rows of 128 bytes
+    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
     static constexpr int row_bytes = 2 * panel_columns;
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
     static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;  // of a panel
-    static constexpr int ring_bytes = 160 * 1024;  // what an SM has besides the q tiles
-    static constexpr int q_tiles = 2, slots = ring_bytes / (panels * box_bytes);
+    static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;  // of shared memory
+    static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int producer_registers = 40, consumer_registers = 232;
     static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
-    static_assert(head_dim % panel_columns == 0, "columns come in whole panels");
+    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
+    static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
+    static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
     static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
 };
@@ -238,7 +241,7 @@ struct Producer {
         if (lane == 0) {
             shared.mask[slot.index] = mask;
             ptx::mbarrier_arrive_expect(&shared.full[slot.index], C::panels * C::box_bytes);
-            load(&params.k_map, block, head_kv, batch, &shared.full[slot.index]);
+            load(C::panels, &params.k_map, block, head_kv, batch, &shared.full[slot.index]);
         }
         slot.advance();
         if (pending >= 0) load_pending_v();
@@ -251,8 +254,8 @@ struct Producer {
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         uint64_t* bytes_to = pending_set == all_live ? full : &shared.landed;
         if (lane == 0) {
-            ptx::mbarrier_arrive_expect(bytes_to, C::panels * C::box_bytes);
-            load(&params.v_map, pending, pending_head, pending_batch, bytes_to);
+            ptx::mbarrier_arrive_expect(bytes_to, C::v_panels * C::box_bytes);
+            load(C::v_panels, &params.v_map, pending, pending_head, pending_batch, bytes_to);
         }
         if (pending_set != all_live) clear_dead_keys(full);
         slot.advance();
@@ -267,7 +270,7 @@ struct Producer {
         const uint64_t* set = params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
         for (int key = 0; key < C::block_k; ++key)
             if (!(set[key / 64] >> (key % 64) & 1)) {
-                for (int at = lane; at < C::panels * 16; at += 32) {
+                for (int at = lane; at < C::v_panels * 16; at += 32) {
                     uint8_t* row = shared.ring[slot.index][at / 16] + key * C::row_bytes + at % 16 * 8;
                     *reinterpret_cast<uint64_t*>(row) = 0;
                 }
@@ -277,8 +280,9 @@ struct Producer {
         if (lane == 0) ptx::mbarrier_arrive(full);
     }
 
-    __device__ __forceinline__ void load(const CUtensorMap* map, int block, int head, int entry, uint64_t* bar) {
-        for (int panel = 0; panel < C::panels; ++panel)
+    __device__ __forceinline__ void load(int panels, const CUtensorMap* map, int block, int head, int entry,
+                                         uint64_t* bar) {
+        for (int panel = 0; panel < panels; ++panel)
             ptx::tma_load_4d(shared.ring[slot.index][panel], map, C::panel_columns * panel, head, block * C::block_k,
                              entry, bar);
     }
@@ -393,7 +397,7 @@ struct Consumer {
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
-    float s[C::block_k / 2], r_out[C::head_dim / 2];
+    float s[C::block_k / 2], r_out[C::head_dim_v / 2];
     tile::RowState rows;
 
     // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
@@ -499,7 +503,7 @@ struct Consumer {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
-            for (int panel = 0; panel < C::panels; ++panel)
+            for (int panel = 0; panel < C::v_panels; ++panel)
                 ptx::tma_store_4d(&params.out_map, C::panel_columns * panel, task.head, row, task.batch,
                                   shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
             ptx::bulk_commit();
@@ -519,7 +523,7 @@ struct Consumer {
                                                const float (&top)[2]) {
         const size_t row = size_t(task.part) * C::block_q + warpgroup * C::warpgroup_rows;
 #pragma unroll
-        for (int i = 0; i < C::head_dim / 2; ++i) {
+        for (int i = 0; i < C::head_dim_v / 2; ++i) {
             const int column = tile::fragment_column(thread, i);
             if (column < params.head_dim_v)
                 params.parts.out[(row + tile::fragment_row(thread, i)) * params.head_dim_v + column] = r_out[i];
@@ -691,9 +695,9 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     return params;
 }
 
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, BlockQ, BlockK>::run(const ForwardArgs& args) {
-    using C = Config<D, HeadDim, BlockQ, BlockK>;
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     BlockForwardParams params = make_params<C>(args);
     const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
     if (blocks < params.tasks.num_tasks) {
@@ -705,9 +709,9 @@ void BlockForward<D, HeadDim, BlockQ, BlockK>::run(const ForwardArgs& args) {
                     params);
 }
 
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = Config<D, HeadDim, BlockQ, BlockK>;
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     const runtime::CurrentDevice current(device);
     runtime::prepare(block_forward_kernel<C>, sizeof(Shared<C>));
     runtime::prepare_tensor_maps();

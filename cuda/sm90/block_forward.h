@@ -14,8 +14,9 @@ struct BlockForwardSpace {
     BlockForwardSpace(const Problem& problem, const LayoutView& layout, const TasksView& tasks);
 };
 
-// D: f16 or bf16. HeadDim: of the tile; operands may have fewer columns. Blocks of BlockQ queries and BlockK keys.
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+// D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
+// keys.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockForward {
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);

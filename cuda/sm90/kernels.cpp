@@ -29,36 +29,29 @@ const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
     "any_block_forward, some hundred times slower";
 
-template <int HeadDim>
+template <int HeadDim, int HeadDimV>
 const char* block_forward_fits(const Problem& p) {
     if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
-    if (p.head_dim > HeadDim) return HeadDim == 64 ? "head_dim above 64" : "head_dim above 128";
-    if (p.head_dim_v > HeadDim) return HeadDim == 64 ? "head_dim_v above 64" : "head_dim_v above 128";
+    if (p.head_dim > HeadDim) return "head_dim above the tile's";
+    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
     if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
     if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
     return nullptr;
 }
 
-// Measured cycles of a block and of what a task adds (H200, full_16k and window1k_16k): they settle which tile a problem
-// gets.
-struct Cycles {
-    double full, masked, task;
-};
-template <int HeadDim>
-constexpr Cycles cycles{};
-template <>
-constexpr Cycles cycles<128>{2450, 2600, 1500};
-template <>
-constexpr Cycles cycles<64>{1600, 1750, 1200};
-
-template <int HeadDim>
+// Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
+// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Read off full_16k
+// and window1k_16k (H200); they settle which row a problem gets.
+template <int HeadDim, int HeadDimV, int BlockK>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr Cycles c = cycles<HeadDim>;
-    const double total = (s.blocks - s.masked) * c.full + s.masked * c.masked + double(s.rows) * c.task;
-    const double compute = total / (machine.lanes * machine.clock) * 1e-3;
+    constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
+    constexpr double softmax = 1550.0 * BlockK / 128, mask = 150.0 * BlockK / 128, block = 100, task = 1500;
+    constexpr double launch = 4;  // us
+    const double cycles = s.blocks * (std::max(products / reached, softmax) + block) + s.masked * mask +
+                          double(s.rows) * task;
+    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
     const double memory = rows * double(p.head_dim + p.head_dim_v) * 2 / machine.bandwidth * 1e-3;
-    constexpr double launch = 4;  // us
     return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
 }
 
@@ -72,24 +65,24 @@ bool is_addressable(const ForwardArgs& args) {
 }
 
 // Views that the copy engine cannot address are read by the plain kernel, through the same layout.
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     if (is_addressable(args))
-        BlockForward<D, HeadDim, BlockQ, BlockK>::run(args);
+        BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
         any::BlockForward<D>::run(args, MaskOrder::fragments);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare(int32_t device) {
-    BlockForward<D, HeadDim, BlockQ, BlockK>::prepare(device);
+    BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
     any::BlockForward<D>::prepare(device);
     any::Combine<D>::prepare(device);
 }
 
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_forward(const char* name) {
     constexpr int words = tile::fragment_words(BlockQ, BlockK);
     static_assert(sizeof(uint64_t) * words % 128 == 0, "masks start at lines of the cache");
@@ -104,11 +97,11 @@ Kernel block_forward(const char* name) {
             .walks = {{Owner::queries, {.workers = 0}}},
             .num_walks = 1,
             .runs_here = [](int32_t device) { return runtime::capability(device) == 90; },
-            .fits = block_forward_fits<HeadDim>,
-            .cost = block_forward_cost<HeadDim>,
+            .fits = block_forward_fits<HeadDim, HeadDimV>,
+            .cost = block_forward_cost<HeadDim, HeadDimV, BlockK>,
             .workspace = block_forward_workspace,
-            .forward = forward<D, HeadDim, BlockQ, BlockK>,
-            .prepare = prepare<D, HeadDim, BlockQ, BlockK>,
+            .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .max_logits = true,
             .assumes = assumes};
 }
@@ -117,9 +110,9 @@ Kernel block_forward(const char* name) {
 
 KernelTable kernels() {
     static const Kernel rows[] = {
-#define SPATTN_KERNEL(kernel, dtype, head_dim, block_q, block_k) \
-    kernel<Dtype::dtype, head_dim, block_q, block_k>(            \
-        "sm90_" #kernel "_" #dtype "_d" #head_dim "_" #block_q "x" #block_k),
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k) \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>(            \
+        "sm90_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v "_" #block_q "x" #block_k),
 #include "sm90/kernels.inc"
 #undef SPATTN_KERNEL
     };

@@ -82,12 +82,13 @@ std::vector<Case> shapes_of(spattn_dtype dtype) {
     return cases;
 }
 
-// What the name of a row says: "sm90_block_forward_bf16_d128_128x128".
+// What the name of a row says: "sm90_block_forward_bf16_d128_v128_128x128".
 spattn_dtype dtype_of(const std::string& row) {
     if (row.find("_bf16_") != std::string::npos) return abi::bf16;
     return row.find("_f16_") != std::string::npos ? spattn_dtype{SPATTN_FLOAT, 16, 1} : abi::f32;
 }
 int64_t dim_of(const std::string& row) { return std::stoll(row.substr(row.find("_d") + 2)); }
+int64_t dim_v_of(const std::string& row) { return std::stoll(row.substr(row.find("_v") + 2)); }
 
 }  // namespace
 
@@ -96,11 +97,11 @@ TEST(tensor_core_rows) {
     const Context context = make_context();
     int n = 0;
     for (const std::string& row : forward_rows("sm90_")) {
-        const int64_t most = dim_of(row);
+        const int64_t most = dim_of(row), most_v = dim_v_of(row);
         std::vector<Case> cases = shapes_of(dtype_of(row));
         for (Case& c : cases) {
             // All columns of the row's tile, or some of them.
-            c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most : most - 8 * (n % 7);
+            c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most_v : most_v - 8 * (n % 7);
             run_row(context, row, c);
         }
         std::printf("%s: %zu cases\n", row.c_str(), cases.size());
@@ -134,7 +135,7 @@ TEST(misaligned_views) {
         for (int64_t shift : {1, 4, 8}) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
-            c.dtype = dtype_of(row), c.head_dim = c.head_dim_v = dim_of(row);
+            c.dtype = dtype_of(row), c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             c.padding = shift == 4 ? 4 : 0;
             run_row(context, row, c);
             c.column = 2;
@@ -207,7 +208,7 @@ TEST(what_a_query_does_not_see_changes_nothing) {
             constexpr int64_t first = 200, seq = 520;
             c.pattern = "documents(0,200,520) & (sink(7) | window(90,40))", c.seq_q = c.seq_k = seq;
             c.dtype = dtype_of(row);
-            if (row.find("_d") != std::string::npos) c.head_dim = c.head_dim_v = dim_of(row);
+            if (row.find("_v") != std::string::npos) c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             check::context = row + " " + c.name();
             const Truth clean = make_truth(c, 7);
             Truth dirty = clean;

@@ -34,10 +34,10 @@ template <Dtype D>
 void Combine<D>::prepare(int32_t) {}
 }  // namespace any
 namespace sm90 {
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, BlockQ, BlockK>::run(const ForwardArgs&) {}
-template <Dtype D, int HeadDim, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 }  // namespace sm90
 
 namespace {
@@ -112,7 +112,7 @@ TEST(older_gpus_get_the_plain_rows) {
     imaginary_capability = 80;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
     imaginary_capability = 90;
-    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_128x128");
+    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }
 
 TEST(long_rows_are_split_among_the_processors) {
