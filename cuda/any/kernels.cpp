@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The rows of this folder, with what the plan asks of them.
-#include <cmath>
-
+#include <algorithm>
 
 #include "any/block_forward.h"
+#include "any/carried.h"
 #include "any/combine.h"
 #include "runtime/device.h"
 
@@ -11,74 +11,90 @@ namespace spattn::any {
 namespace {
 
 constexpr int64_t largest_head_dim = 1024;
-constexpr int64_t most_rows = ((int64_t(1) << 31) - 1) * 8;  // eight a CTA
+constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;
 
-const char* block_forward_fits(const Problem& p) {
+// A grid has a CTA for each task and part of its columns. Tasks are tiles and what long ones are split into; residue
+// classes have at least 8 tokens, so that there are never more tiles than eighths of a sequence.
+template <Dtype D>
+const char* fits(const Problem& p) {
     if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
-    if (p.softcap != 0) return "no softcap";
-    if (p.has_sink_logits) return "no sink logits";
     if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
-    if (p.batch * p.heads_q * (p.seq_q + 127) > most_rows) return "more rows than a grid has";
+    const int64_t parts = column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2);
+    const int64_t tasks = std::max(p.seq_q, p.seq_k) / 8 + 64;
+    if (p.batch * p.heads_q > most_ctas / parts / tasks) return "more blocks than a grid has";
     return nullptr;
 }
 
-Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double flops_per_cycle = 12;  // of an SM: 2.5 TFLOP/s on an H200
-    const double flops = 2 * double(p.head_dim + p.head_dim_v) * s.visited;
-    return {4 + flops / (machine.lanes * machine.clock * flops_per_cycle) * 1e-3, "compute"};
+// Products of 2 * columns flops a pair that is visited, by tiles of so many rows: small ones read more for each.
+struct Rate {
+    int products_q, products_v;  // over head_dim, over head_dim_v
+    double task;                 // cycles of an SM
+};
+double flops_per_cycle(Dtype dtype, int block) {
+    const double rate = block >= 64 ? 72 : block == 32 ? 48 : 24;
+    return dtype == Dtype::f64 ? rate / 3 : rate;
 }
-
+template <int Block>
+Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const Rate& rate) {
+    const double columns = rate.products_q * double(p.head_dim) + rate.products_v * double(p.head_dim_v);
+    const double cycles = 2 * columns * s.visited / flops_per_cycle(p.dtype, Block) + rate.task * double(s.rows);
+    return {4 + cycles / (machine.lanes * machine.clock) * 1e-3, "compute"};
+}
+template <int Block>
+Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    return cost<Block>(p, s, machine, {1, 1, 2000});
+}
 template <Dtype D>
-size_t workspace(const Sizing& s) {
+size_t forward_workspace(const Sizing& s) {
     return Partials<RealOf<D>>::bytes(s.problem, s.layout, s.tasks);
 }
-
 template <Dtype D>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     BlockForward<D>::run(args, MaskOrder::rows);
     Combine<D>::run(args, Partials<RealOf<D>>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
-
 template <Dtype D>
-void prepare(int32_t device) {
+void prepare_forward(int32_t device) {
     BlockForward<D>::prepare(device);
     Combine<D>::prepare(device);
 }
 
-template <Dtype D>
-Kernel block_forward(const char* name, int block) {
+bool runs_here(int32_t device) { return runtime::capability(device) >= 80; }
+
+template <Dtype D, int Block>
+Kernel block_forward(const char* name) {
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::forward,
             .dtype = D,
-            .block_q = block,
-            .block_k = block,
-            .mask_words = (block * block + 63) / 64,
+            .block_q = Block,
+            .block_k = Block,
+            .mask_words = Block * Block / 64,
             .walks = {{Owner::queries, {.workers = 0}}},
             .num_walks = 1,
-            .runs_here = [](int32_t device) { return runtime::capability(device) >= 80; },
-            .fits = block_forward_fits,
-            .cost = block_forward_cost,
-            .workspace = workspace<D>,
+            .runs_here = runs_here,
+            .fits = fits<D>,
+            .cost = forward_cost<Block>,
+            .workspace = forward_workspace<D>,
             .forward = forward<D>,
-            .prepare = prepare<D>};
+            .prepare = prepare_forward<D>,
+            .orders = true,
+            .max_logits = true,
+            .carries = ForwardCarried<RealOf<D>>::bytes};
 }
 
 }  // namespace
 
 KernelTable kernels() {
+#define SPATTN_ROW(pass, dtype, block) \
+    block_##pass<Dtype::dtype, block>("any_block_" #pass "_" #dtype "_" #block "x" #block)
+#define SPATTN_ROWS(pass, dtype) SPATTN_ROW(pass, dtype, 64), SPATTN_ROW(pass, dtype, 32), SPATTN_ROW(pass, dtype, 16)
     static const Kernel rows[] = {
-        block_forward<Dtype::f32>("any_block_forward_f32_64x64", 64),
-        block_forward<Dtype::f32>("any_block_forward_f32_32x32", 32),
-        block_forward<Dtype::f32>("any_block_forward_f32_16x16", 16),
-        block_forward<Dtype::f16>("any_block_forward_f16_64x64", 64),
-        block_forward<Dtype::f16>("any_block_forward_f16_32x32", 32),
-        block_forward<Dtype::f16>("any_block_forward_f16_16x16", 16),
-        block_forward<Dtype::bf16>("any_block_forward_bf16_64x64", 64),
-        block_forward<Dtype::bf16>("any_block_forward_bf16_32x32", 32),
-        block_forward<Dtype::bf16>("any_block_forward_bf16_16x16", 16),
+        SPATTN_ROWS(forward, f32),  SPATTN_ROWS(forward, f16),  SPATTN_ROWS(forward, bf16),  SPATTN_ROWS(forward, f64),
     };
+#undef SPATTN_ROWS
+#undef SPATTN_ROW
     return {rows, int(sizeof rows / sizeof *rows)};
 }
 

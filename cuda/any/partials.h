@@ -11,7 +11,7 @@ template <class Real>
 struct Partials {
     Real* out;  // [part][block_q][head_dim_v], normalised
     Real* lse;  // [part][block_q]
-    Real* top;  // [part][block_q] the largest score; null where nobody asks
+    Real* top;  // [part][block_q] the largest score: read where a call asks for max_logits
 
     static size_t bytes(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
         return size_t(tasks.num_parts) * size_t(layout.block_q) * size_t(p.head_dim_v + 2) * sizeof(Real);

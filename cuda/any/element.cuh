@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// Elements of operands as the numbers that kernels add up in, and back.
+#pragma once
+
+#include "plan/kernel.h"
+#include "tile/dtype.cuh"
+
+namespace spattn::any {
+
+template <Dtype D>
+using ElementOf = typename tile::Element<D>::type;
+
+__device__ __forceinline__ float to_real(float x) { return x; }
+__device__ __forceinline__ double to_real(double x) { return x; }
+__device__ __forceinline__ float to_real(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_real(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ void from_real(float x, float& to) { to = x; }
+__device__ __forceinline__ void from_real(double x, double& to) { to = x; }
+__device__ __forceinline__ void from_real(float x, __half& to) { to = __float2half_rn(x); }
+__device__ __forceinline__ void from_real(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+
+// One row of one (batch entry, head) of an operand.
+template <class T>
+__device__ __forceinline__ T* row_of(const TensorView& x, int64_t batch, int64_t head, int64_t token) {
+    return static_cast<T*>(x.data) + batch * x.batch + head * x.head + token * x.row;
+}
+
+}  // namespace spattn::any
