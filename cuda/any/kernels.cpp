@@ -2,6 +2,7 @@
 // The rows of this folder, with what the plan asks of them.
 #include <algorithm>
 
+#include "any/block_backward.h"
 #include "any/block_forward.h"
 #include "any/carried.h"
 #include "any/combine.h"
@@ -44,16 +45,33 @@ template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     return cost<Block>(p, s, machine, {1, 1, 2000});
 }
+// s and dp twice, and three gradients.
+template <int Block>
+Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    return cost<Block>(p, s, machine, {4, 3, 8000});
+}
+
 template <Dtype D>
 size_t forward_workspace(const Sizing& s) {
     return Partials<RealOf<D>>::bytes(s.problem, s.layout, s.tasks);
 }
+template <Dtype D>
+size_t backward_workspace(const Sizing& s) {
+    return BackwardSpace<RealOf<D>>::bytes(s.problem, s.layout, s.tasks, s.second_tasks);
+}
+
 template <Dtype D>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     BlockForward<D>::run(args, MaskOrder::rows);
     Combine<D>::run(args, Partials<RealOf<D>>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
+template <Dtype D>
+void backward(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    BlockBackward<D>::run(args);
+}
+
 template <Dtype D>
 void prepare_forward(int32_t device) {
     BlockForward<D>::prepare(device);
@@ -84,6 +102,28 @@ Kernel block_forward(const char* name) {
             .carries = ForwardCarried<RealOf<D>>::bytes};
 }
 
+template <Dtype D, int Block>
+Kernel block_backward(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .block_q = Block,
+            .block_k = Block,
+            .mask_words = Block * Block / 64,
+            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .num_walks = 2,
+            .runs_here = runs_here,
+            .fits = fits<D>,
+            .cost = backward_cost<Block>,
+            .workspace = backward_workspace<D>,
+            .backward = backward<D>,
+            .prepare = BlockBackward<D>::prepare,
+            .orders = true,
+            .carries = BackwardCarried<RealOf<D>>::bytes,
+            .sweeps = D == Dtype::f64 ? 2 : 1};
+}
+
 }  // namespace
 
 KernelTable kernels() {
@@ -92,6 +132,7 @@ KernelTable kernels() {
 #define SPATTN_ROWS(pass, dtype) SPATTN_ROW(pass, dtype, 64), SPATTN_ROW(pass, dtype, 32), SPATTN_ROW(pass, dtype, 16)
     static const Kernel rows[] = {
         SPATTN_ROWS(forward, f32),  SPATTN_ROWS(forward, f16),  SPATTN_ROWS(forward, bf16),  SPATTN_ROWS(forward, f64),
+        SPATTN_ROWS(backward, f32), SPATTN_ROWS(backward, f16), SPATTN_ROWS(backward, bf16), SPATTN_ROWS(backward, f64),
     };
 #undef SPATTN_ROWS
 #undef SPATTN_ROW

@@ -29,6 +29,10 @@ void BlockForward<D>::run(const ForwardArgs&, MaskOrder) {}
 template <Dtype D>
 void BlockForward<D>::prepare(int32_t) {}
 template <Dtype D>
+void BlockBackward<D>::run(const BackwardArgs&) {}
+template <Dtype D>
+void BlockBackward<D>::prepare(int32_t) {}
+template <Dtype D>
 void Combine<D>::run(const ForwardArgs&, const Partials<RealOf<D>>&) {}
 template <Dtype D>
 void Combine<D>::prepare(int32_t) {}

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: MIT
+// Gradients over the blocks of a layout, without an assumption.
+//
+//     lse, delta   by rows:   delta = rowsum(dout * out) - dlse
+//     dv, dk       by key:    p = exp(s - lse), dv += pT dout;  dp = dout vT, ds = p (dp - delta), dk += dsT q
+//     dq           by query:  s, dp and ds once more, dq += ds k
+//     dsink        by head:   dz = -sum over rows of exp(z - lse) delta
+//
+// Each sum has one CTA and one order: the query heads of a group one after the other, and parts of a split row in
+// theirs. So bits are the same in every run, for seven products where atomics would need five.
+//
+//   grid: a CTA has up to 64 rows of a task's block, keys or queries, and sums of 1 KiB a row; what is wider is shared
+//         by CTAs that each find p anew. Tiles of queries that only repeat tokens have no CTA: the home of their tokens
+//         looks for them and walks their lists, too, with the rows that it owns.
+//   doubles: lse comes as float32, which would leave p seven digits. A pass by query of its own sums p, and the
+//         logarithm of that sum puts right what rounding took (src/cpu/generic/block_backward_f64.h).
+//   isolation: as in forward; p and ds are selected, and products meet what is not finite pair by pair.
+//   binds: as forward.
+#pragma once
+
+#include <climits>
+
+#include "any/block_backward.h"
+#include "any/row_end.cuh"
+#include "any/tile.cuh"
+#include "runtime/launch.h"
+
+namespace spattn::any {
+
+template <class Real>
+struct BackwardParams {
+    TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, sink_logits, dsink_logits;
+    LayoutView layout;
+    TasksView tasks;  // of the pass at hand
+    BackwardSpace<Real> space;
+    BackwardCarried<Real> carried;
+    PieceView piece;
+    int64_t batch, heads_q, heads_kv, seq_q, seq_k;
+    int group, head_dim, head_dim_v, row_parts, column_parts, room;  // room: columns of one sum
+    Real scale, softcap;
+    bool value_in_key;
+
+    __device__ int64_t row_q(int64_t batch, int64_t head, int64_t token) const {
+        return (batch * heads_q + head) * seq_q + token;
+    }
+    __device__ int64_t row_k(int64_t batch, int64_t head, int64_t token) const {
+        return (batch * heads_kv + head) * seq_k + token;
+    }
+    __device__ double sink(int64_t head) const {
+        if (!sink_logits.data) return -INFINITY;
+        return static_cast<const float*>(sink_logits.data)[head * sink_logits.head];
+    }
+    __host__ __device__ bool is_whole() const { return piece.is_first && piece.is_last; }
+};
+
+constexpr int row_threads = 128;
+
+// ---- rows: lse and delta ----
+// A warp has one query. One that saw no key has lse = -infinity, or exactly that of its sink and an out of zeros; what
+// its dout holds must not matter.
+template <Dtype D>
+__global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+    using T = ElementOf<D>;
+    using Real = RealOf<D>;
+    const int64_t row = int64_t(blockIdx.x) * (row_threads / 32) + threadIdx.x / 32;
+    if (row >= params.batch * params.heads_q * params.seq_q) return;
+    const int64_t token = row % params.seq_q, plane = row / params.seq_q;
+    const int64_t batch = plane / params.heads_q, head = plane % params.heads_q;
+    const T *out = row_of<T>(params.out, batch, head, token), *dout = row_of<T>(params.dout, batch, head, token);
+    const float lse = *row_of<float>(params.lse, batch, head, token);
+    Real sum = 0;
+    bool is_zero = true;
+    for (int column = int(threadIdx.x) % 32; column < params.head_dim_v; column += 32) {
+        const Real x = to_real(out[column * params.out.column]);
+        is_zero &= x == 0;
+        sum = fma(x, to_real(dout[column * params.dout.column]), sum);
+    }
+    for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+    const bool is_empty = __all_sync(~0u, is_zero) && lse == float(params.sink(head));
+    if (threadIdx.x % 32) return;
+    if (is_empty) sum = 0;
+    if (params.dlse.data && lse != -INFINITY) sum -= *row_of<float>(params.dlse, batch, head, token);
+    params.space.delta[row] = sum;
+    params.space.lse[row] = params.piece.sweep ? params.carried.lse[row] : Real(lse);
+}
+
+// ---- where gradients end ----
+template <Dtype D>
+struct Gradients {
+    using T = ElementOf<D>;
+    using Real = RealOf<D>;
+    const BackwardParams<Real>& params;
+
+    // Adds what pieces before left. True where x is final.
+    __device__ bool join_pieces(Real& x, Real* carried, int64_t at) const {
+        if (params.is_whole()) return true;
+        if (!params.piece.is_first) x += carried[at];
+        if (!params.piece.is_last) carried[at] = x;
+        return params.piece.is_last;
+    }
+    __device__ void write_query(int64_t batch, int64_t head, int64_t token, int column, Real dq) const {
+        if (!join_pieces(dq, params.carried.dq, params.row_q(batch, head, token) * params.head_dim + column)) return;
+        from_real(params.scale * dq, row_of<T>(params.dq, batch, head, token)[column * params.dq.column]);
+    }
+    // Of columns that only one of both has, the other is 0.
+    __device__ void write_key(int64_t batch, int64_t head, int64_t token, int column, Real dk, Real dv) const {
+        const int64_t row = params.row_k(batch, head, token);
+        if (column < params.head_dim_v) {
+            if (join_pieces(dv, params.carried.dv, row * params.head_dim_v + column) && !params.value_in_key)
+                from_real(dv, row_of<T>(params.dv, batch, head, token)[column * params.dv.column]);
+        }
+        if (column < params.head_dim && join_pieces(dk, params.carried.dk, row * params.head_dim + column)) {
+            const Real sum = params.value_in_key ? params.scale * dk + dv : params.scale * dk;
+            from_real(sum, row_of<T>(params.dk, batch, head, token)[column * params.dk.column]);
+        }
+    }
+};
+
+// ---- tiles ----
+// Scores of a tile, and how to go through all that its rows see or are seen by.
+template <Dtype D, bool ByKey>
+struct BackwardTile : Tile<D, ByKey> {
+    using Base = Tile<D, ByKey>;
+    using typename Base::T, typename Base::Real, typename Base::S;
+    using Base::at, Base::shared, Base::layout, Base::is_kept;
+
+    const BackwardParams<Real>& params;
+    const Task task;
+    const int first_row, batch, head;  // head: of keys where rows are keys
+    int head_q = 0, tile = 0;  // tile: where to look for repeated queries next
+    Real lse[4], delta[4];  // of the rows or of the step's tokens, whichever are queries
+
+    __device__ BackwardTile(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned task_index, int row_part)
+        : Base(params.layout, MaskOrder::rows, shared),
+          params(params),
+          task(params.tasks.tasks[task_index]),
+          first_row(row_part * S::most_rows),
+          batch(int(task.head / (ByKey ? params.heads_kv : params.heads_q))),
+          head(int(task.head % (ByKey ? params.heads_kv : params.heads_q))) {}
+
+    __device__ int head_kv() const { return ByKey ? head : head / params.group; }
+    __device__ const T* queries(const TensorView& x) const { return row_of<T>(x, batch, head_q, 0); }
+    __device__ const T* keys(const TensorView& x) const { return row_of<T>(x, batch, head_kv(), 0); }
+
+    // Makes ready to walk what the task lists: next_step() is true for each step of it.
+    __device__ void start(int take) {
+        Base::take_rows(task.row, first_row);
+        head_q = ByKey ? head * params.group : head;
+        if constexpr (!ByKey) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) read_row(shared.own[at.row(i)], i);
+        }
+        Base::open(class_of_head(), task.row, task.skip, take);
+    }
+    __device__ bool next_step() {
+        while (!Base::next())
+            if (!open_next()) return false;
+        return true;
+    }
+
+    // The column's blocks of the group's next head; or the list of the next tile that repeats some of these queries.
+    __device__ bool open_next() {
+        if constexpr (ByKey) {
+            if (Base::walk.take == 0 || (head_q + 1) % params.group == 0) return false;
+            ++head_q;
+            Base::open(class_of_head(), task.row, Base::walk.skip, Base::walk.take);
+            return true;
+        } else {
+            const int tiles = task.skip == 0 ? repeating_tiles(layout.queries) : 0;
+            for (; tile < tiles; ++tile) {
+                const int in_batch = tile % int(blockDim.x);
+                if (in_batch == 0) flag_repeating(tile, tiles);
+                if (shared.flags[in_batch / 32] >> (in_batch % 32) & 1) {
+                    open_repeating(tile++);
+                    return true;
+                }
+            }
+            return false;
+        }
+    }
+
+    __device__ int class_of_head() const { return layout.class_of[batch * params.heads_q + head_q]; }
+
+    __device__ void read_row(int token, int i) {
+        const int64_t row = params.row_q(batch, head_q, max(token, 0));
+        lse[i] = params.space.lse[row], delta[i] = params.space.delta[row];
+    }
+
+    // ---- tiles that repeat these queries ----
+    // Each thread looks at one, from `first` on.
+    __device__ void flag_repeating(int first, int tiles) {
+        const int tile = first + int(threadIdx.x);
+        const bool repeats = tile < tiles && find_repeated(tile, [](int, int) { return true; });
+        const uint32_t flags = __ballot_sync(~0u, repeats);
+        __syncthreads();  // the flags before have been read
+        if (threadIdx.x % 32 == 0) shared.flags[threadIdx.x / 32] = flags;
+        __syncthreads();  // all flags are there
+    }
+
+    __device__ void open_repeating(int tile) {
+        for (int row = threadIdx.x; row < at.rows; row += blockDim.x) shared.place[row] = -1;
+        __syncthreads();  // before places are set
+        if (threadIdx.x == 0)
+            find_repeated(tile, [&](int row, int place) {
+                shared.place[row] = place;
+                return false;
+            });
+        __syncthreads();  // before they are read
+        Base::open(class_of_head(), tile, 0, INT_MAX);
+    }
+
+    // found(row, place) for each of a tile's tokens that is one of these rows, until it says true.
+    template <class Found>
+    __device__ bool find_repeated(int tile, Found found) const {
+        const int block = layout.block_q;
+        const int64_t first = int64_t(task.row - layout.queries.listed) * block + first_row;
+        for (int place = 0; place < block; ++place) {
+            const int token = layout.queries.tokens[int64_t(tile) * block + place];
+            if (token == no_token) continue;
+            const int64_t row = home_place(layout.queries, block, token) - first;
+            if (row >= 0 && row < at.rows && found(int(row), place)) return true;
+        }
+        return false;
+    }
+
+    // ---- scores ----
+    // p, and p times the slope of the softcap: ds for each unit of dp - delta.
+    __device__ void probabilities(Real (&p)[4][4], Real (&weights)[4][4]) {
+        if (ByKey) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) read_row(shared.tokens[token_of<Real>(at.x, j)], j);
+            Base::dots(params.k, keys(params.k), params.q, queries(params.q), params.head_dim, p);
+        } else {
+            Base::dots(params.q, queries(params.q), params.k, keys(params.k), params.head_dim, p);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                Real s = p[i][j] * params.scale, slope = 1;
+                if (params.softcap != 0) {
+                    const Real y = s / params.softcap, c = cosh(y);
+                    s = params.softcap * tanh(y), slope = 1 / (c * c);
+                }
+                p[i][j] = is_kept(i, j) ? exp(s - lse[ByKey ? j : i]) : 0;
+                weights[i][j] = is_kept(i, j) ? p[i][j] * slope : 0;
+            }
+    }
+};
+
+template <Dtype D, bool ByKey>
+struct Backward : BackwardTile<D, ByKey> {
+    using Base = BackwardTile<D, ByKey>;
+    using typename Base::Real, typename Base::S;
+    using Base::at, Base::shared, Base::params, Base::is_kept, Base::task;
+
+    const int first_column;
+    Real *const first_sums, *const second_sums;  // dq, or dk and dv
+
+    __device__ Backward(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned index)
+        : Base(params, shared, index / unsigned(params.row_parts * params.column_parts),
+               int(index / unsigned(params.column_parts) % unsigned(params.row_parts))),
+          first_column(int(index % unsigned(params.column_parts)) * (S::most_columns / (ByKey ? 2 : 1))),
+          first_sums(shared.sums()),
+          second_sums(first_sums + at.rows * params.room) {}
+
+    __device__ void run() {
+        if (!ByKey && task.row < repeating_tiles(Base::layout.queries)) return;
+        Base::clear(first_sums, at.rows * params.room * (ByKey ? 2 : 1));
+        Base::start(task.take);
+        while (Base::next_step()) step();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) finish_row(i);
+    }
+
+    __device__ void step() {
+        Real p[4][4], ds[4][4];
+        Base::probabilities(p, ds);
+        Real dp[4][4];
+        const auto *v = Base::keys(params.v), *dout = Base::queries(params.dout);
+        if (ByKey) Base::dots(params.v, v, params.dout, dout, params.head_dim_v, dp);
+        else Base::dots(params.dout, dout, params.v, v, params.head_dim_v, dp);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                ds[i][j] = is_kept(i, j) ? ds[i][j] * (dp[i][j] - Base::delta[ByKey ? j : i]) : 0;
+        if (ByKey) {
+            multiply(p, params.dout, dout, params.head_dim_v, second_sums);
+            multiply(ds, params.q, Base::queries(params.q), params.head_dim, first_sums);
+        } else {
+            multiply(ds, params.k, Base::keys(params.k), params.head_dim, first_sums);
+        }
+    }
+
+    __device__ void multiply(const Real (&left)[4][4], const TensorView& view, const typename Base::T* other,
+                             int columns, Real* sums) {
+        constexpr Real ones[4] = {1, 1, 1, 1};
+        Base::share(left);
+        Base::add(view, other, first_column, min(columns, first_column + params.room), ones, sums, params.room);
+    }
+
+    __device__ void finish_row(int i) {
+        const int token = shared.own[at.row(i)];
+        const size_t place = size_t(Base::first_row + at.row(i));
+        for (int c = 0; c < params.room; c += S::width)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int in_sums = c + column_of<Real>(at.x, j), column = first_column + in_sums;
+                const Real first = first_sums[at.row(i) * params.room + in_sums];
+                if constexpr (ByKey) {
+                    const Real second = second_sums[at.row(i) * params.room + in_sums];
+                    finish_key(token, place, column, first, second);
+                } else {
+                    finish_query(token, place, column, first);
+                }
+            }
+    }
+
+    __device__ void finish_query(int token, size_t place, int column, Real dq) {
+        if (column >= params.head_dim) return;
+        const size_t part_row = task.part * size_t(Base::layout.block_q) + place;
+        if (task.part != whole_row) params.space.parts_query[part_row * params.head_dim + column] = dq;
+        else if (token != no_token)
+            Gradients<D>{params}.write_query(Base::batch, Base::head, token, column, dq);
+    }
+
+    // A part has dk's columns, then dv's.
+    __device__ void finish_key(int token, size_t place, int column, Real dk, Real dv) {
+        if (task.part != whole_row) {
+            Real* part = params.space.parts_key +
+                         (task.part * size_t(Base::layout.block_k) + place) * (params.head_dim + params.head_dim_v);
+            if (column < params.head_dim) part[column] = dk;
+            if (column < params.head_dim_v) part[params.head_dim + column] = dv;
+        } else if (token != no_token) {
+            Gradients<D>{params}.write_key(Base::batch, Base::head, token, column, dk, dv);
+        }
+    }
+};
+
+template <Dtype D, bool ByKey>
+__global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
+    block_backward_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+    extern __shared__ uint4 memory[];
+    Backward<D, ByKey>(params, *reinterpret_cast<Shared<RealOf<D>>*>(memory), blockIdx.x).run();
+}
+
+// ---- doubles: lse again ----
+template <Dtype D>
+struct RowSums : BackwardTile<D, false> {
+    using Base = BackwardTile<D, false>;
+    using typename Base::Real, typename Base::S;
+    using Base::at, Base::shared, Base::params, Base::task;
+
+    __device__ RowSums(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned index)
+        : Base(params, shared, index / unsigned(params.row_parts), int(index % unsigned(params.row_parts))) {}
+
+    // The first part of a split row has all of it: this pass has but one product.
+    __device__ void run() {
+        if (task.row < repeating_tiles(Base::layout.queries) || task.skip > 0) return;
+        Real sums[4] = {};
+        Base::start(INT_MAX);
+        while (Base::next_step()) {
+            Real p[4][4], weights[4][4];
+            Base::probabilities(p, weights);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sums[i] += p[i][j];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            for (int n = S::across / 2; n; n /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], n);
+            if (at.x == 0 && shared.own[at.row(i)] != no_token) finish(sums[i], i, shared.own[at.row(i)]);
+        }
+    }
+
+    __device__ void finish(Real sum, int i, int token) {
+        const int64_t row = params.row_q(Base::batch, Base::head, token);
+        Real* const carried = params.carried.lse + row;
+        if (!params.piece.is_first) sum += *carried;
+        const Real lse = Base::lse[i];
+        if (params.piece.is_last && lse != -INFINITY) sum = lse + log(sum + exp(params.sink(Base::head) - lse));
+        if (params.piece.is_last && lse == -INFINITY) sum = lse;
+        *(params.is_whole() ? params.space.lse + row : carried) = sum;
+    }
+};
+
+template <Dtype D>
+__global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
+    row_sums_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+    extern __shared__ uint4 memory[];
+    RowSums<D>(params, *reinterpret_cast<Shared<RealOf<D>>*>(memory), blockIdx.x).run();
+}
+
+// ---- joins and sinks ----
+// A CTA sums the parts of one row, in their order.
+template <Dtype D, bool ByKey>
+__global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+    using Real = RealOf<D>;
+    const LayoutView& layout = params.layout;
+    const int block = ByKey ? layout.block_k : layout.block_q, place = int(blockIdx.x % unsigned(block));
+    const Join join = params.tasks.joins[blockIdx.x / unsigned(block)];
+    if (!ByKey && join.row < repeating_tiles(layout.queries)) return;
+    const int token = own_token_at(ByKey ? layout.keys : layout.queries, block, ByKey ? layout.seq_k : layout.seq_q,
+                                   join.row, place);
+    if (token == no_token) return;
+    const int64_t heads = ByKey ? params.heads_kv : params.heads_q;
+    const int columns = ByKey ? params.head_dim + params.head_dim_v : params.head_dim;
+    const Real* parts = ByKey ? params.space.parts_key : params.space.parts_query;
+    const auto sum = [&](int column) {
+        Real x = 0;
+        for (int part = 0; part < join.parts; ++part)
+            x += parts[(size_t(join.first_part + part) * block + place) * columns + column];
+        return x;
+    };
+    const int64_t batch = join.head / heads, head = join.head % heads;
+    const int most = ByKey ? max(params.head_dim, params.head_dim_v) : params.head_dim;
+    for (int column = threadIdx.x; column < most; column += row_threads)
+        if constexpr (ByKey)
+            Gradients<D>{params}.write_key(batch, head, token, column,
+                                           column < params.head_dim ? sum(column) : 0,
+                                           column < params.head_dim_v ? sum(params.head_dim + column) : 0);
+        else
+            Gradients<D>{params}.write_query(batch, head, token, column, sum(column));
+}
+
+// A CTA has a head. Sums go through one tree, in double.
+template <Dtype D>
+__global__ void __launch_bounds__(row_threads) sinks_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+    extern __shared__ uint4 memory[];
+    double* const sums = reinterpret_cast<double*>(memory);
+    const int64_t head = blockIdx.x;
+    const double z = params.sink(head);
+    double sum = 0;
+    for (int64_t i = threadIdx.x; z != -INFINITY && i < params.batch * params.seq_q; i += row_threads) {
+        const int64_t row = params.row_q(i / params.seq_q, head, i % params.seq_q);
+        sum -= exp(z - double(params.space.lse[row])) * double(params.space.delta[row]);
+    }
+    sums[threadIdx.x] = sum;
+    for (int n = row_threads / 2; n; n /= 2) {
+        __syncthreads();  // the level before is there
+        if (int(threadIdx.x) < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    }
+    float* const dsinks = static_cast<float*>(params.dsink_logits.data);
+    if (threadIdx.x == 0) dsinks[head * params.dsink_logits.head] = float(sums[0]);
+}
+
+// ---- launch ----
+template <Dtype D>
+struct BackwardLaunch {
+    using Real = RealOf<D>;
+    using S = Shape<Real>;
+    const BackwardArgs& args;
+    const Problem& p;
+    BackwardParams<Real> params;
+
+    explicit BackwardLaunch(const BackwardArgs& args)
+        : args(args), p(*args.problem),
+          params{args.q, args.k, args.v, args.out, args.lse, args.dout, args.dlse, args.dq, args.dk, args.dv,
+                 args.sink_logits, args.dsink_logits, args.layout, args.tasks,
+                 BackwardSpace<Real>::at(args.workspace, p, args.layout, args.tasks),
+                 BackwardCarried<Real>::at(args.piece.carried, p), args.piece, p.batch, p.heads_q, p.heads_kv, p.seq_q,
+                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, Real(p.scale), Real(p.softcap),
+                 p.value_in_key} {}
+
+    void rows() const {
+        const int64_t rows = p.batch * p.heads_q * p.seq_q;
+        runtime::launch(rows_kernel<D>, {unsigned(divide_up(rows, row_threads / 32)), unsigned(row_threads), 0},
+                        args.stream, params);
+    }
+
+    template <class Kernel>
+    void tiles(Kernel kernel, const TasksView& tasks, int block, int64_t columns, int sums) {
+        const int rows = block < S::most_rows ? block : S::most_rows;
+        params.tasks = tasks;
+        params.row_parts = row_parts(block);
+        params.column_parts = sums ? column_parts<Real>(columns, sums) : 1;
+        params.room = sums ? room_for<Real>(columns, sums) : 0;
+        const unsigned ctas = unsigned(tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
+        runtime::launch(kernel, {ctas, unsigned(S::threads(rows)), shared_bytes<Real>(rows, params.room * sums)},
+                        args.stream, params);
+    }
+
+    template <bool ByKey>
+    void gradients(const TasksView& tasks) {
+        const int block = ByKey ? args.layout.block_k : args.layout.block_q;
+        const int64_t columns = ByKey && p.head_dim_v > p.head_dim ? p.head_dim_v : p.head_dim;
+        tiles(block_backward_kernel<D, ByKey>, tasks, block, columns, ByKey ? 2 : 1);
+        if (tasks.num_joins)
+            runtime::launch(join_kernel<D, ByKey>,
+                            {unsigned(tasks.num_joins) * unsigned(block), unsigned(row_threads), 0}, args.stream,
+                            params);
+    }
+
+    void sinks() const {
+        runtime::launch(sinks_kernel<D>, {unsigned(p.heads_q), unsigned(row_threads), row_threads * sizeof(double)},
+                        args.stream, params);
+    }
+};
+
+template <Dtype D>
+void BlockBackward<D>::run(const BackwardArgs& args) {
+    BackwardLaunch<D> launch(args);
+    launch.rows();
+    if constexpr (D == Dtype::f64) {
+        if (args.piece.sweep == 0) launch.tiles(row_sums_kernel<D>, args.second_tasks, args.layout.block_q, 0, 0);
+        if (args.piece.sweep == 0 && !launch.params.is_whole()) return;
+    }
+    launch.template gradients<true>(args.tasks);
+    launch.template gradients<false>(args.second_tasks);
+    if (args.dsink_logits.data && args.piece.is_last) launch.sinks();
+}
+
+template <Dtype D>
+void BlockBackward<D>::prepare(int32_t device) {
+    using Real = RealOf<D>;
+    using S = Shape<Real>;
+    const runtime::CurrentDevice current(device);
+    const size_t bytes = shared_bytes<Real>(S::most_rows, S::most_columns);
+    runtime::prepare(block_backward_kernel<D, true>, bytes);
+    runtime::prepare(block_backward_kernel<D, false>, bytes);
+    if constexpr (D == Dtype::f64) runtime::prepare(row_sums_kernel<D>, shared_bytes<Real>(S::most_rows, 0));
+    runtime::prepare(rows_kernel<D>, 0);
+    runtime::prepare(join_kernel<D, true>, 0);
+    runtime::prepare(join_kernel<D, false>, 0);
+    runtime::prepare(sinks_kernel<D>, row_threads * sizeof(double));
+}
+
+}  // namespace spattn::any
