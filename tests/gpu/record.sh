@@ -1,18 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds, runs the GPU tests, runs them again under compute-sanitizer's tools, and writes tests/results/<gpu>.txt.
+# Builds, runs the GPU tests and 20,000 problems drawn at random, runs some of both again under compute-sanitizer's
+# tools, and writes tests/results/<gpu>.txt.
 #   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build} results=${2:-tests/results}
 cmake -S . -B "$build" -DSPATTN_CUDA=ON -DCMAKE_BUILD_TYPE=Release > /dev/null
-cmake --build "$build" -j "$(nproc)" --target test_gpu > "$build/build.log" 2>&1 || {
+cmake --build "$build" -j "$(nproc)" --target test_gpu test_random > "$build/build.log" 2>&1 || {
     tail -50 "$build/build.log"
     exit 1
 }
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
 file=$results/$(echo "$gpu" | tr 'A-Z' 'a-z' | sed 's/nvidia //; s/[^a-z0-9]/_/g').txt
-test=$build/tests/test_gpu
+test=$build/tests/test_gpu random="$build/tests/test_random --device cuda"
 mkdir -p "$results"
 failed=0
 {
@@ -25,6 +26,9 @@ failed=0
     echo "\$ test_gpu"
 } > "$file"
 "$test" >> "$file" 2>&1 || failed=1
+problems=${SPATTN_TEST_PROBLEMS:-20000}
+printf '\n$ test_random --device cuda --problems %s\n' "$problems" >> "$file"
+$random --problems "$problems" >> "$file" 2>&1 || failed=1
 # What takes minutes under a tool is left out: long rows, timings.
 cases="tensor_core_rows plain_rows misaligned_views scales small_heads_and_blocks two_streams_at_once
     graph_capture_and_replay allocator_hooks_are_honoured"
@@ -33,6 +37,13 @@ for tool in memcheck racecheck initcheck synccheck; do
     # shellcheck disable=SC2086
     SPATTN_TEST_EVERY=${SPATTN_TEST_EVERY:-7} compute-sanitizer --tool $tool --error-exitcode 3 "$test" $cases \
         >> "$file" 2>&1 || failed=1
+done
+# Small problems: under a tool a kernel takes a hundred times as long.
+small="--problems 250 --work 3e6 --tokens 600 --patience 200"
+for tool in memcheck racecheck; do
+    printf '\n$ compute-sanitizer --tool %s test_random --device cuda %s\n' $tool "$small" >> "$file"
+    # shellcheck disable=SC2086
+    compute-sanitizer --tool $tool --error-exitcode 3 $random $small >> "$file" 2>&1 || failed=1
 done
 cat "$file"
 exit $failed

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// Random numbers, and elements of every dtype as doubles.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+
+#include "sparseattn/sparseattn.h"
+
+namespace random_test {
+
+// splitmix64: a problem's numbers must not wait for a generator with a large state, nor must an element's.
+class Random {
+public:
+    explicit Random(uint64_t seed) : state_(seed) {}
+    uint64_t next() {
+        uint64_t z = state_ += 0x9E3779B97F4A7C15;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+        return z ^ (z >> 31);
+    }
+    int64_t in(int64_t low, int64_t high) { return low + int64_t(next() % uint64_t(high - low + 1)); }
+    bool one_in(int64_t n) { return in(1, n) == 1; }
+    double unit() { return double(next() >> 11) * 0x1p-53; }  // [0, 1)
+    // Of size 1 .. most, small ones as often as large ones.
+    int64_t size(int64_t most) { return most <= 1 ? 1 : int64_t(std::exp(unit() * std::log(double(most) + 1))); }
+    template <class T>
+    T of(std::initializer_list<T> values) {
+        return values.begin()[in(0, int64_t(values.size()) - 1)];
+    }
+    // Nearly normal, of mean 0 and variance 1, within +-3.5: the sum of four uniform numbers of 16 bits.
+    double normal() {
+        const uint64_t z = next();
+        const uint64_t sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+        return (double(sum) - 2 * 65535) * (1.7320508075688772 / 65535);
+    }
+
+private:
+    uint64_t state_;
+};
+
+// An element type, and how exactly a kernel may be expected to compute with it.
+struct Type {
+    const char* name;
+    spattn_dtype dtype;
+    double sum;      // unit roundoff of sums and exponentials
+    double weight;   // relative error of a probability as an operand of a product
+    double rounded;  // relative error of a result as it is stored
+    double tiniest;  // absolute error of a result: what lies below it may be flushed to zero
+    double lightest; // the same of a probability
+    double largest;  // inputs beyond this may overflow: they are hostile
+};
+inline constexpr Type types[] = {
+    {"f32", {SPATTN_FLOAT, 32, 1}, 0x1p-24, 0, 0x1p-23, 1e-37, 1e-37, 1e32},
+    {"bf16", {SPATTN_BFLOAT, 16, 1}, 0x1p-24, 0x1p-8, 0x1p-8, 1e-37, 1e-37, 1e32},
+    {"f16", {SPATTN_FLOAT, 16, 1}, 0x1p-24, 0x1p-11, 0x1p-10, 0x1p-24, 1e-37, 6e4},
+    {"f64", {SPATTN_FLOAT, 64, 1}, 0x1p-53, 0, 0x1p-52, 1e-300, 1e-300, 1e290},
+};
+inline constexpr const Type& f32 = types[0];
+inline constexpr const Type& bf16 = types[1];
+
+namespace bits {
+template <class To, class From>
+To cast(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+struct F32 {
+    using Stored = float;
+    static double widen(float x) { return x; }
+    static float narrow(double x) { return float(x); }
+};
+struct F64 {
+    using Stored = double;
+    static double widen(double x) { return x; }
+    static double narrow(double x) { return x; }
+};
+struct Bf16 {
+    using Stored = uint16_t;
+    static double widen(uint16_t x) { return cast<float>(uint32_t(x) << 16); }
+    static uint16_t narrow(double x) {
+        const uint32_t b = cast<uint32_t>(float(x));
+        return std::isnan(x) ? 0x7fc0 : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+    }
+};
+struct F16 {
+    using Stored = uint16_t;
+    static double widen(uint16_t x) {
+        const uint32_t magnitude = x & 0x7fffu;
+        const float size = magnitude >= 0x7c00 ? cast<float>(magnitude << 13 | 0x7f800000u)
+                                               : cast<float>(magnitude << 13) * 0x1p112f;
+        return x & 0x8000 ? -size : size;
+    }
+    static uint16_t narrow(double x) {
+        const float given = float(x);
+        const uint32_t b = cast<uint32_t>(given) & 0x7fffffffu;
+        const uint16_t sign = uint16_t(cast<uint32_t>(given) >> 16 & 0x8000u);
+        if (b > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+        if (b >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // 65520 and above
+        // Below 2^-14 an ulp is 2^-24, which is an ulp of 0.5, too: the addition rounds.
+        if (b < 0x38800000u) return uint16_t(sign | (cast<uint32_t>(std::fabs(given) + 0.5f) - 0x3f000000u));
+        return uint16_t(sign | (b - (112u << 23) + 0xfffu + (b >> 13 & 1)) >> 13);
+    }
+};
+}  // namespace bits
+
+// Calls body(conversions) for the type's elements, so that loops are made for each of them.
+template <class Body>
+void with(const Type& type, Body body) {
+    if (type.dtype.bits == 64) body(bits::F64());
+    else if (type.dtype.bits == 32) body(bits::F32());
+    else if (type.dtype.code == SPATTN_BFLOAT) body(bits::Bf16());
+    else body(bits::F16());
+}
+
+inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+}  // namespace random_test

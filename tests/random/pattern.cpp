@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+#include "pattern.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace random_test {
+
+namespace {
+
+constexpr size_t longest_text = 240;
+constexpr int64_t most_pairs_by_number = 1 << 18;  // of masks: every pair of them is a number
+
+template <class... Parts>
+std::string join(const Parts&... parts) {
+    std::ostringstream out;
+    (out << ... << parts);
+    return out.str();
+}
+
+std::string list(const std::vector<int64_t>& values) {
+    std::string out;
+    for (int64_t value : values) out += (out.empty() ? "" : ",") + std::to_string(value);
+    return out;
+}
+
+struct Integers {
+    explicit Integers(const std::vector<int64_t>& values) : size(int64_t(values.size())) {
+        tensor.data = const_cast<int64_t*>(size ? values.data() : &size);
+        tensor.device = {SPATTN_CPU, 0}, tensor.ndim = 1, tensor.dtype = {SPATTN_INT, 64, 1}, tensor.shape = &size;
+    }
+    Integers(const Integers&) = delete;
+    int64_t size;
+    spattn_tensor tensor{};
+};
+
+template <class Make>
+Pattern made(const char* what, Make make) {
+    spattn_pattern* result = nullptr;
+    demand(make(&result), what);
+    return Pattern(result);
+}
+
+class Drawing {
+public:
+    Drawing(Random& random, const Extents& e) : random_(random), e_(e), longest_(std::max(e.seq_q, e.seq_k)) {}
+
+    bool varies_by_batch = false, varies_by_head = false;
+
+    // Sets of one or two thousand keys a row at most, on any length.
+    Pattern sparse() {
+        const std::string window = join("window(", number(700), ",", random_.one_in(3) ? number(300) : 0, ")");
+        switch (random_.in(0, 9)) {
+            case 0: return parse("causal & " + window);
+            case 1: return parse(join("causal & (sink(", number(200), ") | ", window, ")"));
+            case 2: return parse(join("global_tokens(", list(positions(4)), ") | ", window));
+            case 3: return parse(join("block_diagonal(", 16 * number(60), ")"));
+            case 4: return parse(join("causal & dilated(", 16 * number(60), ",0,", random_.of({2, 3, 16}), ")"));
+            case 5: return parse(join("bigbird(64,3,", random_.in(0, 1), ",", random_.in(0, 3), ",", number(99), ")"));
+            case 6:
+            case 7: return documents();
+            case 8: return parse("causal & (logsparse | " + window + ")");
+        }
+        return parse(join("causal & (", window, " | strided(", 16 * number(40), "))"));
+    }
+
+    Pattern any() {
+        if (random_.one_in(3)) return usual();
+        Pattern pattern = algebra(int(random_.in(0, 3)), true);
+        if (random_.one_in(3)) pattern = two_of(spattn_pattern_intersection, parse("causal"), std::move(pattern));
+        return pattern;
+    }
+
+    // Tokens behind an end are padding: they see nothing.
+    Pattern padded(Pattern pattern) {
+        return two_of(spattn_pattern_intersection, std::move(pattern),
+                      parse(join("documents(0,", random_.in(0, longest_), ")")));
+    }
+
+private:
+    int64_t number(int64_t most) { return random_.size(std::max<int64_t>(1, std::min(most, longest_ + 20))); }
+    std::vector<int64_t> positions(int64_t most) {
+        std::vector<int64_t> out(size_t(random_.in(1, most)));
+        for (int64_t& position : out) position = random_.in(0, longest_ + 20);
+        return out;
+    }
+
+    // Packed sequences; the last one often ends before the tokens do.
+    Pattern documents() {
+        const int64_t most = random_.size(longest_), end = random_.one_in(2) ? random_.in(0, longest_) : longest_;
+        std::vector<int64_t> cu{random_.one_in(5) ? number(50) : 0};
+        while (cu.back() < end) cu.push_back(cu.back() + random_.in(0, most));
+        const Integers tensor(cu);
+        return made("documents", [&](auto out) { return spattn_pattern_documents(&tensor.tensor, out); });
+    }
+
+    // As people use them.
+    Pattern usual() {
+        const int64_t n = number(longest_);
+        switch (random_.in(0, 10)) {
+            case 0: return parse("full");
+            case 1: return parse("causal");
+            case 2: return two_of(spattn_pattern_intersection, parse("causal"), documents());
+            case 3: return parse(join("causal & (window(", n, ",0) | strided(", n, "))"));
+            case 4: return parse(join("fixed(", n, ",", random_.in(0, std::min<int64_t>(n, 3)), ") & causal"));
+            case 5: return per_document(false);
+            case 6: return choice(true, [&] { return sparse(); });
+            case 7: return lists();
+        }
+        return sparse();
+    }
+
+    Pattern leaf(bool is_whole) {
+        if (is_whole && random_.one_in(6)) return lists();
+        const int64_t n = number(longest_);
+        switch (random_.in(0, 15)) {
+            case 0: return parse("full");
+            case 1: return parse("causal");
+            case 2: return parse(join("window(", number(longest_) - 2, ",", number(longest_) - 2, ")"));
+            case 3: return parse(join("sink(", number(longest_) - 1, ")"));
+            case 4: return parse(join("block_diagonal(", n, ")"));
+            case 5: return documents();
+            case 6:
+                return parse(join("dilated(", number(longest_) - 2, ",", number(longest_) - 2, ",", number(20), ")"));
+            case 7: return parse(join("strided(", number(60), ")"));
+            case 8: return parse(join("landmark(", n, ",", random_.in(0, std::min<int64_t>(n, 4)), ")"));
+            case 9: return parse(join("fixed(", n, ",", random_.in(0, std::min<int64_t>(n, 4)), ")"));
+            case 10: return parse("logsparse");
+            case 11: {
+                const int64_t r = number(20);
+                return parse(join("residue(", r, ",", random_.in(0, r - 1), ")"));
+            }
+            case 12: return parse(join("global_keys(", list(positions(6)), ")"));
+            case 13: return parse(join("global_tokens(", list(positions(6)), ")"));
+            case 14:
+                return parse(join("bigbird(", number(100), ",", 2 * random_.in(0, 2) + 1, ",", random_.in(0, 2), ",",
+                                  random_.in(0, 3), ",", number(1000), ")"));
+        }
+        return parse("block_diagonal(64)");
+    }
+
+    // Lists for the rows of these extents.
+    Pattern lists() {
+        const int64_t pairs = e_.seq_q * e_.seq_k;
+        if (random_.one_in(4) && e_.seq_q <= e_.seq_k) return tree();
+        if (random_.one_in(3) && e_.batch * e_.heads * pairs <= most_pairs_by_number) return mask();
+        if (random_.one_in(2) && pairs <= 16 * most_pairs_by_number) return csr();
+        return bsr();
+    }
+
+    Pattern tree() {
+        std::vector<int64_t> parents(size_t(random_.in(e_.seq_q, e_.seq_k)));
+        const int64_t back = number(20);
+        for (size_t node = 0; node < parents.size(); ++node)
+            parents[node] = std::max<int64_t>(-1, int64_t(node) - random_.in(1, back));
+        const Integers tensor(parents);
+        return made("tree", [&](auto out) { return spattn_pattern_tree(&tensor.tensor, out); });
+    }
+
+    // Rows that are empty, full, thin or a stretch.
+    struct Rows {
+        std::vector<int64_t> row_ptr{0}, col_idx;
+    };
+    Rows rows(int64_t count, int64_t columns, int64_t usual) {
+        Rows out;
+        for (int64_t row = 0; row < count; ++row) {
+            const int64_t step = random_.one_in(2) ? 1 : random_.size(columns);
+            const int64_t first = random_.in(0, columns), length = random_.one_in(30) ? columns : random_.size(usual);
+            if (!random_.one_in(8))
+                for (int64_t c = first; c < std::min(columns, first + length * step); c += step)
+                    out.col_idx.push_back(c);
+            out.row_ptr.push_back(int64_t(out.col_idx.size()));
+        }
+        return out;
+    }
+    Pattern csr() {
+        const Rows r = rows(e_.seq_q, e_.seq_k, 60);
+        const Integers row_ptr(r.row_ptr), col_idx(r.col_idx);
+        return made("csr", [&](auto out) {
+            return spattn_pattern_csr(&row_ptr.tensor, &col_idx.tensor, e_.seq_k, 0, out);
+        });
+    }
+    Pattern bsr() {
+        const auto block = [&] { return random_.one_in(3) ? 128 : random_.one_in(2) ? 16 : random_.in(1, 140); };
+        const int64_t block_q = block(), block_k = block(), down = (e_.seq_q + block_q - 1) / block_q;
+        const Rows r = rows(down, (e_.seq_k + block_k - 1) / block_k, 12);
+        const Integers row_ptr(r.row_ptr), col_idx(r.col_idx);
+        return made("bsr", [&](auto out) {
+            return spattn_pattern_bsr(&row_ptr.tensor, &col_idx.tensor, block_q, block_k, e_.seq_q, e_.seq_k, 0, out);
+        });
+    }
+    Pattern mask() {
+        const int64_t batch = random_.one_in(3) ? e_.batch : 1, heads = random_.one_in(2) ? e_.heads : 1;
+        varies_by_batch |= batch > 1, varies_by_head |= heads > 1;
+        std::vector<uint8_t> values;
+        const bool is_noise = random_.one_in(2);
+        for (int64_t row = 0; row < batch * heads * e_.seq_q; ++row) {
+            const int64_t begin = random_.in(-40, e_.seq_k), end = begin + random_.in(0, 160);
+            for (int64_t k = 0; k < e_.seq_k; ++k)
+                values.push_back(is_noise ? random_.one_in(3) : begin <= k && k < end);
+        }
+        const int64_t shape[4] = {batch, heads, e_.seq_q, e_.seq_k};
+        spattn_tensor tensor{};
+        tensor.data = values.data(), tensor.device = {SPATTN_CPU, 0}, tensor.ndim = 4;
+        tensor.dtype = {SPATTN_UINT, 8, 1}, tensor.shape = shape;
+        return made("mask", [&](auto out) { return spattn_pattern_mask(&tensor, 0, out); });
+    }
+
+    // is_whole: the pattern stands on the extents as they are, so that lists fit.
+    Pattern algebra(int depth, bool is_whole) {
+        if (depth == 0) return leaf(is_whole);
+        const auto part = [&] { return algebra(depth - 1, is_whole); };
+        switch (random_.in(0, 9)) {
+            case 0:
+            case 1: return two_of(spattn_pattern_union, part(), part());
+            case 2: return two_of(spattn_pattern_intersection, part(), part());
+            case 3: {
+                const Pattern a = part(), b = part();
+                return made("difference", [&](auto out) { return spattn_pattern_difference(a.get(), b.get(), out); });
+            }
+            case 4: {
+                const Pattern inner = algebra(depth - 1, false);
+                return made("transpose", [&](auto out) { return spattn_pattern_transpose(inner.get(), out); });
+            }
+            case 5: return choice(true, part);
+            case 6: return choice(false, part);
+            case 7: return is_whole ? per_document(true) : leaf(false);
+        }
+        return leaf(is_whole);
+    }
+
+    template <class Compose>
+    Pattern two_of(Compose compose, Pattern a, Pattern b) {
+        const spattn_pattern* parts[2] = {a.get(), b.get()};
+        return made("composition", [&](auto out) { return compose(parts, 2, out); });
+    }
+
+    template <class Part>
+    Pattern choice(bool is_by_head, Part part) {
+        (is_by_head ? varies_by_head : varies_by_batch) = true;
+        const Pattern a = part(), b = part();
+        const spattn_pattern* parts[2] = {a.get(), b.get()};
+        std::vector<int32_t> which(size_t(is_by_head ? e_.heads : e_.batch));
+        for (int32_t& w : which) w = int32_t(random_.in(0, 1));
+        return made("choice", [&](auto out) {
+            return is_by_head ? spattn_pattern_per_head(parts, 2, which.data(), which.size(), out)
+                              : spattn_pattern_per_batch(parts, 2, which.data(), which.size(), out);
+        });
+    }
+
+    // Queries and keys of documents of their own lengths, which may end before the tokens do.
+    Pattern per_document(bool in_algebra) {
+        const int64_t count = random_.in(1, std::min<int64_t>({6, e_.seq_q, e_.seq_k}));
+        std::vector<int64_t> cu_q, cu_k;
+        for (int64_t t = 0; t <= count; ++t)
+            cu_q.push_back(random_.in(0, e_.seq_q)), cu_k.push_back(random_.in(0, e_.seq_k));
+        std::sort(cu_q.begin(), cu_q.end());
+        std::sort(cu_k.begin(), cu_k.end());
+        const Integers q(cu_q), k(cu_k);
+        const Pattern inner = in_algebra ? algebra(1, false) : parse(random_.one_in(2) ? "causal" : "full");
+        return made("per_document", [&](auto out) {
+            return spattn_pattern_per_document(inner.get(), &q.tensor, &k.tensor, out);
+        });
+    }
+
+    Random& random_;
+    Extents e_;
+    int64_t longest_;
+};
+
+}  // namespace
+
+void demand(spattn_status status, const std::string& what) {
+    if (status != SPATTN_OK) throw std::runtime_error(what + ": " + spattn_last_error_text());
+}
+
+Pattern parse(const std::string& text) {
+    return made(text.c_str(), [&](auto out) { return spattn_pattern_parse(text.c_str(), out); });
+}
+
+DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long) {
+    Drawing drawing(random, e);
+    DrawnPattern drawn;
+    if (!is_long && random.one_in(10)) {
+        const bool has_blocks = random.one_in(2);
+        drawn.list_block_q = has_blocks ? random.size(70) : 1, drawn.list_block_k = has_blocks ? random.size(70) : 1;
+        drawn.list_most = random.size(has_blocks ? 8 : 100);
+        drawn.pattern = has_blocks ? parse(join("runtime_blocks(", drawn.list_block_q, ",", drawn.list_block_k, ",",
+                                                drawn.list_most, ")"))
+                                   : parse(join("runtime_tokens(", drawn.list_most, ")"));
+        if (random.one_in(2)) {
+            drawn.known = parse(join("causal & (sink(3) | window(", random.size(e.seq_k), ",0))"));
+            const spattn_pattern* parts[2] = {drawn.pattern.get(), drawn.known.get()};
+            drawn.pattern = made("lists", [&](auto out) { return spattn_pattern_intersection(parts, 2, out); });
+        }
+        return drawn;
+    }
+    drawn.pattern = is_long ? drawing.sparse() : drawing.any();
+    if (random.one_in(5)) drawn.pattern = drawing.padded(std::move(drawn.pattern));
+    drawn.varies_by_batch = drawing.varies_by_batch, drawn.varies_by_head = drawing.varies_by_head;
+    return drawn;
+}
+
+std::string text_of(const spattn_pattern* pattern) {
+    size_t needed = 0;
+    demand(spattn_pattern_print(pattern, nullptr, 0, &needed), "print");
+    std::string text(needed, ' ');
+    demand(spattn_pattern_print(pattern, text.data(), needed, nullptr), "print");
+    text.resize(needed - 1);
+    if (text.size() > longest_text) text.replace(longest_text / 2, text.size() - longest_text, " ... ");
+    return text;
+}
+
+}  // namespace random_test

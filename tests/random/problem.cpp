@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: MIT
+#include "problem.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+namespace random_test {
+
+namespace {
+
+constexpr int64_t most_elements = 4 << 20;   // of one tensor
+constexpr int64_t most_own_pairs = 1 << 24;  // of the truth's lists
+
+// ---- sizes ----
+
+int64_t draw_length(Random& random, int64_t most) {
+    if (random.one_in(5)) return random.in(1, std::min<int64_t>(5, most));
+    if (random.one_in(3)) return std::clamp<int64_t>(64 * random.size(most / 64) + random.in(-1, 1), 1, most);
+    return random.size(most);
+}
+
+void draw_heads(Random& random, spattn_problem& p, bool has_many_tasks) {
+    const int64_t group = random.one_in(2) ? 1 : random.of<int64_t>({2, 3, 4, 5, 8});
+    p.batch = random.one_in(2) ? 1 : random.in(2, has_many_tasks ? 8 : 3);
+    p.heads_kv = has_many_tasks ? random.in(8, 60) : random.one_in(2) ? 1 : random.in(2, 5);
+    p.heads_q = p.heads_kv * group;
+}
+
+void draw_head_dims(Random& random, spattn_problem& p) {
+    const auto odd = [&] {
+        return random.one_in(3) ? random.in(1, 256) : random.of<int64_t>({16, 32, 72, 80, 96, 192, 256});
+    };
+    p.head_dim = random.one_in(2) ? 128 : random.one_in(2) ? 64 : odd();
+    p.head_dim_v = random.one_in(5) ? odd() : random.one_in(2) ? p.head_dim : 0;
+    if (random.one_in(60)) p.head_dim = 576, p.head_dim_v = 512;
+}
+
+// Shapes with long rows, with many short ones, and small ones.
+bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p) {
+    const bool is_long = random.one_in(20), has_many_tasks = !is_long && random.one_in(4);
+    draw_head_dims(random, p);
+    draw_heads(random, p, has_many_tasks);
+    const int64_t usual = random.one_in(4) ? 1500 : 330, many = random.one_in(2) ? 200 : 700;
+    const int64_t most = std::min(choices.most_tokens, is_long ? int64_t(12000) : has_many_tasks ? many : usual);
+    const bool fills_blocks = is_long || (has_many_tasks && random.one_in(2));
+    p.seq_q = fills_blocks ? random.in((most + 3) / 4, most) : draw_length(random, most);
+    p.seq_k = is_long ? random.in((most + 3) / 4, most) : random.one_in(2) ? p.seq_q : draw_length(random, most);
+    const auto elements = [&] {
+        return p.batch * std::max(p.heads_q * p.seq_q, p.heads_kv * p.seq_k) * std::max(p.head_dim, p.head_dim_v);
+    };
+    while (p.batch > 1 && elements() > most_elements) --p.batch;
+    while (p.heads_kv > 1 && elements() > most_elements) p.heads_q -= p.heads_q / p.heads_kv, --p.heads_kv;
+    if (elements() > most_elements) p.heads_q = 1;
+    return is_long;
+}
+
+// ---- options ----
+
+void draw_numbers(Random& random, spattn_problem& p) {
+    if (random.one_in(3)) {
+        p.flags |= SPATTN_PLAN_SCALE;
+        p.scale = random.of({0., 1e-30, 1e-3, 0.05, 0.2, 1., 3., -0.1, -1.});
+    }
+    if (random.one_in(3)) {
+        p.flags |= SPATTN_PLAN_Q_OFFSET;
+        p.q_offset = random.in(-p.seq_q - 3, p.seq_k + 3);
+    }
+    if (random.one_in(8)) p.softcap = random.of({0.01, 1., 20., 50., 1e6});
+}
+
+void draw_options(Random& random, Problem& problem, const Row* pin) {
+    spattn_problem& p = problem.c;
+    if (pin ? pin->is_backward : random.one_in(3)) p.flags |= SPATTN_PLAN_BACKWARD;
+    if (pin ? pin->is_reference : random.one_in(12)) p.flags |= SPATTN_PLAN_REFERENCE;
+    if (random.one_in(8)) p.flags |= SPATTN_PLAN_SINK_LOGITS;
+    if (random.one_in(8)) p.flags |= SPATTN_PLAN_DETERMINISTIC;
+    if (random.one_in(20) && problem.value_dim() <= p.head_dim) p.flags |= SPATTN_PLAN_VALUE_IN_KEY;
+    p.axes = random.of<spattn_enum>({SPATTN_BSHD, SPATTN_BSHD, SPATTN_BHSD, SPATTN_BHSD, SPATTN_THD});
+    if (p.axes == SPATTN_THD) p.batch = 1;
+    problem.wants_lse = problem.is_backward() || !random.one_in(4);
+    problem.wants_max_logits = random.one_in(6);
+    problem.has_dlse = random.one_in(2), problem.wants_dsinks = random.one_in(2);
+}
+
+const Type& draw_type(Random& random) {
+    return random.one_in(2) ? bf16 : types[random.in(0, int64_t(std::size(types)) - 1)];
+}
+
+Problem fixed_problem(int64_t index) {
+    Problem problem;
+    spattn_problem& p = problem.c;
+    p.struct_size = sizeof p;
+    p.head_dim = 128, p.heads_q = 15, p.heads_kv = 3, p.batch = 1, p.seq_q = p.seq_k = 2048;
+    problem.drawn.pattern = parse("documents(573,694,731,1132,1219,1500,1554)");
+    if (index == 1) {
+        p.batch = 2, p.heads_q = 10, p.heads_kv = 2, p.seq_q = 803, p.seq_k = 640;
+        p.flags = SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE, p.q_offset = -163, p.scale = 1;
+        problem.drawn.pattern = parse("dilated(481,662,6) & block_diagonal(660)");
+    }
+    return problem;
+}
+
+// ---- values ----
+
+// The values of every row, by its place: the same numbers whatever the order in which they are asked for.
+class Source {
+public:
+    Source(Random& random, const Problem& problem, bool is_query, bool is_value)
+        : seed_(random.next()), values_(problem.values), is_query_(is_query), is_value_(is_value),
+          type_(*problem.type), constant_(random.of({0.5, -1., 2.})), which_(random.in(0, 2)),
+          growth_(random.of({0.02, 0.3, -0.3}) / std::sqrt(double(problem.c.head_dim))) {}
+
+    void row(int64_t plane, int64_t row, std::vector<double>& out) const {
+        Random random(seed_ + uint64_t(plane) * 0x632BE59BD9B4E019 + uint64_t(row) * 0xD6E8FEB86659FD93);
+        for (double& x : out) x = random.normal();
+        switch (values_) {
+            case Values::loud:
+                if (!is_value_) scale(out, is_query_ ? 12 : 4);
+                break;
+            case Values::ramp:  // scores that grow, or fall, from key to key
+                if (is_query_) std::fill(out.begin(), out.end(), 1.);
+                else if (!is_value_) std::fill(out.begin(), out.end(), growth_ * double(row));
+                break;
+            case Values::spikes:
+                if (random.one_in(is_value_ ? 100 : 30)) scale(out, is_value_ ? 1000 : 25);
+                break;
+            case Values::constant:
+                std::fill(out.begin(), out.end(), constant_);
+                break;
+            case Values::zeros:
+                if (which_ == (is_query_ ? 0 : is_value_ ? 2 : 1)) std::fill(out.begin(), out.end(), 0.);
+                break;
+            case Values::denormal:
+                if (is_value_ || !is_query_) scale(out, type_.dtype.bits == 64 ? 1e-310 : is_half() ? 1e-6 : 1e-39);
+                break;
+            case Values::large:
+                if (is_value_) scale(out, is_half() ? 1e3 : 1e15);
+                break;
+            default: break;
+        }
+    }
+
+private:
+    bool is_half() const { return type_.dtype.bits == 16 && type_.dtype.code == SPATTN_FLOAT; }
+    static void scale(std::vector<double>& out, double by) {
+        for (double& x : out) x *= by;
+    }
+    uint64_t seed_;
+    Values values_;
+    bool is_query_, is_value_;
+    const Type& type_;
+    double constant_;
+    int64_t which_;
+    double growth_;
+};
+
+double draw_poison(Random& random, const Type& type) {
+    const bool is_f16 = type.dtype.bits == 16 && type.dtype.code == SPATTN_FLOAT;
+    const double finite = type.dtype.bits == 64 ? 1e308 : is_f16 ? 65504 : 3e38;
+    return random.of({nan, nan, infinity, -infinity, finite, -finite});
+}
+
+spattn_extent extent_of(const Problem& problem) {
+    spattn_extent e{};
+    e.struct_size = sizeof e, e.flags = SPATTN_EXTENT_Q_OFFSET;
+    e.batch = problem.c.batch, e.heads = problem.c.heads_q, e.seq_q = problem.c.seq_q, e.seq_k = problem.c.seq_k;
+    e.q_offset = problem.q_offset();
+    return e;
+}
+
+spattn_tensor host_tensor(void* data, spattn_dtype dtype, int32_t ndim, const int64_t* shape) {
+    spattn_tensor tensor{};
+    tensor.data = data, tensor.device = {SPATTN_CPU, 0}, tensor.ndim = ndim, tensor.dtype = dtype, tensor.shape = shape;
+    return tensor;
+}
+
+Keys::Rows rows_of_head(const spattn_pattern* pattern, const spattn_extent& extent, int64_t head) {
+    Keys::Rows rows;
+    rows.row_ptr.resize(size_t(extent.seq_q) + 1);
+    int64_t nnz = 0;
+    demand(spattn_pattern_to_csr(pattern, &extent, head, nullptr, nullptr, &nnz), "to_csr");
+    rows.col_idx.resize(size_t(std::max<int64_t>(nnz, 1)));
+    const int64_t lines = extent.seq_q + 1, most = int64_t(rows.col_idx.size());
+    const spattn_tensor row_ptr = host_tensor(rows.row_ptr.data(), {SPATTN_INT, 64, 1}, 1, &lines);
+    const spattn_tensor col_idx = host_tensor(rows.col_idx.data(), {SPATTN_INT, 32, 1}, 1, &most);
+    demand(spattn_pattern_to_csr(pattern, &extent, head, &row_ptr, &col_idx, &nnz), "to_csr");
+    return rows;
+}
+
+std::vector<Keys::Rows> planes_of_mask(const spattn_pattern* pattern, const spattn_extent& e) {
+    std::vector<uint8_t> mask(size_t(e.batch * e.heads * e.seq_q * e.seq_k));
+    const int64_t shape[4] = {e.batch, e.heads, e.seq_q, e.seq_k};
+    const spattn_tensor tensor = host_tensor(mask.data(), {SPATTN_UINT, 8, 1}, 4, shape);
+    demand(spattn_pattern_to_mask(pattern, &e, &tensor), "to_mask");
+    std::vector<Keys::Rows> planes(size_t(e.batch * e.heads));
+    const uint8_t* kept = mask.data();
+    for (Keys::Rows& plane : planes) {
+        plane.row_ptr.push_back(0);
+        for (int64_t row = 0; row < e.seq_q; ++row) {
+            for (int64_t key = 0; key < e.seq_k; ++key)
+                if (*kept++) plane.col_idx.push_back(int32_t(key));
+            plane.row_ptr.push_back(int64_t(plane.col_idx.size()));
+        }
+    }
+    return planes;
+}
+
+std::vector<Keys::Rows> planes_of(const spattn_pattern* pattern, const Problem& problem) {
+    const spattn_extent extent = extent_of(problem);
+    if (problem.drawn.varies_by_batch) return planes_of_mask(pattern, extent);
+    std::vector<Keys::Rows> planes;
+    for (int64_t head = 0; head < (problem.drawn.varies_by_head ? extent.heads : 1); ++head)
+        planes.push_back(rows_of_head(pattern, extent, head));
+    for (int64_t batch = 1; problem.drawn.varies_by_head && batch < extent.batch; ++batch)
+        for (int64_t head = 0; head < extent.heads; ++head) planes.push_back(planes[size_t(head)]);
+    return planes;
+}
+
+std::vector<int64_t> draw_indices(Random& random, const Problem& problem) {
+    const DrawnPattern& d = problem.drawn;
+    const int64_t rows = (problem.c.seq_q + d.list_block_q - 1) / d.list_block_q;
+    const int64_t blocks = (problem.c.seq_k + d.list_block_k - 1) / d.list_block_k;
+    std::vector<int64_t> indices(size_t(problem.c.batch * rows * problem.c.heads_kv * d.list_most));
+    for (size_t i = 0; i < indices.size(); ++i) {
+        const int64_t kind = random.in(0, 9);
+        indices[i] = random.in(0, blocks - 1);
+        if (kind == 0 && i) indices[i] = indices[i - 1];
+        if (kind == 1) indices[i] = -random.in(1, 5);
+        if (kind == 2) indices[i] = blocks + random.in(0, 3);
+    }
+    return indices;
+}
+
+std::vector<int64_t> draw_counts(Random& random, const Problem& problem) {
+    std::vector<int64_t> counts;
+    if (random.one_in(3)) return counts;
+    const DrawnPattern& d = problem.drawn;
+    const int64_t rows = (problem.c.seq_q + d.list_block_q - 1) / d.list_block_q;
+    for (int64_t i = 0; i < problem.c.batch * rows * problem.c.heads_kv; ++i)
+        counts.push_back(random.one_in(6) ? -random.in(0, 2) : random.in(0, d.list_most + 3));
+    return counts;
+}
+
+}  // namespace
+
+// ---- problems ----
+
+double Problem::scale() const { return has(SPATTN_PLAN_SCALE) ? c.scale : 1 / std::sqrt(double(c.head_dim)); }
+
+std::string Problem::describe() const {
+    char text[512];
+    constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
+    std::snprintf(text, sizeof text,
+                  "; batch %lld, heads %lld on %lld, %lld x %lld, head_dim %lld/%lld, %s %s, scale %g, q_offset %lld"
+                  "%s%s%s%s%s; values %s, poison %s",
+                  (long long)c.batch, (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq_q,
+                  (long long)c.seq_k, (long long)c.head_dim, (long long)value_dim(), type->name, axes[c.axes], scale(),
+                  (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
+                  has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
+                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", value_names[int(values)], poison_names[int(poison)]);
+    return text_of(drawn.pattern.get()) + text;
+}
+
+Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, const Row* pin) {
+    const bool is_fixed = index < num_fixed_problems;
+    Problem problem = is_fixed ? fixed_problem(index) : Problem();
+    problem.index = index;
+    problem.random =
+        Random(choices.seed * 0x9E3779B97F4A7C15 + uint64_t(index) * 0xBF58476D1CE4E5B9 + uint64_t(attempt));
+    problem.type = &bf16;
+    if (is_fixed) return problem;
+    Random& random = problem.random;
+    spattn_problem& p = problem.c;
+    p.struct_size = sizeof p;
+    problem.type = pin ? pin->type : &draw_type(random);
+    const bool is_long = draw_sizes(random, choices, p);
+    draw_options(random, problem, pin);
+    draw_numbers(random, p);
+    const bool is_uniform = p.batch * p.heads_q * p.seq_q * p.seq_k > most_own_pairs;
+    problem.drawn = draw_pattern(random, {p.batch, p.heads_q, p.seq_q, p.seq_k}, is_long || is_uniform);
+    problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
+    problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
+    return problem;
+}
+
+double count_pairs(const Problem& problem) {
+    const DrawnPattern& d = problem.drawn;
+    if (d.list_most)
+        return double(problem.c.batch) * double(problem.c.heads_q) * double(problem.c.seq_q) * double(d.list_most) *
+               double(d.list_block_k);
+    spattn_stats stats{};
+    stats.struct_size = sizeof stats;
+    const spattn_extent extent = extent_of(problem);
+    demand(spattn_pattern_stats(d.pattern.get(), &extent, &stats), "stats");
+    return stats.pairs;
+}
+
+// ---- keys ----
+
+namespace {
+bool has(const Keys::Span& keys, int64_t key) { return std::binary_search(keys.begin(), keys.end(), key); }
+}  // namespace
+
+Keys Keys::of_pattern(const Problem& problem) {
+    Keys keys(problem.c.heads_q);
+    keys.planes_ = planes_of(problem.drawn.pattern.get(), problem);
+    return keys;
+}
+
+Keys Keys::of_lists(const Problem& problem, const std::vector<int64_t>& indices, const std::vector<int64_t>& counts) {
+    const spattn_problem& p = problem.c;
+    const DrawnPattern& d = problem.drawn;
+    Keys known(p.heads_q), keys(p.heads_q);
+    if (d.known) known.planes_ = planes_of(d.known.get(), problem);
+    const int64_t lists = (p.seq_q + d.list_block_q - 1) / d.list_block_q;
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t h = 0; h < p.heads_q; ++h) {
+            Rows rows;
+            rows.row_ptr.push_back(0);
+            for (int64_t row = 0; row < p.seq_q; ++row) {
+                const int64_t at = (b * lists + row / d.list_block_q) * p.heads_kv + h / problem.group();
+                const int64_t given = counts.empty() ? d.list_most : counts[size_t(at)];
+                for (int64_t n = 0; n < std::min(given, d.list_most); ++n) {
+                    const int64_t block = indices[size_t(at * d.list_most + n)], first = block * d.list_block_k;
+                    if (block < 0) continue;
+                    for (int64_t key = first; key < std::min(p.seq_k, first + d.list_block_k); ++key)
+                        if (!d.known || has(known.of(b, h, row), key)) rows.col_idx.push_back(int32_t(key));
+                }
+                rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
+            }
+            rows.col_idx.push_back(0);  // so that there is an address
+            keys.planes_.push_back(std::move(rows));
+        }
+    return keys;
+}
+
+// ---- tensors ----
+
+namespace {
+
+struct Shape {
+    int64_t heads, rows, columns;
+};
+
+// Marks of (batch entry, head, row).
+class Marks {
+public:
+    Marks(int64_t batch, int64_t heads, int64_t rows)
+        : heads_(heads), rows_(rows), marks_(size_t(batch * heads * rows)) {}
+    char& at(int64_t b, int64_t h, int64_t r) { return marks_[size_t((b * heads_ + h) * rows_ + r)]; }
+
+private:
+    int64_t heads_, rows_;
+    std::vector<char> marks_;
+};
+
+// Memory that several heads share is seen where one of them sees it, so the seen rows are written last.
+void fill_seen(Operand& to, const Source& source, Marks& seen, Random& random) {
+    std::vector<double> row(size_t(to.size(column_axis)));
+    for (const bool writes_seen : {false, true})
+        for (int64_t b = 0; b < to.size(batch_axis); ++b)
+            for (int64_t h = 0; h < to.size(head_axis); ++h)
+                for (int64_t r = 0; r < to.size(row_axis); ++r) {
+                    if (bool(seen.at(b, h, r)) != writes_seen) continue;
+                    source.row(b * to.size(head_axis) + h, r, row);
+                    if (writes_seen) to.set(b, h, r, row.data());
+                    else to.fill(b, h, r, draw_poison(random, to.type()));
+                }
+}
+
+}  // namespace
+
+Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
+    Random& random = problem.random;
+    const spattn_problem& p = problem.c;
+    const auto place = [&](bool is_input) {
+        const Placement placement = draw_placement(random, is_input);
+        is_misaligned |= placement.shift * problem.type->dtype.bits / 8 % 16 != 0;
+        has_gaps |= placement.padding > 0 || placement.step > 1, is_transposed |= placement.is_transposed();
+        is_shared |= (placement.shares_heads && p.heads_q > 1) || (placement.shares_batch && p.batch > 1);
+        return placement;
+    };
+    using Role = Operand::Role;
+    const auto make = [&](Role role, const Shape& s, const Type& type) {
+        return Operand(type, role, {p.batch, s.heads, s.rows, s.columns}, place(role == Role::input));
+    };
+    const Type& type = *problem.type;
+    const Shape of_q{p.heads_q, p.seq_q, p.head_dim}, of_k{p.heads_kv, p.seq_k, p.head_dim};
+    const Shape of_v{p.heads_kv, p.seq_k, problem.value_dim()}, of_out{p.heads_q, p.seq_q, problem.value_dim()};
+    const Shape of_rows{p.heads_q, p.seq_q, 1};
+    const bool has_v = !problem.has(SPATTN_PLAN_VALUE_IN_KEY);
+    q = make(Role::input, of_q, type), k = make(Role::input, of_k, type), out = make(Role::output, of_out, type);
+    if (has_v) v = make(Role::input, of_v, type);
+    if (problem.wants_lse) lse = make(Role::output, of_rows, f32);
+    if (problem.wants_max_logits) max_logits = make(Role::output, of_rows, f32);
+    if (problem.has(SPATTN_PLAN_SINK_LOGITS)) sinks = Operand(f32, Role::input, {1, p.heads_q, 1, 1}, {});
+    if (problem.is_backward()) {
+        dout = make(Role::input, of_out, type);
+        if (problem.has_dlse) dlse = make(Role::input, of_rows, f32);
+        dq = make(Role::output, of_q, type), dk = make(Role::output, of_k, type);
+        if (has_v) dv = make(Role::output, of_v, type);
+        if (sinks && problem.wants_dsinks) dsinks = Operand(f32, Role::output, {1, p.heads_q, 1, 1}, {});
+    }
+    fill(problem);
+    if (problem.poison == Poison::others) poison_others(problem);
+}
+
+Keys Tensors::make_keys(Problem& problem) {
+    if (!problem.drawn.list_most) return Keys::of_pattern(problem);
+    indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
+    return Keys::of_lists(problem, indices, counts);
+}
+
+void Tensors::fill(Problem& problem) {
+    Random& random = problem.random;
+    const spattn_problem& p = problem.c;
+    Marks seen(p.batch, p.heads_kv, p.seq_k), sees(p.batch, p.heads_q, p.seq_q);
+    const bool is_everywhere = problem.poison != Poison::unseen;
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t h = 0; h < p.heads_q; ++h)
+            for (int64_t row = 0; row < p.seq_q; ++row) {
+                const Keys::Span span = keys.of(b, h, row);
+                sees.at(b, h, row) = is_everywhere || span.size() > 0;
+                if (!is_everywhere)
+                    for (const int32_t key : span) seen.at(b, h / problem.group(), key) = 1;
+            }
+    if (is_everywhere)
+        for (int64_t b = 0; b < p.batch; ++b)
+            for (int64_t h = 0; h < p.heads_kv; ++h) std::fill_n(&seen.at(b, h, 0), p.seq_k, char(1));
+    const Source queries(random, problem, true, false), of_keys(random, problem, false, false),
+        of_values(random, problem, false, true);
+    fill_seen(q, queries, sees, random);
+    fill_seen(k, of_keys, seen, random);
+    if (v) fill_seen(v, of_values, seen, random);
+    Problem usual;
+    usual.c = p, usual.type = problem.type;
+    const Source gradients(random, usual, true, false);
+    if (dout) fill_seen(dout, gradients, sees, random);
+    if (dlse) {
+        // With a sink, an empty row's dlse counts.
+        if (sinks) std::fill_n(&sees.at(0, 0, 0), p.batch * p.heads_q * p.seq_q, char(1));
+        fill_seen(dlse, gradients, sees, random);
+    }
+    for (int64_t h = 0; sinks && h < p.heads_q; ++h)
+        sinks.fill(0, h, 0, random.one_in(12) ? -infinity : 4 * random.normal());
+}
+
+// In some planes: all that one query does not see, a stretch of keys, scattered ones, a single one, or queries.
+void Tensors::poison_others(Problem& problem) {
+    Random& random = problem.random;
+    const spattn_problem& p = problem.c;
+    for (int64_t plane = 0; plane < p.batch * p.heads_kv; ++plane) {
+        if (plane && random.one_in(2)) continue;
+        const int64_t b = plane / p.heads_kv, h = plane % p.heads_kv;
+        const int64_t row = random.in(0, p.seq_q - 1), head = h * problem.group() + random.in(0, problem.group() - 1);
+        std::vector<char> is_poisoned(size_t(p.seq_k));
+        const int64_t kind = random.in(0, 5), first = random.in(0, p.seq_k - 1);
+        if (kind <= 1) {
+            std::fill(is_poisoned.begin(), is_poisoned.end(), char(1));
+            for (const int32_t key : keys.of(b, head, row)) is_poisoned[size_t(key)] = 0;
+        } else if (kind == 2) {
+            std::fill_n(is_poisoned.begin() + first, random.size(p.seq_k - first), char(1));
+        } else if (kind == 3) {
+            for (char& mark : is_poisoned) mark = random.one_in(40);
+        } else if (kind == 4) {
+            is_poisoned[size_t(first)] = 1;
+        } else {
+            for (int64_t r = row; r < std::min(p.seq_q, row + random.in(1, 40)); ++r) {
+                q.fill(b, head, r, draw_poison(random, q.type()));
+                if (dout && random.one_in(2)) dout.fill(b, head, r, draw_poison(random, dout.type()));
+            }
+        }
+        const bool in_keys = !random.one_in(3), in_values = !in_keys || random.one_in(2);
+        for (int64_t key = 0; key < p.seq_k; ++key) {
+            if (!is_poisoned[size_t(key)]) continue;
+            const double value = draw_poison(random, k.type());
+            if (in_keys || !v) k.fill(b, h, key, value);
+            if (in_values && v) v.fill(b, h, key, value);
+        }
+    }
+}
+
+}  // namespace random_test

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// A problem drawn from a seed and a number: pattern, sizes, options, where its tensors lie, and what is in them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "operand.h"
+#include "pattern.h"
+
+namespace random_test {
+
+// What the tensors hold where everybody looks.
+enum class Values { normal, loud, ramp, spikes, constant, zeros, denormal, large, count };
+inline constexpr const char* value_names[] = {"normal",   "loud",  "ramp",     "spikes",
+                                              "constant", "zeros", "denormal", "large"};
+// Where NaN, infinity and numbers that overflow stand. unseen: where nobody looks. Isolation: others: where some look,
+// and those who do not must not notice.
+enum class Poison { none, unseen, others, count };
+inline constexpr const char* poison_names[] = {"none", "unseen", "others"};
+
+// A kernel row that the plan is pinned to, and what it asks of a problem.
+struct Row {
+    std::string name;
+    const Type* type = nullptr;
+    bool is_backward = false, is_reference = false;
+};
+
+// What a caller lets be drawn.
+struct Choices {
+    uint64_t seed = 0;
+    std::vector<Values> values;
+    std::vector<Poison> poisons;
+    double most_work = 0;    // multiplications of a forward pass on kept pairs
+    int64_t most_tokens = 0;  // of one sequence
+};
+
+struct Problem {
+    int64_t index = 0;
+    Random random{0};  // for what is drawn after the plan stands: memory and values
+    const Type* type = nullptr;
+    spattn_problem c{};  // as the library is told
+    DrawnPattern drawn;
+    Values values = Values::normal;
+    Poison poison = Poison::none;
+    bool wants_lse = true, wants_max_logits = false, has_dlse = false, wants_dsinks = false;
+
+    int64_t group() const { return c.heads_q / c.heads_kv; }
+    double scale() const;
+    int64_t q_offset() const { return c.flags & SPATTN_PLAN_Q_OFFSET ? c.q_offset : c.seq_k - c.seq_q; }
+    bool has(uint32_t flag) const { return (c.flags & flag) != 0; }
+    bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
+    int64_t value_dim() const { return c.head_dim_v ? c.head_dim_v : c.head_dim; }
+    std::string describe() const;
+};
+
+// The first ones are fixed: they were found by hand.
+inline constexpr int64_t num_fixed_problems = 2;
+Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, const Row* pin);
+
+// Which keys each query row sees, in the order of their numbers; keys of run-time lists as often as they are listed.
+class Keys {
+public:
+    struct Rows {
+        std::vector<int64_t> row_ptr;
+        std::vector<int32_t> col_idx;
+    };
+    struct Span {
+        const int32_t *first, *last;
+        const int32_t* begin() const { return first; }
+        const int32_t* end() const { return last; }
+        int64_t size() const { return last - first; }
+    };
+    Span of(int64_t batch, int64_t head, int64_t row) const {
+        const Rows& rows = planes_[planes_.size() == 1 ? 0 : size_t(batch * heads_ + head)];
+        return {rows.col_idx.data() + rows.row_ptr[size_t(row)], rows.col_idx.data() + rows.row_ptr[size_t(row) + 1]};
+    }
+    static Keys of_pattern(const Problem& problem);
+    // indices: [batch][rows][heads_kv][most]
+    static Keys of_lists(const Problem& problem, const std::vector<int64_t>& indices,
+                         const std::vector<int64_t>& counts);
+
+private:
+    explicit Keys(int64_t heads) : heads_(heads) {}
+    int64_t heads_;
+    std::vector<Rows> planes_;  // of all batch entries and heads, or one that serves all
+};
+
+// Kept pairs over all batch entries and heads: the library's own count. Run-time lists count as full.
+double count_pairs(const Problem& problem);
+
+// All tensors of a run, filled, and who sees what.
+struct Tensors {
+    explicit Tensors(Problem& problem);
+
+    Operand q, k, v, out, lse, max_logits, sinks;
+    Operand dout, dlse, dq, dk, dv, dsinks;
+    std::vector<int64_t> indices, counts;  // of run-time lists
+    Keys keys;
+    bool is_misaligned = false, has_gaps = false, is_transposed = false, is_shared = false;
+
+private:
+    Keys make_keys(Problem& problem);
+    void fill(Problem& problem);
+    void poison_others(Problem& problem);
+};
+
+}  // namespace random_test

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+#include "run.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <mutex>
+#include <shared_mutex>
+#include <sstream>
+#include <stdexcept>
+
+namespace random_test {
+
+namespace {
+
+// The value is changed in place, so that other threads may read other variables meanwhile.
+char pin[256] = "SPATTN_FORCE_KERNEL=";
+constexpr size_t pin_name = sizeof "SPATTN_FORCE_KERNEL=" - 1;
+std::shared_mutex pin_lock;
+
+void set_pin(const std::string& row) {
+    static const bool is_there = putenv(pin) == 0;
+    if (!is_there || pin_name + row.size() >= sizeof pin) throw std::runtime_error("a row cannot be pinned: " + row);
+    std::memcpy(pin + pin_name, row.c_str(), row.size() + 1);
+}
+
+std::string explain(const spattn_plan* plan) {
+    size_t needed = 0;
+    demand(spattn_plan_explain(plan, nullptr, 0, &needed), "explain");
+    std::string text(needed, ' ');
+    demand(spattn_plan_explain(plan, text.data(), needed, nullptr), "explain");
+    return text;
+}
+
+Planned plan_now(const spattn_context* context, const Problem& problem) {
+    Planned planned;
+    spattn_problem c = problem.c;
+    c.dtype = problem.type->dtype;
+    spattn_plan* plan = nullptr;
+    planned.status = spattn_plan_create(context, problem.drawn.pattern.get(), &c, nullptr, &plan);
+    planned.plan.reset(plan);
+    if (planned.status == SPATTN_OK) planned.explained = explain(plan);
+    else planned.why = spattn_last_error_text();
+    return planned;
+}
+
+bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
+
+// The number, written as 12,345, that stands before the word.
+double number_before(const std::string& line, const std::string& word) {
+    std::istringstream words(line);
+    for (std::string number, next; words >> next; number = next) {
+        if (next.rfind(word, 0) != 0 || number.empty()) continue;
+        number.erase(std::remove(number.begin(), number.end(), ','), number.end());
+        return std::strtod(number.c_str(), nullptr);
+    }
+    return 0;
+}
+
+// Operands of one run in the device's memory.
+class OnDevice {
+public:
+    OnDevice(const Device& device, spattn_enum axes) : device_(device), axes_(axes) {}
+    ~OnDevice() {
+        for (const Copy& copy : copies_) release(copy.memory);
+    }
+    OnDevice(const OnDevice&) = delete;
+
+    const spattn_tensor* put(Operand& operand, Operand::View kind = Operand::View::tensor) {
+        if (!operand) return nullptr;
+        void* const memory = put(operand.memory().data(), operand.memory().size());
+        copies_.back().operand = &operand;
+        return operand.view(memory, device_.id, axes_, kind);
+    }
+
+    void* put(const void* bytes, size_t size) {
+        void* const memory = device_.allocate(size);
+        copies_.push_back({memory, nullptr});
+        device_.copy_in(memory, bytes, size);
+        return memory;
+    }
+
+    // Scratch whose content means nothing.
+    void* spoiled(size_t size) {
+        if (!size) return nullptr;
+        const std::vector<char> bytes(size, char(0xff));
+        return put(bytes.data(), size);
+    }
+
+    const spattn_tensor* lists(const std::vector<int64_t>& values, std::vector<int64_t> shape) {
+        if (values.empty()) return nullptr;
+        if (axes_ == SPATTN_THD) shape.erase(shape.begin());
+        void* const memory = put(values.data(), values.size() * sizeof values[0]);
+        shapes_.push_back(std::move(shape));
+        const std::vector<int64_t>& kept = shapes_.back();
+        views_.push_back({memory, device_.id, int32_t(kept.size()), {SPATTN_INT, 64, 1}, kept.data(), nullptr, 0});
+        return &views_.back();
+    }
+
+    void bring_back() {
+        for (const Copy& copy : copies_)
+            if (std::vector<char>* bytes = copy.operand ? &copy.operand->memory() : nullptr)
+                device_.copy_out(bytes->data(), copy.memory, bytes->size());
+    }
+
+private:
+    struct Copy {
+        void* memory;
+        Operand* operand;
+    };
+    void release(void* memory) {
+        try {
+            device_.release(memory);
+        } catch (const std::exception&) {
+            // What broke the device is already on its way to the caller.
+        }
+    }
+    const Device& device_;
+    spattn_enum axes_;
+    std::vector<Copy> copies_;
+    std::deque<std::vector<int64_t>> shapes_;
+    std::deque<spattn_tensor> views_;
+};
+
+size_t workspace_bytes(const spattn_plan* plan, spattn_op op) {
+    size_t bytes = 0;
+    demand(spattn_plan_workspace(plan, op, &bytes, nullptr), "workspace");
+    return bytes;
+}
+
+}  // namespace
+
+Planned make_plan(const spattn_context* context, const Problem& problem, const std::string& pinned_row) {
+    if (pinned_row.empty()) {
+        const std::shared_lock lock(pin_lock);
+        return plan_now(context, problem);
+    }
+    const std::unique_lock lock(pin_lock);
+    set_pin(pinned_row);
+    Planned planned = plan_now(context, problem);
+    set_pin("");
+    return planned;
+}
+
+Facts read(const std::string& explained) {
+    Facts facts;
+    std::istringstream lines(explained);
+    double lanes = 0;
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        std::string label, name;
+        words >> label >> name;
+        const bool is_pass = starts_with(line, "forward ") || starts_with(line, "backward ");
+        if ((is_pass || starts_with(line, "  by ")) && name.find('_') != std::string::npos) facts.rows.push_back(name);
+        if (starts_with(line, "machine")) lanes = number_before(line, "lane");
+        if (!starts_with(line, "  tasks")) continue;
+        facts.has_more_tasks_than_lanes |= lanes > 0 && number_before(line, "in") > lanes;
+        facts.splits_rows |= line.find(" split into ") != std::string::npos;
+    }
+    return facts;
+}
+
+std::string reason_of(const std::string& why) {
+    const size_t considered = why.find("considered: ");
+    const std::string pass = why.find("backward pass") != std::string::npos ? "backward: " : "forward: ";
+    if (considered == std::string::npos) return pass + why.substr(0, 80);
+    std::string reasons = why.substr(considered + std::strlen("considered: "));
+    for (size_t at = 0; at < reasons.size();) {
+        const size_t end = std::min(reasons.find("; ", at), reasons.size()), colon = reasons.find(": ", at);
+        const size_t start = colon < end ? colon + 2 : at;
+        const std::string reason = reasons.substr(start, end - start);
+        at = end + 2;
+        bool is_about_others = reason.find("pins another row") != std::string::npos;
+        for (const char* other : {"for device", "for dtype", "reference row", "not on this machine"})
+            is_about_others |= starts_with(reason, other);
+        if (!is_about_others) return pass + reason;
+    }
+    return pass + "no row of this dtype";
+}
+
+std::vector<Row> find_rows(const spattn_context* context) {
+    constexpr int64_t dims[][2] = {{128, 128}, {64, 64}, {16, 16}, {576, 512}};
+    std::vector<Row> rows;
+    for (int32_t i = 0; i < spattn_kernel_count(); ++i) {
+        if (!spattn_kernel_runs_here(i)) continue;
+        Row row{spattn_kernel_name(i)};
+        for (size_t n = 0; n < std::size(dims) * std::size(types) * 4 && !row.type; ++n) {
+            Problem probe;
+            probe.type = &types[n / 4 % std::size(types)];
+            row.is_backward = n % 2, row.is_reference = n / 2 % 2;
+            spattn_problem& c = probe.c;
+            c.struct_size = sizeof c, c.batch = c.heads_q = c.heads_kv = 1, c.seq_q = c.seq_k = 64;
+            c.head_dim = dims[n / 4 / std::size(types)][0], c.head_dim_v = dims[n / 4 / std::size(types)][1];
+            c.flags = uint32_t(row.is_backward * SPATTN_PLAN_BACKWARD + row.is_reference * SPATTN_PLAN_REFERENCE);
+            probe.drawn.pattern = parse("causal");
+            const Planned planned = make_plan(context, probe, row.name);
+            for (const std::string& name : read(planned.explained).rows)
+                if (name == row.name) row.type = probe.type;
+        }
+        if (row.type) rows.push_back(row);
+    }
+    return rows;
+}
+
+bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensors& t) {
+    using View = Operand::View;
+    const spattn_problem& p = problem.c;
+    OnDevice memory(device, p.axes);
+    spattn_forward_args f{};
+    f.struct_size = sizeof f;
+    f.q = memory.put(t.q), f.k = memory.put(t.k), f.v = memory.put(t.v), f.out = memory.put(t.out);
+    f.lse = memory.put(t.lse, View::rows), f.max_logits = memory.put(t.max_logits, View::rows);
+    f.sink_logits = memory.put(t.sinks, View::heads);
+    if (problem.drawn.list_most) {
+        const int64_t lists = (p.seq_q + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
+        f.indices = memory.lists(t.indices, {p.batch, lists, p.heads_kv, problem.drawn.list_most});
+        f.index_counts = memory.lists(t.counts, {p.batch, lists, p.heads_kv});
+    }
+    f.workspace_bytes = workspace_bytes(plan, SPATTN_OP_FORWARD), f.workspace = memory.spoiled(f.workspace_bytes);
+    spattn_status status = spattn_forward(plan, &f);
+    const bool has_max_logits = status != SPATTN_E_UNSUPPORTED || !f.max_logits;
+    if (!has_max_logits) {
+        f.max_logits = nullptr;
+        status = spattn_forward(plan, &f);
+    }
+    demand(status, "forward");
+    device.synchronize();
+    if (problem.is_backward()) {
+        spattn_backward_args b{};
+        b.struct_size = sizeof b;
+        b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse, b.sink_logits = f.sink_logits;
+        b.indices = f.indices, b.index_counts = f.index_counts;
+        b.dout = memory.put(t.dout), b.dlse = memory.put(t.dlse, View::rows);
+        b.dq = memory.put(t.dq), b.dk = memory.put(t.dk), b.dv = memory.put(t.dv);
+        b.dsink_logits = memory.put(t.dsinks, View::heads);
+        b.workspace_bytes = workspace_bytes(plan, SPATTN_OP_BACKWARD), b.workspace = memory.spoiled(b.workspace_bytes);
+        demand(spattn_backward(plan, &b), "backward");
+        device.synchronize();
+    }
+    memory.bring_back();
+    if (!has_max_logits) t.max_logits = {};
+    return has_max_logits;
+}
+
+}  // namespace random_test

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: MIT
+#include "truth.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace random_test {
+
+namespace {
+
+constexpr double most_work = 12e6;        // multiplications for rows of the forward pass
+constexpr double most_backward_work = 40e6;
+constexpr double most_slip = 0.3;         // scores that are less sure than that say nothing about a row's values
+constexpr int64_t near_rows = 16;
+using Numbers = std::vector<double>;
+
+double dot(const double* a, const double* b, int64_t n) {
+    double sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int64_t j = 0; j < 4; ++j) sums[j] += a[i + j] * b[i + j];
+    for (; i < n; ++i) sums[0] += a[i] * b[i];
+    return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+double magnitude_dot(const double* a, const double* b, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += std::fabs(a[i] * b[i]);
+    return sum;
+}
+
+class Comparison {
+public:
+    Comparison(const Problem& problem, const Tensors& tensors)
+        : problem_(problem), p_(problem.c), t_(tensors), type_(*problem.type), dim_(p_.head_dim),
+          value_dim_(problem.value_dim()) {}
+
+    Findings run() {
+        demand_guards();
+        find_wild();
+        judge_every_row();
+        compare_rows();
+        if (problem_.is_backward()) compare_gradients();
+        return found_;
+    }
+
+private:
+    // ---- who sees what ----
+
+    void demand_guards() {
+        const std::pair<const char*, const Operand*> outputs[] = {
+            {"out", &t_.out}, {"lse", &t_.lse}, {"max_logits", &t_.max_logits}, {"dq", &t_.dq},
+            {"dk", &t_.dk},   {"dv", &t_.dv},   {"dsink_logits", &t_.dsinks}};
+        for (const auto& [name, operand] : outputs)
+            if (*operand && !operand->guards_hold()) fail(std::string(name) + ": bytes beside elements were written");
+    }
+
+    // Rows of an operand with values that may overflow.
+    std::vector<char> wild_rows(const Operand& x) const {
+        std::vector<char> wild;
+        if (!x) return wild;
+        Numbers row(size_t(x.size(column_axis)));
+        for (int64_t b = 0; b < x.size(batch_axis); ++b)
+            for (int64_t h = 0; h < x.size(head_axis); ++h)
+                for (int64_t r = 0; r < x.size(row_axis); ++r) {
+                    x.get(b, h, r, row.data());
+                    wild.push_back(!std::all_of(row.begin(), row.end(), [&](double value) {
+                        return std::fabs(value) < x.type().largest;
+                    }));
+                }
+        return wild;
+    }
+
+    void find_wild() {
+        if (problem_.poison == Poison::none) return;
+        wild_q_ = wild_rows(t_.q), wild_keys_ = wild_rows(t_.k), wild_dout_ = wild_rows(t_.dout);
+        const std::vector<char> values = wild_rows(t_.v);
+        for (size_t i = 0; i < values.size(); ++i) wild_keys_[i] |= values[i];
+    }
+
+    // Rows that see a wild key, or are wild themselves: nothing is said about what they get.
+    bool is_exposed(int64_t b, int64_t h, int64_t row) const {
+        const Keys::Span keys = t_.keys.of(b, h, row);
+        if (wild_keys_.empty() || keys.size() == 0) return false;
+        if (wild_q_[index(b, h, row)]) return true;
+        const char* wild = &wild_keys_[size_t((b * p_.heads_kv + h / problem_.group()) * p_.seq_k)];
+        return std::any_of(keys.begin(), keys.end(), [&](int32_t key) { return wild[key]; });
+    }
+
+    size_t index(int64_t b, int64_t h, int64_t row) const { return size_t((b * p_.heads_q + h) * p_.seq_q + row); }
+    double sink(int64_t head) const { return t_.sinks ? t_.sinks.at(0, head, 0) : -infinity; }
+
+    // What needs no truth: rows without keys are exact, all others are finite.
+    void judge_every_row() {
+        exposed_.resize(size_t(p_.batch * p_.heads_q * p_.seq_q));
+        Numbers out(static_cast<size_t>(value_dim_));
+        for (int64_t b = 0; b < p_.batch; ++b)
+            for (int64_t h = 0; h < p_.heads_q; ++h) {
+                int64_t empty = 0;
+                bool has_work = false;
+                for (int64_t row = 0; row < p_.seq_q; ++row) {
+                    const bool is_empty = t_.keys.of(b, h, row).size() == 0;
+                    work_ += double(t_.keys.of(b, h, row).size()) * double(dim_ + value_dim_);
+                    has_work |= !is_empty, empty = is_empty ? empty + 1 : 0;
+                    found_.empty_rows += is_empty, found_.has_empty_stretch |= has_work && empty >= 128;
+                    if ((exposed_[index(b, h, row)] = is_exposed(b, h, row))) continue;
+                    t_.out.get(b, h, row, out.data());
+                    judge_row(b, h, row, is_empty, out);
+                }
+            }
+    }
+
+    void judge_row(int64_t b, int64_t h, int64_t row, bool is_empty, const Numbers& out) {
+        const double z = sink(h);
+        for (const double x : out)
+            if (is_empty ? x != 0 : !std::isfinite(x)) return fail_exactly("out", b, h, row, x, is_empty, 0);
+        if (t_.lse) {
+            const double lse = t_.lse.at(b, h, row);
+            const bool is_right = is_empty ? lse == z || std::fabs(lse - z) < 1e-6 * std::fabs(z) : std::isfinite(lse);
+            if (!is_right) return fail_exactly("lse", b, h, row, lse, is_empty, z);
+        }
+        if (t_.max_logits) {
+            const double most = t_.max_logits.at(b, h, row);
+            if (is_empty ? most != -infinity : !std::isfinite(most))
+                fail_exactly("max_logits", b, h, row, most, is_empty, -infinity);
+        }
+    }
+
+    // ---- one row ----
+
+    // Keys and values of one kv head as doubles.
+    void load_head(int64_t b, int64_t head_kv) {
+        if (loaded_ == b * p_.heads_kv + head_kv) return;
+        loaded_ = b * p_.heads_kv + head_kv;
+        keys_.resize(size_t(p_.seq_k * dim_)), values_.resize(size_t(p_.seq_k * value_dim_));
+        norms_.resize(size_t(p_.seq_k));
+        for (int64_t key = 0; key < p_.seq_k; ++key) {
+            double* const k = &keys_[size_t(key * dim_)];
+            t_.k.get(b, head_kv, key, k);
+            norms_[size_t(key)] = std::sqrt(dot(k, k, dim_));
+            if (t_.v) t_.v.get(b, head_kv, key, &values_[size_t(key * value_dim_)]);
+            else std::copy_n(k, value_dim_, &values_[size_t(key * value_dim_)]);
+        }
+    }
+
+    struct Row {
+        Numbers q, scores, slopes, weights, out, out_error;
+        double lse, most;
+        double slip;      // how far a score may be off
+        double relative;  // how far a probability may be off
+    };
+
+    double softcap(double s, double& slope) const {
+        slope = 1;
+        if (p_.softcap == 0) return s;
+        const double t = std::tanh(s / p_.softcap);
+        slope = 1 - t * t;
+        return p_.softcap * t;
+    }
+
+    // Roundings of a sum that add up. Those of equal parts all go one way.
+    double roundings(int64_t parts) const {
+        const bool is_even = problem_.values == Values::constant || problem_.values == Values::ramp;
+        return is_even ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
+    }
+
+    void compute_row(int64_t b, int64_t h, int64_t row, Row& r) {
+        load_head(b, h / problem_.group());
+        const Keys::Span keys = t_.keys.of(b, h, row);
+        const double scale = problem_.scale();
+        const size_t n = size_t(keys.size());
+        r.q.resize(size_t(dim_)), r.scores.resize(n), r.slopes.resize(n), r.weights.resize(n);
+        t_.q.get(b, h, row, r.q.data());
+        double norm = 0, loudest = 0, rawest = 0;
+        r.most = -infinity;
+        for (size_t i = 0; i < n; ++i) {
+            const int64_t key = keys.first[i];
+            const double raw = scale * dot(r.q.data(), &keys_[size_t(key * dim_)], dim_);
+            r.scores[i] = softcap(raw, r.slopes[i]);
+            r.most = std::max(r.most, r.scores[i]), norm = std::max(norm, norms_[size_t(key)]);
+            loudest = std::max(loudest, std::fabs(r.scores[i])), rawest = std::max(rawest, std::fabs(raw));
+        }
+        const double top = std::max(r.most, sink(h));
+        double sum = std::exp(sink(h) - top);
+        for (const double s : r.scores) sum += std::exp(s - top);
+        r.lse = top + std::log(sum);
+        const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
+        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest);
+        if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
+        r.relative = std::expm1(2 * r.slip) + type_.sum * (64 + 2 * roundings(int64_t(n)));
+        Numbers magnitude(static_cast<size_t>(value_dim_)), lost(static_cast<size_t>(value_dim_));
+        r.out.assign(size_t(value_dim_), 0);
+        for (size_t i = 0; i < n; ++i) {
+            const double weight = r.weights[i] = std::exp(r.scores[i] - r.lse);
+            const double* const value = &values_[size_t(keys.first[i] * value_dim_)];
+            for (size_t c = 0; c < size_t(value_dim_); ++c) {
+                r.out[c] += weight * value[c];
+                magnitude[c] += weight * std::fabs(value[c]), lost[c] += std::fabs(value[c]);
+            }
+        }
+        r.out_error = magnitude;
+        for (size_t c = 0; c < r.out.size(); ++c)
+            r.out_error[c] = (r.relative + type_.weight) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
+                             type_.lightest * lost[c] + type_.tiniest;
+    }
+
+    // ---- forward ----
+
+    bool has_exposed_neighbour(int64_t b, int64_t h, int64_t row) const {
+        const auto first = exposed_.begin() + int64_t(index(b, h, std::max<int64_t>(0, row - near_rows)));
+        const auto last = exposed_.begin() + int64_t(index(b, h, std::min(p_.seq_q - 1, row + near_rows))) + 1;
+        return std::find(first, last, char(1)) != last;
+    }
+
+    // All rows, or as many as there is time for: drawn, and of few heads, whose keys are widened once.
+    void compare_rows() {
+        Random random(uint64_t(problem_.index) + 1);
+        const double share = std::min(1., most_work / std::max(1., work_));
+        const double share_of_heads = std::max(std::sqrt(share), std::min(1., 4. / double(p_.batch * p_.heads_kv)));
+        Row r;
+        for (int64_t b = 0; b < p_.batch; ++b)
+            for (int64_t head_kv = 0; head_kv < p_.heads_kv; ++head_kv) {
+                if (random.unit() >= share_of_heads && b + head_kv) continue;
+                for (int64_t h = head_kv * problem_.group(); h < (head_kv + 1) * problem_.group(); ++h)
+                    for (int64_t row = 0; row < p_.seq_q; ++row) {
+                        const bool is_drawn = random.unit() * share_of_heads < share;
+                        if (!is_drawn || exposed_[index(b, h, row)] || t_.keys.of(b, h, row).size() == 0) continue;
+                        compare_row(b, h, row, r);
+                    }
+            }
+    }
+
+    void compare_row(int64_t b, int64_t h, int64_t row, Row& r) {
+        compute_row(b, h, row, r);
+        ++found_.rows, found_.isolated += has_exposed_neighbour(b, h, row);
+        const double loose = r.slip + type_.sum * (64 + 2 * roundings(int64_t(r.scores.size())));
+        if (t_.lse)
+            demand("lse", b, h, row, t_.lse.at(b, h, row), r.lse, loose + 4 * f32.sum * std::fabs(r.lse) + 1e-37);
+        if (t_.max_logits)
+            demand("max_logits", b, h, row, t_.max_logits.at(b, h, row), r.most,
+                   r.slip + 4 * f32.sum * std::fabs(r.most) + 1e-37);
+        if (r.slip > most_slip) return;
+        Numbers out(r.out.size());
+        t_.out.get(b, h, row, out.data());
+        for (size_t c = 0; c < out.size(); ++c) demand("out", b, h, row, out[c], r.out[c], r.out_error[c]);
+    }
+
+    // ---- backward ----
+
+    struct Gradient {
+        Numbers values, errors;
+        void reset(int64_t size) { values.assign(size_t(size), 0), errors.assign(size_t(size), 0); }
+        void add(size_t at, double x, double error) { values[at] += x, errors[at] += error; }
+    };
+
+    // Whole kv heads over all batch entries, so that sums over rows are whole.
+    void compare_gradients() {
+        Random random(uint64_t(problem_.index) + 2);
+        const double share = std::min(1., most_backward_work / std::max(1., 8 * work_));
+        for (int64_t head_kv = 0; head_kv < p_.heads_kv; ++head_kv) {
+            if (random.unit() >= share && head_kv) continue;
+            Gradient dsinks;
+            dsinks.reset(problem_.group());
+            std::vector<char> is_sink_open(size_t(problem_.group()), char(1));
+            for (int64_t b = 0; b < p_.batch; ++b) compare_gradients_of(b, head_kv, dsinks, is_sink_open);
+            for (int64_t g = 0; t_.dsinks && g < problem_.group(); ++g)
+                if (is_sink_open[size_t(g)])
+                    demand("dsink_logits", 0, head_kv * problem_.group() + g, 0,
+                           t_.dsinks.at(0, head_kv * problem_.group() + g, 0), dsinks.values[size_t(g)],
+                           dsinks.errors[size_t(g)] * 4 + 1e-5 * std::fabs(dsinks.values[size_t(g)]) + 1e-6);
+        }
+    }
+
+    void compare_gradients_of(int64_t b, int64_t head_kv, Gradient& dsinks, std::vector<char>& is_sink_open) {
+        Gradient dk, dv;
+        dk.reset(p_.seq_k * dim_), dv.reset(p_.seq_k * value_dim_);
+        std::vector<char> is_spoiled(size_t(p_.seq_k));
+        for (int64_t g = 0; g < problem_.group(); ++g)
+            for (int64_t row = 0; row < p_.seq_q; ++row) {
+                const int64_t h = head_kv * problem_.group() + g;
+                const Keys::Span keys = t_.keys.of(b, h, row);
+                const bool is_wild = !wild_dout_.empty() && keys.size() > 0 && wild_dout_[index(b, h, row)];
+                bool is_open = !is_wild && !exposed_[index(b, h, row)];
+                if (keys.size() == 0) {
+                    add_empty_row(b, h, row, dsinks, size_t(g));
+                    continue;
+                }
+                if (is_open) is_open = add_row(b, h, row, dk, dv, dsinks, size_t(g));
+                if (is_open) continue;
+                is_sink_open[size_t(g)] = 0;
+                for (const int32_t key : keys) is_spoiled[size_t(key)] = 1;
+            }
+        Numbers got_k(static_cast<size_t>(dim_)), got_v(static_cast<size_t>(value_dim_));
+        for (int64_t key = 0; key < p_.seq_k; ++key) {
+            if (is_spoiled[size_t(key)]) continue;
+            t_.dk.get(b, head_kv, key, got_k.data());
+            if (t_.dv) t_.dv.get(b, head_kv, key, got_v.data());
+            for (int64_t c = 0; c < value_dim_; ++c) {
+                const size_t at = size_t(key * value_dim_ + c);
+                if (t_.dv) demand("dv", b, head_kv, key, got_v[size_t(c)], dv.values[at], stored(dv, at));
+                else dk.add(size_t(key * dim_ + c), dv.values[at], dv.errors[at]);
+            }
+            for (int64_t c = 0; c < dim_; ++c) {
+                const size_t at = size_t(key * dim_ + c);
+                demand("dk", b, head_kv, key, got_k[size_t(c)], dk.values[at], stored(dk, at));
+            }
+        }
+    }
+
+    double stored(const Gradient& x, size_t at) const {
+        return x.errors[at] + type_.rounded * std::fabs(x.values[at]) + type_.tiniest;
+    }
+
+    void add_empty_row(int64_t b, int64_t h, int64_t row, Gradient& dsinks, size_t g) {
+        if (t_.dlse && sink(h) != -infinity) {
+            const double dlse = t_.dlse.at(b, h, row);
+            dsinks.add(g, dlse, 8 * f32.sum * std::fabs(dlse));
+        }
+        Numbers dq(static_cast<size_t>(dim_));
+        t_.dq.get(b, h, row, dq.data());
+        for (const double x : dq)
+            if (x != 0) return fail_exactly("dq", b, h, row, x, true, 0);
+    }
+
+    // out = sum p v:  dv = p dout,  dp = dout v,  ds = p (dp - delta) with delta = dout out - dlse,  dq = scale ds k,
+    // dk = scale ds q. Beside each value, how far it may be off.
+    bool add_row(int64_t b, int64_t h, int64_t row, Gradient& dk, Gradient& dv, Gradient& dsinks, size_t g) {
+        Row& r = row_;
+        compute_row(b, h, row, r);
+        if (r.slip > most_slip) return false;
+        const Keys::Span keys = t_.keys.of(b, h, row);
+        const double scale = problem_.scale(), dlse = t_.dlse ? t_.dlse.at(b, h, row) : 0;
+        const double sums = type_.sum * (roundings(value_dim_) + 4), inexact = r.relative + type_.weight;
+        Numbers dout(static_cast<size_t>(value_dim_));
+        t_.dout.get(b, h, row, dout.data());
+        const double delta = dot(dout.data(), r.out.data(), value_dim_) - dlse;
+        const double delta_error = magnitude_dot(dout.data(), r.out_error.data(), value_dim_) +
+                                   sums * (magnitude_dot(dout.data(), r.out.data(), value_dim_) + std::fabs(dlse));
+        Gradient dq;
+        dq.reset(dim_);
+        for (size_t i = 0; i < size_t(keys.size()); ++i) {
+            const int64_t key = keys.first[i];
+            const double* const value = &values_[size_t(key * value_dim_)];
+            const double* const k = &keys_[size_t(key * dim_)];
+            const double p = r.weights[i], dp = dot(dout.data(), value, value_dim_);
+            const double dp_error = sums * magnitude_dot(dout.data(), value, value_dim_);
+            const double slope_error = p_.softcap != 0 ? 2 * r.slip / p_.softcap + 16 * type_.sum : 0;
+            const double ds = scale * p * (dp - delta) * r.slopes[i];
+            const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
+                                                             (2 * inexact + slope_error) * std::fabs(dp - delta)) +
+                                                        type_.lightest * (std::fabs(dp) + std::fabs(delta)));
+            for (int64_t c = 0; c < value_dim_; ++c)
+                dv.add(size_t(key * value_dim_ + c), p * dout[size_t(c)],
+                       (inexact * p + type_.lightest) * std::fabs(dout[size_t(c)]));
+            for (int64_t c = 0; c < dim_; ++c) {
+                dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]));
+                dk.add(size_t(key * dim_ + c), ds * r.q[size_t(c)], ds_error * std::fabs(r.q[size_t(c)]));
+            }
+        }
+        Numbers got(static_cast<size_t>(dim_));
+        t_.dq.get(b, h, row, got.data());
+        for (size_t c = 0; c < got.size(); ++c) demand("dq", b, h, row, got[c], dq.values[c], stored(dq, c));
+        const double p_sink = std::exp(sink(h) - r.lse);
+        dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
+        return true;
+    }
+
+    // ---- judgement ----
+
+    void demand(const char* what, int64_t b, int64_t h, int64_t row, double got, double want, double error) {
+        const double off = std::fabs(got - want) / error;
+        if (!(off <= found_.worst)) found_.worst = std::isnan(off) ? infinity : off;
+        if (!(off <= 1)) fail(what, b, h, row, got, want, error);
+    }
+
+    void fail(const char* what, int64_t b, int64_t h, int64_t row, double got, double want, double error) {
+        char text[80];
+        std::snprintf(text, sizeof text, " is %.9g, not %.9g +- %.2g", got, want, error);
+        fail(place(what, b, h, row) + text);
+    }
+    void fail_exactly(const char* what, int64_t b, int64_t h, int64_t row, double got, bool is_empty, double want) {
+        char text[80];
+        if (is_empty) std::snprintf(text, sizeof text, " is %.9g: without keys it is %g", got, want);
+        else std::snprintf(text, sizeof text, " is %.9g: all that it sees is finite", got);
+        fail(place(what, b, h, row) + text);
+    }
+    static std::string place(const char* what, int64_t b, int64_t h, int64_t row) {
+        return std::string(what) + " of batch entry " + std::to_string(b) + ", head " + std::to_string(h) + ", row " +
+               std::to_string(row);
+    }
+    void fail(const std::string& text) {
+        if (found_.failure.empty()) found_.failure = text;
+    }
+
+    const Problem& problem_;
+    const spattn_problem& p_;
+    const Tensors& t_;
+    const Type& type_;
+    const int64_t dim_, value_dim_;
+    Findings found_;
+    std::vector<char> wild_q_, wild_keys_, wild_dout_, exposed_;
+    double work_ = 0;
+    int64_t loaded_ = -1;
+    Numbers keys_, values_, norms_;
+    Row row_;
+};
+
+}  // namespace
+
+Findings compare(const Problem& problem, const Tensors& tensors) { return Comparison(problem, tensors).run(); }
+
+}  // namespace random_test
