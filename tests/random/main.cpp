@@ -103,9 +103,9 @@ public:
 
     class Guard {
     public:
-        Guard(Watchdog& dog, size_t worker, std::string what) : dog_(dog), worker_(worker) {
+        Guard(Watchdog& dog, size_t worker, std::string what, double times_patience = 1) : dog_(dog), worker_(worker) {
             const std::lock_guard lock(dog_.mutex_);
-            dog_.slots_[worker_] = {std::move(what), Clock::now(), true};
+            dog_.slots_[worker_] = {std::move(what), Clock::now(), times_patience * dog_.patience_, true};
         }
         ~Guard() {
             const std::lock_guard lock(dog_.mutex_);
@@ -121,6 +121,7 @@ private:
     struct Slot {
         std::string what;
         Clock::time_point since;
+        double patience = 0;
         bool is_busy = false;
     };
 
@@ -129,8 +130,9 @@ private:
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
             const std::lock_guard lock(mutex_);
             for (const Slot& slot : slots_) {
-                if (!slot.is_busy || seconds_since(slot.since) < patience_) continue;
-                std::printf("FAILED hang: no end after %.0f s: %s\n0 passed, 1 failed\n", patience_, slot.what.c_str());
+                if (!slot.is_busy || seconds_since(slot.since) < slot.patience) continue;
+                std::printf("FAILED hang: no end after %.0f s: %s\n0 passed, 1 failed\n", slot.patience,
+                            slot.what.c_str());
                 std::fflush(stdout);
                 _exit(1);
             }
@@ -267,7 +269,8 @@ private:
             problem = draw_problem(options_.choices, index, attempt, pin);
             const double dims = double(problem.c.head_dim + problem.value_dim());
             if (index >= num_fixed_problems && count_pairs(problem) * dims > options_.choices.most_work) continue;
-            const Watchdog::Guard guard(dog_, worker, "plan of " + describe(problem, pin));
+            // A plan's copies to the GPU wait for another worker's run: if that hangs, it is named first.
+            const Watchdog::Guard guard(dog_, worker, "plan of " + describe(problem, pin), 4);
             planned = make_plan(context, problem, pin ? pin->name : "");
             if (planned.status == SPATTN_E_NO_KERNEL) tally_.count(tally_.refused, reason_of(planned.why));
             else if (planned.status != SPATTN_OK) throw std::runtime_error(planned.why + "\n    " + problem.describe());
