@@ -19,7 +19,7 @@ struct Case {
     int64_t values() const { return head_dim_v ? head_dim_v : head_dim; }
 };
 
-// Goals at 128K and 1M tokens; 0: not asked.
+// A pattern whose plans have goals, in milliseconds and MiB at 128K and 1M tokens. A goal of 0 is not asked for.
 struct PlanCase {
     std::string name, pattern;
     int64_t heads;

@@ -30,7 +30,7 @@ private:
     std::string before_;
 };
 
-// Rows of this machine that compute the pass; "" where the library chooses.
+// The rows of this machine that compute the pass. An empty name stands for the library's own choice.
 std::vector<std::string> kernels(const Options& options, Pass pass) {
     if (options.kernels.empty()) return {""};
     std::vector<std::string> names;
@@ -48,7 +48,7 @@ public:
         : options_(options), context_(make_context(options.threads)), cold_(options.threads),
           report_(make_origin(options.threads), options.json) {}
 
-    // 0 where every result is right.
+    // Returns the program's status: 0 where every result is right.
     int run() {
         report_.heading();
         int cases_run = 0;

@@ -68,8 +68,8 @@ spattn_tensor vector_of(std::vector<T>& values, const int64_t& count) {
     return tensor;
 }
 
-// The keys of rows [0, rows) of an extent, one row after the other, where each row begins, and whether that could be
-// asked.
+// The keys that rows [0, rows) of an extent see, one row after the other; `status` says whether the pattern could
+// answer.
 struct Csr {
     std::vector<int64_t> row_ptr;
     std::vector<int32_t> keys;
@@ -98,8 +98,8 @@ Csr read_csr(const Attention& a, int64_t head, int64_t rows, int64_t q_offset) {
     return csr;
 }
 
-// Row `row` alone is an extent of one query that stands at that position. A pattern that is lists of one extent has no
-// other, and is read whole.
+// A row is asked for alone, as an extent of one query at its position. A pattern of lists knows no extent but its own,
+// so it is read whole.
 std::vector<int32_t> keys_of(const Attention& a, Row at) {
     if (a.shape.top) return {a.list(at.row), a.list(at.row) + a.shape.top};
     const Csr alone = read_csr(a, at.head, 1, at.row);
@@ -164,7 +164,7 @@ public:
     }
 
 private:
-    // How often the query sees the key.
+    // How often the query sees the key: lists may name it twice.
     int64_t times(int64_t head, int64_t row) const {
         if (a_.shape.top) return std::count(a_.list(row), a_.list(row) + a_.shape.top, int32_t(at_.row));
         spattn_extent extent{};
