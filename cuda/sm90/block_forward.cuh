@@ -95,16 +95,19 @@ struct BlockForwardParams {
     int2* notes;          // [task][warp]
     int heads_q, group, seq_q, head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
-    float into_cap;           // scores become tanh(into_cap s) first; 0 where they stay
+    bool has_cap;             // scores become tanh(into_cap s) first
+    float into_cap;
 };
 
-// How a row ends: what its sums of p v are multiplied by, and its lse. Parts of a row end without the sink.
+// How a row ends: what its sums of p v are multiplied by, and its lse. l, the sum of p, may be lifted by powers of two, as
+// p v then is. Parts of a row end without the sink.
 struct RowEnd {
     float factor, lse;
 };
-__device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int head, int part, float m, float l) {
+__device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int head, int part, float m, float l,
+                                          float lift) {
     if (isnan(l)) return {l, l};  // by its own keys
-    RowEnd end{l > 0 ? ptx::reciprocal_approx(l) : 0, m * params.scale + ptx::log2_approx(l) * float(M_LN2)};
+    RowEnd end{l > 0 ? ptx::reciprocal_approx(l) : 0, m * params.scale + (ptx::log2_approx(l) - lift) * float(M_LN2)};
     if (!params.sink_logits.data || part != whole_row) return end;
     const float z = static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head];
     const float high = fmaxf(end.lse, z), low = fminf(end.lse, z);
@@ -190,7 +193,7 @@ struct Producer {
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
             if (params.head_dim_v % 2 && lane == 0) out[params.head_dim_v - 1] = typename C::Element(0.f);
         }
-        const float lse = end_row(params, head, whole_row, -INFINITY, 0).lse;
+        const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
         for (int row = lane; row < rows; row += 32) {
             if (params.lse.data) *row_value(params.lse, entry, head, first + row) = lse;
             if (params.max_logits.data) *row_value(params.max_logits, entry, head, first + row) = -INFINITY;
@@ -350,7 +353,7 @@ struct Repair {
         for (int i = 0; i < columns; ++i)
             if (lane + 32 * i < params.head_dim) s = fmaf(q[i], tile::to_float(k[lane + 32 * i]), s);
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
-        if (params.into_cap != 0) s = tile::cap(s, params.into_cap);
+        if (params.has_cap) s = tile::cap(s, params.into_cap);
         const float highest = fmaxf(m, s);
         const float factor = m == highest ? 1 : ptx::exp2_approx((m - highest) * params.scale_log2);
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
@@ -360,7 +363,7 @@ struct Repair {
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {
-        const RowEnd end = end_row(params, head, task.part, m, l);
+        const RowEnd end = end_row(params, head, task.part, m, l, 0);
         const int64_t part_row = int64_t(task.part) * C::block_q + in_block;
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
@@ -465,7 +468,8 @@ struct Consumer {
         const TaskMessage task = shared.task[q_index];
         RowEnd ends[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) ends[h] = end_row(params, task.head, task.part, done.m[h], tile::quad_sum(done.l[h]));
+        for (int h = 0; h < 2; ++h)
+            ends[h] = end_row(params, task.head, task.part, done.m[h], tile::quad_sum(done.l[h]), tile::lift<C::dtype>);
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
@@ -565,7 +569,7 @@ struct Consumer {
         const tile::RowState done = rows;
         if (last) [[unlikely]]
             rows = tile::RowState{};
-        if (params.into_cap != 0) [[unlikely]]
+        if (params.has_cap) [[unlikely]]
             tile::cap(s, params.into_cap);
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
@@ -607,7 +611,7 @@ struct Consumer {
         ptx::wgmma_wait<0>();
         release(slot.index);
         slot.advance();
-        if (params.into_cap != 0) tile::cap(s, params.into_cap);
+        if (params.has_cap) tile::cap(s, params.into_cap);
         if (mask != full_block) tile::mask(s, word);
         Probabilities even, odd;
         float factor[2];
@@ -691,7 +695,8 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
-    params.into_cap = p.softcap != 0 ? float(p.scale / p.softcap) : 0;
+    params.has_cap = p.softcap != 0;
+    params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
     return params;
 }
 

@@ -25,9 +25,12 @@ __device__ __forceinline__ void mask(float (&s)[Values], Word word) {
 }
 
 // tanh(into_cap s): what softcap makes of scores, still to be multiplied by the cap. Before the mask, which it would lift.
+// Small ones take a series, for 1 - 1 leaves nothing of them.
 __device__ __forceinline__ float cap(float s, float into_cap) {
-    const float e = ptx::exp2_approx(s * (2 * float(M_LOG2E) * into_cap));
-    return 1 - 2 * ptx::reciprocal_approx(1 + e);
+    const float x = s * into_cap, square = x * x;
+    const float e = ptx::exp2_approx(x * (2 * float(M_LOG2E)));
+    const float series = x * fmaf(square, fmaf(square, 2.f / 15, -1.f / 3), 1.f);
+    return square < 0.01f ? series : 1 - 2 * ptx::reciprocal_approx(1 + e);
 }
 template <int Values>
 __device__ __forceinline__ void cap(float (&s)[Values], float into_cap) {
@@ -65,14 +68,19 @@ __device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState
     }
 }
 
-// p = exp(s - m) as the a operand of the next product (the layouts agree), and this thread's sums. A row that has seen
-// no key has m = -infinity: a key gives infinity there, and no key 0.
+// Probabilities are made this many powers of two larger than exp(s - m), and so are their sums: of fp16's range most lies
+// above 1, and what is far below 1 would lose digits, which a large v brings back.
+template <Dtype D>
+constexpr float lift = D == Dtype::f16 ? 8 : 0;
+
+// p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that has
+// seen no key has m = -infinity: a key gives infinity there, and no key 0.
 template <Dtype D, int Values>
 __device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
                                              float (&sum)[2], uint32_t (&p)[Values / 8][4]) {
     float offset[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) offset[h] = fminf(-rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
+    for (int h = 0; h < 2; ++h) offset[h] = fminf(lift<D> - rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
 #pragma unroll
     for (int i = 0; i < Values; i += 2) {
         const float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
@@ -87,9 +95,10 @@ __device__ __forceinline__ void exponentials(const float (&s)[Values], const Row
 }
 
 // A thread's probabilities of a row and block may sum up to this before m follows the maximum: what is accumulated
-// stays far inside fp32, and hardly a block needs its maximum or a rescaling. That m may lag is an idea of
-// FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
-constexpr float most = 4096;
+// stays far inside fp32, and inside fp16's range, and hardly a block needs its maximum or a rescaling. That m may lag is an
+// idea of FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
+template <Dtype D>
+constexpr float most = D == Dtype::f16 ? 32768 : 4096;
 
 // Scores into probabilities, merged into the rows. `fresh`: rows have seen nothing. True where what is accumulated must
 // be multiplied by `factor` (the same answer for a whole warp).
@@ -99,7 +108,7 @@ __device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows
     float sum[2];
     if (!fresh) [[likely]] {
         exponentials<D>(s, rows, scale_log2, sum, p);
-        if (__all_sync(~0u, sum[0] <= most && sum[1] <= most)) [[likely]] {
+        if (__all_sync(~0u, sum[0] <= most<D> && sum[1] <= most<D>)) [[likely]] {
             rows.l[0] += sum[0], rows.l[1] += sum[1];
             return false;
         }

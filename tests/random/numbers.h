@@ -56,7 +56,7 @@ struct Type {
 inline constexpr Type types[] = {
     {"f32", {SPATTN_FLOAT, 32, 1}, 0x1p-24, 0, 0x1p-23, 1e-37, 1e-37, 1e32},
     {"bf16", {SPATTN_BFLOAT, 16, 1}, 0x1p-24, 0x1p-8, 0x1p-8, 1e-37, 1e-37, 1e32},
-    {"f16", {SPATTN_FLOAT, 16, 1}, 0x1p-24, 0x1p-11, 0x1p-10, 0x1p-24, 1e-37, 6e4},
+    {"f16", {SPATTN_FLOAT, 16, 1}, 0x1p-24, 0x1p-11, 0x1p-10, 0x1p-24, 0x1p-32, 6e4},
     {"f64", {SPATTN_FLOAT, 64, 1}, 0x1p-53, 0, 0x1p-52, 1e-300, 1e-300, 1e290},
 };
 inline constexpr const Type& f32 = types[0];

@@ -158,10 +158,12 @@ private:
         return p_.softcap * t;
     }
 
-    // Roundings of a sum that add up. Those of equal parts all go one way.
+    // Roundings of a sum that add up. Those of equal parts all go one way, and so do those of matrix units, which cut off
+    // what lies below the digits of the largest part.
     double roundings(int64_t parts) const {
         const bool is_even = problem_.values == Values::constant || problem_.values == Values::ramp;
-        return is_even ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
+        const bool is_cut = type_.dtype.bits == 16;
+        return is_even || is_cut ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
     }
 
     void compute_row(int64_t b, int64_t h, int64_t row, Row& r) {
