@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build} results=${2:-tests/results}
-cmake -S . -B "$build" -DSPATTN_CUDA=ON -DCMAKE_BUILD_TYPE=Release > /dev/null
+cmake -S . -B "$build" -DSPATTN_CUDA=ON -DSPATTN_TESTS=ON -DCMAKE_BUILD_TYPE=Release > /dev/null
 cmake --build "$build" -j "$(nproc)" --target test_gpu test_random > "$build/build.log" 2>&1 || {
     tail -50 "$build/build.log"
     exit 1

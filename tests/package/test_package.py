@@ -15,8 +15,9 @@ from capi import ROOT
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def run(*command, **environment):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | environment)
+def run(*command, cwd=None, **environment):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=cwd,
+                          env=os.environ | environment)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -29,11 +30,11 @@ def snippets(language):
 
 @pytest.fixture(scope="module")
 def prefix(build, tmp_path_factory):
-    """An installation that was moved after it was made."""
+    """An installation that was moved after it was made, to where the README puts it: ~/.local of a user."""
     folder = tmp_path_factory.mktemp("package")
     run("cmake", "--install", build, "--prefix", folder / "installed")
-    (folder / "installed").rename(folder / "moved")
-    return folder / "moved"
+    (folder / "home").mkdir()
+    return (folder / "installed").rename(folder / "home" / ".local")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def test_files(prefix):
     assert (library / "libsparseattn.so.0").resolve().name == "libsparseattn.so.0.1.0"
     assert (library / "pkgconfig" / "sparseattn.pc").is_file()
     assert (library / "cmake" / "sparseattn" / "sparseattnConfig.cmake").is_file()
+    assert (library / "libsparseattn.a").is_file()
     headers = {path.name for path in (prefix / "include").rglob("*") if path.is_file()}
     assert headers == {path.name for path in (ROOT / "include" / "sparseattn").iterdir()}
 
@@ -69,21 +71,69 @@ def test_nothing_remembers_where_it_was_built(prefix, build):
         assert str(prefix.parent) not in path.read_text(), path
 
 
-def test_readme_program_through_pkg_config(prefix, program, tmp_path):
+PROGRAMS = {  # what stands for `cc example.c` in the README's line
+    "as written": "cc example.c",
+    "C99": "cc -std=c99 -pedantic-errors -Wall -Wextra -Werror example.c",
+    "C11": "cc -std=c11 -pedantic-errors -Wall -Wextra -Werror example.c",
+    "C++17": "c++ -std=c++17 -pedantic-errors -Wall -Wextra -Werror -x c++ example.c",
+}
+SAYS = """\
+query    0:   1 keys, mean 0.00
+query  341: 260 keys, mean 210.24
+query  682: 260 keys, mean 545.99
+query 1023: 260 keys, mean 881.75
+"""
+
+
+@pytest.fixture
+def shell(prefix, program, tmp_path):
+    """Runs lines in a shell whose user has the installation at home, and the README's program before her."""
     pkg_config = shutil.which("pkg-config") or shutil.which("pkgconf")
     if not pkg_config:
         pytest.skip("no pkg-config here, nor the pkgconf wheel")
-    where = {"PKG_CONFIG_PATH": str(library_folder(prefix) / "pkgconfig")}
-    flags = run(pkg_config, "--cflags", "--libs", "sparseattn", **where).split()
-    assert run(pkg_config, "--modversion", "sparseattn", **where).strip() == "0.1.0"
-    run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", program, "-o", tmp_path / "program", *flags)
-    assert "out" in run(tmp_path / "program", LD_LIBRARY_PATH=str(library_folder(prefix)))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pkg-config").symlink_to(pkg_config)
+    shutil.copy(program, tmp_path)
+    where = {"HOME": str(prefix.parent), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    return lambda lines: run("sh", "-e", "-c", lines, cwd=tmp_path, **where)
 
 
-def test_readme_program_through_cmake(prefix, program, tmp_path):
-    run("cmake", "-S", HERE / "consumer", "-B", tmp_path, f"-DPROGRAM={program}", f"-DCMAKE_PREFIX_PATH={prefix}")
+def use_lines():
+    """What the README says to do once the library is installed."""
+    lines = next(text for text in snippets("sh") if "example.c" in text).splitlines()
+    return "\n".join(lines[next(n for n, line in enumerate(lines) if line.startswith("export")):])
+
+
+@pytest.mark.parametrize("compiler", PROGRAMS.values(), ids=PROGRAMS)
+def test_readme_program_through_pkg_config(shell, compiler):
+    assert use_lines().count("cc example.c") == 1 and "./example" in use_lines()
+    assert shell(use_lines().replace("cc example.c", compiler)) == SAYS
+
+
+def test_static_library_through_pkg_config(shell):
+    lines = use_lines().replace("cc example.c", "cc -static example.c").replace("--libs", "--libs --static")
+    assert shell(lines + "\nldd example 2>&1 || true").removeprefix(SAYS).strip() == "not a dynamic executable"
+
+
+def test_pkg_config_knows_the_version(shell):
+    assert shell("PKG_CONFIG_PATH=~/.local/lib/pkgconfig pkg-config --modversion sparseattn") == "0.1.0\n"
+
+
+@pytest.mark.parametrize("target", ["sparseattn", "sparseattn_static"])
+@pytest.mark.parametrize("language", ["C", "CXX"])
+def test_readme_program_through_cmake(prefix, program, tmp_path, target, language):
+    run("cmake", "-S", HERE / "consumer", "-B", tmp_path, f"-DPROGRAM={program}", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DTARGET={target}", f"-DLANGUAGE={language}")
     run("cmake", "--build", tmp_path)
-    assert "out" in run(tmp_path / "program")
+    assert run(tmp_path / "program") == SAYS
+    needed = run("ldd", tmp_path / "program")
+    assert ("libsparseattn" in needed) == (target == "sparseattn")
+
+
+def test_static_library_has_no_global_name_but_the_headers(prefix):
+    lines = run("nm", "--extern-only", "--defined-only", library_folder(prefix) / "libsparseattn.a").splitlines()
+    names = {line.split()[-1] for line in lines if len(line.split()) == 3}
+    assert names == set((ROOT / "tests" / "abi" / "symbols.txt").read_text().split())
 
 
 def test_cmake_refuses_another_version(prefix, program, tmp_path):
