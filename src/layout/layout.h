@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The compiled form every kernel reads.
+// A compiled pattern, which owns what a LayoutView points to.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace spattn {
 
-// Slices of runs for all classes; equal rows share a slice.
+// The lists of one direction, for all classes of heads; rows with equal runs share a slice.
 struct Lists {
-    int32_t rows = 0;            // a class
+    int32_t rows = 0;            // of each class
     std::vector<Slice> slices;   // [classes * rows]
     std::vector<Run> runs;
 };
@@ -41,11 +41,11 @@ struct Layout {
     int32_t mask_words = 0, num_masks = 0;
     Live live_queries, live_keys;
 
-    bool is_ordered() const;  // blocks are not simply consecutive tokens
-    size_t bytes() const;     // of axes, lists, masks and live sets
+    bool is_ordered() const;  // some block is not simply consecutive tokens
+    size_t bytes() const;     // of all arrays
 };
 
-// Compiles the pattern. Blocks are exact: full means every pair is kept, a listed block keeps at least one pair.
+// Compiles the pattern. Blocks are exact: a full one keeps every pair, and every block in a list keeps at least one.
 Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k);
 
 LayoutView view(const Layout& layout);
@@ -57,13 +57,13 @@ struct Counts {
     int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of query rows
 };
 Counts count(const Layout& layout);
-// Of layouts that share no pair, as of one: blocks are those of each.
+// Counts layouts that share no pair as if they were one. Each brings its own blocks.
 Counts count(const std::vector<const Layout*>& pieces);
 
 // Heads and batch entries of each class.
 std::vector<int64_t> count_heads(const Layout& layout);
 
-// The by_key lists from the by_query lists (or back), in O(runs): exposed for the property tests.
+// Makes the by_key lists from the by_query lists (or back), in O(runs).
 Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows);
 
 }  // namespace spattn

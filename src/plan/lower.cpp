@@ -7,14 +7,15 @@
 #include "core/text.h"
 #include "layout/classes.h"
 #include "layout/finer.h"
-#include "layout/residue.h"
+#include "layout/orders/listed.h"
+#include "layout/orders/residue.h"
 
 namespace spattn {
 
 namespace {
-constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists beyond the first lowering
+constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists, for every layout but the first
 constexpr int64_t most_tasks = int64_t(1) << 31;
-constexpr int64_t shortest_class = 8;  // tokens: classes that are shorter than that hardly fill a block
+constexpr int64_t shortest_class = 8;  // tokens: shorter residue classes hardly fill a block
 
 int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / block; }
 
@@ -38,9 +39,8 @@ const Lowered& Lowering::at(const Form& form) {
 }
 
 const Lowered& Lowering::counted(const Form& form) {
-    const Lowered* known = find(form);
-    if (known || !outline(form)) return known ? *known : at(form);
-    return all_.back();
+    if (const Lowered* known = find(form)) return *known;
+    return outline(form) ? all_.back() : at(form);
 }
 
 bool Lowering::outline(const Form& form) {
@@ -66,7 +66,7 @@ std::shared_ptr<const TokenLists> Lowering::tokens() {
     return tokens_;
 }
 
-// What was only outlined, where it was not lowered since.
+// The layout of this form if it was made, else its outline if there is one.
 const Lowered* Lowering::find(const Form& form) const {
     const Lowered* outlined = nullptr;
     for (const Lowered& lowered : all_) {
@@ -80,7 +80,7 @@ const Lowered* Lowering::find(const Form& form) const {
 }
 
 const Lowered* Lowering::coarser(const Form& form) const {
-    constexpr int32_t longest_part = 64;  // keys: a word of bits
+    constexpr int32_t longest_part = 64;  // keys: cut_layout() and make_finer_stats() take a word of bits at a time
     const Lowered* outlined = nullptr;
     for (const Lowered& lowered : all_) {
         const Form& f = lowered.form;
@@ -122,7 +122,8 @@ std::string Lowering::refuse(const Form& form) const {
     const auto is_plain = [](const Lowered& lowered) { return lowered.form.order == Order::plain; };
     const auto known = std::find_if(all_.begin(), all_.end(), is_plain);
     if (form.order != Order::plain || known == all_.end()) return "";
-    // Lists grow with the number of blocks at worst; smaller blocks than that are not worth their memory unseen.
+    // At worst, lists grow with the number of blocks. Smaller blocks are refused where that would be too much: they
+    // seldom win, and only making them would tell their true size.
     const double area = double(known->form.block_q) * known->form.block_k;
     const double growth = area / (double(form.block_q) * form.block_k);
     const double expected = growth * double(known->bytes());

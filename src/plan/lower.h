@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Layouts of one pattern in the forms that kernels may read, each compiled once.
+// Lowering compiles one pattern into layouts, in each form that a kernel row asks for, and each form once.
 #pragma once
 
 #include <deque>
@@ -8,35 +8,36 @@
 #include <vector>
 
 #include "layout/layout.h"
-#include "layout/listed.h"
-#include "layout/packed.h"
+#include "layout/orders/packed.h"
 #include "layout/token_lists.h"
 #include "plan/kernel.h"
 #include "plan/outline.h"
 
 namespace spattn {
 
-// Which tokens stand together in a block.
+// An order says which tokens stand together in a block.
 enum class Order {
-    plain,    // consecutive ones
-    residue,  // those of a residue class: dilated patterns become dense ones
-    packed,   // hot ones in tiles of their own, the rest where it is
-    listed    // blocks that are nearly empty are listed token by token, for the pass at hand
+    plain,    // consecutive tokens
+    residue,  // tokens of one residue class, so that dilated patterns become dense
+    packed,   // hot tokens fill tiles of their own, the others stay in plain blocks
+    listed    // tokens of blocks that are nearly empty are gathered into listed tiles, for one pass
 };
 
-constexpr int32_t nominal_block = 64;  // where no row asks for one: counts, and what hot tokens are scattered over
+// The block of rows that read no layout: their pairs are counted on such blocks. Hot tokens count as scattered if they
+// lie in many of them.
+constexpr int32_t nominal_block = 64;
 
 struct Form {
     int32_t block_q, block_k;
     Order order;
-    Owner owner;  // told apart where listed
+    Owner owner;  // two forms that differ in this alone are the same form, but in the order `listed`
 };
 
 struct Lowered {
     Form form;
     std::shared_ptr<const Layout> layout;
     Counts counts;
-    std::shared_ptr<const Outline> outline = nullptr;  // not null: the layout is only outlined and has no lists
+    std::shared_ptr<const Outline> outline = nullptr;  // if there is one, it stands for the lists, which are not made
 
     size_t bytes() const { return outline ? outline->bytes : layout->bytes(); }
 };
@@ -45,25 +46,26 @@ class Lowering {
 public:
     Lowering(const Pattern& pattern, const Problem& problem);
 
+    // The layout of this form, made now if it is not there yet.
     const Lowered& at(const Form& form);
-    // Enough to count and to price: instead of a layout an outline where nothing is lowered yet and one may be made.
+    // What suffices to count pairs and to price a row: the layout, or an outline of it where that is quicker to make.
     const Lowered& counted(const Form& form);
-    // Why this form should not be lowered: more lists than a plan should hold. Empty where it may.
+    // Why this form should not be lowered: its lists would be larger than a plan should hold. Empty where it may be.
     std::string refuse(const Form& form) const;
     // The pattern as lists of tokens, for gather rows.
     std::shared_ptr<const TokenLists> tokens();
-    // Every key that a query sees lies this many tokens from its position, or a multiple: 1 where nothing is known.
+    // Distances from a query's position to the keys that it sees are multiples of this; 1 where nothing is known.
     int32_t modulus() const { return modulus_; }
     // Whether hot tokens are so few and scattered that packing them may pay.
     bool has_packed() const { return hot_.has_value(); }
-    // A layout or outline that is there already, in the same order and of blocks that these divide, or null.
+    // What is there already in the same order, with larger blocks that the form's divide; null where nothing is.
     const Lowered* coarser(const Form& form) const;
-    // A layout with packed tokens that is there already, of blocks that these divide or equal, or null.
+    // What is there already with packed tokens, in blocks that the form's divide or equal; null where nothing is.
     const Lowered* packed(const Form& form) const;
-    // Some layout or outline that is there already, or null.
+    // Anything that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 
-    // The layout's masks in the order of this row, shared by rows with the same order.
+    // The layout's masks as this row wants their bits; rows that want the same share them.
     std::shared_ptr<const std::vector<uint64_t>> masks(const Lowered& lowered, const Kernel& kernel);
 
 private:
@@ -74,7 +76,7 @@ private:
     };
 
     const Lowered* find(const Form& form) const;
-    bool outline(const Form& form);  // whether it could be done
+    bool outline(const Form& form);  // appends an outline of the form; false where none may be made
     Layout build(const Form& form);
 
     const Pattern& pattern_;

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "core/math.h"
-#include "layout/moved.h"
+#include "layout/orders/hot_axis.h"
 #include "plan/mask_part.h"
 
 namespace spattn {
@@ -17,9 +17,9 @@ static_assert(outlined_part == strip && strip == 16, "a part is a strip of eithe
 
 // With more keys than this share of all, or with longer intervals on average, blocks are likely to cost less.
 constexpr double most_kept = 1.0 / 8, longest_interval = 8;
-constexpr int64_t asked_rows = 64;  // tell so early
+constexpr int64_t asked_rows = 64;  // a sample of the rows, to expect that before all are read
 
-// Asks a row of blocks in the middle.
+// Judges by one row of blocks in the middle.
 bool has_closed_form(const Pattern& pattern, const Plane& plane) {
     const int64_t row = plane.extent.seq_q / 2 / side * side, columns = ceil_div(plane.extent.seq_k, side);
     Key numbers;
@@ -33,7 +33,7 @@ bool has_closed_form(const Pattern& pattern, const Plane& plane) {
     return known;
 }
 
-// Pairs of the plane, as some of its rows have them, or nothing where they are too many or lie together.
+// Expects the plane's number of pairs from a sample of its rows. Nothing where they are too many or lie together.
 std::optional<double> expect_pairs(const Pattern& pattern, const Plane& plane) {
     const int64_t rows = std::min(asked_rows, plane.extent.seq_q);
     Intervals kept;
@@ -46,16 +46,16 @@ std::optional<double> expect_pairs(const Pattern& pattern, const Plane& plane) {
     return pairs / double(rows) * double(plane.extent.seq_q) * 1.0625;  // rather a little more
 }
 
-// Sums over the blocks of a class.
+// Sums over the blocks that one class of heads sees.
 struct Sums {
-    // Of listed tiles: blocks that they would not visit, and tokens that they would.
+    // What listed tiles would change: blocks that need not be visited, and tokens that are gathered instead.
     struct Listed {
         double saved = 0, gathered = 0;
     };
     struct Side {
         int64_t worked = 0, worked_parts = 0;
         int64_t rows = 0, part_rows = 0;  // with work
-        Listed in_place, moved;           // where owning tokens stay, and where any may move
+        Listed at_home, away;             // where owning tokens stay at home, and where any may be away
         std::vector<int64_t> kept;        // of each owning token
     };
     Side by_query, by_key;
@@ -66,7 +66,7 @@ constexpr uint64_t part_of(uint64_t bits, int32_t part) { return bits >> (part *
 
 int32_t span(uint64_t bits) { return bits ? 64 - std::countl_zero(bits) - std::countr_zero(bits) : 0; }
 
-// What each strip of owning tokens sees: as a block, and as parts of it.
+// Adds what strips of owning tokens work on: `seen` has the other tokens that each strip sees.
 void add_strips(const uint64_t (&seen)[strips], Sums::Side& sums) {
     for (uint64_t tokens : seen) {
         sums.worked += strip * span(tokens);
@@ -74,19 +74,19 @@ void add_strips(const uint64_t (&seen)[strips], Sums::Side& sums) {
     }
 }
 
-// Bit 15 of each part that has any bit.
+// Sets bit 15 of each part (16 bits) that has any bit.
 constexpr uint64_t find_parts(uint64_t bits) {
     constexpr uint64_t below = 0x7FFF7FFF7FFF7FFF;
     return (((bits & below) + below) | bits) & ~below;
 }
 
-// A block, seen from its strips of queries and, by parts, of keys.
+// Which tokens of a block keep a pair: keys for each strip of queries, queries for each strip (part) of keys, and all.
 struct Seen {
     uint64_t keys[strips] = {}, queries[parts] = {};
-    uint64_t all_keys = 0, all_queries = 0;  // that see or are seen
+    uint64_t all_keys = 0, all_queries = 0;
 };
 
-// `bits` are a word a query.
+// Adds a block to the sums. `bits` has a word for each query.
 Seen measure(const uint64_t* bits, Sums& sums) {
     Seen seen;
     uint64_t all_see = ~uint64_t(0);
@@ -112,28 +112,29 @@ Seen measure(const uint64_t* bits, Sums& sums) {
     return seen;
 }
 
-// A block in which so many tokens of either axis are alive: see make_least_listed_stats().
+// Adds a block in which so many tokens of either axis are alive to what listing would change. See
+// make_least_listed_stats().
 void add_listed(int32_t own, int32_t other, Sums::Side& sums) {
     const bool is_listed = 2 * other <= side;
     const double share = double(own) * other / area;
-    if (is_listed || 2 * own <= side) sums.moved.saved += 1 - share;
+    if (is_listed || 2 * own <= side) sums.away.saved += 1 - share;
     if (!is_listed) return;
-    sums.moved.gathered += share * side;
-    sums.in_place.saved += 1 - double(other) / side;
-    sums.in_place.gathered += other;
+    sums.away.gathered += share * side;
+    sums.at_home.saved += 1 - double(other) / side;
+    sums.at_home.gathered += other;
 }
 
-bool may_move(const std::vector<int64_t>& kept) {
+bool has_hot(const std::vector<int64_t>& kept) {
     std::vector<int64_t> of_block(static_cast<size_t>(side));
     for (size_t first = 0; first < kept.size(); first += side) {
         const size_t tokens = std::min<size_t>(side, kept.size() - first);
         std::fill(std::copy_n(kept.begin() + int64_t(first), tokens, of_block.begin()), of_block.end(), 0);
-        if (!find_exceptions(of_block, side).empty()) return true;
+        if (!find_hot_places(of_block, side).empty()) return true;
     }
     return false;
 }
 
-// Parts of a row of blocks that have work, as bits.
+// Bit s says that strip s of a row of blocks has work.
 uint8_t find_work(const uint64_t (&seen)[strips]) {
     uint8_t work = 0;
     for (int32_t s = 0; s < strips; ++s) work |= uint8_t((seen[s] != 0) << s);
@@ -228,7 +229,7 @@ private:
             to.rows += rows * heads;
         };
         add(stats.plain, blocks, double(sums.masked), area, own.rows);
-        const Sums::Listed listed = may_move(own.kept) ? own.moved : own.in_place;
+        const Sums::Listed listed = has_hot(own.kept) ? own.away : own.at_home;
         add(stats.least_listed, blocks - listed.saved, double(sums.masked) - listed.saved, area, own.rows);
         add(stats.finer, parts, double(sums.masked_parts), outlined_part * outlined_part, own.part_rows);
         stats.plain.worked += double(own.worked) * weight;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What blocks of 64 x 64 come to, counted from a pattern's lists of tokens without keeping a mask. Where no closed form
-// names masks (csr, trees), nearly every block may have one of its own: masks then take far more time and memory than
-// the lists do, for nothing where rows that gather tokens cost less.
+// An outline says what a layout of 64 x 64 blocks would come to, without making it. It is counted from the pattern's
+// lists of tokens. Where no closed form names masks (csr, trees), nearly every block has a mask of its own: making them
+// takes far more time and memory than the token lists, and is in vain where a row that gathers tokens costs less.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ struct Outline {
     struct Stats {
         LayoutStats plain{};         // as make_layout_stats() says,
         LayoutStats finer{};         // and make_finer_stats() of blocks of 16 x 16
-        LayoutStats least_listed{};  // no less than make_least_listed_stats() says: whether tokens move is known
+        LayoutStats least_listed{};  // as make_least_listed_stats() says, or closer: hot tokens are known here
     };
     Stats by_query, by_key;
     Counts counts;
@@ -28,8 +28,8 @@ struct Outline {
     const Stats& stats(bool is_by_key) const { return is_by_key ? by_key : by_query; }
 };
 
-// Null where the pattern has closed forms, or keeps pairs so dense that blocks are likely to cost less than lists, or
-// more than a plan may list. The layout is one without lists, with its classes of heads.
+// Null where the pattern has closed forms, where its pairs are so dense that blocks are likely to cost less than lists,
+// and where they are more than a plan may list. `layout` need have its extent and its classes of heads only.
 std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout);
 
 }  // namespace spattn

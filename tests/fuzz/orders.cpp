@@ -3,10 +3,10 @@
 // of the definitions, each of them once, and each token has one writer.
 #include "fuzz/model.h"
 #include "layout/finer.h"
-#include "layout/listed.h"
-#include "layout/packed.h"
+#include "layout/orders/listed.h"
+#include "layout/orders/packed.h"
 #include "layout/pairs.h"
-#include "layout/residue.h"
+#include "layout/orders/residue.h"
 
 using namespace fuzz;
 using spattn::Layout;

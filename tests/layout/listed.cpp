@@ -2,7 +2,7 @@
 // Listed tiles say what the plain layout said: each pair once, whoever owns the pass, and each token is written once.
 #include "check.h"
 #include "layout/dense.h"
-#include "layout/listed.h"
+#include "layout/orders/listed.h"
 #include "layout/random_patterns.h"
 
 using namespace spattn;
@@ -35,13 +35,13 @@ ListedCase make_case(int seed) {
 }  // namespace
 
 TEST(pairs_are_said_once) {
-    int with_tiles = 0, with_moved = 0;
+    int with_tiles = 0, with_hot = 0;
     for (int seed = 0; seed < cases; ++seed) {
         const ListedCase c = make_case(seed);
         const Axis& own = c.owner == Owner::queries ? c.listed.queries : c.listed.keys;
         const Axis& other = c.owner == Owner::queries ? c.listed.keys : c.listed.queries;
         with_tiles += !other.tokens.empty();
-        with_moved += !own.tokens.empty();
+        with_hot += !own.tokens.empty();
         for (int32_t class_id = 0; class_id < c.plain.classes; ++class_id) {
             const Dense wanted = read_lists(c.plain, class_id, false).pairs;
             for (bool by_key : {false, true}) CHECK(dense_of_lists(c.listed, class_id, by_key) == wanted);
@@ -49,7 +49,7 @@ TEST(pairs_are_said_once) {
     }
     check::context.clear();
     CHECK(with_tiles > cases / 4);  // else the cases show nothing
-    CHECK(with_moved > cases / 50);
+    CHECK(with_hot > cases / 50);
 }
 
 TEST(every_token_is_written_once) {

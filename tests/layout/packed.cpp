@@ -2,7 +2,7 @@
 // Packed tokens say what the pattern says: each pair once, and each token is written once by either pass.
 #include "check.h"
 #include "layout/dense.h"
-#include "layout/packed.h"
+#include "layout/orders/packed.h"
 #include "layout/random_patterns.h"
 #include "pattern/leaf.h"
 

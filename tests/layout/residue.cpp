@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Layouts over residue classes say the same pairs as the pattern, and stay small.
-#include "layout/residue.h"
+#include "layout/orders/residue.h"
 
 #include "layout/dense.h"
 #include "layout/random_patterns.h"

@@ -2,6 +2,7 @@
 // Does an outline say what the layout would have come to? Is a layout made once one is asked for?
 #include "layout/classes.h"
 #include "layout/dense.h"
+#include "layout/orders/listed.h"
 #include "layout/random_patterns.h"
 #include "plan/blocks.h"
 #include "plan/bounds.h"

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "layout/random_patterns.h"
-#include "layout/residue.h"
+#include "layout/orders/residue.h"
 #include "plan/imaginary.h"
 
 using namespace spattn;

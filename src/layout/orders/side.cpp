@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "layout/side.h"
+#include "layout/orders/side.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Lists of the plain blocks of one axis over tiles of hot tokens of the other: the staircase in which causal, say, cuts
-// a few columns that every query would see. Closed forms are asked for whole stretches of blocks and tokens at once,
-// which are halved until they say all or nothing:
+// Lists the tiles of hot tokens that each plain block of the other axis sees. A hot key alone would be seen by every
+// query; with causal around it the lists become a staircase. The pattern's closed form is asked for many blocks and hot
+// tokens at once, and these are halved until it says all or nothing:
 //
-//     hot keys   ........        ....|....        blocks that say the same share a list; where one block and a few keys
-//                ####....   ->   ####|....        are left undecided, the rows themselves are asked
+//     hot keys   ........        ....|....        blocks with the same answers share a list; where one block and a few
+//                ####....   ->   ####|....        hot tokens are left undecided, the pattern's rows are asked
 //                ########        ----+----
 //                ########        ####|####
 #pragma once
@@ -13,19 +13,18 @@
 #include <vector>
 
 #include "layout/layout.h"
-#include "layout/listed.h"
 #include "layout/tables.h"
 
 namespace spattn {
 
 class HotLines {
 public:
-    // `hot` are tokens of the axis that does not own the lists, rising. `own` says which tokens of the other are away;
-    // masks go to the table of `whole`, whose blocks these are.
+    // `hot` are tokens of the axis that does not own the lists, rising. `own` is the axis that does, and says which of
+    // its tokens are away. Masks go to `masks`, the table of `whole`, whose block sizes hold.
     HotLines(const Pattern& among, Owner owner, const std::vector<int64_t>& hot, const Axis& own, const Layout& whole,
              MaskTable& masks);
 
-    // A list for each plain block, of one plane after the other.
+    // Appends a list for each plain block of this plane.
     void add(const Plane& plane);
     Lists finish() { return std::move(lists_); }
 
@@ -55,8 +54,8 @@ private:
     int64_t own_tokens_;
     Plane plane_;
     std::vector<Kind> kinds_;         // of tiles, as far as they are decided
-    std::vector<uint64_t> columns_;   // [tokens of tiles][words] rows that see the token, where its tile is mixed
-    std::vector<uint64_t> present_;   // [words] rows of the block at hand that are worked on there
+    std::vector<uint64_t> columns_;   // [tokens of tiles][words] own tokens that keep a pair with it, in mixed tiles
+    std::vector<uint64_t> present_;   // [words] own tokens that are at home in the block at hand
     std::vector<uint64_t> filled_, bits_;
     Intervals intervals_;
     Key key_;

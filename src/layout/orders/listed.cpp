@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT
-// A block of rows with its blocks and, below, what becomes of them:
+// A row of blocks as the plain layout has it and, below, what becomes of it:
 //
 //     ..1.....  1.......  11111.11  ......1.        one block stays, of the three others 3 tokens are listed
 //     ......1.  1.......  1111111.  ........
 //
-//     tokens 2 6 8 30 - - - -       11111.11        a listed tile costs what its tokens cost
+//     tokens 2 6 8 30 - - - -       11111.11        the listed tile takes as much work as one block
 //            1 . 1 1                1111111.
 //            . 1 1 .
 //
 // Equal listed tiles are one tile: where all rows see the same few tokens (global keys, landmarks), the tile is made
 // once.
-#include "layout/listed.h"
+#include "layout/orders/listed.h"
 
 #include <algorithm>
 
 #include "layout/live.h"
-#include "layout/moved.h"
+#include "layout/orders/hot_axis.h"
 
 namespace spattn {
 namespace {
 
-// Few enough of the block's tokens matter to list them.
+// Listing the tokens that are alive fills at most half the tile that the block would be.
 bool is_sparse(const Side& side, int32_t alive) { return 2 * alive <= side.other_block(); }
 
-// The blocks of one owning tile, as columns of their own where they are not simply a mask of the plain layout.
+// The blocks of one owning tile. Most have a mask of the plain layout; the others bring columns of their own.
 struct Assembled {
-    struct Part {
-        int32_t first, count, mask;  // mask >= full_block: of the plain layout
-        size_t columns;              // else where its columns begin
+    struct Stretch {
+        int32_t first, count, mask;  // a mask of the plain layout, or own_columns
+        size_t at;                   // with own_columns: where in `columns` they begin
     };
     static constexpr int32_t own_columns = absent_block;
-    std::vector<Part> parts;
+    std::vector<Stretch> stretches;
     std::vector<uint64_t> columns;
 
-    void clear() { parts.clear(), columns.clear(); }
+    void clear() { stretches.clear(), columns.clear(); }
 };
 
 class Lister {
@@ -43,20 +43,20 @@ public:
     Layout build() {
         start();
         const Lists& lists = side_.lists();
-        const int32_t moved = int32_t(own_.tokens.size()) / side_.own_block();
+        const int32_t hot_tiles = int32_t(own_.tokens.size()) / side_.own_block();
         for (int32_t c = 0; c < plain_.classes; ++c) {
-            for (int32_t tile = 0; tile < moved; ++tile) {
-                assemble_moved(c, tile);
+            for (int32_t tile = 0; tile < hot_tiles; ++tile) {
+                assemble_hot(c, tile);
                 emit();
             }
             for (int32_t row = 0; row < lists.rows; ++row) home(lists.slices[size_t(c) * lists.rows + row], row);
         }
-        finish(moved + lists.rows);
+        finish(hot_tiles + lists.rows);
         return std::move(out_);
     }
 
 private:
-    // A block of the new lists; listed tiles count from 0, others from 0 in their own right until all are known.
+    // A block of the new lists. Until the number of listed tiles is known, these and homes count from 0 each.
     struct Entry {
         bool is_home;
         int32_t first, count, mask;
@@ -67,13 +67,13 @@ private:
         out_.block_q = plain_.block_q, out_.block_k = plain_.block_k;
         out_.mask_words = plain_.mask_words;
         out_.classes = plain_.classes, out_.class_of = plain_.class_of;
-        own_ = move_tokens(find_moved(side_), side_.own_block(), side_.lists().rows);
+        own_ = make_hot_axis(find_hot_tokens(side_), side_.own_block(), side_.lists().rows);
         other_.class_tiles = owner_ == Owner::queries ? plain_.by_key.rows : plain_.by_query.rows;
         same_.assign(size_t(plain_.num_masks) + 1, unknown);
         known_.assign(side_.lists().runs.size() + 1, {unknown, unknown});
     }
 
-    // Rows that all stay with their blocks share what rows with the same blocks became.
+    // Where no token of a row of blocks is away, rows with the same list become the same entries, made once.
     void home(Slice slice, int32_t row) {
         const uint64_t* away = own_.away.empty() ? nullptr : &own_.away[size_t(row) * side_.words()];
         if (away && side_.is_alive(away)) {
@@ -86,7 +86,7 @@ private:
             assembled_.clear();
             for (int32_t r = slice.begin; r < slice.end; ++r) {
                 const Run& run = side_.lists().runs[r];
-                assembled_.parts.push_back({run.first, run.count, run.mask, 0});
+                assembled_.stretches.push_back({run.first, run.count, run.mask, 0});
             }
             emit();
             known = rows_.back();
@@ -95,7 +95,7 @@ private:
         }
     }
 
-    // What is left of the blocks when the tokens that moved are taken out.
+    // What is left of the blocks of a row once the tokens that are away are taken out.
     void assemble_rest(Slice slice, const uint64_t* away) {
         assembled_.clear();
         for (int32_t r = slice.begin; r < slice.end; ++r) {
@@ -109,13 +109,13 @@ private:
 
     size_t add_columns(int32_t first, int32_t count) {
         const size_t at = assembled_.columns.size();
-        assembled_.parts.push_back({first, count, Assembled::own_columns, at});
+        assembled_.stretches.push_back({first, count, Assembled::own_columns, at});
         assembled_.columns.resize(at + size_t(side_.other_block()) * side_.words());
         return at;
     }
 
-    // The blocks of a tile of moved tokens: a row from each token's home.
-    void assemble_moved(int32_t class_id, int32_t tile) {
+    // The blocks of a tile of hot tokens: each of its rows comes from the home of one token.
+    void assemble_hot(int32_t class_id, int32_t tile) {
         assembled_.clear();
         std::vector<int64_t> columns_of(size_t(other_.class_tiles), -1);
         const Lists& lists = side_.lists();
@@ -132,8 +132,8 @@ private:
                 }
             }
         }
-        std::sort(assembled_.parts.begin(), assembled_.parts.end(),
-                  [](const Assembled::Part& a, const Assembled::Part& b) { return a.first < b.first; });
+        std::sort(assembled_.stretches.begin(), assembled_.stretches.end(),
+                  [](const Assembled::Stretch& a, const Assembled::Stretch& b) { return a.first < b.first; });
     }
 
     void copy_row(const uint64_t* from, int32_t row, size_t to, int32_t new_row) {
@@ -143,20 +143,21 @@ private:
                 (from[other * words + row / 64] >> (row % 64) & 1) << (new_row % 64);
     }
 
-    // Appends the row: sparse blocks give their columns to listed tiles, the others go on as blocks.
+    // Appends the assembled row: columns of sparse blocks go to listed tiles, all other blocks stay blocks.
     void emit() {
         const int32_t begin = int32_t(entries_.size());
         filling_.clear(), filled_.clear();
         homes_.clear();
-        for (const Assembled::Part& part : assembled_.parts) {
-            const bool is_same = part.mask != Assembled::own_columns;
-            const uint64_t* from = is_same ? side_.columns(part.mask) : &assembled_.columns[part.columns];
-            const int32_t alive = is_same ? side_.alive(part.mask) : side_.count_alive(from);
+        for (const Assembled::Stretch& stretch : assembled_.stretches) {
+            const bool is_same = stretch.mask != Assembled::own_columns;
+            const uint64_t* from = is_same ? side_.columns(stretch.mask) : &assembled_.columns[stretch.at];
+            const int32_t alive = is_same ? side_.alive(stretch.mask) : side_.count_alive(from);
             if (alive == 0) continue;
             if (is_sparse(side_, alive))
-                for (int32_t b = part.first; b < part.first + part.count; ++b) list(b, from);
+                for (int32_t b = stretch.first; b < stretch.first + stretch.count; ++b) list(b, from);
             else
-                homes_.push_back({true, part.first, part.count, is_same ? intern_same(part.mask) : intern(from)});
+                homes_.push_back({true, stretch.first, stretch.count,
+                                  is_same ? intern_same(stretch.mask) : intern(from)});
         }
         if (!filling_.empty()) close_tile();
         std::sort(entries_.begin() + begin, entries_.end(),
@@ -199,7 +200,7 @@ private:
         return masks_.intern(bits_.data());
     }
 
-    // A mask of the plain layout, under its new id.
+    // The new id of a mask of the plain layout.
     int32_t intern_same(int32_t mask) {
         if (mask == full_block) return full_block;
         if (same_[mask] == unknown) same_[mask] = masks_.intern(&plain_.masks[size_t(mask) * plain_.mask_words]);
@@ -236,13 +237,13 @@ private:
     MaskTable masks_;
     Axis own_, other_;
     std::vector<int32_t> same_;  // new ids of plain masks
-    std::vector<Slice> known_;   // in entries_: what the plain slice that begins at a run became; the last: empty
+    std::vector<Slice> known_;   // [runs + 1] entries that the slice beginning at a run became; the last: an empty one
     Assembled assembled_;
     std::vector<int32_t> filling_;  // tokens of the listed tile that is being filled,
     std::vector<uint64_t> filled_;  // and their columns
     HashIndex tiles_;
     std::vector<Entry> entries_, homes_;
-    std::vector<Slice> rows_;  // in entries_, tile after tile, class after class
+    std::vector<Slice> rows_;  // entries of each own tile, class of heads after class of heads
     std::vector<uint64_t> bits_;
 };
 

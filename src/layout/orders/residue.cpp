@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// One layout for each residue class, put together. With p = i + q_offset, queries of class a see keys of class
-// b = (a + q_offset) mod m and no others, and in the coordinates of class b the first query stands at
-// (a + q_offset - b) / m.
+// The layout is put together from one for each residue class. With p = i + q_offset, queries of class a see keys of
+// class b = (a + q_offset) mod m and no others, and in the coordinates of class b the first query stands at (a +
+// q_offset - b) / m.
 //
 //     m = 2, q_offset 0          keys of class 0   of class 1
 //     queries of class 0         its own layout    .
 //     queries of class 1         .                 its own layout
-#include "layout/residue.h"
+#include "layout/orders/residue.h"
 
 #include <algorithm>
 #include <deque>
@@ -21,23 +21,24 @@
 namespace spattn {
 namespace {
 
-// Tokens of [0, seq) that are `residue` mod `modulus`.
+// How many tokens of [0, seq) are `residue` mod `modulus`.
 int64_t members(int64_t seq, int64_t modulus, int64_t residue) {
     return residue < seq ? ceil_div(seq - residue, modulus) : 0;
 }
 
-// Layouts of single classes. Most classes are alike (a window is one in each of them) and share theirs.
-class ClassLayouts {
+// The layout of one residue class, and under which ids the whole keeps its masks.
+struct ResidueLayout {
+    Layout layout;
+    std::vector<int32_t> mask_of;  // [num_masks of `layout`]
+};
+
+// Layouts of single residue classes. Most of these are alike (a window is one in each of them) and share theirs.
+class ResidueLayouts {
 public:
-    struct Part {
-        Layout layout;
-        std::vector<int32_t> mask_of;  // of the whole, for each of its masks
-    };
+    ResidueLayouts(Layout& whole) : whole_(whole), masks_(whole) {}
 
-    ClassLayouts(Layout& whole) : whole_(whole), masks_(whole) {}
-
-    // Empty extents have no layout.
-    const Part* at(const Pattern& in_class, const Extent& extent) {
+    // Null for an empty extent, which has no layout.
+    const ResidueLayout* at(const Pattern& in_class, const Extent& extent) {
         if (extent.seq_q == 0 || extent.seq_k == 0) return nullptr;
         const auto [place, is_first] =
             known_.try_emplace({in_class.identity(), extent.seq_q, extent.seq_k, extent.q_offset}, nullptr);
@@ -46,29 +47,29 @@ public:
     }
 
 private:
-    const Part* build(const Pattern& in_class, const Extent& extent) {
-        Part& part = parts_.emplace_back();
-        part.layout = build_layout(in_class, extent, whole_.block_q, whole_.block_k);
-        for (int32_t mask = 0; mask < part.layout.num_masks; ++mask)
-            part.mask_of.push_back(masks_.intern(&part.layout.masks[size_t(mask) * whole_.mask_words]));
-        return &part;
+    const ResidueLayout* build(const Pattern& in_class, const Extent& extent) {
+        ResidueLayout& made = made_.emplace_back();
+        made.layout = build_layout(in_class, extent, whole_.block_q, whole_.block_k);
+        for (int32_t mask = 0; mask < made.layout.num_masks; ++mask)
+            made.mask_of.push_back(masks_.intern(&made.layout.masks[size_t(mask) * whole_.mask_words]));
+        return &made;
     }
 
     Layout& whole_;
     MaskTable masks_;
-    std::deque<Part> parts_;
-    std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const Part*> known_;
+    std::deque<ResidueLayout> made_;
+    std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const ResidueLayout*> known_;
 };
 
-// Puts the lists of one class where they belong among those of the whole. Classes see different keys, so no list equals
-// one of another class, and what a part shares stays shared.
+// Puts the lists of one residue class where they belong among those of the whole. Residue classes see different keys,
+// so no list equals one of another, and rows that share a slice in the part share one in the whole.
 struct Placement {
-    const ClassLayouts::Part& part;
-    int32_t row, other;  // tiles of the whole at which the class begins, along the lists and in them
+    const ResidueLayout& part;
+    int32_t row, other;  // tiles of the whole at which the residue class begins, along the lists and in them
 
-    // class_of: of the part, for each class of heads of the whole.
+    // class_of[c]: the part's class of heads for class c of the whole.
     void copy(const Lists& from, const std::vector<int32_t>& class_of, Lists& to) const {
-        const int32_t moved = int32_t(to.runs.size());
+        const int32_t shift = int32_t(to.runs.size());
         for (const Run& run : from.runs) {
             const int32_t mask = run.mask == full_block ? full_block : part.mask_of[size_t(run.mask)];
             to.runs.push_back({run.first + other, run.count, mask});
@@ -77,12 +78,13 @@ struct Placement {
             const Slice* slices = &from.slices[size_t(class_of[c]) * from.rows];
             Slice* out = &to.slices[c * to.rows + row];
             for (int32_t r = 0; r < from.rows; ++r)
-                if (slices[r].begin < slices[r].end) out[r] = {slices[r].begin + moved, slices[r].end + moved};
+                if (slices[r].begin < slices[r].end) out[r] = {slices[r].begin + shift, slices[r].end + shift};
         }
     }
 };
 
-// One pattern a class; none at all where one has no closed form or classes do not keep to themselves.
+// One pattern for each residue class. None at all where one of them has no closed form, or where queries of one see
+// keys of several.
 Patterns find_patterns(const Pattern& pattern, int32_t modulus) {
     if (pattern.modulus() % modulus != 0) return {};
     Patterns patterns;
@@ -107,14 +109,14 @@ Lists make_empty_lists(const Axis& axis, int32_t classes) {
     return lists;
 }
 
-void add_class(const Patterns& patterns, const std::vector<Plane>& planes, int64_t residue_q, ClassLayouts& parts,
+void add_residue(const Patterns& patterns, const std::vector<Plane>& planes, int64_t residue_q, ResidueLayouts& layouts,
                Layout& whole) {
     const Extent& e = whole.extent;
     const int64_t modulus = whole.queries.modulus, first = residue_q + e.q_offset;
     const int64_t residue_k = floor_mod(first, modulus);
     const Extent extent{e.batch, e.heads, members(e.seq_q, modulus, residue_q), members(e.seq_k, modulus, residue_k),
                         floor_div(first, modulus)};
-    const ClassLayouts::Part* part = parts.at(*patterns[size_t(residue_k)], extent);
+    const ResidueLayout* part = layouts.at(*patterns[size_t(residue_k)], extent);
     if (!part) return;
     std::vector<int32_t> class_of;
     for (const Plane& plane : planes)
@@ -143,8 +145,8 @@ std::optional<Layout> build_residue_layout(const Pattern& pattern, const Extent&
     const std::vector<Plane> planes = find_classes(pattern, whole);
     whole.by_query = make_empty_lists(whole.queries, whole.classes);
     whole.by_key = make_empty_lists(whole.keys, whole.classes);
-    ClassLayouts parts(whole);
-    for (int64_t residue = 0; residue < modulus; ++residue) add_class(patterns, planes, residue, parts, whole);
+    ResidueLayouts layouts(whole);
+    for (int64_t residue = 0; residue < modulus; ++residue) add_residue(patterns, planes, residue, layouts, whole);
     build_live(whole);
     return whole;
 }

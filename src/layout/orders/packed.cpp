@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
-#include "layout/packed.h"
+#include "layout/orders/packed.h"
 
 #include <algorithm>
 
 #include "layout/build.h"
-#include "layout/hot_lines.h"
+#include "layout/orders/hot_lines.h"
 #include "layout/live.h"
-#include "layout/moved.h"
+#include "layout/orders/hot_axis.h"
 
 namespace spattn {
 namespace {
 
-// Packing repeats the pattern in products and differences: near the bounds of compositions it stays as it is.
+// Packing puts the pattern into products and differences with others. Patterns that are near the bounds of compositions
+// already are not packed.
 constexpr int32_t most_levels = 64, most_nodes = 256;
 
 int64_t count_blocks(const std::vector<int64_t>& tokens, int32_t block) {
@@ -69,7 +70,7 @@ public:
 
 private:
     static Axis pack(const std::vector<int64_t>& tokens, int32_t block, int32_t blocks) {
-        return move_tokens({tokens.begin(), tokens.end()}, block, blocks);
+        return make_hot_axis({tokens.begin(), tokens.end()}, block, blocks);
     }
 
     Plane plane_of(int32_t class_id) const {
@@ -83,11 +84,11 @@ private:
         return lines.finish();
     }
 
-    static void add(const Lists& lists, int32_t class_id, int32_t row, int32_t moved, SliceTable& table) {
+    static void add(const Lists& lists, int32_t class_id, int32_t row, int32_t shift, SliceTable& table) {
         if (lists.slices.empty()) return;
         const Slice slice = lists.slices[size_t(class_id) * lists.rows + size_t(row)];
         for (int32_t r = slice.begin; r < slice.end; ++r)
-            table.add({lists.runs[r].first + moved, lists.runs[r].count, lists.runs[r].mask});
+            table.add({lists.runs[r].first + shift, lists.runs[r].count, lists.runs[r].mask});
     }
 
     void add_home(int32_t class_id, int32_t row, SliceTable& table) const {
@@ -99,7 +100,7 @@ private:
         }
     }
 
-    // Hot queries on hot keys.
+    // Lists the pairs of hot queries with hot keys, which neither kind of lines has.
     void add_corner(const Plane& plane, int32_t tile, SliceTable& table) {
         if (hot_.keys.empty()) return;
         corner_.assign(size_t(tiles_k_) * whole_.mask_words, 0);
@@ -125,7 +126,7 @@ private:
     const HotTokens& hot_;
     Layout homes_, whole_;
     MaskTable masks_;
-    std::vector<int32_t> mask_of_;  // of the whole, for each of the homes
+    std::vector<int32_t> mask_of_;  // [masks of homes_] their ids in whole_
     int32_t tiles_q_ = 0, tiles_k_ = 0;
     std::vector<uint64_t> corner_;
     Intervals intervals_;

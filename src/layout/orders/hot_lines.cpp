@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "layout/hot_lines.h"
+#include "layout/orders/hot_lines.h"
 
 #include <algorithm>
 #include <bit>
 
-#include "layout/side.h"
+#include "layout/orders/side.h"
 
 namespace spattn {
 
@@ -24,7 +24,8 @@ void HotLines::add(const Plane& plane) {
     descend(0, lists_.rows, {{0, int32_t(hot_.size())}});
 }
 
-// Blocks [first, first + count) with what is undecided of them; the rest stands in kinds_ and columns_.
+// Decides what of these ranges is undecided for blocks [first, first + count); what is decided stands in kinds_ and
+// columns_.
 void HotLines::descend(int32_t first, int32_t count, const std::vector<Range>& undecided) {
     std::vector<Range> left;
     for (Range range : undecided) divide(first, count, range, left);
@@ -37,7 +38,7 @@ void HotLines::descend(int32_t first, int32_t count, const std::vector<Range>& u
     descend(first + count / 2, count - count / 2, left);
 }
 
-// Settles the range, or leaves its halves; without a closed form there is nothing to hope for from halves.
+// Settles the range, or leaves its halves to be asked. Without a closed form, halves would say no more than the whole.
 void HotLines::divide(int32_t first, int32_t count, Range range, std::vector<Range>& left) {
     key_.clear();
     bool known = true;
@@ -67,7 +68,7 @@ void HotLines::settle(Range range, bool is_full) {
     }
 }
 
-// From the meaning of the pattern: keys() of each query.
+// Fills the columns of the range for one block by asking the pattern for keys() of each query.
 void HotLines::ask_rows(int32_t line, Range range) {
     for (int32_t tile = range.begin / other_block_; tile * other_block_ < range.end; ++tile)
         kinds_[size_t(tile)] = Kind::mixed;
@@ -93,7 +94,8 @@ void HotLines::ask_rows(int32_t line, Range range) {
     }
 }
 
-// Blocks with tokens that are away, or beyond the sequence end, have a list of their own.
+// Appends the lists of these blocks. They are equal, but for blocks with tokens that are away or beyond the sequence
+// end.
 void HotLines::list(int32_t first, int32_t count) {
     Slice whole{-1, -1};
     for (int32_t line = first; line < first + count; ++line) {
@@ -104,7 +106,7 @@ void HotLines::list(int32_t first, int32_t count) {
     }
 }
 
-// Whether all rows of the block are worked on there.
+// Finds the tokens that are at home in the block; true where they fill it.
 bool HotLines::find_present(int32_t line) {
     const int64_t rows = std::min<int64_t>(own_block_, own_tokens_ - int64_t(line) * own_block_);
     int64_t present = 0;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
-// A layout seen from one of its axes: blocks of the owning axis list blocks of the other one, and a mask is a set of
-// owning rows for each token of the other axis. Forward and backward lists are built by the same code that way.
+// A layout seen from the axis that owns its lists (the queries forward, the keys backward), so that the same code
+// builds lists for both passes: `own` is that axis, `other` the one whose blocks are listed, and a mask becomes
+// columns, which say for each other token of the block which own tokens keep a pair with it.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "layout/layout.h"
-#include "layout/listed.h"
 #include "layout/tables.h"
 
 namespace spattn {
 
-// Masks as columns: for each other token of the block, bits of the owning rows.
 class Side {
 public:
     Side(const Layout& plain, Owner owner);
@@ -21,17 +20,17 @@ public:
     int32_t own_block() const { return own_; }
     int32_t other_block() const { return other_; }
     int64_t own_tokens() const { return owner_ == Owner::queries ? plain_.extent.seq_q : plain_.extent.seq_k; }
-    int32_t words() const { return words_; }  // of a column
+    int32_t words() const { return words_; }  // of a column: a bit for each own token
 
-    // [other_block][words] of a mask, or of a full block.
+    // The columns of a mask, or of a full block: [other_block][words].
     const uint64_t* columns(int32_t mask) const {
         return &columns_[size_t(mask - full_block) * size_t(other_) * words_];
     }
-    // Tokens of the other axis that some row of the block sees.
+    // Whether a column has a bit, and how many columns do.
     bool is_alive(const uint64_t* column) const;
     int32_t count_alive(const uint64_t* columns) const;
     int32_t alive(int32_t mask) const { return alive_[size_t(mask - full_block)]; }
-    // Kept pairs of each owning row of the block, [own_block].
+    // How many pairs of a mask each own token keeps, [own_block].
     const int32_t* kept(int32_t mask) const { return &kept_[size_t(mask - full_block) * own_]; }
 
 private:
@@ -46,7 +45,7 @@ private:
     std::vector<int32_t> alive_, kept_;
 };
 
-// Columns to the bits of a mask, as a layout of these blocks holds them.
+// Turns columns into the bits of a mask, as a layout of these blocks holds them.
 void pack_columns(const uint64_t* columns, Owner owner, const Layout& layout, std::vector<uint64_t>& bits);
 
 }  // namespace spattn
