@@ -1,30 +1,28 @@
 // SPDX-License-Identifier: MIT
 #include "layout/layout.h"
 
+#include "layout/arrays.h"
+
 namespace spattn {
 
 namespace {
-template <class T>
-size_t bytes_of(const std::vector<T>& values) {
-    return values.size() * sizeof(T);
-}
-size_t bytes_of(const Axis& axis) { return bytes_of(axis.tokens) + bytes_of(axis.away); }
-size_t bytes_of(const Lists& lists) { return bytes_of(lists.slices) + bytes_of(lists.runs); }
-size_t bytes_of(const Live& live) { return bytes_of(live.set_of) + bytes_of(live.sets); }
-AxisView view(const Axis& axis, int32_t block) {
-    return {int32_t(axis.tokens.size() / size_t(block)), axis.tokens.data(), axis.modulus, axis.class_tiles,
-            axis.away.empty() ? nullptr : axis.away.data()};
+AxisView shape_of(const Axis& axis, int32_t block) {
+    AxisView v{};
+    v.listed = int32_t(axis.tokens.size() / size_t(block));
+    v.modulus = axis.modulus;
+    v.class_tiles = axis.class_tiles;
+    return v;
 }
 bool is_ordered(const Axis& axis) { return axis.modulus != 1 || !axis.tokens.empty(); }
-ListsView view(const Lists& lists) { return {lists.slices.data(), lists.runs.data(), lists.rows}; }
-LiveView view(const Live& live) { return {live.set_of.data(), live.sets.data(), live.words}; }
 }  // namespace
 
 bool Layout::is_ordered() const { return spattn::is_ordered(queries) || spattn::is_ordered(keys); }
 
 size_t Layout::bytes() const {
-    return bytes_of(queries) + bytes_of(keys) + bytes_of(class_of) + bytes_of(by_query) + bytes_of(by_key) +
-           bytes_of(masks) + bytes_of(live_queries) + bytes_of(live_keys);
+    LayoutView v{};
+    CountBytes counted;
+    each_array(*this, masks, v, counted);
+    return counted.bytes;
 }
 
 std::vector<int64_t> count_heads(const Layout& layout) {
@@ -33,23 +31,27 @@ std::vector<int64_t> count_heads(const Layout& layout) {
     return heads;
 }
 
-LayoutView view(const Layout& layout) {
+LayoutView shape_of(const Layout& layout) {
     LayoutView v{};
     v.block_q = layout.block_q;
     v.block_k = layout.block_k;
     v.seq_q = layout.extent.seq_q;
     v.seq_k = layout.extent.seq_k;
-    v.queries = view(layout.queries, layout.block_q);
-    v.keys = view(layout.keys, layout.block_k);
-    v.by_query = view(layout.by_query);
-    v.by_key = view(layout.by_key);
-    v.class_of = layout.class_of.data();
+    v.queries = shape_of(layout.queries, layout.block_q);
+    v.keys = shape_of(layout.keys, layout.block_k);
+    v.by_query.rows = layout.by_query.rows;
+    v.by_key.rows = layout.by_key.rows;
     v.classes = layout.classes;
-    v.masks = layout.masks.data();
     v.mask_words = layout.mask_words;
     v.num_masks = layout.num_masks;
-    v.live_queries = view(layout.live_queries);
-    v.live_keys = view(layout.live_keys);
+    v.live_queries.words = layout.live_queries.words;
+    v.live_keys.words = layout.live_keys.words;
+    return v;
+}
+
+LayoutView view(const Layout& layout) {
+    LayoutView v = shape_of(layout);
+    each_array(layout, layout.masks, v, PointAtHost());
     return v;
 }
 

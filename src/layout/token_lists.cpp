@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "layout/token_lists.h"
 
+#include "layout/arrays.h"
+
 namespace spattn {
 
 size_t TokenLists::bytes() const {
-    return begin.size() * sizeof begin[0] + keys.size() * sizeof keys[0] + class_of.size() * sizeof class_of[0];
+    TokenListsView v{};
+    CountBytes counted;
+    each_array(*this, v, counted);
+    return counted.bytes;
 }
 
 std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout& layout, double pairs, size_t most) {
@@ -34,7 +39,9 @@ std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout
 }
 
 TokenListsView view(const TokenLists& lists) {
-    return {lists.begin.data(), lists.keys.data(), lists.class_of.data(), lists.rows};
+    TokenListsView v = shape_of(lists);
+    each_array(lists, v, PointAtHost());
+    return v;
 }
 
 }  // namespace spattn

@@ -20,8 +20,8 @@ struct TokenLists {
     size_t bytes() const;
 };
 
-// Of the pattern that `layout` was made of, with its classes of heads; it is expected to keep so many pairs in all.
-// Nothing where the lists would have more than `most` keys.
+// Lists of the pattern that `layout` was made of, for its classes of heads. `pairs`, the number expected over all
+// heads, sizes the memory. Nothing where the lists would have more than `most` keys.
 std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout& layout, double pairs, size_t most);
 
 TokenListsView view(const TokenLists& lists);

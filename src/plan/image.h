@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// The part of a plan that kernels read, never changed: the plan's own arrays, or a copy of them in one block of the
-// device's memory.
+// Where the arrays lie that kernels read and never change: in the plan itself, or copied into one block of the device's
+// memory.
 #pragma once
 
 #include <vector>
 
 #include "core/memory.h"
+#include "layout/arrays.h"
 #include "plan/plan.h"
 
 namespace spattn {
 
-// Where the lists, masks and tasks of one piece of a pass lie.
+// The lists, masks and tasks of one piece of a pass.
 struct PieceImage {
     LayoutView layout{};
     TasksView tasks{}, second_tasks{};
@@ -18,16 +19,36 @@ struct PieceImage {
 };
 using PassImage = std::vector<PieceImage>;
 
-// Of a piece as it lies in host memory.
-PieceImage view(const PiecePlan& piece);
+// Views of a piece whose pointers `visit` sets, see layout/arrays.h: the only way from a piece to its views.
+template <class Visit>
+PieceImage place_piece(const PiecePlan& piece, Visit&& visit) {
+    PieceImage placed;
+    placed.tasks = shape_of(piece.schedule);
+    placed.second_tasks = shape_of(piece.second_schedule);
+    each_array(piece.schedule, placed.tasks, visit);
+    each_array(piece.second_schedule, placed.second_tasks, visit);
+    if (piece.layout) {
+        placed.layout = shape_of(*piece.layout);
+        if (piece.kernel->permute) placed.layout.mask_words = piece.kernel->mask_words;
+        each_array(*piece.layout, *piece.masks, placed.layout, visit);
+    }
+    if (piece.tokens) {
+        placed.tokens = shape_of(*piece.tokens);
+        each_array(*piece.tokens, placed.tokens, visit);
+    }
+    return placed;
+}
+
+// A pass as it lies in host memory.
+PassImage view(const PassPlan& pass);
 
 struct PlanImage {
     Memory::Block block;
     PassImage forward, backward;
 };
 
-// Of a plan that outlives it. Both passes are copied with one transfer on `stream`, arrays that they share once; where
-// the memory is the heap, nothing is.
+// Places a plan, which must outlive the result. Where the memory is the heap the views point into the plan. Elsewhere
+// one transfer on `stream` copies both passes, and an array that they share is copied once.
 PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
 
 }  // namespace spattn

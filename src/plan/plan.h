@@ -20,6 +20,15 @@ struct Schedule {
     std::vector<Join> joins;
     int32_t num_parts = 0;
 };
+
+// See layout/arrays.h.
+template <class Visit>
+void each_array(const Schedule& schedule, TasksView& view, Visit&& visit) {
+    visit(schedule.tasks, view.tasks);
+    visit(schedule.begin, view.begin);
+    visit(schedule.joins, view.joins);
+}
+TasksView shape_of(const Schedule& schedule);
 TasksView view(const Schedule& schedule);
 
 // A task a block of the owning axis and head, longest first; rows far longer than the rest are split. Or, in equal
@@ -42,10 +51,10 @@ struct PiecePlan {
     std::string pattern_text;
     const Kernel* kernel = nullptr;
     Order order = Order::plain;
-    // Row-major masks; shared between passes with equal blocks. Of a gather row whose lists runs bring: what else their
-    // keys must satisfy, or null.
+    // What a block row reads, shared between passes with equal blocks. A gather row whose lists come at run time has
+    // one, too, if the pattern says more of a listed key: its masks are that condition.
     std::shared_ptr<const Layout> layout;
-    std::shared_ptr<const std::vector<uint64_t>> masks;  // in the kernel's order
+    std::shared_ptr<const std::vector<uint64_t>> masks;  // the layout's, in the kernel's order
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless runs bring the lists
     Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
@@ -54,7 +63,6 @@ struct PiecePlan {
     size_t workspace = 0;  // bytes
 
     LayoutView layout_view() const;
-    TokenListsView tokens_view() const { return tokens ? view(*tokens) : TokenListsView{}; }
 };
 
 // One pass of a plan. Nearly all are of one piece, the whole pattern; where there are more, they share no pair.

@@ -5,17 +5,17 @@ namespace spattn {
 namespace {
 
 template <class Args, class Run>
-void run_pieces(const PassPlan& pass, const PassImage& image, Args& args, Run run) {
+void run_pieces(const PassPlan& pass, const PassImage& placed, Args& args, Run run) {
     char* const workspace = static_cast<char*>(args.workspace);
     args.workspace = workspace ? workspace + pass.carried : nullptr;
     const size_t pieces = pass.pieces.size();
     const int32_t sweeps = pieces > 1 ? pass.pieces[0].kernel->sweeps : 1;
     for (int32_t sweep = 0; sweep < sweeps; ++sweep)
         for (size_t i = 0; i < pieces; ++i) {
-            args.layout = image[i].layout;
-            args.tasks = image[i].tasks;
-            args.second_tasks = image[i].second_tasks;
-            args.tokens = image[i].tokens;
+            args.layout = placed[i].layout;
+            args.tasks = placed[i].tasks;
+            args.second_tasks = placed[i].second_tasks;
+            args.tokens = placed[i].tokens;
             args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
             run(*pass.pieces[i].kernel, args);
         }
@@ -23,12 +23,12 @@ void run_pieces(const PassPlan& pass, const PassImage& image, Args& args, Run ru
 
 }  // namespace
 
-void run_pass(const PassPlan& pass, const PassImage& image, ForwardArgs args) {
-    run_pieces(pass, image, args, [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
+void run_pass(const PassPlan& pass, const PassImage& placed, ForwardArgs args) {
+    run_pieces(pass, placed, args, [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
 }
 
-void run_pass(const PassPlan& pass, const PassImage& image, BackwardArgs args) {
-    run_pieces(pass, image, args, [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
+void run_pass(const PassPlan& pass, const PassImage& placed, BackwardArgs args) {
+    run_pieces(pass, placed, args, [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
 }
 
 }  // namespace spattn

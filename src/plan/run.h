@@ -6,9 +6,9 @@
 
 namespace spattn {
 
-// The pieces of a pass, one after the other. Of `args` all is given but what differs from piece to piece; the workspace
-// is the whole of it.
-void run_pass(const PassPlan& pass, const PassImage& image, ForwardArgs args);
-void run_pass(const PassPlan& pass, const PassImage& image, BackwardArgs args);
+// Runs the pieces of a pass, one after the other. The caller fills `args` but for what differs from piece to piece
+// (layout, tasks, tokens, piece); the workspace is the whole of the pass's.
+void run_pass(const PassPlan& pass, const PassImage& placed, ForwardArgs args);
+void run_pass(const PassPlan& pass, const PassImage& placed, BackwardArgs args);
 
 }  // namespace spattn

@@ -6,15 +6,24 @@
 #include <bit>
 #include <numeric>
 
+#include "layout/arrays.h"
 #include "plan/plan.h"
 
 namespace spattn {
 
+TasksView shape_of(const Schedule& schedule) {
+    TasksView v{};
+    v.orders = schedule.begin.empty() ? 0 : int32_t(schedule.begin.size()) - 1;
+    v.num_joins = int32_t(schedule.joins.size());
+    v.num_parts = schedule.num_parts;
+    v.num_tasks = int32_t(schedule.tasks.size());
+    return v;
+}
+
 TasksView view(const Schedule& schedule) {
-    const int32_t orders = schedule.begin.empty() ? 0 : int32_t(schedule.begin.size()) - 1;
-    return {schedule.tasks.data(),       schedule.begin.data(), orders,
-            schedule.joins.data(), int32_t(schedule.joins.size()), schedule.num_parts,
-            int32_t(schedule.tasks.size())};
+    TasksView v = shape_of(schedule);
+    each_array(schedule, v, PointAtHost());
+    return v;
 }
 
 namespace {

@@ -6,16 +6,11 @@
 
 #include "core/math.h"
 #include "plan/chooser.h"
+#include "plan/image.h"
 
 namespace spattn {
 
-LayoutView PiecePlan::layout_view() const {
-    if (!layout) return {};
-    LayoutView v = view(*layout);
-    v.masks = masks->data();
-    if (kernel->permute) v.mask_words = kernel->mask_words;
-    return v;
-}
+LayoutView PiecePlan::layout_view() const { return place_piece(*this, PointAtHost()).layout; }
 
 namespace {
 

@@ -305,9 +305,7 @@ private:
         args.run_lists = lists_;
         args.parallel = threads_.get();
         args.workspace = workspace.start();
-        PassImage image;
-        for (const PiecePlan& piece : pass.pieces) image.push_back(spattn::view(piece));
-        spattn::run_pass(pass, image, args);
+        spattn::run_pass(pass, spattn::view(pass), args);
         CHECK(workspace.kept_guard());
     }
 
