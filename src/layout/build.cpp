@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Pattern to layout. A row of blocks that some row_key() names again is reused; otherwise classify() is walked along
-// the keys, a run at a time. Bits are computed once per distinct mask that a closed form names, and compared by
-// content: a causal layout of any length has one mask.
+// Builds a layout row of blocks by row of blocks. A row whose row_key() was met before is reused; for the others
+// classify() is asked along the keys, a run at a time. The closed form names masks by keys: bits are computed once for
+// each key, and masks with equal bits become one. A causal layout of any length has one mask.
 //
-//     row of blocks   ........ffffffffffm....   . empty: skipped   f full: a run   m mask: by key, else by its bits
+//     row of blocks   ........ffffffffffm....   . empty: skipped  f full: a run  m mask: found by key, else by bits
 #include "layout/build.h"
 
 #include <algorithm>
@@ -37,7 +37,8 @@ public:
     static int32_t blocks(int64_t tokens, int32_t block) { return int32_t((tokens + block - 1) / block); }
 
 private:
-    // Blocks [first, first + count) of the row: memo >= 0 where a key names the mask, slot >= 0 where bits do.
+    // Blocks [first, first + count) of the row. memo >= 0: where masks_memo_ has the mask; slot >= 0: which bits it
+    // has.
     struct Entry {
         int32_t first, count, mask, memo, slot;
     };
@@ -78,7 +79,7 @@ private:
                 take_rest(plane, row, column);
                 return;
             }
-            // The last block may stick out and is then another kind of block: never part of a longer run.
+            // The last block may stick out beyond the end. Its mask is then another one, so no run goes on into it.
             const int32_t end = column < whole_columns_ ? whole_columns_ : columns_;
             const int32_t count = int32_t(std::min<int64_t>(coverage.repeat, end - column));
             if (coverage.kind != Coverage::empty) add(column, count, coverage.kind);
@@ -95,7 +96,7 @@ private:
             entries_.push_back({column, count, full_block, -1, -1});
             return;
         }
-        // Cuts at the sequence ends are part of what determines a mask.
+        // Where the sequence ends inside a block is part of what determines its mask.
         key_.push_back(int64_t(class_) << 32 | keys << 20 | int64_t(rows_) << 4 | int64_t(kind));
         const int32_t memo = masks_memo_.at(key_, unresolved);
         int32_t& mask = masks_memo_.values[memo];
@@ -123,7 +124,7 @@ private:
             if (entry.memo >= 0) masks_memo_.values[entry.memo] = slot_masks_[entry.slot];
     }
 
-    // In the memo, values at and below this one are slots of the row at hand: first_slot - slot.
+    // Values of masks_memo_ at and below this one are slots of the row at hand: first_slot - slot.
     static constexpr int32_t first_slot = unresolved - 1;
 
     const Pattern& pattern_;

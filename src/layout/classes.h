@@ -7,7 +7,7 @@
 
 namespace spattn {
 
-// Planes that choose the same parts of a pattern are one class: fills layout.classes and class_of. Returns a plane of
+// Fills layout.classes and class_of: planes that choose the same parts of a pattern are one class. Returns one plane of
 // each class.
 std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout);
 

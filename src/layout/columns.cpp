@@ -6,7 +6,7 @@
 namespace spattn {
 namespace {
 
-// Each list once. Equal lists share a slice, so where a slice begins tells it apart; empty ones say nothing.
+// Finds each list that is not empty once. Equal lists share a slice, so where a slice begins tells it apart.
 std::vector<Slice> find_distinct(const Slice* slices, int32_t rows, size_t runs) {
     std::vector<bool> is_known(runs);
     std::vector<Slice> distinct;
@@ -18,7 +18,8 @@ std::vector<Slice> find_distinct(const Slice* slices, int32_t rows, size_t runs)
     return distinct;
 }
 
-// The sum of a number for each (list, mask) that a column is in. 128 bits: two kinds of columns never meet by chance.
+// Identifies a kind of columns: the sum of one random number for each (list, mask) that a column is in. With 128 bits,
+// two kinds never have the same sum by chance.
 struct Signature {
     uint64_t low = 0, high = 0;
     bool operator==(const Signature&) const = default;

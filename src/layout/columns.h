@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Columns that all lists treat alike. Where few lists serve many rows (residues, landmarks, global tokens) there are
-// few kinds of columns too, however many runs a list has, and a transpose need look at one of each kind only.
+// Columns (blocks of the axis that lists name) that all lists treat alike are of one kind. Where few lists serve many
+// rows (residues, landmarks, global tokens) there are few kinds, however many runs a list has, and a transpose need
+// look at one column of each kind only.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct ColumnKinds {
     int32_t kinds = 0;
 };
 
-// True where the lists of these rows are so few that find_column_kinds() pays.
+// Whether the lists of these rows are so few that find_column_kinds() pays.
 bool has_few_lists(const Slice* slices, int32_t rows, size_t runs);
 
 ColumnKinds find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs, int32_t columns);

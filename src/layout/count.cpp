@@ -23,10 +23,10 @@ std::vector<int32_t> count_mask_rows(const Layout& layout) {
     return kept;
 }
 
-// What one list says, for one (batch, head).
+// What one list comes to, for one (batch, head).
 struct RowCounts {
     int64_t full = 0, partial = 0, pairs = 0;
-    int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of its rows as they are in this list
+    int64_t row_min = 0, row_max = 0, rows_empty = 0;  // of its queries, as far as they are in this list
 };
 
 class RowCounter {
@@ -37,7 +37,8 @@ public:
         measured_.reserve(layout.by_query.slices.size());  // at most; what is not used is not touched
     }
 
-    // Slices are shared, so most rows are known. Some stick out: `rows` of them, at least one, have a token.
+    // Counts a row of blocks in which `rows` queries have a token: at least one, and all but where it sticks out.
+    // Slices are shared, so most counts are known.
     RowCounts count(Slice slice, int32_t rows) {
         if (rows < layout_.block_q) return measure(slice, rows);
         const bool is_empty = slice.begin == slice.end;
@@ -63,7 +64,7 @@ public:
 private:
     static constexpr int32_t unknown = -1;
 
-    // Lists of a window differ in where their masks lie, not in which ones: those sums are made once.
+    // Lists of a window differ in where their masks lie, not in which masks they have, and share those sums.
     RowCounts measure(Slice slice, int32_t rows) {
         RowCounts counts;
         tally(slice, counts);
@@ -76,7 +77,7 @@ private:
         return counts;
     }
 
-    // Blocks of the list, and how often it has which masks: key_ is mask, times, mask, times, ...
+    // Counts the list's blocks, and how often it has which mask: key_ becomes mask, times, mask, times, ...
     void tally(Slice slice, RowCounts& counts) {
         key_.clear();
         for (int32_t i = slice.begin; i < slice.end; ++i) {
@@ -115,11 +116,11 @@ private:
     const Layout& layout_;
     std::vector<int32_t> mask_rows_;
     std::vector<int64_t> kept_;       // [block_q]
-    std::vector<int64_t> times_;      // [num_masks] of the list at hand, then 0 again
+    std::vector<int64_t> times_;      // [num_masks] all 0 between lists
     Key key_;
     KeyMemo<RowCounts> sums_;
     std::vector<RowCounts> measured_;
-    std::vector<int32_t> known_;      // of the slice that begins at a run; the last: of empty ones
+    std::vector<int32_t> known_;      // [runs + 1] in measured_: the slice that begins at a run; the last: an empty one
 };
 
 void add_blocks(Counts& total, const RowCounts& row, int64_t columns, int64_t heads) {
@@ -135,7 +136,7 @@ void add_rows(Counts& total, const RowCounts& row, int64_t heads) {
     total.rows_empty += row.rows_empty * heads;
 }
 
-// Every query stands in one tile: a row of it is a row of the pattern.
+// For layouts in which every query stands in one tile: what it keeps there is all that it keeps.
 void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const AxisView queries = view(layout).queries;
     for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
@@ -146,8 +147,7 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
     }
 }
 
-// Counts a tile's blocks, and adds what its queries keep there to what they keep elsewhere: in `kept`, at the place of
-// each token.
+// Counts a tile's blocks, and adds what each of its queries keeps there to kept[place_of(query)].
 template <class PlaceOf>
 void add_kept(const Layout& layout, int32_t tile, Slice slice, int64_t heads, RowCounter& counter, Counts& total,
               std::vector<int64_t>& kept, PlaceOf place_of) {
@@ -161,8 +161,8 @@ void add_kept(const Layout& layout, int32_t tile, Slice slice, int64_t heads, Ro
     }
 }
 
-// Tiles with queries that are listed as well, numbered from 0, by home; the others are whole. They are few: counting
-// their queries alone leaves the memory of all others untouched.
+// Homes with queries that are listed as well are split, and numbered from 0; the others are whole. Split ones are few,
+// and with these numbers no memory is touched for queries of the others.
 struct SplitTiles {
     static constexpr int32_t whole = -1;
     std::vector<int32_t> numbers;
@@ -180,8 +180,8 @@ SplitTiles find_split(const Layout& layout) {
     return split;
 }
 
-// Queries that are listed stand in several tiles: a row of the pattern is their sum. Where a row is not worked on it
-// keeps nothing, so places without a token and homes of queries that are away add nothing.
+// For layouts with queries that are listed: such a query stands in several tiles and keeps the sum of what it keeps
+// there. Places without a token, and homes of queries that are away, keep nothing and add nothing.
 void count_with_listed(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const AxisView queries = view(layout).queries;
     const SplitTiles split = find_split(layout);

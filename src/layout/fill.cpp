@@ -9,12 +9,12 @@ namespace spattn {
 
 namespace {
 constexpr int32_t none = -1;
-// Wanted blocks are asked for together where few intervals lie between them: all of them at up to this many intervals a
-// block, otherwise neighbours at this distance.
+// One keys() call serves several wanted blocks where few intervals lie between them: all blocks of the row at up to
+// few_intervals a block, otherwise those that are at most near_blocks apart.
 constexpr size_t few_intervals = 4;
 constexpr int32_t near_blocks = 8;
 
-// Intervals that both begin with.
+// How many intervals both begin with.
 size_t count_common(const Intervals& a, const Intervals& b) {
     const auto is_same = [](Interval x, Interval y) { return x.begin == y.begin && x.end == y.end; };
     return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end(), is_same).first - a.begin());
@@ -101,7 +101,7 @@ void BlockRowBits::strike(size_t first, size_t end, size_t struck) {
     }
 }
 
-// Divides them among all blocks they touch.
+// Divides the intervals from number `struck` on among all blocks that they touch.
 void BlockRowBits::strike_all(size_t struck) {
     for (; struck < intervals_.size(); ++struck) {
         const Interval interval = intervals_[struck];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Exact bits of chosen blocks of one block row, from the meaning of the pattern: keys() of each query row.
+// Computes the exact bits of chosen blocks of one block row by asking the pattern for keys() of each query.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ public:
     const uint64_t* bits(int32_t slot) const { return &bits_[size_t(slot) * words_]; }
 
 private:
-    struct Stroke {  // the part of an interval that falls into one block
+    struct Stroke {  // keys [begin, end) of one block: what of an interval falls into it
         int32_t slot, begin, end;
     };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A mask is cut once, however many blocks have it, and rows of blocks that share a list share what becomes of it:
+// Each mask is cut once, however many blocks have it, and rows that share a list share what becomes of it:
 //
 //     . m         . .  x .          m  ->  x .     x full or a mask of its own
 //     . f    ->   . .  x x                 x x
@@ -44,7 +44,7 @@ public:
 private:
     static constexpr int32_t unknown = -3;
 
-    // Neighbours often have the same list (documents, blocks).
+    // Rows that follow each other often have the same list (documents, blocks).
     Slice cut(Slice slice, int32_t part) {
         if (slice.begin != last_.begin || slice.end != last_.end) {
             last_ = slice;

@@ -5,8 +5,8 @@
 
 namespace spattn {
 
-// The layout of smaller blocks, which divide those of one in plain order, block_k up to 64. As build_layout() would
-// make it, but for the order of its masks; the pattern is not asked again.
+// Cuts the blocks of a layout in plain order into smaller ones that divide them, block_k up to 64. The result is what
+// build_layout() would make, with its masks numbered otherwise; the pattern is not asked again.
 Layout cut_layout(const Layout& coarse, int32_t block_q, int32_t block_k);
 
 }  // namespace spattn

@@ -7,8 +7,8 @@
 namespace spattn {
 namespace {
 
-// Counts kept pairs of rectangles. Those that closed forms do not settle are counted once for each distinct key, and in
-// halves: a large rectangle with a few kept pairs is mostly empty halves.
+// Counts the kept pairs of rectangles. A rectangle that the closed form does not settle is cut in halves, because most
+// of a large one is empty, and rectangles with the same key are counted once.
 class Counter {
 public:
     Counter(const Pattern& pattern, const Plane& plane) : pattern_(pattern), plane_(plane) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Finding equal content by hash: what a layout stores once, it finds here. Nothing is allocated for a look-up.
+// Finds equal content by hash, so that a layout stores it once. A look-up allocates nothing.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace spattn {
 
-// One multiplication a word: quick, and enough of a hash once finish_hash() has spread the bits.
+// One multiplication a word is quick, and enough of a hash once finish_hash() has spread the bits.
 inline uint64_t add_to_hash(uint64_t hash, uint64_t word) {
     return (((hash << 23) | (hash >> 41)) ^ word) * 0x9E3779B97F4A7C15u;
 }
@@ -20,7 +20,7 @@ inline uint64_t finish_hash(uint64_t hash) {
 }
 
 inline uint64_t hash_words(const uint64_t* words, size_t count) {
-    // Four chains for long content: the latency of a multiplication is that of four.
+    // Long content is hashed in four chains, so that four multiplications are under way at a time.
     uint64_t chains[4] = {count, 1, 2, 3};
     size_t i = 0;
     for (; i + 4 <= count; i += 4)
@@ -30,7 +30,7 @@ inline uint64_t hash_words(const uint64_t* words, size_t count) {
     return finish_hash(chains[0]);
 }
 
-// Open addressing from a hash to ids of somebody's storage. The caller compares content.
+// A hash table with open addressing, from hashes to ids in the caller's storage. The caller compares the content.
 class HashIndex {
 public:
     static constexpr int32_t missing = -1;
@@ -74,7 +74,7 @@ private:
     size_t used_ = 0;
 };
 
-// Sequences of numbers with a value each. Ids count up from 0.
+// Remembers a value for each sequence of numbers. Ids count up from 0.
 template <class Value>
 class KeyMemo {
 public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which rows of a block see a key, and which of its keys are seen: an OR of mask summaries over the runs of the block's
-// list. Rows and keys beyond the sequence ends count as dead, so every block that sticks out has a set, too.
+// A block's live tokens are the OR of the live tokens of the masks in its list. Places beyond the sequence end are
+// dead, so a block that sticks out always has a set.
 #include "layout/live.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace spattn {
 namespace {
 
-// A set for each slice that is asked for. Slices that are equal share their answer.
+// Finds the set of each slice. Equal slices share theirs.
 class LiveBuilder {
 public:
     LiveBuilder(int32_t block, const std::vector<uint64_t>& summaries, Live& live)
@@ -69,7 +69,7 @@ private:
     HashIndex index_;
 };
 
-// Rows and keys of a mask that keep anything.
+// Finds the queries (rows) and keys of a mask that keep any pair.
 void summarize(const Layout& layout, const uint64_t* bits, uint64_t* rows, uint64_t* keys) {
     const int32_t words = words_for(layout.block_k);
     for (int32_t row = 0; row < layout.block_q; ++row) {

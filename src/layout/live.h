@@ -5,7 +5,7 @@
 
 namespace spattn {
 
-// Fills the live sets of both directions from lists and masks.
+// Fills live_queries and live_keys from the lists and masks.
 void build_live(Layout& layout);
 
 }  // namespace spattn

@@ -18,7 +18,7 @@ void reserve_ahead(std::vector<T>& table, size_t more, size_t large) {
         table.reserve(std::max(2 * table.capacity(), std::min(jump * table.capacity(), large)));
 }
 
-// No run waits for the multiplications of the one before.
+// The multiplications of one run do not wait for those of the run before.
 uint64_t hash_runs(const Run* runs, size_t count) {
     uint64_t hash = count;
     for (size_t i = 0; i < count; ++i) {

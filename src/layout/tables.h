@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The two stores of a layout that is being built: masks and slices of runs. Equal content gets one place.
+// Where masks and runs go while a layout is built. Equal masks get one id, and rows with equal runs one slice.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace spattn {
 
 constexpr int32_t max_block = 1024;  // tokens a side
 
-// What a block turns out to be, beside full_block and the ids of masks.
+// Beside full_block and the ids of masks: no pair of the block is kept.
 constexpr int32_t absent_block = -2;
 
 // Sets bits [begin, end).
@@ -38,7 +38,7 @@ constexpr int32_t words_for(int64_t bits) { return int32_t((bits + 63) / 64); }
 class MaskTable {
 public:
     explicit MaskTable(Layout& layout) : layout_(layout) {}
-    // The id of this mask, or full_block or absent_block where no or every bit is missing.
+    // The id of this mask; full_block where every bit is set, absent_block where none is.
     int32_t intern(const uint64_t* bits);
 
 private:
@@ -46,7 +46,8 @@ private:
     HashIndex index_;
 };
 
-// Appends to lists.runs. Run by run: add() joins what belongs together, finish() returns the slice.
+// Appends to lists.runs, a row at a time: add() joins a run to the one before where it can, finish() ends the row and
+// returns its slice.
 class SliceTable {
 public:
     explicit SliceTable(Lists& lists) : lists_(lists) {}

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Keys by token, for kernels that gather rows: lists that a plan made, or lists that a run brings. C++17-clean.
+// Lists of single keys, for kernels that gather rows of k and v: made by the plan, or given to each run. C++17-clean.
 #pragma once
 
 #include <cstdint>
 
 namespace spattn {
 
-// The keys of query row r of class c are keys[begin[c * rows + r] .. begin[c * rows + r + 1]), increasing. Heads and
-// batch entries that see the same keys belong to one class.
+// The keys of query row r of class c are keys[begin[c * rows + r] .. begin[c * rows + r + 1]), rising. As in a
+// LayoutView, heads and batch entries that see the same keys belong to one class.
 struct TokenListsView {
     const int64_t* begin;     // [classes * rows + 1]
     const int32_t* keys;
@@ -15,14 +15,15 @@ struct TokenListsView {
     int64_t rows;             // seq_q
 };
 
-// Shape of lists that come with each run: a block of queries lists up to `most` blocks of keys. Tokens are blocks of 1.
+// The shape of lists that come at run time: each block of queries lists up to `most` blocks of keys. Lists of single
+// tokens have blocks of 1.
 struct ListShape {
-    int64_t block_q = 1, block_k = 1, most = 0;  // most 0: the lists are the plan's
+    int64_t block_q = 1, block_k = 1, most = 0;  // most 0: the plan has the lists
     bool at_run_time() const { return most > 0; }
-    int64_t tokens() const { return most * block_k; }  // of a row at most
+    int64_t tokens() const { return most * block_k; }  // the most that a row may list
 };
 
-// An index tensor, int32 or int64. Strides in elements; one that counts has no `entry`.
+// A tensor of indices, int32 or int64, or of how many of them count. Strides are in elements; counts have no `entry`.
 struct IndexView {
     const void* data;
     int64_t batch, row, head, entry;
@@ -34,7 +35,8 @@ struct IndexView {
     }
 };
 
-// A multiset of blocks for each (batch, block of queries, kv head). Entries below 0 or beyond the keys are absent.
+// Lists that come at run time: for each (batch, block of queries, kv head) the blocks of keys to see, a block as often
+// as it is listed. Entries below 0 or beyond the keys are absent.
 struct RunLists {
     IndexView indices, counts;  // counts may have no data: then all entries count
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Transposed lists without a look at single blocks. A sweep over the rows compares each list with the one before and
+// Transposes lists without looking at single blocks. A sweep over the rows compares each list with the one before and
 // cuts the plane into rectangles of one mask; a sweep over the columns turns rectangles into runs:
 //
 //     causal, rows down      m . . .      a rectangle ends where a list changes:
@@ -20,7 +20,7 @@ struct Rectangle {
     int32_t column, column_end, row, row_end, mask;
 };
 
-// Which columns begin a segment: columns of one segment have had their present mask since the same row.
+// Cuts the columns into segments: those of one segment have had their present mask since the same row.
 class Segments {
 public:
     Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(columns) { begin(0, 0); }
@@ -63,7 +63,7 @@ private:
     std::vector<int32_t> since_;    // [columns], of starts
 };
 
-// A list read as pieces of one mask that fill [0, columns).
+// Reads a list as pieces of one mask each, which together fill [0, columns): gaps are pieces, too.
 struct Pieces {
     const Run* run;
     const Run* last;
@@ -85,7 +85,7 @@ struct Pieces {
     }
 };
 
-// Emits what ends at `row`, where lists change from `before` to `after`.
+// Emits the rectangles that end at `row`, where the list changes from `before` to `after`.
 void close_changes(Pieces before, Pieces after, int32_t row, Segments& segments, std::vector<Rectangle>& out) {
     for (int32_t column = 0; column < before.columns;) {
         while (before.end <= column) before.advance();
@@ -122,7 +122,7 @@ std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Ru
     return out;
 }
 
-// Stable, so that rectangles that begin at one column stay in the order of their rows.
+// The sort is stable: rectangles that begin at one column stay in the order of their rows.
 std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, int32_t columns) {
     std::vector<int32_t> at(size_t(columns) + 1);
     for (const Rectangle& r : rectangles) ++at[r.column + 1];
@@ -132,7 +132,7 @@ std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, 
     return sorted;
 }
 
-// A slice for each column. The rectangles that cross the present column are kept in the order of their rows.
+// Makes a slice for each column. `active` holds the rectangles that cross it, in the order of their rows.
 std::vector<Slice> sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table) {
     std::vector<Slice> out;
     out.reserve(columns);

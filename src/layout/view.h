@@ -6,14 +6,14 @@
 
 namespace spattn {
 
-// Consecutive blocks [first, first + count) of a row that share one mask: runs keep a causal row at two entries however
-// long it is.
+// Consecutive blocks [first, first + count) of a row that share one mask. With runs, a causal row has two entries
+// however long it is.
 struct Run {
     int32_t first, count, mask;  // mask: full_block, or the id of a bit mask
 };
 constexpr int32_t full_block = -1;
 
-// Runs of a row, sorted by `first`, disjoint, maximal. Rows with equal runs share one slice.
+// The runs of one row: sorted by `first`, disjoint, and as long as they can be. Rows with equal runs share one slice.
 struct Slice {
     int32_t begin, end;  // runs [begin, end) of ListsView::runs
 };
@@ -25,34 +25,36 @@ struct ListsView {
     int32_t rows;         // blocks along the axis the lists are indexed by
 };
 
-// Bits of rows that see a key (or keys that are seen): tiles with dead rows must not let what those hold (NaN) leak.
+// Which tokens of each block are alive: queries that see a key, or keys that a query sees. A kernel that loads a whole
+// block must not let what dead tokens hold (perhaps NaN) reach a result.
 struct LiveView {
     const int32_t* set_of;    // [classes * rows] index of a set, or all_live
-    const uint64_t* sets;     // [sets][words] bit i: row i of the block is alive
+    const uint64_t* sets;     // [sets][words] bit i: token i of the block is alive
     int32_t words;            // 64-bit words a set
 };
 constexpr int32_t all_live = -1;
 
-// One axis of a layout, cut into tiles of block tokens, which lists call blocks. Tiles [0, listed) name their tokens;
-// the rest are blocks of one residue class of `modulus` after the other: with modulus 1, plain blocks of consecutive
+// One axis of a layout, cut into tiles of block_q or block_k tokens; the lists call a tile a block. Tiles [0, listed)
+// are listed: they name their tokens. The tiles after them are homes: every token stands in exactly one home. Homes
+// follow the residue classes of `modulus`, one class after the other; with modulus 1 they are blocks of consecutive
 // tokens.
 //
 //     listed 1, modulus 2, block 4, 12 tokens      tile 0: 3 7 - -    1: 0 2 4 6    2: 8 10    3: 1 3 5 7    4: 9 11
 //
-// Every token has its home in a tile of the rest. A listed tile repeats tokens; an axis that a pass writes by tiles
-// (queries forward, keys backward) lists a token once at most and then leaves its home `away`: no mask has a bit there.
+// A token of a listed tile thus stands in two tiles, which is fine where a pass only reads it. Where a pass writes one
+// result for each token of an axis (queries forward, keys backward), a token is listed at most once and is then `away`
+// from home: no mask keeps a pair for it there.
 struct AxisView {
     int32_t listed;
     const int32_t* tokens;    // [listed][block]; no_token fills a tile up
     int32_t modulus;
     int32_t class_tiles;      // tiles a residue class has, the same for all: some may be short or empty
-    const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of the tile is not worked on here;
-                              // null: none
+    const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of this home is away; null: none is
 };
 constexpr int32_t no_token = -1;
 
-// The tokens of one tile: first + i * stride for i < count, or tokens[i] where not null (then count is the block, and
-// no_token may be among them).
+// The tokens of one tile. A home has first + i * stride for i < count; a listed tile has tokens[i], where count is the
+// block's size and no_token may be among them. `tokens` is null for a home.
 struct TileView {
     int64_t first, stride;
     int32_t count;
@@ -69,7 +71,7 @@ static constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t s
     return {first, axis.modulus, left < block ? int32_t(left) : block, nullptr};
 }
 
-// Where a token's home lies, counted in places of `block` a tile from the first tile that is not listed.
+// The place of a token in the homes, where home h has places [h * block, (h + 1) * block).
 static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t token) {
     return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
 }
@@ -82,19 +84,20 @@ enum class Owner { queries, keys };
 struct LayoutView {
     int32_t block_q, block_k;    // tokens
     int64_t seq_q, seq_k;        // tokens
-    AxisView queries, keys;      // what stands in a block
+    AxisView queries, keys;      // which tokens stand in which block
     ListsView by_query;          // for each query block its key blocks
     ListsView by_key;            // the same blocks, for each key block its query blocks
     const int32_t* class_of;     // [batch * heads_q]
     int32_t classes;
-    // Bits of partly allowed blocks in the order of the kernel row that the layout was made for. Places without a token
+    // Bits of partly allowed blocks, as the chosen kernel row wants them (Kernel::permute). Places without a token
     // (beyond the sequence ends, no_token) are 0 in every mask, and a block that has such a place is never full.
     const uint64_t* masks;       // [num_masks][mask_words]
     int32_t mask_words, num_masks;
     LiveView live_queries, live_keys;
 };
 
-// Part of the work of a pass: blocks [skip, skip + take) of one row's list, counted in blocks, for one (batch, head).
+// A share of a pass's work: of the blocks that one row lists for one (batch, head), those from number `skip` on, `take`
+// of them.
 struct Task {
     int32_t head;  // forward: batch * heads_q + head; backward by key: batch * heads_kv + head
     int32_t row;   // block row of the list
@@ -103,7 +106,7 @@ struct Task {
 };
 constexpr int32_t whole_row = -1;
 
-// Partial results [first_part, first_part + parts) belong to one row and are combined in that order.
+// A row that several tasks share: its partial results [first_part, first_part + parts) are combined in that order.
 struct Join {
     int32_t head, row, first_part, parts;
 };

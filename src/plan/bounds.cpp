@@ -10,7 +10,7 @@ namespace spattn {
 
 namespace {
 
-// How often each mask is visited, over all heads; the first is full_block.
+// How many blocks have each mask, over all heads: [1 + num_masks], full_block first.
 std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
     std::vector<double> weights(size_t(layout.num_masks) + 1);
     const std::vector<int64_t> heads = count_heads(layout);
@@ -21,7 +21,8 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
     return weights;
 }
 
-// Rows of blocks of this size, in rows of larger ones, that see or are seen at all; over all heads.
+// How many rows of smaller blocks, `finer_block` tokens high and cut from rows of `own_block`, have a live token; over
+// all heads.
 int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, int32_t finer_block) {
     const std::vector<int64_t> heads = count_heads(layout);
     const size_t rows = live.set_of.size() / size_t(layout.classes);
@@ -68,8 +69,10 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
     return stats;
 }
 
-// Of a block with few tokens of the other axis these are listed, of one with few of its own these may move: what both
-// leave of the block is the product of what is alive.
+// Listing may shrink a block in two ways: where at most half of its other tokens are alive, these go to a listed tile,
+// and where at most half of its own tokens are alive, these may be hot and go to a tile of their own. If both happened,
+// work on the block would shrink to the share (live own tokens) x (live other tokens) of its area, which is taken as
+// its least.
 LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel) {
     if (plain.outline) return plain.outline->stats(kernel.owner() == Owner::keys).least_listed;
     const Layout& layout = *plain.layout;
@@ -94,7 +97,7 @@ LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& pla
 
 namespace {
 
-// In how many plain blocks the tokens of each tile lie.
+// How many plain blocks the tokens of each tile are spread over: [tiles].
 std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, int32_t plain_block) {
     std::vector<double> homes(size_t(tiles), double(block) / plain_block);
     for (size_t tile = 0; tile < axis.tokens.size() / size_t(block); ++tile) {
@@ -108,7 +111,8 @@ std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, 
     return homes;
 }
 
-// Of each mask, the share of its queries and keys that see or are seen; the first is full_block.
+// The share of a block that its live queries times its live keys make up, for each mask: [1 + num_masks], full_block
+// first.
 std::vector<double> measure_shares(const Layout& layout) {
     std::vector<double> shares{1};
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
@@ -120,8 +124,9 @@ std::vector<double> measure_shares(const Layout& layout) {
 
 }  // namespace
 
-// A tile of hot tokens is as many plain blocks as its tokens lie in, masked ones but where others of the pattern fill
-// them. Blocks of hot queries with hot keys are met from both sides, so they do not count.
+// Without packing, a tile of hot tokens becomes as many plain blocks as its tokens are spread over; all of them are
+// masked unless the rest of the pattern fills them, which keeps at least `rest` blocks anyway. Blocks of hot queries
+// with hot keys are left out: they would be counted from both sides.
 LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& packed_stats, const Kernel& kernel) {
     const Layout& layout = *packed.layout;
     const int32_t listed_q = int32_t(layout.queries.tokens.size()) / layout.block_q;
@@ -156,8 +161,9 @@ LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& pac
     return stats;
 }
 
-// A query keeps one key in `modulus` at most, so a block at most ceil(block_k / modulus) a query. 16 queries in a row
-// belong to as many classes, up to the modulus, and meet what all of them see: about half of that is the least waste.
+// A query keeps one key in `modulus` at most, so at most ceil(block_k / modulus) keys of a block. A strip of queries works
+// on all keys from the first that one of them sees to the last; its queries lie in several residue classes, up to the
+// modulus, which see different keys, so about that many pairs are worked on for each that is kept. Half of it is taken.
 LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
     LayoutStats stats{};
     stats.pairs = counts.pairs;

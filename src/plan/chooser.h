@@ -47,9 +47,9 @@ public:
     Machine choice_machine() const;
     double choice_us(const Candidate& candidate) const;
 
-    // Of the layout that the plan reads, or of nominal blocks.
+    // The exact counts, from the layout that the piece reads or from one of nominal blocks.
     Counts counts(const PiecePlan& plan) { return counts(*plan.kernel, plan.order); }
-    // Of what was lowered: consider() has found a row.
+    // Valid once consider() has found a row: something is lowered then.
     Part part() const { return {lowering_.any()->counts, lowering_.modulus()}; }
     int32_t modulus() const { return lowering_.modulus(); }
     const std::string& pattern_text() const { return text_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a rectangle of a mask keeps.
+// Questions about a rectangle of a mask: which of its tokens see or are seen, and how far apart they lie.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct MaskArea {
     int32_t query, queries, key, keys;
 };
 
-// Bits of the keys of a block.
+// A bit for each key of a block.
 using KeyBits = std::array<uint64_t, max_block / 64>;
 
 // Keys that some, and that all, of these queries see.
@@ -56,7 +56,7 @@ inline bool has_any(const uint64_t* bits, int32_t begin, int32_t count) {
     return any;
 }
 
-// From the first of these keys that is there to the last, with all between.
+// How many keys lie from the first set bit among these to the last, both included.
 inline int32_t key_span(const KeyBits& bits, int32_t key, int32_t keys) {
     int32_t first = keys, end = 0;
     for (int32_t at = 0; at < keys; at += 64) {
@@ -72,7 +72,7 @@ inline bool keeps(const Layout& layout, int32_t mask, int32_t query, int32_t key
     return has_any(&layout.masks[size_t(mask) * layout.mask_words], query * layout.block_k + key, keys);
 }
 
-// From the first query that keeps a pair of the area to the last, with all between.
+// How many queries lie from the first that keeps a pair of the area to the last, both included.
 inline int32_t query_span(const Layout& layout, int32_t mask, MaskArea area) {
     int32_t first = area.query, end = area.query + area.queries;
     while (first < end && !keeps(layout, mask, first, area.key, area.keys)) ++first;
@@ -80,7 +80,7 @@ inline int32_t query_span(const Layout& layout, int32_t mask, MaskArea area) {
     return end - first;
 }
 
-// Tokens of a mask that see or are seen.
+// How many queries of a mask see a key, and how many of its keys are seen.
 struct MaskTokens {
     int32_t queries = 0, keys = 0;
 };

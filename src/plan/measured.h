@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows of several archs share their blocks: what a layout comes to is measured once for all of them.
+// Remembers the stats of layouts: rows of several archs have equal blocks, and a layout is measured once for all of
+// them.
 #pragma once
 
 #include <deque>
@@ -10,7 +11,7 @@ namespace spattn {
 
 class Measured {
 public:
-    // Of a layout that is not made, from one that is and what that comes to.
+    // Estimates a layout that is not made from one that is, and its stats: see bounds.h.
     using Bound = LayoutStats(const Lowered&, const LayoutStats&, const Kernel&);
 
     const LayoutStats& at(const Lowered& lowered, bool by_key) {
@@ -31,7 +32,7 @@ public:
 
 private:
     struct Known {
-        Bound* bound;  // null: the layout itself
+        Bound* bound;  // null: the stats of the layout itself
         const Lowered* lowered;
         int32_t block_q, block_k;
         bool by_key;

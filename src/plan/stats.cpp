@@ -7,7 +7,7 @@ namespace spattn {
 
 namespace {
 
-// What is worked on of each mask, see LayoutStats.
+// How many pairs of each mask are worked on, kept or not: see LayoutStats::worked.
 std::vector<double> measure_masks(const Layout& layout, bool by_key) {
     std::vector<double> worked(size_t(layout.num_masks));
     const int32_t own = by_key ? layout.block_k : layout.block_q;
@@ -22,14 +22,15 @@ std::vector<double> measure_masks(const Layout& layout, bool by_key) {
     return worked;
 }
 
-// Tokens of each listed tile.
+// How many tokens each listed tile has.
 std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
     std::vector<int32_t> tokens(axis.tokens.size() / size_t(block));
     for (size_t i = 0; i < axis.tokens.size(); ++i) tokens[i / size_t(block)] += axis.tokens[i] != no_token;
     return tokens;
 }
 
-// Sums over the blocks of lists. Equal rows share a slice, and mostly follow each other.
+// Sums what is worked on and gathered over the blocks of a list. Rows that share a slice mostly follow each other, so
+// the last slice's sums are kept.
 class ListMeter {
 public:
     ListMeter(const Layout& layout, bool by_key)
@@ -63,7 +64,7 @@ private:
     double full_;
     std::vector<double> masks_;
     std::vector<int32_t> tokens_;
-    bool apart_;  // tokens of tiles that are not listed are no neighbours either
+    bool apart_;  // homes are in residue classes: their tokens are no neighbours either
     Slice last_{0, 0};
     double worked_ = 0, gathered_ = 0;
 };

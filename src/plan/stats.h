@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// The counts that cost models work on.
+// The counts that cost models work on: see LayoutStats.
 #pragma once
 
 #include "plan/lower.h"
 
 namespace spattn {
 
-// What a row's cost model is told of a layout.
+// For block rows.
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
-// What a gather row's is told, whose lists the plan makes, for each group once or for each head, or a run brings.
+// For gather rows whose lists the plan makes. Where the heads of a group share a list, its keys are gathered once.
 LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_share);
+// For gather rows whose lists come at run time: as if every list were full.
 LayoutStats make_run_stats(const Problem& problem);
 // Whether the heads of each group see the same keys.
 bool groups_share(const Problem& problem, const Layout& layout);
-// Of a pattern with lists at run time, as if all were full.
+// Counts a pattern whose lists come at run time, as if every list were full.
 Counts count_run_lists(const Problem& problem);
 
 }  // namespace spattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Token rows of a pattern, or of the lists that a run brings: all that the reference rows know.
+// What the reference rows read: the keys of each query, straight from a pattern or from lists that come at run time.
 #pragma once
 
 #include "pattern/pattern.h"
@@ -19,7 +19,7 @@ private:
     Extent extent_;
 };
 
-// Listed keys that the known part of the pattern keeps, one by one.
+// The keys that lists name and that the known part of the pattern keeps as well.
 class RunListRows : public TokenRows {
 public:
     RunListRows(const Pattern* known, const Problem& problem, const RunLists& lists)
@@ -29,7 +29,7 @@ public:
 private:
     bool keeps(const Plane& plane, int64_t row, int64_t key, Intervals& scratch) const;
 
-    const Pattern* known_;  // may be null
+    const Pattern* known_;  // null: every listed key is kept
     Problem problem_;
     RunLists lists_;
 };
