@@ -5,7 +5,9 @@ import subprocess
 import warnings
 
 import arrows
+import headers
 import pytest
+import words
 from capi import ROOT
 
 FILE_HABIT = {".cuh": 600, ".h": 400, ".cpp": 400, ".py": 400}
@@ -27,6 +29,8 @@ def test_arrows():
     ("src/pattern/full.cpp", '#include "../core/text.h"'),
     ("src/plan/select.cpp", "#include <cuda_runtime.h>"),
     ("src/helpers/text.h", '#include "core/text.h"'),
+    ("src/layout/build.cpp", '#include "layout/orders/listed.h"'),
+    ("src/cpu/cpu.cpp", '#include "layout/orders/side.h"'),
     ("cuda/sm90/block_forward.cuh", '#include "sm80/block_forward.h"'),
     ("cuda/ptx/wgmma.h", '#include "core/dtype.h"'),
     ("cuda/layout/top_k.cu", '#include "layout/layout.h"'),
@@ -37,6 +41,61 @@ def test_arrows_see_a_planted_include(tmp_path, file, line):
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(line + "\n")
     assert arrows.violations(tmp_path)
+
+
+# ---- headers ----
+
+@pytest.fixture(scope="module")
+def compiler(build):
+    return re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), flags=re.M)[1]
+
+
+def test_headers_compile_alone(compiler, tmp_path):
+    judged, complaints = headers.violations(ROOT, compiler, tmp_path)
+    assert judged > 100
+    assert complaints == []
+
+
+def test_a_header_that_needs_another_is_seen(compiler, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/needy.h").write_text("#pragma once\nstd::string text();\n")
+    assert headers.compile_alone(tmp_path, compiler, tmp_path, "needy.h")
+
+
+# ---- words, comments and rows ----
+
+def test_words_have_one_meaning():
+    assert len(words.sources(ROOT)) > 200
+    assert list(words.banned(ROOT)) == []
+
+
+def test_comments_have_a_subject():
+    assert sum(1 for path in words.sources(ROOT) for _ in words.comments(path)) > 1000
+    assert list(words.without_subject(ROOT)) == []
+
+
+@pytest.mark.parametrize("line, find", [
+    ("const int32_t* class_of;", words.banned),
+    ("// Work orders of one worker.", words.banned),
+    ("int32_t rows;  // Of a class", words.without_subject),
+    ("// Of each mask, the share.", words.without_subject),
+])
+def test_words_see_a_planted_line(tmp_path, line, find):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/planted.h").write_text("int32_t before;\n" + line.replace("Work orders", "work orders") + "\n")
+    assert list(find(tmp_path))
+
+
+def test_rows_stand_one_a_line():
+    """A row of a list is a line: what one adds or takes away is one line of a diff."""
+    lists = [ROOT / "src/cpu/archs.inc", ROOT / "cuda/archs.inc", *sorted((ROOT / "cuda").glob("*/kernels.inc"))]
+    rows = 0
+    for path in lists:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.strip() and not line.startswith(("//", "#")):
+                assert re.fullmatch(r"SPATTN_\w+\([^()]*(\([^()]*\)[^()]*)*\)", line), f"{path}:{number}: {line}"
+                rows += 1
+    assert rows > 10
 
 
 # ---- symbols of arch objects ----

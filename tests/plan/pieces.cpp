@@ -22,7 +22,7 @@ TEST(a_plain_and_a_residue_part_are_pieces) {
     CHECK(has(explain(plan), "causal & (strided(64) - window(64,0))"));
 }
 
-// Of heads that differ in one piece and not in the other, and of queries that only one piece serves.
+// Heads differ in one piece and not in the other, and some queries are served by one piece alone.
 TEST(counts_of_pieces_are_those_of_the_whole) {
     const struct {
         const char* pattern;

@@ -24,7 +24,7 @@ inline CompiledPlan plan_of(const char* pattern, const Problem& problem, PlanOpt
     return compile_plan(*parse_pattern(pattern), problem, options, rows());
 }
 
-// Of a plan that works on the whole pattern at once.
+// The one piece of a pass that works on the whole pattern at once.
 inline const PiecePlan& whole(const PassPlan& pass) {
     CHECK_EQ(pass.pieces.size(), size_t(1));
     return pass.pieces.at(0);

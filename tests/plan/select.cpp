@@ -70,7 +70,7 @@ TEST(dilated_patterns_run_in_residue_classes) {
         CHECK_EQ(plan.counts.pairs, count(build_layout(*parse_pattern(pattern), {1, 1, 4096, 4096, 0}, 64, 64)).pairs);
     }
     check::context.clear();
-    // Of a plain block one key in 16 can be kept: known without lowering.
+    // A query keeps at most one key in 16 of a plain block: that is known without lowering.
     const CompiledPlan plan = plan_of("strided(16)", p);
     CHECK_EQ(refusal(plan.forward, "near_block_forward_f32_64x64"),
              "could not beat near_block_forward_f32_64x64 even without waste");
