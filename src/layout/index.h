@@ -64,7 +64,7 @@ private:
     }
 
     void grow() {
-        std::vector<Cell> old(std::max<size_t>(32, 2 * cells_.size()));
+        std::vector<Cell> old(std::max<size_t>(128, 2 * cells_.size()));
         old.swap(cells_);
         for (const Cell& cell : old)
             if (cell.id != missing) place(cell);

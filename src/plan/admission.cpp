@@ -50,7 +50,7 @@ std::string Admission::refuse(const Kernel& kernel) const {
     if (kernel.dtype != problem.dtype) return text("for dtype ", dtype_row(kernel.dtype).name);
     if (is_reference && !options.reference) return "reference row, only with SPATTN_PLAN_REFERENCE";
     if (!is_reference && options.reference) return "SPATTN_PLAN_REFERENCE asks for reference rows";
-    if (!is_forced(kernel) && std::any_of(kernels.begin(), kernels.end(), pins_pass))
+    if (!forced_.empty() && !is_forced(kernel) && std::any_of(kernels.begin(), kernels.end(), pins_pass))
         return text(force_variable, " pins another row");
     if (!kernel.runs_here(options.device_index))
         return kernel.device == SPATTN_CPU ? "not on this machine" : "not on this device";

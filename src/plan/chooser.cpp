@@ -27,6 +27,7 @@ Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pie
 
 std::vector<Candidate> Chooser::consider(Pass pass, const Rival* rival) {
     std::vector<Candidate> candidates;
+    candidates.reserve(admission_.kernels.size());
     for (const Kernel& kernel : admission_.kernels)
         if (kernel.pass == pass) consider(kernel, candidates);
     price(candidates, rival);

@@ -2,9 +2,9 @@
 // Tasks. A policy that names its workers never looks at the machine: the same tasks, parts and joins give the same bits
 // on any.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <numeric>
+#include <span>
 
 #include "layout/arrays.h"
 #include "plan/plan.h"
@@ -34,6 +34,8 @@ constexpr int64_t tiles_in_turn = 4;
 // From here on the keys' place in the cache weighs more than an even end.
 constexpr size_t many_orders = 512;
 constexpr ptrdiff_t last_orders = 256;
+// Weights up to here are counted rather than compared, in a third of the time: a plan takes microseconds.
+constexpr int64_t most_places = 1024;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -54,7 +56,11 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t classes) {
 // Collects tasks in their natural order; finish() brings the orders into theirs.
 class Scheduler {
 public:
-    explicit Scheduler(int64_t rows) { schedule_.tasks.reserve(size_t(rows)); }
+    explicit Scheduler(int64_t rows) {
+        schedule_.tasks.reserve(size_t(rows));
+        ends_.reserve(size_t(rows) + 1);
+        weights_.reserve(size_t(rows));
+    }
     void add(Task task) {
         schedule_.tasks.push_back(task);
         weight_ += std::max(task.take, 1);  // a row without keys is still written
@@ -82,8 +88,8 @@ public:
         out.begin.reserve(order.size() + 1);
         out.begin.push_back(0);
         for (int32_t w : order) {
-            const auto tasks = schedule_.tasks.begin();
-            out.tasks.insert(out.tasks.end(), tasks + ends_[w], tasks + ends_[w + 1]);
+            for (int32_t task = ends_[size_t(w)]; task < ends_[size_t(w) + 1]; ++task)
+                out.tasks.push_back(schedule_.tasks[size_t(task)]);
             out.begin.push_back(int32_t(out.tasks.size()));
         }
         out.joins = std::move(schedule_.joins);
@@ -98,19 +104,34 @@ private:
     std::vector<int32_t> sort_orders() const {
         std::vector<int32_t> order(weights_.size());
         std::iota(order.begin(), order.end(), 0);
-        const auto is_longer = [&](int32_t a, int32_t b) { return weights_[a] > weights_[b]; };
         if (order.size() < many_orders) {
-            std::stable_sort(order.begin(), order.end(), is_longer);
+            sort_longest_first(order);
             return order;
         }
-        constexpr int widths = 64;
-        std::array<int32_t, widths + 1> at{};
-        const auto place = [&](size_t w) { return widths - std::bit_width(uint64_t(weights_[w])); };
-        for (size_t w = 0; w < order.size(); ++w) ++at[place(w) + 1];
-        for (int r = 0; r < widths; ++r) at[r + 1] += at[r];
-        for (size_t w = 0; w < order.size(); ++w) order[at[place(w)]++] = int32_t(w);
-        std::stable_sort(order.end() - last_orders, order.end(), is_longer);
+        constexpr int64_t widths = 64;
+        sort_by_place(order, widths, [&](int32_t w) { return widths - std::bit_width(uint64_t(weights_[size_t(w)])); });
+        sort_longest_first({order.end() - last_orders, order.end()});
         return order;
+    }
+
+    void sort_longest_first(std::span<int32_t> order) const {
+        int64_t longest = 0;
+        for (int32_t w : order) longest = std::max(longest, weights_[size_t(w)]);
+        if (longest <= most_places)
+            sort_by_place(order, longest, [&](int32_t w) { return longest - weights_[size_t(w)]; });
+        else
+            std::stable_sort(order.begin(), order.end(),
+                             [&](int32_t a, int32_t b) { return weights_[size_t(a)] > weights_[size_t(b)]; });
+    }
+
+    // Sorts by places in [0, last], and keeps what has the same place as it came.
+    template <class Place>
+    static void sort_by_place(std::span<int32_t> order, int64_t last, Place place) {
+        std::vector<int32_t> at(size_t(last) + 2);
+        const std::vector<int32_t> unsorted(order.begin(), order.end());
+        for (int32_t w : unsorted) ++at[size_t(place(w)) + 1];
+        for (size_t p = 1; p < at.size(); ++p) at[p] += at[p - 1];
+        for (int32_t w : unsorted) order[size_t(at[size_t(place(w))]++)] = w;
     }
 
     Schedule schedule_;
@@ -176,14 +197,20 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
         const std::vector<int64_t>& lengths = work.of(head);
         for (int32_t at = 0; at < work.rows; ++at) {
             const int32_t row = row_in_turn(axis, at);
-            const int64_t blocks = lengths[size_t(row)], parts = std::max<int64_t>(1, divide_up(blocks, longest));
+            const int64_t blocks = lengths[size_t(row)];
             if (blocks >= target) scheduler.close_order();
+            if (blocks <= longest) {
+                scheduler.add({head, row, 0, int32_t(blocks), whole_row});
+                if (scheduler.weight() >= target) scheduler.close_order();
+                continue;
+            }
+            const int64_t parts = divide_up(blocks, longest);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
                 scheduler.add({head, row, int32_t(skip), int32_t(end - skip), whole_row});
                 if (scheduler.weight() >= target) scheduler.close_order();
             }
-            if (parts > 1) scheduler.join(size_t(parts));
+            scheduler.join(size_t(parts));
         }
         scheduler.close_order();
     }
