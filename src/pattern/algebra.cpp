@@ -230,10 +230,7 @@ protected:
 
 private:
     static PatternRef subtract_all(Patterns parts) {
-        if (parts.empty()) return {};
-        PatternRef result = parts[0];
-        for (size_t i = 1; i < parts.size(); ++i) result = make_difference(result, parts[i]);
-        return result;
+        return parts.empty() ? PatternRef() : make_difference(std::move(parts));
     }
 
     static void subtract(Intervals& kept, const Intervals& taken) {
@@ -334,13 +331,17 @@ PatternRef make_intersection(Patterns parts) { return make_flat<Intersection>(pa
 PatternRef make_difference(PatternRef a, PatternRef b) {
     require(bool(a), SPATTN_E_NULL, "a", "is NULL; accepted: a pattern");
     require(bool(b), SPATTN_E_NULL, "b", "is NULL; accepted: a pattern");
-    Patterns parts;
-    if (const auto* inner = dynamic_cast<const Difference*>(a.get())) {
-        parts = inner->parts();
-    } else {
-        parts.push_back(std::move(a));
+    return make_difference(Patterns{std::move(a), std::move(b)});
+}
+
+PatternRef make_difference(Patterns parts) {
+    check_parts(parts);
+    if (parts.size() == 1) return parts[0];
+    if (const auto* inner = dynamic_cast<const Difference*>(parts[0].get())) {
+        Patterns flat = inner->parts();
+        flat.insert(flat.end(), parts.begin() + 1, parts.end());
+        return make_ref<Difference>(std::move(flat));
     }
-    parts.push_back(std::move(b));
     return make_ref<Difference>(std::move(parts));
 }
 

@@ -102,15 +102,25 @@ private:
         for (;;) {
             const size_t start = peek();
             if (take('&')) {
-                PatternRef right = parse_factor();
-                result = made(start, "&", [&] { return make_intersection({result, right}); });
+                Patterns parts = parse_chain(std::move(result), '&');
+                result = made(start, "&", [&] { return make_intersection(std::move(parts)); });
             } else if (take('-')) {
-                PatternRef right = parse_factor();
-                result = made(start, "-", [&] { return make_difference(result, right); });
+                Patterns parts = parse_chain(std::move(result), '-');
+                result = made(start, "-", [&] { return make_difference(std::move(parts)); });
             } else {
                 return result;
             }
         }
+    }
+
+    // All that one operator joins, after its first sign: put together one by one, a long text would take the square of
+    // its length.
+    Patterns parse_chain(PatternRef first, char sign) {
+        Patterns parts{std::move(first)};
+        do {
+            parts.push_back(parse_factor());
+        } while (take(sign));
+        return parts;
     }
 
     PatternRef parse_factor() {

@@ -170,6 +170,7 @@ PatternRef make_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blo
 PatternRef make_union(Patterns parts);
 PatternRef make_intersection(Patterns parts);
 PatternRef make_difference(PatternRef a, PatternRef b);
+PatternRef make_difference(Patterns parts);  // the first one without all the others
 PatternRef make_transpose(PatternRef pattern);
 PatternRef make_per_head(Patterns parts, std::vector<int32_t> part_of_head);
 PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // parse(print(p)) == p, and what the parser says of texts it cannot read.
+#include <chrono>
+
 #include "check.h"
 #include "core/error.h"
 #include "dots.h"
@@ -168,4 +170,23 @@ TEST(deep_and_wide_texts_end_in_an_error_or_a_pattern) {
     for (int i = 0; i < 5000; ++i) mixed += i % 2 ? " & full" : " - sink(1)";
     CHECK(complaint(mixed).find("levels deep; accepted: up to 200") != std::string::npos);
     CHECK(complaint(std::string(100000, '(')).size() < 100);
+}
+
+// As many parts as a pattern may have, of each operator: one after the other they would take minutes.
+TEST(long_chains_take_no_time) {
+    for (const char* sign : {" & ", " - ", " | "}) {
+        std::string chain = "causal";
+        for (int i = 1; i < 60000; ++i) chain += sign + std::string(i % 2 ? "full" : "causal");
+        const auto start = std::chrono::steady_clock::now();
+        const PatternRef pattern = parse_pattern(chain);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        CHECK_EQ(pattern->nodes, 60001);
+        CHECK_EQ(pattern->levels, 2);
+        CHECK(took.count() < 2);
+        CHECK(pattern->print() == chain);
+        chain += sign + chain;
+        CHECK(complaint(chain).find("parts in all; accepted: up to 65536") != std::string::npos);
+    }
+    const char* const mixed = "causal & full - sink(1) - sink(2) & full & sink(9) - strided(2)";
+    CHECK_EQ(reprint(mixed), mixed);
 }
