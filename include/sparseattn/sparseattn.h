@@ -13,7 +13,8 @@
  *     Releasing NULL does nothing.
  *   - A sized struct starts with struct_size = sizeof(the struct). Zero is the default of every other field. A larger
  *     struct of a newer header is accepted as long as the tail that this library does not know is zero.
- *   - Tensors, strings and structs are borrowed for the call. Returned strings are static or thread-local: never free.
+ *   - Tensors, strings and structs are borrowed for the call. Returned strings are static, thread-local or a handle's
+ *     own, with which they go: never free.
  *   - Enumerators only name values; fields and parameters are int32_t, so new values never break an old caller.
  *   - [host]   touches no device.
  *     [setup]  may allocate, start threads, load kernels or synchronise.
@@ -103,6 +104,7 @@ enum spattn_status_codes {
     SPATTN_E_CAPTURE = 4001,
     SPATTN_E_FORMAT = 5000, /* a text or bytes that cannot be read */
     SPATTN_E_CALLBACK = 6000,
+    SPATTN_E_CANCELLED = 6001, /* the context's cancel ended a run */
     SPATTN_E_INTERNAL = 9000
 };
 
@@ -142,6 +144,10 @@ typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, s
 typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
                                           void* argument);
 
+/* Asked during a run on the CPU, on the thread that called it, between tasks that are some 20 ms apart: not 0 ends the
+ * run with SPATTN_E_CANCELLED, and what it has written means nothing. */
+typedef int32_t (*spattn_cancel_fn)(void* user);
+
 typedef struct spattn_context_options {
     uint32_t struct_size;
     uint32_t flags;              /* 0 */
@@ -156,6 +162,8 @@ typedef struct spattn_context_options {
     spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
     void* parallel_for_user;
     int64_t plan_cache; /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
+    spattn_cancel_fn cancel; /* NULL = runs end when they are done */
+    void* cancel_user;
 } spattn_context_options;
 
 SPATTN_API spattn_status spattn_context_create(const spattn_context_options* options, /* NULL = all defaults */
@@ -254,8 +262,8 @@ SPATTN_API spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const 
                                             int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
                                             spattn_pattern** result);
 /* mask([values],sizes): row q sees the keys whose value is not 0. mask: [seq_q, seq_k], [heads, seq_q, seq_k] or
- * [batch, heads, seq_q, seq_k], bool or uint8, any strides; a size of 1 of batch or heads serves all, else it must be
- * the extent's. */
+ * [batch, heads, seq_q, seq_k], bool or uint8, any strides. A batch or heads of 1 (also one that the mask lacks) serves
+ * every batch entry or head of the extent; any other size must be the extent's. */
 SPATTN_API spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result);
 /* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called
  * on this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
@@ -291,9 +299,9 @@ SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* p
 
 /* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t,
  * cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end.
- * Rows of no document see nothing. cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first
- * >= 0, last at most the extent's seq_q and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches
- * of sequences of several lengths. */
+ * Rows of no document see nothing: the documents may begin after the extent's first token and end before its last.
+ * cu_q, cu_k: host tensors [documents + 1], int32 or int64, not decreasing, first >= 0, last at most the extent's seq_q
+ * and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of sequences of several lengths. */
 SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
                                                      const spattn_tensor* cu_k, spattn_pattern** result);
 
@@ -338,12 +346,15 @@ typedef struct spattn_stats { /* sums over all batch entries and heads */
     int64_t blocks_full, blocks_partial, blocks_empty;
     int64_t row_min, row_max;                          /* kept keys of a query row */
     int64_t rows_empty;
-    int64_t layout_bytes;                              /* lists and masks, both directions */
+    int64_t layout_bytes;                              /* lists and masks, both directions; 0 for a bare pattern that
+                                                          was counted without making them */
     double flops_forward, flops_backward;              /* on kept pairs: 2 (head_dim + head_dim_v), and 2.5 times that,
                                                           a pair; 0 for a bare pattern */
     double bytes_forward, bytes_backward;              /* each operand once; 0 for a bare pattern */
 } spattn_stats;
 
+/* Patterns whose blocks repeat (all of 4a but random ones, and what they compose) are counted by their closed forms
+ * beyond 2^16 rows of blocks: time and memory then hardly depend on the length. */
 SPATTN_API spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_extent* extent,
                                               spattn_stats* result);
 /* 1 where query row q of (batch, head) sees key k, else 0. */
@@ -383,8 +394,8 @@ enum spattn_plan_flags {
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
-    int64_t batch, heads_q, heads_kv;   /* >= 1; heads_q a multiple of heads_kv */
-    int64_t seq_q, seq_k;               /* 1 .. 2^31 - 1 */
+    int64_t batch, heads_q, heads_kv;   /* batch >= 0 (1 with THD), heads >= 1; heads_q a multiple of heads_kv */
+    int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
                                            or bfloat16. lse and sinks are float32 */
@@ -405,8 +416,14 @@ enum spattn_op { SPATTN_OP_FORWARD = 0, SPATTN_OP_BACKWARD = 1 };
 /* Scratch that one call of op needs, on the plan's device. Its content means nothing between calls. */
 SPATTN_API spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, size_t* bytes, size_t* align);
 SPATTN_API spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result);
-/* Kernel, blocks, work, cost and what else was considered, as text. Two-call form as spattn_pattern_print. */
+/* Name of the kernel row that op runs; of a plan in pieces, the name for each, with commas between them, as
+ * SPATTN_FORCE_KERNEL reads them. Lives as long as the plan. NULL where plan or op is none, or op was not planned. */
+SPATTN_API const char* spattn_plan_kernel(const spattn_plan* plan, spattn_enum op);
+/* Kernel, blocks, work, cost and what else was considered, as text. Two-call form as spattn_pattern_print. Rows that
+ * could not serve this problem on this machine are counted by their reasons; explain_all names each of them. */
 SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buffer, size_t capacity, size_t* needed);
+SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* buffer, size_t capacity,
+                                                 size_t* needed);
 
 /* ---- 6. run  [launch] -------------------------------------------------------------------------------------------
  *
@@ -416,9 +433,15 @@ SPATTN_API spattn_status spattn_plan_explain(const spattn_plan* plan, char* buff
  * query head, to every row of it: p = exp(s - lse), lse = log(sum(exp(s)) + exp(z)), and
  * dsink = sum over rows of exp(z - lse) * (dlse - rowsum(dout * out)).
  *
- * A query that sees no key gets out 0, lse -infinity (with a sink: z, so that dsink has its dlse) and gradients 0.
- * Keys that no query sees, and queries that see no key, may hold anything, NaN included. Inputs may overlap each
- * other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any number of threads.
+ * What a query does not see cannot change its result, whatever it holds, NaN and infinity included: neither out and
+ * lse, nor gradients. A key's gradients come from the queries that see it alone.
+ *
+ * A query that sees no key gets out 0, lse -infinity and gradients 0. With a sink its lse is z, and so its dlse counts
+ * in dsink. A batch of 0, a seq_q or seq_k of 0 is legal: there is nothing to see, and the data of a tensor without
+ * elements may be NULL.
+ *
+ * Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any
+ * number of threads.
  * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
  * are for SPATTN_BHSD; any strides, none negative.
  */

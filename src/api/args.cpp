@@ -5,10 +5,13 @@
 
 namespace spattn {
 
-void check_struct(const void* given, uint32_t struct_size, size_t first_size, size_t known_size, const char* argument) {
+void check_struct_size(uint32_t struct_size, size_t first_size, const char* argument) {
     if (struct_size < first_size)
         fail(SPATTN_E_STRUCT_SIZE, argument,
              text("has struct_size ", struct_size, "; accepted: sizeof the struct, at least ", first_size));
+}
+
+void check_tail(const void* given, uint32_t struct_size, size_t known_size, const char* argument) {
     const auto* bytes = static_cast<const unsigned char*>(given);
     for (size_t i = known_size; i < struct_size; ++i)
         if (bytes[i])
@@ -64,7 +67,7 @@ int64_t read_q_offset(bool given, int64_t q_offset, int64_t seq_q, int64_t seq_k
 }
 
 Question read_extent(const spattn_extent* given, const char* argument) {
-    const spattn_extent e = read_struct(given, sizeof(spattn_extent), argument);
+    const spattn_extent e = read_struct(given, argument);
     const auto field = [&](const char* name) { return text(argument, ".", name); };
     if (e.flags & ~uint32_t(SPATTN_EXTENT_Q_OFFSET))
         fail(SPATTN_E_UNKNOWN_FIELD, field("flags"), text("is ", e.flags, "; accepted: 0 or SPATTN_EXTENT_Q_OFFSET"));

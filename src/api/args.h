@@ -21,28 +21,49 @@ T& required(T* pointer, const char* argument, Where where = Where::current()) {
     return *pointer;
 }
 
-// Checks the rules of sized structs on raw bytes: at least the first release's size, and zeros beyond what is known
-// here.
-void check_struct(const void* given, uint32_t struct_size, size_t first_size, size_t known_size, const char* argument);
-
-// A copy of the caller's struct in this library's size; fields that an older caller does not know are 0. first_size is
-// the size in the first release that had the struct.
+// Bytes of each sized struct in the first release that had it. Structs grow at their end: these numbers never change,
+// or programs built against the first header would be refused.
 template <class S>
-S read_struct(const S* given, size_t first_size, const char* argument) {
+constexpr size_t first_size = 0;
+template <>
+constexpr size_t first_size<spattn_error> = 40;
+template <>
+constexpr size_t first_size<spattn_context_options> = 88;
+template <>
+constexpr size_t first_size<spattn_bigbird> = 48;
+template <>
+constexpr size_t first_size<spattn_extent> = 64;
+template <>
+constexpr size_t first_size<spattn_stats> = 120;
+template <>
+constexpr size_t first_size<spattn_problem> = 88;
+template <>
+constexpr size_t first_size<spattn_forward_args> = 96;
+template <>
+constexpr size_t first_size<spattn_backward_args> = 128;
+
+void check_struct_size(uint32_t struct_size, size_t first_size, const char* argument);
+// What lies beyond the fields that are known here must be 0.
+void check_tail(const void* given, uint32_t struct_size, size_t known_size, const char* argument);
+
+// A copy of the caller's struct in this library's size; fields that an older caller does not know are 0.
+template <class S>
+S read_struct(const S* given, const char* argument) {
+    static_assert(first_size<S> > 0 && first_size<S> <= sizeof(S), "structs only grow");
     const uint32_t struct_size = required(given, argument).struct_size;
-    check_struct(given, struct_size, first_size, sizeof(S), argument);
+    check_struct_size(struct_size, first_size<S>, argument);
+    check_tail(given, struct_size, sizeof(S), argument);
     S copy{};
     std::memcpy(&copy, given, std::min<size_t>(struct_size, sizeof(S)));
     return copy;
 }
 
-// Writes as much of `value` as the caller's struct holds; leaves its struct_size. first_size as in read_struct.
+// Writes as much of `value` as the caller's struct holds; leaves its struct_size.
 template <class S>
-void write_struct(S* to, const S& value, size_t first_size, const char* argument) {
+void write_struct(S* to, const S& value, const char* argument) {
+    static_assert(first_size<S> > 0 && first_size<S> <= sizeof(S), "structs only grow");
     const uint32_t struct_size = required(to, argument).struct_size;
-    if (struct_size < first_size)
-        fail(SPATTN_E_STRUCT_SIZE, argument,
-             text("has struct_size ", struct_size, "; accepted: sizeof the struct, at least ", first_size));
+    check_struct_size(struct_size, first_size<S>, argument);
     const size_t bytes = std::min<size_t>(struct_size, sizeof(S));
     std::memcpy(reinterpret_cast<char*>(to) + sizeof(uint32_t),
                 reinterpret_cast<const char*>(&value) + sizeof(uint32_t), bytes - sizeof(uint32_t));

@@ -104,7 +104,7 @@ spattn_status spattn_pattern_tree(const spattn_tensor* parents, spattn_pattern**
 
 spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
-        const spattn_bigbird p = read_struct(params, sizeof(spattn_bigbird), "params");
+        const spattn_bigbird p = read_struct(params, "params");
         if (p.flags) fail(SPATTN_E_UNKNOWN_FIELD, "params.flags", text("is ", p.flags, "; accepted: 0"));
         return make_bigbird(p.block, p.window_blocks, p.global_blocks, p.random_blocks, p.seed);
     });

@@ -2,10 +2,13 @@
 // Chapter 5 of the header.
 #include "api/plan.h"
 
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 
 #include "api/args.h"
+#include "api/context.h"
+#include "api/empty.h"
 #include "api/guard.h"
 #include "api/stats.h"
 #include "core/dtype.h"
@@ -49,14 +52,14 @@ constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTI
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
         fail(SPATTN_E_UNKNOWN_FIELD, "problem.flags", text("is ", p.flags, "; accepted: bits of ", known_flags));
-    require_range(p.batch, 1, 1 << 20, "problem.batch");
+    require_range(p.batch, 0, 1 << 20, "problem.batch");
     require_range(p.heads_q, 1, 1 << 16, "problem.heads_q");
     require_range(p.heads_kv, 1, p.heads_q, "problem.heads_kv");
     if (p.heads_q % p.heads_kv)
         fail(SPATTN_E_RANGE, "problem.heads_kv",
              text("is ", p.heads_kv, "; accepted: divisors of heads_q, ", p.heads_q));
-    require_range(p.seq_q, 1, longest_sequence, "problem.seq_q");
-    require_range(p.seq_k, 1, longest_sequence, "problem.seq_k");
+    require_range(p.seq_q, 0, longest_sequence, "problem.seq_q");
+    require_range(p.seq_k, 0, longest_sequence, "problem.seq_k");
     require_range(p.head_dim, 1, 1024, "problem.head_dim");
     require_range(p.head_dim_v, 0, 1024, "problem.head_dim_v");
     require_range(p.axes, SPATTN_BSHD, SPATTN_THD, "problem.axes");
@@ -84,45 +87,69 @@ Problem read_problem(const spattn_problem& p) {
 // Everything that decides what a plan is. Problem fields are written one by one: padding must not tell plans apart.
 std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, spattn_enum axes) {
     const char* forced = std::getenv("SPATTN_FORCE_KERNEL");
-    std::ostringstream key;
-    key.imbue(std::locale::classic());
-    key.exceptions(std::ios_base::badbit);  // half a key would be another plan's
-    key << std::hexfloat;
+    std::string key;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
-                          p.q_offset, int64_t(flags), int64_t(axes)})
-        key << value << ' ';
-    key << p.scale << ' ' << p.softcap << ' ' << (forced ? forced : "") << '\n' << pattern.identity();
-    return key.str();
+                          p.q_offset, int64_t(flags), int64_t(axes), std::bit_cast<int64_t>(p.scale),
+                          std::bit_cast<int64_t>(p.softcap)}) {
+        append(key, value);
+        append(key, ' ');
+    }
+    return key + (forced ? forced : "") + '\n' + pattern.identity();
 }
 
+// "a", or "a,b" where a pass works on several pieces: what SPATTN_FORCE_KERNEL reads.
 std::string names_of(const PassPlan& pass) {
     std::string names;
-    for (const PiecePlan& piece : pass.pieces) names += text(names.empty() ? "" : " then ", piece.kernel->name);
-    return names.empty() ? "none" : names;
+    for (const PiecePlan& piece : pass.pieces) names += text(names.empty() ? "" : ",", piece.kernel->name);
+    return names;
+}
+
+// Those of a plan, made for its log, are worth their time only where somebody reads it.
+void log_plan(const Device& device, const spattn_plan& plan) {
+    if (!device.logs(SPATTN_LOG_INFO)) return;
+    const auto named = [](const std::string& kernels) { return kernels.empty() ? "none" : kernels; };
+    device.log(SPATTN_LOG_INFO, text("plan for ", plan.compiled.pattern_text, ": forward ",
+                                     named(plan.kernels[SPATTN_OP_FORWARD]), ", backward ",
+                                     named(plan.kernels[SPATTN_OP_BACKWARD])));
 }
 
 Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,
                                  uint32_t flags, spattn_enum axes, void* stream) {
     auto plan = make_ref<spattn_plan>();
     plan->device = context.device;
-    plan->pattern = PatternRef::share(&pattern);
-    plan->known = pattern.known_part();
+    plan->pattern = is_empty(problem) ? make_global_keys({}) : PatternRef::share(&pattern);
+    plan->known = plan->pattern->known_part();
     plan->axes = axes;
+    plan->given = problem;
     PlanOptions options;
     options.device = context.device->id().type;
     options.device_index = context.device->id().index;
     options.backward = flags & SPATTN_PLAN_BACKWARD;
     options.reference = flags & SPATTN_PLAN_REFERENCE;
     options.machine = context.device->machine();
-    plan->compiled = compile_plan(pattern, problem, options, all_kernels());
+    plan->compiled = compile_plan(*plan->pattern, is_empty(problem) ? stand_in_problem(problem) : problem, options,
+                                  all_kernels());
     plan->image = make_image(plan->compiled, context.device->memory(), stream);
-    for (const PassPlan* pass : {&plan->compiled.forward, &plan->compiled.backward})
-        for (const PiecePlan& piece : pass->pieces)
+    for (spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
+        plan->kernels[op] = names_of(plan->pass(op));
+        for (const PiecePlan& piece : plan->pass(op).pieces)
             if (piece.kernel->prepare) piece.kernel->prepare(context.device->id().index);
-    context.device->log(SPATTN_LOG_INFO, text("plan for ", plan->compiled.pattern_text, ": forward ",
-                                              names_of(plan->compiled.forward), ", backward ",
-                                              names_of(plan->compiled.backward)));
+    }
+    if (is_empty(problem)) {
+        plan->compiled.pattern_text = pattern.print();
+        plan->compiled.counts = count_empty(problem);
+    }
+    log_plan(*context.device, *plan);
     return plan;
+}
+
+bool is_op(spattn_enum op) { return op == SPATTN_OP_FORWARD || op == SPATTN_OP_BACKWARD; }
+
+std::string explain(const spattn_plan& plan, Considered considered) {
+    if (!is_empty(plan.given)) return explain(plan.compiled, considered);
+    CompiledPlan given = plan.compiled;
+    given.problem = plan.given;
+    return explain(given, considered);
 }
 
 }  // namespace
@@ -135,7 +162,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
     return guard_result(__func__, result, [&]() -> Ref<const spattn_plan> {
         required(context, "context");
         required(pattern, "pattern");
-        const spattn_problem p = read_struct(given, offsetof(spattn_problem, softcap), "problem");
+        const spattn_problem p = read_struct(given, "problem");
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
@@ -164,29 +191,40 @@ spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, siz
     return guard(__func__, [&] {
         required(plan, "plan");
         require_range(op, SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD, "op");
-        const PassPlan& pass = op == SPATTN_OP_FORWARD ? plan->compiled.forward : plan->compiled.backward;
-        require(!pass.pieces.empty(), SPATTN_E_STATE, "op",
+        require(!plan->pass(op).pieces.empty(), SPATTN_E_STATE, "op",
                 "is SPATTN_OP_BACKWARD, which needs SPATTN_PLAN_BACKWARD in the problem's flags");
         required(bytes, "bytes");
         if (align) *align = workspace_alignment(*plan);
-        *bytes = pass.workspace;
+        *bytes = run_workspace(*plan, op);
     });
+}
+
+const char* spattn_plan_kernel(const spattn_plan* plan, spattn_enum op) {
+    return plan && is_op(op) && !plan->pass(op).pieces.empty() ? plan->kernels[op].c_str() : nullptr;
 }
 
 spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
     return guard(__func__, [&] {
-        const CompiledPlan& p = required(plan, "plan").compiled;
-        spattn_stats stats =
-            make_stats(p.counts, p.problem.batch * p.problem.heads_q, p.problem.seq_q, p.problem.seq_k);
-        stats.layout_bytes = int64_t(p.layout_bytes);
-        stats.flops_forward = flops(p.problem, p.counts.pairs, Pass::forward);
-        stats.flops_backward = flops(p.problem, p.counts.pairs, Pass::backward);
-        stats.bytes_forward = operand_bytes(p.problem, Pass::forward);
-        stats.bytes_backward = operand_bytes(p.problem, Pass::backward);
-        write_struct(result, stats, sizeof(spattn_stats), "result");
+        const CompiledPlan& compiled = required(plan, "plan").compiled;
+        const Problem& p = plan->given;
+        spattn_stats stats = make_stats(compiled.counts, p.batch * p.heads_q, p.seq_q, p.seq_k);
+        stats.layout_bytes = int64_t(compiled.layout_bytes);
+        stats.flops_forward = flops(p, compiled.counts.pairs, Pass::forward);
+        stats.flops_backward = flops(p, compiled.counts.pairs, Pass::backward);
+        stats.bytes_forward = operand_bytes(p, Pass::forward);
+        stats.bytes_backward = operand_bytes(p, Pass::backward);
+        write_struct(result, stats, "result");
     });
 }
 
 spattn_status spattn_plan_explain(const spattn_plan* plan, char* buffer, size_t capacity, size_t* needed) {
-    return guard(__func__, [&] { copy_text(explain(required(plan, "plan").compiled), buffer, capacity, needed); });
+    return guard(__func__, [&] {
+        copy_text(explain(required(plan, "plan"), Considered::grouped), buffer, capacity, needed);
+    });
+}
+
+spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* buffer, size_t capacity, size_t* needed) {
+    return guard(__func__, [&] {
+        copy_text(explain(required(plan, "plan"), Considered::each), buffer, capacity, needed);
+    });
 }

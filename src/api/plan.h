@@ -2,17 +2,25 @@
 // The plan handle: the compiled plan, its image on the device, and what the reference rows need.
 #pragma once
 
-#include "api/context.h"
+#include <string>
+
+#include "api/device.h"
 #include "pattern/pattern.h"
 #include "plan/image.h"
 #include "plan/plan.h"
 
 struct spattn_plan : spattn::RefCounted {
+    const spattn::PassPlan& pass(spattn_enum op) const {
+        return op == SPATTN_OP_FORWARD ? compiled.forward : compiled.backward;
+    }
+
     spattn::Ref<const spattn::Device> device;
     spattn::PatternRef pattern, known;  // known: of a pattern with lists at run time, the part that is known, or null
+    spattn::Problem given{};            // what runs bring; differs from compiled.problem where it is empty: api/empty.h
     spattn::CompiledPlan compiled;
     spattn::PlanImage image;
-    spattn_enum axes = SPATTN_BSHD;  // of the tensors that a run brings
+    std::string kernels[2];             // the names that spattn_plan_kernel returns, by spattn_op
+    spattn_enum axes = SPATTN_BSHD;     // which axes the tensors of a run have
 };
 
 namespace spattn {

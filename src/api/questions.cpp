@@ -7,6 +7,7 @@
 #include "api/stats.h"
 #include "layout/image.h"
 #include "layout/layout.h"
+#include "layout/quadrants.h"
 
 using namespace spattn;
 
@@ -83,6 +84,20 @@ int64_t walk_csr(const Pattern& pattern, const Plane& plane, const Csr& csr) {
     return pairs;
 }
 
+// The lists of longer patterns take gigabytes, only to be counted.
+constexpr int64_t most_listed_rows = int64_t(1) << 16;
+
+spattn_stats make_pattern_stats(const Pattern& pattern, const Question& q) {
+    const Extent& e = q.extent;
+    const auto stats_of = [&](const Counts& counts) { return make_stats(counts, e.batch * e.heads, e.seq_q, e.seq_k); };
+    if (std::max(ceil_div(e.seq_q, q.block_q), ceil_div(e.seq_k, q.block_k)) > most_listed_rows)
+        if (const auto counts = count_quadrants(pattern, e, q.block_q, q.block_k)) return stats_of(*counts);
+    const Layout layout = build_layout(pattern, e, q.block_q, q.block_k);
+    spattn_stats stats = stats_of(count(layout));
+    stats.layout_bytes = int64_t(layout.bytes());
+    return stats;
+}
+
 }  // namespace
 
 extern "C" {
@@ -91,10 +106,7 @@ spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_e
     return guard(__func__, [&] {
         const Question q = ask(pattern, extent);
         required(result, "result");
-        const Layout layout = build_layout(*pattern, q.extent, q.block_q, q.block_k);
-        spattn_stats stats = make_stats(count(layout), q.extent.batch * q.extent.heads, q.extent.seq_q, q.extent.seq_k);
-        stats.layout_bytes = int64_t(layout.bytes());
-        write_struct(result, stats, sizeof(spattn_stats), "result");
+        write_struct(result, make_pattern_stats(*pattern, q), "result");
     });
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Chapter 6 of the header: checks the operands of a run, then hands them to the plan's kernel.
 #include "api/args.h"
+#include "api/empty.h"
 #include "api/guard.h"
-#include "api/plan.h"
+#include "core/cancel.h"
 #include "core/dtype.h"
+#include "core/math.h"
 #include "core/overlap.h"
 #include "core/tensor.h"
 #include "plan/run.h"
@@ -12,10 +14,16 @@
 namespace spattn {
 namespace {
 
-// Checks one operand after the other and remembers where each lies, to find outputs that overlap.
+// Checks one operand after the other and remembers where each lies, to find outputs that overlap. The workspace comes
+// first: what stands in for operands without elements lies there.
 class Operands {
 public:
-    explicit Operands(const spattn_plan& plan) : plan_(plan), p_(plan.compiled.problem) {}
+    Operands(const spattn_plan& plan, spattn_enum op, void* workspace, size_t workspace_bytes)
+        : plan_(plan), p_(plan.given),
+          workspace_(check_workspace(workspace, workspace_bytes, run_workspace(plan, op))),
+          stand_ins_(plan, op, workspace_) {}
+
+    void* workspace() const { return workspace_; }
 
     // [batch, heads, seq, dim] in the plan's axes and dtype: THD has no batch.
     TensorView input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
@@ -24,34 +32,26 @@ public:
     TensorView output(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         return add(matrix(t, argument, heads, seq, dim), true);
     }
-    // [batch, heads_q, seq_q] float32.
+    // [batch, heads_q, seq_q] float32. Absent where it has no element.
     TensorView row_input(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), false); }
     TensorView row_output(const spattn_tensor* t, const char* argument) { return add(rows(t, argument), true); }
     // [heads_q] float32.
     TensorView head_input(const spattn_tensor* t, const char* argument) { return add(heads(t, argument), false); }
     TensorView head_output(const spattn_tensor* t, const char* argument) { return add(heads(t, argument), true); }
 
-    // Of lists that come with the run: [batch, rows, heads_kv, most], and without the last axis for their counts.
+    // lse, which backward always reads.
+    TensorView lse_input(const spattn_tensor* t, const char* argument) {
+        const TensorView lse = row_input(t, argument);
+        return lse.data ? lse : stand_ins_.rows();
+    }
+
+    // The lists that come with a run are [batch, rows, heads_kv, most]; their counts lack the last axis.
     IndexView index_input(const spattn_tensor* t, const char* argument) {
         const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.run_lists.most};
         return index(t, argument, shape);
     }
     IndexView count_input(const spattn_tensor* t, const char* argument) {
         return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
-    }
-
-    void* workspace(void* memory, size_t bytes, size_t needed) {
-        if (!needed) return nullptr;
-        if (!memory)
-            fail(SPATTN_E_NULL, "workspace", text("is NULL; accepted: ", needed, " bytes, see spattn_plan_workspace"));
-        if (bytes < needed)
-            fail(SPATTN_E_WORKSPACE, "workspace_bytes",
-                 text("is ", bytes, "; accepted: at least ", needed, ", see spattn_plan_workspace"));
-        const size_t align = workspace_alignment(plan_);
-        if (reinterpret_cast<uintptr_t>(memory) % align)
-            fail(SPATTN_E_LAYOUT, "workspace", text("is not aligned; accepted: multiples of ", align, " bytes"));
-        placed_[size_t(count_++)] = {"workspace", {reinterpret_cast<uintptr_t>(memory), int64_t(needed)}, true};
-        return memory;
     }
 
     // An output overlaps nothing, itself included; inputs may overlap each other. The first to blame is named: the
@@ -67,6 +67,20 @@ private:
         StridedBytes bytes{};
         bool is_output = false;
     };
+
+    void* check_workspace(void* memory, size_t bytes, size_t needed) {
+        if (!needed) return nullptr;
+        if (!memory)
+            fail(SPATTN_E_NULL, "workspace", text("is NULL; accepted: ", needed, " bytes, see spattn_plan_workspace"));
+        if (bytes < needed)
+            fail(SPATTN_E_WORKSPACE, "workspace_bytes",
+                 text("is ", bytes, "; accepted: at least ", needed, ", see spattn_plan_workspace"));
+        const size_t align = workspace_alignment(plan_);
+        if (reinterpret_cast<uintptr_t>(memory) % align)
+            fail(SPATTN_E_LAYOUT, "workspace", text("is not aligned; accepted: multiples of ", align, " bytes"));
+        placed_[size_t(count_++)] = {"workspace", {reinterpret_cast<uintptr_t>(memory), int64_t(needed)}, true};
+        return memory;
+    }
 
     void check_output(size_t output) const {
         const Placed& o = placed_[output];
@@ -84,24 +98,25 @@ private:
         const spattn_dtype dtype = dtype_row(p_.dtype).wire;
         if (plan_.axes == SPATTN_THD) {
             const auto s = place(t, argument, std::array{seq, heads, dim}, {dtype});
-            return {data_, 0, s[1], s[0], s[2]};
+            return is_absent_ ? stand_ins_.matrix(heads, dim) : TensorView{data_, 0, s[1], s[0], s[2]};
         }
         const bool is_bhsd = plan_.axes == SPATTN_BHSD;
         const auto shape = is_bhsd ? std::array{p_.batch, heads, seq, dim} : std::array{p_.batch, seq, heads, dim};
         const auto s = place(t, argument, shape, {dtype});
+        if (is_absent_) return stand_ins_.matrix(heads, dim);
         return {data_, s[0], is_bhsd ? s[1] : s[2], is_bhsd ? s[2] : s[1], s[3]};
     }
 
     TensorView rows(const spattn_tensor* t, const char* argument) {
         if (plan_.axes == SPATTN_THD) {
             const auto s = place(t, argument, std::array{p_.heads_q, p_.seq_q}, {dtype_f32});
-            return {data_, 0, s[0], s[1], 0};
+            return is_absent_ ? TensorView{} : TensorView{data_, 0, s[0], s[1], 0};
         }
         const auto s = place(t, argument, std::array{p_.batch, p_.heads_q, p_.seq_q}, {dtype_f32});
-        return {data_, s[0], s[1], s[2], 0};
+        return is_absent_ ? TensorView{} : TensorView{data_, s[0], s[1], s[2], 0};
     }
 
-    int64_t list_rows() const { return (p_.seq_q - 1) / p_.run_lists.block_q + 1; }
+    int64_t list_rows() const { return ceil_div(p_.seq_q, p_.run_lists.block_q); }
 
     // THD has no batch.
     IndexView index(const spattn_tensor* t, const char* argument, std::span<const int64_t> shape) {
@@ -125,6 +140,7 @@ private:
         check_shape(t, argument, shape);
         const auto strides = tensor_strides(t, argument);
         data_ = tensor_data(t, argument);
+        is_absent_ = std::find(shape.begin(), shape.end(), 0) != shape.end();
         StridedBytes bytes{reinterpret_cast<uintptr_t>(data_), t.dtype.bits / 8};
         for (size_t i = 0; i < shape.size(); ++i) bytes.axes[i] = {shape[i], strides[i] * bytes.element};
         placed_[size_t(count_++)] = {argument, bytes, false};
@@ -152,7 +168,10 @@ private:
     const Problem& p_;
     std::array<Placed, 18> placed_;  // as many as backward has operands
     int count_ = 0;
-    void* data_ = nullptr;
+    void* const workspace_;
+    StandIns stand_ins_;
+    void* data_ = nullptr;     // what place() has found of the last tensor,
+    bool is_absent_ = false;   // and whether it has no element
 };
 
 void refuse_operand(const spattn_tensor* t, const char* argument, const char* why) {
@@ -204,10 +223,10 @@ private:
 };
 
 // What forward and backward share once the operands are checked.
-void fill(RunArgs& run, const spattn_plan& plan, const RowsOfRun& rows, void* stream) {
+void fill(RunArgs& run, const spattn_plan& plan, const RowsOfRun& rows, Parallel& parallel, void* stream) {
     run.problem = &plan.compiled.problem;
     run.rows = &rows.get();
-    run.parallel = &plan.device->parallel();
+    run.parallel = &parallel;
     run.stream = stream;
     run.device = plan.device->id().index;
 }
@@ -217,6 +236,10 @@ void check_max_logits(const PassPlan& pass) {
         if (!piece.kernel->max_logits)
             fail(SPATTN_E_UNSUPPORTED, "max_logits",
                  text("is given where the plan's kernel, ", piece.kernel->name, ", does not write it; accepted: NULL"));
+}
+
+CancellableParallel threads_of(const spattn_plan& plan) {
+    return {plan.device->parallel(), plan.device->cancel(), plan.device->cancel_user()};
 }
 
 void check_flags(uint32_t flags) {
@@ -230,13 +253,13 @@ using namespace spattn;
 
 spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* given) {
     return guard(__func__, [&] {
-        const Problem& p = required(plan, "plan").compiled.problem;
-        const spattn_forward_args a = read_struct(given, offsetof(spattn_forward_args, sink_logits), "args");
+        const Problem& p = required(plan, "plan").given;
+        const spattn_forward_args a = read_struct(given, "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.forward;
-        Operands operands(*plan);
+        Operands operands(*plan, SPATTN_OP_FORWARD, a.workspace, a.workspace_bytes);
         ForwardArgs run{};
-        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
+        run.workspace = operands.workspace();
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
         run.v = read_values(operands, p, a.v, run.k);
@@ -248,27 +271,28 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         operands.check_overlaps();
         if (a.max_logits) check_max_logits(pass);
         const RowsOfRun rows(*plan, run.run_lists);
-        fill(run, *plan, rows, a.stream);
+        CancellableParallel threads = threads_of(*plan);
+        fill(run, *plan, rows, threads, a.stream);
         run_pass(pass, plan->image.forward, run);
     });
 }
 
 spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* given) {
     return guard(__func__, [&] {
-        const Problem& p = required(plan, "plan").compiled.problem;
-        const spattn_backward_args a = read_struct(given, offsetof(spattn_backward_args, sink_logits), "args");
+        const Problem& p = required(plan, "plan").given;
+        const spattn_backward_args a = read_struct(given, "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.backward;
         require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
-        Operands operands(*plan);
+        Operands operands(*plan, SPATTN_OP_BACKWARD, a.workspace, a.workspace_bytes);
         BackwardArgs run{};
-        run.workspace = operands.workspace(a.workspace, a.workspace_bytes, pass.workspace);
+        run.workspace = operands.workspace();
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
         run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
         run.v = read_values(operands, p, a.v, run.k);
         run.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
-        run.lse = operands.row_input(a.lse, "lse");
+        run.lse = operands.lse_input(a.lse, "lse");
         run.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.dlse) run.dlse = operands.row_input(a.dlse, "dlse");
         run.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
@@ -283,7 +307,8 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         if (a.dsink_logits) run.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
         const RowsOfRun rows(*plan, run.run_lists);
-        fill(run, *plan, rows, a.stream);
+        CancellableParallel threads = threads_of(*plan);
+        fill(run, *plan, rows, threads, a.stream);
         run_pass(pass, plan->image.backward, run);
     });
 }

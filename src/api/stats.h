@@ -11,7 +11,8 @@ inline spattn_stats make_stats(const Counts& counts, int64_t planes, int64_t seq
     spattn_stats stats{};
     stats.pairs = counts.pairs;
     stats.visited = counts.visited;
-    stats.density = counts.pairs / (double(planes) * double(seq_q) * double(seq_k));
+    const double all = double(planes) * double(seq_q) * double(seq_k);
+    stats.density = all > 0 ? counts.pairs / all : 0;
     stats.blocks_full = counts.blocks_full;
     stats.blocks_partial = counts.blocks_partial;
     stats.blocks_empty = counts.blocks_empty;

@@ -53,6 +53,7 @@ constexpr StatusName status_names[] = {
     SPATTN_STATUS(SPATTN_E_CAPTURE),
     SPATTN_STATUS(SPATTN_E_FORMAT),
     SPATTN_STATUS(SPATTN_E_CALLBACK),
+    SPATTN_STATUS(SPATTN_E_CANCELLED),
     SPATTN_STATUS(SPATTN_E_INTERNAL),
 };
 #undef SPATTN_STATUS
@@ -119,6 +120,6 @@ spattn_status spattn_last_error(spattn_error* result) {
         error.message = last.text();
         error.argument = last.argument.c_str();
         error.function = last.function;
-        write_struct(result, error, sizeof(spattn_error), "result");
+        write_struct(result, error, "result");
     });
 }

@@ -50,7 +50,9 @@ void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates)
         candidates.push_back({&kernel, Order::residue, ""});
     if (refused.empty() && kernel.orders && lowering_.has_packed())
         candidates.push_back({&kernel, Order::packed, ""});
+    const bool could_serve = refused.empty();
     candidates.push_back({&kernel, Order::plain, std::move(refused)});
+    candidates.back().could_serve = could_serve;
 }
 
 // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.

@@ -148,7 +148,7 @@ std::string describe_tasks(const PiecePlan& piece, const Machine& machine) {
 
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
 
-// Of the row that works on a piece: how, and why it.
+// How the row of a piece works on it.
 std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
         case Family::block: return describe_layout(piece) + describe_tasks(piece, plan.options.machine);
@@ -157,13 +157,34 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     }
 }
 
-std::string describe_considered(const std::vector<Candidate>& considered, const PiecePlan* chosen) {
-    std::string out = "  considered\n";
-    for (const Candidate& c : considered)
-        out += std::string(chosen && c.kernel == chosen->kernel && c.order == chosen->order ? "  * " : "    ") +
-               c.kernel->name + describe_order(c.order) + ": " +
-               (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
+std::string describe_candidate(const Candidate& c, bool is_chosen) {
+    return std::string(is_chosen ? "  * " : "    ") + c.kernel->name + describe_order(c.order) + ": " +
+           (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
+}
+
+// "2 rows for device cuda, 12 for dtype f64": reasons in the order in which they are met first.
+std::string describe_groups(const std::vector<const Candidate*>& refused) {
+    std::vector<std::pair<std::string, int>> groups;
+    for (const Candidate* c : refused) {
+        const auto has_reason = [&](const auto& group) { return group.first == c->refused; };
+        const auto known = std::find_if(groups.begin(), groups.end(), has_reason);
+        if (known == groups.end()) groups.push_back({c->refused, 1});
+        else ++known->second;
+    }
+    std::string out;
+    for (const auto& [reason, count] : groups)
+        out += (out.empty() ? plural(count, "row") : "; " + grouped(count)) + ": " + reason;
     return out;
+}
+
+std::string describe_considered(const std::vector<Candidate>& considered, const PiecePlan* chosen, Considered which) {
+    std::string out = "  considered\n";
+    std::vector<const Candidate*> useless;
+    for (const Candidate& c : considered) {
+        if (!c.could_serve && which == Considered::grouped) useless.push_back(&c);
+        else out += describe_candidate(c, chosen && c.kernel == chosen->kernel && c.order == chosen->order);
+    }
+    return out + (useless.empty() ? "" : line("  out", describe_groups(useless)));
 }
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
@@ -174,35 +195,36 @@ std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass w
 }
 
 // The whole first, then each piece.
-std::string describe_pieces(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+std::string describe_pieces(const CompiledPlan& plan, const PassPlan& pass, Pass which, Considered considered) {
     std::string out = describe_work(plan, pass, which);
     out += line("  handed on", bytes(double(pass.carried)) + " from piece to piece");
-    out += describe_considered(pass.whole, nullptr);
+    out += describe_considered(pass.whole, nullptr, considered);
     for (const PiecePlan& piece : pass.pieces) {
         out += line(" piece", piece.pattern_text);
         out += line("  by", piece.kernel->name) + describe_row(plan, piece);
         out += line("  predicted", describe_cost(piece.cost) + " binds");
-        out += describe_considered(piece.considered, &piece);
+        out += describe_considered(piece.considered, &piece, considered);
     }
     return out;
 }
 
-std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
+std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which, Considered considered) {
     const char* const name = which == Pass::forward ? "forward" : "backward";
     if (pass.pieces.size() > 1)
-        return line(name, grouped(double(pass.pieces.size())) + " pieces") + describe_pieces(plan, pass, which);
+        return line(name, grouped(double(pass.pieces.size())) + " pieces") +
+               describe_pieces(plan, pass, which, considered);
     const PiecePlan& whole = pass.pieces[0];
     return line(name, whole.kernel->name) + describe_row(plan, whole) + describe_work(plan, pass, which) +
-           describe_considered(whole.considered, &whole);
+           describe_considered(whole.considered, &whole, considered);
 }
 
 }  // namespace
 
-std::string explain(const CompiledPlan& plan) {
+std::string explain(const CompiledPlan& plan, Considered considered) {
     std::string out = describe_problem(plan);
     out += line("layout", bytes(double(plan.layout_bytes)) + " of lists and masks");
-    out += describe_pass(plan, plan.forward, Pass::forward);
-    if (!plan.backward.pieces.empty()) out += describe_pass(plan, plan.backward, Pass::backward);
+    out += describe_pass(plan, plan.forward, Pass::forward, considered);
+    if (!plan.backward.pieces.empty()) out += describe_pass(plan, plan.backward, Pass::backward, considered);
     return out;
 }
 

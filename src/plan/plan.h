@@ -44,6 +44,7 @@ struct Candidate {
     std::string refused;  // why it is out; empty where it has a cost
     Cost cost{};
     LayoutStats stats{};
+    bool could_serve = true;  // false: refused for the problem or the machine, whatever the pattern and its cost
 };
 
 // What works on one pattern: the whole, or a piece of it.
@@ -95,8 +96,9 @@ struct CompiledPlan {
 CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
                           const std::vector<Kernel>& kernels);
 
-// What spattn_plan_explain prints.
-std::string explain(const CompiledPlan& plan);
+// What spattn_plan_explain prints: of the rows that could not serve, how many are out for each reason, or each one.
+enum class Considered { grouped, each };
+std::string explain(const CompiledPlan& plan, Considered considered = Considered::grouped);
 
 double flops(const Problem& problem, double pairs, Pass pass);
 double operand_bytes(const Problem& problem, Pass pass);

@@ -62,15 +62,26 @@ inline Context make_context(const spattn_context_options& options = cpu_options(
     return Context(result);
 }
 
-// Structs that have grown are accepted as they were in the beginning.
+// Structs are accepted as they were in the first release that had them, however much they have grown since: numbers and
+// not sizeof, which grows with the struct.
 template <class S>
-constexpr size_t first_size = sizeof(S);
+constexpr size_t first_size = 0;
 template <>
-constexpr size_t first_size<spattn_problem> = offsetof(spattn_problem, softcap);
+constexpr size_t first_size<spattn_error> = 40;
 template <>
-constexpr size_t first_size<spattn_forward_args> = offsetof(spattn_forward_args, sink_logits);
+constexpr size_t first_size<spattn_context_options> = 88;
 template <>
-constexpr size_t first_size<spattn_backward_args> = offsetof(spattn_backward_args, sink_logits);
+constexpr size_t first_size<spattn_bigbird> = 48;
+template <>
+constexpr size_t first_size<spattn_extent> = 64;
+template <>
+constexpr size_t first_size<spattn_stats> = 120;
+template <>
+constexpr size_t first_size<spattn_problem> = 88;
+template <>
+constexpr size_t first_size<spattn_forward_args> = 96;
+template <>
+constexpr size_t first_size<spattn_backward_args> = 128;
 
 inline spattn_extent make_extent(int64_t seq_q, int64_t seq_k) {
     auto extent = sized<spattn_extent>();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What a host may plug into a context: its allocator, its log, its threads; and the plan cache.
+// What a host may plug into a context: its allocator, its log, its threads, its wish to stop; and the plan cache.
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <mutex>
@@ -72,6 +73,17 @@ struct Host {
         }
         for (std::thread& thread : pool) thread.join();
         return 0;
+    }
+};
+
+// A host that lets a run go on a few times.
+struct Stopper {
+    std::thread::id caller = std::this_thread::get_id();
+    int64_t patience = 0, asked = 0, elsewhere = 0;
+    static int32_t ask(void* user) {
+        auto& stopper = *static_cast<Stopper*>(user);
+        stopper.elsewhere += std::this_thread::get_id() != stopper.caller;
+        return ++stopper.asked > stopper.patience;
     }
 };
 
@@ -213,6 +225,95 @@ TEST(parallel_for_that_fails) {
     CHECK(std::string(spattn_last_error_text()).find("5") != std::string::npos);
     host.kind = Host::backwards;
     succeed(run_forward(plan.get(), make_problem()).status, "the plan works once the host does");
+}
+
+// Runs of every family long enough to be asked about end soon after the host wants them to, and the context lives on.
+TEST(a_run_can_be_cancelled) {
+    const struct {
+        const char* pattern;
+        uint32_t flags;
+        int64_t seq;
+    } cases[] = {{"causal", 0, 16384}, {"causal & strided(257)", 0, 65536}, {"full", SPATTN_PLAN_REFERENCE, 1024}};
+    for (const auto& c : cases) {
+        check::context = c.pattern;
+        Stopper stopper;
+        auto options = cpu_options();
+        options.cpu_threads = 2;
+        options.cancel = Stopper::ask;
+        options.cancel_user = &stopper;
+        const Context context = make_context(options);
+        const Pattern pattern = parse(c.pattern);
+        auto problem = make_problem();
+        problem.flags = c.flags;
+        problem.seq_q = problem.seq_k = c.seq;
+        const Plan plan = make_plan(context.get(), pattern.get(), problem);
+        CHECK_EQ(run_forward(plan.get(), problem).status, SPATTN_E_CANCELLED);
+        CHECK_EQ(std::string(spattn_status_name(SPATTN_E_CANCELLED)), "SPATTN_E_CANCELLED");
+        auto error = sized<spattn_error>();
+        spattn_last_error(&error);
+        CHECK_EQ(std::string(error.argument), "options.cancel");
+        CHECK_EQ(stopper.asked, 1);  // a run that is to end asks no more
+        CHECK_EQ(stopper.elsewhere, 0);
+        stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+        const Outcome patient = run_forward(plan.get(), problem);
+        succeed(patient.status, "a patient host");
+        CHECK(stopper.asked > 0);
+        const Context other = make_context();
+        const Outcome expected = run_forward(make_plan(other.get(), pattern.get(), problem).get(), problem);
+        CHECK(patient.out == expected.out);
+        CHECK(patient.lse == expected.lse);
+    }
+}
+
+TEST(a_backward_run_can_be_cancelled) {
+    for (const char* text : {"causal", "causal & strided(129)"}) {
+        check::context = text;
+        Stopper stopper;
+        auto options = cpu_options();
+        options.cancel = Stopper::ask;
+        options.cancel_user = &stopper;
+        const Context context = make_context(options);
+        const Pattern pattern = parse(text);
+        auto p = make_problem();
+        p.head_dim_v = p.head_dim, p.heads_kv = p.heads_q;
+        p.seq_q = p.seq_k = 16384;
+        const Plan plan = make_plan(context.get(), pattern.get(), p);
+        const std::vector<int64_t> shape{p.batch, p.heads_q, p.seq_q, p.head_dim};
+        Tensor q(shape, f32), k(shape, f32), v(shape, f32), out(shape, f32), dout(shape, f32), dq(shape, f32),
+            dk(shape, f32), dv(shape, f32), lse({p.batch, p.heads_q, p.seq_q}, f32);
+        for (Tensor* t : {&q, &k, &v, &out, &dout, &lse}) t->fill(7);
+        size_t bytes = 0, align = 1;
+        succeed(spattn_plan_workspace(plan.get(), SPATTN_OP_BACKWARD, &bytes, &align), "workspace");
+        Tensor workspace({int64_t(bytes)}, u8);
+        auto args = sized<spattn_backward_args>();
+        args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
+        args.dout = &dout.view, args.dq = &dq.view, args.dk = &dk.view, args.dv = &dv.view;
+        args.workspace = workspace.data, args.workspace_bytes = bytes;
+        CHECK_EQ(spattn_backward(plan.get(), &args), SPATTN_E_CANCELLED);
+        CHECK_EQ(stopper.asked, 1);
+        CHECK_EQ(stopper.elsewhere, 0);
+    }
+}
+
+// Calls of microseconds do not wait for a host's answers.
+TEST(short_runs_do_not_ask) {
+    Stopper stopper;
+    auto options = cpu_options();
+    options.cancel = Stopper::ask;
+    options.cancel_user = &stopper;
+    const Context context = make_context(options);
+    const Pattern pattern = parse("window(1,0)");
+    auto problem = make_problem();
+    problem.seq_q = problem.seq_k = 1;
+    const Plan plan = make_plan(context.get(), pattern.get(), problem);
+    const auto start = std::chrono::steady_clock::now();
+    const spattn_status status = run_forward(plan.get(), problem).status;
+    if (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(20)) {
+        CHECK_EQ(status, SPATTN_OK);
+        CHECK_EQ(stopper.asked, 0);
+    } else {
+        check::skip("the machine took 20 ms for a run of microseconds");
+    }
 }
 
 TEST(equal_patterns_share_a_plan) {

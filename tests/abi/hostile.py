@@ -5,6 +5,7 @@ import math
 
 HUGE, MOST, LEAST = 1 << 62, (1 << 63) - 1, -(1 << 63)
 SIZES = [0, -1, LEAST]  # wrong where 1 and more is right
+NEGATIVE = [-1, LEAST]
 
 
 class Wrong:
@@ -56,7 +57,7 @@ ARGUMENTS = {
     "spattn_pattern_to_image": {"head": Wrong(-1, 2, HUGE, LEAST)},
     "spattn_pattern_to_csr": {"head": Wrong(-1, 2, HUGE, LEAST)},
     "spattn_plan_workspace": {"op": Wrong(-1, 2, 1 << 30)},
-    "spattn_plan_explain": {"capacity": TOO_SMALL},
+    "spattn_plan_explain": {"capacity": TOO_SMALL}, "spattn_plan_explain_all": {"capacity": TOO_SMALL},
 }
 
 COUNTS = Wrong(-1, HUGE, LEAST)
@@ -74,8 +75,8 @@ FIELDS = {
     "spattn_extent": {"batch": COUNTS, "heads": COUNTS, "seq_q": Wrong(*SIZES, 1 << 31, HUGE),
                       "seq_k": Wrong(*SIZES, 1 << 31, HUGE), "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST),
                       "block_q": Wrong(-1, 1025, HUGE, LEAST), "block_k": Wrong(-1, 1025, HUGE, LEAST)},
-    "spattn_problem": {"batch": Wrong(*SIZES, HUGE), "heads_q": Wrong(*SIZES, HUGE), "heads_kv": Wrong(*SIZES, 3, 8),
-                       "seq_q": Wrong(*SIZES, 1 << 31, HUGE), "seq_k": Wrong(*SIZES, 1 << 31, HUGE),
+    "spattn_problem": {"batch": Wrong(*NEGATIVE, HUGE), "heads_q": Wrong(*SIZES, HUGE), "heads_kv": Wrong(*SIZES, 3, 8),
+                       "seq_q": Wrong(*NEGATIVE, 1 << 31, HUGE), "seq_k": Wrong(*NEGATIVE, 1 << 31, HUGE),
                        "head_dim": Wrong(*SIZES, 1025, HUGE), "head_dim_v": Wrong(-1, 1025, HUGE, LEAST),
                        "dtype": DTYPES, "axes": Wrong(-1, 3, 1 << 30), "scale": Wrong(math.nan, math.inf, -math.inf),
                        "softcap": Wrong(math.nan, math.inf, -1.0, 1e-7, 1e31),
@@ -91,7 +92,7 @@ READ_WITH = {("spattn_extent", "q_offset"): "SPATTN_EXTENT_Q_OFFSET",
 # Pointers that may be NULL.
 OPTIONAL = {
     ("spattn_context_create", "options"), ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),
-    ("spattn_plan_explain", "needed"), ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
+    ("spattn_plan_explain", "needed"), ("spattn_plan_explain_all", "needed"), ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
     ("spattn_plan_workspace", "align"), ("spattn_forward_args", "lse"), ("spattn_forward_args", "max_logits"),
     ("spattn_forward_args", "index_counts"), ("spattn_backward_args", "dlse"), ("spattn_backward_args", "index_counts"),
     ("spattn_backward_args", "dsink_logits"),
@@ -106,6 +107,8 @@ ANYTHING = {
     ("spattn_context_options", "alloc_user"): "it is the callback's",
     ("spattn_context_options", "log_user"): "it is the callback's",
     ("spattn_context_options", "parallel_for_user"): "it is the callback's",
+    ("spattn_context_options", "cancel_user"): "it is the callback's",
+    ("spattn_context_options", "cancel"): "NULL lets runs end when they are done",
     ("spattn_context_options", "log"): "NULL is silent",
     ("spattn_context_options", "parallel_for"): "NULL is the library's own",
     ("spattn_context_options", "alloc"): "NULL is the library's own; alone it is an error of misuse_plan.cpp",

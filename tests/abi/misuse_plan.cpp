@@ -33,7 +33,8 @@ using BadProblem = BadField<spattn_problem>;
 std::vector<BadOptions> bad_options() {
     std::vector<BadOptions> table = {
         {"struct_size 0", [](auto& o) { o.struct_size = 0; }, SPATTN_E_STRUCT_SIZE, "options"},
-        {"struct_size short", [](auto& o) { o.struct_size -= 8; }, SPATTN_E_STRUCT_SIZE, "options"},
+        {"struct_size short", [](auto& o) { o.struct_size = uint32_t(first_size<spattn_context_options> - 8); },
+         SPATTN_E_STRUCT_SIZE, "options"},
         {"a flag of the future", [](auto& o) { o.flags = 1; }, SPATTN_E_UNKNOWN_FIELD, "options.flags"},
         {"device type 99", [](auto& o) { o.device = {99, 0}; }, SPATTN_E_DEVICE, "options.device"},
         {"device type -1", [](auto& o) { o.device = {-1, 0}; }, SPATTN_E_DEVICE, "options.device"},
@@ -69,7 +70,10 @@ std::vector<BadProblem> bad_problems() {
                                {&spattn_problem::seq_q, "problem.seq_q"},
                                {&spattn_problem::seq_k, "problem.seq_k"},
                                {&spattn_problem::head_dim, "problem.head_dim"}})
-        out_of_range(table, name, field, {0, -1, huge, most, least});
+        out_of_range(table, name, field, {-1, huge, most, least});
+    out_of_range(table, "problem.heads_q", &spattn_problem::heads_q, {0});
+    out_of_range(table, "problem.heads_kv", &spattn_problem::heads_kv, {0});
+    out_of_range(table, "problem.head_dim", &spattn_problem::head_dim, {0});
     out_of_range(table, "problem.head_dim", &spattn_problem::head_dim, {1025});
     out_of_range(table, "problem.head_dim_v", &spattn_problem::head_dim_v, {-1, 1025, huge, least});
     out_of_range(table, "problem.seq_q", &spattn_problem::seq_q, {int64_t(1) << 31});

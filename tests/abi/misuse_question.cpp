@@ -235,6 +235,7 @@ TEST(text_buffers) {
     };
     check_text("spattn_pattern_print", "pattern", spattn_pattern_print, static_cast<const spattn_pattern*>(nullptr));
     check_text("spattn_plan_explain", "plan", spattn_plan_explain, static_cast<const spattn_plan*>(nullptr));
+    check_text("spattn_plan_explain_all", "plan", spattn_plan_explain_all, static_cast<const spattn_plan*>(nullptr));
     const auto check_buffer = [](const char* function, auto ask) {
         size_t needed = 0;
         demand("nothing to write to", function, ask(nullptr, 0, nullptr), SPATTN_E_NULL, "needed");
@@ -248,4 +249,5 @@ TEST(text_buffers) {
     };
     check_buffer("spattn_pattern_print", [&](auto... rest) { return spattn_pattern_print(pattern.get(), rest...); });
     check_buffer("spattn_plan_explain", [&](auto... rest) { return spattn_plan_explain(plan.get(), rest...); });
+    check_buffer("spattn_plan_explain_all", [&](auto... rest) { return spattn_plan_explain_all(plan.get(), rest...); });
 }

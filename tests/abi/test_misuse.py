@@ -44,7 +44,7 @@ class World:
         saved = library.save(causal)
         numbers = self.tensor([0, 2, 3])
         room, count = ffi.new("char[]", 65536), ffi.new("size_t *")
-        self.causal = causal
+        self.causal, self.plan = causal, plan
         text = (room, len(room), count)
         self.legal = {
             "last_error": (capi.sized("spattn_error"),),
@@ -79,6 +79,7 @@ class World:
             "plan_create": (context, causal, self.problem(), NULL),
             "plan_workspace": (plan, 0, count, ffi.new("size_t *")),
             "plan_stats": (plan, capi.sized("spattn_stats")), "plan_explain": (plan, *text),
+            "plan_explain_all": (plan, *text),
             "forward": (plan, self.run_args(plan, "forward")), "backward": (plan, self.run_args(plan, "backward")),
         }
 
@@ -293,6 +294,7 @@ def test_functions_that_cannot_fail(world):
         "spattn_context_retain": [((null,), None)], "spattn_context_release": [((null,), None)],
         "spattn_pattern_retain": [((null,), None)], "spattn_pattern_release": [((null,), None)],
         "spattn_plan_retain": [((null,), None)], "spattn_plan_release": [((null,), None)],
+        "spattn_plan_kernel": [((null, 0), None), *(((world.plan, op), None) for op in (-1, 2, 1 << 30))],
         "spattn_pattern_equal": [((null, null), 1), ((causal, null), 0), ((null, causal), 0), ((causal, causal), 1)],
         "spattn_kernel_name": [((row,), None) for row in (-1, c.spattn_kernel_count(), (1 << 31) - 1, -(1 << 31))],
         "spattn_kernel_runs_here": [((row,), 0) for row in (-1, c.spattn_kernel_count(), (1 << 31) - 1, -(1 << 31))],

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Plans of several pieces, through the C ABI, against the oracle; and what such a plan says of itself."""
 import functools
-import re
 
 import numpy as np
 import pytest
@@ -42,9 +41,9 @@ def test_pieces_compute_attention(library, monkeypatch, dtype, case):
     sizes = SIZES | ({} if q_offset is None else {"q_offset": q_offset})
     pin_blocks(library, monkeypatch, dtype)
     plan = library.plan(library.parse(text), library.c.SPATTN_PLAN_BACKWARD, dtype=dtype, **sizes)
-    explained = library.text(library.c.spattn_plan_explain, plan)
-    for direction in ("forward", "backward"):
-        assert re.search(rf"^{direction} +[23] pieces$", explained, re.MULTILINE)
+    for op in (library.c.SPATTN_OP_FORWARD, library.c.SPATTN_OP_BACKWARD):
+        kernels = ffi.string(library.c.spattn_plan_kernel(plan, op)).decode()
+        assert kernels.count(",") in (1, 2)
     mask = mask_of(text, q_offset)
     assert stats_of(library, plan) == stats_of_mask(mask)
     inputs = [arrays["q"], arrays["k"], arrays["v"], mask, 0.2]

@@ -85,7 +85,8 @@ struct BackwardLane {
 
     void take_order(int64_t w) {
         start_order(w);
-        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
+        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1] && !args.parallel->is_cancelled(); ++t)
+            column(args.tasks.tasks[t]);
     }
 
     void column(const Task& t) {
@@ -373,7 +374,7 @@ inline void backward_rows(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
     const int64_t rows = run.space.rows, orders = run.args->tasks.orders, end = orders + run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_row)) < end;)
+    for (int64_t i; (i = next_of(run.next_row, *run.args->parallel)) < end;)
         if (i < orders) find_reached(run.space, *run.args->problem, run.args->layout, run.args->tasks, i);
         else lane.prepare((i - orders) / rows, int32_t((i - orders) % rows));
 }
@@ -382,7 +383,7 @@ template <class T, int bq, int bk>
 inline void backward_tasks(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order)) < run.args->tasks.orders;) lane.take_order(w);
+    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < run.args->tasks.orders;) lane.take_order(w);
     end_streams();
 }
 
@@ -394,7 +395,7 @@ inline void backward_results(void* argument, int64_t index) {
     const int64_t joins = blocks + run.args->tasks.num_joins;
     const bool has_dsink = run.args->dsink_logits.data && run.args->piece.is_last;
     const int64_t sinks = joins + (has_dsink ? run.args->problem->heads_q : 0);
-    for (int64_t i; (i = next_of(run.next_result)) < sinks;)
+    for (int64_t i; (i = next_of(run.next_result, *run.args->parallel)) < sinks;)
         if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
         else if (i < joins) lane.join(run.args->tasks.joins[i - blocks]);
         else lane.sum_sink(i - joins);

@@ -74,7 +74,7 @@ template <class T, int bq, int bk>
 inline void backward_sums(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     SumLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order)) < run.args->tasks.orders;) lane.take_order(w);
+    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < run.args->tasks.orders;) lane.take_order(w);
 }
 
 template <class T, int bq, int bk>
@@ -82,7 +82,8 @@ inline void backward_lse(void* argument, int64_t index) {
     BackwardRun& run = *(BackwardRun*)argument;
     SumLane<T, bq, bk> lane(*run.args, run.space, index);
     const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_row)) < blocks;) lane.refine(i / rows, int32_t(i % rows));
+    for (int64_t i; (i = next_of(run.next_row, *run.args->parallel)) < blocks;)
+        lane.refine(i / rows, int32_t(i % rows));
 }
 
 template <class T, int bq, int bk>

@@ -285,7 +285,7 @@ inline void forward_tasks(void* argument, int64_t index) {
     ForwardRun& run = *(ForwardRun*)argument;
     const TasksView& tasks = run.args->tasks;
     ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order)) < tasks.orders;)
+    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < tasks.orders;)
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
     end_streams();
 }
@@ -294,7 +294,8 @@ template <class T, int bq, int bk>
 inline void forward_joins(void* argument, int64_t index) {
     ForwardRun& run = *(ForwardRun*)argument;
     ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t j; (j = next_of(run.next_join)) < run.args->tasks.num_joins;) lane.join(run.args->tasks.joins[j]);
+    for (int64_t j; (j = next_of(run.next_join, *run.args->parallel)) < run.args->tasks.num_joins;)
+        lane.join(run.args->tasks.joins[j]);
     end_streams();
 }
 

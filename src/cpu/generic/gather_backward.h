@@ -92,7 +92,7 @@ inline void gather_backward_tiles(void* argument, int64_t index) {
     Lane lane = run.lane(index);
     const int64_t tiles = map.wave.rows * map.tiling.tiles(), at_once = Lane::tiles_at_once(map);
     const int64_t turns = (tiles + at_once - 1) / at_once;
-    for (int64_t n; (n = next_of(run.next)) < map.wave.planes * turns;) {
+    for (int64_t n; (n = next_of(run.next, *run.args->parallel)) < map.wave.planes * turns;) {
         const int64_t begin = n % turns * at_once;
         lane.take(map.wave.plane + n / turns, begin, least_of(begin + at_once, tiles));
     }
@@ -103,7 +103,7 @@ inline void gather_backward_owners(void* argument, int64_t index) {
     auto& run = *(GatherBackwardRun<Lane>*)argument;
     Lane lane = run.lane(index);
     const int64_t owners = Lane::owners(run.map);
-    for (int64_t n; (n = next_of(run.next)) < run.map.wave.planes * owners;)
+    for (int64_t n; (n = next_of(run.next, *run.args->parallel)) < run.map.wave.planes * owners;)
         lane.own(run.map.wave.plane + n / owners, n % owners);
 }
 

@@ -65,7 +65,7 @@ inline void gather_forward_tiles(void* argument, int64_t index) {
     const ForwardArgs& args = *run.args;
     const int64_t turns = (run.tiles + run.at_once - 1) / run.at_once;
     Lane lane(args, (uintptr_t)args.workspace + uintptr_t(index * run.lane_bytes));
-    for (int64_t n; (n = next_of(run.next)) < args.problem->batch * args.problem->heads_kv * turns;) {
+    for (int64_t n; (n = next_of(run.next, *args.parallel)) < args.problem->batch * args.problem->heads_kv * turns;) {
         const int64_t begin = n % turns * run.at_once;
         lane.take(run.tiling, n / turns, begin, least_of(begin + run.at_once, run.tiles));
     }

@@ -85,8 +85,11 @@ struct Carver {
     }
 };
 
-// Who takes which order next. Relaxed: results of a phase are published by the end of Parallel::run.
-inline int64_t next_of(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED); }
+// Who takes which order next; beyond every end where the run is cancelled. Relaxed: results of a phase are published by
+// the end of Parallel::run.
+inline int64_t next_of(int64_t& counter, Parallel& parallel) {
+    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
+}
 
 }  // namespace
 }  // namespace spattn::cpu

@@ -126,6 +126,11 @@ struct Run {
     int64_t next, lane_doubles;
 };
 
+// Who works on which row, or kv head, next; beyond every end where the run is cancelled.
+int64_t next_of(Run& run, Parallel& parallel) {
+    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED);
+}
+
 template <class T>
 void forward_lane(void* argument, int64_t lane) {
     Run& run = *static_cast<Run*>(argument);
@@ -133,7 +138,7 @@ void forward_lane(void* argument, int64_t lane) {
     const Problem& p = *a.problem;
     double* out = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
     Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
-    for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_q * p.seq_q;) {
+    for (int64_t n; (n = next_of(run, *a.parallel)) < p.batch * p.heads_q * p.seq_q;) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
         row.each_key([&](int64_t key, double x) {
@@ -186,12 +191,12 @@ void backward_lane(void* argument, int64_t lane) {
     double* dq = dz + p.batch * p.heads_q + lane * run.lane_doubles;
     double *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim, *end = dv + p.seq_k * p.head_dim_v;
     Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
-    for (int64_t n; (n = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < p.batch * p.heads_kv;) {
+    for (int64_t n; (n = next_of(run, *a.parallel)) < p.batch * p.heads_kv;) {
         const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
         std::fill(dk, end, 0.0);
         for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
             double& sum = dz[b * p.heads_q + head] = 0;
-            for (int64_t i = 0; i < p.seq_q; ++i) {
+            for (int64_t i = 0; i < p.seq_q && !a.parallel->is_cancelled(); ++i) {
                 row.softmax(b, head, i);
                 sum += backward_row(a, row, dk, dv, dq);
             }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#include "api/empty.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/math.h"
+
+namespace spattn {
+namespace {
+
+constexpr int64_t alignment = 256;  // of each stand-in: enough for any device
+
+size_t matrix_bytes(const Problem& p, int64_t heads, int64_t dim) {
+    return size_t(round_up(p.batch * heads * dim * dtype_row(p.dtype).bytes, alignment));
+}
+size_t rows_bytes(const Problem& p) {
+    return size_t(round_up(p.batch * p.heads_q * int64_t(sizeof(float)), alignment));
+}
+
+}  // namespace
+
+Problem stand_in_problem(Problem p) {
+    if (p.batch == 0) p.seq_q = p.seq_k = 0;  // there is no entry whose queries or keys would be real
+    p.batch = std::max<int64_t>(p.batch, 1);
+    p.seq_q = std::max<int64_t>(p.seq_q, 1);
+    p.seq_k = std::max<int64_t>(p.seq_k, 1);
+    p.run_lists = {};
+    return p;
+}
+
+size_t kernel_workspace(const spattn_plan& plan, spattn_enum op) {
+    return size_t(round_up(int64_t(plan.pass(op).workspace), alignment));
+}
+
+size_t run_workspace(const spattn_plan& plan, spattn_enum op) {
+    if (!is_empty(plan.given)) return plan.pass(op).workspace;
+    const Problem &given = plan.given, &p = plan.compiled.problem;
+    const auto both_dims = [&](int64_t heads) {
+        return matrix_bytes(p, heads, p.head_dim) + matrix_bytes(p, heads, p.head_dim_v);
+    };
+    const bool has_queries = given.batch && given.seq_q, has_keys = given.batch && given.seq_k;
+    const size_t absent = (has_queries ? 0 : both_dims(p.heads_q)) + (has_keys ? 0 : both_dims(p.heads_kv));
+    if (op == SPATTN_OP_FORWARD) return kernel_workspace(plan, op) + absent;
+    return kernel_workspace(plan, op) + 2 * absent + (has_queries ? 0 : rows_bytes(p));  // 2: gradients are absent too
+}
+
+Counts count_empty(const Problem& given) {
+    Counts counts;
+    counts.rows_empty = given.batch * given.heads_q * given.seq_q;
+    return counts;
+}
+
+StandIns::StandIns(const spattn_plan& plan, spattn_enum op, void* workspace)
+    : p_(plan.compiled.problem), is_host_(plan.device->id().type == SPATTN_CPU),
+      next_(static_cast<char*>(workspace) + (workspace ? kernel_workspace(plan, op) : 0)) {}
+
+TensorView StandIns::matrix(int64_t heads, int64_t dim) {
+    return {take(matrix_bytes(p_, heads, dim)), heads * dim, dim, dim, 1};
+}
+
+// exp(z - infinity) is 0 for every sink logit z, so a sink's gradient gets nothing from a row that is not there.
+TensorView StandIns::rows() {
+    void* rows = take(rows_bytes(p_));
+    if (is_host_) std::fill_n(static_cast<float*>(rows), p_.batch * p_.heads_q, std::numeric_limits<float>::infinity());
+    return {rows, p_.heads_q, 1, 1, 0};
+}
+
+void* StandIns::take(size_t bytes) {
+    char* const memory = next_;
+    next_ += bytes;
+    if (is_host_) std::memset(memory, 0, bytes);
+    return memory;
+}
+
+}  // namespace spattn
