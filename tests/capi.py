@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: MIT
 """The C ABI for the Python tests: cffi reads the header itself, so nothing is typed twice and nothing can drift."""
 import pathlib
-import subprocess
+import sys
 import weakref
 
-import cffi
 import numpy as np
 import pycparser
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADER = ROOT / "include" / "sparseattn" / "sparseattn.h"
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+import native  # noqa: E402
+
+HEADER = native.HEADER
 DTYPES = {"f": 2, "i": 0, "u": 1, "b": 6}  # numpy kind -> spattn_dtype_code
-
-
-def declarations():
-    """The header after the preprocessor, without the system headers whose types cffi knows anyway."""
-    text = "\n".join(line for line in HEADER.read_text().splitlines() if not line.startswith("#include"))
-    command = ["cc", "-E", "-P", "-DSPATTN_CFFI", "-x", "c", "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def functions():
     """The functions that the header declares, as syntax trees."""
     names = ("size_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t")
-    tree = pycparser.CParser().parse("".join(f"typedef int {name};" for name in names) + declarations())
+    tree = pycparser.CParser().parse("".join(f"typedef int {name};" for name in names) + native.declarations())
     return [node for node in tree.ext if isinstance(getattr(node, "type", None), pycparser.c_ast.FuncDecl)]
 
 
-ffi = cffi.FFI()
-ffi.cdef(declarations())
+ffi = native.view()
 KEPT = weakref.WeakKeyDictionary()  # a tensor's struct -> what its pointers point to, which must live as long
 
 

@@ -4,7 +4,9 @@
 import gc
 import json
 import os
+import signal
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -183,6 +185,7 @@ def test_rows_without_keys():
         (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
         (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
         (dict(pattern="wind"), sa.FormatError, "text"),
+        (dict(pattern="causal\0 junk"), sa.FormatError, "text"),
     ],
 )
 def test_errors_are_typed_and_name_the_argument(change, kind, argument):
@@ -204,7 +207,11 @@ def test_plans_say_what_they_do():
     assert plan.workspace() >= 0 and plan.workspace(backward=True) >= 0
     pairs = sa.parse(TEXT).stats(sa.Extent(70, batch=2, heads=4)).pairs
     assert plan.stats().pairs == pairs and plan.stats().flops_forward == 2 * (24 + 40) * pairs
-    assert any(name in plan.explain() for name in sa.kernels()) and TEXT in plan.explain()
+    assert plan.kernel() in sa.kernels() and plan.kernel(backward=True) in sa.kernels()
+    assert plan.kernel() in plan.explain() and TEXT in plan.explain()
+    assert len(plan.explain(all=True).splitlines()) > 2 * len(plan.explain().splitlines())
+    with pytest.raises(sa.ArgumentError):
+        forward_only.kernel(backward=True)
 
 
 def test_plan_outlives_pattern_and_context():
@@ -264,3 +271,42 @@ def test_contexts_refuse_what_is_not_there():
 def test_introspection():
     assert sa.version() == sa.__version__ and sa.version().count(".") == 2
     assert json.loads(sa.build_json()) and any(sa.kernels().values())
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"seq_q": 0}, {"seq_k": 0}, {"batch": 0, "seq_q": 0, "seq_k": 0}])
+@pytest.mark.parametrize("more", [{}, {"sink_logits": np.float32([3, -1, 90, 0])}])
+def test_empty_batches(sizes, more):
+    q, k, v, dout = operands(**sizes)
+    out, lse = sa.attention(q, k, v, TEXT, return_lse=True, **more)
+    assert out.shape == dout.shape and not out.any()
+    z = more.get("sink_logits", np.full(4, -np.inf))
+    np.testing.assert_array_equal(lse, np.broadcast_to(z[None, :, None], lse.shape))
+    gradients = sa.attention_backward(q, k, v, out, lse, dout, TEXT, **more)
+    for gradient, array in zip(gradients, (q, k, v, z)):
+        assert gradient.shape == array.shape and not gradient.any()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_ctrl_c_ends_a_run(backward):
+    """The reference kernels would take a minute."""
+    q, k, v, dout = operands(batch=1, seq_q=4096, seq_k=4096)
+    plan = sa.plan("full", q, k, v, reference=True, backward=True)
+    lse = np.zeros((1, 4, 4096), np.float32)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        plan.backward(q, k, v, dout, lse, dout) if backward else plan.forward(q, k, v)
+    assert 0.2 < time.monotonic() - start < 10
+    timer.join()
+    q, k, v, dout = operands()
+    assert np.isfinite(sa.attention(q, k, v, TEXT)).all()  # the context lives on
+
+
+def test_runs_beside_the_main_thread_are_asked_too():
+    q, k, v, _ = operands(batch=1, seq_q=1024, seq_k=1024)
+    plan, found = sa.plan("full", q, k, v, reference=True), []
+    worker = threading.Thread(target=lambda: found.append(plan.forward(q, k, v)))
+    worker.start()
+    worker.join()
+    assert found and np.isfinite(found[0]).all()

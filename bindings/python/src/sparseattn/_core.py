@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any, Callable
 
 from ._native import ffi, lib
@@ -75,10 +76,33 @@ _ERRORS = {
 }
 
 
+class _Raised(threading.local):
+    """What a signal handler raised while a run of this thread was under way."""
+
+    error: BaseException | None = None
+
+
+_raised = _Raised()
+
+
+def _keep_raised(kind: Any, error: BaseException, traceback: Any) -> None:
+    _raised.error = error
+
+
+@ffi.callback("spattn_cancel_fn", error=1, onerror=_keep_raised)
+def _handle_signals(user: Any) -> int:
+    """Lets a run go on. Python runs the handlers of pending signals when this is entered on its main thread: Ctrl-C
+    raises KeyboardInterrupt, and the run ends."""
+    return 0
+
+
 def check(status: int) -> None:
     """Raises what the library says of the call that just ended on this thread with this status."""
     if status == lib.SPATTN_OK:
         return
+    if status == lib.SPATTN_E_CANCELLED and _raised.error is not None:
+        error, _raised.error = _raised.error, None
+        raise error
     error = sized("spattn_error")
     lib.spattn_last_error(error)
     kind = _ERRORS.get(status) or _ERRORS.get(status // 1000 * 1000) or SparseAttentionError
@@ -127,11 +151,13 @@ class Context:
     threads     of the CPU; 0 is all that this process may use. Results never depend on it, bit for bit
     plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none
 
+    Ctrl-C, and any signal whose handler raises, ends a run on the CPU: the call raises what the handler raised.
+
     Raises ArgumentError for a device, a number of threads or a cache that cannot be, NoGPUError.
     """
 
     def __init__(self, device: str | None = None, threads: int = 0, plan_cache: int = 0):
-        options = sized("spattn_context_options", cpu_threads=threads, plan_cache=plan_cache)
+        options = sized("spattn_context_options", cpu_threads=threads, plan_cache=plan_cache, cancel=_handle_signals)
         if device is not None:
             options.device.type, options.device.index = _read_device(device)
         self._handle = own("spattn_context", lib.spattn_context_create, options)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence, Union
 import numpy as np
 
 from ._arrays import integers, tensor_out
-from ._core import check, ffi, lib, own, read_bytes, read_text, sized
+from ._core import FormatError, check, ffi, lib, own, read_bytes, read_text, sized
 from ._draw import picture
 
 
@@ -80,6 +80,10 @@ class Pattern:
     __slots__ = ("_handle", "_kept", "__weakref__")
 
     def __init__(self, text: str):
+        if "\0" in text:  # where C would take the text to end
+            column = text.index("\0") + 1
+            message = f"argument text column {column}: found byte 0; accepted: a text without it"
+            raise FormatError(message, "SPATTN_E_FORMAT", "text")
         self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
         self._kept: tuple[Any, ...] = ()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ._arrays import as_array, dtype_code, tensor_in, tensor_out
-from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized
+from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized, string
 from ._patterns import Pattern, Stats, as_pattern, read_stats
 
 _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
@@ -199,9 +199,22 @@ class Plan:
         self._run(lib.SPATTN_OP_BACKWARD, {**operands, **more}, gradients)
         return tuple(gradients.values())
 
-    def explain(self) -> str:
-        """Kernels, blocks, work, cost, and what else was considered and why not: text for people."""
-        return read_text(lib.spattn_plan_explain, self._handle)
+    def explain(self, all: bool = False) -> str:
+        """Kernels, blocks, work, cost, and what else was considered and why not: text for people.
+
+        all  names each kernel that could not serve this problem on this machine, instead of their numbers and reasons
+        """
+        return read_text(lib.spattn_plan_explain_all if all else lib.spattn_plan_explain, self._handle)
+
+    def kernel(self, backward: bool = False) -> str:
+        """Name of the kernel that forward, or backward, runs; "a,b" where the pattern runs in pieces, one after another.
+
+        Raises ArgumentError for backward of a plan without it.
+        """
+        name = lib.spattn_plan_kernel(self._handle, lib.SPATTN_OP_BACKWARD if backward else lib.SPATTN_OP_FORWARD)
+        if name == ffi.NULL:
+            raise ArgumentError("the plan has no backward; accepted: plans with backward=True", "SPATTN_E_STATE", "op")
+        return string(name)
 
     def stats(self) -> Stats:
         """Pairs, blocks, FLOPs and bytes of the compiled plan."""
