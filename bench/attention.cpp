@@ -48,14 +48,6 @@ double from_f16(uint16_t bits) {
     return bits & 0x8000 ? -size : size;
 }
 
-std::string explain(const spattn_plan* plan) {
-    size_t needed = 0;
-    require(spattn_plan_explain(plan, nullptr, 0, &needed));
-    std::string text(needed, '\0');
-    require(spattn_plan_explain(plan, text.data(), text.size(), &needed));
-    return text;
-}
-
 }  // namespace
 
 Handle<spattn_context> make_context(int threads) {
@@ -215,15 +207,7 @@ void Attention::backward() {
 }
 
 std::string Attention::kernel(Pass pass) const {
-    const std::string text = explain(plan_.get());
-    std::string chosen;  // marked in the text: one a piece, mostly the same
-    for (int32_t row = 0; row < spattn_kernel_count(); ++row) {
-        const std::string name_of_row = spattn_kernel_name(row), mark = "* " + name_of_row;
-        const bool is_of_pass = name_of_row.find(std::string("_") + name(pass)) != std::string::npos;
-        const bool is_marked = text.find(mark + ":") != std::string::npos || text.find(mark + " ") != std::string::npos;
-        if (is_of_pass && is_marked) chosen += (chosen.empty() ? "" : "+") + name_of_row;
-    }
-    return chosen.empty() ? "?" : chosen;
+    return spattn_plan_kernel(plan_.get(), pass == Pass::forward ? SPATTN_OP_FORWARD : SPATTN_OP_BACKWARD);
 }
 
 spattn_stats Attention::stats() const {

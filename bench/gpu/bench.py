@@ -10,7 +10,6 @@ Inputs N(0,1). `tflops`: L2 cold, a pause before each call, median of 25 calls b
 to back for 0.4 s, when the chip's power limit has lowered its clock, which is what a server sees.
 """
 import argparse
-import ctypes as c
 import datetime
 import fnmatch
 import json
@@ -18,12 +17,16 @@ import math
 import pathlib
 import re
 import subprocess
+import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+import native  # noqa: E402
+
 CALLS, PAUSE = 25, 0.01  # seconds
 SUSTAINED = 0.4  # seconds
 MOST_DIFFERENCE = 0.05  # of two results in bf16 that compute the same
@@ -47,94 +50,65 @@ CASES = [
 ]
 
 
-class Device(c.Structure):
-    _fields_ = [("type", c.c_int32), ("index", c.c_int32)]
+ffi = native.view()
+DTYPES = {torch.bfloat16: (4, 16, 1), torch.float32: (2, 32, 1), torch.int32: (0, 32, 1)}  # spattn_dtype
 
 
-class Dtype(c.Structure):
-    _fields_ = [("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16)]
-
-
-class Tensor(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("device", Device), ("ndim", c.c_int32), ("dtype", Dtype),
-                ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)), ("byte_offset", c.c_uint64)]
-
-
-class Options(c.Structure):
-    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("device", Device), ("rest", c.c_uint64 * 16)]
-
-
-class Problem(c.Structure):
-    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32)] + [
-        (n, c.c_int64) for n in ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
-    ] + [("dtype", Dtype), ("axes", c.c_int32), ("scale", c.c_double), ("q_offset", c.c_int64)]
-
-
-class Stats(c.Structure):
-    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("pairs", c.c_double), ("rest", c.c_double * 32)]
-
-
-class Forward(c.Structure):
-    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("stream", c.c_void_p)] + [
-        (n, c.POINTER(Tensor)) for n in ("q", "k", "v", "out", "lse", "max_logits", "indices", "index_counts")
-    ] + [("workspace", c.c_void_p), ("workspace_bytes", c.c_size_t)]
-
-
-BF16, F32, I32 = Dtype(4, 16, 1), Dtype(2, 32, 1), Dtype(0, 32, 1)
+def sized(struct, **fields):
+    return ffi.new(f"{struct} *", {"struct_size": ffi.sizeof(struct), **fields})
 
 
 def view(t):
-    """A spattn_tensor of a torch tensor. Its arrays live as long as it does."""
-    dtype = {torch.bfloat16: BF16, torch.float32: F32, torch.int32: I32}[t.dtype]
-    device = Device(2, t.device.index or 0) if t.is_cuda else Device(1, 0)
-    sizes = c.c_int64 * t.dim()
-    return Tensor(t.data_ptr(), device, t.dim(), dtype, sizes(*t.shape), sizes(*t.stride()), 0)
+    """A spattn_tensor* of a torch tensor, and what must live as long."""
+    shape, strides = ffi.new("int64_t[]", list(t.shape)), ffi.new("int64_t[]", list(t.stride()))
+    device = (2, t.device.index or 0) if t.is_cuda else (1, 0)
+    data = ffi.cast("void *", t.data_ptr())
+    return ffi.new("spattn_tensor *", (data, device, t.dim(), DTYPES[t.dtype], shape, strides, 0)), shape, strides
 
 
 class Library:
     def __init__(self, path):
-        self.lib = c.CDLL(str(path))
-        self.lib.spattn_last_error_text.restype = c.c_char_p
-        options = Options(c.sizeof(Options), 0, Device(2, 0))
-        self.context = self.make("context_create", c.byref(options))
+        self.lib = ffi.dlopen(str(path))
+        options = sized("spattn_context_options", device=(self.lib.SPATTN_CUDA, 0))
+        self.context = self.make("spattn_context", self.lib.spattn_context_create, options)
 
     def check(self, status):
         if status:
-            raise RuntimeError(self.lib.spattn_last_error_text().decode())
+            raise RuntimeError(ffi.string(self.lib.spattn_last_error_text()).decode())
 
-    def make(self, function, *args):
-        handle = c.c_void_p()
-        self.check(getattr(self.lib, "spattn_" + function)(*args, c.byref(handle)))
-        return handle
+    def make(self, kind, function, *args):
+        handle = ffi.new(f"{kind} **")
+        self.check(function(*args, handle))
+        return handle[0]
 
     def pattern(self, name, text, seq):
         if text != "mask":
-            return self.make("pattern_parse", text.encode())
+            return self.make("spattn_pattern", self.lib.spattn_pattern_parse, text.encode())
         rows = load_mask(name)
         row_ptr = torch.tensor([0] + [len(r.nonzero()) for r in rows]).cumsum(0).int()
         col_idx = rows.nonzero()[:, 1].int().contiguous()
         a, b = view(row_ptr), view(col_idx)
-        i64 = c.c_int64
-        return self.make("pattern_bsr", c.byref(a), c.byref(b), i64(128), i64(128), i64(seq), i64(seq), 0)
+        return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, seq, seq, 0)
 
     def plan(self, pattern, heads, seq):
-        problem = Problem(c.sizeof(Problem), 0, 1, heads, heads, seq, seq, 128, 0, BF16, 1, 0, 0)
-        plan = self.make("plan_create", self.context, pattern, c.byref(problem), None)
-        stats = Stats(c.sizeof(Stats))
-        self.check(self.lib.spattn_plan_stats(plan, c.byref(stats)))
-        text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
-        self.check(self.lib.spattn_plan_explain(plan, text, c.c_size_t(1 << 16), c.byref(needed)))
-        return plan, stats.pairs, re.search(r"^forward +(\S+)", text.value.decode(), re.M)[1]
+        problem = sized("spattn_problem", batch=1, heads_q=heads, heads_kv=heads, seq_q=seq, seq_k=seq, head_dim=128,
+                        dtype=DTYPES[torch.bfloat16], axes=self.lib.SPATTN_BHSD)
+        plan = self.make("spattn_plan", self.lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
+        stats = sized("spattn_stats")
+        self.check(self.lib.spattn_plan_stats(plan, stats))
+        kernel = self.lib.spattn_plan_kernel(plan, self.lib.SPATTN_OP_FORWARD)
+        return plan, stats.pairs, ffi.string(kernel).decode()
 
     def call(self, plan, operands):
-        nbytes, align = c.c_size_t(), c.c_size_t()
-        self.check(self.lib.spattn_plan_workspace(plan, 0, c.byref(nbytes), c.byref(align)))
-        workspace = torch.empty(max(1, nbytes.value), dtype=torch.uint8, device="cuda")
+        need, align = ffi.new("size_t *"), ffi.new("size_t *")
+        self.check(self.lib.spattn_plan_workspace(plan, self.lib.SPATTN_OP_FORWARD, need, align))
+        workspace = torch.empty(max(1, need[0]), dtype=torch.uint8, device="cuda")
         views = [view(t) for t in operands]
-        args = Forward(c.sizeof(Forward), 0, torch.cuda.current_stream().cuda_stream, *[c.pointer(v) for v in views],
-                       None, None, None, workspace.data_ptr(), nbytes.value)
+        args = sized("spattn_forward_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
+                     workspace=ffi.cast("void *", workspace.data_ptr()), workspace_bytes=need[0],
+                     **{name: tensor for name, (tensor, *_) in zip(("q", "k", "v", "out", "lse"), views)})
         keep = (views, workspace)
-        return lambda: keep and self.check(self.lib.spattn_forward(plan, c.byref(args)))
+        return lambda: keep and self.check(self.lib.spattn_forward(plan, args))
 
 
 def load_mask(name):
