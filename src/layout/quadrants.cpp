@@ -11,7 +11,8 @@
 //                            f f f x
 //
 // How many keys a query keeps, the shortest and the longest row, is found the same way: rows that meet the same squares
-// in the same numbers keep the same number of keys.
+// in the same numbers keep the same number of keys. Squares in which every row keeps as many (of landmarks, of strides)
+// only add a number, however many there are.
 #include "layout/quadrants.h"
 
 #include <algorithm>
@@ -33,6 +34,8 @@ struct Square {
     int64_t blocks_full = 0, blocks_partial = 0, pairs = 0;
     std::array<SquareId, 4> quarters{};  // upper left, upper right, lower left, lower right; not on level 0
     std::vector<int32_t> kept;           // keys of each row, on level 0
+    int64_t each = uneven;               // keys of every row, if all of them keep as many
+    static constexpr int64_t uneven = -1;
 };
 
 // Kept keys of some rows.
@@ -61,7 +64,7 @@ public:
             const int64_t whole = (extent.seq_k - key) / width(level);
             repeat = std::clamp<int64_t>(repeat, 1, std::max<int64_t>(whole, 1));
             add(square, level, repeat, sum);
-            strip.add(square, repeat);
+            add(square, level, repeat, strip);
             key += repeat * width(level);
         }
         const Rows rows = count_rows(level, extent.seq_q, strip);
@@ -76,16 +79,19 @@ public:
     }
 
 private:
-    // The squares that some rows meet, and how often each.
+    // What some rows meet: keys that each of them keeps, and the squares that tell rows apart, with how often they are
+    // met.
     struct Strip {
-        int64_t full = 0;
-        std::map<SquareId, int64_t> partial;
-
-        void add(SquareId square, int64_t times) {
-            if (square == full_square) full += times;
-            else if (square != empty_square) partial[square] += times;
-        }
+        int64_t base = 0;
+        std::map<SquareId, int64_t> uneven;
     };
+
+    void add(SquareId id, int level, int64_t times, Strip& strip) const {
+        if (id == empty_square) return;
+        const int64_t each = id == full_square ? width(level) : squares_[size_t(id)].each;
+        if (each == Square::uneven) strip.uneven[id] += times;
+        else strip.base += times * each;
+    }
 
     int64_t height(int level) const { return int64_t(block_q_) << level; }
     int64_t width(int level) const { return int64_t(block_k_) << level; }
@@ -113,17 +119,17 @@ private:
         key_.insert(key_.end(), {level, int64_t(coverage.kind), rows, keys});
         const int32_t place = squares_of_.at(key_, unknown_square);
         if (squares_of_.values[size_t(place)] == unknown_square) {
-            const SquareId found = level == 0 ? count_block(row, key, rows, keys) : count_square(level, row, key);
+            const SquareId found = level == 0 ? count_block(row, key, rows, keys) : count_square(level, row, key, rows);
             squares_of_.values[size_t(place)] = found;
         }
         return squares_of_.values[size_t(place)];
     }
 
-    SquareId count_square(int level, int64_t row, int64_t key) {
-        const int64_t rows = height(level - 1), keys = width(level - 1);
+    SquareId count_square(int level, int64_t row, int64_t key, int64_t rows) {
+        const int64_t half = height(level - 1), keys = width(level - 1);
         Square square;
         for (size_t i = 0; i < 4; ++i) {
-            square.quarters[i] = look(level - 1, row + int64_t(i / 2) * rows, key + int64_t(i % 2) * keys);
+            square.quarters[i] = look(level - 1, row + int64_t(i / 2) * half, key + int64_t(i % 2) * keys);
             add(square.quarters[i], level - 1, 1, square);
         }
         const auto all = [&](SquareId id) {
@@ -131,6 +137,9 @@ private:
         };
         if (all(empty_square)) return empty_square;
         if (all(full_square)) return full_square;
+        const auto [upper, lower] = halve(square, level);
+        const bool is_even = upper.uneven.empty() && lower.uneven.empty();
+        if (is_even && (rows <= half || upper.base == lower.base)) square.each = upper.base;
         return keep(std::move(square));
     }
 
@@ -148,6 +157,8 @@ private:
         if (square.pairs == 0) return empty_square;
         if (square.pairs == int64_t(block_q_) * block_k_) return full_square;
         square.blocks_partial = 1;
+        const auto kept = square.kept.begin();
+        if (std::all_of(kept, kept + rows, [&](int32_t keys) { return keys == *kept; })) square.each = *kept;
         return keep(std::move(square));
     }
 
@@ -169,18 +180,24 @@ private:
         sum.pairs += times * square.pairs;
     }
 
-    // The first `rows` rows of a strip.
-    Rows count_rows(int level, int64_t rows, const Strip& strip) {
-        const int64_t base = strip.full * width(level);
-        if (strip.partial.empty()) return {base, base, base ? 0 : rows};
-        Rows partial = count_partial_rows(level, rows, strip);
-        return {base + partial.least, base + partial.most, base ? 0 : partial.empty};
+    std::pair<Strip, Strip> halve(const Square& square, int level) const {
+        std::pair<Strip, Strip> halves;
+        for (size_t i = 0; i < 4; ++i) add(square.quarters[i], level - 1, 1, i < 2 ? halves.first : halves.second);
+        return halves;
     }
 
-    Rows count_partial_rows(int level, int64_t rows, const Strip& strip) {
-        step(int64_t(strip.partial.size()));
+    // The first `rows` rows of a strip.
+    Rows count_rows(int level, int64_t rows, const Strip& strip) {
+        if (strip.uneven.empty()) return {strip.base, strip.base, strip.base ? 0 : rows};
+        const Rows uneven = count_uneven_rows(level, rows, strip);
+        return {strip.base + uneven.least, strip.base + uneven.most, strip.base ? 0 : uneven.empty};
+    }
+
+    // The same, without the strip's base.
+    Rows count_uneven_rows(int level, int64_t rows, const Strip& strip) {
+        step(int64_t(strip.uneven.size()));
         Key key{level, rows};
-        for (const auto& [square, times] : strip.partial) key.insert(key.end(), {square, times});
+        for (const auto& [square, times] : strip.uneven) key.insert(key.end(), {square, times});
         const int32_t place = rows_of_.at(key, {-1, -1, -1});
         if (rows_of_.values[size_t(place)].least < 0) {
             const Rows counted = level == 0 ? add_blocks(rows, strip) : count_halves(level, rows, strip);
@@ -190,9 +207,9 @@ private:
     }
 
     Rows add_blocks(int64_t rows, const Strip& strip) {
-        step(rows * int64_t(strip.partial.size()));
+        step(rows * int64_t(strip.uneven.size()));
         std::vector<int64_t> kept(static_cast<size_t>(rows));
-        for (const auto& [square, times] : strip.partial)
+        for (const auto& [square, times] : strip.uneven)
             for (size_t r = 0; r < kept.size(); ++r) kept[r] += times * squares_[size_t(square)].kept[r];
         const auto [least, most] = std::minmax_element(kept.begin(), kept.end());
         return {*least, *most, std::count(kept.begin(), kept.end(), 0)};
@@ -200,10 +217,9 @@ private:
 
     Rows count_halves(int level, int64_t rows, const Strip& strip) {
         Strip upper, lower;
-        for (const auto& [square, times] : strip.partial) {
-            const std::array<SquareId, 4>& quarters = squares_[size_t(square)].quarters;
-            for (size_t i = 0; i < 4; ++i) (i < 2 ? upper : lower).add(quarters[i], times);
-        }
+        for (const auto& [square, times] : strip.uneven)
+            for (size_t i = 0; i < 4; ++i)
+                add(squares_[size_t(square)].quarters[i], level - 1, times, i < 2 ? upper : lower);
         const int64_t half = height(level - 1);
         const Rows first = count_rows(level - 1, std::min(rows, half), upper);
         if (rows <= half) return first;

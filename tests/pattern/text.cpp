@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // parse(print(p)) == p, and what the parser says of texts it cannot read.
-#include <chrono>
+#include <ctime>
 
 #include "check.h"
 #include "core/error.h"
@@ -177,12 +177,12 @@ TEST(long_chains_take_no_time) {
     for (const char* sign : {" & ", " - ", " | "}) {
         std::string chain = "causal";
         for (int i = 1; i < 60000; ++i) chain += sign + std::string(i % 2 ? "full" : "causal");
-        const auto start = std::chrono::steady_clock::now();
+        const std::clock_t start = std::clock();
         const PatternRef pattern = parse_pattern(chain);
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        const double seconds = double(std::clock() - start) / CLOCKS_PER_SEC;
         CHECK_EQ(pattern->nodes, 60001);
         CHECK_EQ(pattern->levels, 2);
-        CHECK(took.count() < 2);
+        CHECK(seconds < 2);
         CHECK(pattern->print() == chain);
         chain += sign + chain;
         CHECK(complaint(chain).find("parts in all; accepted: up to 65536") != std::string::npos);
