@@ -23,7 +23,7 @@ protected:
         const Intervals& seen;  // blocks J, sorted; until the next call
         int64_t until;          // says nothing of J from here on
     };
-    // Of block row i, at least for the blocks J in `columns`.
+    // The blocks of block row i, at least those J that lie in `columns`.
     virtual Row row(const Plane& plane, int64_t i, Interval columns) const = 0;
 
     // The block I or J of a position. Most blocks are powers of two, and a division is slow.

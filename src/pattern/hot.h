@@ -6,16 +6,18 @@
 
 namespace spattn {
 
-// Of a pattern whose keys are the same for every query: those keys.
+// The hot tokens of a pattern whose keys are the same for every query are those keys.
 std::optional<HotTokens> hot_keys(const Pattern& constant, const Extent& extent);
-// Of `marks`, the queries at the positions that such a pattern lists.
+// The hot tokens of `marks` are the queries at the positions that such a pattern lists.
 std::optional<HotTokens> hot_queries(const Pattern& constant, const Pattern& marks, const Extent& extent);
 
-// Of that one of the first `count` parts that has most of them; the others keep their place in `among` and `apart`.
+// One of the first `count` parts gives its hot tokens: the one that has most. The others keep their place in `among` and
+// `apart`.
 std::optional<HotTokens> hot_of_parts(const Patterns& parts, size_t count, const Extent& extent,
                                       PatternRef (*rebuild)(Patterns));
 
-// Of a union: of all parts together whose hot tokens see, or are seen by, everything; of another one where it has more.
+// A union has the hot tokens of all its parts where these see, or are seen by, everything; where another part has more
+// of its own, it has those of that part.
 std::optional<HotTokens> hot_of_union(const Patterns& parts, const Extent& extent);
 
 }  // namespace spattn

@@ -86,7 +86,7 @@ struct spattn_pattern : spattn::RefCounted {
     // Not null where the keys are listed at run time: then keys() fails, and what is known before is known_part().
     virtual const spattn::RuntimeShape* runtime() const;
 
-    // Of a pattern with lists at run time: what else a listed key must satisfy, or null where nothing else is asked.
+    // A pattern with lists at run time returns what else a listed key must satisfy; null where nothing else is asked.
     virtual spattn::Ref<const spattn_pattern> known_part() const;
 
     // Appends numbers that determine the whole row of blocks [row, row + rows) and returns true, or returns false where
@@ -131,8 +131,8 @@ struct spattn_pattern : spattn::RefCounted {
     // dense in residue classes apart from what is dense as it is. This one alone where there is nothing to cut.
     virtual std::vector<spattn::Ref<const spattn_pattern>> pieces() const;
 
-    // Of the composition below and with this node, shared parts counted each time. Bounded when a node is made, so that
-    // no walk over a pattern can exhaust the stack or take for ever.
+    // How deep and how large the composition is from this node down; shared parts count each time. Both are bounded when
+    // a node is made, so that no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;
 };
 

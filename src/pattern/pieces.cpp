@@ -53,7 +53,7 @@ Patterns pieces_of_union(const Patterns& parts) {
     return pieces;
 }
 
-// Of several factors that could be cut, the first is: each piece keeps the others.
+// Where several factors could be cut, the first one is; each piece keeps the others as they are.
 Patterns pieces_of_intersection(const Patterns& parts) {
     if (!is_small(parts)) return {};
     for (size_t i = 0; i < parts.size(); ++i) {

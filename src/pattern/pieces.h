@@ -6,7 +6,7 @@
 
 namespace spattn {
 
-// Of the parts of A | B, A & B and A - B - C. None where the composition stays whole.
+// The pieces of A | B, of A & B and of A - B - C, whose parts are given. None where the composition stays whole.
 Patterns pieces_of_union(const Patterns& parts);
 Patterns pieces_of_intersection(const Patterns& parts);
 Patterns pieces_of_difference(const Patterns& parts);
