@@ -353,8 +353,8 @@ typedef struct spattn_stats { /* sums over all batch entries and heads */
     double bytes_forward, bytes_backward;              /* each operand once; 0 for a bare pattern */
 } spattn_stats;
 
-/* Patterns whose blocks repeat (all of 4a but random ones, and what they compose) are counted by their closed forms
- * beyond 2^16 rows of blocks: time and memory then hardly depend on the length. */
+/* Beyond 2^16 rows of blocks, patterns that repeat (most of 4a, and what is composed of them) are counted by their
+ * closed forms: time and memory then hardly depend on the length. */
 SPATTN_API spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_extent* extent,
                                               spattn_stats* result);
 /* 1 where query row q of (batch, head) sees key k, else 0. */

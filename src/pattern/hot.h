@@ -11,8 +11,8 @@ std::optional<HotTokens> hot_keys(const Pattern& constant, const Extent& extent)
 // The hot tokens of `marks` are the queries at the positions that such a pattern lists.
 std::optional<HotTokens> hot_queries(const Pattern& constant, const Pattern& marks, const Extent& extent);
 
-// One of the first `count` parts gives its hot tokens: the one that has most. The others keep their place in `among` and
-// `apart`.
+// One of the first `count` parts gives its hot tokens: the one that has most. The others keep their place in `among`
+// and `apart`.
 std::optional<HotTokens> hot_of_parts(const Patterns& parts, size_t count, const Extent& extent,
                                       PatternRef (*rebuild)(Patterns));
 

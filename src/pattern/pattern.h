@@ -131,8 +131,8 @@ struct spattn_pattern : spattn::RefCounted {
     // dense in residue classes apart from what is dense as it is. This one alone where there is nothing to cut.
     virtual std::vector<spattn::Ref<const spattn_pattern>> pieces() const;
 
-    // How deep and how large the composition is from this node down; shared parts count each time. Both are bounded when
-    // a node is made, so that no walk over a pattern can exhaust the stack or take for ever.
+    // How deep and how large the composition is from this node down; shared parts count each time. Both are bounded
+    // when a node is made, so that no walk over a pattern can exhaust the stack or take for ever.
     int32_t levels = 1, nodes = 1;
 };
 

@@ -162,18 +162,17 @@ std::string describe_candidate(const Candidate& c, bool is_chosen) {
            (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
 }
 
-// "2 rows for device cuda, 12 for dtype f64": reasons in the order in which they are met first.
-std::string describe_groups(const std::vector<const Candidate*>& refused) {
-    std::vector<std::pair<std::string, int>> groups;
-    for (const Candidate* c : refused) {
-        const auto has_reason = [&](const auto& group) { return group.first == c->refused; };
-        const auto known = std::find_if(groups.begin(), groups.end(), has_reason);
-        if (known == groups.end()) groups.push_back({c->refused, 1});
+// Rows that could not serve: how many for each reason, which are in the order in which they are met first.
+std::string describe_useless(const std::vector<const Candidate*>& useless) {
+    std::vector<std::pair<std::string, int>> reasons;
+    for (const Candidate* c : useless) {
+        const auto is_its = [&](const auto& reason) { return reason.first == c->refused; };
+        const auto known = std::find_if(reasons.begin(), reasons.end(), is_its);
+        if (known == reasons.end()) reasons.push_back({c->refused, 1});
         else ++known->second;
     }
     std::string out;
-    for (const auto& [reason, count] : groups)
-        out += (out.empty() ? plural(count, "row") : "; " + grouped(count)) + ": " + reason;
+    for (const auto& [reason, count] : reasons) out += "    " + grouped(count) + " more: " + reason + "\n";
     return out;
 }
 
@@ -184,7 +183,7 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
         if (!c.could_serve && which == Considered::grouped) useless.push_back(&c);
         else out += describe_candidate(c, chosen && c.kernel == chosen->kernel && c.order == chosen->order);
     }
-    return out + (useless.empty() ? "" : line("  out", describe_groups(useless)));
+    return out + describe_useless(useless);
 }
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {

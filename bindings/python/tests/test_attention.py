@@ -209,7 +209,7 @@ def test_plans_say_what_they_do():
     assert plan.stats().pairs == pairs and plan.stats().flops_forward == 2 * (24 + 40) * pairs
     assert plan.kernel() in sa.kernels() and plan.kernel(backward=True) in sa.kernels()
     assert plan.kernel() in plan.explain() and TEXT in plan.explain()
-    assert len(plan.explain(all=True).splitlines()) > 2 * len(plan.explain().splitlines())
+    assert len(plan.explain(all=True).splitlines()) > len(plan.explain().splitlines())
     with pytest.raises(sa.ArgumentError):
         forward_only.kernel(backward=True)
 

@@ -207,7 +207,7 @@ class Plan:
         return read_text(lib.spattn_plan_explain_all if all else lib.spattn_plan_explain, self._handle)
 
     def kernel(self, backward: bool = False) -> str:
-        """Name of the kernel that forward, or backward, runs; "a,b" where the pattern runs in pieces, one after another.
+        """Name of the kernel that forward, or backward, runs; "a,b" where the pattern runs in pieces, one by one.
 
         Raises ArgumentError for backward of a plan without it.
         """
