@@ -61,7 +61,7 @@ bool operator==(const spattn_dtype& a, const spattn_dtype& b) { return a.code ==
 double rounded(spattn_dtype dtype, double x) {
     if (dtype == abi::f64) return x;
     if (dtype == abi::f32) return float(x);
-    return dtype == abi::bf16 ? from_16_bits(to_16_bits(float(x), dtype), dtype) : float(__half(float(x)));
+    return dtype == abi::bf16 ? float(__nv_bfloat16(float(x))) : float(__half(float(x)));
 }
 
 // [batch, heads, seq, columns] in device memory, or on the host for the truth, with guard bytes wherever no element is.
@@ -136,7 +136,8 @@ private:
         if (dtype_ == abi::f64) std::memcpy(at, &x, 8);
         else if (dtype_ == abi::f32) std::memcpy(at, &narrow, 4);
         else {
-            const uint16_t bits = dtype_ == abi::bf16 ? to_16_bits(narrow, dtype_) : __half_as_ushort(__float2half(narrow));
+            const uint16_t bits = dtype_ == abi::bf16 ? __bfloat16_as_ushort(__float2bfloat16(narrow))
+                                                      : __half_as_ushort(__float2half(narrow));
             std::memcpy(at, &bits, 2);
         }
     }
@@ -147,7 +148,7 @@ private:
         if (dtype_ == abi::f64) return std::memcpy(&x, at, 8), x;
         if (dtype_ == abi::f32) return std::memcpy(&narrow, at, 4), narrow;
         std::memcpy(&bits, at, 2);
-        return dtype_ == abi::bf16 ? from_16_bits(bits, dtype_) : __half2float(__ushort_as_half(bits));
+        return dtype_ == abi::bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
     }
 
     spattn_dtype dtype_;
