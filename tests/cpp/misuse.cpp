@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: MIT
+// The misuse matrix of the C ABI through sparseattn.hpp: a typed error that names the argument, never a crash.
+#include <cmath>
+#include <limits>
+#include <sparseattn/sparseattn.hpp>
+
+#include "check.h"
+
+namespace sa = sparseattn;
+
+namespace {
+
+constexpr int64_t huge = int64_t(1) << 62, least = std::numeric_limits<int64_t>::min();
+
+template <class Call>
+void demand(const char* status, const std::string& argument, Call call) {
+    check::context = argument + " wants " + status;
+    try {
+        call();
+        CHECK(!"an error");
+    } catch (const sa::Error& error) {
+        CHECK_EQ(std::string(error.failure().name()), status);
+        CHECK_EQ(error.argument(), argument);
+        CHECK_EQ(error.family(), error.status() / 1000 * 1000);
+        CHECK(error.what()[0] != 0 && error.function().find("spattn_") == 0);
+    }
+}
+
+sa::Problem legal_problem() {
+    sa::Problem problem;
+    problem.batch = 2, problem.heads_q = 4, problem.heads_kv = 2, problem.seq_q = problem.seq_k = 8;
+    problem.head_dim = 4, problem.backward = true, problem.sink_logits = true;
+    return problem;
+}
+
+const sa::Context& context() {
+    static const sa::Context shared(sa::cpu);
+    return shared;
+}
+
+// Legal operands of both passes of legal_problem.
+struct Operands {
+    std::vector<float> memory = std::vector<float>(4096, 1.0f);
+    sa::Forward forward;
+    sa::Backward backward;
+
+    Operands() {
+        sa::Backward& b = backward;
+        size_t next = 0;
+        const auto place = [&](std::initializer_list<int64_t> shape) {
+            float* data = &memory[next];
+            int64_t size = 1;
+            for (int64_t axis : shape) size *= axis;
+            next += size_t(size);
+            return sa::View(data, sa::float32, shape.begin(), nullptr, int(shape.size()));
+        };
+        b.q = place({2, 8, 4, 4}), b.k = place({2, 8, 2, 4}), b.v = place({2, 8, 2, 4});
+        forward.out = place({2, 8, 4, 4}), forward.lse = place({2, 4, 8}), forward.max_logits = place({2, 4, 8});
+        b.out = forward.out, b.lse = forward.lse, b.dout = place({2, 8, 4, 4}), b.dlse = place({2, 4, 8});
+        b.dq = place({2, 8, 4, 4}), b.dk = place({2, 8, 2, 4}), b.dv = place({2, 8, 2, 4});
+        b.sink_logits = place({4}), b.dsink_logits = place({4});
+        forward.q = b.q, forward.k = b.k, forward.v = b.v, forward.sink_logits = b.sink_logits;
+        CHECK(next <= memory.size());
+    }
+};
+
+// Sends every wrong form of one operand through a pass.
+template <class Args, class V, class Run>
+void demand_operand(const char* name, V Args::* field, bool is_optional, Args args, Run run) {
+    const V good = args.*field;
+    const spattn_tensor legal = good.c();
+    const auto wrong = [&](const char* status, auto spoil) {
+        spattn_tensor tensor = legal;
+        std::vector<int64_t> shape(legal.shape, legal.shape + legal.ndim), strides(shape.size(), 1);
+        for (size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
+        tensor.shape = shape.data(), tensor.strides = strides.data();
+        spoil(tensor, shape, strides);
+        args.*field = V(tensor);
+        demand(status, name, [&] { run(args); });
+    };
+    using Axes = std::vector<int64_t>;
+    if (!is_optional) {
+        args.*field = V();
+        demand("SPATTN_E_NULL", name, [&] { run(args); });
+    }
+    wrong("SPATTN_E_NULL", [](spattn_tensor& t, Axes&, Axes&) { t.data = nullptr; });
+    wrong("SPATTN_E_NULL", [](spattn_tensor& t, Axes&, Axes&) { t.shape = nullptr; });
+    wrong("SPATTN_E_DTYPE", [](spattn_tensor& t, Axes&, Axes&) { t.dtype = sa::float64; });
+    wrong("SPATTN_E_DTYPE", [](spattn_tensor& t, Axes&, Axes&) { t.dtype.lanes = 2; });
+    wrong("SPATTN_E_DEVICE", [](spattn_tensor& t, Axes&, Axes&) { t.device = sa::cuda(0); });
+    wrong("SPATTN_E_LAYOUT", [](spattn_tensor& t, Axes&, Axes&) { t.byte_offset = 1; });
+    for (int32_t axes : {-1, 0, 9, std::numeric_limits<int32_t>::max()})
+        wrong("SPATTN_E_SHAPE", [axes](spattn_tensor& t, Axes&, Axes&) { t.ndim = axes; });
+    for (size_t i = 0; i < size_t(legal.ndim); ++i) {
+        for (int64_t size : {int64_t(-1), int64_t(0), legal.shape[i] + 1, huge, least})
+            wrong("SPATTN_E_SHAPE", [=](spattn_tensor&, Axes& shape, Axes&) { shape[i] = size; });
+        for (int64_t stride : {int64_t(-1), huge, least})
+            wrong("SPATTN_E_LAYOUT", [=](spattn_tensor&, Axes&, Axes& strides) { strides[i] = stride; });
+    }
+}
+
+}  // namespace
+
+TEST(numbers) {
+    for (int64_t bad : {int64_t(-2), least}) {
+        demand("SPATTN_E_RANGE", "left", [=] { sa::window(bad, 0); });
+        demand("SPATTN_E_RANGE", "right", [=] { sa::window(0, bad); });
+        demand("SPATTN_E_RANGE", "left", [=] { sa::dilated(bad, 0, 1); });
+        demand("SPATTN_E_RANGE", "right", [=] { sa::dilated(0, bad, 1); });
+        demand("SPATTN_E_RANGE", "tokens", [=] { sa::sink(bad); });
+        demand("SPATTN_E_RANGE", "landmarks", [=] { sa::landmark(4, bad); });
+        demand("SPATTN_E_RANGE", "landmarks", [=] { sa::fixed(4, bad); });
+        demand("SPATTN_E_RANGE", "offset", [=] { sa::residue(4, bad); });
+        demand("SPATTN_E_RANGE", "params.global_blocks", [=] { sa::bigbird({4, 3, bad, 1, 0}); });
+        demand("SPATTN_E_RANGE", "params.random_blocks", [=] { sa::bigbird({4, 3, 1, bad, 0}); });
+    }
+    for (int64_t bad : {int64_t(0), int64_t(-1), least}) {
+        demand("SPATTN_E_RANGE", "block", [=] { sa::block_diagonal(bad); });
+        demand("SPATTN_E_RANGE", "dilation", [=] { sa::dilated(1, 1, bad); });
+        demand("SPATTN_E_RANGE", "stride", [=] { sa::strided(bad); });
+        demand("SPATTN_E_RANGE", "block", [=] { sa::landmark(bad, 0); });
+        demand("SPATTN_E_RANGE", "block", [=] { sa::fixed(bad, 0); });
+        demand("SPATTN_E_RANGE", "modulus", [=] { sa::residue(bad, 0); });
+        demand("SPATTN_E_RANGE", "params.block", [=] { sa::bigbird({bad, 3, 1, 1, 0}); });
+        demand("SPATTN_E_RANGE", "seq_k", [=] { sa::csr({0, 1}, {0}, bad); });
+        demand("SPATTN_E_RANGE", "block_q", [=] { sa::bsr({0, 1}, {0}, bad, 4, 4, 4); });
+        demand("SPATTN_E_RANGE", "block_k", [=] { sa::bsr({0, 1}, {0}, 4, bad, 4, 4); });
+        demand("SPATTN_E_RANGE", "seq_q", [=] { sa::bsr({0, 1}, {0}, 4, 4, bad, 4); });
+        demand("SPATTN_E_RANGE", "seq_k", [=] { sa::bsr({0, 1}, {0}, 4, 4, 4, bad); });
+        demand("SPATTN_E_RANGE", "max_tokens_per_row", [=] { sa::runtime_tokens(bad); });
+        demand("SPATTN_E_RANGE", "block_q", [=] { sa::runtime_blocks(bad, 4, 4); });
+        demand("SPATTN_E_RANGE", "block_k", [=] { sa::runtime_blocks(4, bad, 4); });
+        demand("SPATTN_E_RANGE", "max_blocks_per_row", [=] { sa::runtime_blocks(4, 4, bad); });
+        const auto keep = [](int64_t, int64_t, int64_t) { return true; };
+        demand("SPATTN_E_RANGE", "heads", [=] { sa::predicate(keep, bad, 4, 4); });
+        demand("SPATTN_E_RANGE", "seq_q", [=] { sa::predicate(keep, 1, bad, 4); });
+        demand("SPATTN_E_RANGE", "seq_k", [=] { sa::predicate(keep, 1, 4, bad); });
+    }
+    demand("SPATTN_E_RANGE", "params.window_blocks", [] { sa::bigbird({4, 2, 1, 1, 0}); });
+    demand("SPATTN_E_UNKNOWN_FIELD", "flags", [] { sa::csr({0, 1}, {0}, 4, 4); });
+}
+
+TEST(lists_and_texts) {
+    for (const char* text : {"", "cuasal", "causal &", "window(1)", "window(-2,0)", "(causal", "causal\xff"})
+        demand("SPATTN_E_FORMAT", "text", [=] { sa::parse(text); });
+    demand("SPATTN_E_NULL", "text", [] { sa::parse(static_cast<const char*>(nullptr)); });
+    demand("SPATTN_E_FORMAT", "bytes", [] { sa::load(std::vector<unsigned char>{1, 2, 3}); });
+    demand("SPATTN_E_NULL", "bytes", [] { sa::load(nullptr, 8); });
+    demand("SPATTN_E_RANGE", "cu_seqlens", [] { sa::documents({3, 2}); });
+    demand("SPATTN_E_RANGE", "positions", [] { sa::global_keys({-1}); });
+    demand("SPATTN_E_RANGE", "positions", [] { sa::global_tokens({-1}); });
+    demand("SPATTN_E_ARGUMENT", "parents", [] { sa::tree({1, 0}); });
+    demand("SPATTN_E_NULL", "cu_seqlens", [] { sa::documents(sa::ConstView()); });
+    demand("SPATTN_E_DTYPE", "cu_seqlens", [] { sa::documents(std::vector<float>{0, 1}); });
+    demand("SPATTN_E_RANGE", "row_ptr", [] { sa::csr({1, 1}, {0}, 4); });
+    demand("SPATTN_E_RANGE", "col_idx", [] { sa::csr({0, 1}, {4}, 4); });
+    demand("SPATTN_E_NULL", "mask", [] { sa::mask(sa::ConstView()); });
+    demand("SPATTN_E_RANGE", "count", [] { sa::unite({}); });
+    demand("SPATTN_E_RANGE", "count", [] { sa::intersect({}); });
+    demand("SPATTN_E_RANGE", "part_of_head[1]", [] { sa::per_head({sa::causal(), sa::full()}, {0, 2}); });
+    demand("SPATTN_E_RANGE", "part_of_batch[1]", [] { sa::per_batch({sa::causal(), sa::full()}, {0, -1}); });
+}
+
+TEST(empty_handles) {
+    const sa::Pattern none;
+    sa::Extent extent;
+    demand("SPATTN_E_NULL", "parts[0]", [&] { none | sa::causal(); });
+    demand("SPATTN_E_NULL", "parts[1]", [&] { sa::causal() & none; });
+    demand("SPATTN_E_NULL", "b", [&] { sa::causal() - none; });
+    demand("SPATTN_E_NULL", "pattern", [&] { sa::transpose(none); });
+    demand("SPATTN_E_NULL", "inner", [&] { sa::per_document(none, {0, 1}, {0, 1}); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.text(); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.save(); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.hash(); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.stats(extent); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.keeps(extent, 0, 0); });
+    demand("SPATTN_E_NULL", "pattern", [&] { none.to_csr(extent); });
+    demand("SPATTN_E_NULL", "pattern", [&] { context().plan(none, legal_problem()); });
+    sa::Context gone = context();
+    const sa::Context taken = std::move(gone);
+    demand("SPATTN_E_NULL", "context", [&] { gone.plan(sa::causal(), legal_problem()); });
+    const sa::Plan plan;
+    demand("SPATTN_E_NULL", "plan", [&] { plan.workspace(sa::Pass::forward); });
+    demand("SPATTN_E_NULL", "plan", [&] { plan.stats(); });
+    demand("SPATTN_E_NULL", "plan", [&] { plan.explain(); });
+    demand("SPATTN_E_NULL", "plan", [&] { plan.forward(Operands().forward); });
+    demand("SPATTN_E_NULL", "plan", [&] { plan.backward(Operands().backward); });
+    CHECK_EQ(std::hash<sa::Pattern>()(none), 0u);
+}
+
+TEST(questions) {
+    const sa::Pattern causal = sa::causal();
+    const auto spoil = [](int64_t sa::Extent::* field, int64_t value) {
+        sa::Extent extent;
+        extent.seq_q = 6, extent.seq_k = 9, extent.heads = 2;
+        extent.*field = value;
+        return extent;
+    };
+    const std::pair<const char*, int64_t sa::Extent::*> fields[] = {
+        {"extent.batch", &sa::Extent::batch}, {"extent.heads", &sa::Extent::heads},
+        {"extent.seq_q", &sa::Extent::seq_q}, {"extent.seq_k", &sa::Extent::seq_k},
+        {"extent.block_q", &sa::Extent::block_q}, {"extent.block_k", &sa::Extent::block_k}};
+    for (const auto& [name, field] : fields)
+        for (int64_t bad : {int64_t(-1), huge, least})
+            demand("SPATTN_E_RANGE", name, [&, field = field] { causal.stats(spoil(field, bad)); });
+    sa::Extent extent = spoil(&sa::Extent::batch, 1);
+    for (int64_t bad : {int64_t(-1), int64_t(9), huge, least}) {
+        demand("SPATTN_E_RANGE", "q", [&] { causal.keeps(extent, bad, 0); });
+        demand("SPATTN_E_RANGE", "k", [&] { causal.keeps(extent, 0, bad); });
+        demand("SPATTN_E_RANGE", "head", [&] { causal.keeps(extent, 0, 0, bad); });
+        demand("SPATTN_E_RANGE", "batch", [&] { causal.keeps(extent, 0, 0, 0, bad); });
+        demand("SPATTN_E_RANGE", "head", [&] { causal.to_csr(extent, bad); });
+    }
+    unsigned char mask[108] = {};
+    demand("SPATTN_E_SHAPE", "out", [&] { causal.to_mask(extent, sa::view(mask, {1, 2, 6, 8})); });
+    demand("SPATTN_E_NULL", "out", [&] { causal.to_mask(extent, {}); });
+    demand("SPATTN_E_DTYPE", "coverage", [&] { causal.to_image(extent, sa::view(mask, {2, 2})); });
+    extent.q_offset = huge;
+    demand("SPATTN_E_RANGE", "extent.q_offset", [&] { causal.stats(extent); });
+}
+
+TEST(problems) {
+    const std::pair<const char*, int64_t sa::Problem::*> sizes[] = {
+        {"problem.batch", &sa::Problem::batch}, {"problem.heads_q", &sa::Problem::heads_q},
+        {"problem.heads_kv", &sa::Problem::heads_kv}, {"problem.seq_q", &sa::Problem::seq_q},
+        {"problem.seq_k", &sa::Problem::seq_k}, {"problem.head_dim", &sa::Problem::head_dim}};
+    const auto plan = [](auto change) {
+        sa::Problem problem = legal_problem();
+        change(problem);
+        context().plan(sa::causal(), problem);
+    };
+    for (const auto& [name, field] : sizes)
+        for (int64_t bad : {int64_t(0), int64_t(-1), least})
+            demand("SPATTN_E_RANGE", name,
+                   [&, field = field] { plan([&](sa::Problem& problem) { problem.*field = bad; }); });
+    demand("SPATTN_E_RANGE", "problem.head_dim_v", [&] { plan([](sa::Problem& p) { p.head_dim_v = -1; }); });
+    demand("SPATTN_E_RANGE", "problem.heads_kv", [&] { plan([](sa::Problem& p) { p.heads_kv = 3; }); });
+    demand("SPATTN_E_RANGE", "problem.scale", [&] { plan([](sa::Problem& p) { p.scale = NAN; }); });
+    demand("SPATTN_E_RANGE", "problem.softcap", [&] { plan([](sa::Problem& p) { p.softcap = -1; }); });
+    demand("SPATTN_E_RANGE", "problem.q_offset", [&] { plan([](sa::Problem& p) { p.q_offset = least; }); });
+    demand("SPATTN_E_RANGE", "problem.axes", [&] { plan([](sa::Problem& p) { p.axes = sa::Axes(3); }); });
+    demand("SPATTN_E_DTYPE", "problem.dtype", [&] { plan([](sa::Problem& p) { p.dtype = {0, 0, 0}; }); });
+    demand("SPATTN_E_RANGE", "op", [] { context().plan(sa::causal(), legal_problem()).workspace(sa::Pass(2)); });
+    for (sa::Device bad : {sa::Device{99, 0}, sa::Device{SPATTN_CPU, 1}})
+        demand("SPATTN_E_DEVICE", "options.device", [=] { sa::Context{bad}; });
+}
+
+TEST(operands_of_forward) {
+    const sa::Plan plan = context().plan(sa::causal(), legal_problem());
+    const Operands good;
+    const auto run = [&](const sa::Forward& args) { plan.forward(args); };
+    run(good.forward);
+    using F = sa::Forward;
+    demand_operand("q", &F::q, false, good.forward, run);
+    demand_operand("k", &F::k, false, good.forward, run);
+    demand_operand("v", &F::v, false, good.forward, run);
+    demand_operand("out", &F::out, false, good.forward, run);
+    demand_operand("lse", &F::lse, true, good.forward, run);
+    demand_operand("max_logits", &F::max_logits, true, good.forward, run);
+    demand_operand("sink_logits", &F::sink_logits, false, good.forward, run);
+    sa::Forward args = good.forward;
+    args.indices = args.q;
+    demand("SPATTN_E_STATE", "indices", [&] { run(args); });
+    unsigned char one;
+    args = good.forward, args.workspace = {&one, 1};
+    demand("SPATTN_E_WORKSPACE", "workspace_bytes", [&] { run(args); });
+}
+
+TEST(operands_of_backward) {
+    const sa::Plan plan = context().plan(sa::causal(), legal_problem());
+    const Operands good;
+    const auto run = [&](const sa::Backward& args) { plan.backward(args); };
+    plan.forward(good.forward);
+    run(good.backward);
+    using B = sa::Backward;
+    const std::pair<const char*, sa::ConstView B::*> inputs[] = {
+        {"q", &B::q}, {"k", &B::k}, {"v", &B::v}, {"out", &B::out}, {"lse", &B::lse}, {"dout", &B::dout},
+        {"sink_logits", &B::sink_logits}};
+    for (const auto& [name, field] : inputs) demand_operand(name, field, false, good.backward, run);
+    demand_operand("dlse", &B::dlse, true, good.backward, run);
+    demand_operand("dq", &B::dq, false, good.backward, run);
+    demand_operand("dk", &B::dk, false, good.backward, run);
+    demand_operand("dv", &B::dv, false, good.backward, run);
+    demand_operand("dsink_logits", &B::dsink_logits, true, good.backward, run);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+// Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a run, packed sequences,
+// callbacks.
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <sparseattn/sparseattn.hpp>
+
+#include "check.h"
+
+namespace sa = sparseattn;
+
+// A half type of somebody else's, as the header says how to bring one.
+struct Brain {
+    uint16_t bits = 0;
+};
+template <>
+struct sparseattn::element<Brain> {
+    static constexpr sa::Dtype dtype = sa::bfloat16;
+};
+
+namespace {
+
+std::vector<float> noise(int64_t count, uint32_t seed) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; ++i) {
+        seed = seed * 1664525u + 1013904223u;
+        values.push_back(float(seed >> 8) / (1 << 23) - 1);
+    }
+    return values;
+}
+
+Brain to_brain(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+float to_float(Brain x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+sa::Problem small_problem() {
+    sa::Problem problem;
+    problem.heads_q = 4, problem.heads_kv = 2, problem.seq_q = problem.seq_k = 50, problem.head_dim = 16;
+    return problem;
+}
+
+const sa::Context& context() {
+    static const sa::Context shared(sa::cpu);
+    return shared;
+}
+
+// One forward pass on small_problem's shapes.
+std::vector<float> forward(const sa::Plan& plan, const std::vector<float>& q, const std::vector<float>& kv) {
+    std::vector<float> out(q.size(), NAN);
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(out.data(), {1, 50, 4, 16});
+    plan.forward(args);
+    return out;
+}
+
+// The least that std::mdspan has in common with its ancestors.
+struct Mdspan {
+    float* memory;
+    int64_t extents[4], steps[4];
+    float* data_handle() const { return memory; }
+    int64_t extent(size_t i) const { return extents[i]; }
+    int64_t stride(size_t i) const { return steps[i]; }
+    static constexpr size_t rank() { return 4; }
+};
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double most = 0;
+    for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(double(a[i]) - b[i]));
+    return a.size() == b.size() && std::isfinite(most) ? most : INFINITY;
+}
+
+const std::vector<float> q = noise(50 * 4 * 16, 1), kv = noise(50 * 2 * 16, 2);
+const sa::Pattern local = sa::causal() & (sa::window(7, 0) | sa::sink(2));
+
+}  // namespace
+
+TEST(plans_explain_and_count) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    CHECK(plan.explain().find("forward") != std::string::npos);
+    CHECK_EQ(plan.stats().pairs, 4 * local.stats({50, 50, 1, 1, {}, 64, 64}).pairs);
+    CHECK(plan.stats().flops_forward > 0);
+    CHECK(context().plan(local, small_problem()).c() == plan.c());  // the context keeps equal plans
+}
+
+TEST(workspaces_given_and_taken) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    const std::vector<float> taken = forward(plan, q, kv);
+    sa::Buffer buffer(plan.workspace(sa::Pass::forward));
+    sa::Buffer moved = std::move(buffer);
+    std::vector<float> out(q.size());
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(out.data(), {1, 50, 4, 16});
+    args.workspace = moved;
+    plan.forward(args);
+    CHECK(out == taken);
+}
+
+TEST(strides_and_mdspans) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    const std::vector<float> expected = forward(plan, q, kv);
+    std::vector<float> swapped(kv.size()), out(q.size());  // [heads, seq, dim], read as [1, seq, heads, dim]
+    for (int s = 0; s < 50; ++s)
+        for (int h = 0; h < 2; ++h)
+            for (int d = 0; d < 16; ++d) swapped[size_t((h * 50 + s) * 16 + d)] = kv[size_t((s * 2 + h) * 16 + d)];
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16});
+    args.k = sa::view(static_cast<const float*>(swapped.data()), {1, 50, 2, 16}, {0, 16, 800, 1});
+    args.v = sa::view(Mdspan{swapped.data(), {1, 50, 2, 16}, {0, 16, 800, 1}});
+    args.out = sa::view(out.data(), {1, 50, 4, 16});
+    plan.forward(args);
+    CHECK(out == expected);
+    int64_t shape[] = {1, 50, 2, 16};
+    spattn_tensor dlpack{const_cast<float*>(kv.data()), {SPATTN_CPU, 0}, 4, {SPATTN_FLOAT, 32, 1}, shape, nullptr, 0};
+    args.k = args.v = sa::ConstView(dlpack);
+    out.assign(out.size(), 0);
+    plan.forward(args);
+    CHECK(out == expected);
+}
+
+TEST(half_types) {
+    sa::Problem problem = small_problem();
+    problem.dtype = sa::bfloat16;
+    std::vector<Brain> half_q, half_kv, half_out(q.size());
+    std::vector<float> exact_q, exact_kv, out;
+    for (float x : q) half_q.push_back(to_brain(x)), exact_q.push_back(to_float(half_q.back()));
+    for (float x : kv) half_kv.push_back(to_brain(x)), exact_kv.push_back(to_float(half_kv.back()));
+    sa::Forward args;
+    args.q = sa::view(half_q.data(), {1, 50, 4, 16});
+    args.k = args.v = sa::view(half_kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(half_out.data(), {1, 50, 4, 16});
+    context().plan(local, problem).forward(args);
+    for (Brain x : half_out) out.push_back(to_float(x));
+    CHECK(distance(out, forward(context().plan(local, small_problem()), exact_q, exact_kv)) < 2e-2);
+}
+
+TEST(lists_of_a_run) {
+    // Every query lists the keys that the pattern keeps, so that the answer must be the pattern's.
+    const int64_t max = 50;
+    std::vector<int32_t> indices(size_t(50 * 2 * max), -1), counts;
+    sa::Extent extent;
+    extent.seq_q = extent.seq_k = 50;
+    const sa::Csr csr = local.to_csr(extent);
+    for (size_t row = 0; row < 50; ++row)
+        for (size_t head = 0; head < 2; ++head) {
+            const int64_t begin = csr.row_ptr[row], end = csr.row_ptr[row + 1];
+            counts.push_back(int32_t(end - begin));
+            for (int64_t i = begin; i < end; ++i)
+                indices[(row * 2 + head) * size_t(max) + size_t(i - begin)] = csr.columns[size_t(i)];
+        }
+    std::vector<float> out(q.size());
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(out.data(), {1, 50, 4, 16});
+    args.indices = sa::view(indices.data(), {1, 50, 2, max});
+    args.index_counts = sa::view(counts.data(), {1, 50, 2});
+    context().plan(sa::runtime_tokens(max), small_problem()).forward(args);
+    CHECK(distance(out, forward(context().plan(local, small_problem()), q, kv)) < 1e-5);
+}
+
+TEST(packed_sequences) {
+    // Two sequences after each other see what each would see alone.
+    sa::Problem packed = small_problem();
+    packed.axes = sa::Axes::thd;
+    std::vector<float> out(q.size());
+    sa::Forward args;
+    args.q = sa::view(q.data(), {50, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {50, 2, 16});
+    args.out = sa::view(out.data(), {50, 4, 16});
+    context().plan(sa::per_document(sa::causal(), {0, 20, 50}, {0, 20, 50}), packed).forward(args);
+    const std::vector<float> apart =
+        forward(context().plan(sa::causal() & sa::documents({0, 20, 50}), small_problem()), q, kv);
+    CHECK(distance(out, apart) < 1e-5);
+}
+
+TEST(softcap_sinks_and_max_logits) {
+    sa::Problem problem = small_problem();
+    problem.softcap = 2, problem.sink_logits = true;
+    const std::vector<float> sinks{0.5f, -1, 2, 0};
+    std::vector<float> out(q.size()), lse(200), largest(200);
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(out.data(), {1, 50, 4, 16});
+    args.lse = sa::view(lse.data(), {1, 4, 50}), args.max_logits = sa::view(largest.data(), {1, 4, 50});
+    args.sink_logits = sa::view(sinks);
+    context().plan(local, problem).forward(args);
+    for (size_t i = 0; i < lse.size(); ++i) CHECK(lse[i] > sinks[i / 50] && std::fabs(largest[i]) <= 2);
+}
+
+TEST(options_with_callbacks) {
+    static std::atomic<int> lines{0}, loops{0};
+    sa::ContextOptions options;
+    options.device = sa::cpu;
+    options.log = [](void*, spattn_enum, const char*) { ++lines; };
+    options.log_level = SPATTN_LOG_DEBUG;
+    options.parallel_for = [](void*, int64_t tasks, void (*body)(void*, int64_t), void* argument) {
+        for (int64_t t = 0; t < tasks; ++t) body(argument, t);
+        ++loops;
+        return 0;
+    };
+    const sa::Plan plan = sa::Context(options).plan(local, small_problem());  // keeps what it needs of the context
+    CHECK(forward(plan, q, kv) == forward(context().plan(local, small_problem()), q, kv));
+    CHECK(lines > 0 && loops > 0);
+}
