@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Strangers' projects in C99 and C++17 use the library in every way in which it is given away: a shared and a static
+installation that have moved, through find_package and pkg-config, the Python package's prefix, and FetchContent. What
+they compile are the examples, which check their own answer."""
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+EXAMPLES = ROOT / "examples"
+COMPILERS = {c: cxx for c, cxx in (("gcc", "g++"), ("clang", "clang++")) if shutil.which(c) and shutil.which(cxx)}
+STRICT = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic-errors"]
+PKG_CONFIG = shutil.which("pkg-config") or shutil.which("pkgconf")
+
+
+def run(*command, **environment):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def library_folder(prefix):
+    return next(path.parent for path in prefix.rglob("libsparseattn.*") if path.suffix in (".so", ".a"))
+
+
+def install(build, folder):
+    """An installation that was moved after it was made."""
+    run("cmake", "--install", build, "--prefix", folder / "installed")
+    return (folder / "installed").rename(folder / "moved")
+
+
+@pytest.fixture(scope="module")
+def shared(build, tmp_path_factory):
+    return install(build, tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def fetched(build):
+    """The project that fetches the sources. Only the scalar kernels: those of each processor take minutes to compile,
+    and how a library is linked does not depend on them."""
+    folder = build.parent / "consumer"
+    run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", folder, f"-DEXAMPLES={EXAMPLES}", f"-DFETCHED={ROOT}",
+        "-DCMAKE_CXX_FLAGS=-DSPATTN_CPU_SCALAR_ONLY", "-DCMAKE_BUILD_TYPE=Debug")
+    run("cmake", "--build", folder, "--parallel", os.cpu_count())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def static(fetched, tmp_path_factory):
+    return install(fetched, tmp_path_factory.mktemp("static"))
+
+
+@pytest.fixture
+def prefix(request):
+    return request.getfixturevalue(request.param)
+
+
+def demand_answers(programs, **environment):
+    answers = {run(program, **environment) for program in programs}
+    assert len(answers) == 1 and "by differences" in answers.pop()
+
+
+KINDS = pytest.mark.parametrize("prefix", ["shared", "static"], indirect=True)
+BY_COMPILER = pytest.mark.parametrize("compiler", COMPILERS)
+
+
+@BY_COMPILER
+@KINDS
+def test_find_package(prefix, compiler, tmp_path):
+    run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", tmp_path, f"-DEXAMPLES={EXAMPLES}",
+        f"-DCMAKE_PREFIX_PATH={prefix}", CC=compiler, CXX=COMPILERS[compiler])
+    run("cmake", "--build", tmp_path)
+    demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"])
+
+
+@BY_COMPILER
+@KINDS
+def test_pkg_config(prefix, compiler, tmp_path):
+    if not PKG_CONFIG:
+        pytest.skip("no pkg-config here, nor the pkgconf wheel")
+    library = library_folder(prefix)
+    flags = run(PKG_CONFIG, "--cflags", "--libs", "sparseattn", PKG_CONFIG_PATH=str(library / "pkgconfig")).split()
+    run(compiler, "-std=c99", *STRICT, EXAMPLES / "attention.c", "-o", tmp_path / "in_c", *flags, "-lm")
+    run(COMPILERS[compiler], "-std=c++17", *STRICT, EXAMPLES / "attention.cpp", "-o", tmp_path / "in_cpp", *flags)
+    demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"], LD_LIBRARY_PATH=str(library))
+
+
+def test_fetch_content(fetched):
+    demand_answers([fetched / "in_c", fetched / "in_cpp"])
+
+
+def test_prefix_of_the_python_package(tmp_path):
+    if importlib.util.find_spec("sparseattn") is None:
+        pytest.skip("the Python package is not installed here")
+    prefix = run(sys.executable, "-m", "sparseattn", "prefix").strip()
+    run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", tmp_path, f"-DEXAMPLES={EXAMPLES}",
+        f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path)
+    demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"])
+
+
+def test_example_in_python():
+    if importlib.util.find_spec("sparseattn") is None:
+        pytest.skip("the Python package is not installed here")
+    assert "by differences" in run(sys.executable, EXAMPLES / "attention.py")
+
+
+def test_header_without_exceptions_and_rtti(tmp_path):
+    source = tmp_path / "program.cpp"
+    source.write_text('#include <sparseattn/sparseattn.hpp>\nint main() { return sparseattn::full() ? 0 : 1; }\n')
+    for compiler in COMPILERS.values():
+        run(compiler, "-std=c++17", *STRICT, "-fno-exceptions", "-fno-rtti", f"-I{ROOT / 'include'}", "-fsyntax-only",
+            source)
