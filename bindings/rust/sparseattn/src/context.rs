@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+//! The device that plans are made for.
+use crate::error::{check, sized, Result};
+use crate::plan::{Plan, Problem};
+use crate::run::Stream;
+use crate::{sys, Device, Pattern};
+use std::ffi::{c_char, c_void, CStr};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// How much a context says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error = sys::SPATTN_LOG_ERROR as isize,
+    Info = sys::SPATTN_LOG_INFO as isize,
+    Debug = sys::SPATTN_LOG_DEBUG as isize,
+}
+
+/// What a log gets: called from any thread.
+type Log = dyn Fn(LogLevel, &str) + Send + Sync;
+
+/// How a context shall be.
+#[derive(Clone, Copy, Default)]
+pub struct ContextOptions {
+    device: Option<Device>,
+    cpu_threads: i32,
+    plan_cache: i64,
+    log: Option<(LogLevel, &'static Log)>,
+}
+
+impl ContextOptions {
+    /// The first GPU that has kernels in this build, else the CPU, and its defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// This device.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+    /// Threads on the CPU; 0 is all that this process may use. Results never depend on it.
+    pub fn cpu_threads(mut self, threads: i32) -> Self {
+        self.cpu_threads = threads;
+        self
+    }
+    /// Plans kept for equal patterns and problems: 0 is 64, -1 none.
+    pub fn plan_cache(mut self, plans: i64) -> Self {
+        self.plan_cache = plans;
+        self
+    }
+    /// Where lines up to a level go. It is kept for ever: plans may speak after their context is gone. It must not
+    /// panic (which ends the process) nor use the context that speaks.
+    pub fn log(mut self, level: LogLevel, log: &'static Log) -> Self {
+        self.log = Some((level, log));
+        self
+    }
+}
+
+/// Makes plans for one device. Clones share it, and so may threads.
+pub struct Context(*mut sys::spattn_context);
+
+// SAFETY: contexts lock themselves, and their count is atomic: sparseattn.h lets any threads share one.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// For the first GPU that has kernels in this build, else for the CPU.
+    pub fn new() -> Result<Self> {
+        Self::with(ContextOptions::new())
+    }
+    /// For the CPU.
+    pub fn cpu() -> Result<Self> {
+        Self::with(ContextOptions::new().device(Device::Cpu))
+    }
+    /// As the options say.
+    pub fn with(options: ContextOptions) -> Result<Self> {
+        let mut c = sized!(sys::spattn_context_options);
+        if let Some(device) = options.device {
+            c.device = device.c();
+        }
+        c.cpu_threads = options.cpu_threads;
+        c.plan_cache = options.plan_cache;
+        if let Some((level, log)) = options.log {
+            c.log = Some(write);
+            c.log_level = level as i32;
+            c.log_user = Box::into_raw(Box::new(log)).cast(); // two words that live as long as the log, for ever
+        }
+        let mut made = std::ptr::null_mut();
+        // SAFETY: the struct is as long as it says.
+        check(unsafe { sys::spattn_context_create(&c, &mut made) })?;
+        Ok(Context(made))
+    }
+
+    /// Compiles the pattern for these shapes and chooses kernels. Equal patterns and problems share a plan.
+    pub fn plan(&self, pattern: &Pattern, problem: &Problem) -> Result<Plan> {
+        // SAFETY: the default stream is legal for setup everywhere.
+        unsafe { self.make_plan(pattern, problem, std::ptr::null_mut()) }
+    }
+
+    /// The same; device copies of lists are made on this stream.
+    pub fn plan_on(&self, pattern: &Pattern, problem: &Problem, stream: &impl Stream) -> Result<Plan> {
+        // SAFETY: the trait promises a live stream.
+        unsafe { self.make_plan(pattern, problem, stream.raw()) }
+    }
+
+    unsafe fn make_plan(&self, pattern: &Pattern, problem: &Problem, stream: *mut c_void) -> Result<Plan> {
+        let (pattern, problem) = (pattern.handle()?, problem.c());
+        let mut made = std::ptr::null_mut();
+        check(sys::spattn_plan_create(self.0, pattern, &problem, stream, &mut made))?;
+        Ok(Plan::own(made))
+    }
+}
+
+impl Clone for Context {
+    fn clone(&self) -> Self {
+        // SAFETY: the handle is alive.
+        unsafe { sys::spattn_context_retain(self.0) };
+        Context(self.0)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: this reference is ours.
+        unsafe { sys::spattn_context_release(self.0) };
+    }
+}
+
+unsafe extern "C" fn write(user: *mut c_void, level: i32, text: *const c_char) {
+    let log = *user.cast::<&'static Log>();
+    let level = match level as u32 {
+        sys::SPATTN_LOG_ERROR => LogLevel::Error,
+        sys::SPATTN_LOG_INFO => LogLevel::Info,
+        _ => LogLevel::Debug,
+    };
+    // A panic must not cross C.
+    let text = CStr::from_ptr(text).to_string_lossy();
+    if catch_unwind(AssertUnwindSafe(|| log(level, &text))).is_err() {
+        std::process::abort();
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+
+mod context;
+mod error;
+mod pattern;
+mod plan;
+mod question;
+mod run;
+mod tensor;
+
+pub use context::{Context, ContextOptions, LogLevel};
+pub use error::{Error, ErrorKind, Result};
+pub use pattern::*;
+pub use plan::{Axes, Pass, Plan, Problem};
+pub use question::{Csr, Extent, Stats};
+pub use run::{Backward, Forward, Gradients, Saved, Scope, Scoped, Stream, Workspace};
+pub use tensor::{Device, Dtype, Element, View, ViewMut};
+
+pub use sparseattn_sys as sys;
+
+/// The version of the library: `major * 10000 + minor * 100 + patch`.
+pub fn version() -> u32 {
+    // SAFETY: it has no precondition.
+    unsafe { sys::spattn_version() }
+}
+
+/// Compiler, kernels' architectures and features of the library: one JSON object.
+pub fn build_json() -> String {
+    // SAFETY: the text is static.
+    unsafe { error::text(sys::spattn_build_json()) }
+}
+
+/// NVIDIA GPUs of this machine; 0 without a driver.
+pub fn device_count() -> Result<usize> {
+    let mut count = 0;
+    // SAFETY: the result is an i32.
+    error::check(unsafe { sys::spattn_device_count(&mut count) })?;
+    Ok(count as usize)
+}
+
+/// Opens the library of this name or path, or `libsparseattn.so.0` from where the dynamic linker looks. It must have
+/// succeeded before anything else of this crate is used, which panics otherwise.
+///
+/// # Safety
+/// A file of that name that is no libsparseattn may run any code while it is opened.
+#[cfg(feature = "load")]
+pub unsafe fn load(path: Option<&std::path::Path>) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = path.map(|path| std::ffi::CString::new(path.as_os_str().as_bytes()));
+    let path = match path.transpose() {
+        Ok(path) => path,
+        Err(error) => return Err(Error::local(ErrorKind::Load, "path", error.to_string())),
+    };
+    sys::load(path.as_deref()).map_err(|error| Error::local(ErrorKind::Load, "path", error.to_string()))
+}

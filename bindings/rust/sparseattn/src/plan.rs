@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+//! A pattern compiled for shapes.
+use crate::error::{check, fill_text, size, sized, Result};
+use crate::{sys, Dtype, Pattern, Stats};
+use std::fmt;
+
+/// The order of a tensor's axes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Axes {
+    /// `[batch, seq, heads, head_dim]`; lse is `[batch, heads_q, seq_q]`.
+    #[default]
+    Bshd = sys::SPATTN_BSHD as isize,
+    /// `[batch, heads, seq, head_dim]`; lse as before.
+    Bhsd = sys::SPATTN_BHSD as isize,
+    /// `[tokens, heads, head_dim]`: sequences one after the other; lse is `[heads_q, tokens]`.
+    Thd = sys::SPATTN_THD as isize,
+}
+
+/// A pass of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Pass {
+    Forward = sys::SPATTN_OP_FORWARD as isize,
+    Backward = sys::SPATTN_OP_BACKWARD as isize,
+}
+
+/// The shapes that a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Problem {
+    batch: usize,
+    heads: (usize, usize),
+    seq: (usize, usize),
+    head_dim: (usize, usize),
+    dtype: Dtype,
+    axes: Axes,
+    scale: Option<f64>,
+    q_offset: Option<i64>,
+    softcap: f64,
+    flags: u32,
+}
+
+impl Problem {
+    /// As many heads and tokens of keys as of queries; f32; [`Axes::Bshd`]; forward only.
+    pub fn new(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Self {
+        Problem {
+            batch,
+            heads: (heads, heads),
+            seq: (seq, seq),
+            head_dim: (head_dim, 0),
+            dtype: Dtype::F32,
+            axes: Axes::Bshd,
+            scale: None,
+            q_offset: None,
+            softcap: 0.0,
+            flags: 0,
+        }
+    }
+    /// Heads of keys and values, a divisor of those of queries.
+    pub fn heads_kv(mut self, heads: usize) -> Self {
+        self.heads.1 = heads;
+        self
+    }
+    /// Tokens of keys and values.
+    pub fn seq_k(mut self, seq: usize) -> Self {
+        self.seq.1 = seq;
+        self
+    }
+    /// Elements of a value.
+    pub fn head_dim_v(mut self, head_dim: usize) -> Self {
+        self.head_dim.1 = head_dim;
+        self
+    }
+    /// The type of operands and gradients; lse and sinks are always f32.
+    pub fn dtype(mut self, dtype: Dtype) -> Self {
+        self.dtype = dtype;
+        self
+    }
+    /// The order of the axes.
+    pub fn axes(mut self, axes: Axes) -> Self {
+        self.axes = axes;
+        self
+    }
+    /// The factor on scores; 1 / sqrt(head_dim) if not given.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+    /// The position of the first query; `seq_k - seq_q` if not given.
+    pub fn q_offset(mut self, q_offset: i64) -> Self {
+        self.q_offset = Some(q_offset);
+        self
+    }
+    /// Scores become softcap * tanh(score / softcap); 0 is none.
+    pub fn softcap(mut self, softcap: f64) -> Self {
+        self.softcap = softcap;
+        self
+    }
+    /// Whether `Plan::backward` will be called.
+    pub fn backward(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_BACKWARD, on)
+    }
+    /// Whether results are to be the same bits in every run; on the CPU they always are.
+    pub fn deterministic(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_DETERMINISTIC, on)
+    }
+    /// Whether to take the plain double-precision kernels: slow, the truth.
+    pub fn reference(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_REFERENCE, on)
+    }
+    /// Whether values are the first elements of keys; `v` and `dv` are then `None`.
+    pub fn value_in_key(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_VALUE_IN_KEY, on)
+    }
+    /// Whether each run brings sink logits.
+    pub fn sink_logits(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_SINK_LOGITS, on)
+    }
+
+    fn flag(mut self, flag: u32, on: bool) -> Self {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+        self
+    }
+
+    pub(crate) fn c(&self) -> sys::spattn_problem {
+        let mut problem = sized!(sys::spattn_problem);
+        problem.flags = self.flags
+            | if self.scale.is_some() { sys::SPATTN_PLAN_SCALE } else { 0 }
+            | if self.q_offset.is_some() { sys::SPATTN_PLAN_Q_OFFSET } else { 0 };
+        problem.batch = size(self.batch);
+        (problem.heads_q, problem.heads_kv) = (size(self.heads.0), size(self.heads.1));
+        (problem.seq_q, problem.seq_k) = (size(self.seq.0), size(self.seq.1));
+        (problem.head_dim, problem.head_dim_v) = (size(self.head_dim.0), size(self.head_dim.1));
+        problem.dtype = self.dtype.c();
+        problem.axes = self.axes as i32;
+        problem.scale = self.scale.unwrap_or(0.0);
+        problem.q_offset = self.q_offset.unwrap_or(0);
+        problem.softcap = self.softcap;
+        problem
+    }
+}
+
+/// A pattern compiled for shapes, with its kernels. Clones share it, and so may threads.
+///
+/// ```
+/// use sparseattn::{causal, window, Context, Problem, View, ViewMut};
+/// let plan = Context::cpu()?.plan(&(causal() & window(31, 0)), &Problem::new(1, 2, 128, 16))?;
+/// let shape = [1, 128, 2, 16];
+/// let (q, kv) = (vec![0.5f32; 4096], vec![0.25f32; 4096]);
+/// let (mut out, mut lse) = (vec![0f32; 4096], vec![0f32; 256]);
+/// let (q, kv) = (View::new(&q, &shape)?, View::new(&kv, &shape)?);
+/// plan.forward(q, kv, kv, ViewMut::new(&mut out, &shape)?).lse(ViewMut::new(&mut lse, &[1, 2, 128])?).run()?;
+/// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6)); // an average of equal values
+/// println!("{}", plan.explain()?);
+/// # Ok::<(), sparseattn::Error>(())
+/// ```
+pub struct Plan(*mut sys::spattn_plan);
+
+// SAFETY: plans never change, and their count is atomic: sparseattn.h lets any threads share one.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+impl Plan {
+    pub(crate) fn own(handle: *mut sys::spattn_plan) -> Self {
+        Plan(handle)
+    }
+    pub(crate) fn handle(&self) -> *const sys::spattn_plan {
+        self.0
+    }
+
+    /// Kernel, blocks, work, cost and what else was considered.
+    pub fn explain(&self) -> Result<String> {
+        // SAFETY: fill_text brings as much memory as it says.
+        fill_text(|buffer, capacity, needed| unsafe { sys::spattn_plan_explain(self.0, buffer, capacity, needed) })
+    }
+
+    /// Counts over all batch entries and heads, with work and traffic.
+    pub fn stats(&self) -> Result<Stats> {
+        let mut stats = sized!(sys::spattn_stats);
+        // SAFETY: the struct is as long as it says.
+        check(unsafe { sys::spattn_plan_stats(self.0, &mut stats) })?;
+        Ok(stats.into())
+    }
+
+    /// Bytes of scratch that one call of a pass needs, and their alignment.
+    pub fn workspace(&self, pass: Pass) -> Result<(usize, usize)> {
+        let (mut bytes, mut align) = (0, 1);
+        // SAFETY: both results are usize.
+        check(unsafe { sys::spattn_plan_workspace(self.0, pass as i32, &mut bytes, &mut align) })?;
+        Ok((bytes, align))
+    }
+}
+
+impl Clone for Plan {
+    fn clone(&self) -> Self {
+        // SAFETY: the handle is alive.
+        unsafe { sys::spattn_plan_retain(self.0) };
+        Plan(self.0)
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: this reference is ours.
+        unsafe { sys::spattn_plan_release(self.0) };
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.explain() {
+            Ok(text) => f.write_str(&text),
+            Err(error) => write!(f, "<{error}>"),
+        }
+    }
+}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Pattern>();
+    shared::<Plan>();
+    shared::<crate::Context>();
+};

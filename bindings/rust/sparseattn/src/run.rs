@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: MIT
+//! Passes of a plan. Operands have the names and shapes of `spattn_forward_args` and `spattn_backward_args`.
+use crate::error::{check, sized, Error, ErrorKind, Result};
+use crate::{sys, Device, Dtype, Pass, Plan, View, ViewMut};
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+
+/// A CUDA stream that somebody owns.
+///
+/// # Safety
+/// `raw` is a live `cudaStream_t`, or NULL for the default stream, as long as `self` lives. When `wait` returns, with
+/// or without an error, nothing that was enqueued on it before runs any more.
+pub unsafe trait Stream {
+    /// The `cudaStream_t`.
+    fn raw(&self) -> *mut c_void;
+    /// Waits for all that is enqueued; an error says in words why that failed.
+    fn wait(&self) -> std::result::Result<(), String>;
+}
+
+/// Scratch in host memory. One serves any number of calls after each other.
+pub struct Workspace {
+    memory: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: it owns plain memory.
+unsafe impl Send for Workspace {}
+// SAFETY: a shared one gives nothing away.
+unsafe impl Sync for Workspace {}
+
+impl Workspace {
+    /// Enough for one call of a pass.
+    pub fn new(plan: &Plan, pass: Pass) -> Result<Self> {
+        let (bytes, align) = plan.workspace(pass)?;
+        Self::allocate(bytes, align)
+    }
+
+    fn allocate(bytes: usize, align: usize) -> Result<Self> {
+        let refuse = || Error::local(ErrorKind::HostMemory, "workspace", format!("no memory for {bytes} bytes"));
+        let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| refuse())?;
+        // SAFETY: the size is not 0. Zeros, because a view may be read as numbers.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        if memory.is_null() {
+            return Err(refuse());
+        }
+        Ok(Workspace { memory, layout })
+    }
+
+    /// The memory, for [`Forward::workspace`] and [`Backward::workspace`].
+    pub fn view(&mut self) -> ViewMut<'_> {
+        let shape = [self.layout.size()];
+        // SAFETY: the memory is ours, and borrowed as long as the view.
+        unsafe { ViewMut::from_raw(self.memory.cast(), Dtype::U8, Device::Cpu, &shape, None) }
+            .expect("one axis is legal")
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { std::alloc::dealloc(self.memory, self.layout) };
+    }
+}
+
+thread_local! {
+    /// The scratch of this thread's last call without one of its own, for the next.
+    static SCRATCH: Cell<Option<Workspace>> = const { Cell::new(None) };
+}
+
+/// How a pass is started.
+#[derive(Clone, Copy)]
+enum Start {
+    /// It returns when all is done: host memory only.
+    Now,
+    /// It enqueues; a scope waits.
+    On(*mut c_void),
+}
+
+/// What forward and backward have in common.
+struct Call<'a> {
+    plan: &'a Plan,
+    pass: Pass,
+    start: Start,
+    workspace: Option<ViewMut<'a>>,
+}
+
+impl Call<'_> {
+    /// Refuses device memory where nobody would wait for the device. Says whether there is host memory among the
+    /// operands: scratch is then brought, so that the library names the operand that lies elsewhere.
+    fn check_devices<'v>(&self, operands: impl IntoIterator<Item = Option<&'v View<'v>>>) -> Result<bool> {
+        let scratch = self.workspace.as_ref();
+        let (mut any_host, mut any_device) =
+            (false, scratch.is_some_and(|memory| memory.view().device() != Device::Cpu));
+        for view in operands.into_iter().flatten() {
+            any_host |= view.device() == Device::Cpu;
+            any_device |= view.device() != Device::Cpu;
+        }
+        if any_device && matches!(self.start, Start::Now) {
+            let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
+            return Err(Error::local(ErrorKind::State, "", message.into()));
+        }
+        Ok(any_host)
+    }
+
+    fn stream(&self) -> *mut c_void {
+        match self.start {
+            Start::Now => std::ptr::null_mut(),
+            Start::On(stream) => stream,
+        }
+    }
+
+    /// Brings scratch, calls the library, and keeps scratch of its own for the next call.
+    fn run(
+        &mut self,
+        any_host: bool,
+        call: impl FnOnce(*const sys::spattn_plan, *mut c_void, usize) -> i32,
+    ) -> Result<()> {
+        if let Some(memory) = &self.workspace {
+            let c = memory.view().c();
+            let mut shape = memory.view().shape();
+            let (Some(bytes), None, Dtype::U8) = (shape.next(), shape.next(), memory.view().dtype()) else {
+                let message = "workspace has several axes or no bytes; accepted: one axis of Dtype::U8";
+                return Err(Error::local(ErrorKind::Shape, "workspace", message.into()));
+            };
+            return check(call(self.plan.handle(), c.data, bytes));
+        }
+        if !any_host {
+            return check(call(self.plan.handle(), std::ptr::null_mut(), 0));
+        }
+        let (bytes, align) = self.plan.workspace(self.pass)?;
+        let kept = SCRATCH.with(Cell::take);
+        let scratch = match kept.filter(|kept| kept.layout.size() >= bytes && kept.layout.align() >= align) {
+            Some(kept) => kept,
+            None => Workspace::allocate(bytes, align)?,
+        };
+        let done = check(call(self.plan.handle(), scratch.memory.cast(), scratch.layout.size()));
+        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        done
+    }
+}
+
+fn optional(tensor: &Option<sys::spattn_tensor>) -> *const sys::spattn_tensor {
+    tensor.as_ref().map_or(std::ptr::null(), |tensor| tensor)
+}
+
+/// Methods for operands that may be left out.
+macro_rules! options {
+    ($($(#[$doc:meta])* $name:ident: $view:ident,)*) => { $(
+        $(#[$doc])*
+        pub fn $name(mut self, $name: $view<'a>) -> Self {
+            self.$name = Some($name);
+            self
+        }
+    )* };
+}
+
+/// A forward pass that is being described: `run` does it.
+#[must_use = "a pass does nothing before `run`"]
+pub struct Forward<'a> {
+    call: Call<'a>,
+    q: View<'a>,
+    k: View<'a>,
+    v: Option<View<'a>>,
+    out: ViewMut<'a>,
+    lse: Option<ViewMut<'a>>,
+    max_logits: Option<ViewMut<'a>>,
+    indices: Option<View<'a>>,
+    index_counts: Option<View<'a>>,
+    sink_logits: Option<View<'a>>,
+}
+
+impl<'a> Forward<'a> {
+    fn new(plan: &'a Plan, start: Start, q: View<'a>, k: View<'a>, v: Option<View<'a>>, out: ViewMut<'a>) -> Self {
+        let call = Call { plan, pass: Pass::Forward, start, workspace: None };
+        let (lse, max_logits, indices, index_counts, sink_logits) = (None, None, None, None, None);
+        Forward { call, q, k, v, out, lse, max_logits, indices, index_counts, sink_logits }
+    }
+
+    options! {
+        /// Written: log(sum(exp(s))) of each query, f32; backward needs it.
+        lse: ViewMut,
+        /// Written: the largest score of each query, f32.
+        max_logits: ViewMut,
+        /// The keys of `runtime_tokens` and `runtime_blocks`.
+        indices: View,
+        /// How many entries of each list count.
+        index_counts: View,
+        /// One score without a value for each query head, f32, in a plan that has them.
+        sink_logits: View,
+    }
+
+    /// Scratch, as many bytes as [`Plan::workspace`] says, on the plan's device. Without it, each thread keeps some in
+    /// host memory.
+    pub fn workspace(mut self, workspace: ViewMut<'a>) -> Self {
+        self.call.workspace = Some(workspace);
+        self
+    }
+
+    /// Does the pass: at once in host memory; in a scope, it may be enqueued.
+    pub fn run(mut self) -> Result<()> {
+        // Outputs first: the library wants them to overlap nothing, and borrows see to that for host memory.
+        let outputs = [Some(&self.out), self.lse.as_ref(), self.max_logits.as_ref()];
+        let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
+        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs);
+        let any_host = self.call.check_devices(all.chain([self.sink_logits.as_ref()]))?;
+
+        let mut args = sized!(sys::spattn_forward_args);
+        args.stream = self.call.stream();
+        let (q, k, v, out) = (self.q.c(), self.k.c(), self.v.as_ref().map(View::c), self.out.view().c());
+        let lse = self.lse.as_ref().map(|view| view.view().c());
+        let max_logits = self.max_logits.as_ref().map(|view| view.view().c());
+        let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
+        let sink_logits = self.sink_logits.as_ref().map(View::c);
+        (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
+        (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
+        (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
+        args.sink_logits = optional(&sink_logits);
+        self.call.run(any_host, |plan, memory, bytes| {
+            (args.workspace, args.workspace_bytes) = (memory, bytes);
+            // SAFETY: views are valid for their shapes; device memory only where somebody waits.
+            unsafe { sys::spattn_forward(plan, &args) }
+        })
+    }
+
+    /// Only enqueues the pass on a `cudaStream_t`.
+    ///
+    /// # Safety
+    /// The stream is live, and until it has done the pass the memory of all views stays valid, outputs untouched.
+    pub unsafe fn enqueue(mut self, stream: *mut c_void) -> Result<()> {
+        self.call.start = Start::On(stream);
+        self.run()
+    }
+}
+
+/// What backward needs of a forward pass.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Saved<'a> {
+    pub q: View<'a>,
+    pub k: View<'a>,
+    pub v: Option<View<'a>>,
+    /// As forward wrote it.
+    pub out: View<'a>,
+    /// As forward wrote it.
+    pub lse: View<'a>,
+}
+
+/// Where backward writes.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Gradients<'a> {
+    pub dq: ViewMut<'a>,
+    pub dk: ViewMut<'a>,
+    pub dv: Option<ViewMut<'a>>,
+}
+
+/// A backward pass that is being described: `run` does it.
+#[must_use = "a pass does nothing before `run`"]
+pub struct Backward<'a> {
+    call: Call<'a>,
+    saved: Saved<'a>,
+    dout: View<'a>,
+    gradients: Gradients<'a>,
+    dlse: Option<View<'a>>,
+    indices: Option<View<'a>>,
+    index_counts: Option<View<'a>>,
+    sink_logits: Option<View<'a>>,
+    dsink_logits: Option<ViewMut<'a>>,
+}
+
+impl<'a> Backward<'a> {
+    fn new(plan: &'a Plan, start: Start, saved: Saved<'a>, dout: View<'a>, gradients: Gradients<'a>) -> Self {
+        let call = Call { plan, pass: Pass::Backward, start, workspace: None };
+        let (dlse, indices, index_counts, sink_logits, dsink_logits) = (None, None, None, None, None);
+        Backward { call, saved, dout, gradients, dlse, indices, index_counts, sink_logits, dsink_logits }
+    }
+
+    options! {
+        /// The gradient that arrives at lse, f32.
+        dlse: View,
+        /// The lists that forward had.
+        indices: View,
+        /// The counts that forward had.
+        index_counts: View,
+        /// The sink logits that forward had.
+        sink_logits: View,
+        /// Written: the gradient of the sink logits, f32.
+        dsink_logits: ViewMut,
+    }
+
+    /// As [`Forward::workspace`].
+    pub fn workspace(mut self, workspace: ViewMut<'a>) -> Self {
+        self.call.workspace = Some(workspace);
+        self
+    }
+
+    /// As [`Forward::run`].
+    pub fn run(mut self) -> Result<()> {
+        let (saved, gradients) = (&self.saved, &self.gradients);
+        let outputs = [Some(&gradients.dq), Some(&gradients.dk), gradients.dv.as_ref(), self.dsink_logits.as_ref()];
+        let inputs = [Some(&saved.q), Some(&saved.k), saved.v.as_ref(), Some(&saved.out), Some(&saved.lse)];
+        let more = [self.dlse.as_ref(), self.indices.as_ref(), self.index_counts.as_ref(), self.sink_logits.as_ref()];
+        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
+        let any_host = self.call.check_devices(all.chain([Some(&self.dout)]))?;
+
+        let mut args = sized!(sys::spattn_backward_args);
+        args.stream = self.call.stream();
+        let (q, k, v, out) = (saved.q.c(), saved.k.c(), saved.v.as_ref().map(View::c), saved.out.c());
+        let (lse, dout, dlse) = (saved.lse.c(), self.dout.c(), self.dlse.as_ref().map(View::c));
+        let (dq, dk) = (gradients.dq.view().c(), gradients.dk.view().c());
+        let dv = gradients.dv.as_ref().map(|view| view.view().c());
+        let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
+        let sink_logits = self.sink_logits.as_ref().map(View::c);
+        let dsink_logits = self.dsink_logits.as_ref().map(|view| view.view().c());
+        (args.q, args.k, args.v, args.out, args.lse) = (&q, &k, optional(&v), &out, &lse);
+        (args.dout, args.dlse) = (&dout, optional(&dlse));
+        (args.dq, args.dk, args.dv) = (&dq, &dk, optional(&dv));
+        (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
+        (args.sink_logits, args.dsink_logits) = (optional(&sink_logits), optional(&dsink_logits));
+        self.call.run(any_host, |plan, memory, bytes| {
+            (args.workspace, args.workspace_bytes) = (memory, bytes);
+            // SAFETY: as in Forward::run.
+            unsafe { sys::spattn_backward(plan, &args) }
+        })
+    }
+
+    /// As [`Forward::enqueue`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn enqueue(mut self, stream: *mut c_void) -> Result<()> {
+        self.call.start = Start::On(stream);
+        self.run()
+    }
+}
+
+impl Plan {
+    /// A forward pass. `v` is a view, or `None` in a plan whose values lie in its keys.
+    pub fn forward<'a>(
+        &'a self,
+        q: View<'a>,
+        k: View<'a>,
+        v: impl Into<Option<View<'a>>>,
+        out: ViewMut<'a>,
+    ) -> Forward<'a> {
+        Forward::new(self, Start::Now, q, k, v.into(), out)
+    }
+
+    /// A backward pass; gradients are overwritten.
+    pub fn backward<'a>(&'a self, saved: Saved<'a>, dout: View<'a>, gradients: Gradients<'a>) -> Backward<'a> {
+        Backward::new(self, Start::Now, saved, dout, gradients)
+    }
+
+    /// Runs passes on a stream and waits for it at the end, whatever happens, so that no memory is freed or written
+    /// while a device uses it: what passes of the scope borrow is borrowed for longer than the scope.
+    ///
+    /// ```compile_fail
+    /// # use sparseattn::*;
+    /// # fn wrong(plan: &Plan, stream: &impl Stream, q: View) -> Result<()> {
+    /// plan.scope(stream, |scope| {
+    ///     let mut out = vec![0f32; 64]; // would be freed while the device writes it
+    ///     scope.forward(q, q, q, ViewMut::new(&mut out, &[1, 4, 4, 4])?).run()
+    /// })
+    /// # }
+    /// ```
+    pub fn scope<'env, S: Stream, T>(
+        &'env self,
+        stream: &'env S,
+        body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    ) -> Result<T> {
+        let scope = Scope { plan: self, stream: stream.raw(), scope: PhantomData, env: PhantomData };
+        let done = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+        let waited = stream.wait();
+        let done = done.unwrap_or_else(|panic| resume_unwind(panic))?;
+        waited.map_err(|text| Error::local(ErrorKind::Cuda, "stream", text))?;
+        Ok(done)
+    }
+}
+
+/// Passes that are waited for: see [`Plan::scope`].
+pub struct Scope<'scope, 'env: 'scope> {
+    plan: &'env Plan,
+    stream: *mut c_void,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// A pass that can only be run in its scope.
+#[must_use = "a pass does nothing before `run`"]
+pub struct Scoped<'scope, P> {
+    pass: P,
+    scope: PhantomData<&'scope ()>,
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// As [`Plan::forward`].
+    pub fn forward(
+        &'scope self,
+        q: View<'env>,
+        k: View<'env>,
+        v: impl Into<Option<View<'env>>>,
+        out: ViewMut<'env>,
+    ) -> Scoped<'scope, Forward<'env>> {
+        Scoped { pass: Forward::new(self.plan, Start::On(self.stream), q, k, v.into(), out), scope: PhantomData }
+    }
+
+    /// As [`Plan::backward`].
+    pub fn backward(
+        &'scope self,
+        saved: Saved<'env>,
+        dout: View<'env>,
+        gradients: Gradients<'env>,
+    ) -> Scoped<'scope, Backward<'env>> {
+        Scoped { pass: Backward::new(self.plan, Start::On(self.stream), saved, dout, gradients), scope: PhantomData }
+    }
+}
+
+/// Forwards the methods of a pass to what lies in its scope.
+macro_rules! scoped {
+    ($pass:ident: $($name:ident($view:ident),)*) => {
+        #[allow(missing_docs)] // those of the pass
+        impl<'scope, 'env: 'scope> Scoped<'scope, $pass<'env>> {
+            $(pub fn $name(mut self, $name: $view<'env>) -> Self {
+                self.pass = self.pass.$name($name);
+                self
+            })*
+            pub fn run(self) -> Result<()> {
+                self.pass.run()
+            }
+        }
+    };
+}
+scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
+workspace(ViewMut), }
+scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
+workspace(ViewMut), }

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT
+//! Views of memory that tensors lie in.
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dtype {
+    code: u8,
+    bits: u8,
+}
+
+#[allow(missing_docs)]
+impl Dtype {
+    pub const F32: Dtype = Dtype { code: sys::SPATTN_FLOAT as u8, bits: 32 };
+    pub const F64: Dtype = Dtype { code: sys::SPATTN_FLOAT as u8, bits: 64 };
+    pub const F16: Dtype = Dtype { code: sys::SPATTN_FLOAT as u8, bits: 16 };
+    pub const BF16: Dtype = Dtype { code: sys::SPATTN_BFLOAT as u8, bits: 16 };
+    pub const I32: Dtype = Dtype { code: sys::SPATTN_INT as u8, bits: 32 };
+    pub const I64: Dtype = Dtype { code: sys::SPATTN_INT as u8, bits: 64 };
+    pub const U8: Dtype = Dtype { code: sys::SPATTN_UINT as u8, bits: 8 };
+    pub const BOOL: Dtype = Dtype { code: sys::SPATTN_BOOL as u8, bits: 8 };
+
+    pub(crate) fn c(self) -> sys::spattn_dtype {
+        sys::spattn_dtype { code: self.code, bits: self.bits, lanes: 1 }
+    }
+}
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Device {
+    /// The host.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(i32),
+}
+
+impl Device {
+    pub(crate) fn c(self) -> sys::spattn_device {
+        match self {
+            Device::Cpu => sys::spattn_device { type_: sys::SPATTN_CPU as i32, index: 0 },
+            Device::Cuda(index) => sys::spattn_device { type_: sys::SPATTN_CUDA as i32, index },
+        }
+    }
+}
+
+/// A type whose values may be elements.
+///
+/// # Safety
+/// Values are as large as the dtype says. The library may write any bits that it calculates: each bit pattern of a
+/// number must be a value of the type.
+pub unsafe trait Element: Copy {
+    /// What the library calls it.
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($type:ty: $dtype:ident,)*) => { $(
+        // SAFETY: sizes agree, and every bit pattern is a value; of bool the library writes 0 and 1 only.
+        unsafe impl Element for $type { const DTYPE: Dtype = Dtype::$dtype; }
+    )* };
+}
+elements! { f32: F32, f64: F64, i32: I32, i64: I64, u8: U8, bool: BOOL, }
+
+const MAX_AXES: usize = 4; // of an operand of any function
+
+/// Memory that may be read, with a shape. Copies are cheap.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    data: *mut c_void,
+    dtype: Dtype,
+    device: Device,
+    axes: usize,
+    shape: [i64; MAX_AXES],
+    strides: [i64; MAX_AXES], // elements
+    borrow: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a view is a shared borrow of plain numbers.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+
+/// Memory that may be written, with a shape.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    view: View<'a>,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> View<'a> {
+    /// All of a slice, row-major.
+    ///
+    /// ```
+    /// # use sparseattn::{View, ErrorKind};
+    /// let q = vec![0.0f32; 2 * 8 * 4];
+    /// assert!(View::new(&q, &[1, 8, 2, 4]).is_ok());
+    /// assert_eq!(View::new(&q, &[1, 8, 2, 5]).unwrap_err().kind(), ErrorKind::Shape);
+    /// ```
+    pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Result<Self> {
+        // SAFETY: whole checks the shape against the slice.
+        unsafe { Self::whole(data.as_ptr().cast(), data.len(), T::DTYPE, shape) }
+    }
+
+    /// A slice of which axis `i` moves by `strides[i]` elements.
+    pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        // SAFETY: within checks the shape against the slice.
+        unsafe { Self::within(data.as_ptr().cast(), data.len(), T::DTYPE, shape, strides) }
+    }
+
+    /// Bits of bfloat16 numbers.
+    pub fn bf16(bits: &'a [u16], shape: &[usize]) -> Result<Self> {
+        // SAFETY: as new; u16 is as large as a bfloat16.
+        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::BF16, shape) }
+    }
+
+    /// Bits of float16 numbers.
+    pub fn f16(bits: &'a [u16], shape: &[usize]) -> Result<Self> {
+        // SAFETY: as bf16.
+        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::F16, shape) }
+    }
+
+    /// Any memory: a GPU's, or another library's. Strides count elements.
+    ///
+    /// # Safety
+    /// For `'a` the memory is valid for reads of the whole shape on that device, and written by nobody.
+    pub unsafe fn from_raw(
+        data: *const c_void,
+        dtype: Dtype,
+        device: Device,
+        shape: &[usize],
+        strides: Option<&[usize]>,
+    ) -> Result<Self> {
+        let compact;
+        let strides = match strides {
+            Some(strides) => strides,
+            None => {
+                compact = compact_strides(shape);
+                &compact[..shape.len().min(MAX_AXES)]
+            }
+        };
+        check_axes(shape, strides)?;
+        let array = |values: &[usize]| {
+            let mut array = [0; MAX_AXES];
+            array.iter_mut().zip(values).for_each(|(to, from)| *to = crate::error::size(*from));
+            array
+        };
+        let (shape, axes, strides) = (array(shape), shape.len(), array(strides));
+        Ok(View { data: data as *mut c_void, dtype, device, axes, shape, strides, borrow: PhantomData })
+    }
+
+    pub(crate) unsafe fn whole(data: *const c_void, length: usize, dtype: Dtype, shape: &[usize]) -> Result<Self> {
+        let wanted = shape.iter().try_fold(1usize, |size, axis| size.checked_mul(*axis));
+        if wanted != Some(length) {
+            let message = format!("shape is {shape:?}; the slice has {length} elements, accepted: as many");
+            return Err(Error::local(ErrorKind::Shape, "shape", message));
+        }
+        Self::from_raw(data, dtype, Device::Cpu, shape, None)
+    }
+
+    pub(crate) unsafe fn within(
+        data: *const c_void,
+        length: usize,
+        dtype: Dtype,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self> {
+        check_axes(shape, strides)?;
+        let last = shape
+            .iter()
+            .zip(strides)
+            .try_fold(0usize, |last, (axis, stride)| last.checked_add(axis.saturating_sub(1).checked_mul(*stride)?));
+        let is_empty = shape.contains(&0);
+        if !is_empty && !last.is_some_and(|last| last < length) {
+            let message =
+                format!("shape {shape:?} with strides {strides:?} leaves the slice, which has {length} elements");
+            return Err(Error::local(ErrorKind::Layout, "strides", message));
+        }
+        Self::from_raw(data, dtype, Device::Cpu, shape, Some(strides))
+    }
+
+    /// The sizes of the axes.
+    pub fn shape(&self) -> impl Iterator<Item = usize> + '_ {
+        self.shape[..self.axes].iter().map(|size| *size as usize)
+    }
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    /// Where the memory lies.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The view as the C ABI has it, valid while `self` is.
+    pub(crate) fn c(&self) -> sys::spattn_tensor {
+        sys::spattn_tensor {
+            data: self.data,
+            device: self.device.c(),
+            ndim: self.axes as i32,
+            dtype: self.dtype.c(),
+            shape: self.shape.as_ptr(),
+            strides: self.strides.as_ptr(),
+            byte_offset: 0,
+        }
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// As [`View::new`].
+    pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Result<Self> {
+        // SAFETY: the borrow is exclusive; whole checks the shape.
+        unsafe { View::whole(data.as_mut_ptr().cast(), data.len(), T::DTYPE, shape).map(Self::exclusive) }
+    }
+    /// As [`View::strided`].
+    pub fn strided<T: Element>(data: &'a mut [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        // SAFETY: the borrow is exclusive; within checks the shape.
+        unsafe { View::within(data.as_mut_ptr().cast(), data.len(), T::DTYPE, shape, strides).map(Self::exclusive) }
+    }
+    /// As [`View::bf16`].
+    pub fn bf16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
+        // SAFETY: as new.
+        unsafe { View::whole(bits.as_mut_ptr().cast(), bits.len(), Dtype::BF16, shape).map(Self::exclusive) }
+    }
+    /// As [`View::f16`].
+    pub fn f16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
+        // SAFETY: as new.
+        unsafe { View::whole(bits.as_mut_ptr().cast(), bits.len(), Dtype::F16, shape).map(Self::exclusive) }
+    }
+    /// As [`View::from_raw`].
+    ///
+    /// # Safety
+    /// For `'a` the memory is valid for reads and writes of the whole shape on that device, and nobody else's.
+    pub unsafe fn from_raw(
+        data: *mut c_void,
+        dtype: Dtype,
+        device: Device,
+        shape: &[usize],
+        strides: Option<&[usize]>,
+    ) -> Result<Self> {
+        View::from_raw(data, dtype, device, shape, strides).map(Self::exclusive)
+    }
+
+    fn exclusive(view: View<'a>) -> Self {
+        ViewMut { view, borrow: PhantomData }
+    }
+
+    /// The same memory for reading, while this view rests.
+    pub fn as_view(&self) -> View<'_> {
+        self.view
+    }
+    pub(crate) fn view(&self) -> &View<'a> {
+        &self.view
+    }
+}
+
+fn check_axes(shape: &[usize], strides: &[usize]) -> Result<()> {
+    if shape.len() > MAX_AXES {
+        let message = format!("shape has {} axes; accepted: at most {MAX_AXES}", shape.len());
+        return Err(Error::local(ErrorKind::Shape, "shape", message));
+    }
+    if shape.len() != strides.len() {
+        let message = format!("strides are {}; accepted: one for each of the {} axes", strides.len(), shape.len());
+        return Err(Error::local(ErrorKind::Layout, "strides", message));
+    }
+    Ok(())
+}
+
+/// Of the first axes, as many as a view may have; sizes that overflow are refused elsewhere.
+fn compact_strides(shape: &[usize]) -> [usize; MAX_AXES] {
+    let mut strides = [1usize; MAX_AXES];
+    for i in (0..shape.len().min(MAX_AXES).saturating_sub(1)).rev() {
+        strides[i] = strides[i + 1].saturating_mul(shape[i + 1]);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_stay_in_their_slices() {
+        let data = [0.0f32; 24];
+        assert_eq!(View::new(&data, &[2, 3, 4]).unwrap().strides[..3], [12, 4, 1]);
+        assert_eq!(View::new(&data, &[25]).unwrap_err().kind(), ErrorKind::Shape);
+        assert_eq!(View::new(&data, &[usize::MAX, 2]).unwrap_err().kind(), ErrorKind::Shape);
+        assert_eq!(View::new(&data, &[1, 1, 1, 24, 1]).unwrap_err().kind(), ErrorKind::Shape);
+        assert!(View::strided(&data, &[4, 6], &[1, 4]).is_ok());
+        assert!(View::strided(&data, &[0, 6], &[1, 400]).is_ok());
+        for (shape, strides) in [([4, 6], [2, 4]), ([25, 1], [1, 1]), ([2, 2], [usize::MAX, 1])] {
+            assert_eq!(View::strided(&data, &shape, &strides).unwrap_err().kind(), ErrorKind::Layout);
+        }
+        assert_eq!(View::strided(&data, &[2], &[1, 1]).unwrap_err().argument(), "strides");
+        assert!(View::new(&[0u8; 0], &[0]).is_ok());
+    }
+
+    #[test]
+    fn c_tensors_point_into_their_view() {
+        let mut data = [1i64, 2, 3, 4, 5, 6];
+        let view = ViewMut::new(&mut data, &[2, 3]).unwrap();
+        let c = view.as_view();
+        let c = c.c();
+        // SAFETY: the view lives.
+        unsafe {
+            assert_eq!(std::slice::from_raw_parts(c.shape, 2), [2, 3]);
+            *c.data.cast::<i64>().add(5) = 60;
+        }
+        assert_eq!(data[5], 60);
+    }
+}

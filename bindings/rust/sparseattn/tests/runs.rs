@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+//! Plans and passes: dtypes, strides, scratch, lists of a run, packed sequences, scopes, logs, threads.
+mod common;
+use common::{context, from_bf16, noise, to_bf16};
+use sparseattn::*;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const SHAPE: [usize; 4] = [1, 50, 4, 16];
+const KV_SHAPE: [usize; 4] = [1, 50, 2, 16];
+
+fn problem() -> Problem {
+    Problem::new(1, 4, 50, 16).heads_kv(2)
+}
+
+fn local() -> Pattern {
+    causal() & (window(7, 0) | sink(2))
+}
+
+fn operands() -> (Vec<f32>, Vec<f32>) {
+    (noise(50 * 4 * 16, 1), noise(50 * 2 * 16, 2))
+}
+
+fn forward(plan: &Plan, q: &[f32], kv: &[f32]) -> Vec<f32> {
+    let mut out = vec![f32::NAN; q.len()];
+    let kv = View::new(kv, &KV_SHAPE).unwrap();
+    plan.forward(View::new(q, &SHAPE).unwrap(), kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap()).run().unwrap();
+    out
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |most, x| if x <= most { most } else { x })
+}
+
+#[test]
+fn plans_explain_and_count() {
+    let plan = context().plan(&local(), &problem()).unwrap();
+    assert!(plan.explain().unwrap().contains("forward"));
+    assert_eq!(plan.to_string(), plan.explain().unwrap());
+    assert_eq!(plan.stats().unwrap().pairs, 4.0 * local().stats(50).unwrap().pairs);
+    assert!(plan.stats().unwrap().flops_forward > 0.0);
+}
+
+#[test]
+fn every_element_type() {
+    let (q, kv) = operands();
+    let context = context();
+    let expected = forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv);
+
+    let (q64, kv64): (Vec<f64>, Vec<f64>) =
+        (q.iter().map(|x| *x as f64).collect(), kv.iter().map(|x| *x as f64).collect());
+    let mut out64 = vec![0f64; q.len()];
+    let plan = context.plan(&local(), &problem().dtype(Dtype::F64)).unwrap();
+    let view = View::new(&kv64, &KV_SHAPE).unwrap();
+    plan.forward(View::new(&q64, &SHAPE).unwrap(), view, view, ViewMut::new(&mut out64, &SHAPE).unwrap())
+        .run()
+        .unwrap();
+    assert!(distance(&out64.iter().map(|x| *x as f32).collect::<Vec<_>>(), &expected) < 1e-5);
+
+    let (q16, kv16): (Vec<u16>, Vec<u16>) =
+        (q.iter().map(|x| to_bf16(*x)).collect(), kv.iter().map(|x| to_bf16(*x)).collect());
+    let mut out16 = vec![0u16; q.len()];
+    let plan = context.plan(&local(), &problem().dtype(Dtype::BF16)).unwrap();
+    let view = View::bf16(&kv16, &KV_SHAPE).unwrap();
+    plan.forward(View::bf16(&q16, &SHAPE).unwrap(), view, view, ViewMut::bf16(&mut out16, &SHAPE).unwrap())
+        .run()
+        .unwrap();
+    assert!(distance(&out16.iter().map(|x| from_bf16(*x)).collect::<Vec<_>>(), &expected) < 3e-2);
+
+    // 1.0 and 0.5 of float16: averages of equal values are that value.
+    let (ones, halves) = (vec![0x3c00u16; q.len()], vec![0x3800u16; kv.len()]);
+    let plan = context.plan(&local(), &problem().dtype(Dtype::F16)).unwrap();
+    let view = View::f16(&halves, &KV_SHAPE).unwrap();
+    plan.forward(View::f16(&ones, &SHAPE).unwrap(), view, view, ViewMut::f16(&mut out16, &SHAPE).unwrap())
+        .run()
+        .unwrap();
+    assert!(out16.iter().all(|bits| *bits == 0x3800));
+}
+
+#[test]
+fn strides() {
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    let mut swapped = vec![0f32; kv.len()]; // [heads, seq, dim], read as [1, seq, heads, dim]
+    for (i, x) in kv.iter().enumerate() {
+        let (s, h, d) = (i / 32, i / 16 % 2, i % 16);
+        swapped[(h * 50 + s) * 16 + d] = *x;
+    }
+    let view = View::strided(&swapped, &KV_SHAPE, &[0, 16, 800, 1]).unwrap();
+    let mut out = vec![0f32; q.len()];
+    plan.forward(View::new(&q, &SHAPE).unwrap(), view, view, ViewMut::new(&mut out, &SHAPE).unwrap()).run().unwrap();
+    assert_eq!(out, forward(&plan, &q, &kv));
+}
+
+#[test]
+fn own_scratch() {
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    let mut workspace = Workspace::new(&plan, Pass::Forward).unwrap();
+    let mut out = vec![0f32; q.len()];
+    for _ in 0..2 {
+        let kv = View::new(&kv, &KV_SHAPE).unwrap();
+        let out = ViewMut::new(&mut out, &SHAPE).unwrap();
+        plan.forward(View::new(&q, &SHAPE).unwrap(), kv, kv, out).workspace(workspace.view()).run().unwrap();
+    }
+    assert_eq!(out, forward(&plan, &q, &kv));
+}
+
+#[test]
+fn lists_of_a_run() {
+    // Every query lists the keys that the pattern keeps, so that the answer must be the pattern's.
+    let (q, kv) = operands();
+    let context = context();
+    let csr = local().to_csr(50, 0).unwrap();
+    let (mut indices, mut counts) = (vec![-1i32; 50 * 2 * 50], vec![0i32; 50 * 2]);
+    for row in 0..50 {
+        let keys = &csr.columns[csr.row_ptr[row] as usize..csr.row_ptr[row + 1] as usize];
+        for head in 0..2 {
+            let list = (row * 2 + head) * 50;
+            indices[list..list + keys.len()].copy_from_slice(keys);
+            counts[row * 2 + head] = keys.len() as i32;
+        }
+    }
+    let plan = context.plan(&runtime_tokens(50), &problem()).unwrap();
+    let view = View::new(&kv, &KV_SHAPE).unwrap();
+    let mut out = vec![0f32; q.len()];
+    plan.forward(View::new(&q, &SHAPE).unwrap(), view, view, ViewMut::new(&mut out, &SHAPE).unwrap())
+        .indices(View::new(&indices, &[1, 50, 2, 50]).unwrap())
+        .index_counts(View::new(&counts, &[1, 50, 2]).unwrap())
+        .run()
+        .unwrap();
+    assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
+}
+
+#[test]
+fn packed_sequences() {
+    let (q, kv) = operands();
+    let context = context();
+    let pattern = per_document(&causal(), &[0i64, 20, 50], &[0, 20, 50]);
+    let plan = context.plan(&pattern, &problem().axes(Axes::Thd)).unwrap();
+    let view = View::new(&kv, &KV_SHAPE[1..]).unwrap();
+    let mut out = vec![0f32; q.len()];
+    let out_view = ViewMut::new(&mut out, &SHAPE[1..]).unwrap();
+    plan.forward(View::new(&q, &SHAPE[1..]).unwrap(), view, view, out_view).run().unwrap();
+    let apart = context.plan(&(causal() & documents(&[0, 20, 50])), &problem()).unwrap();
+    assert!(distance(&out, &forward(&apart, &q, &kv)) < 1e-5);
+}
+
+#[test]
+fn values_in_keys_sinks_and_largest_scores() {
+    let (q, kv) = operands();
+    let shared = problem().value_in_key(true).head_dim_v(8).sink_logits(true).softcap(2.0);
+    let plan = context().plan(&local(), &shared).unwrap();
+    let (mut out, mut lse, mut largest) = (vec![0f32; 50 * 4 * 8], vec![0f32; 200], vec![0f32; 200]);
+    let sinks = [0.5f32, -1.0, 2.0, 0.0];
+    let out_view = ViewMut::new(&mut out, &[1, 50, 4, 8]).unwrap();
+    plan.forward(View::new(&q, &SHAPE).unwrap(), View::new(&kv, &KV_SHAPE).unwrap(), None, out_view)
+        .lse(ViewMut::new(&mut lse, &[1, 4, 50]).unwrap())
+        .max_logits(ViewMut::new(&mut largest, &[1, 4, 50]).unwrap())
+        .sink_logits(View::new(&sinks, &[4]).unwrap())
+        .run()
+        .unwrap();
+    assert!(lse.iter().enumerate().all(|(i, lse)| *lse > sinks[i / 50]));
+    assert!(largest.iter().all(|x| x.abs() <= 2.0));
+    assert!(out.iter().all(|x| x.is_finite()));
+}
+
+/// Counts how often it was waited for. Work on the CPU is done when a call returns.
+struct Counted(Cell<usize>);
+
+// SAFETY: NULL is legal, and nothing runs later.
+unsafe impl Stream for Counted {
+    fn raw(&self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+    fn wait(&self) -> std::result::Result<(), String> {
+        self.0.set(self.0.get() + 1);
+        Ok(())
+    }
+}
+
+#[test]
+fn scopes_wait_whatever_happens() {
+    let (q, kv) = operands();
+    let context = context();
+    let stream = Counted(Cell::new(0));
+    let plan = context.plan_on(&local(), &problem().backward(true), &stream).unwrap();
+    let (mut out, mut lse) = (vec![0f32; q.len()], vec![0f32; 200]);
+    let (q_view, kv_view) = (View::new(&q, &SHAPE).unwrap(), View::new(&kv, &KV_SHAPE).unwrap());
+    {
+        let (out, lse) = (ViewMut::new(&mut out, &SHAPE).unwrap(), ViewMut::new(&mut lse, &[1, 4, 50]).unwrap());
+        plan.scope(&stream, |scope| scope.forward(q_view, kv_view, kv_view, out).lse(lse).run()).unwrap();
+    }
+    assert_eq!(stream.0.get(), 1);
+    assert_eq!(out, forward(&plan, &q, &kv));
+    let error = plan.scope(&stream, |_| View::new(&q, &[3]).map(|_| ())).unwrap_err();
+    assert_eq!((error.kind(), stream.0.get()), (ErrorKind::Shape, 2));
+    let panics = || plan.scope(&stream, |_| -> Result<()> { panic!("on purpose") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    assert_eq!(stream.0.get(), 3);
+}
+
+#[test]
+fn device_memory_wants_a_scope() {
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    // SAFETY: nobody reads it: that is what is tested.
+    let far = unsafe { View::from_raw(64 as *const c_void, Dtype::F32, Device::Cuda(0), &SHAPE, None).unwrap() };
+    let kv = View::new(&kv, &KV_SHAPE).unwrap();
+    let mut out = vec![0f32; q.len()];
+    let error = plan.forward(far, kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap()).run().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::State);
+    let stream = Counted(Cell::new(0));
+    let out = ViewMut::new(&mut out, &SHAPE).unwrap();
+    let error = plan.scope(&stream, |scope| scope.forward(far, kv, kv, out).run()).unwrap_err();
+    assert_eq!((error.kind(), stream.0.get()), (ErrorKind::Device, 1)); // the plan is for the CPU
+}
+
+#[test]
+fn logs() {
+    static LINES: AtomicUsize = AtomicUsize::new(0);
+    let count = |_: LogLevel, text: &str| {
+        assert!(!text.is_empty());
+        LINES.fetch_add(1, Ordering::Relaxed);
+    };
+    common::open();
+    let options = ContextOptions::new().device(Device::Cpu).cpu_threads(1).plan_cache(-1);
+    let context = Context::with(options.log(LogLevel::Debug, Box::leak(Box::new(count)))).unwrap();
+    context.clone().plan(&local(), &problem()).unwrap();
+    assert!(LINES.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn threads_share_handles() {
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    let expected = forward(&plan, &q, &kv);
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..20 {
+                    assert_eq!(forward(&plan.clone(), &q, &kv), expected);
+                }
+            });
+        }
+    });
+}
