@@ -113,6 +113,7 @@ pub(crate) unsafe fn found<F: Copy>(address: &AtomicPtr<c_void>, name: &str) -> 
 
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        #[allow(non_upper_case_globals)] // each has the name of its function
         mod addresses {
             use core::{ffi::c_void, ptr::null_mut, sync::atomic::AtomicPtr};
             $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(null_mut());)*
