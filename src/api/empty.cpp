@@ -2,8 +2,8 @@
 #include "api/empty.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "core/math.h"
 
@@ -52,25 +52,31 @@ Counts count_empty(const Problem& given) {
     return counts;
 }
 
-StandIns::StandIns(const spattn_plan& plan, spattn_enum op, void* workspace)
-    : p_(plan.compiled.problem), is_host_(plan.device->id().type == SPATTN_CPU),
+StandIns::StandIns(const spattn_plan& plan, spattn_enum op, void* workspace, void* stream)
+    : plan_(plan), p_(plan.compiled.problem), stream_(stream),
+      is_read_(op == SPATTN_OP_BACKWARD && plan.given.has_sink_logits),
       next_(static_cast<char*>(workspace) + (workspace ? kernel_workspace(plan, op) : 0)) {}
 
 TensorView StandIns::matrix(int64_t heads, int64_t dim) {
-    return {take(matrix_bytes(p_, heads, dim)), heads * dim, dim, dim, 1};
+    return {take(matrix_bytes(p_, heads, dim), 0), heads * dim, dim, dim, 1};
 }
 
 // exp(z - infinity) is 0 for every sink logit z, so a sink's gradient gets nothing from a row that is not there.
 TensorView StandIns::rows() {
-    void* rows = take(rows_bytes(p_));
-    if (is_host_) std::fill_n(static_cast<float*>(rows), p_.batch * p_.heads_q, std::numeric_limits<float>::infinity());
-    return {rows, p_.heads_q, 1, 1, 0};
+    return {take(rows_bytes(p_), std::numeric_limits<float>::infinity()), p_.heads_q, 1, 1, 0};
 }
 
-void* StandIns::take(size_t bytes) {
+void* StandIns::take(size_t bytes, float content) {
     char* const memory = next_;
     next_ += bytes;
-    if (is_host_) std::memset(memory, 0, bytes);
+    if (!is_read_) return memory;
+    const size_t count = bytes / sizeof(float);
+    if (plan_.device->id().type == SPATTN_CPU) {
+        std::fill_n(reinterpret_cast<float*>(memory), count, content);
+    } else {
+        const std::vector<float> contents(count, content);
+        plan_.device->memory()->copy_in(memory, contents.data(), bytes, stream_);
+    }
     return memory;
 }
 

@@ -25,7 +25,7 @@ Counts count_empty(const Problem& given);
 // Hands out the stand-ins of one run, each on its own cache lines.
 class StandIns {
 public:
-    StandIns(const spattn_plan& plan, spattn_enum op, void* workspace);
+    StandIns(const spattn_plan& plan, spattn_enum op, void* workspace, void* stream);
 
     // [batch, heads, seq, dim] of the problem's dtype; seq is 1.
     TensorView matrix(int64_t heads, int64_t dim);
@@ -33,10 +33,12 @@ public:
     TensorView rows();
 
 private:
-    void* take(size_t bytes);
+    void* take(size_t bytes, float content);
 
+    const spattn_plan& plan_;
     const Problem& p_;
-    bool is_host_;
+    void* stream_;
+    bool is_read_;  // a sink's gradient sums over all queries, also over those that see no key
     char* next_;
 };
 

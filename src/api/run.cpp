@@ -18,10 +18,11 @@ namespace {
 // first: what stands in for operands without elements lies there.
 class Operands {
 public:
-    Operands(const spattn_plan& plan, spattn_enum op, void* workspace, size_t workspace_bytes)
+    template <class Args>
+    Operands(const spattn_plan& plan, spattn_enum op, const Args& args)
         : plan_(plan), p_(plan.given),
-          workspace_(check_workspace(workspace, workspace_bytes, run_workspace(plan, op))),
-          stand_ins_(plan, op, workspace_) {}
+          workspace_(check_workspace(args.workspace, args.workspace_bytes, run_workspace(plan, op))),
+          stand_ins_(plan, op, workspace_, args.stream) {}
 
     void* workspace() const { return workspace_; }
 
@@ -257,7 +258,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         const spattn_forward_args a = read_struct(given, "args");
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.forward;
-        Operands operands(*plan, SPATTN_OP_FORWARD, a.workspace, a.workspace_bytes);
+        Operands operands(*plan, SPATTN_OP_FORWARD, a);
         ForwardArgs run{};
         run.workspace = operands.workspace();
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
@@ -285,7 +286,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         const PassPlan& pass = plan->compiled.backward;
         require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
-        Operands operands(*plan, SPATTN_OP_BACKWARD, a.workspace, a.workspace_bytes);
+        Operands operands(*plan, SPATTN_OP_BACKWARD, a);
         BackwardArgs run{};
         run.workspace = operands.workspace();
         run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
