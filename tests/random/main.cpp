@@ -33,6 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t most_attempts = 400;  // until a problem is drawn that the library serves
+constexpr double most_backward_work = 1e7;  // multiplications of a kv head
 constexpr int most_failures_printed = 20;
 constexpr int64_t least_for_kinds = 300;  // problems, from which on every kind must have been met
 
@@ -267,8 +268,7 @@ private:
         for (int64_t attempt = 0; !planned.plan; ++attempt) {
             if (attempt == most_attempts) return tally_.count(tally_.refused, "no problem was found for a pinned row");
             problem = draw_problem(options_.choices, index, attempt, pin);
-            const double dims = double(problem.c.head_dim + problem.value_dim());
-            if (index >= num_fixed_problems && count_pairs(problem) * dims > options_.choices.most_work) continue;
+            if (index >= num_fixed_problems && !is_affordable(problem)) continue;
             // A plan's copies to the GPU wait for another worker's run: if that hangs, it is named first.
             const Watchdog::Guard guard(dog_, worker, "plan of " + describe(problem, pin), 4);
             planned = make_plan(context, problem, pin ? pin->name : "");
@@ -282,6 +282,13 @@ private:
         if (found.failure.empty()) return tally_.pass(found);
         tally_.fail("FAILED problem_" + std::to_string(index) + ": " + found.failure + "\n    " +
                     describe(problem, pin) + "\n    rows:" + names_of(planned.explained));
+    }
+
+    // The truth of a backward pass takes whole kv heads, over all their rows.
+    bool is_affordable(const Problem& problem) const {
+        const double work = count_pairs(problem) * double(problem.c.head_dim + problem.value_dim());
+        return work <= options_.choices.most_work &&
+               (!problem.is_backward() || work / double(problem.c.heads_kv) <= most_backward_work);
     }
 
     static std::string names_of(const std::string& explained) {

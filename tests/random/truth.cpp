@@ -370,17 +370,20 @@ private:
     // ---- judgement ----
 
     void demand(const char* what, int64_t b, int64_t h, int64_t row, double got, double want, double error) {
+        if (std::fabs(want) + error > type_.largest) return;  // may be more than an element can hold
         const double off = std::fabs(got - want) / error;
         if (!(off <= found_.worst)) found_.worst = std::isnan(off) ? infinity : off;
         if (!(off <= 1)) fail(what, b, h, row, got, want, error);
     }
 
     void fail(const char* what, int64_t b, int64_t h, int64_t row, double got, double want, double error) {
+        if (!found_.failure.empty()) return;
         char text[80];
         std::snprintf(text, sizeof text, " is %.9g, not %.9g +- %.2g", got, want, error);
         fail(place(what, b, h, row) + text);
     }
     void fail_exactly(const char* what, int64_t b, int64_t h, int64_t row, double got, bool is_empty, double want) {
+        if (!found_.failure.empty()) return;
         char text[80];
         if (is_empty) std::snprintf(text, sizeof text, " is %.9g: without keys it is %g", got, want);
         else std::snprintf(text, sizeof text, " is %.9g: all that it sees is finite", got);
