@@ -278,10 +278,10 @@ private:
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);
-        count(problem, tensors, found, read(planned.explained));
+        count(problem, tensors, found, planned);
         if (found.failure.empty()) return tally_.pass(found);
         tally_.fail("FAILED problem_" + std::to_string(index) + ": " + found.failure + "\n    " +
-                    describe(problem, pin) + "\n    rows:" + names_of(planned.explained));
+                    describe(problem, pin) + "\n    rows:" + names_of(planned));
     }
 
     // The truth of a backward pass takes whole kv heads, over all their rows.
@@ -291,9 +291,9 @@ private:
                (!problem.is_backward() || work / double(problem.c.heads_kv) <= most_backward_work);
     }
 
-    static std::string names_of(const std::string& explained) {
+    static std::string names_of(const Planned& planned) {
         std::string names;
-        for (const std::string& name : read(explained).rows) names += " " + name;
+        for (const std::string& name : planned.rows) names += " " + name;
         return names;
     }
 
@@ -318,8 +318,9 @@ private:
         }
     }
 
-    void count(const Problem& problem, const Tensors& t, const Findings& found, const Facts& facts) {
+    void count(const Problem& problem, const Tensors& t, const Findings& found, const Planned& planned) {
         const spattn_problem& p = problem.c;
+        const Facts facts = read(planned.explained);
         const std::pair<const char*, bool> kinds[] = {
             {"isolated rows", found.isolated > 0},
             {"rows without a key", found.empty_rows > 0},
@@ -348,7 +349,7 @@ private:
         tally_.count(tally_.kinds, std::string("values ") + value_names[int(problem.values)]);
         tally_.count(tally_.kinds, std::string("poison ") + poison_names[int(problem.poison)]);
         for (const auto& [name, is_so] : options) tally_.count(tally_.options, name, is_so);
-        for (const std::string& row : facts.rows) tally_.count(tally_.rows, row);
+        for (const std::string& row : planned.rows) tally_.count(tally_.rows, row);
     }
 
     static void print(const char* title, const std::map<std::string, int64_t>& counts) {

@@ -41,8 +41,16 @@ Planned plan_now(const spattn_context* context, const Problem& problem) {
     spattn_plan* plan = nullptr;
     planned.status = spattn_plan_create(context, problem.drawn.pattern.get(), &c, nullptr, &plan);
     planned.plan.reset(plan);
-    if (planned.status == SPATTN_OK) planned.explained = explain(plan);
-    else planned.why = spattn_last_error_text();
+    if (planned.status != SPATTN_OK) {
+        planned.why = spattn_last_error_text();
+        return planned;
+    }
+    planned.explained = explain(plan);
+    for (const spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
+        const char* const names = spattn_plan_kernel(plan, op);
+        std::istringstream each(names ? names : "");
+        for (std::string name; std::getline(each, name, ',');) planned.rows.push_back(name);
+    }
     return planned;
 }
 
@@ -149,11 +157,6 @@ Facts read(const std::string& explained) {
     std::istringstream lines(explained);
     double lanes = 0;
     for (std::string line; std::getline(lines, line);) {
-        std::istringstream words(line);
-        std::string label, name;
-        words >> label >> name;
-        const bool is_pass = starts_with(line, "forward ") || starts_with(line, "backward ");
-        if ((is_pass || starts_with(line, "  by ")) && name.find('_') != std::string::npos) facts.rows.push_back(name);
         if (starts_with(line, "machine")) lanes = number_before(line, "lane");
         if (!starts_with(line, "  tasks")) continue;
         facts.has_more_tasks_than_lanes |= lanes > 0 && number_before(line, "in") > lanes;
@@ -173,7 +176,8 @@ std::string reason_of(const std::string& why) {
         const std::string reason = reasons.substr(start, end - start);
         at = end + 2;
         bool is_about_others = reason.find("pins another row") != std::string::npos;
-        for (const char* other : {"for device", "for dtype", "reference row", "not on this machine"})
+        for (const char* other :
+             {"for device", "for dtype", "reference row", "not on this machine", "not on this device"})
             is_about_others |= starts_with(reason, other);
         if (!is_about_others) return pass + reason;
     }
@@ -196,7 +200,7 @@ std::vector<Row> find_rows(const spattn_context* context) {
             c.flags = uint32_t(row.is_backward * SPATTN_PLAN_BACKWARD + row.is_reference * SPATTN_PLAN_REFERENCE);
             probe.drawn.pattern = parse("causal");
             const Planned planned = make_plan(context, probe, row.name);
-            for (const std::string& name : read(planned.explained).rows)
+            for (const std::string& name : planned.rows)
                 if (name == row.name) row.type = probe.type;
         }
         if (row.type) rows.push_back(row);

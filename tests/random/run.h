@@ -16,6 +16,7 @@ struct Planned {
     spattn_status status = SPATTN_OK;
     std::string why;
     std::string explained;
+    std::vector<std::string> rows;  // kernel rows that run
 };
 
 // Rows are pinned through the environment, which all threads share: plans that are pinned are made one at a time.
@@ -23,7 +24,6 @@ Planned make_plan(const spattn_context* context, const Problem& problem, const s
 
 // What a plan says of itself.
 struct Facts {
-    std::vector<std::string> rows;  // that run
     bool has_more_tasks_than_lanes = false, splits_rows = false;
 };
 Facts read(const std::string& explained);
