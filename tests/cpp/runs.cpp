@@ -88,7 +88,9 @@ const sa::Pattern local = sa::causal() & (sa::window(7, 0) | sa::sink(2));
 
 TEST(plans_explain_and_count) {
     const sa::Plan plan = context().plan(local, small_problem());
-    CHECK(plan.explain().find("forward") != std::string::npos);
+    CHECK(plan.explain().find(plan.kernel(sa::Pass::forward)) != std::string::npos);
+    CHECK(plan.explain_all().size() >= plan.explain().size());
+    CHECK(!plan.kernel(sa::Pass::backward) && !sa::Plan().kernel(sa::Pass::forward));
     CHECK_EQ(plan.stats().pairs, 4 * local.stats({50, 50, 1, 1, {}, 64, 64}).pairs);
     CHECK(plan.stats().flops_forward > 0);
     CHECK(context().plan(local, small_problem()).c() == plan.c());  // the context keeps equal plans

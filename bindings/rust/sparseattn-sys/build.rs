@@ -78,24 +78,21 @@ fn link_vendored() {
     // In a checkout, native/ holds links: where the sources really lie, a compiler's cache knows them.
     let root = root.join("CMakeLists.txt").canonicalize().expect("sparseattn-sys: native/CMakeLists.txt is missing");
     let root = root.parent().unwrap();
-    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
-    let (build, prefix) = (out.join("build"), out.join("prefix"));
+    let build = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("build");
     let jobs = env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
     let mut configure = Command::new("cmake");
     configure.arg("-S").arg(root).arg("-B").arg(&build).args([
         "-DCMAKE_BUILD_TYPE=Release",
-        "-DCMAKE_INSTALL_LIBDIR=lib",
         "-DSPATTN_STATIC=ON",
         "-DSPATTN_CUDA=OFF",
         "-DSPATTN_TESTS=OFF",
         "-DSPATTN_BENCH=OFF",
     ]);
     run(&mut configure);
-    run(Command::new("cmake").arg("--build").arg(&build).args(["--parallel", &jobs]));
-    run(Command::new("cmake").arg("--install").arg(&build).arg("--prefix").arg(&prefix));
-    println!("cargo:rustc-link-search=native={}", prefix.join("lib").display());
+    run(Command::new("cmake").arg("--build").arg(&build).args(["--target", "sparseattn_static", "--parallel", &jobs]));
+    println!("cargo:rustc-link-search=native={}", build.display());
     link_static();
-    println!("cargo:include={}", prefix.join("include").display());
+    println!("cargo:include={}", root.join("include").display());
 }
 
 fn link_static() {

@@ -147,6 +147,7 @@ pub const SPATTN_E_CUDA: spattn_status_codes = 4000;
 pub const SPATTN_E_CAPTURE: spattn_status_codes = 4001;
 pub const SPATTN_E_FORMAT: spattn_status_codes = 5000;
 pub const SPATTN_E_CALLBACK: spattn_status_codes = 6000;
+pub const SPATTN_E_CANCELLED: spattn_status_codes = 6001;
 pub const SPATTN_E_INTERNAL: spattn_status_codes = 9000;
 pub type spattn_status_codes = ::core::ffi::c_uint;
 #[repr(C)]
@@ -251,6 +252,7 @@ pub type spattn_parallel_for_fn = ::core::option::Option<
         argument: *mut ::core::ffi::c_void,
     ) -> i32,
 >;
+pub type spattn_cancel_fn = ::core::option::Option<unsafe extern "C" fn(user: *mut ::core::ffi::c_void) -> i32>;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct spattn_context_options {
@@ -267,12 +269,14 @@ pub struct spattn_context_options {
     pub parallel_for: spattn_parallel_for_fn,
     pub parallel_for_user: *mut ::core::ffi::c_void,
     pub plan_cache: i64,
+    pub cancel: spattn_cancel_fn,
+    pub cancel_user: *mut ::core::ffi::c_void,
 }
 #[test]
 fn bindgen_test_layout_spattn_context_options() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_context_options> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_context_options>(), 88usize, "Size of spattn_context_options");
+    assert_eq!(::core::mem::size_of::<spattn_context_options>(), 104usize, "Size of spattn_context_options");
     assert_eq!(::core::mem::align_of::<spattn_context_options>(), 8usize, "Alignment of spattn_context_options");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -338,6 +342,16 @@ fn bindgen_test_layout_spattn_context_options() {
         unsafe { ::core::ptr::addr_of!((*ptr).plan_cache) as usize - ptr as usize },
         80usize,
         "Offset of field: spattn_context_options::plan_cache"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).cancel) as usize - ptr as usize },
+        88usize,
+        "Offset of field: spattn_context_options::cancel"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).cancel_user) as usize - ptr as usize },
+        96usize,
+        "Offset of field: spattn_context_options::cancel_user"
     );
 }
 #[repr(C)]
@@ -1090,7 +1104,14 @@ functions! {
         align: *mut usize,
     ) -> spattn_status;
     pub fn spattn_plan_stats(plan: *const spattn_plan, result: *mut spattn_stats) -> spattn_status;
+    pub fn spattn_plan_kernel(plan: *const spattn_plan, op: spattn_enum) -> *const ::core::ffi::c_char;
     pub fn spattn_plan_explain(
+        plan: *const spattn_plan,
+        buffer: *mut ::core::ffi::c_char,
+        capacity: usize,
+        needed: *mut usize,
+    ) -> spattn_status;
+    pub fn spattn_plan_explain_all(
         plan: *const spattn_plan,
         buffer: *mut ::core::ffi::c_char,
         capacity: usize,

@@ -31,6 +31,7 @@ pub enum ErrorKind {
     Capture,
     Format,
     Callback,
+    Cancelled,
     Internal,
     /// The library cannot be opened, or is of another version (feature `load`).
     Load,
@@ -38,7 +39,7 @@ pub enum ErrorKind {
     Other(i32),
 }
 
-const KINDS: [(u32, ErrorKind); 23] = [
+const KINDS: [(u32, ErrorKind); 24] = [
     (sys::SPATTN_E_ARGUMENT, ErrorKind::Argument),
     (sys::SPATTN_E_NULL, ErrorKind::Null),
     (sys::SPATTN_E_STRUCT_SIZE, ErrorKind::StructSize),
@@ -61,6 +62,7 @@ const KINDS: [(u32, ErrorKind); 23] = [
     (sys::SPATTN_E_CAPTURE, ErrorKind::Capture),
     (sys::SPATTN_E_FORMAT, ErrorKind::Format),
     (sys::SPATTN_E_CALLBACK, ErrorKind::Callback),
+    (sys::SPATTN_E_CANCELLED, ErrorKind::Cancelled),
     (sys::SPATTN_E_INTERNAL, ErrorKind::Internal),
 ];
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! A pattern compiled for shapes.
-use crate::error::{check, fill_text, size, sized, Result};
+use crate::error::{check, fill_text, size, sized, text, Result};
 use crate::{sys, Dtype, Pattern, Stats};
 use std::fmt;
 
@@ -172,6 +172,20 @@ impl Plan {
     pub fn explain(&self) -> Result<String> {
         // SAFETY: fill_text brings as much memory as it says.
         fill_text(|buffer, capacity, needed| unsafe { sys::spattn_plan_explain(self.0, buffer, capacity, needed) })
+    }
+
+    /// The same, with each row by name that could not serve this problem on this machine.
+    pub fn explain_all(&self) -> Result<String> {
+        // SAFETY: as in explain.
+        fill_text(|buffer, capacity, needed| unsafe { sys::spattn_plan_explain_all(self.0, buffer, capacity, needed) })
+    }
+
+    /// The kernel row that a pass runs, as `SPATTN_FORCE_KERNEL` reads it; `None` where the pass was not planned.
+    pub fn kernel(&self, pass: Pass) -> Option<String> {
+        // SAFETY: the text lives as long as the plan.
+        let name = unsafe { sys::spattn_plan_kernel(self.0, pass as i32) };
+        // SAFETY: as above.
+        (!name.is_null()).then(|| unsafe { text(name) })
     }
 
     /// Counts over all batch entries and heads, with work and traffic.

@@ -37,7 +37,9 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 #[test]
 fn plans_explain_and_count() {
     let plan = context().plan(&local(), &problem()).unwrap();
-    assert!(plan.explain().unwrap().contains("forward"));
+    assert!(plan.explain().unwrap().contains(&plan.kernel(Pass::Forward).unwrap()));
+    assert_eq!(plan.kernel(Pass::Backward), None);
+    assert!(plan.explain_all().unwrap().len() >= plan.explain().unwrap().len());
     assert_eq!(plan.to_string(), plan.explain().unwrap());
     assert_eq!(plan.stats().unwrap().pairs, 4.0 * local().stats(50).unwrap().pairs);
     assert!(plan.stats().unwrap().flops_forward > 0.0);
