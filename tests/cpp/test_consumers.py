@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Strangers' projects in C99 and C++17 use the library in every way in which it is given away: a shared and a static
-installation that have moved, through find_package and pkg-config, the Python package's prefix, and FetchContent. What
-they compile are the examples, which check their own answer."""
+"""Strangers' projects in C99 and C++17 use the library in every way in which it is given away: the shared and the
+static library of an installation that has moved, through find_package and pkg-config, the Python package's prefix, and
+FetchContent. What they compile are the examples, which check their own answer."""
 import importlib.util
 import os
 import pathlib
@@ -25,39 +25,26 @@ def run(*command, **environment):
 
 
 def library_folder(prefix):
-    return next(path.parent for path in prefix.rglob("libsparseattn.*") if path.suffix in (".so", ".a"))
+    return next(path.parent for path in prefix.rglob("libsparseattn.so"))
 
 
-def install(build, folder):
+@pytest.fixture(scope="module")
+def prefix(build, tmp_path_factory):
     """An installation that was moved after it was made."""
+    folder = tmp_path_factory.mktemp("consumers")
     run("cmake", "--install", build, "--prefix", folder / "installed")
     return (folder / "installed").rename(folder / "moved")
 
 
 @pytest.fixture(scope="module")
-def shared(build, tmp_path_factory):
-    return install(build, tmp_path_factory.mktemp("shared"))
-
-
-@pytest.fixture(scope="module")
 def fetched(build):
-    """The project that fetches the sources. Only the scalar kernels: those of each processor take minutes to compile,
-    and how a library is linked does not depend on them."""
+    """The project that fetches the sources, with fewer kernels: to compile all takes minutes, and how a library is
+    linked does not depend on them."""
     folder = build.parent / "consumer"
     run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", folder, f"-DEXAMPLES={EXAMPLES}", f"-DFETCHED={ROOT}",
-        "-DCMAKE_CXX_FLAGS=-DSPATTN_CPU_SCALAR_ONLY", "-DCMAKE_BUILD_TYPE=Debug")
+        "-DCMAKE_CXX_FLAGS=-DSPATTN_CPU_ONE_VECTOR_ARCH", "-DCMAKE_BUILD_TYPE=Debug")
     run("cmake", "--build", folder, "--parallel", os.cpu_count())
     return folder
-
-
-@pytest.fixture(scope="module")
-def static(fetched, tmp_path_factory):
-    return install(fetched, tmp_path_factory.mktemp("static"))
-
-
-@pytest.fixture
-def prefix(request):
-    return request.getfixturevalue(request.param)
 
 
 def demand_answers(programs, **environment):
@@ -65,29 +52,32 @@ def demand_answers(programs, **environment):
     assert len(answers) == 1 and "by differences" in answers.pop()
 
 
-KINDS = pytest.mark.parametrize("prefix", ["shared", "static"], indirect=True)
 BY_COMPILER = pytest.mark.parametrize("compiler", COMPILERS)
 
 
 @BY_COMPILER
-@KINDS
-def test_find_package(prefix, compiler, tmp_path):
+@pytest.mark.parametrize("target", ["sparseattn", "sparseattn_static"])
+def test_find_package(prefix, compiler, target, tmp_path):
     run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", tmp_path, f"-DEXAMPLES={EXAMPLES}",
-        f"-DCMAKE_PREFIX_PATH={prefix}", CC=compiler, CXX=COMPILERS[compiler])
+        f"-DCMAKE_PREFIX_PATH={prefix}", f"-DTARGET={target}", CC=compiler, CXX=COMPILERS[compiler])
     run("cmake", "--build", tmp_path)
     demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"])
 
 
 @BY_COMPILER
-@KINDS
-def test_pkg_config(prefix, compiler, tmp_path):
+@pytest.mark.parametrize("is_static", [False, True])
+def test_pkg_config(prefix, compiler, is_static, tmp_path):
     if not PKG_CONFIG:
         pytest.skip("no pkg-config here, nor the pkgconf wheel")
     library = library_folder(prefix)
-    flags = run(PKG_CONFIG, "--cflags", "--libs", "sparseattn", PKG_CONFIG_PATH=str(library / "pkgconfig")).split()
+    options = ["--static"] if is_static else []
+    where = {"PKG_CONFIG_PATH": str(library / "pkgconfig")}
+    flags = run(PKG_CONFIG, "--cflags", "--libs", *options, "sparseattn", **where).split()
+    if is_static:  # the archive, not the shared library beside it
+        flags[flags.index("-lsparseattn")] = "-l:libsparseattn.a"
     run(compiler, "-std=c99", *STRICT, EXAMPLES / "attention.c", "-o", tmp_path / "in_c", *flags, "-lm")
     run(COMPILERS[compiler], "-std=c++17", *STRICT, EXAMPLES / "attention.cpp", "-o", tmp_path / "in_cpp", *flags)
-    demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"], LD_LIBRARY_PATH=str(library))
+    demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"], LD_LIBRARY_PATH="" if is_static else str(library))
 
 
 def test_fetch_content(fetched):
