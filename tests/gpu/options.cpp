@@ -148,7 +148,8 @@ private:
         if (dtype_ == abi::f64) return std::memcpy(&x, at, 8), x;
         if (dtype_ == abi::f32) return std::memcpy(&narrow, at, 4), narrow;
         std::memcpy(&bits, at, 2);
-        return dtype_ == abi::bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+        if (dtype_ == abi::bf16) return __bfloat162float(__ushort_as_bfloat16(bits));
+        return __half2float(__ushort_as_half(bits));
     }
 
     spattn_dtype dtype_;
