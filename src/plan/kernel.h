@@ -55,6 +55,7 @@ struct PieceView {
     void* carried = nullptr;  // as large as the rows' carries() said, aligned as the workspace
     bool is_first = true, is_last = true;
     int32_t sweep = 0;        // of the row's so many over all pieces
+    bool is_whole() const { return is_first && is_last; }
 };
 
 // How a walk's work is cut into tasks, and which tasks one worker does one after the other. All counts are of blocks

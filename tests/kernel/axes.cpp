@@ -2,7 +2,7 @@
 // A kernel reads any axis: the same results, whichever tiles the tokens of a pattern stand in.
 #include "axes.h"
 
-#include "bounds.h"
+#include "isolation.h"
 
 using namespace attention;
 
@@ -77,6 +77,7 @@ TEST(rows_read_any_axis) {
     const std::vector<Rows> all = rows_here();
     for (const Rows& rows : all) CHECK(rows.forward.orders && rows.backward.orders);
     unsigned draw = seed;
+    Told told;
     for (size_t n = 0; n < std::size(cases); ++n)
         for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
             const Case& c = cases[n];
@@ -91,9 +92,13 @@ TEST(rows_read_any_axis) {
                     check::context = text(rows.forward.name, " ", kind.name, orderly ? " orderly" : "", " ",
                                           describe(c), " draw ", draw);
                     const Layouts layouts = draw_layouts(c, kind, rows, orderly, draw);
-                    check_results(c, dtype, run_rows(c, rows, in, 2, layouts), want);
+                    const Results got = run_rows(c, rows, in, 2, layouts);
+                    check_results(c, dtype, got, want);
+                    const bool is_isolated = c.axes != Axes::shared && c.optional_operands && draw % 3 == 0;
+                    if (is_isolated) check_isolation(c, rows, in, got, draw_soiling(draw / 3), told, layouts);
                 }
         }
+    CHECK(told.queries > 0 && told.keys > 0);
 }
 
 // Rows long enough to be split and columns to be cut, with equal bits on any number of threads.

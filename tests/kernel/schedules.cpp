@@ -27,12 +27,16 @@ TEST(threads_do_not_change_bits) {
         {"runtime_blocks(8,16,5)", 1, 70, 1, 40, 130, 32, 32, Axes::bhsd, own_scale, aligned_end, true, true},
     };
     for (const Case& c : cases) {
-        const Inputs in = make_inputs(c, Dtype::bf16, seed);
+        const Inputs clean = make_inputs(c, Dtype::bf16, seed);
+        Inputs dirty = clean;
+        for (Values* x : {&dirty.q, &dirty.k, &dirty.v, &dirty.dout}) (*x)[x->size() / 3] = not_a_number;
         for (const Rows& rows : cpu_rows(false)) {
             if (!is_tested(rows) || !takes(rows, c)) continue;
-            check::context = text(rows.forward.name, " ", describe(c));
-            const Results one = run_rows(c, rows, in, 1);
-            for (const int threads : {2, 7}) CHECK(same(one, run_rows(c, rows, in, threads)));
+            for (const Inputs* in : {&clean, &dirty}) {
+                check::context = text(rows.forward.name, " ", describe(c), in == &dirty ? " with NaN" : "");
+                const Results one = run_rows(c, rows, *in, 1);
+                for (const int threads : {2, 7}) CHECK(same(one, run_rows(c, rows, *in, threads)));
+            }
         }
     }
 }

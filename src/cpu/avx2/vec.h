@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The verbs of generic/ on eight floats.
 #pragma once
+#define SPATTN_CPU_VERBS  // see generic/verbs.h
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -27,7 +28,8 @@ inline void end_streams() { _mm_sfence(); }                      // before other
 inline Vec set1(float x) { return _mm256_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b where either is NaN
-inline bool any_above(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+inline Bits above(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }  // false where either is NaN
+inline bool any(Bits bits) { return _mm256_movemask_ps(bits) != 0; }
 
 // `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
 inline Bits bits_at(const uint64_t* mask, int first) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The verbs of generic/ on sixteen floats. Opmask registers take mask bits straight from a layout's words.
 #pragma once
+#define SPATTN_CPU_VERBS  // see generic/verbs.h
 
 // GCC 12 takes the deliberately undefined operands inside its own intrinsics for mistakes (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -31,7 +32,8 @@ inline void end_streams() { _mm_sfence(); }                      // before other
 inline Vec set1(float x) { return _mm512_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
-inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline Bits above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }  // false where either is NaN
+inline bool any(Bits bits) { return bits != 0; }
 
 // `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
 inline Bits bits_at(const uint64_t* mask, int first) { return Bits(mask[first / 64] >> (first % 64)); }

@@ -2,6 +2,8 @@
 // The backward workspace: row statistics, a dQ buffer an order, parts of dK and dV, scratch of lanes.
 #pragma once
 
+#include "cpu/generic/walk.h"
+
 namespace spattn::cpu {
 namespace {
 
@@ -51,6 +53,7 @@ inline Carried carve_carried(Carver& carver, const Problem& p) {
 struct BackwardSpace {
     int64_t heads, rows;      // batch * heads_q; own tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by own places; the latter in units of log2
+    uint64_t* not_finite;     // [heads][rows] bit i: q or dout of query i of the own tile may not be finite
     uint64_t* seeing;         // [classes][rows] bit i: query i of the own tile sees a key; where the problem has sinks
     OrderSpace* orders;
     uint64_t* reached;        // [orders][words of rows] own tiles that an order reaches in some head of its group,
@@ -138,7 +141,7 @@ inline void reach(const Problem& p, const LayoutView& layout, const TasksView& t
     }
 }
 
-// Buffers of all orders. There is no workspace yet: tiles are counted so many at a time.
+// How many buffers all orders have. There is no workspace yet: tiles are counted so many at a time.
 inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t rows) {
     constexpr int64_t most = 1 << 15;
     uint64_t words[most / 64];
@@ -161,21 +164,27 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     BackwardSpace space;
     space.heads = p.batch * p.heads_q;
     space.rows = layout.by_query.rows - repeating(layout.queries);
-    const int64_t blocks = dq_blocks(p, layout, tasks, space.rows), words = words_of(space.rows);
+    const int64_t words = words_of(space.rows);
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
+    space.not_finite = carver.take<uint64_t>(space.heads * space.rows);
     space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.classes * space.rows : 0);
     space.orders = carver.take<OrderSpace>(tasks.orders);
     space.reached = carver.take<uint64_t>(tasks.orders * words);
     space.ranks = carver.take<int32_t>(tasks.orders * words);
     space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
-    space.dq = carver.take<Real>(blocks * bq * columns);
-    space.touched = carver.take<uint8_t>(blocks);
     space.part_floats = bk * (columns + columns_v);
     space.parts = carver.take<Real>(tasks.num_parts * space.part_floats);
     space.lane_floats = int64_t(lane.used / sizeof(Real));
     space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
     return space;
+}
+
+// dQ buffers lie last, so that a run may learn how many there are from the orders, once these are placed.
+template <int bq>
+inline void carve_dq(Carver& carver, BackwardSpace& space, const Problem& p, int64_t blocks) {
+    space.dq = carver.take<Real>(blocks * bq * round_up(p.head_dim, lanes));
+    space.touched = carver.take<uint8_t>(blocks);
 }
 
 // Which queries see a key. Without sinks lse says so; with them, a query that sees none has a finite lse, too. What a
@@ -220,9 +229,9 @@ inline int64_t place_of(const BackwardSpace& space, int64_t w, int64_t tile) {
     return word & bit ? space.ranks[at] + __builtin_popcountll(word & (bit - 1)) : -1;
 }
 
-// Fills the rest of orders, and first_order. Orders are chained from the last to the first, so that a chain runs
+// Fills the rest of orders, and first_order; returns how many buffers the orders have. Orders are chained from the last to the first, so that a chain runs
 // upwards.
-inline void place_orders(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
+inline int64_t place_orders(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
     int64_t block = 0;
     for (int32_t w = 0; w < tasks.orders; ++w) {
         space.orders[w].block = block;
@@ -235,6 +244,7 @@ inline void place_orders(const BackwardSpace& space, const Problem& p, const Tas
         space.orders[w].next = first;
         first = w;
     }
+    return block;
 }
 
 }  // namespace

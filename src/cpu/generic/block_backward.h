@@ -9,17 +9,26 @@
 // kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once,
 // at the end.
 //
-// Three phases: delta and lse per query row, and the tiles that each order reaches; orders of tasks; then each dQ tile
-// sums the buffers of the orders that touched it, in order, and columns that were cut sum their parts. All of a query's
-// own, from delta to dQ, lies by own tiles, where it stands once: rows of tiles that repeat it go there one by one. An
-// order has dQ buffers of its own because orders of one head meet in dQ and atomics would make sums depend on timing.
-// It has them for the tiles alone that it reaches: with a window all orders together have hardly more than dQ, and hot
-// queries in a tile of their own add one tile an order.
+// There are three phases. The first makes delta and -lse of each query, and finds the dQ tiles that each order of tasks
+// reaches. The second runs the orders: each collects dQ in buffers of its own, for several orders of a head add to the
+// same dQ, and sums by atomics would depend on timing. The third adds these buffers up, tile by tile and always in the
+// sequence of the orders, and joins the parts of columns that were cut.
+//
+// An order has buffers only for the tiles that it reaches: with a window, all orders together have hardly more than dQ.
+// A layout may list a query in a second tile (hot queries in a tile of their own). delta, lse and dQ of a query lie in
+// its own tile alone, the one that owns it, and a second tile reads and adds its rows there one by one.
 //
 // What binds: FMA, 10 * head_dim flops a pair against one exp2.
 #pragma once
 
+#include <math.h>
+
 #include "cpu/generic/backward_space.h"
+#include "cpu/generic/gemm.h"
+#include "cpu/generic/held.h"
+#include "cpu/generic/not_finite.h"
+#include "cpu/generic/sink.h"
+#include "cpu/generic/softcap.h"
 
 namespace spattn::cpu {
 namespace {
@@ -35,6 +44,7 @@ struct BackwardLane {
     const int columns, columns_v;  // of rows in scratch and in dQ buffers
     int64_t order = 0;
     Held held_q, held_dout;
+    uint64_t keys_apart = 0;  // of the column at hand: keys that are not finite
 
     BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
         : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
@@ -66,7 +76,7 @@ struct BackwardLane {
         return at;
     }
 
-    // A key that any head of the group sees may be read: it holds numbers, and bits keep it from the heads that do not.
+    // A key that any head of the group sees may be read: bits keep it from the heads that do not.
     Place keys(int32_t head, int32_t row) const {
         const LayoutView& layout = args.layout;
         const int64_t group = p.heads_q / p.heads_kv;
@@ -98,9 +108,10 @@ struct BackwardLane {
         zero(lane.dk, int64_t(bk) * columns);
         zero(lane.dv, int64_t(bk) * columns_v);
         if (t.take > 0) {
-            const Rows k = load_padded<T>(args.k, at, int(p.head_dim), lane.k);
+            keys_apart = all_finite(lane.k_t, p.head_dim * bk) ? 0 : rows_not_finite<T>(args.k, at, int(p.head_dim));
+            const Rows k = load_padded<T>(args.k, without(at, keys_apart), int(p.head_dim), lane.k);
             each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
-                visit(head, g, row, mask, k, at.count);
+                visit(head, g, row, mask, k, at);
             });
         }
         t.part == whole_row ? finish(at) : keep(t.part);
@@ -120,23 +131,15 @@ struct BackwardLane {
         }
     }
 
-    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, int keys) {
+    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, const Place& keys) {
         const Place at = queries(head, row);
-        const Rows q = held_q.rows(args.q, at, row, int(p.head_dim), load_padded<T>);
-        const Rows dout = held_dout.rows(args.dout, at, row, int(p.head_dim_v), load_padded<T>);
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
         Real* dq = repeats(row) ? lane.dq : touch(dq_block(order, g, own_tile(row)), is_first);
-        const Visit v{q, dout, k, statistics(head, row, at), bits, dq, keys};
-        if (!bits || bk == strip_lanes) {
-            attend<bk / lanes>(v, {0, at.count}, 0, is_first);
-        } else {
-            if (is_first) zero(dq, int64_t(bq) * columns);
-            for (int first = 0; first < keys; first += strip_lanes) {
-                const Span queries = rows_kept<bk>(bits, at.count, first);
-                if (queries.count > 0) attend<strip_lanes / lanes>(v, queries, first, false);
-            }
-        }
+        Visit v{{}, {}, k, statistics(head, row, at), bits, dq, keys.count, is_first};
+        load_queries(v, at, row);
+        const uint64_t apart = bits ? queries_apart(head, row, at) : 0;
+        (apart | keys_apart) == 0 ? attend_all(v, at.count, Step::both) : attend_apart(v, at, row, apart, keys);
         if (repeats(row)) scatter_dq(g, at);
     }
 
@@ -149,18 +152,48 @@ struct BackwardLane {
         const uint64_t* bits;
         Real* dq;
         int keys;
+        bool is_first;  // nothing was collected in dq so far
     };
+    enum class Step { both, scores, gradients };
+
+    void load_queries(Visit& v, const Place& at, int32_t row) {
+        v.q = held_q.rows(args.q, at, row, int(p.head_dim), load_padded<T>);
+        v.dout = held_dout.rows(args.dout, at, row, int(p.head_dim_v), load_padded<T>);
+    }
+
+    void attend_all(Visit& v, int queries, Step step) {
+        if (!v.bits || bk == strip_lanes) return attend<bk / lanes>(v, {0, queries}, 0, step);
+        if (v.is_first) zero(v.dq, int64_t(bq) * columns);
+        v.is_first = false;
+        for (int first = 0; first < v.keys; first += strip_lanes) {
+            const Span kept = rows_kept<bk>(v.bits, queries, first);
+            if (kept.count > 0) attend<strip_lanes / lanes>(v, kept, first, step);
+        }
+    }
 
     // Some queries of a block meet n vectors of keys, from lane `first` on.
     template <int n>
-    void attend(const Visit& v, Span queries, int first, bool is_first) {
-        const int at = queries.first, count = queries.count, keys = least(n * lanes, v.keys - first);
+    void attend(const Visit& v, Span queries, int first, Step step) {
+        if (step != Step::gradients) score<n>(v, queries, first);
+        if (step != Step::scores) add_gradients<n>(v, queries, first);
+    }
+
+    template <int n>
+    void score(const Visit& v, Span queries, int first) {
+        const int at = queries.first, count = queries.count;
         const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
         Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
         // s = q kT, dp = dout vT
         multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
         multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n);
         differentiate<n>(v, queries, first);
+    }
+
+    template <int n>
+    void add_gradients(const Visit& v, Span queries, int first) {
+        const int at = queries.first, count = queries.count, keys = least(n * lanes, v.keys - first);
+        const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
+        const Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
         // out = p v: dv += pT dout
         Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
         multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
@@ -168,8 +201,56 @@ struct BackwardLane {
         // s = q kT: dk += dsT q, dq += ds k
         multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
         const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
-        is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
-                 : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+        v.is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
+                   : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+    }
+
+    // ---- rows that are not finite: add_gradients() leaves them out, and they are added to the pairs that are kept ----
+
+    SPATTN_RARE void attend_apart(Visit& v, const Place& at, int32_t row, uint64_t apart, const Place& keys) {
+        attend_all(v, at.count, Step::scores);
+        load_queries(v, without(at, apart), row);
+        attend_all(v, at.count, Step::gradients);
+        each_bit(apart, [&](int query) { add_query(v, at, query); });
+        each_bit(keys_apart, [&](int key) { add_key(v, keys, key, at.count); });
+    }
+
+    static bool is_kept(const Visit& v, int query, int key) {
+        const int bit = query * bk + key;
+        return !v.bits || (v.bits[bit / 64] >> (bit % 64) & 1);
+    }
+
+    void add_query(const Visit& v, const Place& at, int query) {
+        for (int key = 0; key < v.keys; ++key) {
+            if (!is_kept(v, query, key)) continue;
+            const int pair = query * bk + key;
+            add_row(args.dout, at, query, int(p.head_dim_v), lane.s[pair], lane.dv + key * columns_v);
+            add_row(args.q, at, query, int(p.head_dim), lane.dp[pair], lane.dk + key * columns);
+        }
+    }
+
+    void add_key(const Visit& v, const Place& at, int key, int queries) {
+        for (int query = 0; query < queries; ++query)
+            if (is_kept(v, query, key))
+                add_row(args.k, at, key, int(p.head_dim), lane.dp[query * bk + key], v.dq + query * columns);
+    }
+
+    static void add_row(const TensorView& x, const Place& at, int i, int count, Real factor, Real* sum) {
+        const T* row = address<T>(x, at, i);
+        for (int c = 0; c < count; ++c) sum[c] += factor * to_real(row[c * x.column]);
+    }
+
+    // The queries of a tile that space.not_finite names: those of a repeating tile are gathered.
+    uint64_t queries_apart(int64_t head, int32_t row, const Place& at) const {
+        const uint64_t* named = space.not_finite + head * space.rows;
+        if (!repeats(row)) return named[own_tile(row)] & at.alive;
+        uint64_t apart = 0;
+        for (int i = 0; i < at.count; ++i) {
+            if (!(at.alive >> i & 1)) continue;
+            const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]);
+            apart |= (named[home / bq] >> (home % bq) & 1) << i;
+        }
+        return apart;
     }
 
     bool repeats(int32_t row) const { return row < repeating(args.layout.queries); }
@@ -271,7 +352,7 @@ struct BackwardLane {
 
     // Adds what the pieces before left of these rows, and leaves the sum for the next.
     void sum_pieces(const TensorView& carried, const Place& at, int count, Real* rows, int ld) const {
-        if (is_whole()) return;
+        if (args.piece.is_whole()) return;
         for (int i = 0; i < at.count; ++i) {
             if (!(at.owned >> i & 1)) continue;
             Real *row = rows + i * ld, *left = address<Real>(carried, at, i);
@@ -319,6 +400,7 @@ struct BackwardLane {
     // the sink's.
     void prepare(int64_t head, int32_t tile) {
         const Place at = own(head, tile);
+        uint64_t& not_finite = space.not_finite[head * space.rows + tile] = 0;
         const uint64_t seeing =
             p.has_sink_logits ? space.seeing[args.layout.class_of[head] * space.rows + tile] : all_rows;
         for (int i = 0; i < at.count; ++i) {
@@ -334,14 +416,21 @@ struct BackwardLane {
                                       args.dout.column, int(p.head_dim_v));
             }
             if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
+            if (!shows_finite(space.minus_lse[to], space.delta[to], at, i)) not_finite |= uint64_t(1) << i;
             if (carries_delta() && (args.piece.is_first || !is_empty))
                 *address<Real>(space.carried.delta, at, i) = space.delta[to];
         }
     }
 
+    // Whether q and dout of a query that sees keys are finite. Where dout is not, delta is not; where q is not, lse is
+    // not, unless a cap makes numbers of infinite scores or a sink is a score that stays.
+    bool shows_finite(Real minus_lse, Real delta, const Place& at, int i) const {
+        if (!is_finite(minus_lse) || !is_finite(delta)) return false;
+        return (p.softcap == 0 && !p.has_sink_logits) || is_row_finite<T>(args.q, at, i, int(p.head_dim));
+    }
+
     // Sinks are in every row, and a row may see a key in one piece and none in another.
-    bool carries_delta() const { return p.has_sink_logits && !is_whole(); }
-    bool is_whole() const { return args.piece.is_first && args.piece.is_last; }
+    bool carries_delta() const { return p.has_sink_logits && !args.piece.is_whole(); }
 
     // dz of one head, over the batch and its own tiles in their order. Where a row saw nothing, lse is z.
     void sum_sink(int64_t head) {
@@ -411,7 +500,7 @@ inline BackwardRun begin_backward(const BackwardArgs& args) {
     run.space.carried = carve_carried(carried, *args.problem);
     if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
     args.parallel->run(backward_rows<T, bq, bk>, &run);
-    place_orders(run.space, *args.problem, args.tasks);
+    carve_dq<bq>(carver, run.space, *args.problem, place_orders(run.space, *args.problem, args.tasks));
     return run;
 }
 
@@ -430,7 +519,8 @@ void block_backward(const BackwardArgs& args) {
 template <int bq, int bk>
 size_t backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
     Carver carver{0};
-    carve_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+    BackwardSpace space = carve_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+    carve_dq<bq>(carver, space, p, dq_blocks(p, layout, tasks, space.rows));
     return carver.used;
 }
 

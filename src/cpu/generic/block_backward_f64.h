@@ -10,6 +10,8 @@
 // swept twice: first for the sums, which they hand on until the last makes lse of them, then for gradients.
 #pragma once
 
+#include "cpu/generic/block_backward.h"
+
 namespace spattn::cpu {
 namespace {
 
@@ -44,7 +46,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
                                         : Lane::touch(Lane::dq_block(Lane::order, g, Lane::own_tile(row)), is_first);
         multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys};
+        const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys, is_first};
         Lane::template differentiate<bk / lanes>(v, {0, at.count}, 0);
         const Product product{lane.s, bk, ones.x, ones.ld, sums, columns, keys};
         is_first ? multiply<Left::rows, Store::set>(product, at.count, 1)
@@ -63,7 +65,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
             if (!(at.owned >> i & 1)) continue;
             const float lse = *address<float>(args.lse, at, i);
             if (lse == -INFINITY) continue;
-            Real& minus_lse = Lane::is_whole() ? space.minus_lse[(head * space.rows + tile) * bq + i]
+            Real& minus_lse = args.piece.is_whole() ? space.minus_lse[(head * space.rows + tile) * bq + i]
                                                : *address<Real>(space.carried.minus_lse, at, i);
             minus_lse = Real(-log2_e * lse) - log2(lane.q[i * columns] + exp(sink - double(lse)));
         }
@@ -95,8 +97,7 @@ void block_backward_f64(const BackwardArgs& args) {
         args.parallel->run(backward_lse<T, bq, bk>, &run);
         run.next_order = 0;
     }
-    const bool is_whole = args.piece.is_first && args.piece.is_last;
-    if (is_whole || args.piece.sweep == 1) complete_backward<T, bq, bk>(run);
+    if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<T, bq, bk>(run);
 }
 
 }  // namespace

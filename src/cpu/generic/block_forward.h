@@ -16,6 +16,13 @@
 #include <float.h>
 #include <math.h>
 
+#include "cpu/generic/gemm.h"
+#include "cpu/generic/held.h"
+#include "cpu/generic/not_finite.h"
+#include "cpu/generic/sink.h"
+#include "cpu/generic/softcap.h"
+#include "cpu/generic/walk.h"
+
 namespace spattn::cpu {
 namespace {
 
@@ -82,6 +89,8 @@ struct ForwardLane {
     State state;
     Held values;
     const SoftcapFactors cap;  // read where the problem has one
+    bool met_mask = false;     // this task
+    bool is_anew = false;      // it is worked anew, with values that are not finite left out of products
 
     ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
         : args(a), p(*a.problem), space(s), cap(softcap_factors(p)) {
@@ -106,6 +115,7 @@ struct ForwardLane {
     }
 
     void start() {
+        met_mask = false;
         for (int64_t i = 0; i < p.head_dim_v * bq; ++i) state.out[i] = 0.f;
         for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
     }
@@ -115,23 +125,52 @@ struct ForwardLane {
     void task(const Task& t) {
         const Place q = queries(t.head, t.row);
         const int32_t list_class = args.layout.class_of[t.head];
-        start();
         if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
-        const ListsView& lists = args.layout.by_query;
-        for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
-            visit(keys(q, list_class, w.block), w.block, w.mask);
+        for (is_anew = false;; is_anew = true) {
+            start();
+            const ListsView& lists = args.layout.by_query;
+            for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
+                visit(keys(q, list_class, w.block), w.block, w.mask);
+            if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !may_be_spoilt()) break;
+        }
         t.part == whole_row ? finish(q) : keep(t.part);
     }
 
+    // Whether a value that a query does not see may have made its sums NaN. Where l is NaN, scores of its own did.
+    SPATTN_RARE bool may_be_spoilt() const {
+        for (int64_t i = 0; i < p.head_dim_v * bq; ++i)
+            if (!is_finite(state.out[i]) && is_finite(state.l[i % bq])) return true;
+        return false;
+    }
+
     void visit(const Place& at, int32_t block, int32_t mask) {
-        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        const Rows v = values.rows(args.v, at, block, int(p.head_dim_v), load_swept<T>);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        if (!bits || bq == strip_lanes) return attend<width>(k, v, {0, at.count}, 0, bits);
-        for (int first = 0; first < bq; first += strip_lanes) {
-            const Span keys = rows_kept<bq>(bits, at.count, first);
-            if (keys.count > 0) attend<strip_lanes / lanes>(k, v, keys, first, bits);
+        met_mask |= bits != nullptr;
+        const uint64_t apart = is_anew && bits ? rows_not_finite<T>(args.v, at, int(p.head_dim_v)) : 0;
+        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
+        const Rows v = values.rows(args.v, without(at, apart), block, int(p.head_dim_v), load_swept<T>);
+        if (!bits || bq == strip_lanes) {
+            attend<width>(k, v, {0, at.count}, 0, bits);
+        } else {
+            for (int first = 0; first < bq; first += strip_lanes) {
+                const Span keys = rows_kept<bq>(bits, at.count, first);
+                if (keys.count > 0) attend<strip_lanes / lanes>(k, v, keys, first, bits);
+            }
         }
+        if (apart != 0) add_apart(at, apart, bits);
+    }
+
+    // Values that the product left out go to the queries that see their keys.
+    SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const uint64_t* bits) {
+        each_bit(apart, [&](int key) {
+            const T* v = address<T>(args.v, at, key);
+            for (int64_t d = 0; d < p.head_dim_v; ++d)
+                for (int i = 0; i < bq; i += lanes) {
+                    Real* out = state.out + d * bq + i;
+                    const Vec more = fma(set1(to_real(v[d * args.v.column])), load(lane.s + key * bq + i), load(out));
+                    store(out, select(bits_at(bits, key * bq + i), more, load(out)));
+                }
+        });
     }
 
     // n vectors of queries, from lane `first` on, meet some keys of a block.
@@ -181,7 +220,8 @@ struct ForwardLane {
         }
     }
 
-    // Moves the maximum where some query's new one is beyond the lag, and rescales what was summed under the old one.
+    // Moves the maximum of the queries whose new one is beyond the lag, and rescales what was summed under the old one.
+    // The others of the strip keep theirs: bits of a query's result must not depend on what only its neighbours see.
     template <int strip>
     void raise(int first, const Vec* top) {
         bool needed = false;
@@ -189,11 +229,12 @@ struct ForwardLane {
             Real* highest = state.top + first + w * lanes;
             store(highest, max(top[w], load(highest)));
         }
-        for (int w = 0; w < strip; ++w) needed |= any_above(top[w], load(state.m + first + w * lanes) + set1(lag));
+        for (int w = 0; w < strip; ++w) needed |= any(above(top[w], load(state.m + first + w * lanes) + set1(lag)));
         if (!needed) return;
         for (int w = 0; w < strip; ++w) {
             const int at = first + w * lanes;
-            const Vec old = load(state.m + at), m = max(top[w], old), keep = exp2(old - m);
+            const Vec old = load(state.m + at), m = select(above(top[w], old + set1(lag)), top[w], old);
+            const Vec keep = exp2(old - m);
             store(state.m + at, m);
             store(state.l + at, load(state.l + at) * keep);
             for (int64_t d = 0; d < p.head_dim_v; ++d)

@@ -5,6 +5,9 @@
 // promise.
 #pragma once
 
+#include "plan/kernel.h"
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

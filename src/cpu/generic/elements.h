@@ -3,6 +3,9 @@
 #pragma once
 
 #include "cpu/generic/f16.h"
+#ifndef SPATTN_CPU_VERBS  // of floats: read alone, those of any CPU
+#include "cpu/scalar/vec.h"
+#endif
 
 namespace spattn::cpu {
 namespace {

@@ -32,8 +32,8 @@ struct RowStats {
     }
 };
 
-// Of query head t.head + head. A row that saw nothing has p = 0, and its dout is not read; with a sink, its lse is z
-// and dlse counts.
+// Statistics of query head t.head + head in row t.row. A row that saw nothing has p = 0, and its dout is not read; with
+// a sink, its lse is z and dlse counts.
 template <class T>
 inline RowStats row_stats(const BackwardArgs& args, const HeadTile& t, int head, bool is_empty) {
     const auto row = [&](const TensorView& x) {

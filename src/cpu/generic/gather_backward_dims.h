@@ -200,8 +200,8 @@ struct DimsBackward {
     static int64_t least_range(const Problem& p) { return (near_range(p) + 1) / 2; }
     static int64_t most_owners(const Problem& p) { return p.seq_k / least_range(p) + 1; }
 
-    // Of so many kv heads that are worked on together, whose rows list so many keys on average. Lists of a run are
-    // searched from end to end by every owner: ranges are as large as the cache allows.
+    // The range of an owner, where so many kv heads are worked on together and their rows list so many keys on average.
+    // Every owner searches lists of a run from end to end: there ranges are as large as the cache allows.
     static int64_t range_of(const Problem& p, int64_t planes, double listed, int num_lanes) {
         if (p.run_lists.at_run_time()) return near_range(p);
         const double filled = least_owned * double(p.seq_k) / (listed < least_owned ? least_owned : listed);
@@ -236,7 +236,7 @@ struct DimsBackward {
         if (map.wave.row + map.wave.rows == p.seq_q) write(plane, begin, end, dk, dv);
     }
 
-    // Of each key a row.
+    // Sums of each key, a row each.
     struct Sums {
         Real* x;
         int64_t ld;

@@ -3,6 +3,9 @@
 // attention at head_dim 64 to 576 (Zen 4).
 #pragma once
 
+#include "cpu/generic/cost.h"
+#include "cpu/generic/gather_backward_dims.h"
+
 namespace spattn::cpu {
 namespace {
 

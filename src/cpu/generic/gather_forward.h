@@ -12,6 +12,7 @@
 // maximum lags. dims works on waves of query rows (gather_forward_dims.h).
 #pragma once
 
+#include "cpu/generic/block_forward.h"
 #include "cpu/generic/gather_lists.h"
 
 namespace spattn::cpu {

@@ -70,13 +70,13 @@ struct HeadsForward {
                                                int(p.head_dim_v), width / lanes);
     }
 
-    // Of one vector of heads.
+    // Scores of one vector of heads become p.
     void softmax(int count, int first) {
         const GatherState& state = lane.state;
         Vec top = set1(-INFINITY), sum = set1(0.f);
         for (int r = 0; r < count; ++r) top = max(load(lane.s + r * width + first), top);
         store(state.top + first, max(top, load(state.top + first)));
-        if (any_above(top, load(state.m + first) + set1(lag))) raise(first, top);
+        raise(first, top);
         const Vec m = load(state.m + first);
         for (int r = 0; r < count; ++r) {
             Real* x = lane.s + r * width + first;
@@ -87,9 +87,14 @@ struct HeadsForward {
         store(state.l + first, load(state.l + first) + sum);
     }
 
+    // Moves the maximum of the heads whose new one is beyond the lag: of those alone, for bits of one head must not
+    // depend on the scores of another.
     void raise(int first, Vec top) {
         const GatherState& state = lane.state;
-        const Vec old = load(state.m + first), m = max(top, old), keep = exp2(old - m);
+        const Vec old = load(state.m + first);
+        const Bits moved = above(top, old + set1(lag));
+        if (!any(moved)) return;
+        const Vec m = select(moved, top, old), keep = exp2(old - m);
         store(state.m + first, m);
         store(state.l + first, load(state.l + first) * keep);
         for (int64_t d = 0; d < p.head_dim_v; ++d)

@@ -2,6 +2,9 @@
 // Token lists, made by the plan or brought by the run, and the tiles of heads that work on one list together.
 #pragma once
 
+#include "cpu/generic/operand.h"
+#include "cpu/generic/walk.h"
+
 namespace spattn::cpu {
 namespace {
 

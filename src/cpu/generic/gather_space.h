@@ -7,6 +7,8 @@
 // what: bits do not depend on the number of threads.
 #pragma once
 
+#include "cpu/generic/gather_forward.h"
+
 namespace spattn::cpu {
 namespace {
 

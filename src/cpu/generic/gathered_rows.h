@@ -67,7 +67,7 @@ inline void dots_of(const Real* a, const GatheredRows<T>& b, int first, int colu
     sums<N>(acc, out);
 }
 
-// Of all rows, and of dots_beyond more at most.
+// Products of a with all rows, and with dots_beyond more at most.
 template <class T>
 inline void dots(const Real* a, const GatheredRows<T>& b, int columns, Real* out) {
     int i = 0;
@@ -100,7 +100,7 @@ inline void add_weighted_rows(const Real* weight, const GatheredRows<T>& rows, i
         if (first < columns) add_weighted_rows<N / 2>(weight, rows, columns, out, first);
 }
 
-// Of the keys [i, i + lanes) of a list, rows of k and v.
+// Asks for the rows of k and v of keys [i, i + lanes) of a list.
 template <class T>
 inline void prefetch_keys(const RunArgs& args, const TensorView& k, const TensorView& v, const HeadTile& t, Keys keys,
                           int64_t i) {
@@ -112,8 +112,8 @@ inline void prefetch_keys(const RunArgs& args, const TensorView& k, const Tensor
     }
 }
 
-// Of an increasing list of `count` keys, how many lie below `end`; the first `from` do. Whole vectors are counted, for
-// branches would be guessed wrong; the last one steps back over keys that are known to lie below.
+// Counts the keys of an increasing list of `count` that lie below `end`, where the first `from` are known to. It counts
+// whole vectors, for branches would be guessed wrong; the last one steps back over keys that are known to lie below.
 inline int count_below(const int32_t* keys, int from, int count, int64_t end) {
     constexpr int step = 16;
     const int32_t limit = int32_t(least_of(end, INT32_MAX));  // keys are tokens: none is the last of int32_t

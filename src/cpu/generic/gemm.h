@@ -9,6 +9,8 @@
 // over k starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
 #pragma once
 
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

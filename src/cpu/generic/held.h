@@ -3,6 +3,8 @@
 // again what this one has just copied, and rows that lie apart are slow to fetch.
 #pragma once
 
+#include "cpu/generic/operand.h"
+
 namespace spattn::cpu {
 namespace {
 

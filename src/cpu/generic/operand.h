@@ -4,6 +4,9 @@
 // scratch first.
 #pragma once
 
+#include "plan/kernel.h"
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

@@ -2,6 +2,8 @@
 // Asking for memory early.
 #pragma once
 
+#include <stdint.h>
+
 namespace spattn::cpu {
 namespace {
 

@@ -9,6 +9,10 @@
 
 #include <math.h>
 
+#include "plan/kernel.h"
+#include "cpu/generic/log2.h"
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

@@ -7,6 +7,10 @@
 // series, so that tanh has it too. Three ulp of tanh in all.
 #pragma once
 
+#include "plan/kernel.h"
+#include "cpu/generic/log2.h"
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

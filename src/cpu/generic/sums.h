@@ -4,6 +4,8 @@
 // that many a step.
 #pragma once
 
+#include "cpu/generic/verbs.h"
+
 namespace spattn::cpu {
 namespace {
 

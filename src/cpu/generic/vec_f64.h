@@ -2,6 +2,7 @@
 // The verbs of generic/ on doubles, for every arch: the compiler's own vectors, as wide as the arch's registers.
 // Written once, without intrinsics: rows of doubles are there to be right, and + and * compile to what these would.
 #pragma once
+#define SPATTN_CPU_VERBS  // see generic/verbs.h
 
 #include <stdint.h>
 
@@ -36,11 +37,11 @@ inline Vec set1(double x) { return x - Vec{}; }  // x - 0 is x, whatever its sig
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
-inline bool any_above(Vec a, Vec b) {
-    const Bits above = a > b;
-    int64_t any = 0;
-    for (int i = 0; i < lanes; ++i) any |= above[i];
-    return any != 0;
+inline Bits above(Vec a, Vec b) { return a > b; }  // false where either is NaN
+inline bool any(Bits bits) {
+    int64_t set = 0;
+    for (int i = 0; i < lanes; ++i) set |= bits[i];
+    return set != 0;
 }
 
 // `lanes` mask bits that start at bit `first`, a multiple of `lanes`.

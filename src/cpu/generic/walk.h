@@ -2,6 +2,8 @@
 // Reading layouts and carving workspaces.
 #pragma once
 
+#include "cpu/generic/operand.h"
+
 namespace spattn::cpu {
 namespace {
 

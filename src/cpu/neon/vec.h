@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The verbs of generic/ on four floats, for AArch64.
 #pragma once
+#define SPATTN_CPU_VERBS  // see generic/verbs.h
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -29,9 +30,10 @@ inline void end_streams() {}
 inline Vec set1(float x) { return vdupq_n_f32(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 inline Vec select(Bits bits, Vec a, Vec b) { return vbslq_f32(bits, a, b); }  // a where set
+inline Bits above(Vec a, Vec b) { return vcgtq_f32(a, b); }  // false where either is NaN
 // b where either is NaN, which neither FMAX (NaN) nor FMAXNM (the number) gives.
-inline Vec max(Vec a, Vec b) { return select(vcgtq_f32(a, b), a, b); }
-inline bool any_above(Vec a, Vec b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
+inline Vec max(Vec a, Vec b) { return select(above(a, b), a, b); }
+inline bool any(Bits bits) { return vmaxvq_u32(bits) != 0; }
 
 // `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
 inline Bits bits_at(const uint64_t* mask, int first) {

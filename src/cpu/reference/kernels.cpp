@@ -99,7 +99,8 @@ struct Row {
         return 1 / (cosh * cosh);
     }
 
-    // s = score, or capped; p = exp(s - lse); the sink's score is z. lse = -inf where there is neither key nor sink.
+    // s = score, or capped; p = exp(s - lse); the sink's score is z. lse = -inf where there is neither key nor sink. A
+    // score of -inf is as good as a key that is not seen.
     void softmax(int64_t b, int64_t h, int64_t i) {
         batch = b, head = h, head_kv = h / p.group(), row = i;
         seen.clear();
@@ -115,9 +116,9 @@ struct Row {
         });
         const double m = std::max(max_logit, z);
         double l = z == -infinity ? 0 : std::exp(z - m);
-        for (double& x : s) l += x = std::exp(x - m);
-        for (double& x : s) x /= l;
-        lse = seen.empty() ? z : m + std::log(l);
+        for (double& x : s) l += x = x == -infinity ? 0 : std::exp(x - m);
+        for (double& x : s) x = l == 0 ? 0 : x / l;
+        lse = max_logit == -infinity && !std::isnan(l) ? z : m + std::log(l);
     }
 };
 

@@ -2,6 +2,7 @@
 // The verbs of generic/ for any CPU: four floats in the compiler's own vector type, which becomes whatever registers
 // the target has, or single floats.
 #pragma once
+#define SPATTN_CPU_VERBS  // see generic/verbs.h
 
 #include <stdint.h>
 
@@ -33,10 +34,8 @@ inline Vec set1(float x) { return Vec{x, x, x, x}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
 inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }  // b where either is NaN
-inline bool any_above(Vec a, Vec b) {
-    const Bits above = a > b;
-    return (above[0] | above[1] | above[2] | above[3]) != 0;
-}
+inline Bits above(Vec a, Vec b) { return a > b; }  // false where either is NaN
+inline bool any(Bits bits) { return (bits[0] | bits[1] | bits[2] | bits[3]) != 0; }
 
 // `lanes` mask bits that start at bit `first`, a multiple of `lanes`.
 inline Bits bits_at(const uint64_t* mask, int first) {
