@@ -69,7 +69,7 @@ public:
 
     const Case shape;
     const Dtype dtype;
-    // The keys that a row lists, in cases whose runs bring lists. Values of these cases are columns of the keys.
+    // The keys that a row lists, in cases whose calls bring lists. Values of these cases are columns of the keys.
     const int32_t* list(int64_t row) const { return &lists_[size_t(row * shape.top)]; }
     const Tensor& values() const { return shape.top ? k : v; }
 

@@ -14,7 +14,7 @@ struct Case {
     int64_t batch, heads_q, heads_kv, seq, head_dim;
     bool large;
     int64_t seq_k = 0, head_dim_v = 0;  // 0: as seq and head_dim
-    int64_t top = 0;                    // not 0: each run brings lists of so many keys, and values are columns of keys
+    int64_t top = 0;                    // not 0: each call brings lists of so many keys, and values are columns of keys
     int64_t keys() const { return seq_k ? seq_k : seq; }
     int64_t values() const { return head_dim_v ? head_dim_v : head_dim; }
 };

@@ -6,7 +6,7 @@
 
 Peers: `sdpa` is scaled_dot_product_attention with is_causal or the equivalent boolean mask; `flex` is FlexAttention,
 compiled, with a BlockMask of 128 x 128 (forward only on a CPU); `sparse` is sampled_addmm, softmax over CSR values and
-a sparse product (forward only); `gather` is for lists of a run: the listed keys copied together, then dense products. A
+a sparse product (forward only); `gather` is for lists of a call: listed keys copied together, then dense products. A
 ratio is the peer's time over ours: above 1 we are faster. What a peer cannot do, or does by crashing, is recorded as
 `failed: reason`; every peer runs in a process of its own for that.
 """

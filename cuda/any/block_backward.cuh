@@ -7,7 +7,7 @@
 //     dsink        by head:   dz = -sum over rows of exp(z - lse) delta
 //
 // Each sum has one CTA and one order: the query heads of a group one after the other, and parts of a split row in
-// theirs. So bits are the same in every run, for seven products where atomics would need five.
+// theirs. So bits are the same in every call, for seven products where atomics would need five.
 //
 //   grid: a CTA has up to 64 rows of a task's block, keys or queries, and sums of 1 KiB a row; what is wider is shared
 //         by CTAs that each find p anew. Tiles of queries that only repeat tokens have no CTA: the home of their tokens
@@ -102,7 +102,7 @@ struct Gradients {
         if (!join_pieces(dq, params.carried.dq, params.row_q(batch, head, token) * params.head_dim + column)) return;
         from_real(params.scale * dq, row_of<T>(params.dq, batch, head, token)[column * params.dq.column]);
     }
-    // Of columns that only one of both has, the other is 0.
+    // Where only one of both has a column, the other counts as 0.
     __device__ void write_key(int64_t batch, int64_t head, int64_t token, int column, Real dk, Real dv) const {
         const int64_t row = params.row_k(batch, head, token);
         if (column < params.head_dim_v) {
@@ -150,7 +150,7 @@ struct BackwardTile : Tile<D, ByKey> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) read_row(shared.own[at.row(i)], i);
         }
-        Base::open(class_of_head(), task.row, task.skip, take);
+        Base::open(head_kind(), task.row, task.skip, take);
     }
     __device__ bool next_step() {
         while (!Base::next())
@@ -163,7 +163,7 @@ struct BackwardTile : Tile<D, ByKey> {
         if constexpr (ByKey) {
             if (Base::walk.take == 0 || (head_q + 1) % params.group == 0) return false;
             ++head_q;
-            Base::open(class_of_head(), task.row, Base::walk.skip, Base::walk.take);
+            Base::open(head_kind(), task.row, Base::walk.skip, Base::walk.take);
             return true;
         } else {
             const int tiles = task.skip == 0 ? repeating_tiles(layout.queries) : 0;
@@ -179,7 +179,7 @@ struct BackwardTile : Tile<D, ByKey> {
         }
     }
 
-    __device__ int class_of_head() const { return layout.class_of[batch * params.heads_q + head_q]; }
+    __device__ int head_kind() const { return layout.kind_of_head[batch * params.heads_q + head_q]; }
 
     __device__ void read_row(int token, int i) {
         const int64_t row = params.row_q(batch, head_q, max(token, 0));
@@ -206,7 +206,7 @@ struct BackwardTile : Tile<D, ByKey> {
                 return false;
             });
         __syncthreads();  // before they are read
-        Base::open(class_of_head(), tile, 0, INT_MAX);
+        Base::open(head_kind(), tile, 0, INT_MAX);
     }
 
     // found(row, place) for each of a tile's tokens that is one of these rows, until it says true.

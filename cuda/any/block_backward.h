@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Plain CUDA for every dtype, head_dim, stride and order, backward; the same bits in every run.
+// Plain CUDA for every dtype, head_dim, stride and order, backward; the same bits in every call.
 #pragma once
 
 #include "any/shape.h"

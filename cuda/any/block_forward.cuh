@@ -58,7 +58,7 @@ struct Forward : Tile<D, false> {
         Base::clear(shared.sums(), at.rows * params.room);
 #pragma unroll
         for (int i = 0; i < 4; ++i) m[i] = -INFINITY, l[i] = 0;
-        Base::open(params.layout.class_of[task.head], task.row, task.skip, task.take);
+        Base::open(params.layout.kind_of_head[task.head], task.row, task.skip, task.take);
         const int64_t head_kv = head / params.group;
         const T *q = row_of<T>(params.q, batch, head, 0), *k = row_of<T>(params.k, batch, head_kv, 0);
         const T* v = row_of<T>(params.v, batch, head_kv, 0);

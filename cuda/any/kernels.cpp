@@ -18,7 +18,7 @@ constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;
 // classes have at least 8 tokens, so that there are never more tiles than eighths of a sequence.
 template <Dtype D>
 const char* fits(const Problem& p) {
-    if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
     if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
     const int64_t parts = column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2);
     const int64_t tasks = std::max(p.seq_q, p.seq_k) / 8 + 64;

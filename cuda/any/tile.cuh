@@ -16,15 +16,15 @@ namespace spattn::any {
 constexpr int32_t absent_block = -2;
 
 __device__ inline int64_t home_place(const AxisView& axis, int32_t block, int64_t token) {
-    return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
+    return token % axis.modulus * axis.residue_tiles * block + token / axis.modulus;
 }
 
 // The token at a place of a tile, or no_token.
 __device__ inline int32_t token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
     if (tile < axis.listed) return axis.tokens[int64_t(tile) * block + place];
     const int32_t home = tile - axis.listed;
-    const int64_t in_class = int64_t(home % axis.class_tiles) * block + place;
-    const int64_t token = home / axis.class_tiles + in_class * axis.modulus;
+    const int64_t in_residue = int64_t(home % axis.residue_tiles) * block + place;
+    const int64_t token = home / axis.residue_tiles + in_residue * axis.modulus;
     return token < seq ? int32_t(token) : no_token;
 }
 
@@ -125,8 +125,8 @@ struct Tile {
         __syncthreads();
     }
 
-    __device__ void open(int list_class, int tile, int skip, int take) {
-        const Slice slice = lists().slices[int64_t(list_class) * lists().rows + tile];
+    __device__ void open(int head_kind, int tile, int skip, int take) {
+        const Slice slice = lists().slices[int64_t(head_kind) * lists().rows + tile];
         walk = {lists().runs + slice.begin, lists().runs + slice.end, skip, take, 0, 0};
         part = 0;
     }

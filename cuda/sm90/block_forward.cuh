@@ -202,7 +202,7 @@ struct Producer {
 
     __device__ __forceinline__ void load_task(const Task& task, int index) {
         const LayoutView& layout = params.layout;
-        const int list = layout.classes == 1 ? 0 : layout.class_of[task.head];
+        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
         const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
         batch = task.head / params.heads_q;
         const int head = task.head - batch * params.heads_q;
@@ -325,7 +325,7 @@ struct Repair {
     // The task's blocks; parts of a row are counted from its end.
     __device__ void walk(int batch, int head_kv, int in_block) {
         const LayoutView& layout = params.layout;
-        const int list = layout.classes == 1 ? 0 : layout.class_of[task.head];
+        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
         const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
         int skip = task.skip, left = task.take;
         for (int r = slice.end - 1; r >= slice.begin && left; --r) {

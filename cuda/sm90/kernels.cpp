@@ -31,7 +31,7 @@ const char* const assumes =
 
 template <int HeadDim, int HeadDimV>
 const char* block_forward_fits(const Problem& p) {
-    if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
     if (p.head_dim > HeadDim) return "head_dim above the tile's";
     if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
     if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";

@@ -18,7 +18,7 @@
  *   - Enumerators only name values; fields and parameters are int32_t, so new values never break an old caller.
  *   - [host]   touches no device.
  *     [setup]  may allocate, start threads, load kernels or synchronise.
- *     [launch] allocates nothing (a CPU context starts its threads with its first run); on a GPU it only enqueues work
+ *     [launch] allocates nothing (a CPU context starts its threads with its first call); on a GPU it only enqueues work
  *              on `stream`.
  *
  * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 introspection.
@@ -104,7 +104,7 @@ enum spattn_status_codes {
     SPATTN_E_CAPTURE = 4001,
     SPATTN_E_FORMAT = 5000, /* a text or bytes that cannot be read */
     SPATTN_E_CALLBACK = 6000,
-    SPATTN_E_CANCELLED = 6001, /* the context's cancel ended a run */
+    SPATTN_E_CANCELLED = 6001, /* the context's cancel ended a call */
     SPATTN_E_INTERNAL = 9000
 };
 
@@ -144,7 +144,7 @@ typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, s
 typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
                                           void* argument);
 
-/* Asked during a run on the CPU, on the thread that called it, between tasks that are some 20 ms apart: not 0 ends the
+/* Asked during a call on the CPU, on the thread that called it, between tasks that are some 20 ms apart: not 0 ends the
  * run with SPATTN_E_CANCELLED, and what it has written means nothing. */
 typedef int32_t (*spattn_cancel_fn)(void* user);
 
@@ -152,7 +152,7 @@ typedef struct spattn_context_options {
     uint32_t struct_size;
     uint32_t flags;              /* 0 */
     spattn_device device;        /* {0, 0}: the first GPU that has kernels in this build, else the CPU */
-    spattn_alloc_fn alloc;       /* memory of plans and of run scratch that the library takes itself; with `free` */
+    spattn_alloc_fn alloc;       /* memory of plans and of call scratch that the library takes itself; with `free` */
     spattn_free_fn free;         /* NULL = the library's own */
     void* alloc_user;
     spattn_log_fn log;           /* NULL = silent, or stderr where the environment sets SPATTN_LOG=error|info|debug */
@@ -271,7 +271,7 @@ typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k
 SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
                                                   int64_t seq_k, spattn_pattern** result);
 
-/* 4d. Lists that come with each run: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such
+/* 4d. Lists that each call brings: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such
  * a pattern stands alone or, once, under & with patterns of other kinds, which then choose among the listed keys; all
  * else is SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed twice counts
  * twice; an entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
@@ -383,13 +383,13 @@ enum spattn_axes {
 };
 enum spattn_plan_flags {
     SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */
-    SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between runs; the CPU always is */
+    SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between calls; the CPU always is */
     SPATTN_PLAN_REFERENCE = 1 << 2,     /* the plain double-precision rows: slow, the truth */
     SPATTN_PLAN_Q_OFFSET = 1 << 3,      /* q_offset is meant, even if 0 */
     SPATTN_PLAN_SCALE = 1 << 4,         /* scale is meant, even if 0 */
     SPATTN_PLAN_VALUE_IN_KEY = 1 << 5,  /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
                                            gradients. head_dim_v <= head_dim */
-    SPATTN_PLAN_SINK_LOGITS = 1 << 6    /* sink_logits will be given to each run */
+    SPATTN_PLAN_SINK_LOGITS = 1 << 6    /* sink_logits will be given to each call */
 };
 typedef struct spattn_problem {
     uint32_t struct_size;

@@ -587,7 +587,7 @@ inline Pattern parse(const std::string& text) { return parse(text.c_str()); }
 inline Pattern load(const void* bytes, std::size_t size) { return detail::make(spattn_pattern_load, bytes, size); }
 inline Pattern load(const std::vector<unsigned char>& bytes) { return load(bytes.data(), bytes.size()); }
 
-// Of any number of parts at once; | and & are those of two.
+// Take any number of parts at once; | and & take two.
 inline Pattern unite(const std::vector<Pattern>& parts) { return detail::compose(parts, spattn_pattern_union); }
 inline Pattern intersect(const std::vector<Pattern>& parts) {
     return detail::compose(parts, spattn_pattern_intersection);
@@ -644,7 +644,7 @@ struct Problem {
     double softcap = 0;               // 0 = none
     bool backward = false;            // Plan::backward will be called
     bool deterministic = false, reference = false, value_in_key = false;
-    bool sink_logits = false;         // each run brings sink_logits
+    bool sink_logits = false;         // each call brings sink_logits
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();

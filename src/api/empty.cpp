@@ -26,7 +26,7 @@ Problem stand_in_problem(Problem p) {
     p.batch = std::max<int64_t>(p.batch, 1);
     p.seq_q = std::max<int64_t>(p.seq_q, 1);
     p.seq_k = std::max<int64_t>(p.seq_k, 1);
-    p.run_lists = {};
+    p.call_lists = {};
     return p;
 }
 

@@ -15,14 +15,14 @@ inline bool is_empty(const Problem& p) { return p.batch == 0 || p.seq_q == 0 || 
 // The problem that kernels work on instead.
 Problem stand_in_problem(Problem given);
 
-// What one run needs of the workspace: the kernels' part, then what stands in for operands without elements.
+// What one call needs of the workspace: the kernels' part, then what stands in for operands without elements.
 size_t kernel_workspace(const spattn_plan& plan, spattn_enum op);  // rounded up to where the rest begins
 size_t run_workspace(const spattn_plan& plan, spattn_enum op);
 
 // The counts of an empty problem.
 Counts count_empty(const Problem& given);
 
-// Hands out the stand-ins of one run, each on its own cache lines.
+// Hands out the stand-ins of one call, each on its own cache lines.
 class StandIns {
 public:
     StandIns(const spattn_plan& plan, spattn_enum op, void* workspace, void* stream);

@@ -129,7 +129,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     options.machine = context.device->machine();
     plan->compiled = compile_plan(*plan->pattern, is_empty(problem) ? stand_in_problem(problem) : problem, options,
                                   all_kernels());
-    plan->image = make_image(plan->compiled, context.device->memory(), stream);
+    plan->placed = place_plan(plan->compiled, context.device->memory(), stream);
     for (spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
         plan->kernels[op] = names_of(plan->pass(op));
         for (const PiecePlan& piece : plan->pass(op).pieces)
@@ -164,7 +164,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         required(pattern, "pattern");
         const spattn_problem p = read_struct(given, "problem");
         Problem problem = read_problem(p);
-        if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
+        if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
         const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };
         if (context->cache.keeps_none()) return make();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The plan handle: the compiled plan, its image on the device, and what the reference rows need.
+// The plan handle: the compiled plan, where its arrays lie on the device, and what the reference rows need.
 #pragma once
 
 #include <string>
 
 #include "api/device.h"
 #include "pattern/pattern.h"
-#include "plan/image.h"
+#include "plan/placed.h"
 #include "plan/plan.h"
 
 struct spattn_plan : spattn::RefCounted {
@@ -16,11 +16,11 @@ struct spattn_plan : spattn::RefCounted {
 
     spattn::Ref<const spattn::Device> device;
     spattn::PatternRef pattern, known;  // known: of a pattern with lists at run time, the part that is known, or null
-    spattn::Problem given{};            // what runs bring; differs from compiled.problem where it is empty: api/empty.h
+    spattn::Problem given{};  // what calls bring; differs from compiled.problem where it is empty: api/empty.h
     spattn::CompiledPlan compiled;
-    spattn::PlanImage image;
+    spattn::PlacedPlan placed;
     std::string kernels[2];             // the names that spattn_plan_kernel returns, by spattn_op
-    spattn_enum axes = SPATTN_BSHD;     // which axes the tensors of a run have
+    spattn_enum axes = SPATTN_BSHD;     // which axes the tensors of a call have
 };
 
 namespace spattn {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chapter 6 of the header: checks the operands of a run, then hands them to the plan's kernel.
+// Chapter 6 of the header: checks the operands of a call, then hands them to the plan's kernel.
 #include "api/args.h"
 #include "api/empty.h"
 #include "api/guard.h"
@@ -46,9 +46,9 @@ public:
         return lse.data ? lse : stand_ins_.rows();
     }
 
-    // The lists that come with a run are [batch, rows, heads_kv, most]; their counts lack the last axis.
+    // The lists that come with a call are [batch, rows, heads_kv, most]; their counts lack the last axis.
     IndexView index_input(const spattn_tensor* t, const char* argument) {
-        const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.run_lists.most};
+        const std::array shape{p_.batch, list_rows(), p_.heads_kv, p_.call_lists.most};
         return index(t, argument, shape);
     }
     IndexView count_input(const spattn_tensor* t, const char* argument) {
@@ -117,7 +117,7 @@ private:
         return is_absent_ ? TensorView{} : TensorView{data_, s[0], s[1], s[2], 0};
     }
 
-    int64_t list_rows() const { return ceil_div(p_.seq_q, p_.run_lists.block_q); }
+    int64_t list_rows() const { return ceil_div(p_.seq_q, p_.call_lists.block_q); }
 
     // THD has no batch.
     IndexView index(const spattn_tensor* t, const char* argument, std::span<const int64_t> shape) {
@@ -181,9 +181,9 @@ void refuse_operand(const spattn_tensor* t, const char* argument, const char* wh
 
 // Required exactly where the pattern has its lists given at run time.
 template <class Args>
-RunLists read_lists(Operands& operands, const Problem& p, const Args& a) {
-    RunLists lists{};
-    if (!p.run_lists.at_run_time()) {
+CallLists read_lists(Operands& operands, const Problem& p, const Args& a) {
+    CallLists lists{};
+    if (!p.call_lists.at_run_time()) {
         refuse_operand(a.indices, "indices", "the plan's pattern has its lists");
         refuse_operand(a.index_counts, "index_counts", "the plan's pattern has its lists");
         return lists;
@@ -209,27 +209,29 @@ TensorView read_values(Operands& operands, const Problem& p, const spattn_tensor
     return k;
 }
 
-// The rows that a reference kernel reads: of the pattern, or of the run's lists.
-class RowsOfRun {
+// The rows that a reference kernel reads: of the pattern, or of the call's lists.
+class RowsOfCall {
 public:
-    RowsOfRun(const spattn_plan& plan, const RunLists& lists)
-        : pattern_(*plan.pattern, plan.compiled.problem), listed_(plan.known.get(), plan.compiled.problem, lists),
-          rows_(plan.compiled.problem.run_lists.at_run_time() ? static_cast<const TokenRows&>(listed_) : pattern_) {}
+    RowsOfCall(const spattn_plan& plan, const CallLists& lists)
+        : pattern_(*plan.pattern, plan.compiled.problem),
+          call_rows_(plan.known.get(), plan.compiled.problem, lists),
+          rows_(plan.compiled.problem.call_lists.at_run_time() ? static_cast<const TokenRows&>(call_rows_) : pattern_) {
+    }
     const TokenRows& get() const { return rows_; }
 
 private:
     PatternRows pattern_;
-    RunListRows listed_;
+    CallListRows call_rows_;
     const TokenRows& rows_;
 };
 
 // What forward and backward share once the operands are checked.
-void fill(RunArgs& run, const spattn_plan& plan, const RowsOfRun& rows, Parallel& parallel, void* stream) {
-    run.problem = &plan.compiled.problem;
-    run.rows = &rows.get();
-    run.parallel = &parallel;
-    run.stream = stream;
-    run.device = plan.device->id().index;
+void fill(CallArgs& call, const spattn_plan& plan, const RowsOfCall& rows, Parallel& parallel, void* stream) {
+    call.problem = &plan.compiled.problem;
+    call.rows = &rows.get();
+    call.parallel = &parallel;
+    call.stream = stream;
+    call.device = plan.device->id().index;
 }
 
 void check_max_logits(const PassPlan& pass) {
@@ -259,22 +261,22 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         check_flags(a.flags);
         const PassPlan& pass = plan->compiled.forward;
         Operands operands(*plan, SPATTN_OP_FORWARD, a);
-        ForwardArgs run{};
-        run.workspace = operands.workspace();
-        run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
-        run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
-        run.v = read_values(operands, p, a.v, run.k);
-        run.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
-        if (a.lse) run.lse = operands.row_output(a.lse, "lse");
-        if (a.max_logits) run.max_logits = operands.row_output(a.max_logits, "max_logits");
-        run.run_lists = read_lists(operands, p, a);
-        run.sink_logits = read_sinks(operands, p, a.sink_logits);
+        ForwardArgs call{};
+        call.workspace = operands.workspace();
+        call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+        call.v = read_values(operands, p, a.v, call.k);
+        call.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
+        if (a.lse) call.lse = operands.row_output(a.lse, "lse");
+        if (a.max_logits) call.max_logits = operands.row_output(a.max_logits, "max_logits");
+        call.call_lists = read_lists(operands, p, a);
+        call.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
         if (a.max_logits) check_max_logits(pass);
-        const RowsOfRun rows(*plan, run.run_lists);
+        const RowsOfCall rows(*plan, call.call_lists);
         CancellableParallel threads = threads_of(*plan);
-        fill(run, *plan, rows, threads, a.stream);
-        run_pass(pass, plan->image.forward, run);
+        fill(call, *plan, rows, threads, a.stream);
+        run_pass(pass, plan->placed.forward, call);
     });
 }
 
@@ -287,29 +289,29 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");
         Operands operands(*plan, SPATTN_OP_BACKWARD, a);
-        BackwardArgs run{};
-        run.workspace = operands.workspace();
-        run.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
-        run.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
-        run.v = read_values(operands, p, a.v, run.k);
-        run.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
-        run.lse = operands.lse_input(a.lse, "lse");
-        run.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);
-        if (a.dlse) run.dlse = operands.row_input(a.dlse, "dlse");
-        run.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
-        run.dk = operands.output(a.dk, "dk", p.heads_kv, p.seq_k, p.head_dim);
+        BackwardArgs call{};
+        call.workspace = operands.workspace();
+        call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+        call.v = read_values(operands, p, a.v, call.k);
+        call.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
+        call.lse = operands.lse_input(a.lse, "lse");
+        call.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);
+        if (a.dlse) call.dlse = operands.row_input(a.dlse, "dlse");
+        call.dq = operands.output(a.dq, "dq", p.heads_q, p.seq_q, p.head_dim);
+        call.dk = operands.output(a.dk, "dk", p.heads_kv, p.seq_k, p.head_dim);
         if (p.value_in_key)
             refuse_operand(a.dv, "dv", "SPATTN_PLAN_VALUE_IN_KEY adds its gradient to dk");
         else
-            run.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
-        run.run_lists = read_lists(operands, p, a);
-        run.sink_logits = read_sinks(operands, p, a.sink_logits);
+            call.dv = operands.output(a.dv, "dv", p.heads_kv, p.seq_k, p.head_dim_v);
+        call.call_lists = read_lists(operands, p, a);
+        call.sink_logits = read_sinks(operands, p, a.sink_logits);
         if (!p.has_sink_logits) refuse_operand(a.dsink_logits, "dsink_logits", unplanned_sinks);
-        if (a.dsink_logits) run.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
+        if (a.dsink_logits) call.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
-        const RowsOfRun rows(*plan, run.run_lists);
+        const RowsOfCall rows(*plan, call.call_lists);
         CancellableParallel threads = threads_of(*plan);
-        fill(run, *plan, rows, threads, a.stream);
-        run_pass(pass, plan->image.backward, run);
+        fill(call, *plan, rows, threads, a.stream);
+        run_pass(pass, plan->placed.backward, call);
     });
 }

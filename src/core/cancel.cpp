@@ -27,7 +27,7 @@ void CancellableParallel::run(void (*body)(void*, int64_t), void* argument) {
     threads_.run(body, argument);
     if (cancelled_.load(std::memory_order_relaxed))
         fail(SPATTN_E_CANCELLED, "options.cancel",
-             "ended the run before its results were complete; accepted: 0 to let it go on");
+             "ended the call before its results were complete; accepted: 0 to let it go on");
 }
 
 }  // namespace spattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A run that its caller may end before it is done.
+// A call that its caller may end before it is done.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace spattn {
 
-// The threads of a context for one run, which ends early where the context's hook says so. The hook is asked on the
-// thread that made this object and called the run: a host's signals are its own thread's matter.
+// The threads of a context for one call, which ends early where the context's hook says so. The hook is asked on the
+// thread that made this object and made the call: a host's signals are its own thread's matter.
 class CancellableParallel : public Parallel {
 public:
     CancellableParallel(Parallel& threads, spattn_cancel_fn cancel, void* user)

@@ -14,7 +14,7 @@ struct StridedBytes {
     struct Axis {
         int64_t size = 1, stride = 0;  // elements of the axis; bytes
     };
-    static constexpr int max_axes = 4;  // of operands; fixed, because runs allocate nothing
+    static constexpr int max_axes = 4;  // of operands; fixed, because calls allocate nothing
     std::array<Axis, max_axes> axes{};  // unused axes have size 1
 };
 

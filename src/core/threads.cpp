@@ -167,7 +167,7 @@ private:
         } catch (const std::system_error&) {
             // Fewer threads than asked for are enough: lanes are taken, not assigned.
         } catch (const std::bad_alloc&) {
-            pool_.reset();  // this run fails for want of memory; the next one starts anew
+            pool_.reset();  // this call fails for want of memory; the next one starts anew
             throw;
         }
         return true;

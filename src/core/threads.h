@@ -12,12 +12,13 @@
 
 namespace spattn {
 
-// threads = 0: as many as this process may use. Threads start with the first run. Two runs at once do not wait for each
-// other: the second does its lanes on its own thread. So does a child process after fork, where the threads are gone.
+// threads = 0: as many as this process may use. Threads start with the first call. Two calls at once do not wait for
+// each other: the second does its lanes on its own thread. So does a child process after fork, where the threads are
+// gone.
 std::unique_ptr<Parallel> make_thread_pool(int threads);
 
 // lanes = 0: as many as this process may use. A hook that returns non-zero, or 0 without having run every lane, fails
-// the run with SPATTN_E_CALLBACK.
+// the call with SPATTN_E_CALLBACK.
 std::unique_ptr<Parallel> make_host_parallel(spattn_parallel_for_fn parallel_for, void* user, int lanes);
 
 }  // namespace spattn

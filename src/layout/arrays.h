@@ -37,7 +37,7 @@ void each_array(const Layout& layout, const std::vector<uint64_t>& masks, Layout
     each_array(layout.keys, view.keys, visit);
     each_array(layout.by_query, view.by_query, visit);
     each_array(layout.by_key, view.by_key, visit);
-    visit(layout.class_of, view.class_of);
+    visit(layout.kind_of_head, view.kind_of_head);
     visit(masks, view.masks);
     each_array(layout.live_queries, view.live_queries, visit);
     each_array(layout.live_keys, view.live_keys, visit);
@@ -47,7 +47,7 @@ template <class Visit>
 void each_array(const TokenLists& lists, TokenListsView& view, Visit&& visit) {
     visit(lists.begin, view.begin);
     visit(lists.keys, view.keys);
-    visit(lists.class_of, view.class_of);
+    visit(lists.kind_of_head, view.kind_of_head);
 }
 
 // A view without pointers yet.

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "layout/classes.h"
+#include "layout/head_kinds.h"
 #include "layout/fill.h"
 #include "layout/layout.h"
 #include "layout/live.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int32_t unresolved = -3;  // a mask whose bits are still to be computed
 
-// Builds the by_query lists, row after row of one class after the other.
+// Builds the by_query lists, row after row of one kind of heads after the other.
 class RowBuilder {
 public:
     RowBuilder(const Pattern& pattern, Layout& layout)
@@ -28,8 +28,8 @@ public:
           masks_(layout), slices_(layout.by_query), columns_(blocks(layout.extent.seq_k, layout.block_k)),
           whole_columns_(int32_t(layout.extent.seq_k / layout.block_k)) {}
 
-    void build(const Plane& plane, int32_t class_id) {
-        class_ = class_id;
+    void build(const Plane& plane, int32_t head_kind) {
+        head_kind_ = head_kind;
         for (int32_t row = 0; row < layout_.by_query.rows; ++row)
             layout_.by_query.slices.push_back(build_row(plane, int64_t(row) * layout_.block_q));
     }
@@ -47,7 +47,7 @@ private:
         rows_ = int32_t(std::min<int64_t>(layout_.block_q, layout_.extent.seq_q - row));
         key_.clear();
         if (!pattern_.row_key(plane, row, layout_.block_q, key_)) return compile_row(plane, row);
-        key_.push_back(int64_t(class_) << 16 | rows_);
+        key_.push_back(int64_t(head_kind_) << 16 | rows_);
         const int32_t id = rows_memo_.at(key_, Slice{-1, -1});
         if (rows_memo_.values[id].begin < 0) {
             const Slice slice = compile_row(plane, row);
@@ -97,7 +97,7 @@ private:
             return;
         }
         // Where the sequence ends inside a block is part of what determines its mask.
-        key_.push_back(int64_t(class_) << 32 | keys << 20 | int64_t(rows_) << 4 | int64_t(kind));
+        key_.push_back(int64_t(head_kind_) << 32 | keys << 20 | int64_t(rows_) << 4 | int64_t(kind));
         const int32_t memo = masks_memo_.at(key_, unresolved);
         int32_t& mask = masks_memo_.values[memo];
         if (mask == unresolved) mask = first_slot - bits_.want(column);
@@ -133,7 +133,7 @@ private:
     MaskTable masks_;
     SliceTable slices_;
     int32_t columns_, whole_columns_;  // whole: those that do not stick out
-    int32_t class_ = 0, rows_ = 0;
+    int32_t head_kind_ = 0, rows_ = 0;
     Key key_;
     KeyMemo<Slice> rows_memo_;
     KeyMemo<int32_t> masks_memo_;
@@ -152,20 +152,20 @@ Layout build_query_lists(const Pattern& pattern, const Extent& extent, int32_t b
     layout.block_q = block_q;
     layout.block_k = block_k;
     layout.mask_words = words_for(int64_t(block_q) * block_k);
-    layout.by_query.rows = layout.queries.class_tiles = RowBuilder::blocks(extent.seq_q, block_q);
-    layout.keys.class_tiles = RowBuilder::blocks(extent.seq_k, block_k);
-    layout.by_key.rows = layout.keys.class_tiles;
-    const std::vector<Plane> planes = find_classes(pattern, layout);
-    layout.by_query.slices.reserve(size_t(layout.classes) * layout.by_query.rows);
+    layout.by_query.rows = layout.queries.residue_tiles = RowBuilder::blocks(extent.seq_q, block_q);
+    layout.keys.residue_tiles = RowBuilder::blocks(extent.seq_k, block_k);
+    layout.by_key.rows = layout.keys.residue_tiles;
+    const std::vector<Plane> planes = find_head_kinds(pattern, layout);
+    layout.by_query.slices.reserve(size_t(layout.head_kinds) * layout.by_query.rows);
 
     RowBuilder rows(pattern, layout);
-    for (int32_t c = 0; c < layout.classes; ++c) rows.build(planes[c], c);
+    for (int32_t c = 0; c < layout.head_kinds; ++c) rows.build(planes[c], c);
     return layout;
 }
 
 Layout build_layout(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k) {
     Layout layout = build_query_lists(pattern, extent, block_q, block_k);
-    layout.by_key = transpose_lists(layout.by_query, layout.classes, layout.keys.class_tiles);
+    layout.by_key = transpose_lists(layout.by_query, layout.head_kinds, layout.keys.residue_tiles);
     build_live(layout);
     return layout;
 }

@@ -218,8 +218,8 @@ double count_visited(const Counts& counts, const Layout& layout) {
     return double(counts.blocks_full + counts.blocks_partial) * layout.block_q * layout.block_k;
 }
 
-const Slice* slices_of(const Layout& layout, int32_t list_class) {
-    return &layout.by_query.slices[size_t(list_class) * layout.by_query.rows];
+const Slice* slices_of(const Layout& layout, int32_t head_kind) {
+    return &layout.by_query.slices[size_t(head_kind) * layout.by_query.rows];
 }
 
 }  // namespace
@@ -229,9 +229,9 @@ Counts count(const Layout& layout) {
     total.row_min = layout.extent.seq_k;
     RowCounter counter(layout);
     const std::vector<int64_t> heads = count_heads(layout);
-    for (int32_t c = 0; c < layout.classes; ++c) {
-        const auto count_class = layout.queries.tokens.empty() ? count_homes : count_with_listed;
-        count_class(layout, slices_of(layout, c), heads[c], counter, total);
+    for (int32_t c = 0; c < layout.head_kinds; ++c) {
+        const auto count_kind = layout.queries.tokens.empty() ? count_homes : count_with_listed;
+        count_kind(layout, slices_of(layout, c), heads[c], counter, total);
     }
     total.visited = count_visited(total, layout);
     return total;
@@ -239,21 +239,21 @@ Counts count(const Layout& layout) {
 
 Counts count(const std::vector<const Layout*>& pieces) {
     const Extent& extent = pieces[0]->extent;
-    std::map<std::vector<int32_t>, int64_t> heads;  // by their class in each piece
-    for (size_t head = 0; head < pieces[0]->class_of.size(); ++head) {
-        std::vector<int32_t> classes;
-        for (const Layout* piece : pieces) classes.push_back(piece->class_of[head]);
-        ++heads[classes];
+    std::map<std::vector<int32_t>, int64_t> heads;  // by their kind in each piece
+    for (size_t head = 0; head < pieces[0]->kind_of_head.size(); ++head) {
+        std::vector<int32_t> head_kinds;
+        for (const Layout* piece : pieces) head_kinds.push_back(piece->kind_of_head[head]);
+        ++heads[head_kinds];
     }
     std::vector<RowCounter> counters;
     for (const Layout* piece : pieces) counters.emplace_back(*piece);
     Counts total;
     total.row_min = extent.seq_k;
-    for (const auto& [classes, count] : heads) {
+    for (const auto& [head_kinds, count] : heads) {
         std::vector<int64_t> kept(size_t(extent.seq_q));
         for (size_t i = 0; i < pieces.size(); ++i) {
             Counts counts;
-            const Slice* slices = slices_of(*pieces[i], classes[i]);
+            const Slice* slices = slices_of(*pieces[i], head_kinds[i]);
             for (int32_t tile = 0; tile < pieces[i]->by_query.rows; ++tile)
                 add_kept(*pieces[i], tile, slices[tile], count, counters[i], counts, kept,
                          [](int64_t token) { return token; });

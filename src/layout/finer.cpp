@@ -24,19 +24,19 @@ public:
         fine_.extent = coarse.extent;
         fine_.block_q = block_q, fine_.block_k = block_k;
         fine_.mask_words = words_for(int64_t(block_q) * block_k);
-        fine_.classes = coarse.classes, fine_.class_of = coarse.class_of;
-        fine_.by_query.rows = fine_.queries.class_tiles = int32_t(ceil_div(coarse.extent.seq_q, block_q));
-        fine_.keys.class_tiles = int32_t(ceil_div(coarse.extent.seq_k, block_k));
+        fine_.head_kinds = coarse.head_kinds, fine_.kind_of_head = coarse.kind_of_head;
+        fine_.by_query.rows = fine_.queries.residue_tiles = int32_t(ceil_div(coarse.extent.seq_q, block_q));
+        fine_.keys.residue_tiles = int32_t(ceil_div(coarse.extent.seq_k, block_k));
     }
 
     Layout build() {
         const Lists& lists = coarse_.by_query;
-        fine_.by_query.slices.reserve(size_t(fine_.classes) * fine_.by_query.rows);
-        for (int32_t c = 0; c < fine_.classes; ++c)
+        fine_.by_query.slices.reserve(size_t(fine_.head_kinds) * fine_.by_query.rows);
+        for (int32_t c = 0; c < fine_.head_kinds; ++c)
             for (int32_t row = 0; row < fine_.by_query.rows; ++row)
                 fine_.by_query.slices.push_back(
                     cut(lists.slices[size_t(c) * lists.rows + size_t(row / parts_q_)], row % parts_q_));
-        fine_.by_key = transpose_lists(fine_.by_query, fine_.classes, fine_.keys.class_tiles);
+        fine_.by_key = transpose_lists(fine_.by_query, fine_.head_kinds, fine_.keys.residue_tiles);
         build_live(fine_);
         return std::move(fine_);
     }

@@ -10,7 +10,7 @@ AxisView shape_of(const Axis& axis, int32_t block) {
     AxisView v{};
     v.listed = int32_t(axis.tokens.size() / size_t(block));
     v.modulus = axis.modulus;
-    v.class_tiles = axis.class_tiles;
+    v.residue_tiles = axis.residue_tiles;
     return v;
 }
 bool is_ordered(const Axis& axis) { return axis.modulus != 1 || !axis.tokens.empty(); }
@@ -26,8 +26,8 @@ size_t Layout::bytes() const {
 }
 
 std::vector<int64_t> count_heads(const Layout& layout) {
-    std::vector<int64_t> heads(size_t(layout.classes));
-    for (int32_t c : layout.class_of) ++heads[size_t(c)];
+    std::vector<int64_t> heads(size_t(layout.head_kinds));
+    for (int32_t c : layout.kind_of_head) ++heads[size_t(c)];
     return heads;
 }
 
@@ -41,7 +41,7 @@ LayoutView shape_of(const Layout& layout) {
     v.keys = shape_of(layout.keys, layout.block_k);
     v.by_query.rows = layout.by_query.rows;
     v.by_key.rows = layout.by_key.rows;
-    v.classes = layout.classes;
+    v.head_kinds = layout.head_kinds;
     v.mask_words = layout.mask_words;
     v.num_masks = layout.num_masks;
     v.live_queries.words = layout.live_queries.words;

@@ -10,22 +10,22 @@
 
 namespace spattn {
 
-// The lists of one direction, for all classes of heads; rows with equal runs share a slice.
+// The lists of one direction, for all kinds of heads; rows with equal runs share a slice.
 struct Lists {
-    int32_t rows = 0;            // of each class
-    std::vector<Slice> slices;   // [classes * rows]
+    int32_t rows = 0;            // of each kind
+    std::vector<Slice> slices;   // [head_kinds * rows]
     std::vector<Run> runs;
 };
 
 struct Live {
-    std::vector<int32_t> set_of;  // [classes * rows]
+    std::vector<int32_t> set_of;  // [head_kinds * rows]
     std::vector<uint64_t> sets;   // [sets * words]
     int32_t words = 0;
 };
 
 // Owns what AxisView points to.
 struct Axis {
-    int32_t modulus = 1, class_tiles = 0;
+    int32_t modulus = 1, residue_tiles = 0;
     std::vector<int32_t> tokens;   // [listed * block]
     std::vector<uint64_t> away;    // [(tiles - listed) * words of a block], or empty
 };
@@ -34,8 +34,8 @@ struct Layout {
     Extent extent;
     int32_t block_q = 0, block_k = 0;
     Axis queries, keys;
-    int32_t classes = 0;
-    std::vector<int32_t> class_of;  // [batch * heads]
+    int32_t head_kinds = 0;
+    std::vector<int32_t> kind_of_head;  // [batch * heads]
     Lists by_query, by_key;
     std::vector<uint64_t> masks;    // row-major bits, [num_masks * mask_words]; bit r * block_k + k of a mask
     int32_t mask_words = 0, num_masks = 0;
@@ -60,10 +60,10 @@ Counts count(const Layout& layout);
 // Counts layouts that share no pair as if they were one. Each brings its own blocks.
 Counts count(const std::vector<const Layout*>& pieces);
 
-// Heads and batch entries of each class.
+// Heads and batch entries of each kind.
 std::vector<int64_t> count_heads(const Layout& layout);
 
 // Makes the by_key lists from the by_query lists (or back), in O(runs).
-Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows);
+Lists transpose_lists(const Lists& lists, int32_t head_kinds, int32_t other_rows);
 
 }  // namespace spattn

@@ -16,15 +16,15 @@ std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout
     const Extent& extent = layout.extent;
     TokenLists lists;
     lists.rows = extent.seq_q;
-    lists.class_of = layout.class_of;
-    lists.begin.reserve(size_t(layout.classes) * size_t(extent.seq_q) + 1);
+    lists.kind_of_head = layout.kind_of_head;
+    lists.begin.reserve(size_t(layout.head_kinds) * size_t(extent.seq_q) + 1);
     lists.begin.push_back(0);
-    lists.keys.reserve(size_t(pairs / double(layout.class_of.size()) * layout.classes));
+    lists.keys.reserve(size_t(pairs / double(layout.kind_of_head.size()) * layout.head_kinds));
     Intervals kept;
-    int32_t classes = 0;  // classes are numbered as they are met
-    for (size_t head = 0; head < layout.class_of.size(); ++head) {
-        if (layout.class_of[head] < classes) continue;
-        ++classes;
+    int32_t head_kinds = 0;  // kinds are numbered as they are met
+    for (size_t head = 0; head < layout.kind_of_head.size(); ++head) {
+        if (layout.kind_of_head[head] < head_kinds) continue;
+        ++head_kinds;
         const Plane plane{extent, int64_t(head) / extent.heads, int64_t(head) % extent.heads};
         for (int64_t row = 0; row < extent.seq_q; ++row) {
             kept.clear();

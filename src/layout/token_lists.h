@@ -13,14 +13,14 @@ namespace spattn {
 
 struct TokenLists {
     int64_t rows = 0;               // seq_q
-    std::vector<int64_t> begin;     // [classes * rows + 1]
+    std::vector<int64_t> begin;     // [head_kinds * rows + 1]
     std::vector<int32_t> keys;
-    std::vector<int32_t> class_of;  // [batch * heads]
+    std::vector<int32_t> kind_of_head;  // [batch * heads]
 
     size_t bytes() const;
 };
 
-// Lists of the pattern that `layout` was made of, for its classes of heads. `pairs`, the number expected over all
+// Lists of the pattern that `layout` was made of, for its kinds of heads. `pairs`, the number expected over all
 // heads, sizes the memory. Nothing where the lists would have more than `most` keys.
 std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout& layout, double pairs, size_t most);
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Lists of single keys, for kernels that gather rows of k and v: made by the plan, or given to each run. C++17-clean.
+// Lists of single keys, for kernels that gather rows of k and v: made by the plan, or given to each call. C++17-clean.
 #pragma once
 
 #include <cstdint>
 
 namespace spattn {
 
-// The keys of query row r of class c are keys[begin[c * rows + r] .. begin[c * rows + r + 1]), rising. As in a
-// LayoutView, heads and batch entries that see the same keys belong to one class.
+// The keys of query row r of kind c are keys[begin[c * rows + r] .. begin[c * rows + r + 1]), rising. As in a
+// LayoutView, heads and batch entries that see the same keys are of one kind.
 struct TokenListsView {
-    const int64_t* begin;     // [classes * rows + 1]
+    const int64_t* begin;     // [head_kinds * rows + 1]
     const int32_t* keys;
-    const int32_t* class_of;  // [batch * heads_q]
-    int64_t rows;             // seq_q
+    const int32_t* kind_of_head;  // [batch * heads_q]
+    int64_t rows;                 // seq_q
 };
 
 // The shape of lists that come at run time: each block of queries lists up to `most` blocks of keys. Lists of single
@@ -37,7 +37,7 @@ struct IndexView {
 
 // Lists that come at run time: for each (batch, block of queries, kv head) the blocks of keys to see, a block as often
 // as it is listed. Entries below 0 or beyond the keys are absent.
-struct RunLists {
+struct CallLists {
     IndexView indices, counts;  // counts may have no data: then all entries count
 
     int64_t count(int64_t b, int64_t r, int64_t h, int64_t most) const {

@@ -160,16 +160,16 @@ std::vector<Slice> sweep_columns(const std::vector<Rectangle>& rectangles, int32
 
 }  // namespace
 
-Lists transpose_lists(const Lists& lists, int32_t classes, int32_t other_rows) {
+Lists transpose_lists(const Lists& lists, int32_t head_kinds, int32_t other_rows) {
     Lists out;
     out.rows = other_rows;
-    out.slices.reserve(size_t(classes) * other_rows);
+    out.slices.reserve(size_t(head_kinds) * other_rows);
     SliceTable table(out);
     const auto sweep = [&](const Slice* slices, const std::vector<Run>& runs, int32_t columns) {
         const auto rectangles = find_rectangles(slices, runs, lists.rows, columns);
         return sweep_columns(sort_by_column(rectangles, columns), columns, table);
     };
-    for (int32_t c = 0; c < classes; ++c) {
+    for (int32_t c = 0; c < head_kinds; ++c) {
         const Slice* slices = lists.slices.data() + size_t(c) * lists.rows;
         if (has_few_lists(slices, lists.rows, lists.runs.size())) {
             const ColumnKinds columns = find_column_kinds(slices, lists.rows, lists.runs, other_rows);

@@ -18,9 +18,9 @@ struct Slice {
     int32_t begin, end;  // runs [begin, end) of ListsView::runs
 };
 
-// Row r of class c is slices[c * rows + r].
+// Row r of kind c is slices[c * rows + r].
 struct ListsView {
-    const Slice* slices;  // [classes * rows]
+    const Slice* slices;  // [head_kinds * rows]
     const Run* runs;
     int32_t rows;         // blocks along the axis the lists are indexed by
 };
@@ -28,7 +28,7 @@ struct ListsView {
 // Which tokens of each block are alive: queries that see a key, or keys that a query sees. A kernel that loads a whole
 // block must not let what dead tokens hold (perhaps NaN) reach a result.
 struct LiveView {
-    const int32_t* set_of;    // [classes * rows] index of a set, or all_live
+    const int32_t* set_of;    // [head_kinds * rows] index of a set, or all_live
     const uint64_t* sets;     // [sets][words] bit i: token i of the block is alive
     int32_t words;            // 64-bit words a set
 };
@@ -36,7 +36,7 @@ constexpr int32_t all_live = -1;
 
 // One axis of a layout, cut into tiles of block_q or block_k tokens; the lists call a tile a block. Tiles [0, listed)
 // are listed: they name their tokens. The tiles after them are homes: every token stands in exactly one home. Homes
-// follow the residue classes of `modulus`, one class after the other; with modulus 1 they are blocks of consecutive
+// follow the residue classes of `modulus`, one after the other; with modulus 1 they are blocks of consecutive
 // tokens.
 //
 //     listed 1, modulus 2, block 4, 12 tokens      tile 0: 3 7 - -    1: 0 2 4 6    2: 8 10    3: 1 3 5 7    4: 9 11
@@ -48,7 +48,7 @@ struct AxisView {
     int32_t listed;
     const int32_t* tokens;    // [listed][block]; no_token fills a tile up
     int32_t modulus;
-    int32_t class_tiles;      // tiles a residue class has, the same for all: some may be short or empty
+    int32_t residue_tiles;    // tiles a residue class has, the same for all: some may be short or empty
     const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of this home is away; null: none is
 };
 constexpr int32_t no_token = -1;
@@ -65,30 +65,30 @@ struct TileView {
 static constexpr TileView tile_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
     if (tile < axis.listed) return {0, 0, block, axis.tokens + int64_t(tile) * block};
     const int32_t home = tile - axis.listed;
-    const int64_t residue = home / axis.class_tiles;
-    const int64_t first = residue + int64_t(home % axis.class_tiles) * block * axis.modulus;
+    const int64_t residue = home / axis.residue_tiles;
+    const int64_t first = residue + int64_t(home % axis.residue_tiles) * block * axis.modulus;
     const int64_t left = first < seq ? (seq - first + axis.modulus - 1) / axis.modulus : 0;
     return {first, axis.modulus, left < block ? int32_t(left) : block, nullptr};
 }
 
 // The place of a token in the homes, where home h has places [h * block, (h + 1) * block).
 static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t token) {
-    return token % axis.modulus * axis.class_tiles * block + token / axis.modulus;
+    return token % axis.modulus * axis.residue_tiles * block + token / axis.modulus;
 }
 
 // The axis whose tiles a walk over a layout owns: it goes through that axis' lists, and what it writes belongs to one of
 // its tiles.
 enum class Owner { queries, keys };
 
-// A compiled pattern. Heads and batch entries that see the same keys belong to one class and share lists.
+// A compiled pattern. Heads and batch entries that see the same keys are of one kind and share lists.
 struct LayoutView {
-    int32_t block_q, block_k;    // tokens
-    int64_t seq_q, seq_k;        // tokens
-    AxisView queries, keys;      // which tokens stand in which block
-    ListsView by_query;          // for each query block its key blocks
-    ListsView by_key;            // the same blocks, for each key block its query blocks
-    const int32_t* class_of;     // [batch * heads_q]
-    int32_t classes;
+    int32_t block_q, block_k;     // tokens
+    int64_t seq_q, seq_k;         // tokens
+    AxisView queries, keys;       // which tokens stand in which block
+    ListsView by_query;           // for each query block its key blocks
+    ListsView by_key;             // the same blocks, for each key block its query blocks
+    const int32_t* kind_of_head;  // [batch * heads_q]
+    int32_t head_kinds;
     // Bits of partly allowed blocks, as the chosen kernel row wants them (Kernel::permute). Places without a token
     // (beyond the sequence ends, no_token) are 0 in every mask, and a block that has such a place is never full.
     const uint64_t* masks;       // [num_masks][mask_words]
@@ -111,11 +111,11 @@ struct Join {
     int32_t head, row, first_part, parts;
 };
 
-// Work order w is tasks [begin[w], begin[w+1]), run in this order by one worker; orders are longest first.
+// Queue w is tasks [begin[w], begin[w+1]), run in this order by one worker; queues are longest first.
 struct TasksView {
     const Task* tasks;
-    const int32_t* begin;  // [orders + 1]
-    int32_t orders;
+    const int32_t* begin;  // [queues + 1]
+    int32_t queues;
     const Join* joins;
     int32_t num_joins, num_parts, num_tasks;
 };

@@ -97,8 +97,8 @@ public:
     std::string identity() const override;
     PatternRef transposed() const override { return make_union(transposed_parts()); }
     int64_t modulus() const override { return modulus_of_parts(); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        Patterns parts = parts_in_class(modulus, residue);
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_residue(modulus, residue);
         return parts.empty() ? PatternRef() : make_union(std::move(parts));
     }
 
@@ -151,8 +151,8 @@ public:
     void save(ByteWriter& out) const override { save_parts(Node::intersection_of, out); }
     std::string identity() const override;
     PatternRef transposed() const override { return make_intersection(transposed_parts()); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        Patterns parts = parts_in_class(modulus, residue);
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_residue(modulus, residue);
         return parts.empty() ? PatternRef() : make_intersection(std::move(parts));
     }
 
@@ -217,8 +217,8 @@ public:
     std::string identity() const override;
     PatternRef transposed() const override { return subtract_all(transposed_parts()); }
     int64_t modulus() const override { return parts()[0]->modulus(); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        return subtract_all(parts_in_class(modulus, residue));
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        return subtract_all(parts_in_residue(modulus, residue));
     }
 
     std::optional<HotTokens> hot(const Extent& extent) const override {

@@ -65,8 +65,9 @@ int64_t BandPattern::modulus() const {
     return is_diagonal ? 0 : band_.step;
 }
 
-// modulus * (k' - p') = k - p lies in the band. The words of plain patterns, so that equal classes have equal texts.
-PatternRef BandPattern::in_class(int64_t modulus, int64_t) const {
+// modulus * (k' - p') = k - p lies in the band. The words of plain patterns, so that equal residue classes have equal
+// texts.
+PatternRef BandPattern::in_residue(int64_t modulus, int64_t) const {
     const int64_t left = band_.low == lowest ? -1 : -band_.low / modulus;
     const int64_t right = band_.high == forever ? -1 : band_.high / modulus;
     const int64_t step = band_.step / std::gcd(band_.step, modulus);

@@ -23,7 +23,7 @@ public:
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     PatternRef transposed() const override;
     int64_t modulus() const override;
-    PatternRef in_class(int64_t modulus, int64_t residue) const override;
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override;
 
 private:
     Band band_;

@@ -40,7 +40,7 @@ public:
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
     int64_t modulus() const override { return block_ == 1 ? 0 : 1; }
-    PatternRef in_class(int64_t modulus, int64_t) const override {
+    PatternRef in_residue(int64_t modulus, int64_t) const override {
         if (block_ <= modulus) return make_block_diagonal(1);
         return block_ % modulus ? PatternRef() : make_block_diagonal(block_ / modulus);
     }

@@ -55,10 +55,10 @@ Patterns Composite::transposed_parts() const {
     return result;
 }
 
-Patterns Composite::parts_in_class(int64_t modulus, int64_t residue) const {
+Patterns Composite::parts_in_residue(int64_t modulus, int64_t residue) const {
     Patterns result;
     for (const PatternRef& part : parts_) {
-        result.push_back(part->in_class(modulus, residue));
+        result.push_back(part->in_residue(modulus, residue));
         if (!result.back()) return {};
     }
     return result;

@@ -19,8 +19,8 @@ public:
 
 protected:
     Patterns transposed_parts() const;
-    Patterns parts_in_class(int64_t modulus, int64_t residue) const;  // none where a part has no closed form
-    int64_t modulus_of_parts() const;                                 // that all of them keep to
+    Patterns parts_in_residue(int64_t modulus, int64_t residue) const;  // none where a part has no closed form
+    int64_t modulus_of_parts() const;                                   // that all of them keep to
     void save_parts(Node node, ByteWriter& out) const;  // the node, the number of parts, the parts
 
 private:

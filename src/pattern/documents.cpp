@@ -49,9 +49,9 @@ public:
         return true;
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         std::vector<int64_t> cuts;
-        for (int64_t cut : cuts_) cuts.push_back(bound_in_class(cut, modulus, residue));
+        for (int64_t cut : cuts_) cuts.push_back(bound_in_residue(cut, modulus, residue));
         return make_documents(std::move(cuts));
     }
 

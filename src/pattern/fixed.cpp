@@ -26,10 +26,10 @@ public:
     PatternRef transposed() const override { return meaning_->transposed(); }
     std::optional<HotTokens> hot(const Extent& extent) const override { return meaning_->hot(extent); }
     int64_t modulus() const override { return meaning_->modulus(); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_block_diagonal(1);
         if (block_ % modulus) return {};
-        return make_fixed(block_ / modulus, block_ / modulus - bound_in_class(plain_, modulus, residue));
+        return make_fixed(block_ / modulus, block_ / modulus - bound_in_residue(plain_, modulus, residue));
     }
 
 private:

@@ -14,7 +14,7 @@ public:
     Coverage classify(const Plane&, const Block&, Key&, bool&) const override { return {Coverage::full, forever}; }
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return PatternRef::share(this); }
-    PatternRef in_class(int64_t, int64_t) const override { return PatternRef::share(this); }
+    PatternRef in_residue(int64_t, int64_t) const override { return PatternRef::share(this); }
 };
 
 }  // namespace

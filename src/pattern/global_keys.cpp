@@ -21,8 +21,8 @@ public:
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
     std::optional<HotTokens> hot(const Extent& extent) const override { return hot_keys(*this, extent); }
     int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        return make_global_keys(positions_.in_class(modulus, residue));
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        return make_global_keys(positions_.in_residue(modulus, residue));
     }
 
 protected:

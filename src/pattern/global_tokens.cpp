@@ -52,8 +52,8 @@ public:
         return hot;
     }
     int64_t modulus() const override { return positions_.sorted().empty() ? 0 : 1; }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        return make_global_tokens(positions_.in_class(modulus, residue));
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        return make_global_tokens(positions_.in_residue(modulus, residue));
     }
 
 protected:

@@ -27,8 +27,11 @@ constexpr int64_t blocks_until(int64_t end, int64_t key, int64_t keys) {
     return end == forever ? forever : std::max<int64_t>(1, add_saturated(end, -key) / keys);
 }
 
-// How many of 0, 1, 2, ... are below x and `residue` mod `modulus`: where x stands as a bound within that class.
-constexpr int64_t bound_in_class(int64_t x, int64_t modulus, int64_t residue) { return ceil_div(x - residue, modulus); }
+// How many of 0, 1, 2, ... are below x and `residue` mod `modulus`: where x stands as a bound within that residue
+// class.
+constexpr int64_t bound_in_residue(int64_t x, int64_t modulus, int64_t residue) {
+    return ceil_div(x - residue, modulus);
+}
 
 // Joins those of sorted intervals, from index `first` on, that touch or overlap.
 inline void join_touching(Intervals& sorted, size_t first) {

@@ -64,7 +64,7 @@ struct HotTokens {
     size_t size() const { return keys.size() + queries.size(); }
 };
 
-// Lists that come with each run: for each block of queries up to `most` blocks of keys. Tokens are blocks of 1.
+// Lists that come with each call: for each block of queries up to `most` blocks of keys. Tokens are blocks of 1.
 struct RuntimeShape {
     int64_t block_q, block_k, most;
 };
@@ -118,11 +118,11 @@ struct spattn_pattern : spattn::RefCounted {
     // 1 where none is known, 0 where any will do: nothing is kept but k = p.
     virtual int64_t modulus() const;
 
-    // The pattern among the positions and keys that are `residue` mod `modulus`, counted within that class:
+    // The pattern among the positions and keys that are `residue` mod `modulus`, counted within that residue class:
     // p = residue + modulus * p', k = residue + modulus * k'. Null where there is no closed form, for every
-    // residue alike. Whether classes keep to themselves does not matter here: what leaves the class is cut.
+    // residue alike. Whether residue classes keep to themselves does not matter here: what leaves one is cut.
     // 0 <= residue < modulus.
-    virtual spattn::Ref<const spattn_pattern> in_class(int64_t modulus, int64_t residue) const;
+    virtual spattn::Ref<const spattn_pattern> in_residue(int64_t modulus, int64_t residue) const;
 
     // Nothing where no token stands out, or so many do that they are no exception.
     virtual std::optional<spattn::HotTokens> hot(const spattn::Extent& extent) const;

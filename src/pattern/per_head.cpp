@@ -15,8 +15,8 @@ public:
         Choice::check(extent);
     }
     PatternRef transposed() const override { return make_ref<PerHead>(transposed_parts(), map()); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        Patterns parts = parts_in_class(modulus, residue);
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        Patterns parts = parts_in_residue(modulus, residue);
         if (parts.empty()) return {};
         return make_ref<PerHead>(std::move(parts), map());
     }

@@ -27,9 +27,9 @@ bool is_small(const Patterns& parts) {
 }
 
 // 1 where residue classes are no help.
-int64_t class_modulus(const Pattern& pattern) {
+int64_t residue_modulus(const Pattern& pattern) {
     const int64_t modulus = pattern.modulus();
-    return modulus > 1 && pattern.in_class(modulus, 0) ? modulus : 1;
+    return modulus > 1 && pattern.in_residue(modulus, 0) ? modulus : 1;
 }
 
 }  // namespace
@@ -40,14 +40,14 @@ Patterns pieces_of_union(const Patterns& parts) {
     for (const PatternRef& part : parts)
         for (PatternRef& piece : part->pieces()) members.push_back(std::move(piece));
     std::map<int64_t, Patterns> groups;  // plain blocks first
-    for (const PatternRef& member : members) groups[class_modulus(*member)].push_back(member);
+    for (const PatternRef& member : members) groups[residue_modulus(*member)].push_back(member);
     if (groups.size() < 2 || groups.size() > most_pieces || !is_small(members)) return {};
     Patterns wholes, pieces;
     for (auto& [modulus, group] : groups) {
         wholes.push_back(make_union(std::move(group)));
         PatternRef piece = wholes.back();
         for (size_t before = 0; before + 1 < wholes.size(); ++before) piece = make_difference(piece, wholes[before]);
-        if (class_modulus(*piece) != modulus) return {};  // what is taken away has no form in classes
+        if (residue_modulus(*piece) != modulus) return {};  // what is taken away has no form in residue classes
         pieces.push_back(std::move(piece));
     }
     return pieces;

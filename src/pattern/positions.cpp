@@ -41,7 +41,7 @@ Coverage Positions::classify(int64_t begin, int64_t count, Key& key) const {
     return {Coverage::partial, 1};
 }
 
-std::vector<int64_t> Positions::in_class(int64_t modulus, int64_t residue) const {
+std::vector<int64_t> Positions::in_residue(int64_t modulus, int64_t residue) const {
     std::vector<int64_t> members;
     for (int64_t x : sorted_)
         if (x % modulus == residue) members.push_back(x / modulus);

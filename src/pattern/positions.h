@@ -18,8 +18,8 @@ public:
     // partial, `key` gains the number of intervals and each of them relative to `begin`.
     Coverage classify(int64_t begin, int64_t count, Key& key) const;
 
-    // Members that are `residue` mod `modulus`, counted within that class.
-    std::vector<int64_t> in_class(int64_t modulus, int64_t residue) const;
+    // Members that are `residue` mod `modulus`, counted within that residue class.
+    std::vector<int64_t> in_residue(int64_t modulus, int64_t residue) const;
 
     const std::vector<int64_t>& sorted() const { return sorted_; }  // each member once
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// runtime_tokens(max), runtime_blocks(block_q,block_k,max): every run brings the lists. A plan knows their shape alone.
+// runtime_tokens(max), runtime_blocks(block_q,block_k,max): every call brings the lists. A plan knows their shape
+// alone.
 #include "core/error.h"
 #include "pattern/index_pattern.h"
 #include "pattern/leaf.h"

@@ -24,8 +24,8 @@ public:
 
     bool row_key(const Plane&, int64_t, int64_t, Key&) const override { return true; }
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        return make_sink(bound_in_class(tokens_, modulus, residue));
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        return make_sink(bound_in_residue(tokens_, modulus, residue));
     }
 
 private:

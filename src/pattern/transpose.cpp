@@ -43,8 +43,8 @@ public:
     std::optional<HotTokens> hot(const Extent& extent) const override {
         return closed_ ? closed_->hot(extent) : std::nullopt;
     }
-    PatternRef in_class(int64_t modulus, int64_t residue) const override {
-        PatternRef part = inner().in_class(modulus, residue);
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
+        PatternRef part = inner().in_residue(modulus, residue);
         return part ? make_transpose(std::move(part)) : PatternRef();
     }
 

@@ -25,7 +25,7 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
 // all heads.
 int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, int32_t finer_block) {
     const std::vector<int64_t> heads = count_heads(layout);
-    const size_t rows = live.set_of.size() / size_t(layout.classes);
+    const size_t rows = live.set_of.size() / size_t(layout.head_kinds);
     int64_t count = 0;
     for (size_t i = 0; i < live.set_of.size(); ++i) {
         const bool is_all = live.set_of[i] == all_live;

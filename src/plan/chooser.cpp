@@ -22,7 +22,7 @@ Form form(const Kernel& kernel, Order order) {
 Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces)
     : admission_(admission), problem_(admission.problem), options_(admission.options), in_pieces_(in_pieces),
       pattern_(PatternRef::share(&pattern)), text_(pattern.print()),
-      known_(problem_.run_lists.at_run_time() ? pattern.known_part() : pattern_),
+      known_(problem_.call_lists.at_run_time() ? pattern.known_part() : pattern_),
       lowering_(known_ ? *known_ : pattern, problem_) {}
 
 std::vector<Candidate> Chooser::consider(Pass pass, const Rival* rival) {
@@ -112,18 +112,18 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
-    if (problem_.run_lists.at_run_time()) return make_run_stats(problem_);
+    if (problem_.call_lists.at_run_time()) return make_call_stats(problem_);
     const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) return measured_.at(chosen, kernel.owner() == Owner::keys);
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
-// Lists that the plan makes stay within what a plan should hold; a run's own lie elsewhere.
+// Lists that the plan makes stay within what a plan should hold; a call's own lie elsewhere.
 std::string Chooser::refuse_lists(const Kernel& kernel, const LayoutStats& stats) {
     if (kernel.shares_lists && known_ && !groups_share(problem_, *counted(kernel, Order::plain).layout))
         return "heads of a group see different keys";
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
-    if (problem_.run_lists.at_run_time() || bytes <= most_list_bytes) return "";
+    if (problem_.call_lists.at_run_time() || bytes <= most_list_bytes) return "";
     return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
 }
 
@@ -134,11 +134,11 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
     const std::string beaten = text("could not beat ", mark.name, " ");
     if (kernel.block_q == 0) {
         double pairs = 0;
-        for (size_t i = 0; rival && i < rival->parts.size(); ++i) pairs += rival->parts[i].counts.pairs;
+        for (size_t i = 0; rival && i < rival->summaries.size(); ++i) pairs += rival->summaries[i].counts.pairs;
         const LayoutStats least = make_gather_stats(problem_, pairs, true);
         return rival && loses(kernel, least, mark.us) ? beaten + "with its lists" : "";
     }
-    for (const Part& p : rival ? rival->parts : std::vector<Part>{part()}) {
+    for (const Summary& p : rival ? rival->summaries : std::vector<Summary>{summary()}) {
         const int32_t modulus = candidate.order == Order::plain     ? p.modulus
                                 : candidate.order == Order::residue ? p.modulus / lowering_.modulus()
                                                                     : 1;
@@ -177,7 +177,7 @@ double Chooser::choice_us(const Candidate& candidate) const {
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {
-    return problem_.run_lists.at_run_time() ? count_run_lists(problem_) : counted(kernel, order).counts;
+    return problem_.call_lists.at_run_time() ? count_call_lists(problem_) : counted(kernel, order).counts;
 }
 
 // Rows that read no layout count in whatever order is the cheapest to lower.
@@ -212,9 +212,9 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     return plan;
 }
 
-// A run's lists are cut to the known part of the pattern by the bits of its layout.
+// A call's lists are cut to the known part of the pattern by the bits of its layout.
 void Chooser::complete_gather(PiecePlan& plan) {
-    if (!problem_.run_lists.at_run_time()) {
+    if (!problem_.call_lists.at_run_time()) {
         plan.tokens = lowering_.tokens();
     } else if (known_) {
         const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});

@@ -13,7 +13,7 @@
 namespace spattn {
 
 // What is known of a pattern, or of a part of it, without a layout of the order at hand.
-struct Part {
+struct Summary {
     Counts counts;
     int32_t modulus;
 };
@@ -26,7 +26,7 @@ struct Mark {
 
 // Plans that work on a pattern piece after piece: what a plan for the whole has to beat.
 struct Rival {
-    std::vector<Part> parts;
+    std::vector<Summary> summaries;
     Mark mark;
 };
 
@@ -50,7 +50,7 @@ public:
     // The exact counts, from the layout that the piece reads or from one of nominal blocks.
     Counts counts(const PiecePlan& plan) { return counts(*plan.kernel, plan.order); }
     // Valid once consider() has found a row: something is lowered then.
-    Part part() const { return {lowering_.any()->counts, lowering_.modulus()}; }
+    Summary summary() const { return {lowering_.any()->counts, lowering_.modulus()}; }
     int32_t modulus() const { return lowering_.modulus(); }
     const std::string& pattern_text() const { return text_; }
 

@@ -105,12 +105,12 @@ std::string describe_order(const PiecePlan& piece) {
 std::string describe_layout(const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const Layout& layout = *piece.layout;
-    const double all = double(layout.class_of.size()) * layout.by_query.rows * layout.by_key.rows;
-    const std::string classes = grouped(layout.classes) + (layout.classes == 1 ? " class" : " classes");
+    const double all = double(layout.kind_of_head.size()) * layout.by_query.rows * layout.by_key.rows;
+    const std::string kinds = grouped(layout.head_kinds) + (layout.head_kinds == 1 ? " kind" : " kinds");
     return describe_order(piece) +
            line("  blocks", blocks_of(*piece.kernel) + ": " + grouped(stats.blocks - stats.masked) + " full, " +
                                 grouped(stats.masked) + " masked of " + grouped(all) + "; " +
-                                plural(layout.num_masks, "mask") + ", " + classes + " of heads") +
+                                plural(layout.num_masks, "mask") + ", " + kinds + " of heads") +
            line("  visited", grouped(stats.visited) + " pairs, " + percent(stats.visited - stats.pairs, stats.visited) +
                                  " of them not kept");
 }
@@ -130,7 +130,7 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
     if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
-    const ListShape& shape = plan.problem.run_lists;
+    const ListShape& shape = plan.problem.call_lists;
     const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
     const std::string given = "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit + ": ";
     return line("  lists", given + rows + (piece.layout ? ", less what the pattern does not keep" : ""));
@@ -138,12 +138,12 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
 
 std::string describe_tasks(const PiecePlan& piece, const Machine& machine) {
     const Schedule& s = piece.schedule;
-    const int32_t orders = view(s).orders;
+    const int32_t queues = view(s).queues;
     const std::string split = s.joins.empty() ? "none split"
                                               : plural(double(s.joins.size()), "row") + " split into " +
                                                     plural(s.num_parts, "part");
-    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(orders, "order") + ", " + split + "; " +
-                               decimal(double(orders) / machine.lanes, 1) + " waves");
+    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(queues, "queue") + ", " + split + "; " +
+                               decimal(double(queues) / machine.lanes, 1) + " waves");
 }
 
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }

@@ -27,9 +27,9 @@ struct Problem {
     int64_t q_offset;
     bool deterministic;
     double softcap = 0;            // 0: scores as they are
-    bool has_sink_logits = false;  // each run brings them
+    bool has_sink_logits = false;  // each call brings them
     bool value_in_key = false;     // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
-    ListShape run_lists{};         // of lists that come with each run
+    ListShape call_lists{};        // of lists that come with each call
     int64_t group() const { return heads_q / heads_kv; }
 };
 
@@ -45,7 +45,7 @@ class TokenRows {
 public:
     virtual ~TokenRows() = default;
     // Sorted disjoint [begin, end) key intervals of one query row, flattened: begin0, end0, begin1, end1, ... Of lists
-    // that a run brings: in the order of the list, and a key as often as it is listed.
+    // that a call brings: in the order of the list, and a key as often as it is listed.
     virtual void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const = 0;
 };
 
@@ -80,13 +80,13 @@ struct Walk {
 };
 
 // What every pass sees.
-struct RunArgs {
+struct CallArgs {
     const Problem* problem;
-    LayoutView layout;      // block rows; for gather rows what else a run's listed key must satisfy, or no lists
+    LayoutView layout;      // block rows; for gather rows what else a call's listed key must satisfy, or no lists
     TasksView tasks;        // of the row's first walk
     TasksView second_tasks; // of its second, where it has one
     TokenListsView tokens;  // gather rows, where the plan made the lists
-    RunLists run_lists;     // gather rows, where the run brings them
+    CallLists call_lists;   // gather rows, where the call brings them
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows
@@ -95,12 +95,12 @@ struct RunArgs {
     PieceView piece;        // rows that carry
 };
 
-struct ForwardArgs : RunArgs {
+struct ForwardArgs : CallArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
     TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
 };
 
-struct BackwardArgs : RunArgs {
+struct BackwardArgs : CallArgs {
     TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
     TensorView sink_logits, dsink_logits;                   // as in forward; dsink_logits may be absent
 };
@@ -160,10 +160,10 @@ struct Kernel {
     size_t (*workspace)(const Sizing&);   // bytes
     void (*forward)(const ForwardArgs&) = nullptr;    // exactly one of these two
     void (*backward)(const BackwardArgs&) = nullptr;
-    void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no run waits for it; null: nothing to load
+    void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no call waits for it; null: nothing to load
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
-    bool max_logits = false;    // writes them where a run asks
+    bool max_logits = false;    // writes them where a call asks
     bool shares_lists = false;  // gather rows: the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/text.h"
-#include "layout/classes.h"
+#include "layout/head_kinds.h"
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
@@ -15,13 +15,13 @@ namespace spattn {
 namespace {
 constexpr double most_bytes = 512.0 * 1024 * 1024;  // of lists, for every layout but the first
 constexpr int64_t most_tasks = int64_t(1) << 31;
-constexpr int64_t shortest_class = 8;  // tokens: shorter residue classes hardly fill a block
+constexpr int64_t shortest_residue = 8;  // tokens: shorter residue classes hardly fill a block
 
 int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / block; }
 
 int32_t find_modulus(const Pattern& pattern, const Extent& extent) {
-    const int64_t modulus = pattern.modulus(), longest = std::min(extent.seq_q, extent.seq_k) / shortest_class;
-    return modulus > 1 && modulus <= longest && pattern.in_class(modulus, 0) ? int32_t(modulus) : 1;
+    const int64_t modulus = pattern.modulus(), longest = std::min(extent.seq_q, extent.seq_k) / shortest_residue;
+    return modulus > 1 && modulus <= longest && pattern.in_residue(modulus, 0) ? int32_t(modulus) : 1;
 }
 }  // namespace
 
@@ -49,7 +49,7 @@ bool Lowering::outline(const Form& form) {
     pattern_.check(extent_);
     auto layout = std::make_shared<Layout>();
     layout->extent = extent_;
-    find_classes(pattern_, *layout);
+    find_head_kinds(pattern_, *layout);
     auto outline = build_outline(pattern_, *layout);
     if (!outline) return false;
     const Counts counts = outline->counts;

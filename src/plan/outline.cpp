@@ -46,7 +46,7 @@ std::optional<double> expect_pairs(const Pattern& pattern, const Plane& plane) {
     return pairs / double(rows) * double(plane.extent.seq_q) * 1.0625;  // rather a little more
 }
 
-// Sums over the blocks that one class of heads sees.
+// Sums over the blocks that one kind of heads sees.
 struct Sums {
     // What listed tiles would change: blocks that need not be visited, and tokens that are gathered instead.
     struct Listed {
@@ -154,10 +154,10 @@ public:
         out_.counts.row_min = extent_.seq_k;
     }
 
-    void add_class(int32_t class_id, int64_t heads) {
+    void add_head_kind(int32_t head_kind, int64_t heads) {
         Sums sums;
         sums.by_key.kept.resize(size_t(extent_.seq_k));
-        const int64_t* begin = &tokens_.begin[size_t(class_id) * size_t(extent_.seq_q)];
+        const int64_t* begin = &tokens_.begin[size_t(head_kind) * size_t(extent_.seq_q)];
         std::vector<uint8_t> work_of_column(static_cast<size_t>(columns_));
         for (int32_t row = 0; row < rows_; ++row) {
             place(begin, row, sums.by_key.kept);
@@ -251,17 +251,17 @@ private:
 std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout) {
     const Extent& extent = layout.extent;
     if (has_closed_form(pattern, {extent})) return nullptr;
-    const double kept = most_kept * double(extent.seq_q) * double(extent.seq_k) * layout.classes;
+    const double kept = most_kept * double(extent.seq_q) * double(extent.seq_k) * layout.head_kinds;
     const double most = std::min(kept, most_list_bytes / sizeof(int32_t));
     const std::optional<double> expected = expect_pairs(pattern, {extent});
-    if (!expected || *expected * layout.classes > most) return nullptr;
+    if (!expected || *expected * layout.head_kinds > most) return nullptr;
     std::optional<TokenLists> lists =
-        build_token_lists(pattern, layout, *expected * double(layout.class_of.size()), size_t(most));
+        build_token_lists(pattern, layout, *expected * double(layout.kind_of_head.size()), size_t(most));
     if (!lists) return nullptr;
     auto tokens = std::make_shared<const TokenLists>(std::move(*lists));
     const std::vector<int64_t> heads = count_heads(layout);
     Outliner outliner(layout, *tokens);
-    for (int32_t c = 0; c < layout.classes; ++c) outliner.add_class(c, heads[size_t(c)]);
+    for (int32_t c = 0; c < layout.head_kinds; ++c) outliner.add_head_kind(c, heads[size_t(c)]);
     auto outline = std::make_shared<Outline>(outliner.finish());
     outline->tokens = std::move(tokens);
     return outline;

@@ -16,7 +16,7 @@ namespace spattn {
 // Owns what TasksView points to.
 struct Schedule {
     std::vector<Task> tasks;
-    std::vector<int32_t> begin;  // [orders + 1]
+    std::vector<int32_t> begin;  // [queues + 1]
     std::vector<Join> joins;
     int32_t num_parts = 0;
 };
@@ -32,7 +32,7 @@ TasksView shape_of(const Schedule& schedule);
 TasksView view(const Schedule& schedule);
 
 // A task a block of the owning axis and head, longest first; rows far longer than the rest are split. Or, in equal
-// shares: the blocks of a head, row after row, are cut into orders of equal work; a row that a cut crosses is joined.
+// shares: the blocks of a head, row after row, are cut into queues of equal work; a row that a cut crosses is joined.
 // `lanes`, those of the machine, count only for policies that do not name their workers. Where keys own the tasks, a
 // head is one of heads_kv, and the lists of its group follow each other.
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes);
@@ -56,7 +56,7 @@ struct PiecePlan {
     // one, too, if the pattern says more of a listed key: its masks are that condition.
     std::shared_ptr<const Layout> layout;
     std::shared_ptr<const std::vector<uint64_t>> masks;  // the layout's, in the kernel's order
-    std::shared_ptr<const TokenLists> tokens;  // gather rows, unless runs bring the lists
+    std::shared_ptr<const TokenLists> tokens;  // gather rows, unless calls bring the lists
     Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
     LayoutStats stats{};

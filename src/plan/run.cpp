@@ -5,7 +5,7 @@ namespace spattn {
 namespace {
 
 template <class Args, class Run>
-void run_pieces(const PassPlan& pass, const PassImage& placed, Args& args, Run run) {
+void run_pieces(const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
     char* const workspace = static_cast<char*>(args.workspace);
     args.workspace = workspace ? workspace + pass.carried : nullptr;
     const size_t pieces = pass.pieces.size();
@@ -23,11 +23,11 @@ void run_pieces(const PassPlan& pass, const PassImage& placed, Args& args, Run r
 
 }  // namespace
 
-void run_pass(const PassPlan& pass, const PassImage& placed, ForwardArgs args) {
+void run_pass(const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
     run_pieces(pass, placed, args, [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
 }
 
-void run_pass(const PassPlan& pass, const PassImage& placed, BackwardArgs args) {
+void run_pass(const PassPlan& pass, const PlacedPass& placed, BackwardArgs args) {
     run_pieces(pass, placed, args, [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
 }
 

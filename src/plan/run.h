@@ -2,13 +2,13 @@
 // Running a pass.
 #pragma once
 
-#include "plan/image.h"
+#include "plan/placed.h"
 
 namespace spattn {
 
 // Runs the pieces of a pass, one after the other. The caller fills `args` but for what differs from piece to piece
 // (layout, tasks, tokens, piece); the workspace is the whole of the pass's.
-void run_pass(const PassPlan& pass, const PassImage& placed, ForwardArgs args);
-void run_pass(const PassPlan& pass, const PassImage& placed, BackwardArgs args);
+void run_pass(const PassPlan& pass, const PlacedPass& placed, ForwardArgs args);
+void run_pass(const PassPlan& pass, const PlacedPass& placed, BackwardArgs args);
 
 }  // namespace spattn

@@ -6,7 +6,7 @@
 
 #include "core/math.h"
 #include "plan/chooser.h"
-#include "plan/image.h"
+#include "plan/placed.h"
 
 namespace spattn {
 
@@ -20,7 +20,7 @@ class Planner {
 public:
     Planner(const Pattern& pattern, const Admission& admission)
         : admission_(admission), whole_(pattern, admission, false) {
-        if (!admission.problem.run_lists.at_run_time()) cut(pattern);
+        if (!admission.problem.call_lists.at_run_time()) cut(pattern);
     }
 
     PassPlan plan(Pass pass) {
@@ -70,7 +70,7 @@ private:
         for (Chooser& piece : pieces_) {
             std::vector<Candidate> considered = piece.consider(pass);
             if (!piece.find_best(considered)) return {};
-            if (piece.part().counts.pairs > 0) choices.push_back({&piece, std::move(considered)});
+            if (piece.summary().counts.pairs > 0) choices.push_back({&piece, std::move(considered)});
         }
         return choices.size() < 2 ? std::vector<Choice>() : choices;
     }
@@ -78,7 +78,7 @@ private:
     Rival make_rival(const std::vector<Choice>& cut, Pass pass) const {
         Rival rival{{}, {join_us(cut.size(), pass, whole_.choice_machine()), "the pieces"}};
         for (const Choice& piece : cut) {
-            rival.parts.push_back(piece.chooser->part());
+            rival.summaries.push_back(piece.chooser->summary());
             rival.mark.us += piece.chooser->choice_us(*piece.chooser->find_best(piece.considered));
         }
         return rival;

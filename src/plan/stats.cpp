@@ -82,7 +82,7 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
     ListMeter meter(layout, by_key);
-    for (int32_t c = 0; c < layout.classes; ++c)
+    for (int32_t c = 0; c < layout.head_kinds; ++c)
         for (int32_t row = 0; row < lists.rows; ++row) {
             const Slice slice = lists.slices[size_t(c) * lists.rows + row];
             stats.rows += slice.begin != slice.end ? heads[c] : 0;
@@ -92,8 +92,8 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
 }
 
 bool groups_share(const Problem& p, const Layout& layout) {
-    for (size_t head = 0; head < layout.class_of.size(); ++head)
-        if (layout.class_of[head] != layout.class_of[head - head % size_t(p.group())]) return false;
+    for (size_t head = 0; head < layout.kind_of_head.size(); ++head)
+        if (layout.kind_of_head[head] != layout.kind_of_head[head - head % size_t(p.group())]) return false;
     return true;
 }
 
@@ -105,16 +105,16 @@ LayoutStats make_gather_stats(const Problem& p, double pairs, bool groups_share)
     return stats;
 }
 
-Counts count_run_lists(const Problem& p) {
+Counts count_call_lists(const Problem& p) {
     const double rows = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     Counts counts;
-    counts.pairs = counts.visited = rows * double(p.run_lists.tokens());
-    counts.row_max = p.run_lists.tokens();
+    counts.pairs = counts.visited = rows * double(p.call_lists.tokens());
+    counts.row_max = p.call_lists.tokens();
     return counts;
 }
 
-LayoutStats make_run_stats(const Problem& p) {
-    return make_gather_stats(p, count_run_lists(p).pairs, true);
+LayoutStats make_call_stats(const Problem& p) {
+    return make_gather_stats(p, count_call_lists(p).pairs, true);
 }
 
 }  // namespace spattn

@@ -11,10 +11,10 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
 // For gather rows whose lists the plan makes. Where the heads of a group share a list, its keys are gathered once.
 LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_share);
 // For gather rows whose lists come at run time: as if every list were full.
-LayoutStats make_run_stats(const Problem& problem);
+LayoutStats make_call_stats(const Problem& problem);
 // Whether the heads of each group see the same keys.
 bool groups_share(const Problem& problem, const Layout& layout);
 // Counts a pattern whose lists come at run time, as if every list were full.
-Counts count_run_lists(const Problem& problem);
+Counts count_call_lists(const Problem& problem);
 
 }  // namespace spattn

@@ -14,8 +14,8 @@ void PatternRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int
     for (const Interval& interval : intervals) out.insert(out.end(), {interval.begin, interval.end});
 }
 
-void RunListRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
-    const ListShape& shape = problem_.run_lists;
+void CallListRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
+    const ListShape& shape = problem_.call_lists;
     const Plane plane{extent_of(problem_), batch, head};
     const int64_t list = row / shape.block_q, head_kv = head / problem_.group();
     Intervals scratch;
@@ -29,7 +29,7 @@ void RunListRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int
     }
 }
 
-bool RunListRows::keeps(const Plane& plane, int64_t row, int64_t key, Intervals& scratch) const {
+bool CallListRows::keeps(const Plane& plane, int64_t row, int64_t key, Intervals& scratch) const {
     if (!known_) return true;
     scratch.clear();
     known_->keys(plane, row, {key, key + 1}, scratch);

@@ -20,9 +20,9 @@ private:
 };
 
 // The keys that lists name and that the known part of the pattern keeps as well.
-class RunListRows : public TokenRows {
+class CallListRows : public TokenRows {
 public:
-    RunListRows(const Pattern* known, const Problem& problem, const RunLists& lists)
+    CallListRows(const Pattern* known, const Problem& problem, const CallLists& lists)
         : known_(known), problem_(problem), lists_(lists) {}
     void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
 
@@ -31,7 +31,7 @@ private:
 
     const Pattern* known_;  // null: every listed key is kept
     Problem problem_;
-    RunLists lists_;
+    CallLists lists_;
 };
 
 }  // namespace spattn

@@ -76,7 +76,7 @@ struct Host {
     }
 };
 
-// A host that lets a run go on a few times.
+// A host that lets a call go on a few times.
 struct Stopper {
     std::thread::id caller = std::this_thread::get_id();
     int64_t patience = 0, asked = 0, elsewhere = 0;
@@ -252,7 +252,7 @@ TEST(a_run_can_be_cancelled) {
         auto error = sized<spattn_error>();
         spattn_last_error(&error);
         CHECK_EQ(std::string(error.argument), "options.cancel");
-        CHECK_EQ(stopper.asked, 1);  // a run that is to end asks no more
+        CHECK_EQ(stopper.asked, 1);  // a call that is to end asks no more
         CHECK_EQ(stopper.elsewhere, 0);
         stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
         const Outcome patient = run_forward(plan.get(), problem);
@@ -312,7 +312,7 @@ TEST(short_runs_do_not_ask) {
         CHECK_EQ(status, SPATTN_OK);
         CHECK_EQ(stopper.asked, 0);
     } else {
-        check::skip("the machine took 20 ms for a run of microseconds");
+        check::skip("the machine took 20 ms for a call of microseconds");
     }
 }
 

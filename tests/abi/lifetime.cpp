@@ -122,7 +122,7 @@ TEST(contexts_leak_nothing) {
     });
 }
 
-// The first run of each context starts its threads; its end joins them.
+// The first call of each context starts its threads; its end joins them.
 TEST(runs_of_every_kind_leak_nothing) {
     const std::vector<std::pair<const char*, int64_t>> kinds = {
         {"causal & dilated(30,0,5)", 0}, {"window(2,2) | global_tokens(3,30)", 0}, {"global_keys(3)", 0},

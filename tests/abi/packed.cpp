@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Packed documents in THD tensors against one run a document, within rounding: their blocks differ.
+// Packed documents in THD tensors against one call a document, within rounding: their blocks differ.
 #include <cstring>
 
 #include "abi/abi.h"
@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t heads_q = 4, heads_kv = 2, dim = 16, dim_v = 8;
 
 // Rows [begin, begin + rows) of a [tokens, heads, dim] tensor as [1, rows, heads, dim].
-struct Part {
-    Part(Tensor& whole, int64_t begin, int64_t rows) : sizes{1, rows, whole.shape[1], whole.shape[2]} {
+struct Excerpt {
+    Excerpt(Tensor& whole, int64_t begin, int64_t rows) : sizes{1, rows, whole.shape[1], whole.shape[2]} {
         view = whole.view;
         view.ndim = 4;
         view.shape = sizes;
@@ -96,11 +96,11 @@ TEST(packed_documents_are_runs_of_their_own) {
         for (size_t d = 0; d + 1 < cu_q.size(); ++d) {
             const int64_t rows = cu_q[d + 1] - cu_q[d], keys = cu_k[d + 1] - cu_k[d];
             if (rows == 0) continue;
-            const auto of_q = [&](Tensor& t) { return Part(t, cu_q[d], rows); };
-            const auto of_k = [&](Tensor& t) { return Part(t, cu_k[d], keys); };
-            Part q = of_q(wanted.q), dout = of_q(wanted.dout), out = of_q(wanted.out), dq = of_q(wanted.dq);
-            Part k = of_k(wanted.k), v = of_k(wanted.v), dk = of_k(wanted.dk), dv = of_k(wanted.dv);
-            for (Part* p : {&q, &dout, &out, &dq, &k, &v, &dk, &dv}) p->view.shape = p->sizes;
+            const auto of_q = [&](Tensor& t) { return Excerpt(t, cu_q[d], rows); };
+            const auto of_k = [&](Tensor& t) { return Excerpt(t, cu_k[d], keys); };
+            Excerpt q = of_q(wanted.q), dout = of_q(wanted.dout), out = of_q(wanted.out), dq = of_q(wanted.dq);
+            Excerpt k = of_k(wanted.k), v = of_k(wanted.v), dk = of_k(wanted.dk), dv = of_k(wanted.dv);
+            for (Excerpt* p : {&q, &dout, &out, &dq, &k, &v, &dk, &dv}) p->view.shape = p->sizes;
             Tensor lse({1, heads_q, rows}, f32);
             const Plan own = make_plan(context.get(), inner.get(), problem(rows, keys, SPATTN_BSHD));
             run(own.get(), {&q.view, &k.view, &v.view, &dout.view, &out.view, &lse.view, &dq.view, &dk.view, &dv.view});

@@ -129,7 +129,7 @@ TEST(an_older_problem_has_no_softcap) {
     CHECK(explained().find("softcap") == std::string::npos);
 }
 
-TEST(run_args) {
+TEST(call_args) {
     const Pattern pattern = parse("causal");
     const Context context = make_context();
     auto problem = make_problem();

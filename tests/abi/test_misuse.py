@@ -85,7 +85,7 @@ class World:
 
     @staticmethod
     def problem():
-        """With every operand: backward, lists of the run (only reference rows take all of it), sink logits."""
+        """With every operand: backward, lists of the call (only reference rows take all of it), sink logits."""
         return capi.sized("spattn_problem", flags=1 | 4 | 64, batch=2, heads_q=4, heads_kv=2, seq_q=40, seq_k=40,
                           head_dim=16, head_dim_v=8, dtype={"code": 2, "bits": 32, "lanes": 1}, axes=1)
 

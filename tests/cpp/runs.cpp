@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a run, packed sequences,
+// Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a call, packed sequences,
 // callbacks.
 #include <atomic>
 #include <cmath>
@@ -149,7 +149,7 @@ TEST(half_types) {
     CHECK(distance(out, forward(context().plan(local, small_problem()), exact_q, exact_kv)) < 2e-2);
 }
 
-TEST(lists_of_a_run) {
+TEST(lists_of_a_call) {
     // Every query lists the keys that the pattern keeps, so that the answer must be the pattern's.
     const int64_t max = 50;
     std::vector<int32_t> indices(size_t(50 * 2 * max), -1), counts;

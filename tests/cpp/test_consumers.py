@@ -12,7 +12,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "bindings" / "examples"
 COMPILERS = {c: cxx for c, cxx in (("gcc", "g++"), ("clang", "clang++")) if shutil.which(c) and shutil.which(cxx)}
 STRICT = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic-errors"]
 PKG_CONFIG = shutil.which("pkg-config") or shutil.which("pkgconf")

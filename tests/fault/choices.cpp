@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory that runs out while plans choose among orders of the tokens and lists that come with a run, for problems with
+// Memory that runs out while plans choose among orders of the tokens and lists that come with a call, for problems with
 // every option; and their runs, which allocate nothing.
 #include "fault/operands.h"
 #include "fault/sweep.h"

@@ -63,7 +63,8 @@ struct Operands {
     int64_t bytes(spattn_enum op) const {
         size_t bytes = 0, align = 1;
         const spattn_status status = spattn_plan_workspace(plan, op, &bytes, &align);
-        return status == SPATTN_OK ? int64_t(bytes) : 0;  // no CHECK: threads make operands; a run says what is missing
+        return status == SPATTN_OK ? int64_t(bytes)
+                                   : 0;  // no CHECK: threads make operands; a call says what is missing
     }
     spattn_status forward() { return spattn_forward(plan, &forward_args); }
     spattn_status backward() { return spattn_backward(plan, &backward_args); }

@@ -135,7 +135,7 @@ TEST(reference_runs) {
     }
 }
 
-// The first run of a context starts its threads; if that fails, it tells, and the next run starts them.
+// The first call of a context starts its threads; if that fails, it tells, and the next call starts them.
 TEST(the_first_run_of_a_context) {
     const Pattern pattern = parse(block_text);
     const auto problem = make_problem();
@@ -148,7 +148,7 @@ TEST(the_first_run_of_a_context) {
             const spattn_status status = operands.forward();
             const bool had_fault = memory::disarm();
             CHECK(status == SPATTN_OK || (had_fault && status == SPATTN_E_HOST_MEMORY));
-            succeed(operands.forward(), "the next run");
+            succeed(operands.forward(), "the next call");
             if (had_fault) continue;
             CHECK(n > 2);
             break;
@@ -158,7 +158,7 @@ TEST(the_first_run_of_a_context) {
 
 namespace {
 
-// Allocations of a run of one pinned row, after the first run has started the threads; -1 if it fails.
+// Allocations of a call of one pinned row, after the first call has started the threads; -1 if it fails.
 long allocations(const std::string& row, const spattn_pattern* pattern, const spattn_problem& problem, int32_t threads,
                  int64_t listed) {
     const bool is_forward = row.find("_forward_") != std::string::npos;
@@ -167,7 +167,7 @@ long allocations(const std::string& row, const spattn_pattern* pattern, const sp
     if (!plan) return -1;
     CHECK(explain(plan.get()).find(row) != std::string::npos);
     Operands operands(plan.get(), problem, listed);
-    if (threads > 1 || !is_forward) succeed(operands.forward(), "the first run starts threads");
+    if (threads > 1 || !is_forward) succeed(operands.forward(), "the first call starts threads");
     memory::arm(0, memory::Fault::once);
     const spattn_status status = is_forward ? operands.forward() : operands.backward();
     const long calls = memory::calls;
@@ -177,7 +177,7 @@ long allocations(const std::string& row, const spattn_pattern* pattern, const sp
 
 }  // namespace
 
-// [launch] allocates nothing: every row that can be pinned, with every option that a run may bring.
+// [launch] allocates nothing: every row that can be pinned, with every option that a call may bring.
 TEST(runs_allocate_nothing) {
     const std::pair<std::string, spattn_dtype> dtypes[] = {
         {"_f32", f32}, {"_f16", {SPATTN_FLOAT, 16, 1}}, {"_bf16", bf16}, {"_f64", f64}};

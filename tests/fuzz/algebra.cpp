@@ -114,7 +114,7 @@ void check_image(const spattn_pattern* pattern, const spattn_extent& e, int64_t 
     }
 }
 
-// Under &, lists of the run: no question has an answer, text and bytes come back. Under |, they are refused.
+// Under &, lists of the call: no question has an answer, text and bytes come back. Under |, they are refused.
 void check_with_lists(const spattn_pattern* pattern, const spattn_extent& e, spattn_pattern* made_lists,
                       const std::string& text) {
     const Pattern lists(made_lists);

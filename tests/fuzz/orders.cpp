@@ -29,10 +29,10 @@ spattn::Dense dense_of(const Scene& scene, size_t plane) {
 }
 
 void check_pairs(const Layout& layout, const Scene& scene, const std::string& order) {
-    for (size_t plane = 0; plane < layout.class_of.size(); ++plane) {
+    for (size_t plane = 0; plane < layout.kind_of_head.size(); ++plane) {
         const spattn::Dense wanted = dense_of(scene, plane);
         for (bool by_key : {false, true}) {
-            const spattn::Said said = read_lists(layout, layout.class_of[plane], by_key);
+            const spattn::Said said = read_lists(layout, layout.kind_of_head[plane], by_key);
             demand(said.is_inside, "pairs of tokens that exist", order + " of " + scene.text);
             demand(said.is_once, "each pair once", order + " of " + scene.text);
             demand(said.pairs == wanted, by_key ? "pairs by key" : "pairs by query", order + " of " + scene.text);
@@ -68,10 +68,10 @@ void check_pieces(const spattn::Pattern& pattern, const Layout& whole, const Sce
     }
     std::vector<const Layout*> pieces;
     for (const Layout& layout : layouts) pieces.push_back(&layout);
-    for (size_t plane = 0; plane < whole.class_of.size(); ++plane) {
+    for (size_t plane = 0; plane < whole.kind_of_head.size(); ++plane) {
         spattn::Dense left = dense_of(scene, plane);
         for (const Layout* piece : pieces) {
-            const spattn::Dense said = read_lists(*piece, piece->class_of[plane], false).pairs;
+            const spattn::Dense said = read_lists(*piece, piece->kind_of_head[plane], false).pairs;
             for (size_t q = 0; q < left.size(); ++q)
                 for (size_t k = 0; k < left[q].size(); ++k) {
                     if (!said[q][k]) continue;

@@ -20,7 +20,7 @@ void ask(const spattn_pattern* pattern, int64_t seq_q, int64_t seq_k, const std:
     int64_t nnz = 0, most = 0;
     demand(spattn_pattern_to_csr(pattern, &extent, 0, nullptr, nullptr, &nnz) == status, "questions agree", text);
     if (text.find("runtime_") != std::string::npos)
-        return demand(status == SPATTN_E_UNSUPPORTED, "keys of a run are not known", text);
+        return demand(status == SPATTN_E_UNSUPPORTED, "keys of a call are not known", text);
     if (status != SPATTN_OK) return demand(status == SPATTN_E_SHAPE, "an extent that does not fit is a shape", text);
     demand(double(nnz) == stats.pairs, "stats and CSR count the same pairs", text);
     for (int64_t q = 0; q < seq_q; ++q) {

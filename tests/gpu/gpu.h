@@ -76,7 +76,7 @@ Truth make_truth(const Case& c, unsigned seed);
 Context make_context();
 Plan make_plan(const Context& context, const Case& c, cudaStream_t stream = nullptr);
 
-// Operands of one run on the device.
+// Operands of one call on the device.
 struct Run {
     Run(const Plan& plan, const Case& c, const Truth& truth);
     ~Run();

@@ -423,7 +423,7 @@ TEST(split_rows_and_columns) {
     }
 }
 
-// What one document holds does not change a bit of another's results, and no run differs from another.
+// What one document holds does not change a bit of another's results, and no call differs from another.
 TEST(isolation) {
     NEEDS_GPU();
     const Context context = make_context();

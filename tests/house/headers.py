@@ -8,12 +8,9 @@ import re
 import subprocess
 
 FOLDERS = ("src", "include", "tests")     # each is an include path, too
-VERBS = "cpu/scalar/vec.h"                # what stands before a header of cpu/generic: the verbs it is written over
 # Headers that mean nothing alone, and why.
 SKIPPED = {
     "tests/gpu/gpu.h": "sees the CUDA runtime, which not every build has",
-    "src/cpu/generic/vec_f64.h": "the verbs over doubles, which take the place of an arch's vec.h",
-    "src/cpu/generic/block_backward_f64.h": "is written over the verbs of vec_f64.h",
 }
 ARCHS = {"x86_64": ("avx2", "avx512"), "AMD64": ("avx2", "avx512"), "aarch64": ("neon",), "arm64": ("neon",)}
 
@@ -52,9 +49,8 @@ def flags_of(root, name):
 
 def compile_alone(root, compiler, folder, name):
     """What the compiler says of a file that includes this header alone."""
-    prelude = f'#include "{VERBS}"\n' if name.startswith("cpu/generic/") else ""
     source = folder / (name.replace("/", "_") + ".cpp")
-    source.write_text(f'{prelude}#include "{name}"\n')
+    source.write_text(f'#include "{name}"\n')
     paths = [option for base in FOLDERS for option in ("-I", str(root / base))]
     done = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-w", *flags_of(root, name), *paths, str(source)],
                           capture_output=True, text=True)

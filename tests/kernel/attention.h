@@ -49,7 +49,7 @@ inline Problem problem_of(const Case& c, Dtype dtype) {
     p.value_in_key = c.value_in_key;
     const PatternRef pattern = parse_pattern(c.pattern);
     if (const RuntimeShape* lists = pattern->runtime())
-        p.run_lists = {lists->block_q, lists->block_k, lists->most};
+        p.call_lists = {lists->block_q, lists->block_k, lists->most};
     return p;
 }
 
@@ -61,7 +61,7 @@ inline std::string describe(const Case& c) {
 
 // ---- inputs -------------------------------------------------------------------------------------------------------
 
-// Lists of a run: [batch][rows][heads_kv][most], entries as hostile as they may be, and how many count.
+// Lists of a call: [batch][rows][heads_kv][most], entries as hostile as they may be, and how many count.
 struct Lists {
     std::vector<int64_t> indices, counts;
     std::vector<int32_t> narrow;  // indices once more, as int32
@@ -69,11 +69,11 @@ struct Lists {
 
 inline Lists make_lists(const Problem& p, std::mt19937& random) {
     Lists lists;
-    const int64_t rows = (p.seq_q + p.run_lists.block_q - 1) / p.run_lists.block_q;
-    const int64_t blocks = (p.seq_k + p.run_lists.block_k - 1) / p.run_lists.block_k;
+    const int64_t rows = (p.seq_q + p.call_lists.block_q - 1) / p.call_lists.block_q;
+    const int64_t blocks = (p.seq_k + p.call_lists.block_k - 1) / p.call_lists.block_k;
     const auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
     for (int64_t list = 0; list < p.batch * rows * p.heads_kv; ++list) {
-        for (int64_t i = 0; i < p.run_lists.most; ++i) {
+        for (int64_t i = 0; i < p.call_lists.most; ++i) {
             const int64_t kind = below(8);
             lists.indices.push_back(kind == 0 && i > 0 ? lists.indices.back() : kind == 1 ? -1 - below(5)
                                     : kind == 2       ? blocks + below(3)
@@ -81,20 +81,22 @@ inline Lists make_lists(const Problem& p, std::mt19937& random) {
         }
         // Some are empty, some say less than nothing or more than there is.
         const int64_t kind = below(6);
-        lists.counts.push_back(kind == 0 ? -below(2) : kind == 1 ? p.run_lists.most + 7 : below(p.run_lists.most + 1));
+        lists.counts.push_back(kind == 0   ? -below(2)
+                               : kind == 1 ? p.call_lists.most + 7
+                                           : below(p.call_lists.most + 1));
     }
     lists.narrow.assign(lists.indices.begin(), lists.indices.end());
     return lists;
 }
 
 // Every second case brings int32, every third no counts.
-inline RunLists view(const Lists& lists, const Problem& p) {
+inline CallLists view(const Lists& lists, const Problem& p) {
     if (lists.indices.empty()) return {};
-    const int64_t rows = (p.seq_q + p.run_lists.block_q - 1) / p.run_lists.block_q, lines = rows * p.heads_kv;
+    const int64_t rows = (p.seq_q + p.call_lists.block_q - 1) / p.call_lists.block_q, lines = rows * p.heads_kv;
     const bool is_wide = p.head_dim % 2;
-    RunLists run{};
+    CallLists run{};
     run.indices = {is_wide ? static_cast<const void*>(lists.indices.data()) : lists.narrow.data(),
-                   lines * p.run_lists.most, p.heads_kv * p.run_lists.most, p.run_lists.most, 1, is_wide};
+                   lines * p.call_lists.most, p.heads_kv * p.call_lists.most, p.call_lists.most, 1, is_wide};
     if (p.seq_k % 3) run.counts = {lists.counts.data(), lines, p.heads_kv, 1, 0, true};
     return run;
 }
@@ -151,7 +153,7 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
               normal(rows_k * p.head_dim_v, dtype, random), normal(rows_q * p.head_dim_v, dtype, random),
               normal(rows_q, Dtype::f32, random), normal(p.heads_q, Dtype::f32, random)};
     for (double& z : in.sinks) z *= 4;  // some above the scores, some far below
-    if (p.run_lists.at_run_time()) in.lists = make_lists(p, random);
+    if (p.call_lists.at_run_time()) in.lists = make_lists(p, random);
     if (c.axes == Axes::shared) {
         share_one_head(in.q, p.seq_q * p.head_dim);
         share_one_head(in.k, p.seq_k * p.head_dim);
@@ -159,8 +161,8 @@ inline Inputs make_inputs(const Case& c, Dtype dtype, unsigned seed) {
         share_one_head(in.dout, p.seq_q * p.head_dim_v);
     } else {
         const PatternRef pattern = parse_pattern(c.pattern), known = pattern->known_part();
-        if (p.run_lists.at_run_time())
-            poison_unseen(in, p, RunListRows(known.get(), p, view(in.lists, p)));
+        if (p.call_lists.at_run_time())
+            poison_unseen(in, p, CallListRows(known.get(), p, view(in.lists, p)));
         else
             poison_unseen(in, p, PatternRows(*pattern, p));
     }
@@ -299,10 +301,10 @@ private:
         Workspace workspace(pass.workspace);
         args.problem = &problem_;
         const PatternRows pattern_rows(*pattern_, problem_);
-        const RunListRows list_rows(known_.get(), problem_, lists_);
+        const CallListRows list_rows(known_.get(), problem_, lists_);
         args.rows = &pattern_rows;
-        if (problem_.run_lists.at_run_time()) args.rows = &list_rows;
-        args.run_lists = lists_;
+        if (problem_.call_lists.at_run_time()) args.rows = &list_rows;
+        args.call_lists = lists_;
         args.parallel = threads_.get();
         args.workspace = workspace.start();
         spattn::run_pass(pass, spattn::view(pass), args);
@@ -313,7 +315,7 @@ private:
     PatternRef pattern_, known_;
     Problem problem_;
     std::unique_ptr<Parallel> threads_;
-    RunLists lists_{};
+    CallLists lists_{};
     std::vector<Kernel> kernels_;
     CompiledPlan plan_;
 };
@@ -344,7 +346,7 @@ inline std::vector<Rows> cpu_rows(bool reference) {
     return pairs;
 }
 
-// Block rows read no lists of a run, and some gather rows one list for all heads of a group.
+// Block rows read no lists of a call, and some gather rows one list for all heads of a group.
 inline bool takes(const Rows& rows, const Case& c) {
     const PatternRef pattern = parse_pattern(c.pattern), known = pattern->runtime() ? pattern->known_part() : pattern;
     if (pattern->runtime() && rows.forward.family == Family::block) return false;

@@ -31,7 +31,7 @@ static const Case cases[] = {
 };
 constexpr unsigned seed = 31415;
 
-// What the two passes are given: the classes of each axis, and the tiles that it lists.
+// What the two passes are given: the residue classes of each axis, and the tiles that it lists.
 struct Kind {
     const char* name;
     int modulus_q, modulus_k;
@@ -42,7 +42,7 @@ static const Kind kinds[] = {
     {"plain", 1, 1, 0, 0},
     {"residue 2", 2, 2, 0, 0},
     {"residue 7", 7, 7, 0, 0},
-    {"residue 200", 200, 200, 0, 0},  // most classes are short or empty
+    {"residue 200", 200, 200, 0, 0},  // most residue classes are short or empty
     {"listed", 1, 1, 0, 6},
     {"listed, and hot ones away", 1, 1, 2, 4},
     {"away on both axes", 1, 1, 3, 2, true},

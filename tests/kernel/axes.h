@@ -26,12 +26,12 @@ struct DrawnAxis {
 };
 
 inline DrawnAxis draw_axis(const AxisDraw& draw, std::mt19937& random) {
-    const int64_t class_tokens = (draw.tokens + draw.modulus - 1) / draw.modulus;
+    const int64_t residue_tokens = (draw.tokens + draw.modulus - 1) / draw.modulus;
     DrawnAxis drawn;
     Axis& axis = drawn.axis;
     axis.modulus = draw.modulus;
-    axis.class_tiles = int32_t((class_tokens + draw.block - 1) / draw.block);
-    drawn.tiles = draw.listed + axis.modulus * axis.class_tiles;
+    axis.residue_tiles = int32_t((residue_tokens + draw.block - 1) / draw.block);
+    drawn.tiles = draw.listed + axis.modulus * axis.residue_tiles;
     drawn.places.resize(size_t(draw.tokens));
     for (int64_t place = 0; place < int64_t(draw.listed) * draw.block; ++place) {
         const int64_t token = int64_t(random() % uint64_t(draw.tokens));
@@ -43,7 +43,7 @@ inline DrawnAxis draw_axis(const AxisDraw& draw, std::mt19937& random) {
     const size_t words = size_t(draw.block + 63) / 64;
     if (draw.once && draw.listed > 0) axis.away.resize(size_t(drawn.tiles - draw.listed) * words);
     for (int64_t token = 0; token < draw.tokens; ++token) {
-        const int64_t nth = token / draw.modulus, tile = token % draw.modulus * axis.class_tiles + nth / draw.block;
+        const int64_t nth = token / draw.modulus, tile = token % draw.modulus * axis.residue_tiles + nth / draw.block;
         std::vector<int64_t>& places = drawn.places[size_t(token)];
         const int64_t row = nth % draw.block;
         if (draw.once && !places.empty())
@@ -69,14 +69,14 @@ public:
 
     std::shared_ptr<const Layout> build(const Problem& p, const TokenRows& rows) {
         layout_.extent = {p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset};
-        std::map<std::vector<std::vector<int64_t>>, int32_t> classes;  // by what their rows keep
+        std::map<std::vector<std::vector<int64_t>>, int32_t> head_kinds;  // by what their rows keep
         for (int64_t b = 0; b < p.batch; ++b)
             for (int64_t h = 0; h < p.heads_q; ++h) {
                 std::vector<std::vector<int64_t>> kept(size_t(p.seq_q));
                 for (int64_t i = 0; i < p.seq_q; ++i) rows.keys(b, h, i, kept[size_t(i)]);
-                const auto [at, is_first] = classes.emplace(kept, layout_.classes);
-                layout_.class_of.push_back(at->second);
-                if (is_first) add_class(kept);
+                const auto [at, is_first] = head_kinds.emplace(kept, layout_.head_kinds);
+                layout_.kind_of_head.push_back(at->second);
+                if (is_first) add_head_kind(kept);
             }
         return std::make_shared<const Layout>(layout_);
     }
@@ -88,7 +88,7 @@ private:
         return places[orderly_ ? 0 : size_t(random_()) % places.size()];
     }
 
-    void add_class(const std::vector<std::vector<int64_t>>& kept) {
+    void add_head_kind(const std::vector<std::vector<int64_t>>& kept) {
         Tiles tiles;
         for (size_t i = 0; i < kept.size(); ++i)
             for (size_t n = 0; n < kept[i].size(); n += 2)
@@ -102,7 +102,7 @@ private:
                 }
         add_lists(tiles);
         add_live(tiles);
-        ++layout_.classes;
+        ++layout_.head_kinds;
     }
 
     int32_t mask_of(const std::vector<uint64_t>& bits) {

@@ -118,8 +118,8 @@ inline void check_isolation(const Case& c, const Rows& rows, const Inputs& in, c
     const Problem p = problem_of(c, dtype);
     const PatternRef pattern = parse_pattern(c.pattern), known = pattern->known_part();
     const PatternRows pattern_rows(*pattern, p);
-    const RunListRows list_rows(known.get(), p, view(in.lists, p));
-    const bool lists = p.run_lists.at_run_time();
+    const CallListRows list_rows(known.get(), p, view(in.lists, p));
+    const bool lists = p.call_lists.at_run_time();
     const Isolation isolation(p, lists ? static_cast<const TokenRows&>(list_rows) : pattern_rows, soiling);
     const Inputs dirty = soiled(in, p, isolation, soiling.dirt);
     const Results got = run_rows(c, rows, dirty, 2, layouts);

@@ -74,7 +74,7 @@ static const Case cases[] = {
     {"causal & dilated(120,0,5)", 1, 4, 2, 323, 323, 16, 32, Axes::lines},
     {"strided(9) - window(3,3)", 2, 2, 1, 200, 310, 16, 20, Axes::gaps},
     {"causal & dilated(90,0,6)", 1, 2, 2, 300, 260, 16, 16, Axes::bhsd, own_scale, -77},
-    {"block_diagonal(144) & residue(3,1)", 1, 2, 1, 500, 500, 16, 16},  // two classes of three see nothing
+    {"block_diagonal(144) & residue(3,1)", 1, 2, 1, 500, 500, 16, 16},  // two residue classes of three see nothing
     {"per_head([0,1], dilated(96,96,12), strided(8))", 1, 2, 1, 400, 400, 16, 16},
     {"window(9,9) | global_tokens(3,200,201,450,777)", 1, 4, 2, 900, 900, 20, 12, Axes::bshd},
     {"causal & (window(9,0) | global_tokens(3,200,201,450))", 1, 1, 1, 700, 800, 16, 16, Axes::gaps},
@@ -109,7 +109,7 @@ static const Case cases[] = {
     {"runtime_tokens(12) & per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8},
     {"runtime_blocks(16,8,6) & (window(30,0) | sink(3))", 2, 4, 4, 50, 70, 16, 16, Axes::bhsd, own_scale, 3, false},
     {"runtime_blocks(1,64,3)", 1, 8, 2, 30, 500, 128, 128, Axes::bshd},
-    // Maxima that rise late: sums of the keys before shrink. Lists of the run and of the plan.
+    // Maxima that rise late: sums of the keys before shrink. Lists of the call and of the plan.
     {"runtime_tokens(200)", 1, 17, 1, 20, 300, 32, 20, Axes::bhsd, 3.},
     {"causal - window(0,0)", 1, 18, 2, 60, 300, 24, 16, Axes::bshd, 3.},
     {"runtime_tokens(40) & causal", 2, 18, 2, 25, 20, 16, 8, Axes::bshd, own_scale, aligned_end, true, false, 1.5,
@@ -150,7 +150,7 @@ TEST(the_orders_are_met) {
     for (const Rows& rows : cpu_rows(false)) {
         if (!rows.forward.orders || rows.forward.dtype != Dtype::f32 || !is_tested(rows)) continue;
         check::context = rows.forward.name;
-        int residue = 0, packed = 0, listed = 0, moved = 0;
+        int residue = 0, packed = 0, listed = 0, away = 0;
         for (const Case& c : cases) {
             if (!takes(rows, c)) continue;
             const Attention<float> attention(c, rows, 2);
@@ -159,13 +159,13 @@ TEST(the_orders_are_met) {
                     residue += piece.order == Order::residue;
                     packed += piece.order == Order::packed;
                     listed += piece.order == Order::listed;
-                    moved += !piece.layout->queries.away.empty() || !piece.layout->keys.away.empty();
+                    away += !piece.layout->queries.away.empty() || !piece.layout->keys.away.empty();
                 }
         }
         CHECK(residue >= 4);
         CHECK(packed >= 4);
         CHECK(listed >= 4);
-        CHECK(moved >= 2);
+        CHECK(away >= 2);
     }
 }
 
@@ -174,16 +174,16 @@ struct Hostile {
     int absent = 0, beyond = 0, repeated = 0, unsorted = 0, empty = 0, overfull = 0;
 
     void add(const Problem& p, const attention::Lists& lists) {
-        const RunLists run = attention::view(lists, p);
-        const int64_t blocks = (p.seq_k + p.run_lists.block_k - 1) / p.run_lists.block_k;
+        const CallLists run = attention::view(lists, p);
+        const int64_t blocks = (p.seq_k + p.call_lists.block_k - 1) / p.call_lists.block_k;
         for (int64_t b = 0; b < p.batch; ++b)
-            for (int64_t list = 0; list * p.run_lists.block_q < p.seq_q; ++list)
+            for (int64_t list = 0; list * p.call_lists.block_q < p.seq_q; ++list)
                 for (int64_t head = 0; head < p.heads_kv; ++head) {
                     std::vector<int64_t> kept;
-                    for (int64_t i = 0; i < run.count(b, list, head, p.run_lists.most); ++i)
+                    for (int64_t i = 0; i < run.count(b, list, head, p.call_lists.most); ++i)
                         kept.push_back(run.indices.at(b, list, head, i));
                     add(kept, blocks);
-                    if (run.counts.data) overfull += run.counts.at(b, list, head, 0) > p.run_lists.most;
+                    if (run.counts.data) overfull += run.counts.at(b, list, head, 0) > p.call_lists.most;
                 }
     }
     void add(std::vector<int64_t> entries, int64_t blocks) {
@@ -197,7 +197,7 @@ struct Hostile {
 };
 
 // Tokens and blocks, on the rows with heads in vector lanes and on those with columns there.
-TEST(lists_of_runs_are_hostile) {
+TEST(lists_of_calls_are_hostile) {
     for (const char* const form : {"_heads", "_dims"})
         for (const char* const lists : {"runtime_tokens", "runtime_blocks"}) {
             Hostile met;

@@ -32,7 +32,7 @@ TEST(threads_do_not_change_bits) {
         for (Values* x : {&dirty.q, &dirty.k, &dirty.v, &dirty.dout}) (*x)[x->size() / 3] = not_a_number;
         for (const Rows& rows : cpu_rows(false)) {
             if (!is_tested(rows) || !takes(rows, c)) continue;
-            for (const Inputs* in : {&clean, &dirty}) {
+            for (const Inputs* in : {&clean, static_cast<const Inputs*>(&dirty)}) {
                 check::context = text(rows.forward.name, " ", describe(c), in == &dirty ? " with NaN" : "");
                 const Results one = run_rows(c, rows, *in, 1);
                 for (const int threads : {2, 7}) CHECK(same(one, run_rows(c, rows, *in, threads)));
@@ -52,8 +52,8 @@ TEST(splits_and_cuts_happen) {
     }
 }
 
-// Orders that meet everywhere in dq, in few tiles each: scattered queries that see all, and blocks drawn at random.
-TEST(dq_takes_room_where_orders_reach) {
+// Queues that meet everywhere in dq, in few tiles each: scattered queries that see all, and blocks drawn at random.
+TEST(dq_takes_room_where_queues_reach) {
     std::string hot;
     for (int token = 7; token < 4096; token += 127) hot += text(hot.empty() ? "" : ",", token);
     const int64_t dq_bytes = 4096 * 64 * sizeof(float);

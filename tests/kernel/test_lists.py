@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists that come with a run mean what the oracle says: multisets, cut to the pattern; through the C ABI, on the row
+"""Lists that come with a call mean what the oracle says: multisets, cut to the pattern; through the C ABI, on the row
 that the plan chooses and on the reference."""
 import numpy as np
 import pytest

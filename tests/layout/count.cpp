@@ -15,8 +15,8 @@ void list_queries(Random& random, Layout& layout) {
     const int64_t seq = layout.extent.seq_q;
     Axis& axis = layout.queries;
     axis.modulus = int32_t(random.in(1, 3));
-    axis.class_tiles = int32_t(((seq + axis.modulus - 1) / axis.modulus + layout.block_q - 1) / layout.block_q);
-    axis.away.resize(size_t(axis.modulus * axis.class_tiles) * words_for(layout.block_q));
+    axis.residue_tiles = int32_t(((seq + axis.modulus - 1) / axis.modulus + layout.block_q - 1) / layout.block_q);
+    axis.away.resize(size_t(axis.modulus * axis.residue_tiles) * words_for(layout.block_q));
     for (int64_t n = random.in(1, 2 * layout.block_q); n > 0; --n) {
         const int64_t token = random.in(0, seq - 1);
         axis.tokens.push_back(int32_t(token));
@@ -41,7 +41,7 @@ std::vector<std::vector<int64_t>> places_of(const Layout& layout) {
     return places;
 }
 
-// Lists of one class, block by block: the pairs of a query take turns among its places.
+// Lists of one kind of heads, block by block: the pairs of a query take turns among its places.
 void fill_lists(const Dense& dense, Layout& layout, MaskTable& masks) {
     const std::vector<std::vector<int64_t>> places = places_of(layout);
     const int32_t columns = layout.by_key.rows;
@@ -80,7 +80,7 @@ TEST(listed_queries_count_once) {
         layout.by_query = {}, layout.masks = {}, layout.num_masks = 0;
         list_queries(random, layout);
         layout.by_query.rows =
-            int32_t(layout.queries.tokens.size()) / block_q + layout.queries.modulus * layout.queries.class_tiles;
+            int32_t(layout.queries.tokens.size()) / block_q + layout.queries.modulus * layout.queries.residue_tiles;
         check::context = "seed " + std::to_string(seed) + ": " + describe(c);
         const Dense dense = dense_of_pattern(c, 0, 0);
         MaskTable masks(layout);

@@ -40,8 +40,8 @@ inline bool mask_bit(const Layout& layout, int32_t mask, int64_t row, int64_t ke
     return layout.masks[size_t(mask) * layout.mask_words + size_t(bit / 64)] >> (bit % 64) & 1;
 }
 
-inline std::vector<Run> runs_of(const Lists& lists, int32_t class_id, int32_t row) {
-    const Slice slice = lists.slices[size_t(class_id) * lists.rows + row];
+inline std::vector<Run> runs_of(const Lists& lists, int32_t head_kind, int32_t row) {
+    const Slice slice = lists.slices[size_t(head_kind) * lists.rows + row];
     return {lists.runs.begin() + slice.begin, lists.runs.begin() + slice.end};
 }
 
@@ -63,8 +63,8 @@ inline std::vector<int64_t> key_tokens(const Layout& layout) {
 }
 
 // Every pair the lists say; more than once, or of a place without a token, is a failure.
-inline Dense dense_of_lists(const Layout& layout, int32_t class_id, bool by_key) {
-    Said said = read_lists(layout, class_id, by_key);
+inline Dense dense_of_lists(const Layout& layout, int32_t head_kind, bool by_key) {
+    Said said = read_lists(layout, head_kind, by_key);
     CHECK(said.is_inside);
     CHECK(said.is_once);
     return std::move(said.pairs);
@@ -73,9 +73,9 @@ inline Dense dense_of_lists(const Layout& layout, int32_t class_id, bool by_key)
 inline void check_meaning(const Case& c) {
     for (int64_t plane = 0; plane < c.extent.batch * c.extent.heads; ++plane) {
         const Dense wanted = dense_of_pattern(c, plane / c.extent.heads, plane % c.extent.heads);
-        const int32_t class_id = c.layout.class_of[size_t(plane)];
-        CHECK(dense_of_lists(c.layout, class_id, false) == wanted);
-        CHECK(dense_of_lists(c.layout, class_id, true) == wanted);
+        const int32_t head_kind = c.layout.kind_of_head[size_t(plane)];
+        CHECK(dense_of_lists(c.layout, head_kind, false) == wanted);
+        CHECK(dense_of_lists(c.layout, head_kind, true) == wanted);
     }
 }
 
@@ -95,10 +95,10 @@ inline void check_masks(const Layout& layout) {
     CHECK_EQ(layout.masks.size(), size_t(layout.num_masks) * layout.mask_words);
 }
 
-inline void check_runs(const Lists& lists, int32_t classes, int32_t others) {
+inline void check_runs(const Lists& lists, int32_t head_kinds, int32_t others) {
     std::map<std::vector<int32_t>, std::pair<int32_t, int32_t>> slices;
     bool is_sorted = true, is_maximal = true, is_shared = true;
-    for (int32_t i = 0; i < classes * lists.rows; ++i) {
+    for (int32_t i = 0; i < head_kinds * lists.rows; ++i) {
         const std::vector<Run> runs = runs_of(lists, 0, i);
         std::vector<int32_t> content;
         for (size_t r = 0; r < runs.size(); ++r) {
@@ -116,8 +116,8 @@ inline void check_runs(const Lists& lists, int32_t classes, int32_t others) {
 }
 
 inline void check_runs(const Layout& layout) {
-    check_runs(layout.by_query, layout.classes, layout.by_key.rows);
-    check_runs(layout.by_key, layout.classes, layout.by_query.rows);
+    check_runs(layout.by_query, layout.head_kinds, layout.by_key.rows);
+    check_runs(layout.by_key, layout.head_kinds, layout.by_query.rows);
 }
 
 inline bool is_alive(const Live& live, int64_t block, int64_t bit) {
@@ -136,7 +136,7 @@ inline void check_live(const Case& c) {
     const auto check_axis = [&](const Live& live, const std::vector<int64_t>& tokens, int32_t block,
                                 const std::vector<bool>& alive) {
         bool is_right = true;
-        const int64_t first = int64_t(layout.class_of[0]) * int64_t(tokens.size() / size_t(block));
+        const int64_t first = int64_t(layout.kind_of_head[0]) * int64_t(tokens.size() / size_t(block));
         for (size_t place = 0; place < tokens.size(); ++place)
             is_right &= is_alive(live, first + int64_t(place) / block, int64_t(place) % block) ==
                         (tokens[place] != no_token && alive[size_t(tokens[place])]);
@@ -149,7 +149,7 @@ inline void check_live(const Case& c) {
 // For axes with listed tiles: a key's place is alive exactly where the lists say a pair of it.
 inline void check_live_keys(const Layout& layout) {
     bool is_right = true;
-    for (int32_t at = 0; at < layout.classes * layout.by_key.rows; ++at)
+    for (int32_t at = 0; at < layout.head_kinds * layout.by_key.rows; ++at)
         for (int64_t key = 0; key < layout.block_k; ++key) {
             bool is_seen = false;
             for (const Run& run : runs_of(layout.by_key, 0, at))

@@ -11,7 +11,7 @@ namespace {
 // Masks of either layout are numbered as they were met: told apart by their bits.
 std::vector<std::vector<int64_t>> spell(const Layout& layout, const Lists& lists) {
     std::vector<std::vector<int64_t>> rows;
-    for (int32_t i = 0; i < layout.classes * lists.rows; ++i) {
+    for (int32_t i = 0; i < layout.head_kinds * lists.rows; ++i) {
         rows.emplace_back();
         for (const Run& run : runs_of(lists, 0, i)) {
             rows.back().insert(rows.back().end(), {run.first, run.count, run.mask == full_block});
@@ -42,7 +42,7 @@ TEST(cut_layouts_are_built_ones) {
         CHECK(spell(got.layout, got.layout.by_key) == spell(want.layout, want.layout.by_key));
         CHECK_EQ(got.layout.num_masks, want.layout.num_masks);
         CHECK_EQ(got.layout.bytes(), want.layout.bytes());
-        CHECK(got.layout.class_of == want.layout.class_of);
+        CHECK(got.layout.kind_of_head == want.layout.kind_of_head);
         check_masks(got.layout);
         check_runs(got.layout);
         check_live(got);

@@ -42,9 +42,9 @@ TEST(pairs_are_said_once) {
         const Axis& other = c.owner == Owner::queries ? c.listed.keys : c.listed.queries;
         with_tiles += !other.tokens.empty();
         with_hot += !own.tokens.empty();
-        for (int32_t class_id = 0; class_id < c.plain.classes; ++class_id) {
-            const Dense wanted = read_lists(c.plain, class_id, false).pairs;
-            for (bool by_key : {false, true}) CHECK(dense_of_lists(c.listed, class_id, by_key) == wanted);
+        for (int32_t head_kind = 0; head_kind < c.plain.head_kinds; ++head_kind) {
+            const Dense wanted = read_lists(c.plain, head_kind, false).pairs;
+            for (bool by_key : {false, true}) CHECK(dense_of_lists(c.listed, head_kind, by_key) == wanted);
         }
     }
     check::context.clear();

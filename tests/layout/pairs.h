@@ -22,13 +22,13 @@ struct Said {
     bool is_once = true, is_inside = true;
 };
 
-// What the lists of a class say, through the axes.
-inline Said read_lists(const Layout& layout, int32_t class_id, bool by_key) {
+// What the lists of a kind of heads say, through the axes.
+inline Said read_lists(const Layout& layout, int32_t head_kind, bool by_key) {
     const LayoutView v = view(layout);
     const ListsView& lists = by_key ? v.by_key : v.by_query;
     Said said{Dense(size_t(v.seq_q), std::vector<bool>(size_t(v.seq_k)))};
     for (int32_t list = 0; list < lists.rows; ++list) {
-        const Slice slice = lists.slices[class_id * lists.rows + list];
+        const Slice slice = lists.slices[head_kind * lists.rows + list];
         for (int32_t r = slice.begin; r < slice.end; ++r)
             for (int32_t other = lists.runs[r].first; other < lists.runs[r].first + lists.runs[r].count; ++other) {
                 const TileView q = tile_at(v.queries, v.block_q, v.seq_q, by_key ? other : list);

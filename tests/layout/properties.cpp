@@ -37,11 +37,11 @@ TEST(runs_are_sorted_maximal_and_shared) {
 TEST(transpose_twice_is_identity) {
     for (int seed = 0; seed < cases; ++seed) {
         const Case c = make_case(seed);
-        const Lists back = transpose_lists(c.layout.by_key, c.layout.classes, c.layout.by_query.rows);
+        const Lists back = transpose_lists(c.layout.by_key, c.layout.head_kinds, c.layout.by_query.rows);
         CHECK_EQ(back.rows, c.layout.by_query.rows);
         CHECK_EQ(back.runs.size(), c.layout.by_query.runs.size());
         bool is_same = true;
-        for (int32_t i = 0; i < c.layout.classes * back.rows; ++i) {
+        for (int32_t i = 0; i < c.layout.head_kinds * back.rows; ++i) {
             const std::vector<Run> a = runs_of(back, 0, i), b = runs_of(c.layout.by_query, 0, i);
             is_same &= a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](Run x, Run y) {
                            return x.first == y.first && x.count == y.count && x.mask == y.mask;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int cases = 1500;
 
-// A pattern whose classes of this modulus keep to themselves.
+// A pattern whose residue classes of this modulus keep to themselves.
 PatternRef random_keeper(Random& random, const Extent& extent, int64_t modulus, int depth) {
     const auto part = [&] { return random_keeper(random, extent, modulus, depth - 1); };
     const int64_t multiple = modulus * random.in(1, 3);
@@ -36,7 +36,7 @@ PatternRef random_keeper(Random& random, const Extent& extent, int64_t modulus) 
     return random.one_in(2) ? by_head : make_per_batch({by_head, part()}, of_batch);
 }
 
-// The layout, or none: then no class may have a closed form that was not used.
+// The layout, or none: then no residue class may have a closed form that was not used.
 bool make_case(int seed, Case& c) {
     Random random(uint64_t(seed) + 1);
     c.extent = random_extent(random);
@@ -48,7 +48,7 @@ bool make_case(int seed, Case& c) {
     if (layout) c.layout = std::move(*layout);
     check::context = "seed " + std::to_string(seed) + ": " + describe(c);
     if (layout) CHECK_EQ(c.layout.is_ordered(), modulus > 1);
-    if (!layout) CHECK(!c.pattern->in_class(modulus, 0) || !c.pattern->in_class(modulus, modulus - 1));
+    if (!layout) CHECK(!c.pattern->in_residue(modulus, 0) || !c.pattern->in_residue(modulus, modulus - 1));
     return layout.has_value();
 }
 
@@ -87,7 +87,7 @@ TEST(counts_are_those_of_plain_blocks) {
         CHECK_EQ(got.row_max, plain.row_max);
         CHECK_EQ(got.rows_empty, plain.rows_empty);
         int64_t blocks = 0;
-        for (int32_t id : c.layout.class_of)
+        for (int32_t id : c.layout.kind_of_head)
             for (int32_t row = 0; row < c.layout.by_query.rows; ++row)
                 for (const Run& run : runs_of(c.layout.by_query, id, row)) blocks += run.count;
         CHECK_EQ(got.blocks_full + got.blocks_partial, blocks);
@@ -111,7 +111,7 @@ TEST(classes_that_are_alike_share_their_masks) {
                                         {"causal & strided(100)", 100}}) {
         check::context = text;
         const auto layout = build_residue_layout(*parse_pattern(text), long_extent, modulus, 64, 64);
-        CHECK(layout->num_masks <= 6);  // diagonals, and where two lengths of classes end
+        CHECK(layout->num_masks <= 6);  // diagonals, and where two lengths of residue classes end
         CHECK(layout->bytes() <= size_t(1) << 18);
     }
 }

@@ -131,8 +131,8 @@ inline void check_closed_form(const Tree& tree, const Plane& plane, int64_t rows
     }
 }
 
-inline bool layout_keeps(const Layout& layout, int32_t class_id, int64_t row, int64_t key) {
-    const Slice slice = layout.by_query.slices[size_t(class_id) * layout.by_query.rows + size_t(row / layout.block_q)];
+inline bool layout_keeps(const Layout& layout, int32_t head_kind, int64_t row, int64_t key) {
+    const Slice slice = layout.by_query.slices[size_t(head_kind) * layout.by_query.rows + size_t(row / layout.block_q)];
     const int64_t column = key / layout.block_k;
     for (int32_t i = slice.begin; i < slice.end; ++i) {
         const Run& run = layout.by_query.runs[size_t(i)];
@@ -151,7 +151,7 @@ inline void check_meaning(const Tree& tree, const Plane& plane, uint32_t seed) {
     tree.pattern->check(e);
     Source sizes(seed);
     const Layout layout = build_layout(*tree.pattern, e, int32_t(sizes.number(1, 20)), int32_t(sizes.number(1, 20)));
-    const int32_t class_id = layout.class_of[size_t(plane.batch * e.heads + plane.head)];
+    const int32_t head_kind = layout.kind_of_head[size_t(plane.batch * e.heads + plane.head)];
     bool is_right = true, is_layout_right = true;
     for (int64_t row = 0; row < e.seq_q; ++row) {
         Intervals kept;
@@ -161,7 +161,7 @@ inline void check_meaning(const Tree& tree, const Plane& plane, uint32_t seed) {
         for (int64_t k = 0; k < e.seq_k; ++k) {
             const bool wanted = tree.sees(plane, plane.position(row), k);
             is_right &= wanted == (seen[size_t(k)] == '1');
-            is_layout_right &= wanted == layout_keeps(layout, class_id, row, k);
+            is_layout_right &= wanted == layout_keeps(layout, head_kind, row, k);
         }
     }
     CHECK(is_right);

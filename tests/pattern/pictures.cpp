@@ -30,7 +30,7 @@ std::string draw(const std::string& text, int64_t seq_q, int64_t seq_k) {
     return draw(text, Plane{{1, 1, seq_q, seq_k, seq_k - seq_q}});
 }
 
-// Lists that a run brings, one a row of the lists: how often each query sees each key.
+// Lists that a call brings, one a row of the lists: how often each query sees each key.
 std::string draw_lists(const std::string& text, int64_t seq_q, int64_t seq_k, std::vector<int64_t> indices,
                        std::vector<int64_t> counts = {}) {
     const PatternRef pattern = parse_pattern(text), known = pattern->known_part();
@@ -38,15 +38,15 @@ std::string draw_lists(const std::string& text, int64_t seq_q, int64_t seq_k, st
     problem.batch = problem.heads_q = problem.heads_kv = 1;
     problem.seq_q = seq_q, problem.seq_k = seq_k, problem.q_offset = seq_k - seq_q;
     const RuntimeShape* shape = pattern->runtime();
-    problem.run_lists = {shape->block_q, shape->block_k, shape->most};
-    RunLists lists{};
+    problem.call_lists = {shape->block_q, shape->block_k, shape->most};
+    CallLists lists{};
     lists.indices = {indices.data(), 0, shape->most, 0, 1, true};
     if (!counts.empty()) lists.counts = {counts.data(), 0, 1, 0, 0, true};
     std::string picture = "\n";
     for (int64_t row = 0; row < seq_q; ++row) {
         std::string line(size_t(seq_k), '.');
         std::vector<int64_t> keys;
-        RunListRows(known.get(), problem, lists).keys(0, 0, row, keys);
+        CallListRows(known.get(), problem, lists).keys(0, 0, row, keys);
         for (size_t n = 0; n < keys.size(); n += 2)
             for (int64_t key = keys[n]; key < keys[n + 1]; ++key)
                 line[size_t(key)] = line[size_t(key)] == '.' ? '1' : char(line[size_t(key)] + 1);
@@ -262,7 +262,7 @@ x.x....
 )");
 }
 
-TEST(lists_of_a_run) {
+TEST(lists_of_a_call) {
     CHECK_EQ(draw_lists("runtime_tokens(3)", 3, 5, {4, 0, 0, -1, 5, 2, 3, 1, 3}), R"(
 2...1
 ..1..

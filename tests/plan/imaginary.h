@@ -24,7 +24,7 @@ inline bool here(int32_t) { return true; }
 inline bool elsewhere(int32_t) { return false; }
 inline const char* fits(const Problem&) { return nullptr; }
 inline const char* fits_blocks(const Problem& p) {
-    return p.run_lists.at_run_time() ? "reads blocks, and each call brings its lists" : nullptr;
+    return p.call_lists.at_run_time() ? "reads blocks, and each call brings its lists" : nullptr;
 }
 inline const char* fits_plain_scores(const Problem& p) {
     if (p.softcap != 0) return "no softcap";

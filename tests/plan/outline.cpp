@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Does an outline say what the layout would have come to? Is a layout made once one is asked for?
-#include "layout/classes.h"
+#include "layout/head_kinds.h"
 #include "layout/dense.h"
 #include "layout/orders/listed.h"
 #include "layout/random_patterns.h"
@@ -45,7 +45,7 @@ void check_side(const Outline& outline, const Lowered& lowered, bool by_key) {
 }  // namespace
 
 TEST(outlines_are_exact) {
-    int outlined = 0, refused = 0, full = 0, classes = 0;
+    int outlined = 0, refused = 0, full = 0, head_kinds = 0;
     for (int seed = 0; seed < 600; ++seed) {
         Random random(uint64_t(seed) + 1);
         const Extent extent{random.in(1, 2), random.in(1, 2), random.in(1, 900), random.in(1, 900),
@@ -55,7 +55,7 @@ TEST(outlines_are_exact) {
         check::context = "seed " + std::to_string(seed) + ": " + pattern->print();
         Layout planes;
         planes.extent = extent;
-        find_classes(*pattern, planes);
+        find_head_kinds(*pattern, planes);
         const auto outline = build_outline(*pattern, planes);
         ++(outline ? outlined : refused);
         if (!outline) continue;
@@ -67,13 +67,13 @@ TEST(outlines_are_exact) {
         check_side(*outline, lowered, true);
         CHECK(outline->bytes >= layout->masks.size() * sizeof(uint64_t));
         full += lowered.counts.blocks_full > 0;
-        classes += layout->classes > 1;
+        head_kinds += layout->head_kinds > 1;
     }
     check::context.clear();
     CHECK(outlined > 100);
     CHECK(refused > 100);
     CHECK(full > 5);
-    CHECK(classes > 5);
+    CHECK(head_kinds > 5);
 }
 
 TEST(nothing_is_outlined_with_closed_forms) {
@@ -81,7 +81,7 @@ TEST(nothing_is_outlined_with_closed_forms) {
         Layout planes;
         planes.extent = {1, 1, 1000, 1000, 0};
         const PatternRef pattern = parse_pattern(text);
-        find_classes(*pattern, planes);
+        find_head_kinds(*pattern, planes);
         CHECK(build_outline(*pattern, planes) == nullptr);
     }
 }

@@ -13,8 +13,8 @@ using namespace spattn;
 
 namespace {
 
-int64_t list_length(const ListsView& lists, int32_t class_id, int32_t row) {
-    const Slice slice = lists.slices[size_t(class_id) * lists.rows + row];
+int64_t list_length(const ListsView& lists, int32_t head_kind, int32_t row) {
+    const Slice slice = lists.slices[size_t(head_kind) * lists.rows + row];
     int64_t length = 0;
     for (int32_t r = slice.begin; r < slice.end; ++r) length += lists.runs[r].count;
     return length;
@@ -22,10 +22,10 @@ int64_t list_length(const ListsView& lists, int32_t class_id, int32_t row) {
 
 // Blocks a (head, row) of the pass has: by key, those of the group's heads one after the other.
 int64_t row_length(const Problem& p, const LayoutView& layout, Pass pass, int32_t head, int32_t row) {
-    if (pass == Pass::forward) return list_length(layout.by_query, layout.class_of[head], row);
+    if (pass == Pass::forward) return list_length(layout.by_query, layout.kind_of_head[head], row);
     int64_t length = 0;
     for (int64_t member = head * p.group(); member < (head + 1) * p.group(); ++member)
-        length += list_length(layout.by_key, layout.class_of[member], row);
+        length += list_length(layout.by_key, layout.kind_of_head[member], row);
     return length;
 }
 
@@ -44,8 +44,8 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
     bool is_whole = true, is_one_head = true, is_sorted = true;
     int64_t before = INT64_MAX / 3;
     CHECK_EQ(tasks.begin[0], 0);
-    CHECK_EQ(size_t(tasks.begin[tasks.orders]), s.tasks.size());
-    for (int32_t w = 0; w < tasks.orders; ++w) {
+    CHECK_EQ(size_t(tasks.begin[tasks.queues]), s.tasks.size());
+    for (int32_t w = 0; w < tasks.queues; ++w) {
         int64_t weight = 0;
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) {
             const Task& task = tasks.tasks[t];
@@ -53,8 +53,8 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
             is_one_head &= task.head == tasks.tasks[tasks.begin[w]].head;
             weight += std::max(task.take, 1);
         }
-        // Exactly, or by the leading bit before the last of many orders.
-        const bool is_exact = tasks.orders < 512 || w > tasks.orders - 256;
+        // Exactly, or by the leading bit before the last of many queues.
+        const bool is_exact = tasks.queues < 512 || w > tasks.queues - 256;
         is_sorted &= weight > 0 && (is_exact ? weight <= before : weight < 2 * before);
         before = weight;
     }
@@ -93,7 +93,7 @@ Problem problem_of(const Extent& e, int64_t heads_kv) {
     return p;
 }
 
-int64_t longest_order(const Schedule& s) {
+int64_t longest_queue(const Schedule& s) {
     int64_t longest = 0;
     for (size_t w = 0; w + 1 < s.begin.size(); ++w) {
         int64_t blocks = 0;
@@ -138,7 +138,7 @@ TEST(schedules_of_residue_classes_cover_each_block_once) {
         const Layout layout = build_residue_layout(*pattern, e, int32_t(modulus), 8, 8).value();
         check_schedule(problem_of(e, 1), view(layout), Pass::forward);
         check_schedule(problem_of(e, 1), view(layout), Pass::backward);
-        uneven += layout.queries.class_tiles % 4 != 0 && layout.queries.class_tiles > 4;
+        uneven += layout.queries.residue_tiles % 4 != 0 && layout.queries.residue_tiles > 4;
     }
     check::context.clear();
     CHECK(uneven > 50);
@@ -153,12 +153,12 @@ TEST(long_rows_and_columns_are_split) {
         const Schedule s = make_schedule(p, view(layout), walk_of(pass), 8);
         CHECK(!s.joins.empty());
         check_schedule(p, view(layout), pass);
-        CHECK(longest_order(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
+        CHECK(longest_queue(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
     }
 }
 
 // Lengths that differ little are no reason to leave a head: its keys are in the cache.
-TEST(many_orders_stay_with_their_head) {
+TEST(many_queues_stay_with_their_head) {
     Extent e{1, 4, 32768, 32768, 0};
     const Layout layout = build_layout(*make_bigbird(64, 3, 0, 9, 1), e, 64, 64);
     const Problem p = problem_of(e, 4);
@@ -170,15 +170,15 @@ TEST(many_orders_stay_with_their_head) {
     CHECK(changes < 40);
 }
 
-TEST(orders_by_key_are_equal) {
+TEST(queues_by_key_are_equal) {
     Extent e{1, 2, 8192, 8192, 0};
     const Layout layout = build_layout(*make_causal(), e, 64, 64);
     const Schedule s = make_schedule(problem_of(e, 2), view(layout), walk_of(Pass::backward), 8);
     CHECK_EQ(s.begin.size(), size_t(33));
-    CHECK(longest_order(s) <= (all_blocks(s) + 31) / 32 + 1);
+    CHECK(longest_queue(s) <= (all_blocks(s) + 31) / 32 + 1);
 }
 
-TEST(short_rows_of_a_head_share_an_order) {
+TEST(short_rows_of_a_head_share_a_queue) {
     Extent e{1, 8, 16384, 16384, 0};
     const Layout layout = build_layout(*make_block_diagonal(64), e, 64, 64);
     const Schedule s = make_schedule(problem_of(e, 8), view(layout), walk_of(Pass::forward), 8);
@@ -187,7 +187,8 @@ TEST(short_rows_of_a_head_share_an_order) {
     CHECK(s.begin.size() > 200);
 }
 
-// Their tokens are neighbours in memory. 1,024 tokens a class, 16 tiles; 13 of them where the last turn is short.
+// Their tokens are neighbours in memory. 1,024 tokens a residue class, 16 tiles; 13 of them where the last turn is
+// short.
 TEST(residue_classes_take_turns) {
     for (const auto& [tokens, tiles] : {std::pair{16384, 16}, std::pair{13 * 1024, 13}}) {
         Extent e{1, 1, tokens, tokens, 0};
@@ -198,7 +199,7 @@ TEST(residue_classes_take_turns) {
         std::vector<int> left(16, tiles);
         for (const Task& task : s.tasks) --left[size_t(task.row / tiles)];
         CHECK(std::ranges::all_of(left, [](int tasks) { return tasks == 0; }));
-        // Neighbours in a class stay neighbours, but after four, and where orders of equal length meet.
+        // Neighbours in a residue class stay neighbours, but after four, and where queues of equal length meet.
         int leaps = 0;
         for (size_t t = 1; t < s.tasks.size(); ++t) leaps += s.tasks[t].row != s.tasks[t - 1].row + 1;
         CHECK(leaps >= int(s.tasks.size()) / 4 - 1);

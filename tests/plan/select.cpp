@@ -138,7 +138,7 @@ std::vector<Kernel> with_gather_rows() {
 CompiledPlan gather_plan_of(const char* text, Problem problem) {
     static const std::vector<Kernel> all = with_gather_rows();
     const PatternRef pattern = parse_pattern(text);
-    if (const RuntimeShape* s = pattern->runtime()) problem.run_lists = {s->block_q, s->block_k, s->most};
+    if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
     return compile_plan(*pattern, problem, options_of(true), all);
 }
 
@@ -166,14 +166,14 @@ TEST(lists_differ_within_a_group) {
     CHECK_EQ(name(plan.forward), "near_gather_forward_f32_dims");
     CHECK_EQ(refusal(plan.forward, "near_gather_forward_f32_heads"), "heads of a group see different keys");
     const TokenLists& lists = *whole(plan.forward).tokens;
-    CHECK(lists.class_of == std::vector<int32_t>({0, 1, 0, 0}));
+    CHECK(lists.kind_of_head == std::vector<int32_t>({0, 1, 0, 0}));
     const TokenListsView v = view(lists);
     const int64_t* second = v.begin + v.rows + 100;  // row 100 of the head that sees two keys
     CHECK_EQ(second[1] - second[0], int64_t(2));
     CHECK_EQ(v.keys[second[0] + 1], 1);
 }
 
-TEST(lists_of_a_run_are_gathered) {
+TEST(lists_of_a_call_are_gathered) {
     Problem p = imaginary::problem(100, 200);
     p.heads_q = 4, p.heads_kv = 1;
     const CompiledPlan alone = gather_plan_of("runtime_tokens(16)", p),
@@ -240,7 +240,7 @@ TEST(reference_reads_no_layout) {
     CHECK_EQ(name(plan.forward), "reference_forward_f32");
     CHECK_EQ(name(plan.backward), "reference_backward_f32");
     CHECK(!whole(plan.forward).layout);
-    CHECK_EQ(view(whole(plan.forward).schedule).orders, 0);
+    CHECK_EQ(view(whole(plan.forward).schedule).queues, 0);
     CHECK_EQ(plan.counts.pairs, 5050.0);
     CHECK_EQ(plan.layout_bytes, size_t(0));
 }

@@ -25,7 +25,7 @@ public:
     int64_t in(int64_t low, int64_t high) { return low + int64_t(next() % uint64_t(high - low + 1)); }
     bool one_in(int64_t n) { return in(1, n) == 1; }
     double unit() { return double(next() >> 11) * 0x1p-53; }  // [0, 1)
-    // Of size 1 .. most, small ones as often as large ones.
+    // Draws a size, 1 .. most, small ones as often as large ones.
     int64_t size(int64_t most) { return most <= 1 ? 1 : int64_t(std::exp(unit() * std::log(double(most) + 1))); }
     template <class T>
     T of(std::initializer_list<T> values) {

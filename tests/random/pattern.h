@@ -31,7 +31,7 @@ struct DrawnPattern {
     Pattern pattern;
     Pattern known;  // what chooses among the keys of run-time lists, or none
     bool varies_by_batch = false, varies_by_head = false;
-    int64_t list_block_q = 0, list_block_k = 0, list_most = 0;  // of lists that come with a run
+    int64_t list_block_q = 0, list_block_k = 0, list_most = 0;  // of lists that come with a call
 };
 // is_long: only such as keep few pairs of many tokens.
 DrawnPattern draw_pattern(Random& random, const Extents& extents, bool is_long);

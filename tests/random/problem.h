@@ -90,7 +90,7 @@ private:
 // Kept pairs over all batch entries and heads: the library's own count. Run-time lists count as full.
 double count_pairs(const Problem& problem);
 
-// All tensors of a run, filled, and who sees what.
+// All tensors of a call, filled, and who sees what.
 struct Tensors {
     explicit Tensors(Problem& problem);
 

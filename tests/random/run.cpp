@@ -67,7 +67,7 @@ double number_before(const std::string& line, const std::string& word) {
     return 0;
 }
 
-// Operands of one run in the device's memory.
+// Operands of one call in the device's memory.
 class OnDevice {
 public:
     OnDevice(const Device& device, spattn_enum axes) : device_(device), axes_(axes) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a run must have written, in double precision from the definitions, over the keys that each row sees; and how far
-// it may be off. Bounds follow the errors of scores and sums, so that they hold for loud and tiny values, too.
+// What a call must have written, in double precision from the definitions, over the keys that each row sees; and how
+// far it may be off. Bounds follow the errors of scores and sums, so that they hold for loud and tiny values, too.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The backward workspace: row statistics, a dQ buffer an order, parts of dK and dV, scratch of lanes.
+// The backward workspace: row statistics, a dQ buffer a queue, parts of dK and dV, scratch of lanes.
 #pragma once
 
 #include "cpu/generic/walk.h"
@@ -7,14 +7,14 @@
 namespace spattn::cpu {
 namespace {
 
-// Where an order collects dQ: a buffer for each head of its group and each of the `tiles` that it reaches, from buffer
-// `block` on. `next` is the next order of the same kv head, or -1.
-struct OrderSpace {
+// Where a queue collects dQ: a buffer for each head of its group and each of the `tiles` that it reaches, from buffer
+// `block` on. `next` is the next queue of the same kv head, or -1.
+struct QueueSpace {
     int64_t block;
     int32_t tiles, next;
 };
 
-// Own tiles [first, first + count) that an order reaches, as bits. Neighbouring lists mostly reach the same tiles
+// Own tiles [first, first + count) that a queue reaches, as bits. Neighbouring lists mostly reach the same tiles
 // (full, documents) or some of them (causal): tiles [last_from, last_to) were covered last.
 struct TileSet {
     uint64_t* words;
@@ -54,11 +54,11 @@ struct BackwardSpace {
     int64_t heads, rows;      // batch * heads_q; own tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by own places; the latter in units of log2
     uint64_t* not_finite;     // [heads][rows] bit i: q or dout of query i of the own tile may not be finite
-    uint64_t* seeing;         // [classes][rows] bit i: query i of the own tile sees a key; where the problem has sinks
-    OrderSpace* orders;
-    uint64_t* reached;        // [orders][words of rows] own tiles that an order reaches in some head of its group,
+    uint64_t* seeing;  // [head_kinds][rows] bit i: query i of the own tile sees a key; where the problem has sinks
+    QueueSpace* queues;
+    uint64_t* reached;        // [queues][words of rows] own tiles that a queue reaches in some head of its group,
     int32_t* ranks;           // and how many of them lie before each word
-    int32_t* first_order;     // [batch * heads_kv]
+    int32_t* first_queue;     // [batch * heads_kv]
     Real* dq;                 // [blocks][bq][columns]
     uint8_t* touched;         // [blocks]
     Carried carried;          // read and written where the pass has several pieces
@@ -119,7 +119,7 @@ inline void cover_own(const LayoutView& layout, int32_t first, int32_t end, int3
     if (first < end) tiles.cover(first - repeats, end - repeats);
 }
 
-// The tiles that an order reaches in any head of its group.
+// The tiles that a queue reaches in any head of its group.
 inline void reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t w, TileSet tiles) {
     const int64_t group = p.heads_q / p.heads_kv;
     __builtin_memset(tiles.words, 0, size_t(words_of(tiles.count)) * sizeof(uint64_t));
@@ -128,7 +128,7 @@ inline void reach(const Problem& p, const LayoutView& layout, const TasksView& t
         const Task& t = tasks.tasks[i];
         int64_t skip = t.skip, take = t.take;
         for (int64_t g = 0; g < group; ++g) {
-            const Slice slice = slice_of(layout.by_key, layout.class_of[t.head * group + g], t.row);
+            const Slice slice = slice_of(layout.by_key, layout.kind_of_head[t.head * group + g], t.row);
             for (int32_t r = slice.begin; r < slice.end && take > 0; ++r) {
                 const Run& run = layout.by_key.runs[r];
                 const int64_t skipped = skip < run.count ? skip : run.count, left = run.count - skipped;
@@ -141,12 +141,12 @@ inline void reach(const Problem& p, const LayoutView& layout, const TasksView& t
     }
 }
 
-// How many buffers all orders have. There is no workspace yet: tiles are counted so many at a time.
+// How many buffers all queues have. There is no workspace yet: tiles are counted so many at a time.
 inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t rows) {
     constexpr int64_t most = 1 << 15;
     uint64_t words[most / 64];
     int64_t tiles = 0;
-    for (int32_t w = 0; w < tasks.orders; ++w)
+    for (int32_t w = 0; w < tasks.queues; ++w)
         for (int64_t first = 0; first < rows; first += most) {
             const TileSet some{words, first, rows - first < most ? rows - first : most};
             reach(p, layout, tasks, w, some);
@@ -168,11 +168,11 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     space.delta = carver.take<Real>(space.heads * space.rows * bq);
     space.minus_lse = carver.take<Real>(space.heads * space.rows * bq);
     space.not_finite = carver.take<uint64_t>(space.heads * space.rows);
-    space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.classes * space.rows : 0);
-    space.orders = carver.take<OrderSpace>(tasks.orders);
-    space.reached = carver.take<uint64_t>(tasks.orders * words);
-    space.ranks = carver.take<int32_t>(tasks.orders * words);
-    space.first_order = carver.take<int32_t>(p.batch * p.heads_kv);
+    space.seeing = carver.take<uint64_t>(p.has_sink_logits ? layout.head_kinds * space.rows : 0);
+    space.queues = carver.take<QueueSpace>(tasks.queues);
+    space.reached = carver.take<uint64_t>(tasks.queues * words);
+    space.ranks = carver.take<int32_t>(tasks.queues * words);
+    space.first_queue = carver.take<int32_t>(p.batch * p.heads_kv);
     space.part_floats = bk * (columns + columns_v);
     space.parts = carver.take<Real>(tasks.num_parts * space.part_floats);
     space.lane_floats = int64_t(lane.used / sizeof(Real));
@@ -180,7 +180,7 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     return space;
 }
 
-// dQ buffers lie last, so that a run may learn how many there are from the orders, once these are placed.
+// dQ buffers lie last, so that a call may learn how many there are from the queues, once these are placed.
 template <int bq>
 inline void carve_dq(Carver& carver, BackwardSpace& space, const Problem& p, int64_t blocks) {
     space.dq = carver.take<Real>(blocks * bq * round_up(p.head_dim, lanes));
@@ -193,7 +193,7 @@ template <int bq>
 inline void find_seeing(const BackwardSpace& space, const LayoutView& layout) {
     const AxisView& axis = layout.queries;
     const int32_t repeats = repeating(axis);
-    for (int32_t c = 0; c < layout.classes; ++c) {
+    for (int32_t c = 0; c < layout.head_kinds; ++c) {
         uint64_t* seeing = space.seeing + c * space.rows;
         for (int32_t t = 0; t < space.rows; ++t)
             seeing[t] = alive_of(layout.live_queries, layout.by_query.rows, c, repeats + t);
@@ -219,29 +219,29 @@ inline void find_reached(const BackwardSpace& space, const Problem& p, const Lay
         space.ranks[w * words + i] = tiles;
         tiles += __builtin_popcountll(reached[i]);
     }
-    space.orders[w].tiles = tiles;
+    space.queues[w].tiles = tiles;
 }
 
-// The place of an own tile among those that an order reaches, or -1.
+// The place of an own tile among those that a queue reaches, or -1.
 inline int64_t place_of(const BackwardSpace& space, int64_t w, int64_t tile) {
     const int64_t at = w * words_of(space.rows) + tile / 64;
     const uint64_t word = space.reached[at], bit = uint64_t(1) << (tile % 64);
     return word & bit ? space.ranks[at] + __builtin_popcountll(word & (bit - 1)) : -1;
 }
 
-// Fills the rest of orders, and first_order; returns how many buffers the orders have. Orders are chained from the last to the first, so that a chain runs
-// upwards.
-inline int64_t place_orders(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
+// Fills the rest of queues, and first_queue; returns how many buffers the queues have. Queues are chained from the last
+// to the first, so that a chain runs upwards.
+inline int64_t place_queues(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
     int64_t block = 0;
-    for (int32_t w = 0; w < tasks.orders; ++w) {
-        space.orders[w].block = block;
-        block += space.orders[w].tiles * (p.heads_q / p.heads_kv);
+    for (int32_t w = 0; w < tasks.queues; ++w) {
+        space.queues[w].block = block;
+        block += space.queues[w].tiles * (p.heads_q / p.heads_kv);
     }
-    for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) space.first_order[head] = -1;
-    for (int32_t w = tasks.orders - 1; w >= 0; --w) {
+    for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) space.first_queue[head] = -1;
+    for (int32_t w = tasks.queues - 1; w >= 0; --w) {
         if (tasks.begin[w] == tasks.begin[w + 1]) continue;
-        int32_t& first = space.first_order[tasks.tasks[tasks.begin[w]].head];
-        space.orders[w].next = first;
+        int32_t& first = space.first_queue[tasks.tasks[tasks.begin[w]].head];
+        space.queues[w].next = first;
         first = w;
     }
     return block;

@@ -4,17 +4,17 @@
 //     s[query][key]   = Q . kT            p  = exp2(scale_log2 s - lse log2(e))
 //     dp[query][key]  = dO . vT           ds = p (dp - delta),  delta = rowsum(dO . O) - dlse
 //     dV[key][dim]   += pT . dO           dK[key][dim]   += dsT . Q          a lane's scratch, for one column
-//     dQ[query][dim] += ds . K                                               the order's own buffer
+//     dQ[query][dim] += ds . K                                               the queue's own buffer
 //
 // kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once,
 // at the end.
 //
-// There are three phases. The first makes delta and -lse of each query, and finds the dQ tiles that each order of tasks
-// reaches. The second runs the orders: each collects dQ in buffers of its own, for several orders of a head add to the
+// There are three phases. The first makes delta and -lse of each query, and finds the dQ tiles that each queue of tasks
+// reaches. The second runs the queues: each collects dQ in buffers of its own, for several queues of a head add to the
 // same dQ, and sums by atomics would depend on timing. The third adds these buffers up, tile by tile and always in the
-// sequence of the orders, and joins the parts of columns that were cut.
+// sequence of the queues, and joins the parts of columns that were cut.
 //
-// An order has buffers only for the tiles that it reaches: with a window, all orders together have hardly more than dQ.
+// A queue has buffers only for the tiles that it reaches: with a window, all queues together have hardly more than dQ.
 // A layout may list a query in a second tile (hot queries in a tile of their own). delta, lse and dQ of a query lie in
 // its own tile alone, the one that owns it, and a second tile reads and adds its rows there one by one.
 //
@@ -42,7 +42,7 @@ struct BackwardLane {
     const SoftcapFactors cap;  // read where the problem has one
     const Real scale_log2;
     const int columns, columns_v;  // of rows in scratch and in dQ buffers
-    int64_t order = 0;
+    int64_t queue = 0;
     Held held_q, held_dout;
     uint64_t keys_apart = 0;  // of the column at hand: keys that are not finite
 
@@ -65,7 +65,7 @@ struct BackwardLane {
 
     Place queries(int64_t head, int32_t row) const {  // head counts over the batch
         const LayoutView& layout = args.layout;
-        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.class_of[head], row);
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row);
         return {tile_at(layout.queries, bq, p.seq_q, row), head / p.heads_q, head % p.heads_q, alive, all_rows};
     }
 
@@ -83,18 +83,18 @@ struct BackwardLane {
         const TileView tile = tile_at(layout.keys, bk, p.seq_k, row);
         uint64_t alive = 0;
         for (int64_t g = 0; g < group; ++g)
-            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.class_of[head * group + g], row);
+            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[head * group + g], row);
         return {tile, head / p.heads_kv, head % p.heads_kv, alive, owned_of(layout.keys, tile, row)};
     }
 
-    void start_order(int64_t w) {
-        order = w;
-        const int64_t blocks = space.orders[w].tiles * (p.heads_q / p.heads_kv);
-        __builtin_memset(space.touched + space.orders[w].block, 0, size_t(blocks));
+    void start_queue(int64_t w) {
+        queue = w;
+        const int64_t blocks = space.queues[w].tiles * (p.heads_q / p.heads_kv);
+        __builtin_memset(space.touched + space.queues[w].block, 0, size_t(blocks));
     }
 
-    void take_order(int64_t w) {
-        start_order(w);
+    void take_queue(int64_t w) {
+        start_queue(w);
         for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1] && !args.parallel->is_cancelled(); ++t)
             column(args.tasks.tasks[t]);
     }
@@ -125,7 +125,7 @@ struct BackwardLane {
         for (int64_t g = 0; g < group && take > 0; ++g) {
             const int64_t head = t.head * group + g;
             const ListsView& lists = args.layout.by_key;
-            Walk w = walk(lists, slice_of(lists, args.layout.class_of[head], t.row), skip, take);
+            Walk w = walk(lists, slice_of(lists, args.layout.kind_of_head[head], t.row), skip, take);
             while (w.next()) visit(head, g, w.block, w.mask);
             skip = w.skip, take = w.take;
         }
@@ -135,7 +135,7 @@ struct BackwardLane {
         const Place at = queries(head, row);
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
-        Real* dq = repeats(row) ? lane.dq : touch(dq_block(order, g, own_tile(row)), is_first);
+        Real* dq = repeats(row) ? lane.dq : touch(dq_block(queue, g, own_tile(row)), is_first);
         Visit v{{}, {}, k, statistics(head, row, at), bits, dq, keys.count, is_first};
         load_queries(v, at, row);
         const uint64_t apart = bits ? queries_apart(head, row, at) : 0;
@@ -270,9 +270,9 @@ struct BackwardLane {
         return {lane.minus_lse, lane.delta};
     }
 
-    // An order's dQ buffer for an own tile of queries that it reaches.
+    // A queue's dQ buffer for an own tile of queries that it reaches.
     int64_t dq_block(int64_t w, int64_t g, int64_t tile) const {
-        return space.orders[w].block + g * space.orders[w].tiles + place_of(space, w, tile);
+        return space.queues[w].block + g * space.queues[w].tiles + place_of(space, w, tile);
     }
 
     // The buffer, and whether nothing was collected in it so far.
@@ -288,7 +288,7 @@ struct BackwardLane {
             if (!(at.alive >> i & 1)) continue;
             const int64_t home = home_of(args.layout.queries, bq, at.tokens[i]);
             bool is_first;
-            Real* dq = touch(dq_block(order, g, home / bq), is_first);
+            Real* dq = touch(dq_block(queue, g, home / bq), is_first);
             if (is_first) zero(dq, int64_t(bq) * columns);
             add(lane.dq + i * columns, dq + home % bq * columns, columns);
         }
@@ -377,19 +377,19 @@ struct BackwardLane {
         for (int64_t i = 0; i < count; i += lanes) store(sum + i, load(sum + i) + load(x + i));
     }
 
-    // dq of one own tile: what the head's orders collected, in the order of their indices.
+    // dq of one own tile: what the head's queues collected, in the order of their indices.
     void collect(int64_t head, int32_t tile) {
         const Place at = own(head, tile);
-        sum_orders(head, tile);
+        sum_queues(head, tile);
         sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
         if (!args.piece.is_last) return;
         store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);
     }
 
-    void sum_orders(int64_t head, int32_t tile) {
+    void sum_queues(int64_t head, int32_t tile) {
         const int64_t group = p.heads_q / p.heads_kv, g = head % group;
         zero(lane.q, int64_t(bq) * columns);
-        for (int32_t w = space.first_order[head / group]; w >= 0; w = space.orders[w].next) {
+        for (int32_t w = space.first_queue[head / group]; w >= 0; w = space.queues[w].next) {
             if (place_of(space, w, tile) < 0) continue;
             const int64_t block = dq_block(w, g, tile);
             if (space.touched[block]) add(space.dq + block * bq * columns, lane.q, int64_t(bq) * columns);
@@ -402,7 +402,7 @@ struct BackwardLane {
         const Place at = own(head, tile);
         uint64_t& not_finite = space.not_finite[head * space.rows + tile] = 0;
         const uint64_t seeing =
-            p.has_sink_logits ? space.seeing[args.layout.class_of[head] * space.rows + tile] : all_rows;
+            p.has_sink_logits ? space.seeing[args.layout.kind_of_head[head] * space.rows + tile] : all_rows;
         for (int i = 0; i < at.count; ++i) {
             const int64_t to = (head * space.rows + tile) * bq + i;
             space.minus_lse[to] = -INFINITY, space.delta[to] = 0.f;
@@ -452,68 +452,68 @@ struct BackwardLane {
 
 // ---- phases -------------------------------------------------------------------------------------------------------
 
-struct BackwardRun {
+struct BackwardCall {
     const BackwardArgs* args;
     BackwardSpace space;
-    int64_t next_row, next_order, next_result;
+    int64_t next_row, next_queue, next_result;
 };
 
 template <class T, int bq, int bk>
 inline void backward_rows(void* argument, int64_t index) {
-    BackwardRun& run = *(BackwardRun*)argument;
-    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    const int64_t rows = run.space.rows, orders = run.args->tasks.orders, end = orders + run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_row, *run.args->parallel)) < end;)
-        if (i < orders) find_reached(run.space, *run.args->problem, run.args->layout, run.args->tasks, i);
-        else lane.prepare((i - orders) / rows, int32_t((i - orders) % rows));
+    BackwardCall& call = *(BackwardCall*)argument;
+    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    const int64_t rows = call.space.rows, queues = call.args->tasks.queues, end = queues + call.space.heads * rows;
+    for (int64_t i; (i = next_of(call.next_row, *call.args->parallel)) < end;)
+        if (i < queues) find_reached(call.space, *call.args->problem, call.args->layout, call.args->tasks, i);
+        else lane.prepare((i - queues) / rows, int32_t((i - queues) % rows));
 }
 
 template <class T, int bq, int bk>
 inline void backward_tasks(void* argument, int64_t index) {
-    BackwardRun& run = *(BackwardRun*)argument;
-    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < run.args->tasks.orders;) lane.take_order(w);
+    BackwardCall& call = *(BackwardCall*)argument;
+    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
     end_streams();
 }
 
 template <class T, int bq, int bk>
 inline void backward_results(void* argument, int64_t index) {
-    BackwardRun& run = *(BackwardRun*)argument;
-    BackwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
-    const int64_t joins = blocks + run.args->tasks.num_joins;
-    const bool has_dsink = run.args->dsink_logits.data && run.args->piece.is_last;
-    const int64_t sinks = joins + (has_dsink ? run.args->problem->heads_q : 0);
-    for (int64_t i; (i = next_of(run.next_result, *run.args->parallel)) < sinks;)
+    BackwardCall& call = *(BackwardCall*)argument;
+    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
+    const int64_t joins = blocks + call.args->tasks.num_joins;
+    const bool has_dsink = call.args->dsink_logits.data && call.args->piece.is_last;
+    const int64_t sinks = joins + (has_dsink ? call.args->problem->heads_q : 0);
+    for (int64_t i; (i = next_of(call.next_result, *call.args->parallel)) < sinks;)
         if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
-        else if (i < joins) lane.join(run.args->tasks.joins[i - blocks]);
+        else if (i < joins) lane.join(call.args->tasks.joins[i - blocks]);
         else lane.sum_sink(i - joins);
     end_streams();
 }
 
 template <class T, int bq, int bk>
-inline BackwardRun begin_backward(const BackwardArgs& args) {
+inline BackwardCall begin_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
-    BackwardRun run{
+    BackwardCall call{
         &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
     Carver carried{(uintptr_t)args.piece.carried};
-    run.space.carried = carve_carried(carried, *args.problem);
-    if (args.problem->has_sink_logits) find_seeing<bq>(run.space, args.layout);
-    args.parallel->run(backward_rows<T, bq, bk>, &run);
-    carve_dq<bq>(carver, run.space, *args.problem, place_orders(run.space, *args.problem, args.tasks));
-    return run;
+    call.space.carried = carve_carried(carried, *args.problem);
+    if (args.problem->has_sink_logits) find_seeing<bq>(call.space, args.layout);
+    args.parallel->run(backward_rows<T, bq, bk>, &call);
+    carve_dq<bq>(carver, call.space, *args.problem, place_queues(call.space, *args.problem, args.tasks));
+    return call;
 }
 
 template <class T, int bq, int bk>
-inline void complete_backward(BackwardRun& run) {
-    run.args->parallel->run(backward_tasks<T, bq, bk>, &run);
-    run.args->parallel->run(backward_results<T, bq, bk>, &run);
+inline void complete_backward(BackwardCall& call) {
+    call.args->parallel->run(backward_tasks<T, bq, bk>, &call);
+    call.args->parallel->run(backward_results<T, bq, bk>, &call);
 }
 
 template <class T, int bq, int bk>
 void block_backward(const BackwardArgs& args) {
-    BackwardRun run = begin_backward<T, bq, bk>(args);
-    complete_backward<T, bq, bk>(run);
+    BackwardCall call = begin_backward<T, bq, bk>(args);
+    complete_backward<T, bq, bk>(call);
 }
 
 template <int bq, int bk>

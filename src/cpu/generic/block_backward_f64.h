@@ -5,7 +5,7 @@
 //
 //     sum[query] = sum over keys of p + e^(z - lse),  lse += log(sum)
 //
-// It walks the same orders, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The
+// It walks the same queues, with ones in place of K, so that p . 1 goes where ds . K will: one product in six more. The
 // ds that comes with p is not used. As the sum is over all keys before the first gradient, pieces of a pattern are
 // swept twice: first for the sums, which they hand on until the last makes lse of them, then for gradients.
 #pragma once
@@ -22,8 +22,8 @@ struct SumLane : BackwardLane<T, bq, bk> {
 
     SumLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index) : Lane(a, s, index, lanes) {}
 
-    void take_order(int64_t w) {
-        Lane::start_order(w);
+    void take_queue(int64_t w) {
+        Lane::start_queue(w);
         for (int i = 0; i < bk * lanes; ++i) lane.k[i] = 1;
         Lane::zero(lane.dp, bq * bk);
         for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1]; ++t) column(args.tasks.tasks[t]);
@@ -43,7 +43,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
         const Rows q = load_rows<T>(args.q, at, int(p.head_dim), lane.q), ones{lane.k, lanes};
         bool is_first = true;
         Real* sums = Lane::repeats(row) ? lane.dq
-                                        : Lane::touch(Lane::dq_block(Lane::order, g, Lane::own_tile(row)), is_first);
+                                        : Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
         multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
         const uint64_t* bits = mask_bits(args.layout, mask);
         const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys, is_first};
@@ -56,7 +56,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
 
     // -lse log2(e) of one own tile, in place of what prepare() made of it.
     void refine(int64_t head, int32_t tile) {
-        Lane::sum_orders(head, tile);
+        Lane::sum_queues(head, tile);
         const Place at = Lane::own(head, tile);
         Lane::sum_pieces(space.carried.minus_lse, at, 1, lane.q, columns);
         if (!args.piece.is_last) return;
@@ -74,30 +74,30 @@ struct SumLane : BackwardLane<T, bq, bk> {
 
 template <class T, int bq, int bk>
 inline void backward_sums(void* argument, int64_t index) {
-    BackwardRun& run = *(BackwardRun*)argument;
-    SumLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < run.args->tasks.orders;) lane.take_order(w);
+    BackwardCall& call = *(BackwardCall*)argument;
+    SumLane<T, bq, bk> lane(*call.args, call.space, index);
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
 }
 
 template <class T, int bq, int bk>
 inline void backward_lse(void* argument, int64_t index) {
-    BackwardRun& run = *(BackwardRun*)argument;
-    SumLane<T, bq, bk> lane(*run.args, run.space, index);
-    const int64_t rows = run.space.rows, blocks = run.space.heads * rows;
-    for (int64_t i; (i = next_of(run.next_row, *run.args->parallel)) < blocks;)
+    BackwardCall& call = *(BackwardCall*)argument;
+    SumLane<T, bq, bk> lane(*call.args, call.space, index);
+    const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
+    for (int64_t i; (i = next_of(call.next_row, *call.args->parallel)) < blocks;)
         lane.refine(i / rows, int32_t(i % rows));
 }
 
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
-    BackwardRun run = begin_backward<T, bq, bk>(args);
+    BackwardCall call = begin_backward<T, bq, bk>(args);
     if (args.piece.sweep == 0) {
-        args.parallel->run(backward_sums<T, bq, bk>, &run);
-        run.next_row = 0;
-        args.parallel->run(backward_lse<T, bq, bk>, &run);
-        run.next_order = 0;
+        args.parallel->run(backward_sums<T, bq, bk>, &call);
+        call.next_row = 0;
+        args.parallel->run(backward_lse<T, bq, bk>, &call);
+        call.next_queue = 0;
     }
-    if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<T, bq, bk>(run);
+    if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<T, bq, bk>(call);
 }
 
 }  // namespace

@@ -103,14 +103,14 @@ struct ForwardLane {
     Place queries(int32_t head, int32_t row) const {
         const LayoutView& layout = args.layout;
         const TileView tile = tile_at(layout.queries, bq, p.seq_q, row);
-        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.class_of[head], row);
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row);
         return {tile, head / p.heads_q, head % p.heads_q, alive, owned_of(layout.queries, tile, row)};
     }
 
-    Place keys(const Place& q, int32_t list_class, int32_t block) const {
+    Place keys(const Place& q, int32_t head_kind, int32_t block) const {
         const LayoutView& layout = args.layout;
         const int64_t group = p.heads_q / p.heads_kv;
-        const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, list_class, block);
+        const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, head_kind, block);
         return {tile_at(layout.keys, bk, p.seq_k, block), q.batch, q.head / group, alive, 0};
     }
 
@@ -124,13 +124,13 @@ struct ForwardLane {
 
     void task(const Task& t) {
         const Place q = queries(t.head, t.row);
-        const int32_t list_class = args.layout.class_of[t.head];
+        const int32_t head_kind = args.layout.kind_of_head[t.head];
         if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
         for (is_anew = false;; is_anew = true) {
             start();
             const ListsView& lists = args.layout.by_query;
-            for (Walk w = walk(lists, slice_of(lists, list_class, t.row), t.skip, t.take); w.next();)
-                visit(keys(q, list_class, w.block), w.block, w.mask);
+            for (Walk w = walk(lists, slice_of(lists, head_kind, t.row), t.skip, t.take); w.next();)
+                visit(keys(q, head_kind, w.block), w.block, w.mask);
             if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !may_be_spoilt()) break;
         }
         t.part == whole_row ? finish(q) : keep(t.part);
@@ -315,37 +315,37 @@ struct ForwardLane {
 
 // ---- phases -------------------------------------------------------------------------------------------------------
 
-struct ForwardRun {
+struct ForwardCall {
     const ForwardArgs* args;
     ForwardSpace space;
-    int64_t next_order, next_join;
+    int64_t next_queue, next_join;
 };
 
 template <class T, int bq, int bk>
 inline void forward_tasks(void* argument, int64_t index) {
-    ForwardRun& run = *(ForwardRun*)argument;
-    const TasksView& tasks = run.args->tasks;
-    ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t w; (w = next_of(run.next_order, *run.args->parallel)) < tasks.orders;)
+    ForwardCall& call = *(ForwardCall*)argument;
+    const TasksView& tasks = call.args->tasks;
+    ForwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
     end_streams();
 }
 
 template <class T, int bq, int bk>
 inline void forward_joins(void* argument, int64_t index) {
-    ForwardRun& run = *(ForwardRun*)argument;
-    ForwardLane<T, bq, bk> lane(*run.args, run.space, index);
-    for (int64_t j; (j = next_of(run.next_join, *run.args->parallel)) < run.args->tasks.num_joins;)
-        lane.join(run.args->tasks.joins[j]);
+    ForwardCall& call = *(ForwardCall*)argument;
+    ForwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
+        lane.join(call.args->tasks.joins[j]);
     end_streams();
 }
 
 template <class T, int bq, int bk>
 void block_forward(const ForwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
-    ForwardRun run{&args, carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes()), 0, 0};
-    args.parallel->run(forward_tasks<T, bq, bk>, &run);
-    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<T, bq, bk>, &run);
+    ForwardCall call{&args, carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes()), 0, 0};
+    args.parallel->run(forward_tasks<T, bq, bk>, &call);
+    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<T, bq, bk>, &call);
 }
 
 template <int bq, int bk>

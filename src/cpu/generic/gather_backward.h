@@ -74,7 +74,7 @@ struct Differentiation {
 // ---- phases -------------------------------------------------------------------------------------------------------
 
 template <class Lane>
-struct GatherBackwardRun {
+struct GatherBackwardCall {
     const BackwardArgs* args;
     typename Lane::Map map;
     int64_t next;
@@ -87,12 +87,12 @@ struct GatherBackwardRun {
 // Lanes take tiles of a kv head, as many at once as a form works on together.
 template <class Lane>
 inline void gather_backward_tiles(void* argument, int64_t index) {
-    auto& run = *(GatherBackwardRun<Lane>*)argument;
-    const auto& map = run.map;
-    Lane lane = run.lane(index);
+    auto& call = *(GatherBackwardCall<Lane>*)argument;
+    const auto& map = call.map;
+    Lane lane = call.lane(index);
     const int64_t tiles = map.wave.rows * map.tiling.tiles(), at_once = Lane::tiles_at_once(map);
     const int64_t turns = (tiles + at_once - 1) / at_once;
-    for (int64_t n; (n = next_of(run.next, *run.args->parallel)) < map.wave.planes * turns;) {
+    for (int64_t n; (n = next_of(call.next, *call.args->parallel)) < map.wave.planes * turns;) {
         const int64_t begin = n % turns * at_once;
         lane.take(map.wave.plane + n / turns, begin, least_of(begin + at_once, tiles));
     }
@@ -100,11 +100,11 @@ inline void gather_backward_tiles(void* argument, int64_t index) {
 
 template <class Lane>
 inline void gather_backward_owners(void* argument, int64_t index) {
-    auto& run = *(GatherBackwardRun<Lane>*)argument;
-    Lane lane = run.lane(index);
-    const int64_t owners = Lane::owners(run.map);
-    for (int64_t n; (n = next_of(run.next, *run.args->parallel)) < run.map.wave.planes * owners;)
-        lane.own(run.map.wave.plane + n / owners, n % owners);
+    auto& call = *(GatherBackwardCall<Lane>*)argument;
+    Lane lane = call.lane(index);
+    const int64_t owners = Lane::owners(call.map);
+    for (int64_t n; (n = next_of(call.next, *call.args->parallel)) < call.map.wave.planes * owners;)
+        lane.own(call.map.wave.plane + n / owners, n % owners);
 }
 
 template <class Lane>
@@ -113,15 +113,15 @@ void gather_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     const GatherSpace space = carve_gather<Lane>(carver, p, args.parallel->lanes());
     const Tiling tiling(args);
-    GatherBackwardRun<Lane> run{&args, {args, p, space, tiling, {}}, 0};
-    while (run.map.next()) {
-        run.next = 0;
-        args.parallel->run(gather_backward_tiles<Lane>, &run);
-        run.next = 0;
-        args.parallel->run(gather_backward_owners<Lane>, &run);
+    GatherBackwardCall<Lane> call{&args, {args, p, space, tiling, {}}, 0};
+    while (call.map.next()) {
+        call.next = 0;
+        args.parallel->run(gather_backward_tiles<Lane>, &call);
+        call.next = 0;
+        args.parallel->run(gather_backward_owners<Lane>, &call);
     }
     for (int64_t head = 0; args.dsink_logits.data && head < p.heads_q; ++head)
-        ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(run.map.dsink_of(head));
+        ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(call.map.dsink_of(head));
 }
 
 template <class Lane>

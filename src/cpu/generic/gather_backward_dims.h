@@ -56,13 +56,13 @@ struct DimsBackward {
         return lane;
     }
 
-    // There is scratch for one list of a run: rows that bring their lists go one by one.
+    // There is scratch for one list of a call: rows that bring their lists go one by one.
     static int64_t heads_at_once(const Problem& p) {
         const int64_t heads = most_tile_heads(p), bytes = (2 * columns_of(p) + values_of(p)) * int64_t(sizeof(Real));
-        return p.run_lists.at_run_time() ? heads : most_of(heads, least_of(p.group() * p.seq_q, rows_bytes / bytes));
+        return p.call_lists.at_run_time() ? heads : most_of(heads, least_of(p.group() * p.seq_q, rows_bytes / bytes));
     }
     static int64_t tiles_at_once(const Map& map) {
-        if (map.p.run_lists.at_run_time()) return 1;
+        if (map.p.call_lists.at_run_time()) return 1;
         const int64_t tiles = map.wave.planes * map.wave.rows * map.tiling.tiles();
         const int64_t share = tiles / (map.args.parallel->lanes() * turns_a_lane);
         return most_of(1, least_of(share, heads_at_once(map.p) / map.tiling.heads(0)));
@@ -101,7 +101,7 @@ struct DimsBackward {
             add_row(t, heads);
             heads += t.heads;
         }
-        if (p.run_lists.at_run_time()) visit(lane.rows[0], 0, int(lane.rows[0].keys.count));
+        if (p.call_lists.at_run_time()) visit(lane.rows[0], 0, int(lane.rows[0].keys.count));
         else each_cell();
         for (int64_t n = begin; n < end; ++n) finish(map.tile(plane, n), lane.rows[n - begin]);
     }
@@ -136,9 +136,9 @@ struct DimsBackward {
     }
 
     void visit(const Row& row, int from, int end) {
-        if (p.run_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, from);
+        if (p.call_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, from);
         for (int i = from; i < end; i += lanes) {
-            if (p.run_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, i + lanes);
+            if (p.call_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, i + lanes);
             const Place at = place_of(place, row.keys.at + i, least(lanes, end - i));
             k.load(args.k, at, int(p.head_dim), lane.k);
             if (!p.value_in_key) v.load(args.v, at, int(p.head_dim_v), lane.v);
@@ -201,9 +201,9 @@ struct DimsBackward {
     static int64_t most_owners(const Problem& p) { return p.seq_k / least_range(p) + 1; }
 
     // The range of an owner, where so many kv heads are worked on together and their rows list so many keys on average.
-    // Every owner searches lists of a run from end to end: there ranges are as large as the cache allows.
+    // Every owner searches lists of a call from end to end: there ranges are as large as the cache allows.
     static int64_t range_of(const Problem& p, int64_t planes, double listed, int num_lanes) {
-        if (p.run_lists.at_run_time()) return near_range(p);
+        if (p.call_lists.at_run_time()) return near_range(p);
         const double filled = least_owned * double(p.seq_k) / (listed < least_owned ? least_owned : listed);
         const int64_t shared = planes * p.seq_k / (owners_a_lane * num_lanes);
         return most_of(least_range(p), least_of(shared, most_of(near_range(p), int64_t(filled))));
@@ -243,7 +243,7 @@ struct DimsBackward {
         Real* operator[](int64_t key) const { return x + key * ld; }
     };
 
-    // What an owner has of a tile's list: of a list of a run, all.
+    // What an owner has of a tile's list: of a list of a call, all.
     struct Cell {
         HeadTile t;
         Keys keys;
@@ -253,7 +253,7 @@ struct DimsBackward {
     Cell cell_of(const HeadTile& t, int64_t owner) const {
         const Keys keys = map.keys(t);
         const int64_t pair = map.first_pair(t);
-        if (p.run_lists.at_run_time()) return {t, keys, pair, 0, int(keys.count)};
+        if (p.call_lists.at_run_time()) return {t, keys, pair, 0, int(keys.count)};
         const int32_t* end = map.space.ends + owner * map.space.tiles + map.tile_of(t);
         return {t, keys, pair, owner > 0 ? end[-map.space.tiles] : 0, *end};
     }
@@ -290,7 +290,7 @@ struct DimsBackward {
     // Keys from cell.from on that lie in [begin, end) one after the other.
     bool next_piece(Cell& cell, int last, int64_t begin, int64_t end) const {
         cell.to = last;
-        if (!p.run_lists.at_run_time()) return cell.from < last;
+        if (!p.call_lists.at_run_time()) return cell.from < last;
         const auto owned = [&](int i) { return cell.keys.at[i] >= begin && cell.keys.at[i] < end; };
         while (cell.from < last && !owned(cell.from)) ++cell.from;
         for (cell.to = cell.from; cell.to < last && owned(cell.to);) ++cell.to;

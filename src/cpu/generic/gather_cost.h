@@ -38,7 +38,7 @@ inline Cost gather_cost(double clocks, const Machine& machine) {
 
 template <class T, Pass pass>
 Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
-    const bool in_ranges = !p.run_lists.at_run_time();
+    const bool in_ranges = !p.call_lists.at_run_time();
     // Each a pass over head_dim + head_dim_v of a pair. Where rows come from afar, backward's loads and stores wait.
     const double products = pass == Pass::forward ? 1 : in_ranges ? 2.5 : 3.5;
     const double vectors = double(columns_of(p) + values_of(p)) / lanes;

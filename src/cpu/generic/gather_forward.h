@@ -21,7 +21,7 @@ namespace {
 inline int columns_of(const Problem& p) { return round_up(p.head_dim, lanes); }
 inline int values_of(const Problem& p) { return round_up(p.head_dim_v, lanes); }
 inline int most_tile_heads(const Problem& p) { return least(most_heads, p.group()); }
-inline int64_t list_tokens(const Problem& p) { return p.run_lists.at_run_time() ? p.run_lists.tokens() : 0; }
+inline int64_t list_tokens(const Problem& p) { return p.call_lists.at_run_time() ? p.call_lists.tokens() : 0; }
 
 // What each head's softmax has come to. m, l and top are [heads]; what a form keeps out in is its own matter.
 struct GatherState {
@@ -47,7 +47,7 @@ inline Real query_factor(const Problem& p) {
 // ---- phases -------------------------------------------------------------------------------------------------------
 
 // Lanes take tiles of a kv head, as many at once as a form works on together.
-struct GatherForwardRun {
+struct GatherForwardCall {
     const ForwardArgs* args;
     Tiling tiling;
     int64_t tiles, at_once, lane_bytes, next;  // tiles of a kv head
@@ -62,13 +62,13 @@ inline int64_t gather_lane_bytes(const Problem& p, int num_lanes) {
 
 template <class Lane>
 inline void gather_forward_tiles(void* argument, int64_t index) {
-    GatherForwardRun& run = *(GatherForwardRun*)argument;
-    const ForwardArgs& args = *run.args;
-    const int64_t turns = (run.tiles + run.at_once - 1) / run.at_once;
-    Lane lane(args, (uintptr_t)args.workspace + uintptr_t(index * run.lane_bytes));
-    for (int64_t n; (n = next_of(run.next, *args.parallel)) < args.problem->batch * args.problem->heads_kv * turns;) {
-        const int64_t begin = n % turns * run.at_once;
-        lane.take(run.tiling, n / turns, begin, least_of(begin + run.at_once, run.tiles));
+    GatherForwardCall& call = *(GatherForwardCall*)argument;
+    const ForwardArgs& args = *call.args;
+    const int64_t turns = (call.tiles + call.at_once - 1) / call.at_once;
+    Lane lane(args, (uintptr_t)args.workspace + uintptr_t(index * call.lane_bytes));
+    for (int64_t n; (n = next_of(call.next, *args.parallel)) < args.problem->batch * args.problem->heads_kv * turns;) {
+        const int64_t begin = n % turns * call.at_once;
+        lane.take(call.tiling, n / turns, begin, least_of(begin + call.at_once, call.tiles));
     }
 }
 
@@ -77,9 +77,9 @@ void gather_forward(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const Tiling tiling(args);
     const int num_lanes = args.parallel->lanes();
-    GatherForwardRun run{&args, tiling, p.seq_q * tiling.tiles(), Lane::tiles_at_once(p, tiling, num_lanes),
+    GatherForwardCall call{&args, tiling, p.seq_q * tiling.tiles(), Lane::tiles_at_once(p, tiling, num_lanes),
                          gather_lane_bytes<Lane>(p, num_lanes), 0};
-    args.parallel->run(gather_forward_tiles<Lane>, &run);
+    args.parallel->run(gather_forward_tiles<Lane>, &call);
 }
 
 template <class Lane>

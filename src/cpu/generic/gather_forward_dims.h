@@ -59,19 +59,19 @@ struct DimsForward {
         return lane;
     }
 
-    // There is scratch for one list of a run: rows that bring their lists go one by one.
+    // There is scratch for one list of a call: rows that bring their lists go one by one.
     static int64_t heads_of_wave(const Problem& p, int num_lanes) {
         const int64_t heads = most_tile_heads(p), bytes = (columns_of(p) + values_of(p)) * int64_t(sizeof(Real));
         const int64_t share = p.batch * p.heads_q * p.seq_q / (num_lanes * waves_a_lane);
-        return p.run_lists.at_run_time() ? heads : most_of(heads, least_of(share, wave_bytes / bytes));
+        return p.call_lists.at_run_time() ? heads : most_of(heads, least_of(share, wave_bytes / bytes));
     }
     static int64_t range_keys(const Problem& p) {
         return most_of(lanes, range_bytes / (most_of(columns_of(p), values_of(p)) * int64_t(sizeof(Real))));
     }
-    // A part of a run's list is no longer than a range: values that are columns of keys are then met where scores have
+    // A part of a call's list is no longer than a range: values that are columns of keys are then met where scores have
     // left them.
     static int64_t pairs_of_wave(const Problem& p, int64_t heads) {
-        const int64_t longest = p.run_lists.at_run_time() ? least_of(list_tokens(p), range_keys(p)) : p.seq_k;
+        const int64_t longest = p.call_lists.at_run_time() ? least_of(list_tokens(p), range_keys(p)) : p.seq_k;
         return most_of(least_of(heads * stride_of(longest), wave_scores), most_tile_heads(p) * stride_of(lanes));
     }
     // Whole vectors for a row's scores, and for what dots() writes beyond them.
@@ -114,7 +114,7 @@ struct DimsForward {
 
     // False where the store has no room for the row's scores.
     bool add_row(const HeadTile& t, int64_t at) {
-        if (rows > 0 && p.run_lists.at_run_time()) return false;
+        if (rows > 0 && p.call_lists.at_run_time()) return false;
         const Keys keys = read_keys(args, t.batch * p.heads_q + t.head, t.row, lane.keys);
         const int64_t stride = stride_of(keys.count), room = lane.pairs / t.heads / lanes * lanes;
         if (rows > 0 && pairs + stride * t.heads > lane.pairs) return false;
@@ -196,12 +196,12 @@ struct DimsForward {
         }
     }
 
-    // Keys from i on: all of them, or `lanes` where they are copied. A list of a run knows no ranges: `lanes` keys at
+    // Keys from i on: all of them, or `lanes` where they are copied. A list of a call knows no ranges: `lanes` keys at
     // once, what comes next in it is fetched from afar.
     void load_keys(GatheredRows<T>& to, const TensorView& x, int dims, const Row& row, int i, int end, Real* scratch) {
-        const bool all = GatheredRows<T>::in_place(x, dims) && !p.run_lists.at_run_time();
+        const bool all = GatheredRows<T>::in_place(x, dims) && !p.call_lists.at_run_time();
         to.load(x, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
-        if (p.run_lists.at_run_time() && x.column == 1)
+        if (p.call_lists.at_run_time() && x.column == 1)
             for (int next = i + lanes; next < least(end, i + 2 * lanes); ++next)
                 prefetch_row(address<T>(x, place_of(place, row.keys + next, 1)), dims * int64_t(sizeof(T)));
     }

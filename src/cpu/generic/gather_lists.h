@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Token lists, made by the plan or brought by the run, and the tiles of heads that work on one list together.
+// Token lists, made by the plan or brought by the call, and the tiles of heads that work on one list together.
 #pragma once
 
 #include "cpu/generic/operand.h"
@@ -16,13 +16,14 @@ struct Keys {
     int64_t count;
 };
 
-inline bool same_lists(const RunArgs& args, int64_t head, int64_t other) {
-    const int32_t* class_of = args.problem->run_lists.at_run_time() ? args.layout.class_of : args.tokens.class_of;
-    return !class_of || class_of[head] == class_of[other];
+inline bool same_lists(const CallArgs& args, int64_t head, int64_t other) {
+    const int32_t* kind_of_head =
+        args.problem->call_lists.at_run_time() ? args.layout.kind_of_head : args.tokens.kind_of_head;
+    return !kind_of_head || kind_of_head[head] == kind_of_head[other];
 }
 
 // Whether the heads of every group share their lists.
-inline bool groups_share(const RunArgs& args) {
+inline bool groups_share(const CallArgs& args) {
     const Problem& p = *args.problem;
     for (int64_t head = 0; head < p.batch * p.heads_q; ++head)
         if (!same_lists(args, head, head - head % p.group())) return false;
@@ -38,9 +39,9 @@ struct KnownPart {
     int32_t column = -1, mask = 0;  // the block of keys that was asked for last
     bool is_listed = false;
 
-    KnownPart(const LayoutView& l, int64_t head, int64_t row) : layout(l), is_all(!l.class_of) {
+    KnownPart(const LayoutView& l, int64_t head, int64_t row) : layout(l), is_all(!l.kind_of_head) {
         if (is_all) return;
-        runs = slice_of(l.by_query, l.class_of[head], int32_t(row / l.block_q));
+        runs = slice_of(l.by_query, l.kind_of_head[head], int32_t(row / l.block_q));
         row_in_block = int32_t(row % l.block_q);
     }
 
@@ -68,22 +69,22 @@ struct KnownPart {
     }
 };
 
-// head counts over the batch. scratch [listed.tokens()] is written only where the run brings the lists.
-inline Keys read_keys(const RunArgs& args, int64_t head, int64_t row, int32_t* scratch) {
+// head counts over the batch. scratch [listed.tokens()] is written only where the call brings the lists.
+inline Keys read_keys(const CallArgs& args, int64_t head, int64_t row, int32_t* scratch) {
     const Problem& p = *args.problem;
-    if (!p.run_lists.at_run_time()) {
-        const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
+    if (!p.call_lists.at_run_time()) {
+        const int64_t* begin = args.tokens.begin + args.tokens.kind_of_head[head] * args.tokens.rows + row;
         return {args.tokens.keys + begin[0], begin[1] - begin[0]};
     }
-    const int64_t batch = head / p.heads_q, head_kv = head % p.heads_q / p.group(), list = row / p.run_lists.block_q;
-    const int64_t entries = args.run_lists.count(batch, list, head_kv, p.run_lists.most);
+    const int64_t batch = head / p.heads_q, head_kv = head % p.heads_q / p.group(), list = row / p.call_lists.block_q;
+    const int64_t entries = args.call_lists.count(batch, list, head_kv, p.call_lists.most);
     KnownPart known(args.layout, head, row);
     int64_t count = 0;
     for (int64_t i = 0; i < entries; ++i) {
-        const int64_t block = args.run_lists.indices.at(batch, list, head_kv, i);
-        if (block < 0 || block > (p.seq_k - 1) / p.run_lists.block_k) continue;
-        const int64_t first = block * p.run_lists.block_k, rest = p.seq_k - first;
-        for (int64_t key = first; key < first + (rest < p.run_lists.block_k ? rest : p.run_lists.block_k); ++key)
+        const int64_t block = args.call_lists.indices.at(batch, list, head_kv, i);
+        if (block < 0 || block > (p.seq_k - 1) / p.call_lists.block_k) continue;
+        const int64_t first = block * p.call_lists.block_k, rest = p.seq_k - first;
+        for (int64_t key = first; key < first + (rest < p.call_lists.block_k ? rest : p.call_lists.block_k); ++key)
             if (known.keeps(key)) scratch[count++] = int32_t(key);
     }
     return {scratch, count};
@@ -105,7 +106,7 @@ struct Tiling {
     int64_t group;
     bool shared;
 
-    explicit Tiling(const RunArgs& args) : group(args.problem->group()), shared(groups_share(args)) {}
+    explicit Tiling(const CallArgs& args) : group(args.problem->group()), shared(groups_share(args)) {}
     int64_t tiles() const { return shared ? (group + most_heads - 1) / most_heads : group; }
     int first(int64_t tile) const { return int(shared ? tile * most_heads : tile); }
     int heads(int64_t tile) const { return shared ? least(most_heads, group - tile * most_heads) : 1; }

@@ -26,7 +26,7 @@ struct GatherSpace {
     Real *dk, *dv;           // [slots][seq_k][columns], [slots][seq_k][columns_v]
     int64_t* first_pair;     // [slots] where a kv head's pairs start in the store
     double* dsink;           // [batch * heads_q][seq_q], where the problem has sinks
-    int32_t *keys, *counts;  // lists of a run, as they were read: [lists][tokens], [lists]
+    int32_t *keys, *counts;  // lists of a call, as they were read: [lists][tokens], [lists]
     int64_t tiles;           // of a wave at most
     int32_t* ends;           // of a plan's lists, where owners are ranges of keys: [owners][tiles] keys below the end
     char* scratch;
@@ -44,7 +44,7 @@ inline int64_t group_width(const Problem& p, bool heads_in_lanes) {
 
 // Pairs of a query row at most: a plan's lists hold a key once.
 inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
-    return (p.run_lists.at_run_time() ? p.run_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
+    return (p.call_lists.at_run_time() ? p.call_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
 }
 
 // kv heads whose dk and dv a wave sums at most.
@@ -65,11 +65,11 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
     space.dv = carver.take<Real>(p.value_in_key ? 0 : space.slots * p.seq_k * values_of(p));
     space.first_pair = carver.take<int64_t>(space.slots);
     space.dsink = carver.take<double>(p.has_sink_logits ? p.batch * p.heads_q * p.seq_q : 0);
-    const int64_t lists = p.run_lists.at_run_time() ? space.pairs / row * p.group() : 0;
+    const int64_t lists = p.call_lists.at_run_time() ? space.pairs / row * p.group() : 0;
     space.keys = carver.take<int32_t>(lists * list_tokens(p));
     space.counts = carver.take<int32_t>(lists);
     const int64_t owners = Lane::most_owners(p);
-    const bool has_ends = !Lane::heads_in_lanes && !p.run_lists.at_run_time();
+    const bool has_ends = !Lane::heads_in_lanes && !p.call_lists.at_run_time();
     space.tiles = planes * p.seq_q * p.group();
     if (has_ends) space.tiles = most_of(p.group(), least_of(space.tiles, space.pairs / owners));
     space.ends = carver.take<int32_t>(has_ends ? space.tiles * owners : 0);
@@ -80,10 +80,10 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
     return space;
 }
 
-// Where the pairs of a wave lie. Lists of a run take the room of full ones.
+// Where the pairs of a wave lie. Lists of a call take the room of full ones.
 template <bool heads_in_lanes>
 struct WaveMap {
-    const RunArgs& args;
+    const CallArgs& args;
     const Problem& p;
     const GatherSpace& space;
     const Tiling& tiling;
@@ -93,8 +93,8 @@ struct WaveMap {
 
     // Listed keys of a head in rows [row, row + rows).
     int64_t listed(int64_t head, int64_t row, int64_t rows) const {
-        if (p.run_lists.at_run_time()) return rows * p.run_lists.tokens();
-        const int64_t* begin = args.tokens.begin + args.tokens.class_of[head] * args.tokens.rows + row;
+        if (p.call_lists.at_run_time()) return rows * p.call_lists.tokens();
+        const int64_t* begin = args.tokens.begin + args.tokens.kind_of_head[head] * args.tokens.rows + row;
         return begin[rows] - begin[0];
     }
     // Pairs of a kv head, which counts over the batch, up to tile `tiles` of its group.
@@ -125,11 +125,11 @@ struct WaveMap {
         const int64_t row = (plane_of(t) - wave.plane) * wave.rows + t.row - wave.row;
         return row * lists_of_row() + (tiling.shared ? 0 : t.index);
     }
-    bool writes_list(const HeadTile& t) const { return p.run_lists.at_run_time() && !(tiling.shared && t.index > 0); }
+    bool writes_list(const HeadTile& t) const { return p.call_lists.at_run_time() && !(tiling.shared && t.index > 0); }
     void write_list(const HeadTile& t, Keys keys) const {
         const int64_t list = list_of(t);
         space.counts[list] = int32_t(keys.count);
-        __builtin_memcpy(space.keys + list * p.run_lists.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
+        __builtin_memcpy(space.keys + list * p.call_lists.tokens(), keys.at, size_t(keys.count) * sizeof(int32_t));
     }
     Keys read_list(const HeadTile& t, int32_t* scratch) const {
         const Keys keys = read_keys(args, t.batch * p.heads_q + t.head, t.row, scratch);
@@ -137,8 +137,8 @@ struct WaveMap {
         return keys;
     }
     Keys keys(const HeadTile& t) const {
-        if (!p.run_lists.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
-        return {space.keys + list_of(t) * p.run_lists.tokens(), space.counts[list_of(t)]};
+        if (!p.call_lists.at_run_time()) return read_keys(args, t.batch * p.heads_q + t.head, t.row, nullptr);
+        return {space.keys + list_of(t) * p.call_lists.tokens(), space.counts[list_of(t)]};
     }
 
     // A row's part of its head's dsink, and their sum in the order of rows.

@@ -102,7 +102,7 @@ inline void add_weighted_rows(const Real* weight, const GatheredRows<T>& rows, i
 
 // Asks for the rows of k and v of keys [i, i + lanes) of a list.
 template <class T>
-inline void prefetch_keys(const RunArgs& args, const TensorView& k, const TensorView& v, const HeadTile& t, Keys keys,
+inline void prefetch_keys(const CallArgs& args, const TensorView& k, const TensorView& v, const HeadTile& t, Keys keys,
                           int64_t i) {
     const Problem& p = *args.problem;
     for (const int64_t end = i + lanes < keys.count ? i + lanes : keys.count; i < end; ++i) {

@@ -46,7 +46,7 @@ void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
 }
 
 inline const char* block_fits(const Problem& p) {
-    if (p.run_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
     return nullptr;
 }
 inline const char* gather_fits(const Problem&) { return nullptr; }

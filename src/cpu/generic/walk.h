@@ -7,14 +7,14 @@
 namespace spattn::cpu {
 namespace {
 
-inline Slice slice_of(const ListsView& lists, int32_t list_class, int32_t row) {
-    return lists.slices[int64_t(list_class) * lists.rows + row];
+inline Slice slice_of(const ListsView& lists, int32_t head_kind, int32_t row) {
+    return lists.slices[int64_t(head_kind) * lists.rows + row];
 }
 
 // Which rows of a block may be read: those with a bit in some mask, so never one without a token. Blocks are at most 64
 // tokens, so one word holds a set.
-inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t list_class, int32_t row) {
-    const int32_t set = live.set_of[int64_t(list_class) * rows + row];
+inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t head_kind, int32_t row) {
+    const int32_t set = live.set_of[int64_t(head_kind) * rows + row];
     return set == all_live ? all_rows : live.sets[int64_t(set) * live.words];
 }
 
@@ -87,8 +87,8 @@ struct Carver {
     }
 };
 
-// Who takes which order next; beyond every end where the run is cancelled. Relaxed: results of a phase are published by
-// the end of Parallel::run.
+// Who takes which queue next; beyond every end where the call is cancelled. Relaxed: results of a phase are published
+// by the end of Parallel::run.
 inline int64_t next_of(int64_t& counter, Parallel& parallel) {
     return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
 }

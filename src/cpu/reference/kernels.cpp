@@ -66,7 +66,7 @@ double logit(const TensorView& sink_logits, int64_t head) {
     return sink_logits.data ? at<float>(sink_logits, 0, head, 0) : -infinity;
 }
 
-// One query row: the keys it sees, and its p. A key that a run lists twice is seen twice.
+// One query row: the keys it sees, and its p. A key that a call lists twice is seen twice.
 template <class T>
 struct Row {
     const Problem& p;
@@ -122,24 +122,24 @@ struct Row {
     }
 };
 
-struct Run {
+struct Call {
     const void* args;
     int64_t next, lane_doubles;
 };
 
-// Who works on which row, or kv head, next; beyond every end where the run is cancelled.
-int64_t next_of(Run& run, Parallel& parallel) {
-    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED);
+// Who works on which row, or kv head, next; beyond every end where the call is cancelled.
+int64_t next_of(Call& call, Parallel& parallel) {
+    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&call.next, 1, __ATOMIC_RELAXED);
 }
 
 template <class T>
 void forward_lane(void* argument, int64_t lane) {
-    Run& run = *static_cast<Run*>(argument);
-    const ForwardArgs& a = *static_cast<const ForwardArgs*>(run.args);
+    Call& call = *static_cast<Call*>(argument);
+    const ForwardArgs& a = *static_cast<const ForwardArgs*>(call.args);
     const Problem& p = *a.problem;
-    double* out = static_cast<double*>(a.workspace) + lane * run.lane_doubles;
+    double* out = static_cast<double*>(a.workspace) + lane * call.lane_doubles;
     Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
-    for (int64_t n; (n = next_of(run, *a.parallel)) < p.batch * p.heads_q * p.seq_q;) {
+    for (int64_t n; (n = next_of(call, *a.parallel)) < p.batch * p.heads_q * p.seq_q;) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
         row.each_key([&](int64_t key, double x) {
@@ -185,14 +185,14 @@ double backward_row(const BackwardArgs& a, Row<T>& row, double* dk, double* dv, 
 // A lane owns a kv head with the query heads of its group, so that sums into dk and dv have one order.
 template <class T>
 void backward_lane(void* argument, int64_t lane) {
-    Run& run = *static_cast<Run*>(argument);
-    const BackwardArgs& a = *static_cast<const BackwardArgs*>(run.args);
+    Call& call = *static_cast<Call*>(argument);
+    const BackwardArgs& a = *static_cast<const BackwardArgs*>(call.args);
     const Problem& p = *a.problem;
     double* dz = static_cast<double*>(a.workspace);  // [batch * heads_q]
-    double* dq = dz + p.batch * p.heads_q + lane * run.lane_doubles;
+    double* dq = dz + p.batch * p.heads_q + lane * call.lane_doubles;
     double *dk = dq + p.head_dim, *dv = dk + p.seq_k * p.head_dim, *end = dv + p.seq_k * p.head_dim_v;
     Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
-    for (int64_t n; (n = next_of(run, *a.parallel)) < p.batch * p.heads_kv;) {
+    for (int64_t n; (n = next_of(call, *a.parallel)) < p.batch * p.heads_kv;) {
         const int64_t b = n / p.heads_kv, head_kv = n % p.heads_kv;
         std::fill(dk, end, 0.0);
         for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
@@ -225,14 +225,14 @@ size_t backward_workspace(const Sizing& s) {
 
 template <class T>
 void forward(const ForwardArgs& args) {
-    Run run{&args, 0, forward_doubles(*args.problem)};
-    args.parallel->run(forward_lane<T>, &run);
+    Call call{&args, 0, forward_doubles(*args.problem)};
+    args.parallel->run(forward_lane<T>, &call);
 }
 
 template <class T>
 void backward(const BackwardArgs& args) {
-    Run run{&args, 0, backward_doubles(*args.problem)};
-    args.parallel->run(backward_lane<T>, &run);
+    Call call{&args, 0, backward_doubles(*args.problem)};
+    args.parallel->run(backward_lane<T>, &call);
     const Problem& p = *args.problem;
     const double* dz = static_cast<double*>(args.workspace);
     for (int64_t head = 0; args.dsink_logits.data && head < p.heads_q; ++head) {

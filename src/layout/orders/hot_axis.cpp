@@ -52,7 +52,7 @@ std::vector<int32_t> find_hot_tokens(const Side& side) {
 
 Axis make_hot_axis(std::vector<int32_t> tokens, int32_t block, int32_t blocks) {
     Axis axis;
-    axis.class_tiles = blocks;
+    axis.residue_tiles = blocks;
     if (tokens.empty()) return axis;
     const int32_t words = words_for(block);
     axis.away.resize(size_t(blocks) * words);

@@ -12,7 +12,7 @@ namespace spattn {
 // `kept` says how many pairs each token of a block keeps; the result names the places of the hot ones.
 std::vector<int32_t> find_hot_places(const std::vector<int64_t>& kept, int32_t other_block);
 
-// Tokens of the owning axis, rising, that are hot for any class of heads. None where too many of them are.
+// Tokens of the owning axis, rising, that are hot for any kind of heads. None where too many of them are.
 std::vector<int32_t> find_hot_tokens(const Side& side);
 
 // An axis of `blocks` plain blocks, from which these tokens are away, after listed tiles that they fill.

@@ -16,7 +16,7 @@ HotLines::HotLines(const Pattern& among, Owner owner, const std::vector<int64_t>
       own_tokens_(owner == Owner::queries ? whole.extent.seq_q : whole.extent.seq_k),
       kinds_((hot.size() + size_t(other_block_) - 1) / size_t(other_block_), Kind::empty),
       columns_(kinds_.size() * size_t(other_block_) * size_t(words_)), present_(size_t(words_)), slices_(lists_) {
-    lists_.rows = own.class_tiles;
+    lists_.rows = own.residue_tiles;
 }
 
 void HotLines::add(const Plane& plane) {

@@ -44,7 +44,7 @@ public:
         start();
         const Lists& lists = side_.lists();
         const int32_t hot_tiles = int32_t(own_.tokens.size()) / side_.own_block();
-        for (int32_t c = 0; c < plain_.classes; ++c) {
+        for (int32_t c = 0; c < plain_.head_kinds; ++c) {
             for (int32_t tile = 0; tile < hot_tiles; ++tile) {
                 assemble_hot(c, tile);
                 emit();
@@ -66,9 +66,9 @@ private:
         out_.extent = plain_.extent;
         out_.block_q = plain_.block_q, out_.block_k = plain_.block_k;
         out_.mask_words = plain_.mask_words;
-        out_.classes = plain_.classes, out_.class_of = plain_.class_of;
+        out_.head_kinds = plain_.head_kinds, out_.kind_of_head = plain_.kind_of_head;
         own_ = make_hot_axis(find_hot_tokens(side_), side_.own_block(), side_.lists().rows);
-        other_.class_tiles = owner_ == Owner::queries ? plain_.by_key.rows : plain_.by_query.rows;
+        other_.residue_tiles = owner_ == Owner::queries ? plain_.by_key.rows : plain_.by_query.rows;
         same_.assign(size_t(plain_.num_masks) + 1, unknown);
         known_.assign(side_.lists().runs.size() + 1, {unknown, unknown});
     }
@@ -115,15 +115,15 @@ private:
     }
 
     // The blocks of a tile of hot tokens: each of its rows comes from the home of one token.
-    void assemble_hot(int32_t class_id, int32_t tile) {
+    void assemble_hot(int32_t head_kind, int32_t tile) {
         assembled_.clear();
-        std::vector<int64_t> columns_of(size_t(other_.class_tiles), -1);
+        std::vector<int64_t> columns_of(size_t(other_.residue_tiles), -1);
         const Lists& lists = side_.lists();
         const int32_t block = side_.own_block();
         for (int32_t i = 0; i < block; ++i) {
             const int32_t token = own_.tokens[size_t(tile) * block + size_t(i)];
             if (token == no_token) break;
-            const Slice slice = lists.slices[size_t(class_id) * lists.rows + size_t(token / block)];
+            const Slice slice = lists.slices[size_t(head_kind) * lists.rows + size_t(token / block)];
             for (int32_t r = slice.begin; r < slice.end; ++r) {
                 const Run& run = lists.runs[r];
                 for (int32_t other = run.first; other < run.first + run.count; ++other) {
@@ -219,7 +219,7 @@ private:
             }
             own.slices.push_back(table.finish());
         }
-        Lists other = transpose_lists(own, plain_.classes, listed + other_.class_tiles);
+        Lists other = transpose_lists(own, plain_.head_kinds, listed + other_.residue_tiles);
         const bool by_query = owner_ == Owner::queries;
         out_.by_query = by_query ? std::move(own) : std::move(other);
         out_.by_key = by_query ? std::move(other) : std::move(own);
@@ -243,7 +243,7 @@ private:
     std::vector<uint64_t> filled_;  // and their columns
     HashIndex tiles_;
     std::vector<Entry> entries_, homes_;
-    std::vector<Slice> rows_;  // entries of each own tile, class of heads after class of heads
+    std::vector<Slice> rows_;  // entries of each own tile, kind of heads after kind
     std::vector<uint64_t> bits_;
 };
 

@@ -36,7 +36,7 @@ public:
         whole_.extent = extent;
         whole_.block_q = block_q, whole_.block_k = block_k;
         whole_.mask_words = homes_.mask_words;
-        whole_.classes = homes_.classes, whole_.class_of = homes_.class_of;
+        whole_.head_kinds = homes_.head_kinds, whole_.kind_of_head = homes_.kind_of_head;
         whole_.queries = pack(hot.queries, block_q, homes_.by_query.rows);
         whole_.keys = pack(hot.keys, block_k, homes_.by_key.rows);
         tiles_q_ = int32_t(whole_.queries.tokens.size()) / block_q;
@@ -48,10 +48,10 @@ public:
     Layout build() {
         const Lists rows = list_lines(Owner::queries, hot_.keys, whole_.queries);
         Lists columns = list_lines(Owner::keys, hot_.queries, whole_.keys);
-        if (!columns.slices.empty()) columns = transpose_lists(columns, homes_.classes, tiles_q_);
+        if (!columns.slices.empty()) columns = transpose_lists(columns, homes_.head_kinds, tiles_q_);
         SliceTable table(whole_.by_query);
         whole_.by_query.rows = tiles_q_ + homes_.by_query.rows;
-        for (int32_t c = 0; c < homes_.classes; ++c) {
+        for (int32_t c = 0; c < homes_.head_kinds; ++c) {
             for (int32_t tile = 0; tile < tiles_q_; ++tile) {
                 add_corner(plane_of(c), tile, table);
                 add(columns, c, tile, tiles_k_, table);
@@ -63,7 +63,7 @@ public:
                 whole_.by_query.slices.push_back(table.finish());
             }
         }
-        whole_.by_key = transpose_lists(whole_.by_query, homes_.classes, tiles_k_ + homes_.by_key.rows);
+        whole_.by_key = transpose_lists(whole_.by_query, homes_.head_kinds, tiles_k_ + homes_.by_key.rows);
         build_live(whole_);
         return std::move(whole_);
     }
@@ -73,26 +73,27 @@ private:
         return make_hot_axis({tokens.begin(), tokens.end()}, block, blocks);
     }
 
-    Plane plane_of(int32_t class_id) const {
-        const auto head = std::find(homes_.class_of.begin(), homes_.class_of.end(), class_id) - homes_.class_of.begin();
+    Plane plane_of(int32_t head_kind) const {
+        const auto head =
+            std::find(homes_.kind_of_head.begin(), homes_.kind_of_head.end(), head_kind) - homes_.kind_of_head.begin();
         return {homes_.extent, head / homes_.extent.heads, head % homes_.extent.heads};
     }
 
     Lists list_lines(Owner owner, const std::vector<int64_t>& hot, const Axis& own) {
         HotLines lines(*hot_.among, owner, hot, own, whole_, masks_);
-        for (int32_t c = 0; c < homes_.classes && !hot.empty(); ++c) lines.add(plane_of(c));
+        for (int32_t c = 0; c < homes_.head_kinds && !hot.empty(); ++c) lines.add(plane_of(c));
         return lines.finish();
     }
 
-    static void add(const Lists& lists, int32_t class_id, int32_t row, int32_t shift, SliceTable& table) {
+    static void add(const Lists& lists, int32_t head_kind, int32_t row, int32_t shift, SliceTable& table) {
         if (lists.slices.empty()) return;
-        const Slice slice = lists.slices[size_t(class_id) * lists.rows + size_t(row)];
+        const Slice slice = lists.slices[size_t(head_kind) * lists.rows + size_t(row)];
         for (int32_t r = slice.begin; r < slice.end; ++r)
             table.add({lists.runs[r].first + shift, lists.runs[r].count, lists.runs[r].mask});
     }
 
-    void add_home(int32_t class_id, int32_t row, SliceTable& table) const {
-        const Slice slice = homes_.by_query.slices[size_t(class_id) * homes_.by_query.rows + size_t(row)];
+    void add_home(int32_t head_kind, int32_t row, SliceTable& table) const {
+        const Slice slice = homes_.by_query.slices[size_t(head_kind) * homes_.by_query.rows + size_t(row)];
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const Run& run = homes_.by_query.runs[r];
             const int32_t mask = run.mask == full_block ? full_block : mask_of_[size_t(run.mask)];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The layout is put together from one for each residue class. With p = i + q_offset, queries of class a see keys of
-// class b = (a + q_offset) mod m and no others, and in the coordinates of class b the first query stands at (a +
+// The layout is put together from one for each residue class. With p = i + q_offset, queries of residue a see keys of
+// residue b = (a + q_offset) mod m and no others, and in the coordinates of residue b the first query stands at (a +
 // q_offset - b) / m.
 //
-//     m = 2, q_offset 0          keys of class 0   of class 1
-//     queries of class 0         its own layout    .
-//     queries of class 1         .                 its own layout
+//     m = 2, q_offset 0          keys: residue 0   residue 1
+//     queries: residue 0         its own layout    .
+//     queries: residue 1         .                 its own layout
 #include "layout/orders/residue.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "layout/classes.h"
+#include "layout/head_kinds.h"
 #include "layout/live.h"
 #include "layout/tables.h"
 
@@ -38,18 +38,18 @@ public:
     ResidueLayouts(Layout& whole) : whole_(whole), masks_(whole) {}
 
     // Null for an empty extent, which has no layout.
-    const ResidueLayout* at(const Pattern& in_class, const Extent& extent) {
+    const ResidueLayout* at(const Pattern& in_residue, const Extent& extent) {
         if (extent.seq_q == 0 || extent.seq_k == 0) return nullptr;
         const auto [place, is_first] =
-            known_.try_emplace({in_class.identity(), extent.seq_q, extent.seq_k, extent.q_offset}, nullptr);
-        if (is_first) place->second = build(in_class, extent);
+            known_.try_emplace({in_residue.identity(), extent.seq_q, extent.seq_k, extent.q_offset}, nullptr);
+        if (is_first) place->second = build(in_residue, extent);
         return place->second;
     }
 
 private:
-    const ResidueLayout* build(const Pattern& in_class, const Extent& extent) {
+    const ResidueLayout* build(const Pattern& in_residue, const Extent& extent) {
         ResidueLayout& made = made_.emplace_back();
-        made.layout = build_layout(in_class, extent, whole_.block_q, whole_.block_k);
+        made.layout = build_layout(in_residue, extent, whole_.block_q, whole_.block_k);
         for (int32_t mask = 0; mask < made.layout.num_masks; ++mask)
             made.mask_of.push_back(masks_.intern(&made.layout.masks[size_t(mask) * whole_.mask_words]));
         return &made;
@@ -67,15 +67,15 @@ struct Placement {
     const ResidueLayout& part;
     int32_t row, other;  // tiles of the whole at which the residue class begins, along the lists and in them
 
-    // class_of[c]: the part's class of heads for class c of the whole.
-    void copy(const Lists& from, const std::vector<int32_t>& class_of, Lists& to) const {
+    // kind_of_head[c]: the part's kind of heads for kind c of the whole.
+    void copy(const Lists& from, const std::vector<int32_t>& kind_of_head, Lists& to) const {
         const int32_t shift = int32_t(to.runs.size());
         for (const Run& run : from.runs) {
             const int32_t mask = run.mask == full_block ? full_block : part.mask_of[size_t(run.mask)];
             to.runs.push_back({run.first + other, run.count, mask});
         }
-        for (size_t c = 0; c < class_of.size(); ++c) {
-            const Slice* slices = &from.slices[size_t(class_of[c]) * from.rows];
+        for (size_t c = 0; c < kind_of_head.size(); ++c) {
+            const Slice* slices = &from.slices[size_t(kind_of_head[c]) * from.rows];
             Slice* out = &to.slices[c * to.rows + row];
             for (int32_t r = 0; r < from.rows; ++r)
                 if (slices[r].begin < slices[r].end) out[r] = {slices[r].begin + shift, slices[r].end + shift};
@@ -89,7 +89,7 @@ Patterns find_patterns(const Pattern& pattern, int32_t modulus) {
     if (pattern.modulus() % modulus != 0) return {};
     Patterns patterns;
     for (int32_t residue = 0; residue < modulus; ++residue) {
-        patterns.push_back(pattern.in_class(modulus, residue));
+        patterns.push_back(pattern.in_residue(modulus, residue));
         if (!patterns.back()) return {};
     }
     return patterns;
@@ -98,14 +98,14 @@ Patterns find_patterns(const Pattern& pattern, int32_t modulus) {
 Axis make_axis(int64_t seq, int32_t modulus, int32_t block) {
     Axis axis;
     axis.modulus = modulus;
-    axis.class_tiles = int32_t(ceil_div(ceil_div(seq, modulus), block));
+    axis.residue_tiles = int32_t(ceil_div(ceil_div(seq, modulus), block));
     return axis;
 }
 
-Lists make_empty_lists(const Axis& axis, int32_t classes) {
+Lists make_empty_lists(const Axis& axis, int32_t head_kinds) {
     Lists lists;
-    lists.rows = axis.modulus * axis.class_tiles;
-    lists.slices.resize(size_t(classes) * lists.rows);
+    lists.rows = axis.modulus * axis.residue_tiles;
+    lists.slices.resize(size_t(head_kinds) * lists.rows);
     return lists;
 }
 
@@ -118,13 +118,13 @@ void add_residue(const Patterns& patterns, const std::vector<Plane>& planes, int
                         floor_div(first, modulus)};
     const ResidueLayout* part = layouts.at(*patterns[size_t(residue_k)], extent);
     if (!part) return;
-    std::vector<int32_t> class_of;
+    std::vector<int32_t> kind_of_head;
     for (const Plane& plane : planes)
-        class_of.push_back(part->layout.class_of[size_t(plane.batch * e.heads + plane.head)]);
-    const int32_t row = int32_t(residue_q) * whole.queries.class_tiles;
-    const int32_t column = int32_t(residue_k) * whole.keys.class_tiles;
-    Placement{*part, row, column}.copy(part->layout.by_query, class_of, whole.by_query);
-    Placement{*part, column, row}.copy(part->layout.by_key, class_of, whole.by_key);
+        kind_of_head.push_back(part->layout.kind_of_head[size_t(plane.batch * e.heads + plane.head)]);
+    const int32_t row = int32_t(residue_q) * whole.queries.residue_tiles;
+    const int32_t column = int32_t(residue_k) * whole.keys.residue_tiles;
+    Placement{*part, row, column}.copy(part->layout.by_query, kind_of_head, whole.by_query);
+    Placement{*part, column, row}.copy(part->layout.by_key, kind_of_head, whole.by_key);
 }
 
 }  // namespace
@@ -142,9 +142,9 @@ std::optional<Layout> build_residue_layout(const Pattern& pattern, const Extent&
     whole.mask_words = words_for(int64_t(block_q) * block_k);
     whole.queries = make_axis(extent.seq_q, modulus, block_q);
     whole.keys = make_axis(extent.seq_k, modulus, block_k);
-    const std::vector<Plane> planes = find_classes(pattern, whole);
-    whole.by_query = make_empty_lists(whole.queries, whole.classes);
-    whole.by_key = make_empty_lists(whole.keys, whole.classes);
+    const std::vector<Plane> planes = find_head_kinds(pattern, whole);
+    whole.by_query = make_empty_lists(whole.queries, whole.head_kinds);
+    whole.by_key = make_empty_lists(whole.keys, whole.head_kinds);
     ResidueLayouts layouts(whole);
     for (int64_t residue = 0; residue < modulus; ++residue) add_residue(patterns, planes, residue, layouts, whole);
     build_live(whole);

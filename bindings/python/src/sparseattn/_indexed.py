@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Constructors of patterns from a caller's arrays and functions, and of those whose lists come with each run."""
+"""Constructors of patterns from a caller's arrays and functions, and of those whose lists come with each call."""
 
 from __future__ import annotations
 

@@ -48,13 +48,13 @@ class Plan:
     scale                   factor on q kT; None is 1 / sqrt(head_dim)
     softcap                 scores are softcap tanh(scale q kT / softcap); None is none. Gemma 2
                             (https://arxiv.org/abs/2408.00118)
-    sink_logits             every run brings sink_logits: a learned score without a value for each query head, as in
+    sink_logits             every call brings sink_logits: a learned score without a value for each query head, as in
                             gpt-oss (https://arxiv.org/abs/2508.10925)
-    value_in_key            v is k[..., :head_dim_v] and None in every run, as in the latent attention of DeepSeek-V2
+    value_in_key            v is k[..., :head_dim_v] and None in every call, as in the latent attention of DeepSeek-V2
                             (https://arxiv.org/abs/2405.04434)
     q_offset                position of the first query; None is seq_k - seq_q
     backward                backward will be called
-    deterministic           bit-equal results between runs; on the CPU they always are
+    deterministic           bit-equal results between calls; on the CPU they always are
     reference               the plain double-precision kernels: slow, the truth
     context                 where it runs; None is default_context()
 

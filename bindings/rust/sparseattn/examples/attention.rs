@@ -1,1 +1,1 @@
-../../../../examples/attention.rs
+../../../examples/attention.rs

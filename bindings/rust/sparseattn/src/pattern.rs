@@ -431,13 +431,13 @@ where
     made
 }
 
-/// Up to `max` keys of each query and key head come with each run.
+/// Up to `max` keys of each query and key head come with each call.
 pub fn runtime_tokens(max_tokens_per_row: usize) -> Pattern {
     // SAFETY: as full.
     make(|made| unsafe { sys::spattn_pattern_runtime_tokens(size(max_tokens_per_row), made) })
 }
 
-/// Up to `max` blocks of keys of each block of queries and key head come with each run.
+/// Up to `max` blocks of keys of each block of queries and key head come with each call.
 pub fn runtime_blocks(block_q: usize, block_k: usize, max_blocks_per_row: usize) -> Pattern {
     let (block_q, block_k, max) = (size(block_q), size(block_k), size(max_blocks_per_row));
     // SAFETY: as full.

@@ -99,7 +99,7 @@ impl Problem {
     pub fn backward(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_BACKWARD, on)
     }
-    /// Whether results are to be the same bits in every run; on the CPU they always are.
+    /// Whether results are to be the same bits in every call; on the CPU they always are.
     pub fn deterministic(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_DETERMINISTIC, on)
     }
@@ -111,7 +111,7 @@ impl Problem {
     pub fn value_in_key(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_VALUE_IN_KEY, on)
     }
-    /// Whether each run brings sink logits.
+    /// Whether each call brings sink logits.
     pub fn sink_logits(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_SINK_LOGITS, on)
     }

@@ -221,10 +221,10 @@ fn wrong_problems_and_operands() {
     let context = common::context();
     let good = Problem::new(1, 4, 8, 4);
     for (name, problem) in [
-        ("problem.batch", Problem::new(0, 4, 8, 4)),
+        ("problem.batch", Problem::new(HUGE, 4, 8, 4)),
         ("problem.heads_q", Problem::new(1, HUGE, 8, 4)),
         ("problem.heads_kv", good.heads_kv(3)),
-        ("problem.seq_q", Problem::new(1, 4, 0, 4)),
+        ("problem.seq_q", Problem::new(1, 4, HUGE, 4)),
         ("problem.seq_k", good.seq_k(HUGE)),
         ("problem.head_dim", Problem::new(1, 4, 8, 1025)),
         ("problem.head_dim_v", good.head_dim_v(HUGE)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Plans and passes: dtypes, strides, scratch, lists of a run, packed sequences, scopes, logs, threads.
+//! Plans and passes: dtypes, strides, scratch, lists of a call, packed sequences, scopes, logs, threads.
 mod common;
 use common::{context, from_bf16, noise, to_bf16};
 use sparseattn::*;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/image.h"
+#include "plan/placed.h"
 
 #include <cstring>
 #include <map>
@@ -50,8 +50,8 @@ private:
 };
 
 template <class Visit>
-PassImage place_pass(const PassPlan& pass, Visit&& visit) {
-    PassImage placed;
+PlacedPass place_pass(const PassPlan& pass, Visit&& visit) {
+    PlacedPass placed;
     placed.reserve(pass.pieces.size());
     for (const PiecePlan& piece : pass.pieces) placed.push_back(place_piece(piece, visit));
     return placed;
@@ -59,12 +59,12 @@ PassImage place_pass(const PassPlan& pass, Visit&& visit) {
 
 }  // namespace
 
-PassImage view(const PassPlan& pass) { return place_pass(pass, PointAtHost()); }
+PlacedPass view(const PassPlan& pass) { return place_pass(pass, PointAtHost()); }
 
-PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
+PlacedPlan place_plan(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream) {
     if (memory->is_heap()) return {{}, view(plan.forward), view(plan.backward)};
     Stage stage;
-    PlanImage placed;
+    PlacedPlan placed;
     const auto place_passes = [&] {
         placed.forward = place_pass(plan.forward, stage);
         placed.backward = place_pass(plan.backward, stage);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! A plan, a forward and a backward pass, and a check of the gradient by small differences. The same program in C, C++
-//! and Python lies in the project's folder examples.
+//! and Python lies in bindings/examples.
 use sparseattn::{causal, sink, window, Context, Gradients, Problem, Result, Saved, View, ViewMut};
 
 const HEADS: usize = 2;

@@ -12,17 +12,17 @@
 namespace spattn {
 
 // The lists, masks and tasks of one piece of a pass.
-struct PieceImage {
+struct PlacedPiece {
     LayoutView layout{};
     TasksView tasks{}, second_tasks{};
     TokenListsView tokens{};
 };
-using PassImage = std::vector<PieceImage>;
+using PlacedPass = std::vector<PlacedPiece>;
 
 // Views of a piece whose pointers `visit` sets, see layout/arrays.h: the only way from a piece to its views.
 template <class Visit>
-PieceImage place_piece(const PiecePlan& piece, Visit&& visit) {
-    PieceImage placed;
+PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
+    PlacedPiece placed;
     placed.tasks = shape_of(piece.schedule);
     placed.second_tasks = shape_of(piece.second_schedule);
     each_array(piece.schedule, placed.tasks, visit);
@@ -40,15 +40,15 @@ PieceImage place_piece(const PiecePlan& piece, Visit&& visit) {
 }
 
 // A pass as it lies in host memory.
-PassImage view(const PassPlan& pass);
+PlacedPass view(const PassPlan& pass);
 
-struct PlanImage {
+struct PlacedPlan {
     Memory::Block block;
-    PassImage forward, backward;
+    PlacedPass forward, backward;
 };
 
 // Places a plan, which must outlive the result. Where the memory is the heap the views point into the plan. Elsewhere
 // one transfer on `stream` copies both passes, and an array that they share is copied once.
-PlanImage make_image(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
+PlacedPlan place_plan(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
 
 }  // namespace spattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Patterns whose lists come with each run: where they may stand, what is refused, and the operands they ask for. Values
-// inside of keys, and the largest logits.
+// Patterns whose lists come with each call: where they may stand, what is refused, and the operands they ask for.
+// Values inside of keys, and the largest logits.
 #include "abi/tensors.h"
 
 using namespace abi;
@@ -21,8 +21,8 @@ spattn_problem lists_problem(uint32_t flags = SPATTN_PLAN_REFERENCE) {
 
 // A pass of make_problem() with lists of 5 keys, all operands good.
 template <class Args>
-struct ListedRun {
-    ListedRun(const spattn_problem& p, const spattn_plan* plan, int32_t op)
+struct CallWithLists {
+    CallWithLists(const spattn_problem& p, const spattn_plan* plan, int32_t op)
         : q({p.batch, p.heads_q, p.seq_q, p.head_dim}, f32), k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, f32),
           v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, f32), out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, f32),
           lse({p.batch, p.heads_q, p.seq_q}, f32), more(lse.shape, f32), dout(out.shape, f32), dq(q.shape, f32),
@@ -62,7 +62,7 @@ void check_list_operands(const char* function, int32_t op) {
     const Pattern pattern = runtime_tokens(5);
     const spattn_problem problem = lists_problem();
     const Plan plan = make_plan(context.get(), pattern.get(), problem);
-    using Run = ListedRun<Args>;
+    using Run = CallWithLists<Args>;
     const auto demand_failure = [&](const std::string& what, const std::function<void(Run&)>& spoil,
                                     spattn_status status, const char* argument) {
         Run run(problem, plan.get(), op);
@@ -100,7 +100,7 @@ void check_value_in_key(const char* function, int32_t op) {
     const Context context = make_context();
     const spattn_problem problem = lists_problem(SPATTN_PLAN_VALUE_IN_KEY);
     const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
-    ListedRun<Args> run(problem, plan.get(), op);
+    CallWithLists<Args> run(problem, plan.get(), op);
     run.args.indices = run.args.index_counts = nullptr;
     demand("v is given", function, run.run(plan.get()), SPATTN_E_STATE, "v");
     run.args.v = nullptr;
@@ -220,7 +220,7 @@ TEST(max_logits_are_the_largest) {
     problem.batch = problem.heads_q = problem.heads_kv = 1;
     const Context context = make_context();
     const Plan plan = make_plan(context.get(), parse("causal - sink(3)").get(), problem);
-    ListedRun<spattn_forward_args> run(problem, plan.get(), SPATTN_OP_FORWARD);
+    CallWithLists<spattn_forward_args> run(problem, plan.get(), SPATTN_OP_FORWARD);
     run.args.indices = run.args.index_counts = nullptr;
     succeed(run.run(plan.get()), "max_logits");
     for (int64_t row = 0; row < problem.seq_q; ++row) {

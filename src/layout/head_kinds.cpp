@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "layout/classes.h"
+#include "layout/head_kinds.h"
 
 #include "layout/index.h"
 
 namespace spattn {
 
-std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout) {
+std::vector<Plane> find_head_kinds(const Pattern& pattern, Layout& layout) {
     KeyMemo<int32_t> known;
     std::vector<Plane> planes;
     Key key;
@@ -16,10 +16,10 @@ std::vector<Plane> find_classes(const Pattern& pattern, Layout& layout) {
             pattern.selection(plane, key);
             const int32_t id = known.at(key, 0);
             if (size_t(id) == planes.size()) planes.push_back(plane);
-            layout.class_of.push_back(id);
+            layout.kind_of_head.push_back(id);
         }
     }
-    layout.classes = int32_t(planes.size());
+    layout.head_kinds = int32_t(planes.size());
     return planes;
 }
 

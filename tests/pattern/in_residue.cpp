@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// modulus() and in_class() against what the pattern means, pair by pair.
+// modulus() and in_residue() against what the pattern means, pair by pair.
 #include "check.h"
 #include "pattern/trees.h"
 
@@ -9,7 +9,7 @@ using namespace trees;
 namespace {
 
 struct Found {
-    long moduli = 0, classes = 0, kept = 0, cut = 0;  // what was there to check
+    long moduli = 0, residues = 0, kept = 0, cut = 0;  // what was there to check
 };
 
 // The keys in [low, high) that position p sees.
@@ -35,10 +35,10 @@ void check_modulus(const Tree& tree, const Plane& plane, Found& found) {
     found.moduli += modulus > 1;
 }
 
-void check_class(const Tree& tree, const Plane& plane, int64_t modulus, int64_t residue, Found& found) {
-    const PatternRef part = tree.pattern->in_class(modulus, residue);
+void check_residue(const Tree& tree, const Plane& plane, int64_t modulus, int64_t residue, Found& found) {
+    const PatternRef part = tree.pattern->in_residue(modulus, residue);
     if (!part) return;
-    ++found.classes;
+    ++found.residues;
     const int64_t low = -4, high = plane.extent.seq_k / modulus + 4;
     bool is_same = true;
     for (int64_t p = low; p < high; ++p) {
@@ -62,7 +62,7 @@ void check_random(uint32_t seeds, int depth, Found& found) {
         const int64_t own = std::max<int64_t>(tree.pattern->modulus(), 1);
         const int64_t modulus = source.number(0, 3) ? source.number(1, 12) : own;
         for (int64_t residue = 0; residue < std::min<int64_t>(modulus, 12); ++residue)
-            check_class(tree, plane, modulus, residue, found);
+            check_residue(tree, plane, modulus, residue, found);
     }
     check::context.clear();
 }
@@ -75,17 +75,17 @@ TEST(random_patterns) {
     check_random(3000, 3, compositions);
     for (const Found& found : {leaves, compositions}) {
         CHECK(found.moduli > 100);
-        CHECK(found.classes > 3000);
+        CHECK(found.residues > 3000);
         CHECK(found.kept > 100000 && found.cut > 100000);
     }
 }
 
-// The largest modulus and the plainest words: what a layout of classes is compiled from.
+// The largest modulus and the plainest words: what a layout of residue classes is compiled from.
 TEST(classes_have_plain_words) {
     struct Case {
         const char* text;
         int64_t modulus, residue;
-        const char* in_class;
+        const char* in_residue;
     };
     const Case cases[] = {
         {"dilated(1008,0,16)", 16, 3, "window(63,0)"},
@@ -108,7 +108,7 @@ TEST(classes_have_plain_words) {
         check::context = c.text;
         const PatternRef pattern = parse_pattern(c.text);
         CHECK_EQ(pattern->modulus(), c.modulus);
-        CHECK_EQ(pattern->in_class(c.modulus, c.residue)->identity(), parse_pattern(c.in_class)->identity());
+        CHECK_EQ(pattern->in_residue(c.modulus, c.residue)->identity(), parse_pattern(c.in_residue)->identity());
     }
 }
 
@@ -126,7 +126,7 @@ TEST(what_is_not_known_says_so) {
     for (const char* text : {"strided(4) & logsparse", "strided(6) | (strided(6) & block_diagonal(8))",
                              "per_document([0,8], [0,8], strided(2))", "csr([0,1],[0],1)"}) {
         check::context = text;
-        CHECK(!parse_pattern(text)->in_class(6, 0));
+        CHECK(!parse_pattern(text)->in_residue(6, 0));
     }
     // A least common multiple that no integer holds: the larger of the two holds as well.
     const PatternRef large = make_intersection({make_strided((int64_t(1) << 62) - 1), make_strided(int64_t(1) << 61)});
