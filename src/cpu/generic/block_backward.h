@@ -139,7 +139,14 @@ struct BackwardLane {
         Visit v{{}, {}, k, statistics(head, row, at), bits, dq, keys.count, is_first};
         load_queries(v, at, row);
         const uint64_t apart = bits ? queries_apart(head, row, at) : 0;
-        (apart | keys_apart) == 0 ? attend_all(v, at.count, Step::both) : attend_apart(v, at, row, apart, keys);
+        const bool is_apart = (apart | keys_apart) != 0;
+        // One call, so that products stay inlined with their strides: two steps where rows are left out of gradients.
+        for (Step step = is_apart ? Step::scores : Step::both;; step = Step::gradients) {
+            if (step == Step::gradients) load_queries(v, without(at, apart), row);
+            attend_all(v, at.count, step);
+            if (step != Step::scores) break;
+        }
+        if (is_apart) add_apart(v, at, apart, keys);
         if (repeats(row)) scatter_dq(g, at);
     }
 
@@ -162,55 +169,44 @@ struct BackwardLane {
     }
 
     void attend_all(Visit& v, int queries, Step step) {
-        if (!v.bits || bk == strip_lanes) return attend<bk / lanes>(v, {0, queries}, 0, step);
+        if (!v.bits || bk == strip_lanes) return attend<bk / lanes>(v, {0, queries}, 0, step, v.is_first);
         if (v.is_first) zero(v.dq, int64_t(bq) * columns);
         v.is_first = false;
         for (int first = 0; first < v.keys; first += strip_lanes) {
             const Span kept = rows_kept<bk>(v.bits, queries, first);
-            if (kept.count > 0) attend<strip_lanes / lanes>(v, kept, first, step);
+            if (kept.count > 0) attend<strip_lanes / lanes>(v, kept, first, step, false);
         }
     }
 
     // Some queries of a block meet n vectors of keys, from lane `first` on.
     template <int n>
-    void attend(const Visit& v, Span queries, int first, Step step) {
-        if (step != Step::gradients) score<n>(v, queries, first);
-        if (step != Step::scores) add_gradients<n>(v, queries, first);
-    }
-
-    template <int n>
-    void score(const Visit& v, Span queries, int first) {
-        const int at = queries.first, count = queries.count;
-        const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
-        Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
-        // s = q kT, dp = dout vT
-        multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
-        multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count, n);
-        differentiate<n>(v, queries, first);
-    }
-
-    template <int n>
-    void add_gradients(const Visit& v, Span queries, int first) {
+    void attend(const Visit& v, Span queries, int first, Step step, bool is_first) {
         const int at = queries.first, count = queries.count, keys = least(n * lanes, v.keys - first);
         const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
-        const Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
-        // out = p v: dv += pT dout
-        Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
-        multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
-                                               columns_v / lanes);
-        // s = q kT: dk += dsT q, dq += ds k
-        multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
-        const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
-        v.is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
-                   : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+        Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
+        if (step != Step::gradients) {
+            // s = q kT, dp = dout vT
+            multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
+            multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count,
+                                             n);
+            differentiate<n>(v, queries, first);
+        }
+        if (step != Step::scores) {
+            // out = p v: dv += pT dout
+            Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
+            multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
+                                                   columns_v / lanes);
+            // s = q kT: dk += dsT q, dq += ds k
+            multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
+            const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
+            is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
+                     : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+        }
     }
 
-    // ---- rows that are not finite: add_gradients() leaves them out, and they are added to the pairs that are kept ----
+    // ---- rows that are not finite: products of gradients leave them out, pairs that are kept receive them ----
 
-    SPATTN_RARE void attend_apart(Visit& v, const Place& at, int32_t row, uint64_t apart, const Place& keys) {
-        attend_all(v, at.count, Step::scores);
-        load_queries(v, without(at, apart), row);
-        attend_all(v, at.count, Step::gradients);
+    SPATTN_RARE void add_apart(const Visit& v, const Place& at, uint64_t apart, const Place& keys) {
         each_bit(apart, [&](int query) { add_query(v, at, query); });
         each_bit(keys_apart, [&](int key) { add_key(v, keys, key, at.count); });
     }
