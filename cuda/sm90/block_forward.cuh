@@ -29,14 +29,14 @@
 // bsr128_10_16k and 73 % of window1k_16k. On full_16k the 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
 // Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 787 in the same
-// run; every line is in bench/results): full_16k 793, causal_16k 760, window1k_16k 577, window4k_128k 739, streaming_16k
-// 565, bsr128_10_16k 702. Single blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
+// run, before fp16 came): full_16k 793, causal_16k 760, window1k_16k 577, window4k_128k 739,
+// streaming_16k 565, bsr128_10_16k 702. Single blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
-// row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between exponentials
-// (0 to -3 %); four ring tiles at constant places instead of five (-3 to -6 %); descriptors that are not known uniform (3
-// R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128 keys by number,
-// copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
+// row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
+// exponentials (0 to -3 %); four ring tiles at constant places instead of five (-3 to -6 %); descriptors that are not
+// known uniform (3 R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128
+// keys by number, copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,8 @@ struct Config {
     static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
     static constexpr int row_bytes = 2 * panel_columns;
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
-    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;  // of a panel
-    static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;  // of shared memory
+    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;                        // of a panel
+    static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;          // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int producer_registers = 40, consumer_registers = 232;
     static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
@@ -99,8 +99,8 @@ struct BlockForwardParams {
     float into_cap;
 };
 
-// How a row ends: what its sums of p v are multiplied by, and its lse. l, the sum of p, may be lifted by powers of two, as
-// p v then is. Parts of a row end without the sink.
+// How a row ends: what its sums of p v are multiplied by, and its lse. l, the sum of p, may be lifted by powers of two,
+// as p v then is. Parts of a row end without the sink.
 struct RowEnd {
     float factor, lse;
 };
@@ -181,8 +181,8 @@ struct Producer {
         announce({0, 0, 0, end_of_work, 0, 0}, 0);
     }
 
-    // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited for the message
-    // after such a task would still hold the tile that this message needs.
+    // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited
+    // for the message after such a task would still hold the tile that this message needs.
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         const int first = task.row * C::block_q, rows = min(C::block_q, params.seq_q - first);
@@ -303,7 +303,7 @@ struct Repair {
     float m, l;
 
     __device__ __forceinline__ const typename C::Element* at(const TensorView& x, int batch, int head,
-                                                            int64_t token) const {
+                                                             int64_t token) const {
         return static_cast<const typename C::Element*>(x.data) + batch * x.batch + head * x.head + token * x.row;
     }
 
@@ -332,12 +332,14 @@ struct Repair {
             const Run run = layout.by_query.runs[r];
             const int from = min(skip, run.count), take = min(run.count - from, left);
             skip -= from, left -= take;
-            for (int n = from; n < from + take; ++n) block(batch, head_kv, run.first + run.count - 1 - n, run.mask, in_block);
+            for (int n = from; n < from + take; ++n)
+                block(batch, head_kv, run.first + run.count - 1 - n, run.mask, in_block);
         }
     }
 
     __device__ void block(int batch, int head_kv, int block, int mask, int in_block) {
-        const auto* words = reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
+        const auto* words =
+            reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
         for (int base = 0; base < C::block_k; base += 32) {
             const int bit = tile::fragment_bit(in_block, base + lane, C::block_k);
             const bool kept = mask == full_block || (words[bit / 32] >> (bit % 32) & 1);
@@ -646,7 +648,8 @@ struct Consumer {
 
 // ---- kernel ----
 template <class C>
-__global__ void __launch_bounds__(C::threads, 1) block_forward_kernel(const __grid_constant__ BlockForwardParams params) {
+__global__ void __launch_bounds__(C::threads, 1)
+    block_forward_kernel(const __grid_constant__ BlockForwardParams params) {
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
     if (threadIdx.x == 0) {

@@ -40,15 +40,15 @@ const char* block_forward_fits(const Problem& p) {
 }
 
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
-// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Read off full_16k
-// and window1k_16k (H200); they settle which row a problem gets.
+// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Read off
+// full_16k and window1k_16k (H200); they settle which row a problem gets.
 template <int HeadDim, int HeadDimV, int BlockK>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
     constexpr double softmax = 1550.0 * BlockK / 128, mask = 150.0 * BlockK / 128, block = 100, task = 1500;
     constexpr double launch = 4;  // us
-    const double cycles = s.blocks * (std::max(products / reached, softmax) + block) + s.masked * mask +
-                          double(s.rows) * task;
+    const double cycles =
+        s.blocks * (std::max(products / reached, softmax) + block) + s.masked * mask + double(s.rows) * task;
     const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
     const double memory = rows * double(p.head_dim + p.head_dim_v) * 2 / machine.bandwidth * 1e-3;
@@ -59,7 +59,8 @@ size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.pro
 
 bool is_addressable(const ForwardArgs& args) {
     const Problem& p = *args.problem;
-    return runtime::has_tensor_map(args.q, runtime::q_sizes(p)) && runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
+    return runtime::has_tensor_map(args.q, runtime::q_sizes(p)) &&
+           runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
            runtime::has_tensor_map(args.v, runtime::v_sizes(p)) &&
            runtime::has_tensor_map(args.out, runtime::out_sizes(p));
 }
@@ -110,9 +111,9 @@ Kernel block_forward(const char* name) {
 
 KernelTable kernels() {
     static const Kernel rows[] = {
-#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k) \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>(            \
-        "sm90_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v "_" #block_q "x" #block_k),
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k)                               \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>("sm90_" #kernel "_" #dtype "_d" #head_dim \
+                                                                 "_v" #head_dim_v "_" #block_q "x" #block_k),
 #include "sm90/kernels.inc"
 #undef SPATTN_KERNEL
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Who holds what of an accumulator tile of 64 rows: value i of thread t of the warpgroup is at (row, column), whatever the
-// tile's width. Masks of tensor core kernels are stored in this order: a thread has one word of block_k / 2 bits for each
-// 64 rows, bit i for value i, so that a masked block costs a thread one load.
+// Who holds what of an accumulator tile of 64 rows: value i of thread t of the warpgroup is at (row, column), whatever
+// the tile's width. Masks of tensor core kernels are stored in this order: a thread has one word of block_k / 2 bits
+// for each 64 rows, bit i for value i, so that a masked block costs a thread one load.
 #pragma once
 
 #include <cstdint>

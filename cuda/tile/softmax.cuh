@@ -24,8 +24,8 @@ __device__ __forceinline__ void mask(float (&s)[Values], Word word) {
     for (int i = 0; i < Values; ++i) ptx::minus_infinity_unless(s[i], (i < 32 ? low : high) & (1u << (i & 31)));
 }
 
-// tanh(into_cap s): what softcap makes of scores, still to be multiplied by the cap. Before the mask, which it would lift.
-// Small ones take a series, for 1 - 1 leaves nothing of them.
+// tanh(into_cap s): what softcap makes of scores, still to be multiplied by the cap. Before the mask, which it would
+// lift. Small ones take a series, for 1 - 1 leaves nothing of them.
 __device__ __forceinline__ float cap(float s, float into_cap) {
     const float x = s * into_cap, square = x * x;
     const float e = ptx::exp2_approx(x * (2 * float(M_LOG2E)));
@@ -68,13 +68,13 @@ __device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState
     }
 }
 
-// Probabilities are made this many powers of two larger than exp(s - m), and so are their sums: of fp16's range most lies
-// above 1, and what is far below 1 would lose digits, which a large v brings back.
+// Probabilities are made this many powers of two larger than exp(s - m), and so are their sums: of fp16's range most
+// lies above 1, and what is far below 1 would lose digits, which a large v brings back.
 template <Dtype D>
 constexpr float lift = D == Dtype::f16 ? 8 : 0;
 
-// p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that has
-// seen no key has m = -infinity: a key gives infinity there, and no key 0.
+// p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that
+// has seen no key has m = -infinity: a key gives infinity there, and no key 0.
 template <Dtype D, int Values>
 __device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
                                              float (&sum)[2], uint32_t (&p)[Values / 8][4]) {
@@ -95,8 +95,8 @@ __device__ __forceinline__ void exponentials(const float (&s)[Values], const Row
 }
 
 // A thread's probabilities of a row and block may sum up to this before m follows the maximum: what is accumulated
-// stays far inside fp32, and inside fp16's range, and hardly a block needs its maximum or a rescaling. That m may lag is an
-// idea of FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
+// stays far inside fp32, and inside fp16's range, and hardly a block needs its maximum or a rescaling. That m may lag
+// is an idea of FlashAttention-4, https://github.com/Dao-AILab/flash-attention.
 template <Dtype D>
 constexpr float most = D == Dtype::f16 ? 32768 : 4096;
 
@@ -133,8 +133,8 @@ __device__ __forceinline__ void find_not_finite(const float (&tile)[Values], flo
     for (int i = 0; i < Values; ++i) row[row_of(i)] = fmaf(tile[i], 0.f, row[row_of(i)]);
 }
 
-// The tile as 16-bit elements into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base a
-// multiple of 1024.
+// The tile as 16-bit elements into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base
+// a multiple of 1024.
 template <Dtype D, int Values>
 __device__ __forceinline__ void store_swizzled(const float (&tile)[Values], uint32_t base, uint32_t panel_bytes,
                                                int thread) {

@@ -434,7 +434,8 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  * dsink = sum over rows of exp(z - lse) * (dlse - rowsum(dout * out)).
  *
  * What a query does not see cannot change its result, whatever it holds, NaN and infinity included: neither out and
- * lse, nor gradients. A key's gradients come from the queries that see it alone.
+ * lse, nor gradients. A key's gradients come from the queries that see it alone. (On a CPU not a bit changes; on a GPU a
+ * row with such a neighbour may be summed in another order.)
  *
  * A query that sees no key gets out 0, lse -infinity and gradients 0. With a sink its lse is z, and so its dlse counts
  * in dsink. A batch of 0, a seq_q or seq_k of 0 is legal: there is nothing to see, and the data of a tensor without
