@@ -730,7 +730,7 @@ public:
         const spattn_status status = spattn_plan_stats(c(), &stats);
         return detail::result(status, std::move(stats));
     }
-    // Of the kernel row that a pass runs; NULL where it was not planned. Lives as long as the plan.
+    // The kernel row that a pass runs, by name; NULL where the pass was not planned. It lives as long as the plan.
     const char* kernel(Pass pass) const { return spattn_plan_kernel(c(), int32_t(pass)); }
     Result<std::string> explain() const {
         return detail::fill<std::string>([this](char* buffer, std::size_t capacity, std::size_t* needed) {

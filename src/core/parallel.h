@@ -15,7 +15,8 @@ public:
     // Runs body(argument, lane) once for every lane in [0, lanes()), on any threads; returns when all are done.
     virtual void run(void (*body)(void* argument, int64_t lane), void* argument) = 0;
     // Whether lanes should take no further task: run() then fails once they have ended. Lanes ask before each task.
-    virtual bool is_cancelled() { return false; }
+    // Not inline: objects of archs must not share a weak copy.
+    virtual bool is_cancelled();  // false, where nobody overrides it
 };
 
 }  // namespace spattn

@@ -15,6 +15,9 @@
 #include "core/error.h"
 
 namespace spattn {
+
+bool Parallel::is_cancelled() { return false; }
+
 namespace {
 
 int lanes_or_default(int lanes) {
