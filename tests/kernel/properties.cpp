@@ -59,7 +59,9 @@ TEST(what_a_query_does_not_see_cannot_change_its_result) {
             const Inputs in = make_inputs(c, dtype, seed);
             for (const Rows& rows : cpu_rows(false)) {
                 if (rows.forward.dtype != dtype || !is_tested(rows) || !takes(rows, c)) continue;
-                check::context = text(rows.forward.name, " ", describe(c), " draw ", ++draw);
+                // Half of the pairs of case and row, which ones by chance: the truth of each takes its time.
+                if (std::minstd_rand(++draw)() % 64 < 32) continue;
+                check::context = text(rows.forward.name, " ", describe(c), " draw ", draw);
                 check_isolation(c, rows, in, run_rows(c, rows, in, 2), draw_soiling(draw), told);
             }
         }
