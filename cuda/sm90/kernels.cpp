@@ -27,7 +27,7 @@ using any::MaskOrder;
 
 const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
-    "any_block_forward, some hundred times slower";
+    "any_block_forward, far slower";
 
 template <int HeadDim, int HeadDimV>
 const char* block_forward_fits(const Problem& p) {

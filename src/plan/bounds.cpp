@@ -39,10 +39,11 @@ int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, in
 }  // namespace
 
 LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel) {
-    if (coarse.outline) return coarse.outline->stats(kernel.owner() == Owner::keys).finer;
+    const bool by_key = kernel.owner() == Owner::keys;
+    if (coarse.outline) return coarse.outline->stats(by_key).finer;
     const Layout& layout = *coarse.layout;
     LayoutStats stats = coarse_stats;
-    const std::vector<double> weights = weigh_masks(layout, kernel.owner() == Owner::keys ? layout.by_key : layout.by_query);
+    const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
     const double area = double(kernel.block_q) * kernel.block_k;
     stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
     stats.worked = stats.blocks * area;
@@ -57,15 +58,15 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
                 stats.blocks += weight;
                 stats.masked += has_all(seen.by_all, key, kernel.block_k) ? 0 : weight;
                 const MaskArea area{query, kernel.block_q, key, kernel.block_k};
-                stats.worked += weight * (kernel.owner() == Owner::keys ? double(query_span(layout, mask, area)) * kernel.block_k
+                stats.worked += weight * (by_key ? double(query_span(layout, mask, area)) * kernel.block_k
                                                         : double(keys) * kernel.block_q);
             }
         }
     stats.visited = stats.blocks * area;
-    stats.rows = kernel.owner() == Owner::keys ? count_rows(layout, layout.live_keys, layout.block_k, kernel.block_k)
+    stats.rows = by_key ? count_rows(layout, layout.live_keys, layout.block_k, kernel.block_k)
                                : count_rows(layout, layout.live_queries, layout.block_q, kernel.block_q);
     if (coarse.form.order == Order::residue)
-        stats.gathered = stats.blocks * (kernel.owner() == Owner::keys ? kernel.block_q : kernel.block_k);
+        stats.gathered = stats.blocks * (by_key ? kernel.block_q : kernel.block_k);
     return stats;
 }
 
@@ -74,9 +75,9 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
 // work on the block would shrink to the share (live own tokens) x (live other tokens) of its area, which is taken as
 // its least.
 LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel) {
-    if (plain.outline) return plain.outline->stats(kernel.owner() == Owner::keys).least_listed;
-    const Layout& layout = *plain.layout;
     const bool by_key = kernel.owner() == Owner::keys;
+    if (plain.outline) return plain.outline->stats(by_key).least_listed;
+    const Layout& layout = *plain.layout;
     LayoutStats stats = plain_stats;
     const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
     const double own_block = by_key ? layout.block_k : layout.block_q;
@@ -171,7 +172,8 @@ LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kerne
     stats.worked = std::min(stats.visited, counts.pairs * std::max(1, std::min(strip, modulus) / 2));
     stats.blocks = std::ceil(stats.visited / (double(kernel.block_q) * kernel.block_k));
     const int64_t rows = p.batch * p.heads_q * p.seq_q - counts.rows_empty;
-    stats.rows = kernel.owner() == Owner::keys ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
+    const bool by_key = kernel.owner() == Owner::keys;
+    stats.rows = by_key ? std::min<int64_t>(rows, 1) : (rows + kernel.block_q - 1) / kernel.block_q;
     return stats;
 }
 

@@ -136,13 +136,13 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     return line("  lists", given + rows + (piece.layout ? ", less what the pattern does not keep" : ""));
 }
 
-std::string describe_tasks(const PiecePlan& piece, const Machine& machine) {
-    const Schedule& s = piece.schedule;
+// The tasks of one walk.
+std::string describe_tasks(const char* name, const Schedule& s, const Machine& machine) {
     const int32_t queues = view(s).queues;
     const std::string split = s.joins.empty() ? "none split"
                                               : plural(double(s.joins.size()), "row") + " split into " +
                                                     plural(s.num_parts, "part");
-    return line("  tasks", grouped(double(s.tasks.size())) + " in " + plural(queues, "queue") + ", " + split + "; " +
+    return line(name, grouped(double(s.tasks.size())) + " in " + plural(queues, "queue") + ", " + split + "; " +
                                decimal(double(queues) / machine.lanes, 1) + " waves");
 }
 
@@ -151,7 +151,12 @@ std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us,
 // How the row of a piece works on it.
 std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
-        case Family::block: return describe_layout(piece) + describe_tasks(piece, plan.options.machine);
+        case Family::block:
+            return describe_layout(piece) + describe_tasks("  tasks", piece.schedule, plan.options.machine) +
+                   (piece.kernel->num_walks > 1
+                        ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
+                        : "") +
+                   (piece.kernel->assumes ? line("  assumes", piece.kernel->assumes) : "");
         case Family::gather: return describe_lists(plan, piece);
         default: return "";
     }

@@ -219,5 +219,6 @@ TEST(host_costs) {
         best_plan = std::min(best_plan, us_since(start));
     }
     std::printf("host: %.2f us a launch, %.0f us a plan of 128K tokens\n", best_launch, best_plan);
-    CHECK(best_launch < 1e9 && best_plan < 1e9);
+    CHECK(best_launch <= 5);
+    CHECK(best_plan <= 3000);
 }
