@@ -31,6 +31,7 @@ struct Rate {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double task;                 // cycles of an SM
 };
+// Estimates of what an SM does, not yet measured.
 double flops_per_cycle(Dtype dtype, int block) {
     const double rate = block >= 64 ? 72 : block == 32 ? 48 : 24;
     return dtype == Dtype::f64 ? rate / 3 : rate;

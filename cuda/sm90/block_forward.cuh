@@ -43,6 +43,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "any/element.cuh"
 #include "any/partials.h"
 #include "core/math.h"
 #include "ptx/convert.cuh"
@@ -117,13 +118,9 @@ __device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int 
     return end;
 }
 
-__device__ __forceinline__ float* row_value(const TensorView& rows, int batch, int head, int64_t row) {
-    return static_cast<float*>(rows.data) + batch * rows.batch + head * rows.head + row * rows.row;
-}
-
 // ---- shared memory ----
 struct TaskMessage {
-    int32_t batch, head, row, count, part, index;  // count: blocks; end_of_work after the last task
+    int32_t batch, head, row, count, part, index;  // index: the task's; count: blocks, or end_of_work after the last
 };
 constexpr int32_t end_of_work = -1;
 
@@ -186,17 +183,15 @@ struct Producer {
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         const int first = task.row * C::block_q, rows = min(C::block_q, params.seq_q - first);
-        const int words = params.head_dim_v / 2;  // of two elements: rows are multiples of 16 bytes apart
+        const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
         for (int row = 0; row < rows; ++row) {
-            auto* out = static_cast<typename C::Element*>(params.out.data) + entry * params.out.batch +
-                        head * params.out.head + (first + row) * params.out.row;
+            auto* out = any::row_of<typename C::Element>(params.out, entry, head, first + row);
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
-            if (params.head_dim_v % 2 && lane == 0) out[params.head_dim_v - 1] = typename C::Element(0.f);
         }
         const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
         for (int row = lane; row < rows; row += 32) {
-            if (params.lse.data) *row_value(params.lse, entry, head, first + row) = lse;
-            if (params.max_logits.data) *row_value(params.max_logits, entry, head, first + row) = -INFINITY;
+            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, first + row) = lse;
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, first + row) = -INFINITY;
         }
     }
 
@@ -294,6 +289,7 @@ struct Producer {
 // ---- repair: one warp makes a row from the pairs that it keeps, and from nothing else ----
 template <class C>
 struct Repair {
+    using Element = typename C::Element;
     static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
 
     const BlockForwardParams& params;
@@ -302,19 +298,14 @@ struct Repair {
     float q[columns], out[columns];
     float m, l;
 
-    __device__ __forceinline__ const typename C::Element* at(const TensorView& x, int batch, int head,
-                                                             int64_t token) const {
-        return static_cast<const typename C::Element*>(x.data) + batch * x.batch + head * x.head + token * x.row;
-    }
-
     __device__ __noinline__ void row(int in_block) {
         const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
         const int64_t token = int64_t(task.row) * C::block_q + in_block;
         if (token >= params.seq_q) return;
-        const auto* from = at(params.q, batch, head, token);
+        const auto* from = any::row_of<Element>(params.q, batch, head, token);
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
-            q[i] = column < params.head_dim ? tile::to_float(from[column]) : 0;
+            q[i] = column < params.head_dim ? any::to_real(from[column]) : 0;
             out[i] = 0;
         }
         m = -INFINITY, l = 0;
@@ -350,10 +341,11 @@ struct Repair {
 
     __device__ void pair(int batch, int head_kv, int64_t key) {
         if (isnan(l)) return;  // by its own keys: nothing can change it
-        const auto *k = at(params.k, batch, head_kv, key), *v = at(params.v, batch, head_kv, key);
+        const auto *k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto *v = any::row_of<Element>(params.v, batch, head_kv, key);
         float s = 0;
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], tile::to_float(k[lane + 32 * i]), s);
+            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]), s);
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
         if (params.has_cap) s = tile::cap(s, params.into_cap);
         const float highest = fmaxf(m, s);
@@ -361,7 +353,7 @@ struct Repair {
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
         m = highest, l = fmaf(l, factor, p);
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v) out[i] = fmaf(p, tile::to_float(v[lane + 32 * i]), out[i] * factor);
+            if (lane + 32 * i < params.head_dim_v) out[i] = fmaf(p, any::to_real(v[lane + 32 * i]), out[i] * factor);
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {
@@ -372,8 +364,7 @@ struct Repair {
             if (column >= params.head_dim_v) continue;
             const float x = l == 0 ? 0 : out[i] * end.factor;
             if (task.part == whole_row)
-                const_cast<typename C::Element*>(at(params.out, batch, head, token))[column] =
-                    tile::from_float<typename C::Element>(x);
+                any::from_real(x, any::row_of<Element>(params.out, batch, head, token)[column]);
             else
                 params.parts.out[part_row * params.head_dim_v + column] = x;
         }
@@ -383,8 +374,8 @@ struct Repair {
             params.parts.top[part_row] = m * params.scale;
             return;
         }
-        if (params.lse.data) *row_value(params.lse, batch, head, token) = end.lse;
-        if (params.max_logits.data) *row_value(params.max_logits, batch, head, token) = m * params.scale;
+        if (params.lse.data) *any::row_of<float>(params.lse, batch, head, token) = end.lse;
+        if (params.max_logits.data) *any::row_of<float>(params.max_logits, batch, head, token) = m * params.scale;
     }
 };
 
@@ -520,8 +511,8 @@ struct Consumer {
         for (int h = 0; h < 2; ++h) {
             const int at = row + tile::fragment_row(thread, 2 * h);
             if (at >= params.seq_q) continue;
-            if (params.lse.data) *row_value(params.lse, task.batch, task.head, at) = lse[h];
-            if (params.max_logits.data) *row_value(params.max_logits, task.batch, task.head, at) = top[h];
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, task.head, at) = lse[h];
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, task.head, at) = top[h];
         }
     }
 

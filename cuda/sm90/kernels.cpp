@@ -41,7 +41,8 @@ const char* block_forward_fits(const Problem& p) {
 
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
 // their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Read off
-// full_16k and window1k_16k (H200); they settle which row a problem gets.
+// full_16k and window1k_16k with head_dim 128 and blocks of 128 keys (H200); for the other rows they are what the
+// formula says, not yet measured. They settle which row a problem gets.
 template <int HeadDim, int HeadDimV, int BlockK>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;

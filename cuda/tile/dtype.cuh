@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Elements of operands as fp32 and back.
+// Elements of operands, as C++ and as the matrix instructions name them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,10 +30,6 @@ struct Element<Dtype::f64> {
     using type = double;
 };
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
 // The element as the matrix instructions name it, and two of them in a word, `low` in its low half.
 template <Dtype D>
 using MatrixTag = ptx::ElementTag<D == Dtype::f16 ? ptx::MatrixElement::f16 : ptx::MatrixElement::bf16>;
@@ -41,11 +37,6 @@ template <Dtype D>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
     static_assert(D == Dtype::f16 || D == Dtype::bf16, "two elements fill a word");
     return D == Dtype::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
-}
-
-template <class T>
-__device__ __forceinline__ T from_float(float x) {
-    return T(x);
 }
 
 }  // namespace spattn::tile

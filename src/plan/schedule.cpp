@@ -155,39 +155,36 @@ public:
         : layout_(layout),
           lists_(owner == Owner::keys ? layout.by_key : layout.by_query),
           members_(owner == Owner::keys ? int32_t(problem.group()) : 1),
+          heads_(int32_t(problem.batch * problem.heads_q) / members_),
           lengths_(measure_lists(lists_, layout.head_kinds)),
-          heads(int32_t(problem.batch * problem.heads_q) / members_),
-          rows(lists_.rows),
-          of_row_(size_t(rows)) {}
+          of_row_(size_t(lists_.rows)) {}
+
+    int32_t heads() const { return heads_; }
+    int32_t rows() const { return lists_.rows; }
 
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
         std::fill(of_row_.begin(), of_row_.end(), 0);
         for (int32_t member = head * members_; member < (head + 1) * members_; ++member) {
-            const int32_t* of_kind = &lengths_[size_t(layout_.kind_of_head[member]) * size_t(rows)];
-            for (int32_t row = 0; row < rows; ++row) of_row_[size_t(row)] += of_kind[row];
+            const int32_t* of_kind = &lengths_[size_t(layout_.kind_of_head[member]) * size_t(rows())];
+            for (int32_t row = 0; row < rows(); ++row) of_row_[size_t(row)] += of_kind[row];
         }
         return of_row_;
     }
 
     int64_t total() const {
         std::vector<int64_t> of_kind(size_t(layout_.head_kinds));
-        for (size_t i = 0; i < lengths_.size(); ++i) of_kind[i / size_t(rows)] += lengths_[i];
+        for (size_t i = 0; i < lengths_.size(); ++i) of_kind[i / size_t(rows())] += lengths_[i];
         int64_t sum = 0;
-        for (int32_t head = 0; head < heads * members_; ++head) sum += of_kind[size_t(layout_.kind_of_head[head])];
+        for (int32_t head = 0; head < heads_ * members_; ++head) sum += of_kind[size_t(layout_.kind_of_head[head])];
         return sum;
     }
 
 private:
     const LayoutView& layout_;
     const ListsView& lists_;
-    int32_t members_;
-    std::vector<int32_t> lengths_;
-
-public:
-    const int32_t heads, rows;
-
-private:
+    const int32_t members_, heads_;  // query heads of a head that owns tasks; heads that do
+    const std::vector<int32_t> lengths_;
     std::vector<int64_t> of_row_;
 };
 
@@ -196,10 +193,10 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
     const int64_t longest = std::max(policy.longest_task, total / workers);
     const int64_t most_single = axis.modulus > 1 ? policy.most_single_residue : policy.most_single;
     const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
-    Scheduler scheduler(int64_t(work.heads) * work.rows);
-    for (int32_t head = 0; head < work.heads; ++head) {
+    Scheduler scheduler(int64_t(work.heads()) * work.rows());
+    for (int32_t head = 0; head < work.heads(); ++head) {
         const std::vector<int64_t>& lengths = work.of(head);
-        for (int32_t at = 0; at < work.rows; ++at) {
+        for (int32_t at = 0; at < work.rows(); ++at) {
             const int32_t row = row_in_turn(axis, at);
             const int64_t blocks = lengths[size_t(row)];
             if (blocks >= target) scheduler.close_queue();
@@ -247,9 +244,9 @@ void share_rows(const std::vector<int64_t>& lengths, int32_t head, int64_t queue
 }
 
 Schedule schedule_shares(Work& work, int64_t workers) {
-    const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads), 1, work.rows);
-    Scheduler scheduler(int64_t(work.heads) * work.rows);
-    for (int32_t head = 0; head < work.heads; ++head) share_rows(work.of(head), head, queues, scheduler);
+    const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads()), 1, work.rows());
+    Scheduler scheduler(int64_t(work.heads()) * work.rows());
+    for (int32_t head = 0; head < work.heads(); ++head) share_rows(work.of(head), head, queues, scheduler);
     return scheduler.finish();
 }
 
