@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The GPU bench: forward rates of the library and of its peers on the same tensors, in the same run.
+"""The GPU bench: rates of the library and of its peers on the same tensors, in the same run.
 
-    python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--out bench/results] [--no-flex]
+    python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward] [--no-flex]
+                               [--out bench/results]
 
 One JSON line for each case and peer goes to <out>/<gpu>.jsonl. Peers that this python has are measured here (torch, and
 FA4 where its wheel is on PYTHONPATH); the best figure that was recorded elsewhere stands beside them and says so.
@@ -19,6 +20,7 @@ import re
 import subprocess
 import sys
 import time
+import typing
 
 import torch
 import torch.nn.functional as F
@@ -32,26 +34,67 @@ SUSTAINED = 0.4  # seconds
 MOST_DIFFERENCE = 0.05  # of two results in bf16 that compute the same
 QUEUED = 500_000  # cycles of work before each call, so that no host is too slow to have it queued in time
 
-# name, pattern text or mask, heads, seq, kept(q, k), goal, recorded peer, its TFLOP/s
+
+class Case(typing.NamedTuple):
+    name: str
+    pattern: str  # a text, or the mask of that name
+    heads: int
+    seq: int
+    kept: typing.Callable | None  # (queries, keys) -> bool; None: as the mask says
+    goals: dict  # TFLOP/s of each pass
+    recorded: dict = {}  # the best peer measured elsewhere: pass -> (name, TFLOP/s)
+    dtype: torch.dtype = torch.bfloat16
+    head_dim: int = 128
+    head_dim_v: int = 128
+
+
+def window(q, k, before):
+    return (k <= q) & (k >= q - before)
+
+
+def streaming(q, k):
+    return (k <= q) & ((k < 64) | (k >= q - 1023))
+
+
+WINDOW, STREAMING = "causal & window(1023,0)", "causal & (sink(64) | window(1023,0))"
 CASES = [
-    ("full_16k", "full", 16, 16384, lambda q, k: k == k, 790, "FA4", 720),
-    ("causal_16k", "causal", 16, 16384, lambda q, k: k <= q, 770, "FA4", 651),
-    ("window1k_16k", "causal & window(1023,0)", 16, 16384, lambda q, k: (k <= q) & (k >= q - 1023), 620, "FA4", 498),
-    ("window4k_128k", "causal & window(4095,0)", 4, 131072, lambda q, k: (k <= q) & (k >= q - 4095), 750, "FA4", 617),
-    ("streaming_16k", "causal & (sink(64) | window(1023,0))", 16, 16384,
-     lambda q, k: (k <= q) & ((k < 64) | (k >= q - 1023)), 600, "cuDNN flex", 463),
-    ("streaming_128k", "causal & (sink(64) | window(1023,0))", 4, 131072,
-     lambda q, k: (k <= q) & ((k < 64) | (k >= q - 1023)), 640, "cuDNN flex", 507),
-    ("block_diagonal512_16k", "block_diagonal(512)", 16, 16384, lambda q, k: q // 512 == k // 512, 600, "FA4", 450),
-    ("bsr128_50_4k", "mask", 16, 4096, None, 660, "FA4", 572),
-    ("bsr128_25_8k", "mask", 16, 8192, None, 700, "cuDNN flex", 610),
-    ("bsr128_10_16k", "mask", 16, 16384, None, 720, "FLASH flex", 624),
-    ("bsr128_05_32k", "mask", 16, 32768, None, 730, "FA4", 603),
+    Case("full_16k", "full", 16, 16384, lambda q, k: k == k, {"forward": 790, "backward": 650},
+         {"forward": ("FA4", 720), "backward": ("FA4", 620)}),
+    Case("causal_16k", "causal", 16, 16384, lambda q, k: k <= q, {"forward": 770, "backward": 630},
+         {"forward": ("FA4", 651), "backward": ("FA4", 600)}),
+    Case("window1k_16k", WINDOW, 16, 16384, lambda q, k: window(q, k, 1023), {"forward": 620, "backward": 480},
+         {"forward": ("FA4", 498), "backward": ("FA4", 442)}),
+    Case("window4k_128k", "causal & window(4095,0)", 4, 131072, lambda q, k: window(q, k, 4095),
+         {"forward": 750, "backward": 600}, {"forward": ("FA4", 617), "backward": ("cuDNN flex", 558)}),
+    Case("streaming_16k", STREAMING, 16, 16384, streaming, {"forward": 600, "backward": 460},
+         {"forward": ("cuDNN flex", 463), "backward": ("cuDNN flex", 273)}),
+    Case("streaming_128k", STREAMING, 4, 131072, streaming, {"forward": 640, "backward": 480},
+         {"forward": ("cuDNN flex", 507), "backward": ("cuDNN flex", 129)}),
+    Case("block_diagonal512_16k", "block_diagonal(512)", 16, 16384, lambda q, k: q // 512 == k // 512,
+         {"forward": 600, "backward": 450}, {"forward": ("FA4", 450), "backward": ("FA4", 359)}),
+    Case("bsr128_50_4k", "mask", 16, 4096, None, {"forward": 660, "backward": 540},
+         {"forward": ("FA4", 572), "backward": ("cuDNN flex", 482)}),
+    Case("bsr128_25_8k", "mask", 16, 8192, None, {"forward": 700, "backward": 570},
+         {"forward": ("cuDNN flex", 610), "backward": ("BSA", 496)}),
+    Case("bsr128_10_16k", "mask", 16, 16384, None, {"forward": 720, "backward": 580},
+         {"forward": ("FLASH flex", 624), "backward": ("BSA", 520)}),
+    Case("bsr128_05_32k", "mask", 16, 32768, None, {"forward": 730, "backward": 590},
+         {"forward": ("FA4", 603), "backward": ("BSA", 539)}),
+    # Elements and head sizes beside bf16 and 128.
+    *(Case(f"{name}_{label}", text, 16, 16384, kept, {}, {}, dtype, head_dim, head_dim_v)
+      for name, text, kept in (("full_16k", "full", lambda q, k: k == k),
+                               ("window1k_16k", WINDOW, lambda q, k: window(q, k, 1023)))
+      for label, dtype, head_dim, head_dim_v in (("f16", torch.float16, 128, 128), ("d64", torch.bfloat16, 64, 64),
+                                                 ("d64_f16", torch.float16, 64, 64), ("d96", torch.bfloat16, 96, 96),
+                                                 ("d192_128", torch.bfloat16, 192, 128),
+                                                 ("d256", torch.bfloat16, 256, 256))),
 ]
+PASSES = ("forward", "backward")
 
 
 ffi = native.view()
-DTYPES = {torch.bfloat16: (4, 16, 1), torch.float32: (2, 32, 1), torch.int32: (0, 32, 1)}  # spattn_dtype
+DTYPES = {torch.bfloat16: (4, 16, 1), torch.float16: (2, 16, 1), torch.float32: (2, 32, 1),
+          torch.int32: (0, 32, 1)}  # spattn_dtype
 
 
 def sized(struct, **fields):
@@ -90,25 +133,36 @@ class Library:
         a, b = view(row_ptr), view(col_idx)
         return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, seq, seq, 0)
 
-    def plan(self, pattern, heads, seq):
-        problem = sized("spattn_problem", batch=1, heads_q=heads, heads_kv=heads, seq_q=seq, seq_k=seq, head_dim=128,
-                        dtype=DTYPES[torch.bfloat16], axes=self.lib.SPATTN_BHSD)
+    def plan(self, case, flags):
+        problem = sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=case.heads,
+                        seq_q=case.seq, seq_k=case.seq, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
+                        dtype=DTYPES[case.dtype], axes=self.lib.SPATTN_BHSD)
+        pattern = self.pattern(case.name, case.pattern, case.seq)
         plan = self.make("spattn_plan", self.lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
         stats = sized("spattn_stats")
         self.check(self.lib.spattn_plan_stats(plan, stats))
-        kernel = self.lib.spattn_plan_kernel(plan, self.lib.SPATTN_OP_FORWARD)
-        return plan, stats.pairs, ffi.string(kernel).decode()
+        return plan, stats.pairs
 
-    def call(self, plan, operands):
+    def kernel(self, plan, op):
+        return ffi.string(self.lib.spattn_plan_kernel(plan, op)).decode()
+
+    def forward(self, plan, **operands):
+        return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands)
+
+    def backward(self, plan, **operands):
+        return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)
+
+    def _call(self, plan, op, function, operands):
+        """A function without arguments that makes the call, and keeps its operands alive."""
         need, align = ffi.new("size_t *"), ffi.new("size_t *")
-        self.check(self.lib.spattn_plan_workspace(plan, self.lib.SPATTN_OP_FORWARD, need, align))
+        self.check(self.lib.spattn_plan_workspace(plan, op, need, align))
         workspace = torch.empty(max(1, need[0]), dtype=torch.uint8, device="cuda")
-        views = [view(t) for t in operands]
-        args = sized("spattn_forward_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
+        views = {name: view(tensor) for name, tensor in operands.items()}
+        args = sized(function + "_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
                      workspace=ffi.cast("void *", workspace.data_ptr()), workspace_bytes=need[0],
-                     **{name: tensor for name, (tensor, *_) in zip(("q", "k", "v", "out", "lse"), views)})
-        keep = (views, workspace)
-        return lambda: keep and self.check(self.lib.spattn_forward(plan, args))
+                     **{name: tensor for name, (tensor, *_) in views.items()})
+        keep, run = (views, workspace), getattr(self.lib, function)
+        return lambda: keep and self.check(run(plan, args))
 
 
 def load_mask(name):
@@ -159,85 +213,143 @@ def gemm_tflops():
     return 2 * 8192**3 / time_us(lambda: a @ b) * 1e-6
 
 
-def max_error(q, k, v, out, kept, heads, seq):
-    """Against double precision on sampled rows."""
-    worst = 0.0
-    keys = torch.arange(seq, device="cuda")
-    for head in (0, heads - 1):
-        for row in (0, 1, seq // 3, seq // 2 + 77, seq - 130, seq - 1):
-            s = (k[0, head].double() @ q[0, head, row].double()) / math.sqrt(128)
-            s = s.masked_fill(~kept(torch.tensor(row, device="cuda"), keys), -math.inf)
-            truth = torch.softmax(s, 0) @ v[0, head].double()
-            worst = max(worst, (truth - out[0, head, row].double()).abs().max().item())
+def sampled(seq):
+    return (0, 1, seq // 3, seq // 2 + 77, seq - 130, seq - 1)
+
+
+class Tensors:
+    """Operands of a case; in memory [batch, seq, heads, head_dim], which every peer takes as it is."""
+
+    def __init__(self, case):
+        torch.manual_seed(1)
+        def normal(columns):
+            x = torch.randn(1, case.seq, case.heads, columns, device="cuda", dtype=case.dtype)
+            return x.transpose(1, 2)
+        self.q, self.k, self.v = normal(case.head_dim), normal(case.head_dim), normal(case.head_dim_v)
+        self.dout = normal(case.head_dim_v)
+        self.out, self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.v, self.q, self.k, self.v))
+        self.lse = torch.empty(1, case.heads, case.seq, device="cuda")
+        self.results = {"forward": ["out"], "backward": ["dq", "dk", "dv"]}
+
+
+def max_error(case, t, kept, what):
+    """Of what a pass made, against double precision on sampled rows."""
+    worst, everyone = 0.0, torch.arange(case.seq, device="cuda")
+    scale = 1 / math.sqrt(case.head_dim)
+
+    def softmax(head, queries, keys):
+        s = (t.q[0, head, queries].double() @ t.k[0, head, keys].double().T) * scale
+        s = s.masked_fill(~kept(queries[:, None], keys[None, :]), -math.inf)
+        return torch.exp(s - t.lse[0, head, queries].double()[:, None])
+
+    def ds(head, queries, keys, p):
+        dp = t.dout[0, head, queries].double() @ t.v[0, head, keys].double().T
+        delta = (t.dout[0, head, queries].double() * t.out[0, head, queries].double()).sum(1, keepdim=True)
+        return p * (dp - delta) * scale
+
+    for head in (0, case.heads - 1):
+        for row in sampled(case.seq):
+            row = torch.tensor([row], device="cuda")
+            by_query = softmax(head, row, everyone)
+            if what == "forward":
+                by_query /= by_query.sum()  # lse is what is checked, too
+                truths = {"out": by_query @ t.v[0, head].double()}
+            else:
+                by_key = softmax(head, everyone, row)
+                truths = {"dq": ds(head, row, everyone, by_query) @ t.k[0, head].double(),
+                          "dk": ds(head, everyone, row, by_key).T @ t.q[0, head].double(),
+                          "dv": by_key.T @ t.dout[0, head].double()}
+            for name, truth in truths.items():
+                worst = max(worst, (truth - getattr(t, name)[0, head, row].double()).abs().max().item())
     return worst
 
 
-def peers_here(name, kept, mask, use_flex, seq, q, k, v):
+def peers_here(case, what, mask, kept, use_flex, t):
     """Name, and a function that makes the call, of each peer that this python has for the case."""
     import fa4
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    if fa4.is_here():
-        yield "FA4", lambda: fa4.make_call(name, mask, q, k, v)
-    if name in ("full_16k", "causal_16k"):
+    is_plain = case.dtype == torch.bfloat16 and case.head_dim == 128
+    if fa4.is_here() and is_plain and what == "forward":
+        yield "FA4", lambda: fa4.make_call(case.name, mask, t.q, t.k, t.v)
+    if case.pattern in ("full", "causal"):
         backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
         for peer, backend in backends:
-            def call(backend=backend):
+            def attention(q, k, v, backend=backend):
                 with sdpa_kernel(backend):
-                    return F.scaled_dot_product_attention(q, k, v, is_causal=name.startswith("causal"))
-            yield peer, lambda call=call: call
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=case.pattern == "causal")
+            yield peer, lambda attention=attention: of_pass(what, attention, t)
     if use_flex:
-        yield "FlexAttention (Triton)", lambda: make_flex(kept, seq, q, k, v)
+        yield "FlexAttention (Triton)", lambda: of_pass(what, make_flex(kept, case.seq), t)
 
 
-def make_flex(kept, seq, q, k, v):
+def of_pass(what, attention, t):
+    """The call of one pass of a differentiable attention. Returns what the library's pass makes."""
+    if what == "forward":
+        return lambda: [attention(t.q, t.k, t.v)]
+    inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
+    out = attention(*inputs)
+    return lambda: torch.autograd.grad(out, inputs, t.dout, retain_graph=True)
+
+
+def make_flex(kept, seq):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     make = torch.compile(create_block_mask, dynamic=False)
     blocks = make(lambda b, h, i, j: kept(i, j), None, None, seq, seq, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(q, k, v, block_mask=blocks)
+    return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
 
 
-def measure_peer(call, flops, out):
+def measure_peer(call, flops, results):
     """TFLOP/s, cold and sustained, of a peer that computes the same."""
-    difference = (call().float() - out.float()).abs().max().item()
-    if not difference < MOST_DIFFERENCE:
-        raise AssertionError(f"its result differs by {difference:.2g}")
+    theirs = call()
+    theirs = [theirs] if isinstance(theirs, torch.Tensor) else theirs
+    for x, result in zip(theirs, results):
+        difference = (x.float() - result.float()).abs().max().item()
+        if not difference < MOST_DIFFERENCE * max(1.0, result.float().abs().max().item()):
+            raise AssertionError(f"its result differs by {difference:.2g}")
     return round(flops / time_us(call) * 1e-6, 1), round(flops / sustained_us(call) * 1e-6, 1)
 
 
-def run_case(library, case, use_flex, common, write):
-    name, text, heads, seq, kept, goal, recorded, recorded_tflops = case
-    mask = None
+def run_case(library, case, passes, use_flex, common, write):
+    mask, kept = None, case.kept
     if kept is None:
-        mask = load_mask(name).bool()
+        mask = load_mask(case.name).bool()
         on_gpu = mask.cuda()
         kept = lambda i, j: on_gpu[i // 128, j // 128]  # noqa: E731
-    torch.manual_seed(1)
-    # In memory [batch, seq, heads, head_dim], which every peer takes as it is.
-    q, k, v = (torch.randn(1, seq, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in "qkv")
-    out = torch.full_like(q, math.nan)
-    lse = torch.empty(1, heads, seq, device="cuda")
-    plan, pairs, kernel = library.plan(library.pattern(name, text, seq), heads, seq)
-    ours = library.call(plan, (q, k, v, out, lse))
-    us = time_us(ours)
-    flops = 4 * pairs * 128
-    line = {"case": name, "pass": "forward", "kernel": kernel, "dtype": "bf16", "shape": [1, heads, heads, seq, 128],
-            "us": round(us, 1), "tflops": round(flops / us * 1e-6, 1),
-            "tflops_sustained": round(flops / sustained_us(ours) * 1e-6, 1),
-            "gbs": round((4 * q.numel() * 2 + lse.numel() * 4) / us * 1e-3, 1), "gemm": None,
-            "max_err": max_error(q, k, v, out, kept, heads, seq)}
-    peers = [(recorded + " (recorded)", recorded_tflops, None)]
-    for peer, make_call in peers_here(name, kept, mask, use_flex, seq, q, k, v):
-        try:
-            peers.append((peer + " (same run)", *measure_peer(make_call(), flops, out)))
-        except Exception as e:  # a peer that cannot is a fact to record
-            reason = (str(e).splitlines() or [repr(e)])[0]
-            peers.append((f"{peer} (failed: {reason[:80]})", None, None))
-    line["gemm"] = round(gemm_tflops(), 1)
-    for peer, tflops, sustained in peers:
-        ratio = round(line["tflops"] / tflops, 3) if tflops else None
-        write({**line, "peer": peer, "peer_tflops": tflops, "peer_tflops_sustained": sustained, "ratio": ratio,
-               "goal": goal, **common})
+    t = Tensors(case)
+    forward = dict(q=t.q, k=t.k, v=t.v, out=t.out, lse=t.lse)
+    backward = dict(forward, dout=t.dout, dq=t.dq, dk=t.dk, dv=t.dv)
+    lib = library.lib
+    plan, pairs = library.plan(case, lib.SPATTN_PLAN_BACKWARD if "backward" in passes else 0)
+    calls = {"forward": library.forward(plan, **forward)}
+    calls["forward"]()
+    flops = {"forward": 2 * pairs * (case.head_dim + case.head_dim_v)}
+    if "backward" in passes:
+        calls["backward"] = library.backward(plan, **backward)
+        flops["backward"] = 2 * pairs * (3 * case.head_dim + 2 * case.head_dim_v)
+    for what in passes:
+        ours, size = calls[what], flops[what]
+        us = time_us(ours)
+        op = lib.SPATTN_OP_FORWARD if what == "forward" else lib.SPATTN_OP_BACKWARD
+        line = {"case": case.name, "pass": what, "kernel": library.kernel(plan, op),
+                "dtype": {torch.bfloat16: "bf16", torch.float16: "f16"}[case.dtype],
+                "shape": [1, case.heads, case.heads, case.seq, case.head_dim], "head_dim_v": case.head_dim_v,
+                "us": round(us, 1), "tflops": round(size / us * 1e-6, 1),
+                "tflops_sustained": round(size / sustained_us(ours) * 1e-6, 1),
+                "max_err": max_error(case, t, kept, what)}
+        results = [getattr(t, name) for name in t.results[what]]
+        peers = [(name + " (recorded)", tflops, None) for name, tflops in [case.recorded.get(what, ("none", None))]]
+        for peer, make_call in peers_here(case, what, mask, kept, use_flex, t):
+            try:
+                peers.append((peer + " (same run)", *measure_peer(make_call(), size, results)))
+            except Exception as e:  # a peer that cannot is a fact to record
+                reason = (str(e).splitlines() or [repr(e)])[0]
+                peers.append((f"{peer} (failed: {reason[:80]})", None, None))
+        line["gemm"] = round(gemm_tflops(), 1)
+        for peer, tflops, sustained in peers:
+            ratio = round(line["tflops"] / tflops, 3) if tflops else None
+            write({**line, "peer": peer, "peer_tflops": tflops, "peer_tflops_sustained": sustained, "ratio": ratio,
+                   "goal": case.goals.get(what), **common})
     torch.compiler.reset()  # each case is a new shape: past eight, torch would stop compiling
     torch.cuda.empty_cache()
 
@@ -250,6 +362,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
     parser.add_argument("--case", default="*")
+    parser.add_argument("--pass", dest="passes", choices=PASSES, action="append", help="both, unless given")
     parser.add_argument("--out", default=str(ROOT / "bench/results"))
     parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     parser.add_argument("--no-flex", action="store_true")
@@ -267,14 +380,14 @@ def main():
         def write(line):
             stream.write(json.dumps(line) + "\n")
             stream.flush()
-            print(f"{line['case']:22} {line['us']:9.1f} us {line['tflops']:6.1f} TFLOP/s "
+            print(f"{line['case']:22} {line['pass']:8} {line['us']:9.1f} us {line['tflops']:6.1f} TFLOP/s "
                   f"({line['tflops_sustained']:.1f} sustained)  goal {line['goal']}  "
                   f"gemm {line['gemm']}  err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']} "
                   f"({line['peer_tflops_sustained']})  {line['kernel']}",
                   flush=True)
         for case in CASES:
-            if fnmatch.fnmatch(case[0], args.case):
-                run_case(library, case, not args.no_flex, common, write)
+            if fnmatch.fnmatch(case.name, args.case):
+                run_case(library, case, args.passes or PASSES, not args.no_flex, common, write)
 
 
 if __name__ == "__main__":

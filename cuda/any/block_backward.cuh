@@ -39,6 +39,7 @@ struct BackwardParams {
     int group, head_dim, head_dim_v, row_parts, column_parts, room;  // room: columns of one sum
     Real scale, softcap;
     bool value_in_key;
+    MaskOrder order;
 
     __device__ int64_t row_q(int64_t batch, int64_t head, int64_t token) const {
         return (batch * heads_q + head) * seq_q + token;
@@ -131,7 +132,7 @@ struct BackwardTile : Tile<D, ByKey> {
     Real lse[4], delta[4];  // of the rows or of the step's tokens, whichever are queries
 
     __device__ BackwardTile(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned task_index, int row_part)
-        : Base(params.layout, MaskOrder::rows, shared),
+        : Base(params.layout, params.order, shared),
           params(params),
           task(params.tasks.tasks[task_index]),
           first_row(row_part * S::most_rows),
@@ -455,14 +456,14 @@ struct BackwardLaunch {
     const Problem& p;
     BackwardParams<Real> params;
 
-    explicit BackwardLaunch(const BackwardArgs& args)
+    explicit BackwardLaunch(const BackwardArgs& args, MaskOrder order = MaskOrder::rows)
         : args(args), p(*args.problem),
           params{args.q, args.k, args.v, args.out, args.lse, args.dout, args.dlse, args.dq, args.dk, args.dv,
                  args.sink_logits, args.dsink_logits, args.layout, args.tasks,
                  BackwardSpace<Real>::at(args.workspace, p, args.layout, args.tasks),
                  BackwardCarried<Real>::at(args.piece.carried, p), args.piece, p.batch, p.heads_q, p.heads_kv, p.seq_q,
                  p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, Real(p.scale), Real(p.softcap),
-                 p.value_in_key} {}
+                 p.value_in_key, order} {}
 
     void rows() const {
         const int64_t rows = p.batch * p.heads_q * p.seq_q;
@@ -487,21 +488,28 @@ struct BackwardLaunch {
         const int block = ByKey ? args.layout.block_k : args.layout.block_q;
         const int64_t columns = ByKey && p.head_dim_v > p.head_dim ? p.head_dim_v : p.head_dim;
         tiles(block_backward_kernel<D, ByKey>, tasks, block, columns, ByKey ? 2 : 1);
-        if (tasks.num_joins)
-            runtime::launch(join_kernel<D, ByKey>,
-                            {unsigned(tasks.num_joins) * unsigned(block), unsigned(row_threads), 0}, args.stream,
-                            params);
+        join<ByKey>(tasks);
+    }
+
+    template <bool ByKey>
+    void join(const TasksView& tasks) {
+        if (!tasks.num_joins) return;
+        const unsigned block = unsigned(ByKey ? args.layout.block_k : args.layout.block_q);
+        params.tasks = tasks;
+        runtime::launch(join_kernel<D, ByKey>, {unsigned(tasks.num_joins) * block, unsigned(row_threads), 0},
+                        args.stream, params);
     }
 
     void sinks() const {
+        if (!args.dsink_logits.data || !args.piece.is_last) return;
         runtime::launch(sinks_kernel<D>, {unsigned(p.heads_q), unsigned(row_threads), row_threads * sizeof(double)},
                         args.stream, params);
     }
 };
 
 template <Dtype D>
-void BlockBackward<D>::run(const BackwardArgs& args) {
-    BackwardLaunch<D> launch(args);
+void BlockBackward<D>::run(const BackwardArgs& args, MaskOrder order) {
+    BackwardLaunch<D> launch(args, order);
     launch.rows();
     if constexpr (D == Dtype::f64) {
         if (args.piece.sweep == 0) launch.tiles(row_sums_kernel<D>, args.second_tasks, args.layout.block_q, 0, 0);
@@ -509,7 +517,22 @@ void BlockBackward<D>::run(const BackwardArgs& args) {
     }
     launch.template gradients<true>(args.tasks);
     launch.template gradients<false>(args.second_tasks);
-    if (args.dsink_logits.data && args.piece.is_last) launch.sinks();
+    launch.sinks();
+}
+
+template <Dtype D>
+void BlockBackward<D>::rows(const BackwardArgs& args) {
+    BackwardLaunch<D>(args).rows();
+}
+
+template <Dtype D>
+void BlockBackward<D>::join_keys(const BackwardArgs& args) {
+    BackwardLaunch<D>(args).template join<true>(args.tasks);
+}
+
+template <Dtype D>
+void BlockBackward<D>::sinks(const BackwardArgs& args) {
+    BackwardLaunch<D>(args).sinks();
 }
 
 template <Dtype D>

@@ -2,15 +2,20 @@
 // Plain CUDA for every dtype, head_dim, stride and order, backward; the same bits in every call.
 #pragma once
 
+#include "any/mask_order.h"
 #include "any/shape.h"
 #include "plan/kernel.h"
 
 namespace spattn::any {
 
-// Blocks of 16, 32, and multiples of 64 tokens; row-major masks. args.tasks go by key, args.second_tasks by query.
+// Blocks of 16, 32, and multiples of 64 tokens. args.tasks go by key, args.second_tasks by query. The steps before and
+// after the products also serve rows of other folders that lay out a workspace as BackwardSpace does.
 template <Dtype D>
 struct BlockBackward {
-    static void run(const BackwardArgs& args);
+    static void run(const BackwardArgs& args, MaskOrder order);
+    static void rows(const BackwardArgs& args);       // lse and delta
+    static void join_keys(const BackwardArgs& args);  // parts of dk and dv; launches nothing where there are none
+    static void sinks(const BackwardArgs& args);      // dsink_logits; launches nothing where they are absent
     static void prepare(int32_t device);
 };
 

@@ -70,7 +70,7 @@ void forward(const ForwardArgs& args) {
 template <Dtype D>
 void backward(const BackwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    BlockBackward<D>::run(args);
+    BlockBackward<D>::run(args, MaskOrder::rows);
 }
 
 template <Dtype D>

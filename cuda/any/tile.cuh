@@ -165,8 +165,9 @@ struct Tile {
 
     __device__ bool keeps(int mask, int own, int other) const {
         const int query = ByKey ? other : own, key = ByKey ? own : other;
-        const int block_k = layout.block_k;
-        const int bit = order == MaskOrder::rows ? query * block_k + key : tile::fragment_bit(query, key, block_k);
+        const int bit = order == MaskOrder::rows        ? query * layout.block_k + key
+                        : order == MaskOrder::fragments ? tile::fragment_bit(query, key, layout.block_k)
+                                                        : tile::fragment_bit(key, query, layout.block_q);
         return layout.masks[int64_t(mask) * layout.mask_words + bit / 64] >> (bit % 64) & 1;
     }
 

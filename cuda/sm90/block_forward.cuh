@@ -54,6 +54,7 @@
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
 #include "sm90/block_forward.h"
+#include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
 
@@ -111,6 +112,7 @@ __device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int 
     RowEnd end{l > 0 ? ptx::reciprocal_approx(l) : 0, m * params.scale + (ptx::log2_approx(l) - lift) * float(M_LN2)};
     if (!params.sink_logits.data || part != whole_row) return end;
     const float z = static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head];
+    if (z == -INFINITY) return end;
     const float high = fmaxf(end.lse, z), low = fminf(end.lse, z);
     const float lse = high == low ? high + float(M_LN2) : high + log1pf(expf(low - high));
     end.factor *= expf(end.lse - lse);
@@ -122,7 +124,6 @@ __device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int 
 struct TaskMessage {
     int32_t batch, head, row, count, part, index;  // index: the task's; count: blocks, or end_of_work after the last
 };
-constexpr int32_t end_of_work = -1;
 
 template <class C>
 struct Shared {
@@ -135,18 +136,6 @@ struct Shared {
     uint64_t full[C::slots];       // producer with the bytes of a block; consumers wait
     uint64_t empty[C::slots];      // one arrival a consumer warp; producer waits
     uint64_t landed;               // bytes of a v block with dead keys; producer waits
-};
-
-// A position in a ring of tiles and the parity of its turn.
-template <int Size>
-struct Cursor {
-    int index = 0;
-    uint32_t phase = 0;
-    __device__ __forceinline__ void advance() {
-        const bool wraps = index == Size - 1;
-        index = wraps ? 0 : index + 1;
-        phase ^= wraps;
-    }
 };
 
 // ---- producer: one warp walks the lists and keeps the ring full ----
@@ -479,11 +468,7 @@ struct Consumer {
         tile::find_not_finite(r_out, is_nan);
         if (__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)) [[likely]]
             return;
-        unsigned bits = 0;
-        for (int h = 0; h < 2; ++h) {
-            const unsigned lanes = __ballot_sync(~0u, !(is_nan[h] == 0));
-            for (int quad = 0; quad < 8; ++quad) bits |= unsigned((lanes >> 4 * quad & 15) != 0) << (quad + 8 * h);
-        }
+        const unsigned bits = tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
         if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
         noted = index;
     }
@@ -495,7 +480,9 @@ struct Consumer {
     __device__ __forceinline__ void store_whole(int q_index, const TaskMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
         const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
-        tile::store_swizzled<C::dtype>(r_out, panel, C::panel_bytes, thread);
+        uint32_t words[C::head_dim_v / 16][4];
+        tile::pack_tile<C::dtype>(r_out, words);
+        tile::store_swizzled(words, panel, C::panel_bytes, thread);
         const int row = task.row * C::block_q + warpgroup * C::warpgroup_rows;
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it

@@ -3,11 +3,13 @@
 // where there is none.
 #include <algorithm>
 
+#include "any/block_backward.h"
 #include "any/block_forward.h"
 #include "any/combine.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
+#include "sm90/block_backward.h"
 #include "sm90/block_forward.h"
 #include "tile/fragment.h"
 
@@ -21,20 +23,38 @@ BlockForwardSpace::BlockForwardSpace(const Problem& p, const LayoutView& layout,
     bytes = notes + size_t(tasks.num_tasks * warps * note_bytes);
 }
 
+BlockBackwardSpace::BlockBackwardSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,
+                                       const TasksView& by_query, int head_dim) {
+    constexpr int64_t alignment = 256, note_bytes = 8;
+    const int64_t warps = layout.block_k / 16;
+    notes = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
+    counter = notes + size_t(round_up(by_key.num_tasks * warps * note_bytes, alignment));
+    dq = counter + alignment;
+    bytes = dq + size_t(p.batch * p.heads_q * layout.by_query.rows * layout.block_q) * size_t(head_dim) * sizeof(float);
+}
+
 namespace {
 
 using any::MaskOrder;
 
 const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
-    "any_block_forward, far slower";
+    "the plain kernels, far slower";
+
+bool runs_here(int32_t device) { return runtime::capability(device) == 90; }
 
 template <int HeadDim, int HeadDimV>
-const char* block_forward_fits(const Problem& p) {
+const char* tiles_fit(const Problem& p) {
     if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
     if (p.head_dim > HeadDim) return "head_dim above the tile's";
     if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
     if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
+    return nullptr;
+}
+
+template <int HeadDim, int HeadDimV>
+const char* block_forward_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
     if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
     return nullptr;
 }
@@ -98,13 +118,89 @@ Kernel block_forward(const char* name) {
             .permute = tile::permute_to_fragments,
             .walks = {{Owner::queries, {.workers = 0}}},
             .num_walks = 1,
-            .runs_here = [](int32_t device) { return runtime::capability(device) == 90; },
+            .runs_here = runs_here,
             .fits = block_forward_fits<HeadDim, HeadDimV>,
             .cost = block_forward_cost<HeadDim, HeadDimV, BlockK>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .max_logits = true,
+            .assumes = assumes};
+}
+
+// ---- backward ----
+template <int HeadDim, int HeadDimV>
+const char* block_backward_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (p.deterministic) return "adds dq in the order of arrival";
+    return nullptr;
+}
+
+// As in the forward: five products a block, exponentials and what belongs to them; and dq's sums, which are cleared,
+// added and read. Estimates, not yet measured.
+template <int HeadDim, int HeadDimV, int BlockQ>
+Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.72;
+    constexpr double elements = 1300 * rows, mask = 150 * rows, block = 100, task = 4000;
+    constexpr double launch = 15;  // us
+    const double cycles =
+        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
+    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
+    const double queries = double(p.batch * p.heads_q * p.seq_q), keys = double(p.batch * p.heads_kv * p.seq_k);
+    const double bytes = (3 * queries + 3 * keys) * double(p.head_dim + p.head_dim_v) * 2 + queries * 12 * HeadDim;
+    const double memory = bytes / machine.bandwidth * 1e-3;
+    return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
+}
+
+template <int HeadDim>
+size_t block_backward_workspace(const Sizing& s) {
+    return BlockBackwardSpace(s.problem, s.layout, s.tasks, s.second_tasks, HeadDim).bytes;
+}
+
+bool is_addressable(const BackwardArgs& args) {
+    const Problem& p = *args.problem;
+    return runtime::has_tensor_map(args.q, runtime::q_sizes(p)) &&
+           runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
+           runtime::has_tensor_map(args.v, runtime::v_sizes(p)) &&
+           runtime::has_tensor_map(args.dout, runtime::out_sizes(p)) &&
+           runtime::has_tensor_map(args.dq, runtime::q_sizes(p)) &&
+           runtime::has_tensor_map(args.dk, runtime::k_sizes(p)) &&
+           (p.value_in_key || runtime::has_tensor_map(args.dv, runtime::v_sizes(p)));
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void backward(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    if (is_addressable(args))
+        BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+    else
+        any::BlockBackward<D>::run(args, MaskOrder::key_fragments);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void prepare_backward(int32_t device) {
+    BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
+    any::BlockBackward<D>::prepare(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel block_backward(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .block_q = BlockQ,
+            .block_k = BlockK,
+            .mask_words = tile::fragment_words(BlockK, BlockQ),
+            .permute = tile::permute_to_key_fragments,
+            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .num_walks = 2,
+            .runs_here = runs_here,
+            .fits = block_backward_fits<HeadDim, HeadDimV>,
+            .cost = block_backward_cost<HeadDim, HeadDimV, BlockQ>,
+            .workspace = block_backward_workspace<HeadDim>,
+            .backward = backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .assumes = assumes};
 }
 

@@ -31,7 +31,7 @@ SPATTN_HOST_DEVICE constexpr int fragment_bit(int row, int column, int block_k) 
     return (row / fragment_rows * fragment_threads + thread) * (block_k / 2) + i;
 }
 
-// 64-bit words of a mask.
+// 64-bit words of a mask whose tile has block_q rows and block_k columns.
 constexpr int fragment_words(int block_q, int block_k) {
     return block_q / fragment_rows * fragment_threads * (block_k / 2) / 64;
 }
@@ -49,6 +49,16 @@ inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k,
             }
             const int at = (part * fragment_threads + thread) * values;
             out[at / 64] |= word << (at % 64);
+        }
+}
+
+// The same for tiles whose rows are keys: blocks of multiples of 64 keys, and 64 or 128 queries.
+inline void permute_to_key_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
+    for (int w = 0; w < fragment_words(block_k, block_q); ++w) out[w] = 0;
+    for (int query = 0; query < block_q; ++query)
+        for (int key = 0; key < block_k; ++key) {
+            const int from = query * block_k + key, to = fragment_bit(key, query, block_q);
+            out[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
         }
 }
 

@@ -24,6 +24,15 @@ __device__ __forceinline__ void mask(float (&s)[Values], Word word) {
     for (int i = 0; i < Values; ++i) ptx::minus_infinity_unless(s[i], (i < 32 ? low : high) & (1u << (i & 31)));
 }
 
+// The same with 0 for what is not kept.
+template <int Values, class Word>
+__device__ __forceinline__ void keep(float (&x)[Values], Word word) {
+    static_assert(sizeof(Word) * 8 == Values, "a word has a bit for each value");
+    const uint32_t low = uint32_t(word), high = uint32_t(uint64_t(word) >> 32);
+#pragma unroll
+    for (int i = 0; i < Values; ++i) ptx::zero_unless(x[i], (i < 32 ? low : high) & (1u << (i & 31)));
+}
+
 // tanh(into_cap s): what softcap makes of scores, still to be multiplied by the cap. Before the mask, which it would
 // lift. Small ones take a series, for 1 - 1 leaves nothing of them.
 __device__ __forceinline__ float cap(float s, float into_cap) {
@@ -72,6 +81,8 @@ __device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState
 // lies above 1, and what is far below 1 would lose digits, which a large v brings back.
 template <Dtype D>
 constexpr float lift = D == Dtype::f16 ? 8 : 0;
+template <Dtype D>
+constexpr float unlift = D == Dtype::f16 ? 1.f / 256 : 1;  // 2^-lift
 
 // p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that
 // has seen no key has m = -infinity: a key gives infinity there, and no key 0.
@@ -133,18 +144,35 @@ __device__ __forceinline__ void find_not_finite(const float (&tile)[Values], flo
     for (int i = 0; i < Values; ++i) row[row_of(i)] = fmaf(tile[i], 0.f, row[row_of(i)]);
 }
 
-// The tile as 16-bit elements into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base
-// a multiple of 1024.
+// A bit for each of a warp's 16 rows of which a thread says yes, for its rows r and r + 8.
+__device__ __forceinline__ unsigned rows_with(bool first, bool second) {
+    unsigned bits = 0;
+    const bool yes[2] = {first, second};
+    for (int h = 0; h < 2; ++h) {
+        const unsigned lanes = __ballot_sync(~0u, yes[h]);
+        for (int quad = 0; quad < 8; ++quad) bits |= unsigned((lanes >> 4 * quad & 15) != 0) << (quad + 8 * h);
+    }
+    return bits;
+}
+
+// The tile as 16-bit elements: the a operand of a product, 16 columns a step.
 template <Dtype D, int Values>
-__device__ __forceinline__ void store_swizzled(const float (&tile)[Values], uint32_t base, uint32_t panel_bytes,
+__device__ __forceinline__ void pack_tile(const float (&tile)[Values], uint32_t (&words)[Values / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < Values; i += 2) words[i / 8][i % 8 / 2] = pack<D>(tile[i], tile[i + 1]);
+}
+
+// Such words into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base a multiple of
+// 1024.
+template <int Words>
+__device__ __forceinline__ void store_swizzled(const uint32_t (&tile)[Words][4], uint32_t base, uint32_t panel_bytes,
                                                int thread) {
     const int lane = thread % 32, row = 16 * (thread / 32) + (lane & 15);
 #pragma unroll
-    for (int c = 0; c < Values / 8; ++c) {
+    for (int c = 0; c < Words; ++c) {
         const uint32_t column = 16 * (c % 4) + 8 * (lane >> 4);
         const uint32_t at = base + c / 4 * panel_bytes + row * 128 + ((column * 2) ^ ((row & 7) << 4));
-        ptx::store_matrix_x4(at, pack<D>(tile[8 * c], tile[8 * c + 1]), pack<D>(tile[8 * c + 2], tile[8 * c + 3]),
-                             pack<D>(tile[8 * c + 4], tile[8 * c + 5]), pack<D>(tile[8 * c + 6], tile[8 * c + 7]));
+        ptx::store_matrix_x4(at, tile[c][0], tile[c][1], tile[c][2], tile[c][3]);
     }
 }
 

@@ -29,7 +29,7 @@ void BlockForward<D>::run(const ForwardArgs&, MaskOrder) {}
 template <Dtype D>
 void BlockForward<D>::prepare(int32_t) {}
 template <Dtype D>
-void BlockBackward<D>::run(const BackwardArgs&) {}
+void BlockBackward<D>::run(const BackwardArgs&, MaskOrder) {}
 template <Dtype D>
 void BlockBackward<D>::prepare(int32_t) {}
 template <Dtype D>
@@ -42,6 +42,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 }  // namespace sm90
 
 namespace {

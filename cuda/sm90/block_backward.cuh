@@ -1,0 +1,775 @@
+// SPDX-License-Identifier: MIT
+//
+//     sT = k qT,  pT = exp2(scale_log2 sT - lse),  dv += pT dout
+//     dpT = v doutT,  dsT = pT (dpT - delta),  dk += dsT q,  dq += ds k
+//
+// over the blocks of queries that a layout lists for each block of keys. lse and delta of the rows come from any's
+// kernel before, dq leaves as fp32 sums that a kernel after turns into elements.
+//
+//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order
+//   producer  one warp walks the runs of all query heads of the group and fills two rings with q and dout by TMA, q
+//             with what belongs to its rows: lse, delta, and which tile of dq; the next task's k and v go ahead
+//   consumers two warpgroups, 64 keys each, dk and dv in registers. pT and dsT are the a operands of dv and dk as they
+//             stand. For dq, whose sum goes over the keys of both, dsT goes through shared memory; each warpgroup
+//             makes half of the tile and adds it to memory from its registers, in the order in which they lie
+//
+//               tensor   | dpT | dv | dq | dk | next sT |
+//               the rest   pT    dsT       dq to memory
+//
+//   dq        a tile's sums lie as the accumulators do (tile/fragment.h): four of a thread are one instruction, and a
+//             warp's are 512 bytes in a row. Which CTA adds first is chance, so last bits differ between calls
+//   isolation 0 * NaN is NaN: a row of dk, dv or dq that is not finite may owe that to a pair that is not kept. Such
+//             rows are made again from kept pairs alone, of keys when nothing else is left, of queries at the end
+//
+// What binds. The five products of a 64 x 128 block are 2560 cycles of the tensor unit, with head_dim 128. The sums of
+// dq are 32 KiB a block: at 650 TFLOP/s 2.1 TB/s into L2, of which it takes 3.3.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "any/block_backward.h"
+#include "any/element.cuh"
+#include "core/math.h"
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "runtime/launch.h"
+#include "runtime/tensor_map.h"
+#include "sm90/block_backward.h"
+#include "sm90/pipeline.cuh"
+#include "tile/fragment.h"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm90 {
+
+// ---- configuration ----
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+struct BackwardConfig {
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    using MaskWord = std::conditional_t<BlockQ == 128, uint64_t, uint32_t>;  // a thread's bits of a block
+    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim, head_dim_v = HeadDimV;
+    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = block_k / warpgroup_rows;
+    static constexpr int consumers = tile::fragment_threads * warpgroups, threads = consumers + 128;
+    static constexpr int panel_columns = 64;  // of a swizzled panel: rows of 128 bytes
+    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
+    static constexpr int row_bytes = 2 * panel_columns;
+    static constexpr int q_bytes = block_q * row_bytes, k_bytes = block_k * row_bytes;  // of a panel
+    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;
+    static constexpr int q_panels = block_q / panel_columns;  // of ds
+    static constexpr int k_tiles = 2, slots = 2, ds_tiles = 2;
+    // A warpgroup's half of a tile of dq: its columns where the tile has 64 rows, else its rows.
+    static constexpr int dq_columns = block_q == 64 ? head_dim / warpgroups : head_dim;
+    static constexpr int dq_values = dq_columns / 2, dq_tile = block_q * head_dim;  // of a thread; of a tile
+    static constexpr int producer_registers = 24, consumer_registers = 240;
+    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
+    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
+    static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
+    static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
+    static_assert(warpgroups == 2 && dq_columns % 64 == 0, "each warpgroup makes whole panels of dq");
+};
+
+struct BlockBackwardParams {
+    CUtensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;  // boxes of one 64-column panel
+    TensorView q, k, v, dout, dq, dk, dv;                       // the same by addresses
+    LayoutView layout;                                          // in device memory, as the tasks
+    TasksView tasks;
+    any::BackwardSpace<float> space;
+    float* dq_sums;       // [batch, heads_q, blocks of queries][tile as the threads hold it]
+    unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
+    int2* notes;          // [task][warp]
+    int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
+    float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
+    bool has_cap, value_in_key;
+    float into_cap;
+};
+
+// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp unlift - delta). p is lifted as in the forward.
+struct QueryStats {
+    float offset, delta;
+};
+template <class C>
+__device__ __forceinline__ QueryStats query_stats(float lse, float delta) {
+    constexpr float lift = tile::lift<C::dtype>;
+    return {lift - lse * float(M_LOG2E), delta * tile::unlift<C::dtype>};
+}
+
+// ---- shared memory ----
+struct KeyMessage {
+    int32_t batch, head, row, count, part, index;  // head: of keys; index: the task's; count: blocks, or end_of_work
+};
+
+template <class C>
+struct BackwardShared {
+    uint8_t k[C::k_tiles][C::panels][C::k_bytes];    // a tile becomes its task's dk once all products are done
+    uint8_t v[C::k_tiles][C::v_panels][C::k_bytes];  // becomes dv
+    uint8_t q[C::slots][C::panels][C::q_bytes];
+    uint8_t dout[C::slots][C::v_panels][C::q_bytes];
+    uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];  // [key][query]
+    QueryStats stats[C::slots][C::block_q];
+    KeyMessage task[C::k_tiles];
+    int32_t mask[C::slots], dq_tile[C::slots];
+    uint64_t k_full[C::k_tiles];   // producer with the bytes of k and v; consumers wait
+    uint64_t k_empty[C::k_tiles];  // one arrival a warpgroup, when its dk and dv have left; producer waits
+    uint64_t q_full[C::slots], dout_full[C::slots];    // producer with the bytes of a block; consumers wait
+    uint64_t q_empty[C::slots], dout_empty[C::slots];  // one arrival a consumer warp; producer waits
+};
+
+// ---- producer ----
+template <class C>
+struct BackwardProducer {
+    const BlockBackwardParams& params;
+    BackwardShared<C>& shared;
+    const int lane;
+    Cursor<C::k_tiles> tile;
+    Cursor<C::slots> slot;
+    int batch, head;  // of queries
+
+    __device__ __forceinline__ void run() {
+        for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
+            // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
+            unsigned taken = 0;
+            if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
+            const Task& task = params.tasks.tasks[at];
+            if (task.take)
+                load_task(task, at);
+            else
+                store_empty(task);
+            at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
+        }
+        announce({0, 0, 0, end_of_work, 0, 0});
+    }
+
+    // Keys that nobody sees. Consumers never hear of them, as in the forward.
+    __device__ __forceinline__ void store_empty(const Task& task) {
+        const int entry = task.head / params.heads_kv, head_kv = task.head - entry * params.heads_kv;
+        const int first = task.row * C::block_k, rows = min(C::block_k, params.seq_k - first);
+        for (int row = 0; row < rows; ++row) {
+            clear(params.dk, entry, head_kv, first + row, params.head_dim);
+            if (!params.value_in_key) clear(params.dv, entry, head_kv, first + row, params.head_dim_v);
+        }
+    }
+    __device__ __forceinline__ void clear(const TensorView& x, int entry, int head_kv, int token, int columns) {
+        auto* words = reinterpret_cast<uint32_t*>(any::row_of<typename C::Element>(x, entry, head_kv, token));
+        for (int word = lane; word < columns / 2; word += 32) words[word] = 0;  // columns are a multiple of 8
+    }
+
+    // The list of each head of the group, one after the other; parts of a row are counted over all of them.
+    __device__ __forceinline__ void load_task(const Task& task, int index) {
+        const LayoutView& layout = params.layout;
+        batch = task.head / params.heads_kv;
+        const int head_kv = task.head - batch * params.heads_kv;
+        announce({batch, head_kv, task.row, task.take, task.part, index});
+        int skip = task.skip, left = task.take;
+        for (int member = 0; member < params.group && left; ++member) {
+            head = head_kv * params.group + member;
+            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head];
+            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
+            for (int begin = slice.begin; begin < slice.end && left; begin += 32) {
+                const int runs = min(32, slice.end - begin);
+                Run mine{0, 0, full_block};
+                if (lane < runs) mine = layout.by_key.runs[begin + lane];
+                for (int r = 0; r < runs && left; ++r) {
+                    const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
+                    const int mask = __shfl_sync(~0u, mine.mask, r);
+                    const int from = min(skip, count), take = min(count - from, left);
+                    skip -= from, left -= take;
+                    for (int n = from; n < from + take; ++n) load_block(first + n, mask);
+                }
+            }
+        }
+    }
+
+    // Publishes a task with its k and v, or the end of work with none.
+    __device__ __forceinline__ void announce(const KeyMessage& message) {
+        ptx::mbarrier_wait(&shared.k_empty[tile.index], tile.phase ^ 1);
+        if (lane == 0) {
+            const bool is_end = message.count == end_of_work;
+            uint64_t* full = &shared.k_full[tile.index];
+            shared.task[tile.index] = message;
+            ptx::mbarrier_arrive_expect(full, is_end ? 0 : (C::panels + C::v_panels) * C::k_bytes);
+            for (int panel = 0; !is_end && panel < C::panels; ++panel)
+                ptx::tma_load_4d(shared.k[tile.index][panel], &params.k_map, C::panel_columns * panel, message.head,
+                                 message.row * C::block_k, message.batch, full);
+            for (int panel = 0; !is_end && panel < C::v_panels; ++panel)
+                ptx::tma_load_4d(shared.v[tile.index][panel], &params.v_map, C::panel_columns * panel, message.head,
+                                 message.row * C::block_k, message.batch, full);
+        }
+        tile.advance();
+    }
+
+    __device__ __forceinline__ void load_block(int block, int mask) {
+        const int64_t plane = int64_t(batch) * params.heads_q + head;
+        QueryStats stats[C::block_q / 32];  // asked for before the slot is free
+#pragma unroll
+        for (int i = 0; i < C::block_q / 32; ++i) {
+            const int token = block * C::block_q + lane + 32 * i;
+            const int64_t at = plane * params.seq_q + token;
+            const bool is_there = token < params.seq_q;
+            stats[i] = query_stats<C>(is_there ? params.space.lse[at] : INFINITY, is_there ? params.space.delta[at] : 0);
+        }
+        ptx::mbarrier_wait(&shared.q_empty[slot.index], slot.phase ^ 1);
+#pragma unroll
+        for (int i = 0; i < C::block_q / 32; ++i) shared.stats[slot.index][lane + 32 * i] = stats[i];
+        __syncwarp();  // all lanes' before lane 0 tells the consumers
+        if (lane == 0) {
+            shared.mask[slot.index] = mask;
+            shared.dq_tile[slot.index] = int(plane * params.layout.by_query.rows) + block;
+            load(shared.q[slot.index], &params.q_map, block, &shared.q_full[slot.index]);
+        }
+        ptx::mbarrier_wait(&shared.dout_empty[slot.index], slot.phase ^ 1);
+        if (lane == 0) load(shared.dout[slot.index], &params.dout_map, block, &shared.dout_full[slot.index]);
+        slot.advance();
+    }
+
+    template <int Panels>
+    __device__ __forceinline__ void load(uint8_t (&to)[Panels][C::q_bytes], const CUtensorMap* map, int block,
+                                         uint64_t* full) {
+        ptx::mbarrier_arrive_expect(full, Panels * C::q_bytes);
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, head, block * C::block_q, batch, full);
+    }
+};
+
+// ---- repair: one warp makes a row of gradients from the pairs that it keeps, and from nothing else ----
+template <class C>
+struct GradientRepair {
+    using Element = typename C::Element;
+    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+
+    const BlockBackwardParams& params;
+    const int lane, batch;
+    float dk[columns] = {}, dv[columns] = {}, dq[columns] = {};
+
+    // Sums of a pair into dk and dv, or into dq. The other's are not used.
+    __device__ void pair(int head_q, int64_t query, int64_t key) {
+        const int head_kv = head_q / params.group;
+        const auto *q = any::row_of<Element>(params.q, batch, head_q, query);
+        const auto *k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto *v = any::row_of<Element>(params.v, batch, head_kv, key);
+        const auto *dout = any::row_of<Element>(params.dout, batch, head_q, query);
+        float s = dot(q, k, params.head_dim), slope = 1;
+        const float dp = dot(dout, v, params.head_dim_v);
+        if (params.has_cap) s = tile::cap(s, params.into_cap), slope = 1 - s * s;
+        const int64_t row = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + query;
+        const float lse = params.space.lse[row], delta = params.space.delta[row];
+        const float p = ptx::exp2_approx(s * params.scale_log2 - lse * float(M_LOG2E)), ds = p * slope * (dp - delta);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column]), dv[i]);
+            if (column >= params.head_dim) continue;
+            dk[i] = fmaf(ds, any::to_real(q[column]), dk[i]);
+            dq[i] = fmaf(ds, any::to_real(k[column]), dq[i]);
+        }
+    }
+
+    __device__ float dot(const Element* a, const Element* b, int width) const {
+        float sum = 0;
+        for (int column = lane; column < width; column += 32)
+            sum = fmaf(any::to_real(a[column]), any::to_real(b[column]), sum);
+        for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+        return sum;
+    }
+
+    // Which of 32 pairs are kept; each lane asks for its own.
+    __device__ unsigned kept(int mask, int query, int key) const {
+        if (mask == full_block) return ~0u;
+        const auto* words =
+            reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
+        const int bit = tile::fragment_bit(key, query, C::block_q);
+        return __ballot_sync(~0u, words[bit / 32] >> (bit % 32) & 1);
+    }
+
+    // ---- a row of keys, or the task's part of it ----
+    __device__ __noinline__ void key_row(const Task& task, int in_block) {
+        const int head_kv = task.head - batch * params.heads_kv;
+        const int64_t key = int64_t(task.row) * C::block_k + in_block;
+        if (key >= params.seq_k) return;
+        const LayoutView& layout = params.layout;
+        int skip = task.skip, left = task.take;
+        for (int head_q = head_kv * params.group; head_q < (head_kv + 1) * params.group && left; ++head_q) {
+            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
+            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
+            for (int r = slice.begin; r < slice.end && left; ++r) {
+                const Run run = layout.by_key.runs[r];
+                const int from = min(skip, run.count), take = min(run.count - from, left);
+                skip -= from, left -= take;
+                for (int n = from; n < from + take; ++n) queries_of(head_q, run.first + n, run.mask, in_block, key);
+            }
+        }
+        store_key(task, head_kv, key, in_block);
+    }
+    __device__ void queries_of(int head_q, int block, int mask, int in_block, int64_t key) {
+        for (int base = 0; base < C::block_q; base += 32)
+            for (unsigned bits = kept(mask, base + lane, in_block); bits; bits &= bits - 1)
+                pair(head_q, int64_t(block) * C::block_q + base + __ffs(int(bits)) - 1, key);
+    }
+    __device__ void store_key(const Task& task, int head_kv, int64_t key, int in_block) {
+        float* part = params.space.parts_key +
+                      (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column < params.head_dim) {
+                if (task.part != whole_row) part[column] = dk[i];
+                else any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
+                                    any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
+            }
+            if (column < params.head_dim_v) {
+                if (task.part != whole_row) part[params.head_dim + column] = dv[i];
+                else if (!params.value_in_key)
+                    any::from_real(dv[i], any::row_of<Element>(params.dv, batch, head_kv, key)[column]);
+            }
+        }
+    }
+
+    // ---- a row of queries ----
+    __device__ __noinline__ void query_row(int head_q, int row, int in_block) {
+        const LayoutView& layout = params.layout;
+        const int64_t query = int64_t(row) * C::block_q + in_block;
+        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
+        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + row];
+        for (int r = slice.begin; r < slice.end; ++r) {
+            const Run run = layout.by_query.runs[r];
+            for (int n = 0; n < run.count; ++n)
+                for (int base = 0; base < C::block_k; base += 32)
+                    for (unsigned bits = kept(run.mask, in_block, base + lane); bits; bits &= bits - 1)
+                        pair(head_q, query, int64_t(run.first + n) * C::block_k + base + __ffs(int(bits)) - 1);
+        }
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim)
+                any::from_real(params.scale * dq[i],
+                               any::row_of<Element>(params.dq, batch, head_q, query)[lane + 32 * i]);
+    }
+};
+
+// ---- consumer: one warpgroup owns 64 keys ----
+template <class C>
+struct BackwardConsumer {
+    using Tag = tile::MatrixTag<C::dtype>;
+    static constexpr int values = C::block_q / 2;  // a thread's of sT
+    using Words = uint32_t[C::block_q / 16][4];    // an a operand: steps of 16 queries
+    static constexpr int all_consumers = 1, own_warpgroup = 2;  // named barriers; own_warpgroup + warpgroup
+
+    const BlockBackwardParams& params;
+    BackwardShared<C>& shared;
+    const int warpgroup, thread;  // of the warpgroup
+    Cursor<C::k_tiles> tile;
+    Cursor<C::slots> slot;
+    int ds_tile = 0;
+    int held = -1;   // a tile that this warpgroup's dk and dv are leaving
+    int noted = -1;  // the last task of which this warp must repair rows
+    float s[values], r_dk[C::head_dim / 2], r_dv[C::head_dim_v / 2];
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            ptx::mbarrier_wait(&shared.k_full[tile.index], tile.phase);
+            const int count = shared.task[tile.index].count;
+            if (count == end_of_work) break;
+            ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
+            begin_scores(slot.index);
+            ptx::wgmma_wait<0>();
+            for (int n = 0; n < count - 1; ++n) step<false>(n == 0);
+            step<true>(count == 1);
+            store();
+            tile.advance();
+        }
+        repair_noted();
+    }
+
+    // ---- products, begun ----
+    // sT = k qT
+    __device__ __forceinline__ void begin_scores(int index) {
+        const uint32_t a = descriptor(shared.k[tile.index][0] + warpgroup * C::warpgroup_bytes);
+        const uint32_t b = descriptor(shared.q[index][0]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::head_dim / 16; ++i)
+            ptx::wgmma(s, a + (i / 4) * (C::k_bytes / 16) + (i % 4) * 2, b + (i / 4) * (C::q_bytes / 16) + (i % 4) * 2,
+                       i > 0, Tag{});
+        ptx::wgmma_commit();
+    }
+    // dpT = v doutT
+    __device__ __forceinline__ void begin_dp(float (&dp)[values]) {
+        const uint32_t a = descriptor(shared.v[tile.index][0] + warpgroup * C::warpgroup_bytes);
+        const uint32_t b = descriptor(shared.dout[slot.index][0]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::head_dim_v / 16; ++i)
+            ptx::wgmma(dp, a + (i / 4) * (C::k_bytes / 16) + (i % 4) * 2, b + (i / 4) * (C::q_bytes / 16) + (i % 4) * 2,
+                       i > 0, Tag{});
+        ptx::wgmma_commit();
+    }
+    // sum += left right: dv += pT dout, dk += dsT q
+    template <int Size>
+    __device__ __forceinline__ void begin_sum(float (&sum)[Size], const Words& left, const uint8_t* right, bool first) {
+        const uint32_t b = ptx::wgmma_descriptor(right, C::q_bytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::block_q / 16; ++i)
+            ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
+        ptx::wgmma_commit();
+    }
+    // This warpgroup's half of dq = ds k
+    __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values]) {
+        const bool by_columns = C::block_q == 64;
+        const uint32_t a = ptx::wgmma_descriptor(shared.ds[ds_tile][by_columns ? 0 : warpgroup], 0);
+        const uint32_t b = ptx::wgmma_descriptor(
+            shared.k[tile.index][by_columns ? warpgroup * (C::dq_columns / C::panel_columns) : 0], C::k_bytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::block_k / 16; ++i) ptx::wgmma_transposed(dq, a + i * 128, b + i * 128, i > 0, Tag{});
+        ptx::wgmma_commit();
+    }
+    __device__ __forceinline__ static uint32_t descriptor(const void* at) { return ptx::wgmma_descriptor(at, 0); }
+
+    // ---- one block of queries ----
+    // Its scores are in s; leaves with those of the next, unless it is the task's last.
+    template <bool IsLast>
+    __device__ __forceinline__ void step(bool is_first) {
+        float dp[values];
+        const int at = slot.index;
+        ptx::mbarrier_wait(&shared.dout_full[at], slot.phase);
+        begin_dp(dp);
+        // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
+        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
+        const int dq_tile = __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
+        typename C::MaskWord word = ~typename C::MaskWord(0);
+        if (mask != full_block)
+            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
+                                                                       size_t(mask) * params.layout.mask_words) +
+                         warpgroup * 128 + thread);
+        release_held();
+        Words words;
+        make_probabilities(at, mask, word, words);
+        begin_sum(r_dv, words, shared.dout[at][0], is_first);
+        ptx::wgmma_wait<1>();
+        multiply_by_dp(at, dp);
+        Words ds;
+        tile::pack_tile<C::dtype>(s, ds);
+        tile::store_swizzled(ds, ptx::shared_address(shared.ds[ds_tile][0] + warpgroup * C::warpgroup_bytes), C::k_bytes,
+                             thread);
+        ptx::fence_async_shared();
+        ptx::wgmma_wait<0>();  // dv: its operand's registers are needed
+        release(&shared.dout_empty[at]);
+        ptx::named_barrier_sync(all_consumers, C::consumers);
+        float dq[C::dq_values];
+        begin_dq(dq);
+        begin_sum(r_dk, ds, shared.q[at][0], is_first);
+        ds_tile ^= 1;
+        slot.advance();
+        if constexpr (!IsLast) {
+            ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
+            begin_scores(slot.index);
+            ptx::wgmma_wait<2>();
+        } else {
+            ptx::wgmma_wait<1>();
+        }
+        add_dq(dq, dq_tile);
+        ptx::wgmma_wait<0>();
+        release(&shared.q_empty[at]);
+    }
+
+    // s becomes p and its words; with a cap what ds is a multiple of.
+    __device__ __forceinline__ void make_probabilities(int at, int mask, typename C::MaskWord word, Words& words) {
+        const QueryStats* stats = shared.stats[at] + 2 * (thread & 3);
+        if (!params.has_cap) [[likely]] {
+#pragma unroll
+            for (int i = 0; i < values; i += 4) {
+                const float4 two = *reinterpret_cast<const float4*>(stats + 2 * i);  // offsets in x and z
+                s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, two.x));
+                s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], params.scale_log2, two.z));
+                s[i + 2] = ptx::exp2_approx(fmaf(s[i + 2], params.scale_log2, two.x));
+                s[i + 3] = ptx::exp2_approx(fmaf(s[i + 3], params.scale_log2, two.z));
+            }
+            if (mask != full_block) [[unlikely]]
+                tile::keep(s, word);
+            tile::pack_tile<C::dtype>(s, words);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < values; i += 2) {
+            const float2 one = *reinterpret_cast<const float2*>(stats + 2 * (i & ~3));
+            const float2 other = *reinterpret_cast<const float2*>(stats + 2 * (i & ~3) + 1);
+            const float c0 = tile::cap(s[i], params.into_cap), c1 = tile::cap(s[i + 1], params.into_cap);
+            float p0 = ptx::exp2_approx(fmaf(c0, params.scale_log2, one.x));
+            float p1 = ptx::exp2_approx(fmaf(c1, params.scale_log2, other.x));
+            ptx::zero_unless(p0, word >> i & 1);
+            ptx::zero_unless(p1, word >> (i + 1) & 1);
+            words[i / 8][i % 8 / 2] = tile::pack<C::dtype>(p0, p1);
+            s[i] = p0 * (1 - c0 * c0), s[i + 1] = p1 * (1 - c1 * c1);
+        }
+    }
+
+    // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
+    __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
+        constexpr float unlift = tile::unlift<C::dtype>;
+        const QueryStats* stats = shared.stats[at] + 2 * (thread & 3);
+#pragma unroll
+        for (int i = 0; i < values; i += 4) {
+            const float4 two = *reinterpret_cast<const float4*>(stats + 2 * i);  // deltas in y and w
+            s[i] *= fmaf(dp[i], unlift, -two.y);
+            s[i + 1] *= fmaf(dp[i + 1], unlift, -two.w);
+            s[i + 2] *= fmaf(dp[i + 2], unlift, -two.y);
+            s[i + 3] *= fmaf(dp[i + 3], unlift, -two.w);
+        }
+    }
+
+    __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values], int dq_tile) {
+        float* to = params.dq_sums + size_t(dq_tile) * C::dq_tile + warpgroup * (C::dq_tile / C::warpgroups) + 4 * thread;
+#pragma unroll
+        for (int i = 0; i < C::dq_values; i += 4)
+            ptx::add_x4(to + i * 128, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    }
+
+    __device__ __forceinline__ void release(uint64_t* empty) {
+        if (thread % 32 == 0) ptx::mbarrier_arrive(empty);
+    }
+    __device__ __forceinline__ void release_held() {
+        if (held < 0) return;
+        if (thread == 0) {
+            ptx::bulk_wait_read();
+            ptx::mbarrier_arrive(&shared.k_empty[held]);
+        }
+        held = -1;
+    }
+
+    // ---- a task's end ----
+    __device__ __forceinline__ void store() {
+        const KeyMessage task = shared.task[tile.index];
+#pragma unroll
+        for (int i = 0; i < C::head_dim_v / 2; ++i) r_dv[i] *= tile::unlift<C::dtype>;
+        note_not_finite(task.index);
+        ptx::named_barrier_sync(all_consumers, C::consumers);  // the other's products with k are done, too
+        if (task.part == whole_row)
+            store_whole(task);
+        else
+            store_part(task);
+        held = tile.index;
+    }
+
+    __device__ __forceinline__ void note_not_finite(int index) {
+        float of_dk[2], of_dv[2];
+        tile::find_not_finite(r_dk, of_dk);
+        tile::find_not_finite(r_dv, of_dv);
+        const bool is_finite[2] = {of_dk[0] + of_dv[0] == 0, of_dk[1] + of_dv[1] == 0};
+        if (__all_sync(~0u, is_finite[0] && is_finite[1])) [[likely]]
+            return;
+        const unsigned bits = tile::rows_with(!is_finite[0], !is_finite[1]);
+        if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
+        noted = index;
+    }
+    __device__ __forceinline__ int2* note_of(int task) const {
+        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+    }
+
+    __device__ __forceinline__ void store_whole(const KeyMessage& task) {
+#pragma unroll
+        for (int i = 0; i < C::head_dim / 2; ++i) {
+            r_dk[i] *= params.scale;
+            if (i < C::head_dim_v / 2 && params.value_in_key) r_dk[i] += r_dv[i];
+        }
+        uint8_t *dk = shared.k[tile.index][0] + warpgroup * C::warpgroup_bytes;
+        uint8_t *dv = shared.v[tile.index][0] + warpgroup * C::warpgroup_bytes;
+        uint32_t dk_words[C::head_dim / 16][4], dv_words[C::head_dim_v / 16][4];
+        tile::pack_tile<C::dtype>(r_dk, dk_words);
+        tile::store_swizzled(dk_words, ptx::shared_address(dk), C::k_bytes, thread);
+        tile::pack_tile<C::dtype>(r_dv, dv_words);
+        tile::store_swizzled(dv_words, ptx::shared_address(dv), C::k_bytes, thread);
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // its rows are written before thread 0 sends them
+        if (thread) return;
+        const int row = task.row * C::block_k + warpgroup * C::warpgroup_rows;
+        for (int panel = 0; panel < C::panels; ++panel)
+            ptx::tma_store_4d(&params.dk_map, C::panel_columns * panel, task.head, row, task.batch,
+                              dk + panel * C::k_bytes);
+        for (int panel = 0; panel < C::v_panels && !params.value_in_key; ++panel)
+            ptx::tma_store_4d(&params.dv_map, C::panel_columns * panel, task.head, row, task.batch,
+                              dv + panel * C::k_bytes);
+        ptx::bulk_commit();
+    }
+
+    __device__ __forceinline__ void store_part(const KeyMessage& task) {
+        const int width = params.head_dim + params.head_dim_v;
+        float* part = params.space.parts_key +
+                      (size_t(task.part) * C::block_k + warpgroup * C::warpgroup_rows) * size_t(width);
+#pragma unroll
+        for (int i = 0; i < C::head_dim / 2; ++i) {
+            const int column = tile::fragment_column(thread, i);
+            if (column < params.head_dim) part[tile::fragment_row(thread, i) * width + column] = r_dk[i];
+        }
+        part += params.head_dim;
+#pragma unroll
+        for (int i = 0; i < C::head_dim_v / 2; ++i) {
+            const int column = tile::fragment_column(thread, i);
+            if (column < params.head_dim_v) part[tile::fragment_row(thread, i) * width + column] = r_dv[i];
+        }
+        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // all are done with the message
+    }
+
+    // The rows noted, over what the copy engine has stored of them.
+    __device__ __forceinline__ void repair_noted() {
+        if (thread == 0) ptx::bulk_wait();
+        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // thread 0's stores are done before others write there
+        while (noted >= 0) {
+            const int2 note = *note_of(noted);
+            const Task task = params.tasks.tasks[noted];
+            for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1)
+                GradientRepair<C>{params, thread % 32, task.head / params.heads_kv}.key_row(
+                    task, warpgroup * C::warpgroup_rows + thread / 32 * 16 + __ffs(int(bits)) - 1);
+            noted = note.x;
+        }
+    }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::threads, 1)
+    block_backward_kernel(const __grid_constant__ BlockBackwardParams params) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(memory);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::k_tiles; ++i) {
+            ptx::mbarrier_init(&shared.k_full[i], 1);
+            ptx::mbarrier_init(&shared.k_empty[i], C::warpgroups);
+        }
+        for (int i = 0; i < C::slots; ++i) {
+            ptx::mbarrier_init(&shared.q_full[i], 1);
+            ptx::mbarrier_init(&shared.dout_full[i], 1);
+            ptx::mbarrier_init(&shared.q_empty[i], 4 * C::warpgroups);
+            ptx::mbarrier_init(&shared.dout_empty[i], 4 * C::warpgroups);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup =
+        __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
+    if (warpgroup == C::warpgroups) {
+        ptx::give_registers<C::producer_registers>();
+        if (threadIdx.x < C::consumers + 32) BackwardProducer<C>{params, shared, int(threadIdx.x % 32)}.run();
+    } else {
+        ptx::take_registers<C::consumer_registers>();
+        BackwardConsumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
+    }
+}
+
+// ---- dq: sums into elements ----
+// A CTA has a tile. Threads read the sums as the consumers left them and lay the elements out in rows.
+constexpr int dq_threads = 256;
+
+template <class C>
+__global__ void __launch_bounds__(dq_threads) dq_kernel(const __grid_constant__ BlockBackwardParams params) {
+    using Element = typename C::Element;
+    constexpr int chunk = 16 / sizeof(Element), stride = C::head_dim + chunk;
+    extern __shared__ uint4 dq_rows[];
+    Element* const rows = reinterpret_cast<Element*>(dq_rows);
+    __shared__ uint32_t not_finite[C::block_q / 32];
+    if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;
+    __syncthreads();
+    const int row = int(blockIdx.x) % params.layout.by_query.rows, plane = int(blockIdx.x) / params.layout.by_query.rows;
+    const int batch = plane / params.heads_q, head = plane % params.heads_q;
+    const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
+#pragma unroll
+    for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
+        constexpr int half = C::dq_tile / 4 / C::warpgroups;
+        const int warpgroup = at / half, thread = at % 128, i = at % half / 128 * 4;
+        const int first_row = C::block_q == 64 ? 0 : warpgroup * C::warpgroup_rows;
+        const int first_column = C::block_q == 64 ? warpgroup * C::dq_columns : 0;
+        const float4 x = sums[at];
+        const int r = first_row + tile::fragment_row(thread, i), column = first_column + tile::fragment_column(thread, i);
+        uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
+        to[0] = tile::pack<C::dtype>(params.scale * x.x, params.scale * x.y);
+        to[8 * stride / 2] = tile::pack<C::dtype>(params.scale * x.z, params.scale * x.w);
+        if (x.x * 0 + x.y * 0 != 0) atomicOr(&not_finite[r / 32], 1u << (r % 32));
+        if (x.z * 0 + x.w * 0 != 0) atomicOr(&not_finite[(r + 8) / 32], 1u << ((r + 8) % 32));
+    }
+    __syncthreads();
+    const int left = min(C::block_q, params.seq_q - row * C::block_q), chunks = params.head_dim / chunk;
+    for (int at = threadIdx.x; at < left * chunks; at += dq_threads) {
+        const int r = at / chunks, c = at % chunks * chunk;
+        Element* to = any::row_of<Element>(params.dq, batch, head, row * C::block_q + r) + c;
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(rows + r * stride + c);
+    }
+    __syncthreads();  // elements before what repairs write over them
+    for (int r = int(threadIdx.x) / 32; r < left; r += dq_threads / 32)
+        if (not_finite[r / 32] >> (r % 32) & 1)
+            GradientRepair<C>{params, int(threadIdx.x) % 32, batch}.query_row(head, row, r);
+}
+
+// ---- launch ----
+template <class C>
+struct BlockBackwardLaunch {
+    const BackwardArgs& args;
+    const Problem& p;
+    const BlockBackwardSpace space;
+    BlockBackwardParams params;
+    static constexpr size_t dq_bytes = size_t(C::block_q) * (C::head_dim * sizeof(typename C::Element) + 16);
+
+    explicit BlockBackwardLaunch(const BackwardArgs& args)
+        : args(args), p(*args.problem), space(p, args.layout, args.tasks, args.second_tasks, C::head_dim) {
+        char* const workspace = static_cast<char*>(args.workspace);
+        params.q_map = runtime::make_tensor_map(args.q, runtime::q_sizes(p), C::dtype, C::block_q);
+        params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
+        params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
+        params.dout_map = runtime::make_tensor_map(args.dout, runtime::out_sizes(p), C::dtype, C::block_q);
+        params.dk_map = runtime::make_tensor_map(args.dk, runtime::k_sizes(p), C::dtype, C::warpgroup_rows);
+        if (!p.value_in_key)
+            params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warpgroup_rows);
+        params.q = args.q, params.k = args.k, params.v = args.v, params.dout = args.dout;
+        params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
+        params.layout = args.layout, params.tasks = args.tasks;
+        params.space = any::BackwardSpace<float>::at(workspace, p, args.layout, args.tasks);
+        params.dq_sums = reinterpret_cast<float*>(workspace + space.dq);
+        params.next_task = nullptr;
+        params.notes = reinterpret_cast<int2*>(workspace + space.notes);
+        params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
+        params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
+        params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
+        params.has_cap = p.softcap != 0, params.value_in_key = p.value_in_key;
+        params.scale = float(p.scale);
+        params.scale_log2 = float((params.has_cap ? p.softcap : p.scale) * M_LOG2E);
+        params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
+    }
+
+    // The counter and the sums begin at zero. They are neighbours.
+    void clear() const {
+        runtime::clear(static_cast<char*>(args.workspace) + space.counter, space.bytes - space.counter, args.stream);
+    }
+
+    void keys() {
+        const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
+        if (blocks < params.tasks.num_tasks)
+            params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
+        runtime::launch(block_backward_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(BackwardShared<C>)},
+                        args.stream, params);
+    }
+
+    void queries() const {
+        const unsigned tiles = unsigned(p.batch * p.heads_q) * unsigned(params.layout.by_query.rows);
+        runtime::launch(dq_kernel<C>, {tiles, unsigned(dq_threads), dq_bytes}, args.stream, params);
+    }
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
+    BlockBackwardLaunch<BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK>> launch(args);
+    launch.clear();
+    any::BlockBackward<D>::rows(args);
+    launch.keys();
+    any::BlockBackward<D>::join_keys(args);
+    launch.queries();
+    any::BlockBackward<D>::sinks(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(block_backward_kernel<C>, sizeof(BackwardShared<C>));
+    runtime::prepare(dq_kernel<C>, BlockBackwardLaunch<C>::dq_bytes);
+    runtime::prepare_tensor_maps();
+}
+
+}  // namespace spattn::sm90
