@@ -37,6 +37,7 @@ struct BackwardParams {
     PieceView piece;
     int64_t batch, heads_q, heads_kv, seq_q, seq_k;
     int group, head_dim, head_dim_v, row_parts, column_parts, room;  // room: columns of one sum
+    int row_lanes;
     Real scale, softcap;
     bool value_in_key;
     MaskOrder order;
@@ -57,29 +58,40 @@ struct BackwardParams {
 constexpr int row_threads = 128;
 
 // ---- rows: lse and delta ----
-// A warp has one query. One that saw no key has lse = -infinity, or exactly that of its sink and an out of zeros; what
-// its dout holds must not matter.
-template <Dtype D>
+// Queries are shared by `row_lanes` lanes, which read `Width` neighbouring columns at once. One that saw no key has
+// lse = -infinity, or exactly that of its sink and an out of zeros; what its dout holds must not matter.
+template <Dtype D, int Width>
 __global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
     using T = ElementOf<D>;
     using Real = RealOf<D>;
-    const int64_t row = int64_t(blockIdx.x) * (row_threads / 32) + threadIdx.x / 32;
-    if (row >= params.batch * params.heads_q * params.seq_q) return;
+    struct alignas(Width * sizeof(T)) Columns {
+        T x[Width];
+    };
+    const int lanes = params.row_lanes, lane = int(threadIdx.x) % lanes;
+    const int64_t at = (int64_t(blockIdx.x) * row_threads + threadIdx.x) / lanes;
+    const int64_t row = min(at, params.batch * params.heads_q * params.seq_q - 1);  // whole warps meet in shuffles
     const int64_t token = row % params.seq_q, plane = row / params.seq_q;
     const int64_t batch = plane / params.heads_q, head = plane % params.heads_q;
     const T *out = row_of<T>(params.out, batch, head, token), *dout = row_of<T>(params.dout, batch, head, token);
     const float lse = *row_of<float>(params.lse, batch, head, token);
     Real sum = 0;
-    bool is_zero = true;
-    for (int column = int(threadIdx.x) % 32; column < params.head_dim_v; column += 32) {
-        const Real x = to_real(out[column * params.out.column]);
-        is_zero &= x == 0;
-        sum = fma(x, to_real(dout[column * params.dout.column]), sum);
+    int is_zero = true;
+    for (int column = lane * Width; column < params.head_dim_v; column += lanes * Width) {
+        const Columns a = *reinterpret_cast<const Columns*>(out + column * params.out.column);
+        const Columns b = *reinterpret_cast<const Columns*>(dout + column * params.dout.column);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) {
+            const Real x = to_real(a.x[i]);
+            is_zero &= x == 0;
+            sum = fma(x, to_real(b.x[i]), sum);
+        }
     }
-    for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
-    const bool is_empty = __all_sync(~0u, is_zero) && lse == float(params.sink(head));
-    if (threadIdx.x % 32) return;
-    if (is_empty) sum = 0;
+    for (int n = lanes / 2; n; n /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, n);
+        is_zero &= __shfl_xor_sync(~0u, is_zero, n);
+    }
+    if (lane || row != at) return;
+    if (is_zero && lse == float(params.sink(head))) sum = 0;
     if (params.dlse.data && lse != -INFINITY) sum -= *row_of<float>(params.dlse, batch, head, token);
     params.space.delta[row] = sum;
     params.space.lse[row] = params.piece.sweep ? params.carried.lse[row] : Real(lse);
@@ -462,13 +474,28 @@ struct BackwardLaunch {
                  args.sink_logits, args.dsink_logits, args.layout, args.tasks,
                  BackwardSpace<Real>::at(args.workspace, p, args.layout, args.tasks),
                  BackwardCarried<Real>::at(args.piece.carried, p), args.piece, p.batch, p.heads_q, p.heads_kv, p.seq_q,
-                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, Real(p.scale), Real(p.softcap),
+                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, 32, Real(p.scale), Real(p.softcap),
                  p.value_in_key, order} {}
 
-    void rows() const {
-        const int64_t rows = p.batch * p.heads_q * p.seq_q;
-        runtime::launch(rows_kernel<D>, {unsigned(divide_up(rows, row_threads / 32)), unsigned(row_threads), 0},
-                        args.stream, params);
+    // Sixteen bytes at a time where both tensors allow it.
+    void rows() {
+        constexpr int width = 16 / sizeof(ElementOf<D>);
+        const auto is_wide = [&](const TensorView& x) {
+            const int64_t steps = x.batch | x.head | x.row;
+            return x.column == 1 && steps % width == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+        };
+        if (p.head_dim_v % width == 0 && is_wide(args.out) && is_wide(args.dout)) {
+            while (params.row_lanes / 2 * width >= p.head_dim_v) params.row_lanes /= 2;
+            launch_rows(rows_kernel<D, width>);
+        } else {
+            launch_rows(rows_kernel<D, 1>);
+        }
+    }
+    template <class Kernel>
+    void launch_rows(Kernel kernel) const {
+        const int64_t threads = p.batch * p.heads_q * p.seq_q * params.row_lanes;
+        runtime::launch(kernel, {unsigned(divide_up(threads, row_threads)), unsigned(row_threads), 0}, args.stream,
+                        params);
     }
 
     template <class Kernel>
@@ -544,7 +571,8 @@ void BlockBackward<D>::prepare(int32_t device) {
     runtime::prepare(block_backward_kernel<D, true>, bytes);
     runtime::prepare(block_backward_kernel<D, false>, bytes);
     if constexpr (D == Dtype::f64) runtime::prepare(row_sums_kernel<D>, shared_bytes<Real>(S::most_rows, 0));
-    runtime::prepare(rows_kernel<D>, 0);
+    runtime::prepare(rows_kernel<D, 1>, 0);
+    runtime::prepare(rows_kernel<D, 16 / sizeof(ElementOf<D>)>, 0);
     runtime::prepare(join_kernel<D, true>, 0);
     runtime::prepare(join_kernel<D, false>, 0);
     runtime::prepare(sinks_kernel<D>, row_threads * sizeof(double));

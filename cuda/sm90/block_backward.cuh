@@ -117,6 +117,7 @@ struct BackwardShared {
     uint64_t k_empty[C::k_tiles];  // one arrival a warpgroup, when its dk and dv have left; producer waits
     uint64_t q_full[C::slots], dout_full[C::slots];    // producer with the bytes of a block; consumers wait
     uint64_t q_empty[C::slots], dout_empty[C::slots];  // one arrival a consumer warp; producer waits
+    uint64_t ds_full[C::ds_tiles], ds_empty[C::ds_tiles];  // one arrival a consumer warp; consumers wait
 };
 
 // ---- producer ----
@@ -359,7 +360,8 @@ struct BackwardConsumer {
     const int warpgroup, thread;  // of the warpgroup
     Cursor<C::k_tiles> tile;
     Cursor<C::slots> slot;
-    int ds_tile = 0;
+    Cursor<C::ds_tiles> ds, ds_before;  // of this block, and of the one before, whose dq is made now
+    int dq_tile;                        // of the block before
     int held = -1;   // a tile that this warpgroup's dk and dv are leaving
     int noted = -1;  // the last task of which this warp must repair rows
     float s[values], r_dk[C::head_dim / 2], r_dv[C::head_dim_v / 2];
@@ -374,6 +376,7 @@ struct BackwardConsumer {
             ptx::wgmma_wait<0>();
             for (int n = 0; n < count - 1; ++n) step<false>(n == 0);
             step<true>(count == 1);
+            finish_dq();
             store();
             tile.advance();
         }
@@ -416,7 +419,7 @@ struct BackwardConsumer {
     // This warpgroup's half of dq = ds k
     __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values]) {
         const bool by_columns = C::block_q == 64;
-        const uint32_t a = ptx::wgmma_descriptor(shared.ds[ds_tile][by_columns ? 0 : warpgroup], 0);
+        const uint32_t a = ptx::wgmma_descriptor(shared.ds[ds_before.index][by_columns ? 0 : warpgroup], 0);
         const uint32_t b = ptx::wgmma_descriptor(
             shared.k[tile.index][by_columns ? warpgroup * (C::dq_columns / C::panel_columns) : 0], C::k_bytes);
         ptx::wgmma_fence();
@@ -436,7 +439,7 @@ struct BackwardConsumer {
         begin_dp(dp);
         // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
         const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
-        const int dq_tile = __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
+        const int next_dq_tile = __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
         typename C::MaskWord word = ~typename C::MaskWord(0);
         if (mask != full_block)
             word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
@@ -448,18 +451,20 @@ struct BackwardConsumer {
         begin_sum(r_dv, words, shared.dout[at][0], is_first);
         ptx::wgmma_wait<1>();
         multiply_by_dp(at, dp);
-        Words ds;
-        tile::pack_tile<C::dtype>(s, ds);
-        tile::store_swizzled(ds, ptx::shared_address(shared.ds[ds_tile][0] + warpgroup * C::warpgroup_bytes), C::k_bytes,
-                             thread);
+        Words ds_words;
+        tile::pack_tile<C::dtype>(s, ds_words);
+        ptx::mbarrier_wait(&shared.ds_empty[ds.index], ds.phase ^ 1);
+        tile::store_swizzled(ds_words, ptx::shared_address(shared.ds[ds.index][0] + warpgroup * C::warpgroup_bytes),
+                             C::k_bytes, thread);
         ptx::fence_async_shared();
+        __syncwarp();  // all lanes' part of ds before lane 0 tells
+        release(&shared.ds_full[ds.index]);
         ptx::wgmma_wait<0>();  // dv: its operand's registers are needed
         release(&shared.dout_empty[at]);
-        ptx::named_barrier_sync(all_consumers, C::consumers);
+        if (!is_first) ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
         float dq[C::dq_values];
-        begin_dq(dq);
-        begin_sum(r_dk, ds, shared.q[at][0], is_first);
-        ds_tile ^= 1;
+        begin_dq(dq);  // of a task's first block nothing is before: what it reads and makes means nothing
+        begin_sum(r_dk, ds_words, shared.q[at][0], is_first);
         slot.advance();
         if constexpr (!IsLast) {
             ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
@@ -468,9 +473,25 @@ struct BackwardConsumer {
         } else {
             ptx::wgmma_wait<1>();
         }
-        add_dq(dq, dq_tile);
+        if (!is_first) {
+            release(&shared.ds_empty[ds_before.index]);
+            add_dq(dq);
+        }
+        dq_tile = next_dq_tile;
+        ds_before = ds;
+        ds.advance();
         ptx::wgmma_wait<0>();
         release(&shared.q_empty[at]);
+    }
+
+    // dq of a task's last block.
+    __device__ __forceinline__ void finish_dq() {
+        float dq[C::dq_values];
+        ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
+        begin_dq(dq);
+        ptx::wgmma_wait<0>();
+        release(&shared.ds_empty[ds_before.index]);
+        add_dq(dq);
     }
 
     // s becomes p and its words; with a cap what ds is a multiple of.
@@ -518,7 +539,7 @@ struct BackwardConsumer {
         }
     }
 
-    __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values], int dq_tile) {
+    __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values]) {
         float* to = params.dq_sums + size_t(dq_tile) * C::dq_tile + warpgroup * (C::dq_tile / C::warpgroups) + 4 * thread;
 #pragma unroll
         for (int i = 0; i < C::dq_values; i += 4)
@@ -640,6 +661,10 @@ __global__ void __launch_bounds__(C::threads, 1)
             ptx::mbarrier_init(&shared.dout_full[i], 1);
             ptx::mbarrier_init(&shared.q_empty[i], 4 * C::warpgroups);
             ptx::mbarrier_init(&shared.dout_empty[i], 4 * C::warpgroups);
+        }
+        for (int i = 0; i < C::ds_tiles; ++i) {
+            ptx::mbarrier_init(&shared.ds_full[i], 4 * C::warpgroups);
+            ptx::mbarrier_init(&shared.ds_empty[i], 4 * C::warpgroups);
         }
         ptx::fence_mbarrier_init();
     }
