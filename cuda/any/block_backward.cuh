@@ -38,6 +38,7 @@ struct BackwardParams {
     int64_t batch, heads_q, heads_kv, seq_q, seq_k;
     int group, head_dim, head_dim_v, row_parts, column_parts, room;  // room: columns of one sum
     int row_lanes;
+    unsigned plane_ctas;  // of the rows of one head and batch entry
     Real scale, softcap;
     bool value_in_key;
     MaskOrder order;
@@ -67,16 +68,17 @@ __global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant
     struct alignas(Width * sizeof(T)) Columns {
         T x[Width];
     };
-    const int lanes = params.row_lanes, lane = int(threadIdx.x) % lanes;
-    const int64_t at = (int64_t(blockIdx.x) * row_threads + threadIdx.x) / lanes;
-    const int64_t row = min(at, params.batch * params.heads_q * params.seq_q - 1);  // whole warps meet in shuffles
-    const int64_t token = row % params.seq_q, plane = row / params.seq_q;
-    const int64_t batch = plane / params.heads_q, head = plane % params.heads_q;
+    const unsigned lanes = unsigned(params.row_lanes), lane = threadIdx.x % lanes;
+    const unsigned plane = blockIdx.x / params.plane_ctas, in_plane = blockIdx.x % params.plane_ctas;
+    const int batch = int(plane / unsigned(params.heads_q)), head = int(plane % unsigned(params.heads_q));
+    const int64_t at = int64_t(in_plane) * (row_threads / lanes) + threadIdx.x / lanes;
+    const int64_t token = min(at, params.seq_q - 1);  // whole warps meet in shuffles
+    const int64_t row = params.row_q(batch, head, token);
     const T *out = row_of<T>(params.out, batch, head, token), *dout = row_of<T>(params.dout, batch, head, token);
     const float lse = *row_of<float>(params.lse, batch, head, token);
     Real sum = 0;
     int is_zero = true;
-    for (int column = lane * Width; column < params.head_dim_v; column += lanes * Width) {
+    for (int column = int(lane) * Width; column < params.head_dim_v; column += int(lanes) * Width) {
         const Columns a = *reinterpret_cast<const Columns*>(out + column * params.out.column);
         const Columns b = *reinterpret_cast<const Columns*>(dout + column * params.dout.column);
 #pragma unroll
@@ -86,11 +88,11 @@ __global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant
             sum = fma(x, to_real(b.x[i]), sum);
         }
     }
-    for (int n = lanes / 2; n; n /= 2) {
+    for (unsigned n = lanes / 2; n; n /= 2) {
         sum += __shfl_xor_sync(~0u, sum, n);
         is_zero &= __shfl_xor_sync(~0u, is_zero, n);
     }
-    if (lane || row != at) return;
+    if (lane || token != at) return;
     if (is_zero && lse == float(params.sink(head))) sum = 0;
     if (params.dlse.data && lse != -INFINITY) sum -= *row_of<float>(params.dlse, batch, head, token);
     params.space.delta[row] = sum;
@@ -474,7 +476,7 @@ struct BackwardLaunch {
                  args.sink_logits, args.dsink_logits, args.layout, args.tasks,
                  BackwardSpace<Real>::at(args.workspace, p, args.layout, args.tasks),
                  BackwardCarried<Real>::at(args.piece.carried, p), args.piece, p.batch, p.heads_q, p.heads_kv, p.seq_q,
-                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, 32, Real(p.scale), Real(p.softcap),
+                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, 32, 0, Real(p.scale), Real(p.softcap),
                  p.value_in_key, order} {}
 
     // Sixteen bytes at a time where both tensors allow it.
@@ -492,10 +494,10 @@ struct BackwardLaunch {
         }
     }
     template <class Kernel>
-    void launch_rows(Kernel kernel) const {
-        const int64_t threads = p.batch * p.heads_q * p.seq_q * params.row_lanes;
-        runtime::launch(kernel, {unsigned(divide_up(threads, row_threads)), unsigned(row_threads), 0}, args.stream,
-                        params);
+    void launch_rows(Kernel kernel) {
+        params.plane_ctas = unsigned(divide_up(p.seq_q * params.row_lanes, row_threads));
+        runtime::launch(kernel, {unsigned(p.batch * p.heads_q) * params.plane_ctas, unsigned(row_threads), 0},
+                        args.stream, params);
     }
 
     template <class Kernel>

@@ -21,7 +21,7 @@ const char* fits(const Problem& p) {
     if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
     if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
     const int64_t parts = column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2);
-    const int64_t tasks = std::max(p.seq_q, p.seq_k) / 8 + 64;
+    const int64_t tasks = std::max(p.seq_q, p.seq_k) / 4 + 64;
     if (p.batch * p.heads_q > most_ctas / parts / tasks) return "more blocks than a grid has";
     return nullptr;
 }

@@ -50,13 +50,6 @@ __device__ __forceinline__ void zero_unless(float& x, bool keep) {
     if (!keep) asm volatile("mov.b32 %0, 0;" : "+f"(x));
 }
 
-// Adds four floats to global memory, each by itself atomic. Address a multiple of 16.
-__device__ __forceinline__ void add_x4(float* to, float x0, float x1, float x2, float x3) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x0), "f"(x1), "f"(x2),
-                 "f"(x3)
-                 : "memory");
-}
-
 // Four 8 x 8 matrices of 16-bit values, one address a lane.
 __device__ __forceinline__ void store_matrix_x4(uint32_t shared, uint32_t q0, uint32_t q1, uint32_t q2, uint32_t q3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(q0), "r"(q1),

@@ -60,17 +60,19 @@ struct BackwardConfig {
     static constexpr int row_bytes = 2 * panel_columns;
     static constexpr int q_bytes = block_q * row_bytes, k_bytes = block_k * row_bytes;  // of a panel
     static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;
+    static constexpr int warps = 4 * warpgroups, warp_rows = 16, warp_bytes = warp_rows * row_bytes;
     static constexpr int q_panels = block_q / panel_columns;  // of ds
     static constexpr int k_tiles = 2, slots = 2, ds_tiles = 2;
     // A warpgroup's half of a tile of dq: its columns where the tile has 64 rows, else its rows.
     static constexpr int dq_columns = block_q == 64 ? head_dim / warpgroups : head_dim;
-    static constexpr int dq_values = dq_columns / 2, dq_tile = block_q * head_dim;  // of a thread; of a tile
+    static constexpr int dq_tile = block_q * head_dim, dq_warp = dq_tile / warps, dq_values = dq_warp / 32;
     static constexpr int producer_registers = 24, consumer_registers = 240;
     static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
     static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
     static_assert(warpgroups == 2 && dq_columns % 64 == 0, "each warpgroup makes whole panels of dq");
+    static_assert(v_panels * warp_bytes <= dq_warp * int(sizeof(float)), "dv leaves where dq does");
 };
 
 struct BlockBackwardParams {
@@ -105,18 +107,19 @@ struct KeyMessage {
 
 template <class C>
 struct BackwardShared {
-    uint8_t k[C::k_tiles][C::panels][C::k_bytes];    // a tile becomes its task's dk once all products are done
-    uint8_t v[C::k_tiles][C::v_panels][C::k_bytes];  // becomes dv
+    uint8_t k[C::k_tiles][C::panels][C::k_bytes];  // a tile becomes its task's dk once all products are done
+    uint8_t v[C::v_panels][C::k_bytes];
     uint8_t q[C::slots][C::panels][C::q_bytes];
     uint8_t dout[C::slots][C::v_panels][C::q_bytes];
     uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];  // [key][query]
+    float dq[C::warps][C::dq_warp];                    // on its way to memory; a task's dv, too
     QueryStats stats[C::slots][C::block_q];
     KeyMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
-    uint64_t k_full[C::k_tiles];   // producer with the bytes of k and v; consumers wait
-    uint64_t k_empty[C::k_tiles];  // one arrival a warpgroup, when its dk and dv have left; producer waits
-    uint64_t q_full[C::slots], dout_full[C::slots];    // producer with the bytes of a block; consumers wait
-    uint64_t q_empty[C::slots], dout_empty[C::slots];  // one arrival a consumer warp; producer waits
+    // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
+    uint64_t k_full[C::k_tiles], k_empty[C::k_tiles];  // empty when dk has left
+    uint64_t v_full, v_empty;
+    uint64_t q_full[C::slots], q_empty[C::slots], dout_full[C::slots], dout_empty[C::slots];
     uint64_t ds_full[C::ds_tiles], ds_empty[C::ds_tiles];  // one arrival a consumer warp; consumers wait
 };
 
@@ -128,7 +131,10 @@ struct BackwardProducer {
     const int lane;
     Cursor<C::k_tiles> tile;
     Cursor<C::slots> slot;
-    int batch, head;  // of queries
+    Cursor<1> v;
+    bool v_is_due = false;
+    int batch, head_kv, key_row;  // of the task
+    int head;                     // of queries
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
@@ -163,7 +169,8 @@ struct BackwardProducer {
     __device__ __forceinline__ void load_task(const Task& task, int index) {
         const LayoutView& layout = params.layout;
         batch = task.head / params.heads_kv;
-        const int head_kv = task.head - batch * params.heads_kv;
+        head_kv = task.head - batch * params.heads_kv;
+        key_row = task.row * C::block_k;
         announce({batch, head_kv, task.row, task.take, task.part, index});
         int skip = task.skip, left = task.take;
         for (int member = 0; member < params.group && left; ++member) {
@@ -185,22 +192,25 @@ struct BackwardProducer {
         }
     }
 
-    // Publishes a task with its k and v, or the end of work with none.
+    // Publishes a task with its k, or the end of work with none. v follows the first q: it is needed later, and its one
+    // tile is free later.
     __device__ __forceinline__ void announce(const KeyMessage& message) {
         ptx::mbarrier_wait(&shared.k_empty[tile.index], tile.phase ^ 1);
+        v_is_due = message.count != end_of_work;
         if (lane == 0) {
-            const bool is_end = message.count == end_of_work;
             uint64_t* full = &shared.k_full[tile.index];
             shared.task[tile.index] = message;
-            ptx::mbarrier_arrive_expect(full, is_end ? 0 : (C::panels + C::v_panels) * C::k_bytes);
-            for (int panel = 0; !is_end && panel < C::panels; ++panel)
-                ptx::tma_load_4d(shared.k[tile.index][panel], &params.k_map, C::panel_columns * panel, message.head,
-                                 message.row * C::block_k, message.batch, full);
-            for (int panel = 0; !is_end && panel < C::v_panels; ++panel)
-                ptx::tma_load_4d(shared.v[tile.index][panel], &params.v_map, C::panel_columns * panel, message.head,
-                                 message.row * C::block_k, message.batch, full);
+            if (v_is_due) load(shared.k[tile.index], &params.k_map, message.head, key_row, full);
+            else ptx::mbarrier_arrive(full);
         }
         tile.advance();
+    }
+
+    __device__ __forceinline__ void load_v() {
+        ptx::mbarrier_wait(&shared.v_empty, v.phase ^ 1);
+        if (lane == 0) load(shared.v, &params.v_map, head_kv, key_row, &shared.v_full);
+        v.advance();
+        v_is_due = false;
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
@@ -220,19 +230,21 @@ struct BackwardProducer {
         if (lane == 0) {
             shared.mask[slot.index] = mask;
             shared.dq_tile[slot.index] = int(plane * params.layout.by_query.rows) + block;
-            load(shared.q[slot.index], &params.q_map, block, &shared.q_full[slot.index]);
+            load(shared.q[slot.index], &params.q_map, head, block * C::block_q, &shared.q_full[slot.index]);
         }
+        if (v_is_due) load_v();
         ptx::mbarrier_wait(&shared.dout_empty[slot.index], slot.phase ^ 1);
-        if (lane == 0) load(shared.dout[slot.index], &params.dout_map, block, &shared.dout_full[slot.index]);
+        if (lane == 0)
+            load(shared.dout[slot.index], &params.dout_map, head, block * C::block_q, &shared.dout_full[slot.index]);
         slot.advance();
     }
 
-    template <int Panels>
-    __device__ __forceinline__ void load(uint8_t (&to)[Panels][C::q_bytes], const CUtensorMap* map, int block,
+    template <int Panels, int Bytes>
+    __device__ __forceinline__ void load(uint8_t (&to)[Panels][Bytes], const CUtensorMap* map, int of_head, int row,
                                          uint64_t* full) {
-        ptx::mbarrier_arrive_expect(full, Panels * C::q_bytes);
+        ptx::mbarrier_arrive_expect(full, Panels * Bytes);
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, head, block * C::block_q, batch, full);
+            ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, of_head, row, batch, full);
     }
 };
 
@@ -353,16 +365,17 @@ struct BackwardConsumer {
     using Tag = tile::MatrixTag<C::dtype>;
     static constexpr int values = C::block_q / 2;  // a thread's of sT
     using Words = uint32_t[C::block_q / 16][4];    // an a operand: steps of 16 queries
-    static constexpr int all_consumers = 1, own_warpgroup = 2;  // named barriers; own_warpgroup + warpgroup
+    static constexpr int all_consumers = 1;        // a named barrier
 
     const BlockBackwardParams& params;
     BackwardShared<C>& shared;
     const int warpgroup, thread;  // of the warpgroup
     Cursor<C::k_tiles> tile;
+    Cursor<1> v;
     Cursor<C::slots> slot;
     Cursor<C::ds_tiles> ds, ds_before;  // of this block, and of the one before, whose dq is made now
     int dq_tile;                        // of the block before
-    int held = -1;   // a tile that this warpgroup's dk and dv are leaving
+    int held = -1;   // a tile of k that this warp's dk is leaving
     int noted = -1;  // the last task of which this warp must repair rows
     float s[values], r_dk[C::head_dim / 2], r_dv[C::head_dim_v / 2];
 
@@ -397,7 +410,7 @@ struct BackwardConsumer {
     }
     // dpT = v doutT
     __device__ __forceinline__ void begin_dp(float (&dp)[values]) {
-        const uint32_t a = descriptor(shared.v[tile.index][0] + warpgroup * C::warpgroup_bytes);
+        const uint32_t a = descriptor(shared.v[0] + warpgroup * C::warpgroup_bytes);
         const uint32_t b = descriptor(shared.dout[slot.index][0]);
         ptx::wgmma_fence();
 #pragma unroll
@@ -435,6 +448,7 @@ struct BackwardConsumer {
     __device__ __forceinline__ void step(bool is_first) {
         float dp[values];
         const int at = slot.index;
+        if (is_first) ptx::mbarrier_wait(&shared.v_full, v.phase);
         ptx::mbarrier_wait(&shared.dout_full[at], slot.phase);
         begin_dp(dp);
         // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
@@ -445,11 +459,14 @@ struct BackwardConsumer {
             word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
                                                                        size_t(mask) * params.layout.mask_words) +
                          warpgroup * 128 + thread);
-        release_held();
         Words words;
         make_probabilities(at, mask, word, words);
         begin_sum(r_dv, words, shared.dout[at][0], is_first);
         ptx::wgmma_wait<1>();
+        if constexpr (IsLast) {
+            release(&shared.v_empty);
+            v.advance();
+        }
         multiply_by_dp(at, dp);
         Words ds_words;
         tile::pack_tile<C::dtype>(s, ds_words);
@@ -539,28 +556,40 @@ struct BackwardConsumer {
         }
     }
 
+    // The copy engine adds, so that no thread waits for memory. A warp's part of a tile lies as its threads have it.
     __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values]) {
-        float* to = params.dq_sums + size_t(dq_tile) * C::dq_tile + warpgroup * (C::dq_tile / C::warpgroups) + 4 * thread;
+        float* const own = shared.dq[4 * warpgroup + thread / 32];
+        wait_for_copies();
 #pragma unroll
         for (int i = 0; i < C::dq_values; i += 4)
-            ptx::add_x4(to + i * 128, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+            *reinterpret_cast<float4*>(own + 32 * i + 4 * (thread % 32)) =
+                make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+        ptx::fence_async_shared();
+        __syncwarp();  // all lanes' sums before lane 0 sends them
+        if (thread % 32) return;
+        ptx::bulk_add(params.dq_sums + (size_t(dq_tile) * C::warps + 4 * warpgroup + thread / 32) * C::dq_warp, own,
+                      C::dq_warp * sizeof(float));
+        ptx::bulk_commit();
+    }
+
+    // Until what this warp has sent was read.
+    __device__ __forceinline__ void wait_for_copies() {
+        if (thread % 32 == 0) {
+            ptx::bulk_wait_read();
+            if (held >= 0) ptx::mbarrier_arrive(&shared.k_empty[held]);
+        }
+        held = -1;
+        __syncwarp();
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
         if (thread % 32 == 0) ptx::mbarrier_arrive(empty);
     }
-    __device__ __forceinline__ void release_held() {
-        if (held < 0) return;
-        if (thread == 0) {
-            ptx::bulk_wait_read();
-            ptx::mbarrier_arrive(&shared.k_empty[held]);
-        }
-        held = -1;
-    }
 
     // ---- a task's end ----
     __device__ __forceinline__ void store() {
         const KeyMessage task = shared.task[tile.index];
+        __syncwarp();  // all lanes have read the message before its tile can be released
 #pragma unroll
         for (int i = 0; i < C::head_dim_v / 2; ++i) r_dv[i] *= tile::unlift<C::dtype>;
         note_not_finite(task.index);
@@ -593,23 +622,25 @@ struct BackwardConsumer {
             r_dk[i] *= params.scale;
             if (i < C::head_dim_v / 2 && params.value_in_key) r_dk[i] += r_dv[i];
         }
-        uint8_t *dk = shared.k[tile.index][0] + warpgroup * C::warpgroup_bytes;
-        uint8_t *dv = shared.v[tile.index][0] + warpgroup * C::warpgroup_bytes;
+        const int warp = 4 * warpgroup + thread / 32;
+        uint8_t* dk = shared.k[tile.index][0] + warp * C::warp_bytes;
+        uint8_t* dv = reinterpret_cast<uint8_t*>(shared.dq[warp]);
         uint32_t dk_words[C::head_dim / 16][4], dv_words[C::head_dim_v / 16][4];
         tile::pack_tile<C::dtype>(r_dk, dk_words);
-        tile::store_swizzled(dk_words, ptx::shared_address(dk), C::k_bytes, thread);
+        tile::store_swizzled(dk_words, ptx::shared_address(dk), C::k_bytes, thread % 32);
+        wait_for_copies();
         tile::pack_tile<C::dtype>(r_dv, dv_words);
-        tile::store_swizzled(dv_words, ptx::shared_address(dv), C::k_bytes, thread);
+        tile::store_swizzled(dv_words, ptx::shared_address(dv), C::warp_bytes, thread % 32);
         ptx::fence_async_shared();
-        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // its rows are written before thread 0 sends them
-        if (thread) return;
-        const int row = task.row * C::block_k + warpgroup * C::warpgroup_rows;
+        __syncwarp();  // the warp's rows are written before lane 0 sends them
+        if (thread % 32) return;
+        const int row = task.row * C::block_k + C::warp_rows * warp;
         for (int panel = 0; panel < C::panels; ++panel)
             ptx::tma_store_4d(&params.dk_map, C::panel_columns * panel, task.head, row, task.batch,
                               dk + panel * C::k_bytes);
         for (int panel = 0; panel < C::v_panels && !params.value_in_key; ++panel)
             ptx::tma_store_4d(&params.dv_map, C::panel_columns * panel, task.head, row, task.batch,
-                              dv + panel * C::k_bytes);
+                              dv + panel * C::warp_bytes);
         ptx::bulk_commit();
     }
 
@@ -628,13 +659,12 @@ struct BackwardConsumer {
             const int column = tile::fragment_column(thread, i);
             if (column < params.head_dim_v) part[tile::fragment_row(thread, i) * width + column] = r_dv[i];
         }
-        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // all are done with the message
     }
 
     // The rows noted, over what the copy engine has stored of them.
     __device__ __forceinline__ void repair_noted() {
-        if (thread == 0) ptx::bulk_wait();
-        ptx::named_barrier_sync(own_warpgroup + warpgroup, 128);  // thread 0's stores are done before others write there
+        if (thread % 32 == 0) ptx::bulk_wait();
+        __syncwarp();  // lane 0's stores are done before others write there
         while (noted >= 0) {
             const int2 note = *note_of(noted);
             const Task task = params.tasks.tasks[noted];
@@ -654,17 +684,19 @@ __global__ void __launch_bounds__(C::threads, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::k_tiles; ++i) {
             ptx::mbarrier_init(&shared.k_full[i], 1);
-            ptx::mbarrier_init(&shared.k_empty[i], C::warpgroups);
+            ptx::mbarrier_init(&shared.k_empty[i], C::warps);
         }
+        ptx::mbarrier_init(&shared.v_full, 1);
+        ptx::mbarrier_init(&shared.v_empty, C::warps);
         for (int i = 0; i < C::slots; ++i) {
             ptx::mbarrier_init(&shared.q_full[i], 1);
             ptx::mbarrier_init(&shared.dout_full[i], 1);
-            ptx::mbarrier_init(&shared.q_empty[i], 4 * C::warpgroups);
-            ptx::mbarrier_init(&shared.dout_empty[i], 4 * C::warpgroups);
+            ptx::mbarrier_init(&shared.q_empty[i], C::warps);
+            ptx::mbarrier_init(&shared.dout_empty[i], C::warps);
         }
         for (int i = 0; i < C::ds_tiles; ++i) {
-            ptx::mbarrier_init(&shared.ds_full[i], 4 * C::warpgroups);
-            ptx::mbarrier_init(&shared.ds_empty[i], 4 * C::warpgroups);
+            ptx::mbarrier_init(&shared.ds_full[i], C::warps);
+            ptx::mbarrier_init(&shared.ds_empty[i], C::warps);
         }
         ptx::fence_mbarrier_init();
     }
@@ -682,10 +714,11 @@ __global__ void __launch_bounds__(C::threads, 1)
 
 // ---- dq: sums into elements ----
 // A CTA has a tile. Threads read the sums as the consumers left them and lay the elements out in rows.
-constexpr int dq_threads = 256;
+constexpr int dq_threads = 256, dq_ctas = 4;  // of an SM: repairs may spill, copies must not wait
 
 template <class C>
-__global__ void __launch_bounds__(dq_threads) dq_kernel(const __grid_constant__ BlockBackwardParams params) {
+__global__ void __launch_bounds__(dq_threads, dq_ctas)
+    dq_kernel(const __grid_constant__ BlockBackwardParams params) {
     using Element = typename C::Element;
     constexpr int chunk = 16 / sizeof(Element), stride = C::head_dim + chunk;
     extern __shared__ uint4 dq_rows[];
@@ -698,8 +731,8 @@ __global__ void __launch_bounds__(dq_threads) dq_kernel(const __grid_constant__ 
     const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
 #pragma unroll
     for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
-        constexpr int half = C::dq_tile / 4 / C::warpgroups;
-        const int warpgroup = at / half, thread = at % 128, i = at % half / 128 * 4;
+        const int warp = at / (C::dq_warp / 4), warpgroup = warp / 4, i = at % (C::dq_warp / 4) / 32 * 4;
+        const int thread = warp % 4 * 32 + at % 32;
         const int first_row = C::block_q == 64 ? 0 : warpgroup * C::warpgroup_rows;
         const int first_column = C::block_q == 64 ? warpgroup * C::dq_columns : 0;
         const float4 x = sums[at];
@@ -739,9 +772,9 @@ struct BlockBackwardLaunch {
         params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
         params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
         params.dout_map = runtime::make_tensor_map(args.dout, runtime::out_sizes(p), C::dtype, C::block_q);
-        params.dk_map = runtime::make_tensor_map(args.dk, runtime::k_sizes(p), C::dtype, C::warpgroup_rows);
+        params.dk_map = runtime::make_tensor_map(args.dk, runtime::k_sizes(p), C::dtype, C::warp_rows);
         if (!p.value_in_key)
-            params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warpgroup_rows);
+            params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warp_rows);
         params.q = args.q, params.k = args.k, params.v = args.v, params.dout = args.dout;
         params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
         params.layout = args.layout, params.tasks = args.tasks;
