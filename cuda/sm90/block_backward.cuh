@@ -113,7 +113,7 @@ struct BackwardShared {
     uint8_t dout[C::slots][C::v_panels][C::q_bytes];
     uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];  // [key][query]
     float dq[C::warps][C::dq_warp];                    // on its way to memory; a task's dv, too
-    QueryStats stats[C::slots][C::block_q];
+    float offset[C::slots][C::block_q], delta[C::slots][C::block_q];  // QueryStats
     KeyMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
     // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
@@ -225,7 +225,10 @@ struct BackwardProducer {
         }
         ptx::mbarrier_wait(&shared.q_empty[slot.index], slot.phase ^ 1);
 #pragma unroll
-        for (int i = 0; i < C::block_q / 32; ++i) shared.stats[slot.index][lane + 32 * i] = stats[i];
+        for (int i = 0; i < C::block_q / 32; ++i) {
+            shared.offset[slot.index][lane + 32 * i] = stats[i].offset;
+            shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
+        }
         __syncwarp();  // all lanes' before lane 0 tells the consumers
         if (lane == 0) {
             shared.mask[slot.index] = mask;
@@ -470,25 +473,25 @@ struct BackwardConsumer {
         multiply_by_dp(at, dp);
         Words ds_words;
         tile::pack_tile<C::dtype>(s, ds_words);
+        begin_sum(r_dk, ds_words, shared.q[at][0], is_first);
         ptx::mbarrier_wait(&shared.ds_empty[ds.index], ds.phase ^ 1);
         tile::store_swizzled(ds_words, ptx::shared_address(shared.ds[ds.index][0] + warpgroup * C::warpgroup_bytes),
                              C::k_bytes, thread);
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' part of ds before lane 0 tells
         release(&shared.ds_full[ds.index]);
-        ptx::wgmma_wait<0>();  // dv: its operand's registers are needed
+        ptx::wgmma_wait<1>();  // dv: its operand's registers are needed
         release(&shared.dout_empty[at]);
         if (!is_first) ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
         float dq[C::dq_values];
         begin_dq(dq);  // of a task's first block nothing is before: what it reads and makes means nothing
-        begin_sum(r_dk, ds_words, shared.q[at][0], is_first);
         slot.advance();
         if constexpr (!IsLast) {
             ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
             begin_scores(slot.index);
-            ptx::wgmma_wait<2>();
-        } else {
             ptx::wgmma_wait<1>();
+        } else {
+            ptx::wgmma_wait<0>();
         }
         if (!is_first) {
             release(&shared.ds_empty[ds_before.index]);
@@ -513,15 +516,15 @@ struct BackwardConsumer {
 
     // s becomes p and its words; with a cap what ds is a multiple of.
     __device__ __forceinline__ void make_probabilities(int at, int mask, typename C::MaskWord word, Words& words) {
-        const QueryStats* stats = shared.stats[at] + 2 * (thread & 3);
+        const float* offsets = shared.offset[at] + 2 * (thread & 3);
         if (!params.has_cap) [[likely]] {
 #pragma unroll
             for (int i = 0; i < values; i += 4) {
-                const float4 two = *reinterpret_cast<const float4*>(stats + 2 * i);  // offsets in x and z
+                const float2 two = *reinterpret_cast<const float2*>(offsets + 2 * i);
                 s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, two.x));
-                s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], params.scale_log2, two.z));
+                s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], params.scale_log2, two.y));
                 s[i + 2] = ptx::exp2_approx(fmaf(s[i + 2], params.scale_log2, two.x));
-                s[i + 3] = ptx::exp2_approx(fmaf(s[i + 3], params.scale_log2, two.z));
+                s[i + 3] = ptx::exp2_approx(fmaf(s[i + 3], params.scale_log2, two.y));
             }
             if (mask != full_block) [[unlikely]]
                 tile::keep(s, word);
@@ -530,11 +533,10 @@ struct BackwardConsumer {
         }
 #pragma unroll
         for (int i = 0; i < values; i += 2) {
-            const float2 one = *reinterpret_cast<const float2*>(stats + 2 * (i & ~3));
-            const float2 other = *reinterpret_cast<const float2*>(stats + 2 * (i & ~3) + 1);
+            const float2 two = *reinterpret_cast<const float2*>(offsets + 2 * (i & ~3));
             const float c0 = tile::cap(s[i], params.into_cap), c1 = tile::cap(s[i + 1], params.into_cap);
-            float p0 = ptx::exp2_approx(fmaf(c0, params.scale_log2, one.x));
-            float p1 = ptx::exp2_approx(fmaf(c1, params.scale_log2, other.x));
+            float p0 = ptx::exp2_approx(fmaf(c0, params.scale_log2, two.x));
+            float p1 = ptx::exp2_approx(fmaf(c1, params.scale_log2, two.y));
             ptx::zero_unless(p0, word >> i & 1);
             ptx::zero_unless(p1, word >> (i + 1) & 1);
             words[i / 8][i % 8 / 2] = tile::pack<C::dtype>(p0, p1);
@@ -545,14 +547,14 @@ struct BackwardConsumer {
     // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
     __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
         constexpr float unlift = tile::unlift<C::dtype>;
-        const QueryStats* stats = shared.stats[at] + 2 * (thread & 3);
+        const float* deltas = shared.delta[at] + 2 * (thread & 3);
 #pragma unroll
         for (int i = 0; i < values; i += 4) {
-            const float4 two = *reinterpret_cast<const float4*>(stats + 2 * i);  // deltas in y and w
-            s[i] *= fmaf(dp[i], unlift, -two.y);
-            s[i + 1] *= fmaf(dp[i + 1], unlift, -two.w);
-            s[i + 2] *= fmaf(dp[i + 2], unlift, -two.y);
-            s[i + 3] *= fmaf(dp[i + 3], unlift, -two.w);
+            const float2 two = *reinterpret_cast<const float2*>(deltas + 2 * i);
+            s[i] *= fmaf(dp[i], unlift, -two.x);
+            s[i + 1] *= fmaf(dp[i + 1], unlift, -two.y);
+            s[i + 2] *= fmaf(dp[i + 2], unlift, -two.x);
+            s[i + 3] *= fmaf(dp[i + 3], unlift, -two.y);
         }
     }
 
