@@ -111,8 +111,8 @@ struct BackwardShared {
     uint8_t v[C::v_panels][C::k_bytes];
     uint8_t q[C::slots][C::panels][C::q_bytes];
     uint8_t dout[C::slots][C::v_panels][C::q_bytes];
-    uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];  // [key][query]
-    float dq[C::warps][C::dq_warp];                    // on its way to memory; a task's dv, too
+    uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];                 // [key][query]
+    float dq[C::warps][C::dq_warp];                                   // on its way to memory; a task's dv, too
     float offset[C::slots][C::block_q], delta[C::slots][C::block_q];  // QueryStats
     KeyMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
@@ -200,8 +200,10 @@ struct BackwardProducer {
         if (lane == 0) {
             uint64_t* full = &shared.k_full[tile.index];
             shared.task[tile.index] = message;
-            if (v_is_due) load(shared.k[tile.index], &params.k_map, message.head, key_row, full);
-            else ptx::mbarrier_arrive(full);
+            if (v_is_due)
+                load(shared.k[tile.index], &params.k_map, message.head, key_row, full);
+            else
+                ptx::mbarrier_arrive(full);
         }
         tile.advance();
     }
@@ -221,7 +223,8 @@ struct BackwardProducer {
             const int token = block * C::block_q + lane + 32 * i;
             const int64_t at = plane * params.seq_q + token;
             const bool is_there = token < params.seq_q;
-            stats[i] = query_stats<C>(is_there ? params.space.lse[at] : INFINITY, is_there ? params.space.delta[at] : 0);
+            stats[i] =
+                query_stats<C>(is_there ? params.space.lse[at] : INFINITY, is_there ? params.space.delta[at] : 0);
         }
         ptx::mbarrier_wait(&shared.q_empty[slot.index], slot.phase ^ 1);
 #pragma unroll
@@ -264,10 +267,10 @@ struct GradientRepair {
     // Sums of a pair into dk and dv, or into dq. The other's are not used.
     __device__ void pair(int head_q, int64_t query, int64_t key) {
         const int head_kv = head_q / params.group;
-        const auto *q = any::row_of<Element>(params.q, batch, head_q, query);
-        const auto *k = any::row_of<Element>(params.k, batch, head_kv, key);
-        const auto *v = any::row_of<Element>(params.v, batch, head_kv, key);
-        const auto *dout = any::row_of<Element>(params.dout, batch, head_q, query);
+        const auto* q = any::row_of<Element>(params.q, batch, head_q, query);
+        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
+        const auto* dout = any::row_of<Element>(params.dout, batch, head_q, query);
         float s = dot(q, k, params.head_dim), slope = 1;
         const float dp = dot(dout, v, params.head_dim_v);
         if (params.has_cap) s = tile::cap(s, params.into_cap), slope = 1 - s * s;
@@ -330,12 +333,15 @@ struct GradientRepair {
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             if (column < params.head_dim) {
-                if (task.part != whole_row) part[column] = dk[i];
-                else any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
-                                    any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
+                if (task.part != whole_row)
+                    part[column] = dk[i];
+                else
+                    any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
+                                   any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
             }
             if (column < params.head_dim_v) {
-                if (task.part != whole_row) part[params.head_dim + column] = dv[i];
+                if (task.part != whole_row)
+                    part[params.head_dim + column] = dv[i];
                 else if (!params.value_in_key)
                     any::from_real(dv[i], any::row_of<Element>(params.dv, batch, head_kv, key)[column]);
             }
@@ -363,7 +369,8 @@ struct GradientRepair {
 };
 
 // ---- consumer: one warpgroup owns 64 keys ----
-template <class C>
+// HasCap: with a softcap, whose code in the middle of the loop would cost who has none.
+template <class C, bool HasCap>
 struct BackwardConsumer {
     using Tag = tile::MatrixTag<C::dtype>;
     static constexpr int values = C::block_q / 2;  // a thread's of sT
@@ -378,8 +385,8 @@ struct BackwardConsumer {
     Cursor<C::slots> slot;
     Cursor<C::ds_tiles> ds, ds_before;  // of this block, and of the one before, whose dq is made now
     int dq_tile;                        // of the block before
-    int held = -1;   // a tile of k that this warp's dk is leaving
-    int noted = -1;  // the last task of which this warp must repair rows
+    int held = -1;                      // a tile of k that this warp's dk is leaving
+    int noted = -1;                     // the last task of which this warp must repair rows
     float s[values], r_dk[C::head_dim / 2], r_dv[C::head_dim_v / 2];
 
     __device__ __forceinline__ void run() {
@@ -517,7 +524,7 @@ struct BackwardConsumer {
     // s becomes p and its words; with a cap what ds is a multiple of.
     __device__ __forceinline__ void make_probabilities(int at, int mask, typename C::MaskWord word, Words& words) {
         const float* offsets = shared.offset[at] + 2 * (thread & 3);
-        if (!params.has_cap) [[likely]] {
+        if constexpr (!HasCap) {
 #pragma unroll
             for (int i = 0; i < values; i += 4) {
                 const float2 two = *reinterpret_cast<const float2*>(offsets + 2 * i);
@@ -529,18 +536,18 @@ struct BackwardConsumer {
             if (mask != full_block) [[unlikely]]
                 tile::keep(s, word);
             tile::pack_tile<C::dtype>(s, words);
-            return;
-        }
+        } else {
 #pragma unroll
-        for (int i = 0; i < values; i += 2) {
-            const float2 two = *reinterpret_cast<const float2*>(offsets + 2 * (i & ~3));
-            const float c0 = tile::cap(s[i], params.into_cap), c1 = tile::cap(s[i + 1], params.into_cap);
-            float p0 = ptx::exp2_approx(fmaf(c0, params.scale_log2, two.x));
-            float p1 = ptx::exp2_approx(fmaf(c1, params.scale_log2, two.y));
-            ptx::zero_unless(p0, word >> i & 1);
-            ptx::zero_unless(p1, word >> (i + 1) & 1);
-            words[i / 8][i % 8 / 2] = tile::pack<C::dtype>(p0, p1);
-            s[i] = p0 * (1 - c0 * c0), s[i + 1] = p1 * (1 - c1 * c1);
+            for (int i = 0; i < values; i += 2) {
+                const float2 two = *reinterpret_cast<const float2*>(offsets + 2 * (i & ~3));
+                const float c0 = tile::cap(s[i], params.into_cap), c1 = tile::cap(s[i + 1], params.into_cap);
+                float p0 = ptx::exp2_approx(fmaf(c0, params.scale_log2, two.x));
+                float p1 = ptx::exp2_approx(fmaf(c1, params.scale_log2, two.y));
+                ptx::zero_unless(p0, word >> i & 1);
+                ptx::zero_unless(p1, word >> (i + 1) & 1);
+                words[i / 8][i % 8 / 2] = tile::pack<C::dtype>(p0, p1);
+                s[i] = p0 * (1 - c0 * c0), s[i + 1] = p1 * (1 - c1 * c1);
+            }
         }
     }
 
@@ -648,8 +655,8 @@ struct BackwardConsumer {
 
     __device__ __forceinline__ void store_part(const KeyMessage& task) {
         const int width = params.head_dim + params.head_dim_v;
-        float* part = params.space.parts_key +
-                      (size_t(task.part) * C::block_k + warpgroup * C::warpgroup_rows) * size_t(width);
+        float* part =
+            params.space.parts_key + (size_t(task.part) * C::block_k + warpgroup * C::warpgroup_rows) * size_t(width);
 #pragma unroll
         for (int i = 0; i < C::head_dim / 2; ++i) {
             const int column = tile::fragment_column(thread, i);
@@ -678,7 +685,7 @@ struct BackwardConsumer {
     }
 };
 
-template <class C>
+template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     block_backward_kernel(const __grid_constant__ BlockBackwardParams params) {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -710,7 +717,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         if (threadIdx.x < C::consumers + 32) BackwardProducer<C>{params, shared, int(threadIdx.x % 32)}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
-        BackwardConsumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
+        BackwardConsumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
     }
 }
 
@@ -719,8 +726,7 @@ __global__ void __launch_bounds__(C::threads, 1)
 constexpr int dq_threads = 256, dq_ctas = 4;  // of an SM: repairs may spill, copies must not wait
 
 template <class C>
-__global__ void __launch_bounds__(dq_threads, dq_ctas)
-    dq_kernel(const __grid_constant__ BlockBackwardParams params) {
+__global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_constant__ BlockBackwardParams params) {
     using Element = typename C::Element;
     constexpr int chunk = 16 / sizeof(Element), stride = C::head_dim + chunk;
     extern __shared__ uint4 dq_rows[];
@@ -728,7 +734,8 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas)
     __shared__ uint32_t not_finite[C::block_q / 32];
     if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;
     __syncthreads();
-    const int row = int(blockIdx.x) % params.layout.by_query.rows, plane = int(blockIdx.x) / params.layout.by_query.rows;
+    const int row = int(blockIdx.x) % params.layout.by_query.rows,
+              plane = int(blockIdx.x) / params.layout.by_query.rows;
     const int batch = plane / params.heads_q, head = plane % params.heads_q;
     const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
 #pragma unroll
@@ -738,7 +745,8 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas)
         const int first_row = C::block_q == 64 ? 0 : warpgroup * C::warpgroup_rows;
         const int first_column = C::block_q == 64 ? warpgroup * C::dq_columns : 0;
         const float4 x = sums[at];
-        const int r = first_row + tile::fragment_row(thread, i), column = first_column + tile::fragment_column(thread, i);
+        const int r = first_row + tile::fragment_row(thread, i),
+                  column = first_column + tile::fragment_column(thread, i);
         uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
         to[0] = tile::pack<C::dtype>(params.scale * x.x, params.scale * x.y);
         to[8 * stride / 2] = tile::pack<C::dtype>(params.scale * x.z, params.scale * x.w);
@@ -802,8 +810,9 @@ struct BlockBackwardLaunch {
         const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
         if (blocks < params.tasks.num_tasks)
             params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
-        runtime::launch(block_backward_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(BackwardShared<C>)},
-                        args.stream, params);
+        const auto kernel = params.has_cap ? block_backward_kernel<C, true> : block_backward_kernel<C, false>;
+        runtime::launch(kernel, {unsigned(blocks), unsigned(C::threads), sizeof(BackwardShared<C>)}, args.stream,
+                        params);
     }
 
     void queries() const {
@@ -827,7 +836,8 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     using C = BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_backward_kernel<C>, sizeof(BackwardShared<C>));
+    runtime::prepare(block_backward_kernel<C, false>, sizeof(BackwardShared<C>));
+    runtime::prepare(block_backward_kernel<C, true>, sizeof(BackwardShared<C>));
     runtime::prepare(dq_kernel<C>, BlockBackwardLaunch<C>::dq_bytes);
     runtime::prepare_tensor_maps();
 }
