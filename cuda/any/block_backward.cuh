@@ -560,6 +560,11 @@ void BlockBackward<D>::join_keys(const BackwardArgs& args) {
 }
 
 template <Dtype D>
+void BlockBackward<D>::join_queries(const BackwardArgs& args) {
+    BackwardLaunch<D>(args).template join<false>(args.second_tasks);
+}
+
+template <Dtype D>
 void BlockBackward<D>::sinks(const BackwardArgs& args) {
     BackwardLaunch<D>(args).sinks();
 }

@@ -15,6 +15,7 @@ struct BlockBackward {
     static void run(const BackwardArgs& args, MaskOrder order);
     static void rows(const BackwardArgs& args);       // lse and delta
     static void join_keys(const BackwardArgs& args);  // parts of dk and dv; launches nothing where there are none
+    static void join_queries(const BackwardArgs& args);  // of dq
     static void sinks(const BackwardArgs& args);      // dsink_logits; launches nothing where they are absent
     static void prepare(int32_t device);
 };

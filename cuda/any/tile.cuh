@@ -167,7 +167,7 @@ struct Tile {
         const int query = ByKey ? other : own, key = ByKey ? own : other;
         const int bit = order == MaskOrder::rows        ? query * layout.block_k + key
                         : order == MaskOrder::fragments ? tile::fragment_bit(query, key, layout.block_k)
-                                                        : tile::fragment_bit(key, query, layout.block_q);
+                                                        : tile::key_fragment_bit(query, key, layout.block_k);
         return layout.masks[int64_t(mask) * layout.mask_words + bit / 64] >> (bit % 64) & 1;
     }
 

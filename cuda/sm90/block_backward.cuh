@@ -26,12 +26,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <climits>
 #include <type_traits>
 
 #include "any/block_backward.h"
 #include "any/element.cuh"
-#include "core/math.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -40,6 +39,7 @@
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
 #include "sm90/block_backward.h"
+#include "sm90/gradient.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
@@ -75,36 +75,12 @@ struct BackwardConfig {
     static_assert(v_panels * warp_bytes <= dq_warp * int(sizeof(float)), "dv leaves where dq does");
 };
 
-struct BlockBackwardParams {
+struct BlockBackwardParams : GradientParams {
     CUtensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;  // boxes of one 64-column panel
-    TensorView q, k, v, dout, dq, dk, dv;                       // the same by addresses
-    LayoutView layout;                                          // in device memory, as the tasks
-    TasksView tasks;
-    any::BackwardSpace<float> space;
-    float* dq_sums;       // [batch, heads_q, blocks of queries][tile as the threads hold it]
-    unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
-    int2* notes;          // [task][warp]
-    int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
-    float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
-    bool has_cap, value_in_key;
-    float into_cap;
+    float* dq_sums;  // [batch, heads_q, blocks of queries][tile as the threads hold it]
 };
-
-// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp unlift - delta). p is lifted as in the forward.
-struct QueryStats {
-    float offset, delta;
-};
-template <class C>
-__device__ __forceinline__ QueryStats query_stats(float lse, float delta) {
-    constexpr float lift = tile::lift<C::dtype>;
-    return {lift - lse * float(M_LOG2E), delta * tile::unlift<C::dtype>};
-}
 
 // ---- shared memory ----
-struct KeyMessage {
-    int32_t batch, head, row, count, part, index;  // head: of keys; index: the task's; count: blocks, or end_of_work
-};
-
 template <class C>
 struct BackwardShared {
     uint8_t k[C::k_tiles][C::panels][C::k_bytes];  // a tile becomes its task's dk once all products are done
@@ -114,7 +90,7 @@ struct BackwardShared {
     uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];                 // [key][query]
     float dq[C::warps][C::dq_warp];                                   // on its way to memory; a task's dv, too
     float offset[C::slots][C::block_q], delta[C::slots][C::block_q];  // QueryStats
-    KeyMessage task[C::k_tiles];
+    TaskMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
     // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
     uint64_t k_full[C::k_tiles], k_empty[C::k_tiles];  // empty when dk has left
@@ -155,14 +131,9 @@ struct BackwardProducer {
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_kv, head_kv = task.head - entry * params.heads_kv;
         const int first = task.row * C::block_k, rows = min(C::block_k, params.seq_k - first);
-        for (int row = 0; row < rows; ++row) {
-            clear(params.dk, entry, head_kv, first + row, params.head_dim);
-            if (!params.value_in_key) clear(params.dv, entry, head_kv, first + row, params.head_dim_v);
-        }
-    }
-    __device__ __forceinline__ void clear(const TensorView& x, int entry, int head_kv, int token, int columns) {
-        auto* words = reinterpret_cast<uint32_t*>(any::row_of<typename C::Element>(x, entry, head_kv, token));
-        for (int word = lane; word < columns / 2; word += 32) words[word] = 0;  // columns are a multiple of 8
+        using Element = typename C::Element;
+        clear_rows<Element>(params.dk, entry, head_kv, first, rows, params.head_dim, lane);
+        if (!params.value_in_key) clear_rows<Element>(params.dv, entry, head_kv, first, rows, params.head_dim_v, lane);
     }
 
     // The list of each head of the group, one after the other; parts of a row are counted over all of them.
@@ -176,25 +147,14 @@ struct BackwardProducer {
         for (int member = 0; member < params.group && left; ++member) {
             head = head_kv * params.group + member;
             const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head];
-            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
-            for (int begin = slice.begin; begin < slice.end && left; begin += 32) {
-                const int runs = min(32, slice.end - begin);
-                Run mine{0, 0, full_block};
-                if (lane < runs) mine = layout.by_key.runs[begin + lane];
-                for (int r = 0; r < runs && left; ++r) {
-                    const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
-                    const int mask = __shfl_sync(~0u, mine.mask, r);
-                    const int from = min(skip, count), take = min(count - from, left);
-                    skip -= from, left -= take;
-                    for (int n = from; n < from + take; ++n) load_block(first + n, mask);
-                }
-            }
+            each_block(layout.by_key, list * layout.by_key.rows + task.row, lane, skip, left,
+                       [&](int block, int mask) { load_block(block, mask); });
         }
     }
 
     // Publishes a task with its k, or the end of work with none. v follows the first q: it is needed later, and its one
     // tile is free later.
-    __device__ __forceinline__ void announce(const KeyMessage& message) {
+    __device__ __forceinline__ void announce(const TaskMessage& message) {
         ptx::mbarrier_wait(&shared.k_empty[tile.index], tile.phase ^ 1);
         v_is_due = message.count != end_of_work;
         if (lane == 0) {
@@ -216,16 +176,11 @@ struct BackwardProducer {
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
-        const int64_t plane = int64_t(batch) * params.heads_q + head;
+        const int plane = batch * params.heads_q + head;
         QueryStats stats[C::block_q / 32];  // asked for before the slot is free
 #pragma unroll
-        for (int i = 0; i < C::block_q / 32; ++i) {
-            const int token = block * C::block_q + lane + 32 * i;
-            const int64_t at = plane * params.seq_q + token;
-            const bool is_there = token < params.seq_q;
-            stats[i] =
-                query_stats<C>(is_there ? params.space.lse[at] : INFINITY, is_there ? params.space.delta[at] : 0);
-        }
+        for (int i = 0; i < C::block_q / 32; ++i)
+            stats[i] = query_stats<C>(params, plane, block * C::block_q + lane + 32 * i);
         ptx::mbarrier_wait(&shared.q_empty[slot.index], slot.phase ^ 1);
 #pragma unroll
         for (int i = 0; i < C::block_q / 32; ++i) {
@@ -235,7 +190,7 @@ struct BackwardProducer {
         __syncwarp();  // all lanes' before lane 0 tells the consumers
         if (lane == 0) {
             shared.mask[slot.index] = mask;
-            shared.dq_tile[slot.index] = int(plane * params.layout.by_query.rows) + block;
+            shared.dq_tile[slot.index] = plane * params.layout.by_query.rows + block;
             load(shared.q[slot.index], &params.q_map, head, block * C::block_q, &shared.q_full[slot.index]);
         }
         if (v_is_due) load_v();
@@ -251,120 +206,6 @@ struct BackwardProducer {
         ptx::mbarrier_arrive_expect(full, Panels * Bytes);
         for (int panel = 0; panel < Panels; ++panel)
             ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, of_head, row, batch, full);
-    }
-};
-
-// ---- repair: one warp makes a row of gradients from the pairs that it keeps, and from nothing else ----
-template <class C>
-struct GradientRepair {
-    using Element = typename C::Element;
-    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
-
-    const BlockBackwardParams& params;
-    const int lane, batch;
-    float dk[columns] = {}, dv[columns] = {}, dq[columns] = {};
-
-    // Sums of a pair into dk and dv, or into dq. The other's are not used.
-    __device__ void pair(int head_q, int64_t query, int64_t key) {
-        const int head_kv = head_q / params.group;
-        const auto* q = any::row_of<Element>(params.q, batch, head_q, query);
-        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
-        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
-        const auto* dout = any::row_of<Element>(params.dout, batch, head_q, query);
-        float s = dot(q, k, params.head_dim), slope = 1;
-        const float dp = dot(dout, v, params.head_dim_v);
-        if (params.has_cap) s = tile::cap(s, params.into_cap), slope = 1 - s * s;
-        const int64_t row = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + query;
-        const float lse = params.space.lse[row], delta = params.space.delta[row];
-        const float p = ptx::exp2_approx(s * params.scale_log2 - lse * float(M_LOG2E)), ds = p * slope * (dp - delta);
-        for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
-            if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column]), dv[i]);
-            if (column >= params.head_dim) continue;
-            dk[i] = fmaf(ds, any::to_real(q[column]), dk[i]);
-            dq[i] = fmaf(ds, any::to_real(k[column]), dq[i]);
-        }
-    }
-
-    __device__ float dot(const Element* a, const Element* b, int width) const {
-        float sum = 0;
-        for (int column = lane; column < width; column += 32)
-            sum = fmaf(any::to_real(a[column]), any::to_real(b[column]), sum);
-        for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
-        return sum;
-    }
-
-    // Which of 32 pairs are kept; each lane asks for its own.
-    __device__ unsigned kept(int mask, int query, int key) const {
-        if (mask == full_block) return ~0u;
-        const auto* words =
-            reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
-        const int bit = tile::fragment_bit(key, query, C::block_q);
-        return __ballot_sync(~0u, words[bit / 32] >> (bit % 32) & 1);
-    }
-
-    // ---- a row of keys, or the task's part of it ----
-    __device__ __noinline__ void key_row(const Task& task, int in_block) {
-        const int head_kv = task.head - batch * params.heads_kv;
-        const int64_t key = int64_t(task.row) * C::block_k + in_block;
-        if (key >= params.seq_k) return;
-        const LayoutView& layout = params.layout;
-        int skip = task.skip, left = task.take;
-        for (int head_q = head_kv * params.group; head_q < (head_kv + 1) * params.group && left; ++head_q) {
-            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
-            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
-            for (int r = slice.begin; r < slice.end && left; ++r) {
-                const Run run = layout.by_key.runs[r];
-                const int from = min(skip, run.count), take = min(run.count - from, left);
-                skip -= from, left -= take;
-                for (int n = from; n < from + take; ++n) queries_of(head_q, run.first + n, run.mask, in_block, key);
-            }
-        }
-        store_key(task, head_kv, key, in_block);
-    }
-    __device__ void queries_of(int head_q, int block, int mask, int in_block, int64_t key) {
-        for (int base = 0; base < C::block_q; base += 32)
-            for (unsigned bits = kept(mask, base + lane, in_block); bits; bits &= bits - 1)
-                pair(head_q, int64_t(block) * C::block_q + base + __ffs(int(bits)) - 1, key);
-    }
-    __device__ void store_key(const Task& task, int head_kv, int64_t key, int in_block) {
-        float* part = params.space.parts_key +
-                      (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
-        for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
-            if (column < params.head_dim) {
-                if (task.part != whole_row)
-                    part[column] = dk[i];
-                else
-                    any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
-                                   any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
-            }
-            if (column < params.head_dim_v) {
-                if (task.part != whole_row)
-                    part[params.head_dim + column] = dv[i];
-                else if (!params.value_in_key)
-                    any::from_real(dv[i], any::row_of<Element>(params.dv, batch, head_kv, key)[column]);
-            }
-        }
-    }
-
-    // ---- a row of queries ----
-    __device__ __noinline__ void query_row(int head_q, int row, int in_block) {
-        const LayoutView& layout = params.layout;
-        const int64_t query = int64_t(row) * C::block_q + in_block;
-        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
-        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + row];
-        for (int r = slice.begin; r < slice.end; ++r) {
-            const Run run = layout.by_query.runs[r];
-            for (int n = 0; n < run.count; ++n)
-                for (int base = 0; base < C::block_k; base += 32)
-                    for (unsigned bits = kept(run.mask, in_block, base + lane); bits; bits &= bits - 1)
-                        pair(head_q, query, int64_t(run.first + n) * C::block_k + base + __ffs(int(bits)) - 1);
-        }
-        for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim)
-                any::from_real(params.scale * dq[i],
-                               any::row_of<Element>(params.dq, batch, head_q, query)[lane + 32 * i]);
     }
 };
 
@@ -465,10 +306,11 @@ struct BackwardConsumer {
         const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
         const int next_dq_tile = __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
         typename C::MaskWord word = ~typename C::MaskWord(0);
-        if (mask != full_block)
-            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
-                                                                       size_t(mask) * params.layout.mask_words) +
-                         warpgroup * 128 + thread);
+        if (mask != full_block) {
+            const uint32_t* words = mask_words(params.layout, mask) + warpgroup * 128 + thread;
+            word = __ldg(words);
+            if constexpr (C::block_q == 128) word |= uint64_t(__ldg(words + C::warpgroups * 128)) << 32;
+        }
         Words words;
         make_probabilities(at, mask, word, words);
         begin_sum(r_dv, words, shared.dout[at][0], is_first);
@@ -597,7 +439,7 @@ struct BackwardConsumer {
 
     // ---- a task's end ----
     __device__ __forceinline__ void store() {
-        const KeyMessage task = shared.task[tile.index];
+        const TaskMessage task = shared.task[tile.index];
         __syncwarp();  // all lanes have read the message before its tile can be released
 #pragma unroll
         for (int i = 0; i < C::head_dim_v / 2; ++i) r_dv[i] *= tile::unlift<C::dtype>;
@@ -625,7 +467,7 @@ struct BackwardConsumer {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(const KeyMessage& task) {
+    __device__ __forceinline__ void store_whole(const TaskMessage& task) {
 #pragma unroll
         for (int i = 0; i < C::head_dim / 2; ++i) {
             r_dk[i] *= params.scale;
@@ -653,7 +495,7 @@ struct BackwardConsumer {
         ptx::bulk_commit();
     }
 
-    __device__ __forceinline__ void store_part(const KeyMessage& task) {
+    __device__ __forceinline__ void store_part(const TaskMessage& task) {
         const int width = params.head_dim + params.head_dim_v;
         float* part =
             params.space.parts_key + (size_t(task.part) * C::block_k + warpgroup * C::warpgroup_rows) * size_t(width);
@@ -736,7 +578,7 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     __syncthreads();
     const int row = int(blockIdx.x) % params.layout.by_query.rows,
               plane = int(blockIdx.x) / params.layout.by_query.rows;
-    const int batch = plane / params.heads_q, head = plane % params.heads_q;
+    const int batch = plane / params.heads_q, head = plane - batch * params.heads_q;
     const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
 #pragma unroll
     for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
@@ -763,7 +605,7 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     __syncthreads();  // elements before what repairs write over them
     for (int r = int(threadIdx.x) / 32; r < left; r += dq_threads / 32)
         if (not_finite[r / 32] >> (r % 32) & 1)
-            GradientRepair<C>{params, int(threadIdx.x) % 32, batch}.query_row(head, row, r);
+            GradientRepair<C>{params, int(threadIdx.x) % 32, batch}.query_row({plane, row, 0, INT_MAX, whole_row}, r);
 }
 
 // ---- launch ----
@@ -785,20 +627,9 @@ struct BlockBackwardLaunch {
         params.dk_map = runtime::make_tensor_map(args.dk, runtime::k_sizes(p), C::dtype, C::warp_rows);
         if (!p.value_in_key)
             params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warp_rows);
-        params.q = args.q, params.k = args.k, params.v = args.v, params.dout = args.dout;
-        params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
-        params.layout = args.layout, params.tasks = args.tasks;
-        params.space = any::BackwardSpace<float>::at(workspace, p, args.layout, args.tasks);
+        fill(params, args, args.tasks);
         params.dq_sums = reinterpret_cast<float*>(workspace + space.dq);
-        params.next_task = nullptr;
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);
-        params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
-        params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
-        params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
-        params.has_cap = p.softcap != 0, params.value_in_key = p.value_in_key;
-        params.scale = float(p.scale);
-        params.scale_log2 = float((params.has_cap ? p.softcap : p.scale) * M_LOG2E);
-        params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
     }
 
     // The counter and the sums begin at zero. They are neighbours.

@@ -121,10 +121,6 @@ __device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int 
 }
 
 // ---- shared memory ----
-struct TaskMessage {
-    int32_t batch, head, row, count, part, index;  // index: the task's; count: blocks, or end_of_work after the last
-};
-
 template <class C>
 struct Shared {
     uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
@@ -318,8 +314,7 @@ struct Repair {
     }
 
     __device__ void block(int batch, int head_kv, int block, int mask, int in_block) {
-        const auto* words =
-            reinterpret_cast<const uint32_t*>(params.layout.masks + size_t(mask) * params.layout.mask_words);
+        const uint32_t* words = mask_words(params.layout, mask);
         for (int base = 0; base < C::block_k; base += 32) {
             const int bit = tile::fragment_bit(in_block, base + lane, C::block_k);
             const bool kept = mask == full_block || (words[bit / 32] >> (bit % 32) & 1);
@@ -428,8 +423,7 @@ struct Consumer {
     __device__ __forceinline__ int take_mask(int index, typename C::MaskWord& word) {
         const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[index], 0);
         if (mask != full_block)
-            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(params.layout.masks +
-                                                                       size_t(mask) * params.layout.mask_words) +
+            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(mask_words(params.layout, mask)) +
                          warpgroup * 128 + thread);
         return mask;
     }

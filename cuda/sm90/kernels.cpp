@@ -10,6 +10,7 @@
 #include "runtime/device.h"
 #include "runtime/operand.h"
 #include "sm90/block_backward.h"
+#include "sm90/block_backward_apart.h"
 #include "sm90/block_forward.h"
 #include "tile/fragment.h"
 
@@ -31,6 +32,15 @@ BlockBackwardSpace::BlockBackwardSpace(const Problem& p, const LayoutView& layou
     counter = notes + size_t(round_up(by_key.num_tasks * warps * note_bytes, alignment));
     dq = counter + alignment;
     bytes = dq + size_t(p.batch * p.heads_q * layout.by_query.rows * layout.block_q) * size_t(head_dim) * sizeof(float);
+}
+
+BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,
+                                                 const TasksView& by_query) {
+    constexpr int64_t alignment = 256, note_bytes = 8;
+    const int64_t warps = layout.block_k / 16, tasks = std::max(by_key.num_tasks, by_query.num_tasks);
+    counters = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
+    notes = counters + alignment;
+    bytes = notes + size_t(tasks * warps * note_bytes);
 }
 
 namespace {
@@ -191,7 +201,7 @@ Kernel block_backward(const char* name) {
             .dtype = D,
             .block_q = BlockQ,
             .block_k = BlockK,
-            .mask_words = tile::fragment_words(BlockK, BlockQ),
+            .mask_words = BlockQ * BlockK / 64,
             .permute = tile::permute_to_key_fragments,
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
@@ -201,6 +211,68 @@ Kernel block_backward(const char* name) {
             .workspace = block_backward_workspace<HeadDim>,
             .backward = backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .assumes = assumes};
+}
+
+// ---- backward, each gradient apart ----
+template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+const char* block_backward_apart_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (!JoinsDkDv && p.value_in_key) return "values in keys, whose two gradients it makes apart";
+    return nullptr;
+}
+
+// Products of 128 x 128 blocks: 8 cycles a column. Estimates, not yet measured.
+template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV), reached = 0.65;
+    constexpr double mask = 500, block = 400, task = 6000;
+    constexpr double launch = 15;  // us
+    const double cycles = s.blocks * (products / reached + block) + s.masked * mask + double(s.rows) * task;
+    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
+    const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
+    const double memory = 5 * rows * double(p.head_dim + p.head_dim_v) * 2 / machine.bandwidth * 1e-3;
+    return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
+}
+
+size_t block_backward_apart_workspace(const Sizing& s) {
+    return BlockBackwardApartSpace(s.problem, s.layout, s.tasks, s.second_tasks).bytes;
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void backward_apart(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    if (is_addressable(args))
+        BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+    else
+        any::BlockBackward<D>::run(args, MaskOrder::key_fragments);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void prepare_backward_apart(int32_t device) {
+    BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
+    any::BlockBackward<D>::prepare(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel block_backward_apart(const char* name) {
+    constexpr bool joins = BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::joins_dk_dv;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .block_q = BlockQ,
+            .block_k = BlockK,
+            .mask_words = 2 * BlockQ * BlockK / 64,
+            .permute = tile::permute_to_both_fragments,
+            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .num_walks = 2,
+            .runs_here = runs_here,
+            .fits = block_backward_apart_fits<HeadDim, HeadDimV, joins>,
+            .cost = block_backward_apart_cost<HeadDim, HeadDimV, joins>,
+            .workspace = block_backward_apart_workspace,
+            .backward = backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare_backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .assumes = assumes};
 }
 

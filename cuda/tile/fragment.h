@@ -52,13 +52,30 @@ inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k,
         }
 }
 
-// The same for tiles whose rows are keys: blocks of multiples of 64 keys, and 64 or 128 queries.
+// Masks for tiles whose rows are keys: columns of 64 queries at a time, and for each the parts of 64 keys.
+SPATTN_HOST_DEVICE constexpr int key_fragment_bit(int query, int key, int block_k) {
+    return query / 64 * (block_k * 64) + fragment_bit(key, query % 64, 64);
+}
+
+// A PermuteMask for blocks of multiples of 64 queries and keys.
 inline void permute_to_key_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    for (int w = 0; w < fragment_words(block_k, block_q); ++w) out[w] = 0;
+    for (int w = 0; w < block_q * block_k / 64; ++w) out[w] = 0;
     for (int query = 0; query < block_q; ++query)
         for (int key = 0; key < block_k; ++key) {
-            const int from = query * block_k + key, to = fragment_bit(key, query, block_q);
+            const int from = query * block_k + key, to = key_fragment_bit(query, key, block_k);
             out[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
+        }
+}
+
+// First for tiles whose rows are keys, then for such whose rows are queries, columns of 64 keys at a time.
+inline void permute_to_both_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
+    permute_to_key_fragments(bits, block_q, block_k, out);
+    uint64_t* const second = out + block_q * block_k / 64;
+    for (int w = 0; w < block_q * block_k / 64; ++w) second[w] = 0;
+    for (int query = 0; query < block_q; ++query)
+        for (int key = 0; key < block_k; ++key) {
+            const int from = query * block_k + key, to = key_fragment_bit(key, query, block_q);
+            second[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
         }
 }
 

@@ -46,6 +46,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 }  // namespace sm90
 
 namespace {

@@ -1,0 +1,587 @@
+// SPDX-License-Identifier: MIT
+//
+//     by key     sT = k qT,  pT = exp2(scale_log2 sT - lse),  dv += pT dout;  dpT = v doutT,  dk += dsT q
+//     by query   s and dp once more,  dq += ds k
+//
+// Each sum has one owner and one order, so that bits are the same in every call, for seven products where the sums of dq
+// in memory would need five (block_backward.cuh). With head_dim above 128 registers hold one sum: dk and dv are made by
+// a walk each, which makes eight products.
+//
+//   One kernel serves all: two warpgroups own 64 tokens each of a tile of 128, keys or queries, and meet the tokens of
+//   the other axis 64 at a time, which a producer warp loads by TMA. Own tokens are the rows of all products, so that p
+//   and ds are a operands as they stand, and nothing goes through shared memory but what comes and what leaves.
+//
+//               tensor   | dp | sum of p | sum of ds | next s |
+//               the rest   p    ds
+//
+//   isolation as in block_backward.cuh: rows that are not finite are noted and made again from kept pairs.
+//
+// What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
+// from shared memory at its full rate.
+#pragma once
+
+#include <algorithm>
+
+#include "sm90/block_backward_apart.h"
+#include "sm90/gradient.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace spattn::sm90 {
+
+enum class Sums { dq, dk, dv, dk_dv };
+
+// ---- configuration ----
+template <Dtype D, int HeadDim, int HeadDimV, Sums S>
+struct ApartConfig {
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    static constexpr int block_q = 128, block_k = 128, head_dim = HeadDim, head_dim_v = HeadDimV;
+    static constexpr bool by_query = S == Sums::dq, has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
+    static constexpr int own_rows = 128, step = 64;  // tokens of a tile, and of the other axis at a time
+    static constexpr int steps = 128 / step;         // of a block
+    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = own_rows / warpgroup_rows;
+    static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
+    static constexpr int panel_columns = 64, row_bytes = 2 * panel_columns;  // of a swizzled panel
+    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
+    static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
+    static constexpr int warp_rows = 16, warp_bytes = warp_rows * row_bytes;
+    // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis.
+    static constexpr int most_bytes = 227 * 1024 - 2048;
+    static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
+    static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
+    static constexpr int slot_bytes = panels * step_bytes, second_slot_bytes = v_panels * step_bytes;
+    static constexpr int tiles = 2 * (tile_bytes + slot_bytes + second_slot_bytes) <= most_bytes ? 2 : 1;
+    static constexpr int slots = 2;
+    static constexpr int second_slots =
+        tiles * tile_bytes + slots * slot_bytes + 2 * second_slot_bytes <= most_bytes ? 2 : 1;
+    static constexpr int producer_registers = 24, consumer_registers = 240;
+    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
+    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
+    static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
+    static_assert(tiles * tile_bytes + slots * slot_bytes + second_slots * second_slot_bytes <= most_bytes, "no room");
+};
+
+// Own tokens are queries where sums are dq's, else keys. `first` operands make s, `second` ones dp.
+struct ApartParams : GradientParams {
+    CUtensorMap own_map, own_second_map, other_map, other_second_map;  // boxes of one 64-column panel
+    CUtensorMap ds_map, p_map;  // where sums of ds (dq or dk) and of p (dv) go
+};
+
+// ---- shared memory ----
+template <class C>
+struct ApartShared {
+    uint8_t own[C::tiles][C::panels + C::second_panels][C::own_bytes];  // becomes what its sums are
+    uint8_t other[C::slots][C::panels][C::step_bytes];
+    uint8_t other_second[C::second_slots][C::v_panels][C::step_bytes];
+    float offset[C::slots][C::step], delta[C::slots][C::step];  // QueryStats, where the other tokens are queries
+    TaskMessage task[C::tiles];
+    int32_t mask[C::slots];  // of the step's block
+    // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
+    uint64_t own_full[C::tiles], own_empty[C::tiles];
+    uint64_t other_full[C::slots], other_empty[C::slots];
+    uint64_t second_full[C::second_slots], second_empty[C::second_slots];
+};
+
+// ---- producer ----
+template <class C>
+struct ApartProducer {
+    const ApartParams& params;
+    ApartShared<C>& shared;
+    const int lane;
+    Cursor<C::tiles> tile;
+    Cursor<C::slots> slot;
+    Cursor<C::second_slots> second;
+    int batch;
+    int head_q, head_kv;
+
+    __device__ __forceinline__ void run() {
+        for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
+            // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
+            unsigned taken = 0;
+            if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
+            const Task& task = params.tasks.tasks[at];
+            const int heads = C::by_query ? params.heads_q : params.heads_kv;
+            batch = task.head / heads;
+            head_q = task.head - batch * heads, head_kv = C::by_query ? head_q / params.group : head_q;
+            if (task.take)
+                load_task(task, at);
+            else
+                store_empty(task);
+            at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
+        }
+        announce({0, 0, 0, end_of_work, 0, 0});
+    }
+
+    // Tokens that see nothing, or that nobody sees. Consumers never hear of them, as in the forward.
+    __device__ __forceinline__ void store_empty(const Task& task) {
+        using Element = typename C::Element;
+        const int first = task.row * C::own_rows;
+        const int rows = min(C::own_rows, (C::by_query ? params.seq_q : params.seq_k) - first);
+        if constexpr (C::by_query) {
+            clear_rows<Element>(params.dq, batch, head_q, first, rows, params.head_dim, lane);
+        } else {
+            if (C::has_dp) clear_rows<Element>(params.dk, batch, head_kv, first, rows, params.head_dim, lane);
+            if (C::sums_p && !params.value_in_key)
+                clear_rows<Element>(params.dv, batch, head_kv, first, rows, params.head_dim_v, lane);
+        }
+    }
+
+    // Keys walk the list of each query head of the group, one after the other; parts are counted over all of them.
+    __device__ __forceinline__ void load_task(const Task& task, int index) {
+        const LayoutView& layout = params.layout;
+        const ListsView& lists = C::by_query ? layout.by_query : layout.by_key;
+        announce({batch, C::by_query ? head_q : head_kv, task.row, C::steps * task.take, task.part, index});
+        int skip = task.skip, left = task.take;
+        const int first_head = C::by_query ? head_q : head_kv * params.group, heads = C::by_query ? 1 : params.group;
+        for (head_q = first_head; head_q < first_head + heads && left; ++head_q) {
+            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
+            each_block(lists, list * lists.rows + task.row, lane, skip, left, [&](int block, int mask) {
+                for (int n = 0; n < C::steps; ++n) load_step(block * C::steps + n, mask);
+            });
+        }
+    }
+
+    // Publishes a task with its own tokens, or the end of work with none.
+    __device__ __forceinline__ void announce(const TaskMessage& message) {
+        ptx::mbarrier_wait(&shared.own_empty[tile.index], tile.phase ^ 1);
+        if (lane == 0) {
+            uint64_t* full = &shared.own_full[tile.index];
+            const bool is_end = message.count == end_of_work;
+            shared.task[tile.index] = message;
+            ptx::mbarrier_arrive_expect(full, is_end ? 0 : C::tile_bytes);
+            auto& own = shared.own[tile.index];
+            for (int panel = 0; !is_end && panel < C::panels + C::second_panels; ++panel) {
+                const bool is_first = panel < C::panels;
+                ptx::tma_load_4d(own[panel], is_first ? &params.own_map : &params.own_second_map,
+                                 C::panel_columns * (is_first ? panel : panel - C::panels), message.head,
+                                 message.row * C::own_rows, message.batch, full);
+            }
+        }
+        tile.advance();
+    }
+
+    __device__ __forceinline__ void load_step(int at, int mask) {
+        QueryStats stats[C::step / 32];  // asked for before the slot is free
+#pragma unroll
+        for (int i = 0; !C::by_query && i < C::step / 32; ++i)
+            stats[i] = query_stats<C>(params, batch * params.heads_q + head_q, at * C::step + lane + 32 * i);
+        ptx::mbarrier_wait(&shared.other_empty[slot.index], slot.phase ^ 1);
+#pragma unroll
+        for (int i = 0; !C::by_query && i < C::step / 32; ++i) {
+            shared.offset[slot.index][lane + 32 * i] = stats[i].offset;
+            shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
+        }
+        __syncwarp();  // all lanes' before lane 0 tells the consumers
+        if (lane == 0) {
+            shared.mask[slot.index] = mask == full_block ? full_block : mask * C::steps + at % C::steps;
+            load(shared.other[slot.index], &params.other_map, at, &shared.other_full[slot.index]);
+        }
+        slot.advance();
+        ptx::mbarrier_wait(&shared.second_empty[second.index], second.phase ^ 1);
+        if (lane == 0)
+            load(shared.other_second[second.index], &params.other_second_map, at, &shared.second_full[second.index]);
+        second.advance();
+    }
+
+    template <int Panels>
+    __device__ __forceinline__ void load(uint8_t (&to)[Panels][C::step_bytes], const CUtensorMap* map, int at,
+                                         uint64_t* full) {
+        ptx::mbarrier_arrive_expect(full, Panels * C::step_bytes);
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, C::by_query ? head_kv : head_q, at * C::step,
+                             batch, full);
+    }
+};
+
+// ---- consumer: one warpgroup owns 64 tokens ----
+template <class C>
+struct ApartConsumer {
+    using Tag = tile::MatrixTag<C::dtype>;
+    using Words = uint32_t[C::step / 16][4];     // an a operand: steps of 16 tokens
+    static constexpr int values = C::step / 2;   // a thread's of s
+    static constexpr int of_ds = C::has_dp ? C::head_dim / 2 : 2, of_p = C::sums_p ? C::head_dim_v / 2 : 2;
+
+    const ApartParams& params;
+    ApartShared<C>& shared;
+    const int warpgroup, thread;  // of the warpgroup
+    Cursor<C::tiles> tile;
+    Cursor<C::slots> slot;
+    Cursor<C::second_slots> second;
+    int held = -1;   // a tile that this warp's sums are leaving
+    int noted = -1;  // the last task of which this warp must repair rows
+    QueryStats own[2];  // of the thread's two rows, where own tokens are queries
+    float s[values], r_ds[of_ds], r_p[of_p];
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            ptx::mbarrier_wait(&shared.own_full[tile.index], tile.phase);
+            const TaskMessage task = shared.task[tile.index];
+            __syncwarp();  // all lanes have read the message before its tile can be released
+            if (task.count == end_of_work) break;
+            if constexpr (C::by_query)
+                for (int h = 0; h < 2; ++h)
+                    own[h] = query_stats<C>(params, task.batch * params.heads_q + task.head,
+                                            task.row * C::own_rows + warpgroup * C::warpgroup_rows +
+                                                tile::fragment_row(thread, 2 * h));
+            ptx::mbarrier_wait(&shared.other_full[slot.index], slot.phase);
+            begin_scores();
+            ptx::wgmma_wait<0>();
+            for (int n = 0; n < task.count - 1; ++n) step<false>(n == 0);
+            step<true>(task.count == 1);
+            store(task);
+            tile.advance();
+        }
+        repair_noted();
+    }
+
+    // ---- products, begun ----
+    template <int Columns, int Size>
+    __device__ __forceinline__ void begin_product(float (&to)[Size], const uint8_t* left, const uint8_t* right) {
+        const uint32_t a = ptx::wgmma_descriptor(left + warpgroup * C::warpgroup_rows * C::row_bytes, 0);
+        const uint32_t b = ptx::wgmma_descriptor(right, 0);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Columns / 16; ++i)
+            ptx::wgmma(to, a + (i / 4) * (C::own_bytes / 16) + (i % 4) * 2,
+                       b + (i / 4) * (C::step_bytes / 16) + (i % 4) * 2, i > 0, Tag{});
+        ptx::wgmma_commit();
+    }
+    __device__ __forceinline__ void begin_scores() {
+        begin_product<C::head_dim>(s, shared.own[tile.index][0], shared.other[slot.index][0]);
+    }
+    template <int Size>
+    __device__ __forceinline__ void begin_sum(float (&sum)[Size], const Words& left, const uint8_t* right, bool first) {
+        const uint32_t b = ptx::wgmma_descriptor(right, C::step_bytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::step / 16; ++i)
+            ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
+        ptx::wgmma_commit();
+    }
+
+    // ---- one step ----
+    // Its scores are in s; leaves with those of the next, unless it is the task's last.
+    template <bool IsLast>
+    __device__ __forceinline__ void step(bool is_first) {
+        float dp[values];
+        const int at = slot.index, second_at = second.index;
+        ptx::mbarrier_wait(&shared.second_full[second_at], second.phase);
+        if constexpr (C::has_dp)
+            begin_product<C::head_dim_v>(dp, shared.own[tile.index][C::panels], shared.other_second[second_at][0]);
+        // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
+        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
+        uint32_t word = ~0u;
+        if (mask != full_block) word = __ldg(words_of(mask) + warpgroup * 128 + thread);
+        Words words;
+        make_probabilities(at, mask, word, words);
+        if (held >= 0) [[unlikely]]
+            wait_for_copies();
+        if constexpr (C::sums_p) {
+            begin_sum(r_p, words, shared.other_second[second_at][0], is_first);
+            if constexpr (C::has_dp) {
+                ptx::wgmma_wait<1>();
+                finish_ds(at, dp, is_first);
+            }
+            next_scores<IsLast>();
+            ptx::wgmma_wait<0>();
+            release(&shared.second_empty[second_at]);
+        } else {
+            ptx::wgmma_wait<0>();
+            release(&shared.second_empty[second_at]);
+            finish_ds(at, dp, is_first);
+            next_scores<IsLast>();
+            ptx::wgmma_wait<0>();
+        }
+        second.advance();
+        release(&shared.other_empty[at]);
+    }
+    __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {
+        multiply_by_dp(at, dp);
+        Words words;
+        tile::pack_tile<C::dtype>(s, words);
+        begin_sum(r_ds, words, shared.other[at][0], is_first);
+    }
+    template <bool IsLast>
+    __device__ __forceinline__ void next_scores() {
+        slot.advance();
+        if constexpr (!IsLast) {
+            ptx::mbarrier_wait(&shared.other_full[slot.index], slot.phase);
+            begin_scores();
+        }
+    }
+
+    // Of the step's mask: tiles of keys come first, then those of queries.
+    __device__ __forceinline__ const uint32_t* words_of(int mask) const {
+        constexpr int half = C::block_q * C::block_k / 32;
+        return mask_words(params.layout, mask / C::steps) + (C::by_query ? half : 0) +
+               mask % C::steps * C::warpgroups * 128;
+    }
+
+    // s becomes p, and its words where they are wanted; with a cap s becomes what ds is a multiple of.
+    __device__ __forceinline__ void make_probabilities(int at, int mask, uint32_t word, Words& words) {
+        if (!params.has_cap) [[likely]] {
+#pragma unroll
+            for (int i = 0; i < values; ++i)
+                s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, stat(shared.offset, at, i, &QueryStats::offset)));
+            if (mask != full_block) [[unlikely]]
+                tile::keep(s, word);
+            if constexpr (C::sums_p) tile::pack_tile<C::dtype>(s, words);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < values; i += 2) {
+            float p[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float x = tile::cap(s[i + j], params.into_cap);
+                p[j] = ptx::exp2_approx(fmaf(x, params.scale_log2, stat(shared.offset, at, i + j, &QueryStats::offset)));
+                ptx::zero_unless(p[j], word >> (i + j) & 1);
+                s[i + j] = p[j] * (1 - x * x);
+            }
+            words[i / 8][i % 8 / 2] = tile::pack<C::dtype>(p[0], p[1]);
+        }
+    }
+
+    // What belongs to the query of value i: the thread's own row, or its column of the step.
+    __device__ __forceinline__ float stat(const float (&stats)[C::slots][C::step], int at, int i,
+                                          float QueryStats::*own_stat) const {
+        if constexpr (C::by_query) return own[tile::row_of(i)].*own_stat;
+        const float2 two = *reinterpret_cast<const float2*>(stats[at] + 2 * (thread & 3) + 2 * (i & ~3));
+        return i % 2 ? two.y : two.x;
+    }
+
+    // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
+    __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
+        constexpr float unlift = tile::unlift<C::dtype>;
+#pragma unroll
+        for (int i = 0; i < values; ++i)
+            s[i] *= fmaf(dp[i], unlift, -stat(shared.delta, at, i, &QueryStats::delta));
+    }
+
+    __device__ __forceinline__ void release(uint64_t* empty) {
+        if (thread % 32 == 0) ptx::mbarrier_arrive(empty);
+    }
+
+    // Until what this warp has sent was read.
+    __device__ __forceinline__ void wait_for_copies() {
+        if (thread % 32 == 0) {
+            ptx::bulk_wait_read();
+            ptx::mbarrier_arrive(&shared.own_empty[held]);
+        }
+        held = -1;
+    }
+
+    // ---- a task's end ----
+    __device__ __forceinline__ void store(const TaskMessage& task) {
+        if constexpr (C::sums_p)
+            for (float& x : r_p) x *= tile::unlift<C::dtype>;
+        note_not_finite(task.index);
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have done with the own tokens
+        if (task.part == whole_row)
+            store_whole(task);
+        else
+            store_part(task);
+        held = tile.index;
+        // One tile: nothing comes that it must be free for later.
+        if constexpr (C::tiles == 1) wait_for_copies();
+    }
+
+    __device__ __forceinline__ void note_not_finite(int index) {
+        float of[2] = {0, 0}, more[2] = {0, 0};
+        if constexpr (C::has_dp) tile::find_not_finite(r_ds, of);
+        if constexpr (C::sums_p) tile::find_not_finite(r_p, more);
+        const bool is_finite[2] = {of[0] + more[0] == 0, of[1] + more[1] == 0};
+        if (__all_sync(~0u, is_finite[0] && is_finite[1])) [[likely]]
+            return;
+        const unsigned bits = tile::rows_with(!is_finite[0], !is_finite[1]);
+        if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
+        noted = index;
+    }
+    __device__ __forceinline__ int2* note_of(int task) const {
+        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+    }
+
+    __device__ __forceinline__ void store_whole(const TaskMessage& task) {
+        const int warp = 4 * warpgroup + thread / 32;
+        auto& own_tile = shared.own[tile.index];
+        if constexpr (C::has_dp) {
+#pragma unroll
+            for (int i = 0; i < of_ds; ++i) {
+                r_ds[i] *= params.scale;
+                if (C::sums_p && i < of_p && params.value_in_key) r_ds[i] += r_p[i];
+            }
+            stage(r_ds, own_tile[0] + warp * C::warp_bytes);
+        }
+        if constexpr (C::sums_p) stage(r_p, own_tile[C::has_dp ? C::panels : 0] + warp * C::warp_bytes);
+        ptx::fence_async_shared();
+        __syncwarp();  // the warp's rows are written before lane 0 sends them
+        if (thread % 32) return;
+        const int row = task.row * C::own_rows + C::warp_rows * warp;
+        for (int panel = 0; C::has_dp && panel < C::panels; ++panel)
+            ptx::tma_store_4d(&params.ds_map, C::panel_columns * panel, task.head, row, task.batch,
+                              own_tile[panel] + warp * C::warp_bytes);
+        for (int panel = 0; C::sums_p && panel < C::v_panels && !params.value_in_key; ++panel)
+            ptx::tma_store_4d(&params.p_map, C::panel_columns * panel, task.head, row, task.batch,
+                              own_tile[(C::has_dp ? C::panels : 0) + panel] + warp * C::warp_bytes);
+        ptx::bulk_commit();
+    }
+    template <int Size>
+    __device__ __forceinline__ void stage(const float (&sums)[Size], uint8_t* to) const {
+        uint32_t words[Size / 8][4];
+        tile::pack_tile<C::dtype>(sums, words);
+        tile::store_swizzled(words, ptx::shared_address(to), C::own_bytes, thread % 32);
+    }
+
+    // A part of keys has dk's columns, then dv's.
+    __device__ __forceinline__ void store_part(const TaskMessage& task) {
+        const size_t row = size_t(task.part) * C::own_rows + warpgroup * C::warpgroup_rows;
+        const int width = C::by_query ? params.head_dim : params.head_dim + params.head_dim_v;
+        float* part = (C::by_query ? params.space.parts_query : params.space.parts_key) + row * size_t(width);
+        if constexpr (C::has_dp) write(r_ds, part, width, params.head_dim);
+        if constexpr (C::sums_p) write(r_p, part + params.head_dim, width, params.head_dim_v);
+    }
+    template <int Size>
+    __device__ __forceinline__ void write(const float (&sums)[Size], float* to, int width, int columns) const {
+#pragma unroll
+        for (int i = 0; i < Size; ++i) {
+            const int column = tile::fragment_column(thread, i);
+            if (column < columns) to[tile::fragment_row(thread, i) * width + column] = sums[i];
+        }
+    }
+
+    // The rows noted, over what the copy engine has stored of them.
+    __device__ __forceinline__ void repair_noted() {
+        if (thread % 32 == 0) ptx::bulk_wait();
+        __syncwarp();  // lane 0's stores are done before others write there
+        while (noted >= 0) {
+            const int2 note = *note_of(noted);
+            const Task task = params.tasks.tasks[noted];
+            for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1) {
+                const int row = warpgroup * C::warpgroup_rows + thread / 32 * 16 + __ffs(int(bits)) - 1;
+                GradientRepair<C> repair{params, thread % 32,
+                                         task.head / (C::by_query ? params.heads_q : params.heads_kv)};
+                if constexpr (C::by_query)
+                    repair.query_row(task, row);
+                else
+                    repair.key_row(task, row);
+            }
+            noted = note.x;
+        }
+    }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::threads, 1) apart_kernel(const __grid_constant__ ApartParams params) {
+    extern __shared__ __align__(1024) uint8_t apart_memory[];
+    ApartShared<C>& shared = *reinterpret_cast<ApartShared<C>*>(apart_memory);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::tiles; ++i) {
+            ptx::mbarrier_init(&shared.own_full[i], 1);
+            ptx::mbarrier_init(&shared.own_empty[i], C::warps);
+        }
+        for (int i = 0; i < C::slots; ++i) {
+            ptx::mbarrier_init(&shared.other_full[i], 1);
+            ptx::mbarrier_init(&shared.other_empty[i], C::warps);
+        }
+        for (int i = 0; i < C::second_slots; ++i) {
+            ptx::mbarrier_init(&shared.second_full[i], 1);
+            ptx::mbarrier_init(&shared.second_empty[i], C::warps);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup =
+        __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
+    if (warpgroup == C::warpgroups) {
+        ptx::give_registers<C::producer_registers>();
+        if (threadIdx.x < C::consumers + 32) ApartProducer<C>{params, shared, int(threadIdx.x % 32)}.run();
+    } else {
+        ptx::take_registers<C::consumer_registers>();
+        ApartConsumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
+    }
+}
+
+// ---- launch ----
+template <Dtype D, int HeadDim, int HeadDimV>
+struct ApartLaunch {
+    const BackwardArgs& args;
+    const Problem& p;
+    const BlockBackwardApartSpace space;
+
+    explicit ApartLaunch(const BackwardArgs& args)
+        : args(args), p(*args.problem), space(p, args.layout, args.tasks, args.second_tasks) {}
+
+    void clear() const {
+        runtime::clear(static_cast<char*>(args.workspace) + space.counters, space.notes - space.counters, args.stream);
+    }
+
+    // The walk number `walk` of this call.
+    template <Sums S>
+    void run(int walk) const {
+        using C = ApartConfig<D, HeadDim, HeadDimV, S>;
+        char* const workspace = static_cast<char*>(args.workspace);
+        const TasksView& tasks = C::by_query ? args.second_tasks : args.tasks;
+        ApartParams params;
+        fill(params, args, tasks);
+        params.notes = reinterpret_cast<int2*>(workspace + space.notes);
+        const auto map = [&](const TensorView& x, const runtime::Sizes& sizes, int rows) {
+            return runtime::make_tensor_map(x, sizes, D, rows);
+        };
+        const int of_q = C::by_query ? C::own_rows : C::step, of_k = C::by_query ? C::step : C::own_rows;
+        const CUtensorMap q = map(args.q, runtime::q_sizes(p), of_q), dout = map(args.dout, runtime::out_sizes(p), of_q);
+        const CUtensorMap k = map(args.k, runtime::k_sizes(p), of_k), v = map(args.v, runtime::v_sizes(p), of_k);
+        params.own_map = C::by_query ? q : k, params.own_second_map = C::by_query ? dout : v;
+        params.other_map = C::by_query ? k : q, params.other_second_map = C::by_query ? v : dout;
+        if (C::has_dp)
+            params.ds_map = C::by_query ? map(args.dq, runtime::q_sizes(p), C::warp_rows)
+                                        : map(args.dk, runtime::k_sizes(p), C::warp_rows);
+        if (C::sums_p && !p.value_in_key) params.p_map = map(args.dv, runtime::v_sizes(p), C::warp_rows);
+        const int blocks = std::min(tasks.num_tasks, runtime::count_processors(args.device));
+        if (blocks < tasks.num_tasks) params.next_task = reinterpret_cast<unsigned*>(workspace + space.counters) + walk;
+        runtime::launch(apart_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(ApartShared<C>)}, args.stream,
+                        params);
+    }
+
+    template <Sums S>
+    static void prepare() {
+        using C = ApartConfig<D, HeadDim, HeadDimV, S>;
+        runtime::prepare(apart_kernel<C>, sizeof(ApartShared<C>));
+    }
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
+    static_assert(BlockQ == 128 && BlockK == 128, "tiles of own tokens are blocks");
+    const ApartLaunch<D, HeadDim, HeadDimV> launch(args);
+    launch.clear();
+    any::BlockBackward<D>::rows(args);
+    if constexpr (joins_dk_dv) {
+        launch.template run<Sums::dk_dv>(0);
+    } else {
+        launch.template run<Sums::dk>(0);
+        launch.template run<Sums::dv>(1);
+    }
+    any::BlockBackward<D>::join_keys(args);
+    launch.template run<Sums::dq>(2);
+    any::BlockBackward<D>::join_queries(args);
+    any::BlockBackward<D>::sinks(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using Launch = ApartLaunch<D, HeadDim, HeadDimV>;
+    const runtime::CurrentDevice current(device);
+    if constexpr (joins_dk_dv) {
+        Launch::template prepare<Sums::dk_dv>();
+    } else {
+        Launch::template prepare<Sums::dk>();
+        Launch::template prepare<Sums::dv>();
+    }
+    Launch::template prepare<Sums::dq>();
+    runtime::prepare_tensor_maps();
+}
+
+}  // namespace spattn::sm90

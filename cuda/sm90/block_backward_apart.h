@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// What the host may know of the sm90 kernels that make each gradient apart.
+#pragma once
+
+#include "any/block_backward.h"
+#include "plan/kernel.h"
+
+namespace spattn::sm90 {
+
+// What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then a counter for each walk, and
+// notes for each task of the longest and warp that works on it.
+struct BlockBackwardApartSpace {
+    static constexpr int walks = 3;
+    size_t counters, notes, bytes;  // offsets, and the whole
+
+    BlockBackwardApartSpace(const Problem& problem, const LayoutView& layout, const TasksView& by_key,
+                            const TasksView& by_query);
+};
+
+// D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
+// keys; masks hold tiles of keys, then tiles of queries (tile/fragment.h). args.tasks go by key, args.second_tasks by
+// query.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+struct BlockBackwardApart {
+    static constexpr bool joins_dk_dv = HeadDim <= 128;  // one walk makes both
+    static void run(const BackwardArgs& args);
+    static void prepare(int32_t device);
+};
+
+}  // namespace spattn::sm90

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+// What the backward kernels share: their operands, what belongs to a query, how a warp walks the blocks of a task, and how
+// it makes a row of gradients again where 0 * NaN may have reached it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "any/block_backward.h"
+#include "any/element.cuh"
+#include "ptx/convert.cuh"
+#include "runtime/launch.h"
+#include "runtime/tensor_map.h"
+#include "sm90/block_backward.h"
+#include "sm90/pipeline.cuh"
+#include "tile/fragment.h"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm90 {
+
+struct GradientParams {
+    TensorView q, k, v, dout, dq, dk, dv;
+    LayoutView layout;  // in device memory, as the tasks
+    TasksView tasks;
+    any::BackwardSpace<float> space;
+    unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
+    int2* notes;          // [task][warp]
+    int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
+    float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
+    bool has_cap, value_in_key;
+    float into_cap;
+};
+
+inline void fill(GradientParams& params, const BackwardArgs& args, const TasksView& tasks) {
+    const Problem& p = *args.problem;
+    params.q = args.q, params.k = args.k, params.v = args.v, params.dout = args.dout;
+    params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
+    params.layout = args.layout, params.tasks = tasks;
+    params.space = any::BackwardSpace<float>::at(args.workspace, p, args.layout, args.tasks);
+    params.next_task = nullptr, params.notes = nullptr;
+    params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
+    params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
+    params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
+    params.has_cap = p.softcap != 0, params.value_in_key = p.value_in_key;
+    params.scale = float(p.scale);
+    params.scale_log2 = float((params.has_cap ? p.softcap : p.scale) * M_LOG2E);
+    params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
+}
+
+// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp unlift - delta). p is lifted as in the forward.
+struct QueryStats {
+    float offset, delta;
+};
+// Of a token of a head, `plane` counting heads over the batch; beyond the sequence p and ds are 0.
+template <class C>
+__device__ __forceinline__ QueryStats query_stats(const GradientParams& params, int plane, int token) {
+    if (token >= params.seq_q) return {-INFINITY, 0};
+    const int64_t at = int64_t(plane) * params.seq_q + token;
+    return {tile::lift<C::dtype> - params.space.lse[at] * float(M_LOG2E),
+            params.space.delta[at] * tile::unlift<C::dtype>};
+}
+
+// load(block, mask) for each block of a list that the task has, of which `skip` are still to pass and `left` to come.
+template <class Load>
+__device__ __forceinline__ void each_block(const ListsView& lists, int slice_index, int lane, int& skip, int& left,
+                                           Load load) {
+    const Slice slice = lists.slices[slice_index];
+    for (int begin = slice.begin; begin < slice.end && left; begin += 32) {
+        const int runs = min(32, slice.end - begin);
+        Run mine{0, 0, full_block};
+        if (lane < runs) mine = lists.runs[begin + lane];
+        for (int r = 0; r < runs && left; ++r) {
+            const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
+            const int mask = __shfl_sync(~0u, mine.mask, r);
+            const int from = min(skip, count), take = min(count - from, left);
+            skip -= from, left -= take;
+            for (int n = from; n < from + take; ++n) load(first + n, mask);
+        }
+    }
+}
+
+// Zeros into rows of a head, by one warp. Columns are a multiple of 8.
+template <class Element>
+__device__ __forceinline__ void clear_rows(const TensorView& x, int batch, int head, int first, int rows, int columns,
+                                           int lane) {
+    for (int row = first; row < first + rows; ++row) {
+        auto* words = reinterpret_cast<uint32_t*>(any::row_of<Element>(x, batch, head, row));
+        for (int word = lane; word < columns / 2; word += 32) words[word] = 0;
+    }
+}
+
+// ---- repair: one warp makes a row of gradients from the pairs that it keeps, and from nothing else ----
+template <class C>
+struct GradientRepair {
+    using Element = typename C::Element;
+    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+
+    const GradientParams& params;
+    const int lane, batch;
+    float dk[columns] = {}, dv[columns] = {}, dq[columns] = {};
+
+    // Sums of a pair into dk and dv, or into dq. The other's are not used.
+    __device__ void pair(int head_q, int64_t query, int64_t key) {
+        const int head_kv = head_q / params.group;
+        const auto* q = any::row_of<Element>(params.q, batch, head_q, query);
+        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
+        const auto* dout = any::row_of<Element>(params.dout, batch, head_q, query);
+        float s = dot(q, k, params.head_dim), slope = 1;
+        const float dp = dot(dout, v, params.head_dim_v);
+        if (params.has_cap) s = tile::cap(s, params.into_cap), slope = 1 - s * s;
+        const int64_t row = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + query;
+        const float lse = params.space.lse[row], delta = params.space.delta[row];
+        const float p = ptx::exp2_approx(s * params.scale_log2 - lse * float(M_LOG2E)), ds = p * slope * (dp - delta);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column]), dv[i]);
+            if (column >= params.head_dim) continue;
+            dk[i] = fmaf(ds, any::to_real(q[column]), dk[i]);
+            dq[i] = fmaf(ds, any::to_real(k[column]), dq[i]);
+        }
+    }
+
+    __device__ float dot(const Element* a, const Element* b, int width) const {
+        float sum = 0;
+        for (int column = lane; column < width; column += 32)
+            sum = fmaf(any::to_real(a[column]), any::to_real(b[column]), sum);
+        for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+        return sum;
+    }
+
+    // Which of 32 pairs are kept; each lane asks for its own.
+    __device__ unsigned kept(int mask, int query, int key) const {
+        if (mask == full_block) return ~0u;
+        const uint32_t* words = mask_words(params.layout, mask);
+        const int bit = tile::key_fragment_bit(query, key, C::block_k);
+        return __ballot_sync(~0u, words[bit / 32] >> (bit % 32) & 1);
+    }
+
+    // ---- a row of keys, or the task's part of it ----
+    __device__ __noinline__ void key_row(const Task& task, int in_block) {
+        const int head_kv = task.head - batch * params.heads_kv;
+        const int64_t key = int64_t(task.row) * C::block_k + in_block;
+        if (key >= params.seq_k) return;
+        const LayoutView& layout = params.layout;
+        int skip = task.skip, left = task.take;
+        for (int head_q = head_kv * params.group; head_q < (head_kv + 1) * params.group && left; ++head_q) {
+            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
+            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
+            for (int r = slice.begin; r < slice.end && left; ++r) {
+                const Run run = layout.by_key.runs[r];
+                const int from = min(skip, run.count), take = min(run.count - from, left);
+                skip -= from, left -= take;
+                for (int n = from; n < from + take; ++n) queries_of(head_q, run.first + n, run.mask, in_block, key);
+            }
+        }
+        store_key(task, head_kv, key, in_block);
+    }
+    __device__ void queries_of(int head_q, int block, int mask, int in_block, int64_t key) {
+        for (int base = 0; base < C::block_q; base += 32)
+            for (unsigned bits = kept(mask, base + lane, in_block); bits; bits &= bits - 1)
+                pair(head_q, int64_t(block) * C::block_q + base + __ffs(int(bits)) - 1, key);
+    }
+    __device__ void store_key(const Task& task, int head_kv, int64_t key, int in_block) {
+        float* part = params.space.parts_key +
+                      (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column < params.head_dim) {
+                if (task.part != whole_row)
+                    part[column] = dk[i];
+                else
+                    any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
+                                   any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
+            }
+            if (column < params.head_dim_v) {
+                if (task.part != whole_row)
+                    part[params.head_dim + column] = dv[i];
+                else if (!params.value_in_key)
+                    any::from_real(dv[i], any::row_of<Element>(params.dv, batch, head_kv, key)[column]);
+            }
+        }
+    }
+
+    // ---- a row of queries, or the task's part of it ----
+    __device__ __noinline__ void query_row(const Task& task, int in_block) {
+        const LayoutView& layout = params.layout;
+        const int head_q = task.head - batch * params.heads_q;
+        const int64_t query = int64_t(task.row) * C::block_q + in_block;
+        if (query >= params.seq_q) return;
+        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
+        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
+        int skip = task.skip, left = task.take;
+        for (int r = slice.begin; r < slice.end && left; ++r) {
+            const Run run = layout.by_query.runs[r];
+            const int from = min(skip, run.count), take = min(run.count - from, left);
+            skip -= from, left -= take;
+            for (int n = from; n < from + take; ++n) keys_of(head_q, run.first + n, run.mask, in_block, query);
+        }
+        store_query(task, head_q, query, in_block);
+    }
+    __device__ void keys_of(int head_q, int block, int mask, int in_block, int64_t query) {
+        for (int base = 0; base < C::block_k; base += 32)
+            for (unsigned bits = kept(mask, in_block, base + lane); bits; bits &= bits - 1)
+                pair(head_q, query, int64_t(block) * C::block_k + base + __ffs(int(bits)) - 1);
+    }
+    __device__ void store_query(const Task& task, int head_q, int64_t query, int in_block) {
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column >= params.head_dim) continue;
+            if (task.part != whole_row)
+                params.space.parts_query[(int64_t(task.part) * C::block_q + in_block) * params.head_dim + column] =
+                    dq[i];
+            else
+                any::from_real(params.scale * dq[i], any::row_of<Element>(params.dq, batch, head_q, query)[column]);
+        }
+    }
+};
+
+}  // namespace spattn::sm90
