@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Patterns through bytes and back; bytes of hostile origin; files of earlier releases in golden/, which load for ever.
 // SPATTN_WRITE_GOLDEN=1 writes files that are missing; one that is there is never rewritten.
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
-#include "check.h"
 #include "core/error.h"
+#include "golden.h"
 #include "pattern/bytes.h"
 #include "pattern/index_trees.h"
 
@@ -61,10 +56,6 @@ const Golden goldens[] = {
     {"run_lists", "causal & runtime_blocks(16,64,8)"},
     {"run_tokens", "runtime_tokens(2048)"},
 };
-
-std::filesystem::path golden_path(const char* name) {
-    return std::filesystem::path(SPATTN_TESTS_FOLDER) / "pattern/golden" / (std::string(name) + ".pattern");
-}
 
 }  // namespace
 
@@ -146,16 +137,13 @@ TEST(bytes_that_lie) {
 }
 
 TEST(golden_files_load_for_ever) {
-    const bool may_write = std::getenv("SPATTN_WRITE_GOLDEN");
-    for (const Golden& golden : goldens) {
-        check::context = golden.file;
-        const PatternRef wanted = parse_pattern(golden.text);
-        const auto path = golden_path(golden.file);
-        if (may_write && !std::filesystem::exists(path)) std::ofstream(path, std::ios::binary) << save_pattern(*wanted);
-        std::ostringstream bytes;
-        bytes << std::ifstream(path, std::ios::binary).rdbuf();
-        const PatternRef loaded = load(bytes.str());
+    for (const Golden& g : goldens) {
+        check::context = g.file;
+        const PatternRef wanted = parse_pattern(g.text);
+        const auto path = golden::path_of("pattern", std::string(g.file) + ".pattern");
+        if (golden::is_writing() && !std::filesystem::exists(path)) golden::write(path, save_pattern(*wanted));
+        const PatternRef loaded = load(golden::read(path));
         CHECK(loaded->identity() == wanted->identity());
-        CHECK_EQ(loaded->print(), golden.text);
+        CHECK_EQ(loaded->print(), g.text);
     }
 }

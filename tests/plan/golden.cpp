@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Is the same choice made again? spattn_plan_explain's text for a table of problems, compared with golden/*.txt beside
-// this file. SPATTN_WRITE_GOLDEN=1 rewrites them: read the difference before you commit it.
-#include <cstdlib>
-#include <fstream>
-#include <sstream>
+// Is the same choice made again? spattn_plan_explain's text for a table of problems, compared with golden/*.txt.
+#include "golden.h"
 
-#include "check.h"
 #include "dots.h"
 #include "pattern/pattern.h"
 #include "plan/imaginary.h"
@@ -88,28 +84,10 @@ std::string explain_golden(const Golden& g) {
     return explain(compile_plan(*parse_pattern(g.pattern), p, options, kernels));
 }
 
-std::string path_of(const Golden& g) {
-    return std::string(SPATTN_TESTS_FOLDER "/plan/golden/") + g.name + ".txt";
-}
-
-std::string read(const std::string& path) {
-    std::ostringstream out;
-    out << std::ifstream(path).rdbuf();
-    return out.str();
-}
-
 }  // namespace
 
 TEST(plans_are_the_golden_ones) {
-    const bool is_writing = std::getenv("SPATTN_WRITE_GOLDEN");
-    for (const Golden& g : goldens) {
-        check::context = g.name;
-        const std::string got = explain_golden(g);
-        if (is_writing) std::ofstream(path_of(g)) << got;
-        const std::string wanted = read(path_of(g));
-        CHECK(!wanted.empty());
-        CHECK_EQ(got, wanted);
-    }
+    for (const Golden& g : goldens) golden::demand("plan", std::string(g.name) + ".txt", explain_golden(g));
 }
 
 TEST(text_is_the_same_in_every_locale) {

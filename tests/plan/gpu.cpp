@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Plans of the CUDA rows for a GPU that exists nowhere: their fits, costs and schedules are host code, and are tested where
-// there is no GPU and no toolkit. Golden texts; SPATTN_WRITE_GOLDEN=1 writes them anew.
-#include <cstdlib>
-#include <fstream>
-#include <sstream>
-
+// Plans of the CUDA rows for a GPU that exists nowhere: their fits, costs and schedules are host code, and are tested
+// where there is no GPU and no toolkit.
 #include "any/kernels.cpp"
 #include "core/error.h"
+#include "golden.h"
 #include "plan/backends.h"
 #include "plan/plans.h"
 #include "sm90/kernels.cpp"
@@ -91,25 +88,12 @@ CompiledPlan plan_of(const Golden& g) {
     return compile_plan(*parse_pattern(g.pattern), p, options, rows());
 }
 
-std::string read(const std::string& path) {
-    std::ostringstream out;
-    out << std::ifstream(path).rdbuf();
-    return out.str();
-}
-
 }  // namespace
 
 TEST(gpu_plans_are_the_golden_ones) {
     imaginary_capability = 90;
-    for (const Golden& g : goldens) {
-        check::context = g.name;
-        const std::string path = std::string(SPATTN_TESTS_FOLDER "/plan/golden/gpu_") + g.name + ".txt";
-        const std::string got = explain(plan_of(g));
-        if (std::getenv("SPATTN_WRITE_GOLDEN")) std::ofstream(path) << got;
-        const std::string wanted = read(path);
-        CHECK(!wanted.empty());
-        CHECK_EQ(got, wanted);
-    }
+    for (const Golden& g : goldens)
+        golden::demand("plan", std::string("gpu_") + g.name + ".txt", explain(plan_of(g)));
 }
 
 TEST(older_gpus_get_the_plain_rows) {
