@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Every CUDA forward row of this machine against the double-precision rows, on cases made to hurt.
 #include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 #include "gpu/gpu.h"
@@ -9,13 +8,6 @@
 using namespace gpu;
 
 namespace {
-
-// SPATTN_FORCE_KERNEL for as long as it lives.
-class Force {
-public:
-    explicit Force(const std::string& kernel) { setenv("SPATTN_FORCE_KERNEL", kernel.c_str(), 1); }
-    ~Force() { unsetenv("SPATTN_FORCE_KERNEL"); }
-};
 
 std::vector<std::string> forward_rows(const char* prefix) {
     std::vector<std::string> rows;
@@ -34,9 +26,8 @@ void run_row(const Context& context, const std::string& row, const Case& c) {
     const Plan plan = make_plan(context, c);
     if (!plan) return;
     Run run(plan, c, truth);
-    succeed(run.forward(), "forward");
-    cuda(cudaDeviceSynchronize(), "forward");
-    run.demand_truth(c, truth);
+    run.both_passes();
+    run.demand_truth(truth);
 }
 
 const char* const patterns[] = {"full",
@@ -54,12 +45,6 @@ const char* const patterns[] = {"full",
                                 "documents(0,1,130,131,200)",
                                 "per_head([0,1], causal & window(30,0), strided(5))"};
 
-// SPATTN_TEST_EVERY=n runs one case of n: under tools that slow every access down.
-int every() {
-    const char* given = std::getenv("SPATTN_TEST_EVERY");
-    return given ? std::max(1, std::atoi(given)) : 1;
-}
-
 struct Lengths {
     int64_t q, k;
 };
@@ -76,8 +61,7 @@ std::vector<Case> shapes_of(spattn_dtype dtype) {
             c.heads_kv = n % 2 ? 2 : 1, c.batch = 1 + n % 2;
             c.axes = n % 3 == 0 ? SPATTN_BHSD : n % 3 == 1 && c.batch == 1 ? SPATTN_THD : SPATTN_BSHD;
             c.padding = n % 4 == 1 ? 8 : 0;
-            ++n;
-            if (n % every() == 0) cases.push_back(c);
+            if (is_wanted(++n)) cases.push_back(c);
         }
     return cases;
 }
@@ -85,7 +69,7 @@ std::vector<Case> shapes_of(spattn_dtype dtype) {
 // What the name of a row says: "sm90_block_forward_bf16_d128_v128_128x128".
 spattn_dtype dtype_of(const std::string& row) {
     if (row.find("_bf16_") != std::string::npos) return abi::bf16;
-    return row.find("_f16_") != std::string::npos ? spattn_dtype{SPATTN_FLOAT, 16, 1} : abi::f32;
+    return row.find("_f16_") != std::string::npos ? f16 : abi::f32;
 }
 int64_t dim_of(const std::string& row) { return std::stoll(row.substr(row.find("_d") + 2)); }
 int64_t dim_v_of(const std::string& row) { return std::stoll(row.substr(row.find("_v") + 2)); }
@@ -223,21 +207,18 @@ TEST(what_a_query_does_not_see_changes_nothing) {
             const Force force(row);
             const Plan plan = make_plan(context, c);
             Run run(plan, c, dirty);
-            succeed(run.forward(), "forward");
-            cuda(cudaDeviceSynchronize(), "forward");
-            const std::vector<float> out = run.out.read(), lse = run.lse.read();
+            run.both_passes();
+            const Values out = run.out.read(), lse = run.lse.read();
             double worst = 0;
             bool shows = true;
-            for (int64_t at = 0; at < c.batch * c.heads_q * seq; ++at)
-                for (int64_t i = 0; i < c.head_dim_v; ++i) {
-                    const float got = out[size_t(at * c.head_dim_v + i)], want = clean.out[size_t(at * c.head_dim_v + i)];
-                    if (at % seq < first) worst = std::fmax(worst, std::isnan(got) ? INFINITY : std::fabs(got - want));
-                    else shows &= std::isnan(got);
-                }
-            for (int64_t at = 0; at < c.batch * c.heads_q * seq; ++at)
-                if (at % seq < first)
-                    worst = std::fmax(worst, std::isnan(lse[size_t(at)]) ? INFINITY
-                                                                         : std::fabs(lse[size_t(at)] - clean.lse[size_t(at)]));
+            const auto off = [](double got, double want) { return std::isnan(got) ? INFINITY : std::fabs(got - want); };
+            for (size_t row = 0; row < lse.size(); ++row) {
+                const bool is_clean = int64_t(row) % seq < first;
+                if (is_clean) worst = std::fmax(worst, off(lse[row], clean.lse[row]));
+                for (size_t i = row * size_t(c.head_dim_v); i < (row + 1) * size_t(c.head_dim_v); ++i)
+                    if (is_clean) worst = std::fmax(worst, off(out[i], clean.out[i]));
+                    else shows &= std::isnan(out[i]);
+            }
             check::context += ", off by " + std::to_string(worst);
             CHECK(worst <= 3e-2);
             CHECK(shows);

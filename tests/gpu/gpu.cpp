@@ -4,97 +4,205 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstring>
+#include <random>
 
 namespace gpu {
 
 namespace {
 
-constexpr int guard_byte = 0x5a;
-constexpr size_t guard_elements = 512;  // before and behind
+constexpr char guard_byte = 0x5a;
+constexpr int64_t guard_elements = 512;  // before and behind
 
-// out of 16 bits is a rounded average of rounded values; fp32 sums differ from double ones in their order alone.
-double error_bound(const Case& c) {
-    if (c.dtype.bits == 32) return 1e-4;
-    return c.dtype.code == SPATTN_BFLOAT ? 1.6e-2 : 2e-3;
+bool operator==(const spattn_dtype& a, const spattn_dtype& b) { return a.code == b.code && a.bits == b.bits; }
+
+// ---- elements ----
+
+void store(double x, spattn_dtype dtype, char* at) {
+    const float narrow = float(x);
+    const uint16_t bits = dtype == abi::bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(narrow))
+                                             : __half_as_ushort(__float2half_rn(narrow));
+    if (dtype == abi::f64) std::memcpy(at, &x, 8);
+    else if (dtype == abi::f32) std::memcpy(at, &narrow, 4);
+    else std::memcpy(at, &bits, 2);
 }
 
-float round_to(const Case& c, float x) {
-    return c.dtype.bits == 16 ? from_16_bits(to_16_bits(x, c.dtype), c.dtype) : x;
+double load(spattn_dtype dtype, const char* at) {
+    double x;
+    float narrow;
+    uint16_t bits;
+    if (dtype == abi::f64) return std::memcpy(&x, at, 8), x;
+    if (dtype == abi::f32) return std::memcpy(&narrow, at, 4), narrow;
+    std::memcpy(&bits, at, 2);
+    return dtype == abi::bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
 }
 
-std::vector<float> normal(const Case& c, int64_t count, std::mt19937& random) {
-    std::normal_distribution<float> distribution;
-    std::vector<float> values(static_cast<size_t>(count));
-    for (float& x : values) x = round_to(c, distribution(random));
-    return values;
+double rounded(double x, spattn_dtype dtype) {
+    char element[8];
+    store(x, dtype, element);
+    return load(dtype, element);
+}
+
+// ---- inputs ----
+
+void draw_inputs(const Case& c, unsigned seed, Truth& t) {
+    std::mt19937 random(seed);
+    const auto normal = [&](int64_t count, spattn_dtype dtype) {
+        std::normal_distribution<double> distribution;
+        Values values(static_cast<size_t>(count));
+        for (double& x : values) x = rounded(distribution(random), dtype);
+        return values;
+    };
+    const int64_t queries = c.batch * c.heads_q * c.seq_q, keys = c.batch * c.heads_kv * c.seq_k;
+    t.q = normal(queries * c.head_dim, c.dtype), t.k = normal(keys * c.head_dim, c.dtype);
+    t.v = normal(keys * c.head_dim_v, c.dtype), t.dout = normal(queries * c.head_dim_v, c.dtype);
+    t.dlse = normal(queries, abi::f32), t.sinks = normal(c.heads_q, abi::f32);
+    if (c.heads_q > 1) t.sinks.back() = -INFINITY;
 }
 
 // [batch, heads_q, seq_q, seq_k]
-std::vector<uint8_t> make_mask(const Case& c, const Pattern& pattern) {
+std::vector<uint8_t> make_mask(const Case& c) {
     auto extent = abi::make_extent(c.seq_q, c.seq_k);
     extent.batch = c.batch, extent.heads = c.heads_q;
-    std::vector<uint8_t> mask(size_t(c.batch * c.heads_q * c.seq_q * c.seq_k));
-    const int64_t shape[4] = {c.batch, c.heads_q, c.seq_q, c.seq_k};
-    spattn_tensor view{};
-    view.data = mask.data(), view.device = {SPATTN_CPU, 0}, view.ndim = 4, view.dtype = abi::u8, view.shape = shape;
-    succeed(spattn_pattern_to_mask(pattern.get(), &extent, &view), "mask");
-    return mask;
+    abi::Tensor mask({c.batch, c.heads_q, c.seq_q, c.seq_k}, abi::u8);
+    succeed(spattn_pattern_to_mask(abi::parse(c.pattern.c_str()).get(), &extent, &mask.view), "mask");
+    return mask.content();
 }
 
-// NaN where the pattern lets nobody look.
-void poison(const Case& c, const std::vector<uint8_t>& mask, Truth& t) {
-    const float nan = std::nanf("");
-    const int64_t group = c.heads_q / c.heads_kv;
+// NaN and infinity where the pattern lets nobody look.
+void poison(const Case& c, Truth& t) {
+    const std::vector<uint8_t> mask = make_mask(c);
     std::vector<uint8_t> seen(size_t(c.batch * c.heads_kv * c.seq_k));
+    int n = 0;
+    const auto spoil = [&](Values& x, int64_t row, int64_t columns) {
+        std::fill_n(x.begin() + row * columns, columns, n++ % 2 ? NAN : INFINITY);
+    };
     for (int64_t plane = 0; plane < c.batch * c.heads_q; ++plane) {
-        const int64_t head_kv = plane / c.heads_q * c.heads_kv + plane % c.heads_q / group;
-        for (int64_t row = 0; row < c.seq_q; ++row) {
-            const uint8_t* kept = &mask[size_t((plane * c.seq_q + row) * c.seq_k)];
+        const int64_t head_kv = plane / c.heads_q * c.heads_kv + plane % c.heads_q / (c.heads_q / c.heads_kv);
+        for (int64_t row = plane * c.seq_q; row < (plane + 1) * c.seq_q; ++row) {
             bool sees = false;
             for (int64_t key = 0; key < c.seq_k; ++key)
-                if (kept[key]) sees = seen[size_t(head_kv * c.seq_k + key)] = 1;
-            if (!sees) std::fill_n(&t.q[size_t((plane * c.seq_q + row) * c.head_dim)], c.head_dim, nan);
+                if (mask[size_t(row * c.seq_k + key)]) sees = true, seen[size_t(head_kv * c.seq_k + key)] = 1;
+            if (!sees) spoil(t.q, row, c.head_dim), spoil(t.dout, row, c.head_dim_v);
         }
     }
-    for (size_t key = 0; key < seen.size(); ++key) {
-        if (seen[key]) continue;
-        std::fill_n(&t.k[key * size_t(c.head_dim)], c.head_dim, nan);
-        std::fill_n(&t.v[key * size_t(c.head_dim_v)], c.head_dim_v, nan);
-    }
+    for (int64_t key = 0; key < int64_t(seen.size()); ++key)
+        if (!seen[size_t(key)]) spoil(t.k, key, c.head_dim), spoil(t.v, key, c.head_dim_v);
 }
 
-// A compact BHSD tensor on the host.
-struct HostTensor {
-    HostTensor(std::vector<float>& values, std::vector<int64_t> sizes) : shape(std::move(sizes)) {
-        view.data = values.data(), view.device = {SPATTN_CPU, 0}, view.ndim = int32_t(shape.size());
-        view.dtype = abi::f32, view.shape = shape.data();
+void copy_values_into_keys(const Case& c, Truth& t) {
+    for (int64_t row = 0; row < c.batch * c.heads_kv * c.seq_k; ++row)
+        std::copy_n(&t.k[size_t(row * c.head_dim)], c.head_dim_v, &t.v[size_t(row * c.head_dim_v)]);
+}
+
+// ---- calls ----
+
+// The operands of a case, wherever they are, as arguments of the two passes.
+template <class Operands>
+spattn_forward_args forward_args(const Case& c, Operands& x) {
+    auto args = abi::sized<spattn_forward_args>();
+    args.q = x.q.view(), args.k = x.k.view(), args.v = c.value_in_key ? nullptr : x.v.view();
+    args.out = x.out.view(), args.lse = x.lse.view(), args.max_logits = c.backward ? x.max_logits.view() : nullptr;
+    args.sink_logits = c.sinks ? x.sinks.view() : nullptr;
+    return args;
+}
+
+template <class Operands>
+spattn_backward_args backward_args(const Case& c, Operands& x) {
+    auto args = abi::sized<spattn_backward_args>();
+    args.q = x.q.view(), args.k = x.k.view(), args.v = c.value_in_key ? nullptr : x.v.view();
+    args.out = x.out.view(), args.lse = x.lse.view();
+    args.dout = x.dout.view(), args.dlse = c.dlse ? x.dlse.view() : nullptr;
+    args.dq = x.dq.view(), args.dk = x.dk.view(), args.dv = c.value_in_key ? nullptr : x.dv.view();
+    args.sink_logits = c.sinks ? x.sinks.view() : nullptr, args.dsink_logits = c.sinks ? x.dsinks.view() : nullptr;
+    return args;
+}
+
+// A compact tensor on the host.
+class HostTensor {
+public:
+    HostTensor(spattn_dtype dtype, std::vector<int64_t> sizes, const Values& values = {})
+        : tensor_(std::move(sizes), dtype) {
+        for (size_t i = 0; i < values.size(); ++i) store(values[i], dtype, at(i));
     }
-    std::vector<int64_t> shape;
-    spattn_tensor view{};
+    Values read() {
+        Values values(tensor_.bytes / width());
+        for (size_t i = 0; i < values.size(); ++i) values[i] = load(tensor_.view.dtype, at(i));
+        return values;
+    }
+    const std::vector<int64_t>& shape() const { return tensor_.shape; }
+    const spattn_tensor* view() const { return &tensor_.view; }
+
+private:
+    size_t width() const { return tensor_.view.dtype.bits / 8; }
+    char* at(size_t i) { return reinterpret_cast<char*>(tensor_.data) + i * width(); }
+    abi::Tensor tensor_;
 };
+
+struct HostOperands {
+    HostOperands(const Case& c, const Truth& t)
+        : q(abi::f64, {c.batch, c.heads_q, c.seq_q, c.head_dim}, t.q),
+          k(abi::f64, {c.batch, c.heads_kv, c.seq_k, c.head_dim}, t.k),
+          v(abi::f64, {c.batch, c.heads_kv, c.seq_k, c.head_dim_v}, t.v),
+          dout(abi::f64, {c.batch, c.heads_q, c.seq_q, c.head_dim_v}, t.dout),
+          dlse(abi::f32, {c.batch, c.heads_q, c.seq_q}, t.dlse), sinks(abi::f32, {c.heads_q}, t.sinks),
+          out(abi::f64, dout.shape()), lse(abi::f32, dlse.shape()), max_logits(abi::f32, dlse.shape()),
+          dq(abi::f64, q.shape()), dk(abi::f64, k.shape()), dv(abi::f64, v.shape()), dsinks(abi::f32, sinks.shape()) {}
+    HostTensor q, k, v, dout, dlse, sinks, out, lse, max_logits, dq, dk, dv, dsinks;
+};
+
+template <class Args>
+void run_on_host(spattn_status (*pass)(const spattn_plan*, const Args*), const Plan& plan, spattn_enum op, Args args) {
+    succeed(spattn_plan_workspace(plan.get(), op, &args.workspace_bytes, nullptr), "workspace of reference");
+    abi::Tensor workspace({int64_t(args.workspace_bytes)}, abi::u8);
+    args.workspace = workspace.data;
+    succeed(pass(plan.get(), &args), "reference");
+}
 
 void run_reference(const Case& c, Truth& t) {
     auto problem = c.problem();
     problem.flags |= SPATTN_PLAN_REFERENCE;
-    problem.dtype = abi::f32, problem.axes = SPATTN_BHSD;
+    problem.dtype = abi::f64, problem.axes = SPATTN_BHSD;
     const Context context = abi::make_context();
-    const Pattern pattern = abi::parse(c.pattern.c_str());
-    spattn_plan* result = nullptr;
-    succeed(spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &result), "reference plan");
-    const Plan plan(result);
-    HostTensor q(t.q, {c.batch, c.heads_q, c.seq_q, c.head_dim}), k(t.k, {c.batch, c.heads_kv, c.seq_k, c.head_dim});
-    HostTensor v(t.v, {c.batch, c.heads_kv, c.seq_k, c.head_dim_v}),
-        out(t.out, {c.batch, c.heads_q, c.seq_q, c.head_dim_v});
-    HostTensor lse(t.lse, {c.batch, c.heads_q, c.seq_q});
-    auto args = abi::sized<spattn_forward_args>();
-    args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
-    std::vector<char> workspace;
-    succeed(spattn_plan_workspace(plan.get(), SPATTN_OP_FORWARD, &args.workspace_bytes, nullptr),
-            "reference workspace");
-    workspace.resize(args.workspace_bytes + 64);
-    args.workspace = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64);
-    succeed(spattn_forward(plan.get(), &args), "reference");
+    const Plan plan = abi::make_plan(context.get(), abi::parse(c.pattern.c_str()).get(), problem);
+    HostOperands x(c, t);
+    run_on_host(spattn_forward, plan, SPATTN_OP_FORWARD, forward_args(c, x));
+    t.out = x.out.read(), t.lse = x.lse.read();
+    if (!c.backward) return;
+    run_on_host(spattn_backward, plan, SPATTN_OP_BACKWARD, backward_args(c, x));
+    t.max_logits = x.max_logits.read(), t.dq = x.dq.read(), t.dk = x.dk.read();
+    if (!c.value_in_key) t.dv = x.dv.read();
+    if (c.sinks) t.dsinks = x.dsinks.read();
+}
+
+// ---- comparisons ----
+
+// out of 16 bits is a rounded average of rounded values; fp32 sums differ from double ones in their order alone.
+double element_bound(const Case& c) {
+    if (c.bound != 0) return c.bound;
+    if (c.dtype.bits == 32) return 1e-4;
+    return c.dtype == abi::bf16 ? 1.6e-2 : 2e-3;
+}
+
+enum class Unit { element, largest };  // an error is measured in units of the true element, or of the tensor's largest
+
+void compare(const std::string& what, const Values& got, const Values& truth, double bound, Unit unit) {
+    double largest = 0, worst = 0;
+    for (double x : truth)
+        if (std::isfinite(x)) largest = std::fmax(largest, std::fabs(x));
+    for (size_t i = 0; i < truth.size() && i < got.size(); ++i) {
+        if (got[i] == truth[i]) continue;
+        const double size = unit == Unit::largest ? largest : std::fabs(truth[i]);
+        const double error = std::fabs(got[i] - truth[i]) / std::fmax(1, size);
+        const bool is_lost = std::isnan(error) || largest == 0;  // where nothing is kept all is exactly 0
+        worst = std::fmax(worst, is_lost ? INFINITY : error);
+    }
+    const std::string before = check::context;
+    check::context += ": " + what + " off by " + std::to_string(worst / bound) + " bounds";
+    CHECK_EQ(got.size(), truth.size());
+    CHECK(worst <= bound);
+    check::context = before;
 }
 
 }  // namespace
@@ -103,14 +211,9 @@ void cuda(cudaError_t error, const char* what) {
     if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error));
 }
 
-uint16_t to_16_bits(float x, spattn_dtype dtype) {
-    if (dtype.code == SPATTN_FLOAT) return __half_as_ushort(__float2half_rn(x));
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-float from_16_bits(uint16_t x, spattn_dtype dtype) {
-    if (dtype.code == SPATTN_FLOAT) return __half2float(__ushort_as_half(x));
-    return __bfloat162float(__ushort_as_bfloat16(x));
+bool is_wanted(int n) {
+    const char* given = std::getenv("SPATTN_TEST_EVERY");
+    return n % (given ? std::max(1, std::atoi(given)) : 1) == 0;
 }
 
 std::string Case::name() const {
@@ -118,90 +221,100 @@ std::string Case::name() const {
     for (int64_t n : {batch, heads_q, heads_kv, seq_q, seq_k, head_dim, head_dim_v, padding, column, shift})
         text += " " + std::to_string(n);
     constexpr const char* axes_names[] = {" bshd", " bhsd", " thd"};
-    return text + (dtype.code == SPATTN_BFLOAT ? " bf16" : dtype.bits == 16 ? " f16" : " f32") + axes_names[axes];
+    text += (dtype.code == SPATTN_BFLOAT ? " bf" : " f") + std::to_string(dtype.bits) + axes_names[axes];
+    if (softcap != 0) text += " softcap " + std::to_string(softcap);
+    return text + (sinks ? " sinks" : "") + (dlse ? " dlse" : "") + (value_in_key ? " value_in_key" : "");
 }
 
 spattn_problem Case::problem() const {
     auto p = abi::sized<spattn_problem>();
     p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = seq_q, p.seq_k = seq_k;
-    p.head_dim = head_dim, p.head_dim_v = head_dim_v, p.dtype = dtype, p.axes = axes;
+    p.head_dim = head_dim, p.head_dim_v = head_dim_v, p.dtype = dtype, p.axes = axes, p.softcap = softcap;
+    p.flags = (backward ? SPATTN_PLAN_BACKWARD : 0) | (sinks ? SPATTN_PLAN_SINK_LOGITS : 0) |
+              (value_in_key ? SPATTN_PLAN_VALUE_IN_KEY : 0);
     if (scale != 0) p.flags |= SPATTN_PLAN_SCALE, p.scale = scale;
     return p;
 }
 
-DeviceTensor::DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns, bool is_row)
-    : shape_{c.batch, heads, seq, columns}, count_(size_t(c.batch * heads * seq * columns)),
-      element_bytes_(is_row ? 4 : c.dtype.bits / 8), dtype_(is_row ? abi::f32 : c.dtype) {
-    const bool bhsd = is_row || c.axes == SPATTN_BHSD;
-    const int64_t column = is_row ? 1 : c.column, row = columns * column + c.padding;
-    const int64_t inner = bhsd ? seq : heads, outer = bhsd ? heads : seq;
-    strides_[3] = column, strides_[bhsd ? 2 : 1] = row, strides_[bhsd ? 1 : 2] = row * inner;
-    strides_[0] = row * inner * outer;
-    const int order[4] = {0, bhsd ? 1 : 2, bhsd ? 2 : 1, 3};
-    for (int i = 0; i < 4; ++i) tensor_shape_[i] = shape_[order[i]], tensor_strides_[i] = strides_[order[i]];
-    memory_elements_ = size_t(strides_[0] * c.batch) + 2 * guard_elements;
-    cuda(cudaMalloc(&memory_, memory_elements_ * element_bytes_), "cudaMalloc");
-    const size_t start = guard_elements + size_t(is_row ? 0 : c.shift);
-    view_.data = static_cast<char*>(memory_) + start * element_bytes_;
-    const int skipped = c.axes == SPATTN_THD;  // such tensors have no batch axis
-    view_.device = {SPATTN_CUDA, 0}, view_.ndim = (is_row ? 3 : 4) - skipped;
-    view_.dtype = is_row ? abi::f32 : c.dtype;
-    view_.shape = tensor_shape_ + skipped, view_.strides = tensor_strides_ + skipped;
+// ---- tensors ----
+
+DeviceTensor::DeviceTensor(spattn_dtype dtype, Sizes sizes, Sizes strides, const std::vector<int>& axes, int64_t shift)
+    : sizes_(std::move(sizes)), strides_(std::move(strides)), first_(guard_elements + shift) {
+    view_.dtype = dtype;
+    for (int axis : axes) shape_.push_back(sizes_[size_t(axis)]), steps_.push_back(strides_[size_t(axis)]);
+    for (int64_t size : sizes_) count_ *= size_t(size);
+    memory_bytes_ = size_t(sizes_[0] * strides_[0] + 2 * guard_elements) * element_bytes();
+    cuda(cudaMalloc(&memory_, memory_bytes_), "cudaMalloc");
+    view_.data = static_cast<char*>(memory_) + size_t(first_) * element_bytes();
+    view_.device = {SPATTN_CUDA, 0}, view_.ndim = int32_t(shape_.size());
+    view_.shape = shape_.data(), view_.strides = steps_.data();
     spoil();
 }
 
-DeviceTensor::~DeviceTensor() { cudaFree(memory_); }
+namespace {
 
-void DeviceTensor::spoil() { cuda(cudaMemset(memory_, guard_byte, memory_elements_ * element_bytes_), "cudaMemset"); }
-
-size_t DeviceTensor::offset(size_t element) const {
-    const size_t start = size_t(static_cast<char*>(view_.data) - static_cast<char*>(memory_)) / element_bytes_;
-    int64_t rest = int64_t(element), at = 0;
-    for (int axis = 3; axis >= 0; --axis) at += rest % shape_[axis] * strides_[axis], rest /= shape_[axis];
-    return start + size_t(at);
+// Rows of a tensor lie in the order [batch, heads, seq] or [batch, seq, heads].
+std::vector<int64_t> strides_of(const Case& c, int64_t heads, int64_t seq, int64_t columns) {
+    const int64_t row = columns * c.column + c.padding;
+    if (c.axes == SPATTN_BHSD) return {heads * seq * row, seq * row, row, c.column};
+    return {heads * seq * row, row, heads * row, c.column};
 }
 
-void DeviceTensor::write(const std::vector<float>& values) {
-    std::vector<char> bytes(memory_elements_ * element_bytes_, char(guard_byte));
-    for (size_t i = 0; i < count_; ++i) {
-        const uint16_t half = to_16_bits(values[i], dtype_);
-        std::memcpy(&bytes[offset(i) * element_bytes_],
-                    element_bytes_ == 2 ? static_cast<const void*>(&half) : &values[i], element_bytes_);
-    }
+std::vector<int> axes_of(const Case& c) {
+    if (c.axes == SPATTN_THD) return {2, 1, 3};
+    return c.axes == SPATTN_BHSD ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0, 2, 1, 3};
+}
+
+}  // namespace
+
+DeviceTensor::DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns)
+    : DeviceTensor(c.dtype, {c.batch, heads, seq, columns}, strides_of(c, heads, seq, columns), axes_of(c), c.shift) {}
+
+DeviceTensor DeviceTensor::of_rows(const Case& c) {
+    const std::vector<int> axes = c.axes == SPATTN_THD ? std::vector<int>{1, 2} : std::vector<int>{0, 1, 2};
+    return {abi::f32, {c.batch, c.heads_q, c.seq_q}, {c.heads_q * c.seq_q, c.seq_q, 1}, axes, 0};
+}
+
+DeviceTensor DeviceTensor::of_heads(const Case& c) { return {abi::f32, {c.heads_q}, {1}, {0}, 0}; }
+
+DeviceTensor::~DeviceTensor() { cudaFree(memory_); }
+
+void DeviceTensor::spoil() { cuda(cudaMemset(memory_, guard_byte, memory_bytes_), "cudaMemset"); }
+
+char* DeviceTensor::at(std::vector<char>& bytes, size_t element) const {
+    int64_t rest = int64_t(element), at = first_;
+    for (size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis]) at += rest % sizes_[axis] * strides_[axis];
+    return bytes.data() + size_t(at) * element_bytes();
+}
+
+void DeviceTensor::write(const Values& values) {
+    std::vector<char> bytes(memory_bytes_, guard_byte);
+    for (size_t i = 0; i < count_; ++i) store(values[i], view_.dtype, at(bytes, i));
     cuda(cudaMemcpy(memory_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-std::vector<float> DeviceTensor::read() const {
-    std::vector<char> bytes(memory_elements_ * element_bytes_);
+Values DeviceTensor::read() const {
+    std::vector<char> bytes(memory_bytes_);
     cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    std::vector<float> values(count_);
-    for (size_t i = 0; i < count_; ++i) {
-        uint16_t half;
-        std::memcpy(&half, &bytes[offset(i) * element_bytes_], 2);
-        if (element_bytes_ == 2) values[i] = from_16_bits(half, dtype_);
-        else std::memcpy(&values[i], &bytes[offset(i) * element_bytes_], 4);
-    }
+    Values values(count_);
+    for (size_t i = 0; i < count_; ++i) values[i] = load(view_.dtype, at(bytes, i));
     return values;
 }
 
 bool DeviceTensor::guards_hold() const {
-    std::vector<char> bytes(memory_elements_ * element_bytes_);
+    std::vector<char> bytes(memory_bytes_);
     cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    for (size_t i = 0; i < count_; ++i) std::memset(&bytes[offset(i) * element_bytes_], guard_byte, element_bytes_);
-    for (char byte : bytes)
-        if (byte != char(guard_byte)) return false;
-    return true;
+    for (size_t i = 0; i < count_; ++i) std::memset(at(bytes, i), guard_byte, element_bytes());
+    return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == guard_byte; });
 }
 
+// ---- runs ----
+
 Truth make_truth(const Case& c, unsigned seed) {
-    std::mt19937 random(seed);
     Truth t;
-    t.q = normal(c, c.batch * c.heads_q * c.seq_q * c.head_dim, random);
-    t.k = normal(c, c.batch * c.heads_kv * c.seq_k * c.head_dim, random);
-    t.v = normal(c, c.batch * c.heads_kv * c.seq_k * c.head_dim_v, random);
-    t.out.resize(size_t(c.batch * c.heads_q * c.seq_q * c.head_dim_v));
-    t.lse.resize(size_t(c.batch * c.heads_q * c.seq_q));
-    poison(c, make_mask(c, abi::parse(c.pattern.c_str())), t);
+    draw_inputs(c, seed, t);
+    poison(c, t);
+    if (c.value_in_key) copy_values_into_keys(c, t);
     run_reference(c, t);
     return t;
 }
@@ -221,53 +334,62 @@ Plan make_plan(const Context& context, const Case& c, cudaStream_t stream) {
     return Plan(result);
 }
 
-Run::Run(const Plan& plan, const Case& c, const Truth& truth)
-    : plan(plan),
-      q(c, c.heads_q, c.seq_q, c.head_dim),
-      k(c, c.heads_kv, c.seq_k, c.head_dim),
-      v(c, c.heads_kv, c.seq_k, c.head_dim_v),
-      out(c, c.heads_q, c.seq_q, c.head_dim_v),
-      lse(c, c.heads_q, c.seq_q, 1, true) {
-    q.write(truth.q), k.write(truth.k), v.write(truth.v);
-    succeed(spattn_plan_workspace(plan.get(), SPATTN_OP_FORWARD, &workspace_bytes, nullptr), "workspace");
-    if (!workspace_bytes) return;
-    cuda(cudaMalloc(&workspace, workspace_bytes), "cudaMalloc");
-    cuda(cudaMemset(workspace, 0xff, workspace_bytes), "cudaMemset");  // its content means nothing
+Workspace::Workspace(const Plan& plan, spattn_enum op) {
+    succeed(spattn_plan_workspace(plan.get(), op, &bytes, nullptr), "workspace");
+    if (!bytes) return;
+    cuda(cudaMalloc(&memory, bytes), "cudaMalloc");
+    cuda(cudaMemset(memory, 0xff, bytes), "cudaMemset");
 }
 
-Run::~Run() { cudaFree(workspace); }
+Run::Run(const Plan& plan, const Case& c, const Truth& truth)
+    : plan(plan), c(c), q(c, c.heads_q, c.seq_q, c.head_dim), k(c, c.heads_kv, c.seq_k, c.head_dim),
+      v(c, c.heads_kv, c.seq_k, c.head_dim_v), dout(c, c.heads_q, c.seq_q, c.head_dim_v),
+      dlse(DeviceTensor::of_rows(c)), sinks(DeviceTensor::of_heads(c)), out(c, c.heads_q, c.seq_q, c.head_dim_v),
+      lse(DeviceTensor::of_rows(c)), max_logits(DeviceTensor::of_rows(c)), dq(c, c.heads_q, c.seq_q, c.head_dim),
+      dk(c, c.heads_kv, c.seq_k, c.head_dim), dv(c, c.heads_kv, c.seq_k, c.head_dim_v),
+      dsinks(DeviceTensor::of_heads(c)), forward_workspace(plan, SPATTN_OP_FORWARD) {
+    if (c.backward) backward_workspace.emplace(plan, SPATTN_OP_BACKWARD);
+    q.write(truth.q), k.write(truth.k), v.write(truth.v);
+    dout.write(truth.dout), dlse.write(truth.dlse), sinks.write(truth.sinks);
+}
 
 spattn_status Run::forward(cudaStream_t stream) {
-    auto args = abi::sized<spattn_forward_args>();
-    args.stream = stream;
-    args.q = q.view(), args.k = k.view(), args.v = v.view(), args.out = out.view(), args.lse = lse.view();
-    args.workspace = workspace, args.workspace_bytes = workspace_bytes;
+    auto args = forward_args(c, *this);
+    args.stream = stream, args.workspace = forward_workspace.memory, args.workspace_bytes = forward_workspace.bytes;
     return spattn_forward(plan.get(), &args);
 }
 
-void Run::demand_truth(const Case& c, const Truth& truth) const {
-    const std::vector<float> out_values = out.read(), lse_values = lse.read();
-    double worst = 0, worst_lse = 0;
+spattn_status Run::backward(cudaStream_t stream) {
+    auto args = backward_args(c, *this);
+    args.stream = stream, args.workspace = backward_workspace->memory, args.workspace_bytes = backward_workspace->bytes;
+    return spattn_backward(plan.get(), &args);
+}
+
+void Run::both_passes() {
+    succeed(forward(), "forward");
+    if (c.backward) succeed(backward(), "backward");
+    cuda(cudaDeviceSynchronize(), "run");
+}
+
+void Run::demand_truth(const Truth& truth) const {
+    check::context = c.name();
+    const double bound = element_bound(c);
+    const Values got_out = out.read();
+    compare("out", got_out, truth.out, bound, Unit::element);
+    compare("lse", lse.read(), truth.lse, c.row_bound, Unit::element);
     bool empty_rows_hold = true;
-    for (size_t row = 0; row < lse_values.size(); ++row) {
-        const bool is_empty = truth.lse[row] == -INFINITY;
-        if (is_empty) empty_rows_hold &= lse_values[row] == -INFINITY;
-        else
-            worst_lse = std::fmax(worst_lse,
-                                  std::isnan(lse_values[row]) ? INFINITY : std::fabs(lse_values[row] - truth.lse[row]));
-        for (size_t i = row * size_t(c.head_dim_v); i < (row + 1) * size_t(c.head_dim_v); ++i) {
-            if (is_empty) empty_rows_hold &= out_values[i] == 0;
-            const double error =
-                std::fabs(double(out_values[i]) - truth.out[i]) / std::fmax(1, std::fabs(truth.out[i]));
-            worst = std::fmax(worst, std::isnan(error) ? INFINITY : error);
-        }
-    }
-    check::context = c.name() + ": out off by " + std::to_string(worst) + ", lse by " + std::to_string(worst_lse);
-    CHECK(worst <= error_bound(c));
-    CHECK(worst_lse <= 1e-4);
+    for (size_t i = 0; i < got_out.size(); ++i)
+        if (truth.lse[i / size_t(c.head_dim_v)] == -INFINITY) empty_rows_hold &= got_out[i] == 0;
     CHECK(empty_rows_hold);
-    CHECK(out.guards_hold());
-    CHECK(lse.guards_hold());
+    if (c.backward) {
+        const double row_bound = std::fmax(bound, 2e-6);  // of float32, whatever the other tensors are
+        compare("max_logits", max_logits.read(), truth.max_logits, c.row_bound, Unit::element);
+        compare("dq", dq.read(), truth.dq, bound, Unit::largest);
+        compare("dk", dk.read(), truth.dk, bound, Unit::largest);
+        if (!c.value_in_key) compare("dv", dv.read(), truth.dv, bound, Unit::largest);
+        if (c.sinks) compare("dsinks", dsinks.read(), truth.dsinks, row_bound, Unit::largest);
+    }
+    for (const DeviceTensor* x : {&out, &lse, &max_logits, &dq, &dk, &dv, &dsinks}) CHECK(x->guards_hold());
 }
 
 }  // namespace gpu

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // What the GPU tests share: device tensors between guard zones, problems with hostile values, and the truth from the
-// library's double-precision rows on the CPU. Through the C ABI alone.
+// library's rows of reference on the CPU, in float64. Through the C ABI alone.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cmath>
-#include <random>
+#include <cstdlib>
+#include <optional>
 
 #include "abi/abi.h"
 
@@ -27,11 +28,19 @@ inline bool is_here() {
 
 void cuda(cudaError_t error, const char* what);  // throws
 
-// A 16-bit element of the dtype, rounded to nearest even, and back.
-uint16_t to_16_bits(float x, spattn_dtype dtype);
-float from_16_bits(uint16_t x, spattn_dtype dtype);
+// SPATTN_TEST_EVERY=n runs one case of n: under tools that slow every access down.
+bool is_wanted(int n);
 
-// A case of attention. Lengths, heads and memory as the tests want them.
+// SPATTN_FORCE_KERNEL for as long as it lives.
+class Force {
+public:
+    explicit Force(const std::string& kernels) { setenv("SPATTN_FORCE_KERNEL", kernels.c_str(), 1); }
+    ~Force() { unsetenv("SPATTN_FORCE_KERNEL"); }
+};
+
+constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
+
+// A case of attention. Lengths, heads, options and memory as the tests want them.
 struct Case {
     std::string pattern = "full";
     int64_t batch = 1, heads_q = 2, heads_kv = 1, seq_q = 128, seq_k = 128, head_dim = 128, head_dim_v = 128;
@@ -41,52 +50,79 @@ struct Case {
     int64_t column = 1;       // stride of the last axis
     int64_t shift = 0;        // elements by which tensors are off their allocation
     double scale = 0;         // 0: as the library does
+    double softcap = 0;
+    bool backward = false;    // both passes, and the largest logits
+    bool sinks = false, dlse = false, value_in_key = false;
+    double bound = 0;         // of an error of an element; 0: what tensor cores reach in the dtype
+    double row_bound = 1e-4;  // of lse and of the largest logits, which are float32
     std::string name() const;
     spattn_problem problem() const;
 };
 
-// Values of [batch, heads, seq, columns] in the case's strides, in device memory with guard zones around and between.
+using Values = std::vector<double>;  // of a compact tensor [batch, heads, seq, columns], whatever its elements are
+
+// A tensor in device memory, with guard bytes wherever no element is.
 class DeviceTensor {
 public:
-    DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns, bool is_row = false);
+    // In the case's dtype, axes and strides.
+    DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns);
+    static DeviceTensor of_rows(const Case& c);   // float32 [batch, heads_q, seq_q]
+    static DeviceTensor of_heads(const Case& c);  // float32 [heads_q]
     ~DeviceTensor();
     DeviceTensor(const DeviceTensor&) = delete;
-    void write(const std::vector<float>& values);  // compact BHSD
-    std::vector<float> read() const;
-    bool guards_hold() const;  // bytes that belong to no element are as they were
-    void spoil();              // everything to the guard's byte
+    void write(const Values& values);
+    Values read() const;
+    bool guards_hold() const;
+    void spoil();  // everything to the guard's byte
     const spattn_tensor* view() const { return &view_; }
 
 private:
-    size_t offset(size_t element) const;  // of a compact index, in elements of memory
-    int64_t shape_[4], strides_[4];
-    int64_t tensor_shape_[4], tensor_strides_[4];
-    size_t count_, memory_elements_, element_bytes_;
-    spattn_dtype dtype_;
+    using Sizes = std::vector<int64_t>;
+    DeviceTensor(spattn_dtype dtype, Sizes sizes, Sizes strides, const std::vector<int>& axes, int64_t shift);
+    char* at(std::vector<char>& bytes, size_t element) const;
+    size_t element_bytes() const { return view_.dtype.bits / 8; }
+
+    Sizes sizes_, strides_;  // in the order of Values
+    Sizes shape_, steps_;    // in the order that the library is told
+    size_t count_ = 1, memory_bytes_;
+    int64_t first_;  // the first element's distance from the start of memory
     void* memory_ = nullptr;
     spattn_tensor view_{};
 };
 
-// Inputs and the truth of a case; keys that no query sees and queries that see no key are NaN.
+// Inputs and the truth of a case. What nobody sees, and what sees nothing, is NaN and infinity. Forward cases leave the
+// results of backward empty.
 struct Truth {
-    std::vector<float> q, k, v, out, lse;
+    Values q, k, v, dout, dlse, sinks;
+    Values out, lse, max_logits, dq, dk, dv, dsinks;
 };
 Truth make_truth(const Case& c, unsigned seed);
 
 Context make_context();
 Plan make_plan(const Context& context, const Case& c, cudaStream_t stream = nullptr);
 
-// Operands of one call on the device.
+// Scratch memory of a pass. What it holds at first means nothing.
+struct Workspace {
+    Workspace(const Plan& plan, spattn_enum op);
+    ~Workspace() { cudaFree(memory); }
+    Workspace(const Workspace&) = delete;
+    void* memory = nullptr;
+    size_t bytes = 0;
+};
+
+// Operands of a case on the device. Backward is for cases that ask for it.
 struct Run {
     Run(const Plan& plan, const Case& c, const Truth& truth);
-    ~Run();
     spattn_status forward(cudaStream_t stream = nullptr);
-    void demand_truth(const Case& c, const Truth& truth) const;
+    spattn_status backward(cudaStream_t stream = nullptr);
+    void both_passes();  // with their end
+    void demand_truth(const Truth& truth) const;
 
     const Plan& plan;
-    DeviceTensor q, k, v, out, lse;
-    void* workspace = nullptr;
-    size_t workspace_bytes = 0;
+    const Case c;
+    DeviceTensor q, k, v, dout, dlse, sinks, out, lse, max_logits, dq, dk, dv, dsinks;
+    Workspace forward_workspace;
+    std::optional<Workspace> backward_workspace;
 };
 
 }  // namespace gpu

@@ -36,8 +36,8 @@ TEST(two_streams_at_once) {
         succeed(second.forward(b.handle), "second stream");
     }
     cuda(cudaDeviceSynchronize(), "streams");
-    first.demand_truth(c, truth);
-    second.demand_truth(c, truth);
+    first.demand_truth(truth);
+    second.demand_truth(truth);
 }
 
 TEST(graph_capture_and_replay) {
@@ -59,7 +59,7 @@ TEST(graph_capture_and_replay) {
         run.lse.spoil();
         cuda(cudaGraphLaunch(executable, stream.handle), "graph launch");
         cuda(cudaStreamSynchronize(stream.handle), "replay");
-        run.demand_truth(c, truth);
+        run.demand_truth(truth);
     }
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
@@ -91,11 +91,11 @@ TEST(errors_name_cuda_and_stay_typed) {
     spattn_tensor on_host = *run.q.view();
     on_host.device = {SPATTN_CPU, 0};
     args.q = &on_host, args.k = run.k.view(), args.v = run.v.view(), args.out = run.out.view();
-    args.workspace = run.workspace, args.workspace_bytes = run.workspace_bytes;
+    args.workspace = run.forward_workspace.memory, args.workspace_bytes = run.forward_workspace.bytes;
     CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_DEVICE));
     args.q = run.q.view();
-    if (run.workspace_bytes) {
-        args.workspace_bytes = run.workspace_bytes - 1;
+    if (run.forward_workspace.bytes) {
+        args.workspace_bytes = run.forward_workspace.bytes - 1;
         CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_WORKSPACE));
         args.workspace = nullptr;
         CHECK_EQ(spattn_forward(plan.get(), &args), int(SPATTN_E_NULL));
@@ -144,7 +144,7 @@ TEST(allocator_hooks_are_honoured) {
         Run run(plan, c, truth);
         succeed(run.forward(), "forward");
         cuda(cudaDeviceSynchronize(), "forward");
-        run.demand_truth(c, truth);
+        run.demand_truth(truth);
         CHECK_EQ(ledger.calls, calls);  // a launch allocates nothing
     }
     CHECK_EQ(ledger.live, size_t(0));
