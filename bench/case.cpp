@@ -16,8 +16,8 @@ constexpr bool quick = false, large = true;  // the words of the table
 
 // Makes the list that a name in braces stands for. `branching n` is the parents of a complete n-ary tree in
 // breadth-first order. `odd n` is the boundaries of n documents of uneven lengths, `mixed n` the same with lengths from
-// 10 to 4000, the long ones among the short. `spread n` and `first n` are n positions, evenly over the sequence or at its
-// start.
+// 10 to 4000, the long ones among the short. `spread n` and `first n` are n positions, evenly over the sequence or at
+// its start.
 std::vector<int64_t> numbers(const std::string& name, int64_t n, int64_t seq) {
     std::vector<int64_t> list;
     if (name == "branching") {

@@ -162,9 +162,10 @@ LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& pac
     return stats;
 }
 
-// A query keeps one key in `modulus` at most, so at most ceil(block_k / modulus) keys of a block. A strip of queries works
-// on all keys from the first that one of them sees to the last; its queries lie in several residue classes, up to the
-// modulus, which see different keys, so about that many pairs are worked on for each that is kept. Half of it is taken.
+// A query keeps one key in `modulus` at most, so at most ceil(block_k / modulus) keys of a block. A strip of queries
+// works on all keys from the first that one of them sees to the last; its queries lie in several residue classes, up to
+// the modulus, which see different keys, so about that many pairs are worked on for each that is kept. Half of it is
+// taken.
 LayoutStats make_least_stats(const Problem& p, const Counts& counts, const Kernel& kernel, int32_t modulus) {
     LayoutStats stats{};
     stats.pairs = counts.pairs;

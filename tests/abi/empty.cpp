@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Batches without an entry, a query or a key, as frameworks make them: plans are made, runs write what there is to write,
-// and the data of tensors without elements may be NULL.
+// Batches without an entry, a query or a key, as frameworks make them: plans are made, runs write what there is to
+// write, and the data of tensors without elements may be NULL.
 #include "abi/abi.h"
 
 using namespace abi;

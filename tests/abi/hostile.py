@@ -92,7 +92,8 @@ READ_WITH = {("spattn_extent", "q_offset"): "SPATTN_EXTENT_Q_OFFSET",
 # Pointers that may be NULL.
 OPTIONAL = {
     ("spattn_context_create", "options"), ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),
-    ("spattn_plan_explain", "needed"), ("spattn_plan_explain_all", "needed"), ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
+    ("spattn_plan_explain", "needed"), ("spattn_plan_explain_all", "needed"),
+    ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
     ("spattn_plan_workspace", "align"), ("spattn_forward_args", "lse"), ("spattn_forward_args", "max_logits"),
     ("spattn_forward_args", "index_counts"), ("spattn_backward_args", "dlse"), ("spattn_backward_args", "index_counts"),
     ("spattn_backward_args", "dsink_logits"),

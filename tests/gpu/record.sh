@@ -19,7 +19,8 @@ failed=0
 {
     echo "gpu      $gpu"
     echo "driver   $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
-    echo "toolkit  $("$(sed -n 's/^SPATTN_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")" --version | sed -n 's/.*release/nvcc/p')"
+    nvcc=$(sed -n 's/^SPATTN_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")
+    echo "toolkit  $("$nvcc" --version | sed -n 's/.*release/nvcc/p')"
     echo "date     $(date -u +%Y-%m-%dT%H:%M:%SZ)"
     echo "source   $(find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)"
     echo

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Includes point down, never up or sideways. The table is the architecture: folder -> what it may include. A folder inside
-another has a row of its own where its files may include more or less than those of the floor around it."""
+"""Includes point down, never up or sideways. The table is the architecture: folder -> what it may include. A folder
+inside another has a row of its own where its files may include more or less than those of the floor around it."""
 import re
 
 ARCH = {"tile", "ptx", "runtime", "plan/kernel.h", "plan/backends.h", "layout/view.h", "core"}

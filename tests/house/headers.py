@@ -29,7 +29,8 @@ def find_headers(root):
 
 def find_proven(root, headers):
     """Headers that a source of the build, or a proven header, includes first."""
-    proven, wanted = set(), [first_include(path) for folder in ("src", "tests") for path in (root / folder).rglob("*.cpp")]
+    proven = set()
+    wanted = [first_include(path) for folder in ("src", "tests") for path in (root / folder).rglob("*.cpp")]
     while wanted:
         name = wanted.pop()
         if name in headers and name not in proven:

@@ -17,8 +17,8 @@ struct Soiling {
 };
 inline Soiling draw_soiling(unsigned n) { return {Dirt(n % 3), n / 3 % 3 != 1, n / 3 % 3 != 2, n}; }
 
-// Which queries [batch][heads_q][seq_q] and keys [batch][heads_kv][seq_k] hold dirt, and which can tell: queries that see
-// keys and hold dirt or see a key that does, keys that such a query sees, and heads with such a query.
+// Which queries [batch][heads_q][seq_q] and keys [batch][heads_kv][seq_k] hold dirt, and which can tell: queries that
+// see keys and hold dirt or see a key that does, keys that such a query sees, and heads with such a query.
 struct Isolation {
     std::vector<char> dirty_queries, dirty_keys, can_tell_queries, can_tell_keys, can_tell_heads;
 

@@ -180,7 +180,8 @@ TEST(lists_of_a_call_are_gathered) {
                        cut = gather_plan_of("causal & runtime_tokens(16)", p);
     for (const CompiledPlan* plan : {&alone, &cut}) {
         CHECK_EQ(name(plan->forward), "near_gather_forward_f32_dims");
-        CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"), "reads blocks, and each call brings its lists");
+        CHECK_EQ(refusal(plan->forward, "near_block_forward_f32_64x64"),
+                 "reads blocks, and each call brings its lists");
         CHECK(!whole(plan->forward).tokens);
         CHECK_EQ(plan->counts.pairs, 4 * 100 * 16.0);
         CHECK(has(explain(*plan), "given at run time, up to 16 times a key"));

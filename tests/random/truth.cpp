@@ -158,8 +158,8 @@ private:
         return p_.softcap * t;
     }
 
-    // Roundings of a sum that add up. Those of equal parts all go one way, and so do those of matrix units, which cut off
-    // what lies below the digits of the largest part.
+    // Roundings of a sum that add up. Those of equal parts all go one way, and so do those of matrix units, which cut
+    // off what lies below the digits of the largest part.
     double roundings(int64_t parts) const {
         const bool is_even = problem_.values == Values::constant || problem_.values == Values::ramp;
         const bool is_cut = type_.dtype.bits == 16;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The Rust crates against the library of this build, without a network: their own tests and documentation, the library
-opened at run time, a stranger's crate, and the crates that bring other people's together with ours. What cannot be tried
-here is skipped, and says why."""
+opened at run time, a stranger's crate, and the crates that bring other people's together with ours. What cannot be
+tried here is skipped, and says why."""
 import os
 import pathlib
 import re
@@ -31,7 +31,7 @@ def numbers(version):
 def cargo(build):
     """Runs cargo with the library of this build, offline; everything that it makes lies in build/rust."""
     if not shutil.which("cargo"):
-        pytest.skip(f"no cargo here: Rust {OLDEST} or newer, https://rustup.rs, or rustc-web and cargo-web of Debian 12")
+        pytest.skip(f"no cargo: Rust {OLDEST} or newer, https://rustup.rs, or rustc-web and cargo-web of Debian 12")
     version = re.search(r"\d+\.\d+", subprocess.run(["cargo", "--version"], capture_output=True, text=True).stdout)
     if not version or numbers(version[0]) < numbers(OLDEST):
         pytest.skip(f"cargo {version and version[0]} is older than {OLDEST}, which the crates need")

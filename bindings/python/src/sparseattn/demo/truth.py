@@ -68,8 +68,8 @@ def floors(q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, scale:
 def relative_errors(
     found: dict[str, np.ndarray], truth: dict[str, np.ndarray], floor: dict[str, float]
 ) -> dict[str, float]:
-    """For each array of found, its largest error over the largest magnitude in the true one, or over the floor where that
-    is more. Infinities must be the true ones; any other, and NaN, count as infinite errors."""
+    """For each array of found, its largest error over the largest magnitude in the true one, or over the floor where
+    that is more. Infinities must be the true ones; any other, and NaN, count as infinite errors."""
     errors = {}
     for name, array in found.items():
         right = truth[name]
