@@ -64,7 +64,7 @@ COUNTS = Wrong(-1, HUGE, LEAST)
 DEVICES = Wrong(*({"type": kind, "index": index} for kind, index in ((99, 0), (-1, 0), (1, 1), (1, -1))),
                 status="SPATTN_E_DEVICE")
 DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
-                 for code, bits, lanes in ((0, 0, 0), (2, 32, 2), (0, 32, 1), (2, 7, 1), (250, 32, 1))),
+                 for code, bits, lanes in ((0, 0, 0), (2, 32, 2), (0, 32, 1), (2, 7, 1), (2, 8, 1), (250, 32, 1))),
                status="SPATTN_E_DTYPE")
 WORKSPACE = {"workspace": Wrong(status="SPATTN_E_NULL"), "workspace_bytes": Wrong(0, 1, status="SPATTN_E_WORKSPACE")}
 FIELDS = {
@@ -84,6 +84,8 @@ FIELDS = {
     "spattn_forward_args": WORKSPACE,
     "spattn_backward_args": WORKSPACE,
 }
+# Tensors whose sizes follow from other arguments, as those of a pass do.
+FIXED = {("spattn_pattern_to_mask", "out"), ("spattn_pattern_to_csr", "row_ptr")}
 # Bits of `flags` without which a field is not read.
 READ_WITH = {("spattn_extent", "q_offset"): "SPATTN_EXTENT_Q_OFFSET",
              ("spattn_problem", "q_offset"): "SPATTN_PLAN_Q_OFFSET",

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Index patterns, save and load through the ABI: hostile tensors, borrowed arrays, and every question.
+// Index patterns, save and load through the ABI: borrowed arrays, and every question.
 #include "abi/abi.h"
-#include "abi/tensors.h"
 
 using namespace abi;
 
 namespace {
-
-std::unique_ptr<Tensor> numbers(const std::vector<int64_t>& values) { return std::make_unique<Numbers>(values); }
 
 Pattern make_csr(Tensor& rows, Tensor& columns, int64_t seq_k, uint32_t flags) {
     spattn_pattern* result = nullptr;
@@ -36,44 +33,6 @@ std::vector<unsigned char> reference_run(const spattn_context* context, const sp
 int32_t keep_third(void*, int64_t head, int64_t q, int64_t k) { return (head + q + k) % 3 == 0; }
 
 }  // namespace
-
-TEST(tensors_that_are_wrong) {
-    Numbers rows({0, 2, 3}), columns({0, 1, 1});
-    spattn_pattern* result = nullptr;
-    for (uint32_t flags : {0u, uint32_t(SPATTN_TRUST)}) {
-        const auto csr_rows = [&](const spattn_tensor* t) {
-            return spattn_pattern_csr(t, &columns.view, 2, flags, &result);
-        };
-        const auto csr_columns = [&](const spattn_tensor* t) {
-            return spattn_pattern_csr(&rows.view, t, 2, flags, &result);
-        };
-        demand_tensor_checks("spattn_pattern_csr", "row_ptr", true, [] { return numbers({0, 2, 3}); }, csr_rows);
-        demand_tensor_checks("spattn_pattern_csr", "col_idx", true, [] { return numbers({0, 1, 1}); }, csr_columns);
-    }
-    for (const BadTensor& bad : bad_tensors(Tensor({2, 3, 4, 5}, u8), true)) {
-        if (bad.what == "an axis fewer") continue;  // a mask may have fewer
-        Tensor mask({2, 3, 4, 5}, u8);
-        bad.spoil(mask);
-        demand(bad.what, "spattn_pattern_mask", spattn_pattern_mask(&mask.view, 0, &result), bad.status, "mask");
-    }
-    const auto call = [&](const spattn_tensor* r, const spattn_tensor* c, uint32_t flags) {
-        return [=](spattn_pattern** out) { return spattn_pattern_csr(r, c, 2, flags, out); };
-    };
-    demand_no_handle<spattn_pattern>("spattn_pattern_csr",
-                                     {{"row_ptr NULL", call(nullptr, &columns.view, 0), SPATTN_E_NULL, "row_ptr"},
-                                      {"col_idx NULL", call(&rows.view, nullptr, 0), SPATTN_E_NULL, "col_idx"},
-                                      {"flags", call(&rows.view, &columns.view, 4), SPATTN_E_UNKNOWN_FIELD, "flags"}});
-    demand_no_handle<spattn_pattern>(
-        "spattn_pattern_predicate",
-        {{"keep NULL", [](auto r) { return spattn_pattern_predicate(nullptr, nullptr, 1, 1, 1, r); }, SPATTN_E_NULL,
-          "keep"},
-         {"2^62 keys", [](auto r) { return spattn_pattern_predicate(keep_third, nullptr, 1, 1, huge, r); },
-          SPATTN_E_RANGE, "seq_k"}});
-    demand_no_handle<spattn_pattern>(
-        "spattn_pattern_load",
-        {{"NULL", [](auto r) { return spattn_pattern_load(nullptr, 9, r); }, SPATTN_E_NULL, "bytes"},
-         {"nothing", [](auto r) { return spattn_pattern_load("", 0, r); }, SPATTN_E_FORMAT, "bytes"}});
-}
 
 TEST(borrowed_arrays_are_read_in_place) {
     Numbers rows({0, 2, 3}), columns({0, 1, 1});

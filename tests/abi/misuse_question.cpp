@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Wrong arguments to the questions a person asks of a pattern: a typed error, and results that stay as they were.
-#include "abi/tensors.h"
+// Questions to patterns that have no answer, and results without room: a typed error, and results that stay as they
+// were. What types of arguments tell, test_misuse.py says.
+#include "abi/abi.h"
 
 using namespace abi;
 
@@ -52,64 +53,7 @@ spattn_extent good_extent() {
     return extent;
 }
 
-struct BadExtent {
-    const char* what;
-    std::function<void(spattn_extent&)> spoil;
-    spattn_status status;
-    const char* argument;
-};
-
-std::vector<BadExtent> bad_extents() {
-    std::vector<BadExtent> table = {
-        {"struct_size 0", [](auto& e) { e.struct_size = 0; }, SPATTN_E_STRUCT_SIZE, "extent"},
-        {"struct_size short", [](auto& e) { e.struct_size -= 8; }, SPATTN_E_STRUCT_SIZE, "extent"},
-        {"a flag of the future", [](auto& e) { e.flags = 1u << 31; }, SPATTN_E_UNKNOWN_FIELD, "extent.flags"},
-        {"seq_q 0", [](auto& e) { e.seq_q = 0; }, SPATTN_E_RANGE, "extent.seq_q"},
-        {"seq_k 0", [](auto& e) { e.seq_k = 0; }, SPATTN_E_RANGE, "extent.seq_k"},
-        {"seq_q 2^31", [](auto& e) { e.seq_q = int64_t(1) << 31; }, SPATTN_E_RANGE, "extent.seq_q"},
-    };
-    const auto range = [&](const char* what, int64_t spattn_extent::* field, const char* argument) {
-        for (int64_t value : {int64_t(-1), huge, least})
-            table.push_back({what, [=](spattn_extent& e) { e.*field = value; }, SPATTN_E_RANGE, argument});
-    };
-    range("batch", &spattn_extent::batch, "extent.batch");
-    range("heads", &spattn_extent::heads, "extent.heads");
-    range("seq_q", &spattn_extent::seq_q, "extent.seq_q");
-    range("seq_k", &spattn_extent::seq_k, "extent.seq_k");
-    range("block_q", &spattn_extent::block_q, "extent.block_q");
-    range("block_k", &spattn_extent::block_k, "extent.block_k");
-    for (int64_t offset : {huge, -huge, most, least}) {
-        table.push_back({"q_offset",
-                         [=](auto& e) {
-                             e.flags = SPATTN_EXTENT_Q_OFFSET;
-                             e.q_offset = offset;
-                         },
-                         SPATTN_E_RANGE, "extent.q_offset"});
-    }
-    return table;
-}
-
 }  // namespace
-
-TEST(handles_and_extents) {
-    const Pattern pattern = parse("causal");
-    const auto extent = good_extent();
-    for (const Question& question : questions) {
-        Results results;
-        demand("pattern NULL", question.function, question.ask(nullptr, &extent, results), SPATTN_E_NULL, "pattern");
-        demand("extent NULL", question.function, question.ask(pattern.get(), nullptr, results), SPATTN_E_NULL,
-               "extent");
-        for (const BadExtent& bad : bad_extents()) {
-            auto spoiled = extent;
-            bad.spoil(spoiled);
-            demand(bad.what, question.function, question.ask(pattern.get(), &spoiled, results), bad.status,
-                   bad.argument);
-        }
-        CHECK(results.are_untouched());
-        CHECK_EQ(question.ask(pattern.get(), &extent, results), SPATTN_OK);
-        CHECK(!results.are_untouched());
-    }
-}
 
 // Each of these patterns means nothing on 2 heads, 1 batch entry, 6 queries and 9 keys.
 TEST(patterns_that_do_not_fit_the_extent) {
@@ -123,69 +67,6 @@ TEST(patterns_that_do_not_fit_the_extent) {
             CHECK(results.are_untouched());
         }
     }
-}
-
-TEST(results_null) {
-    const Pattern pattern = parse("causal");
-    const auto extent = good_extent();
-    const spattn_pattern* p = pattern.get();
-    demand("NULL", "spattn_pattern_stats", spattn_pattern_stats(p, &extent, nullptr), SPATTN_E_NULL, "result");
-    demand("NULL", "spattn_pattern_keeps", spattn_pattern_keeps(p, &extent, 0, 0, 0, 0, nullptr), SPATTN_E_NULL,
-           "result");
-    demand("NULL", "spattn_pattern_to_mask", spattn_pattern_to_mask(p, &extent, nullptr), SPATTN_E_NULL, "out");
-    demand("NULL", "spattn_pattern_to_image", spattn_pattern_to_image(p, &extent, 0, nullptr), SPATTN_E_NULL,
-           "coverage");
-    demand("NULL", "spattn_pattern_to_csr", spattn_pattern_to_csr(p, &extent, 0, nullptr, nullptr, nullptr),
-           SPATTN_E_NULL, "nnz");
-    demand("NULL", "spattn_pattern_hash", spattn_pattern_hash(p, nullptr), SPATTN_E_NULL, "result");
-    uint64_t hash = 77;
-    demand("NULL", "spattn_pattern_hash", spattn_pattern_hash(nullptr, &hash), SPATTN_E_NULL, "pattern");
-    CHECK_EQ(hash, uint64_t(77));
-    CHECK_EQ(spattn_pattern_equal(nullptr, nullptr), 1);
-    CHECK_EQ(spattn_pattern_equal(p, nullptr), 0);
-    CHECK_EQ(spattn_pattern_equal(nullptr, p), 0);
-}
-
-TEST(indices_out_of_range) {
-    const Pattern pattern = parse("causal");
-    const auto extent = good_extent();
-    const char* function = "spattn_pattern_keeps";
-    int32_t result = 77;
-    for (int64_t bad : {int64_t(-1), int64_t(10), huge, least}) {
-        const auto keeps = [&](int64_t batch, int64_t head, int64_t q, int64_t k) {
-            return spattn_pattern_keeps(pattern.get(), &extent, batch, head, q, k, &result);
-        };
-        demand("batch", function, keeps(bad, 0, 0, 0), SPATTN_E_RANGE, "batch");
-        demand("head", function, keeps(0, bad, 0, 0), SPATTN_E_RANGE, "head");
-        demand("q", function, keeps(0, 0, bad, 0), SPATTN_E_RANGE, "q");
-        demand("k", function, keeps(0, 0, 0, bad), SPATTN_E_RANGE, "k");
-        Results r;
-        demand("head", "spattn_pattern_to_image", spattn_pattern_to_image(pattern.get(), &extent, bad, &r.image.view),
-               SPATTN_E_RANGE, "head");
-        demand("head", "spattn_pattern_to_csr",
-               spattn_pattern_to_csr(pattern.get(), &extent, bad, &r.row_ptr.view, &r.col_idx.view, &r.nnz),
-               SPATTN_E_RANGE, "head");
-        CHECK(r.are_untouched());
-    }
-    CHECK_EQ(result, 77);
-}
-
-TEST(tensors) {
-    const Pattern pattern = parse("causal");
-    const auto extent = good_extent();
-    const spattn_pattern* p = pattern.get();
-    const auto fresh = [](std::vector<int64_t> shape, spattn_dtype dtype) {
-        return [=] { return std::make_unique<Tensor>(shape, dtype); };
-    };
-    demand_tensor_checks("spattn_pattern_to_mask", "out", false, fresh({1, 2, seq_q, seq_k}, u8),
-                         [&](auto t) { return spattn_pattern_to_mask(p, &extent, t); });
-    demand_tensor_checks("spattn_pattern_to_image", "coverage", true, fresh({3, 4}, f32),
-                         [&](auto t) { return spattn_pattern_to_image(p, &extent, 0, t); });
-    int64_t nnz = 77;
-    demand_tensor_checks("spattn_pattern_to_csr", "row_ptr", false, fresh({seq_q + 1}, i64),
-                         [&](auto t) { return spattn_pattern_to_csr(p, &extent, 0, t, nullptr, &nnz); });
-    demand_tensor_checks("spattn_pattern_to_csr", "col_idx", true, fresh({seq_q * seq_k}, i32),
-                         [&](auto t) { return spattn_pattern_to_csr(p, &extent, 0, nullptr, t, &nnz); });
 }
 
 TEST(pictures_of_impossible_size) {

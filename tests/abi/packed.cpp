@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "abi/abi.h"
-#include "abi/tensors.h"
 
 using namespace abi;
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Each argument of each function wrong in every way that its type or hostile.py knows: a typed error that names it, and
-no handle. The rows come from the header, so that a function, parameter or field that is not covered here fails."""
+"""Each argument of each function wrong in every way that its type or hostile.py knows: a typed error that names it, no
+handle, and memory that stays as it was. The rows come from the header, so that a function, parameter or field that is
+not covered here fails. What no type tells, misuse_*.cpp say."""
 import collections
 
 import capi
@@ -35,6 +36,7 @@ class World:
 
     def __init__(self, library):
         self.library, self.c = library, library.c
+        self.memory = []  # all that a call could write
         causal, lists = library.parse("causal"), library.parse("runtime_tokens(5)")
         parts = ffi.new("spattn_pattern*[]", [causal, keep(library.parse("sink(1)"))])
         options = capi.sized("spattn_context_options", device={"type": 1, "index": 0})
@@ -46,6 +48,8 @@ class World:
         room, count = ffi.new("char[]", 65536), ffi.new("size_t *")
         self.causal, self.plan = causal, plan
         text = (room, len(room), count)
+        keeps, nnz, align = ffi.new("int32_t *"), ffi.new("int64_t *"), ffi.new("size_t *")
+        self.memory += map(ffi.buffer, (room, keeps, nnz, align))  # but for count: a text's size is told all the same
         self.legal = {
             "last_error": (capi.sized("spattn_error"),),
             "context_create": (options,),
@@ -58,7 +62,7 @@ class World:
             "pattern_tree": (self.tensor([-1, 0, 1]),),
             "pattern_bigbird": (capi.sized("spattn_bigbird", block=4, window_blocks=3),),
             "pattern_csr": (numbers, self.tensor([0, 1, 1]), 2, 0),
-            "pattern_bsr": (numbers, self.tensor([0, 1, 1]), 4, 4, 8, 8, 0),
+            "pattern_bsr": (numbers, self.tensor([0, 1, 1]), 4, 4, 8, 8, 2),  # trusted
             "pattern_mask": (self.tensor(np.ones((2, 2, 6, 9), np.uint8)), 0),
             "pattern_predicate": (keep(ffi.callback("spattn_keep_fn", lambda *_: 1)), NULL, 2, 6, 9),
             "pattern_runtime_tokens": (4,), "pattern_runtime_blocks": (4, 4, 2),
@@ -71,13 +75,13 @@ class World:
             "pattern_hash": (causal, ffi.new("uint64_t *")),
             "pattern_load": (keep(ffi.from_buffer(saved)), len(saved)),
             "pattern_stats": (causal, extent, capi.sized("spattn_stats")),
-            "pattern_keeps": (causal, extent, 0, 1, 2, 3, ffi.new("int32_t *")),
+            "pattern_keeps": (causal, extent, 0, 1, 2, 3, keeps),
             "pattern_to_mask": (causal, extent, self.tensor(np.ones((1, 2, 6, 9), np.uint8))),
             "pattern_to_image": (causal, extent, 1, self.tensor(np.ones((3, 4), np.float32))),
             "pattern_to_csr": (causal, extent, 1, self.tensor(np.zeros(7, np.int64)),
-                               self.tensor(np.zeros(60, np.int32)), ffi.new("int64_t *")),
+                               self.tensor(np.zeros(60, np.int32)), nnz),
             "plan_create": (context, causal, self.problem(), NULL),
-            "plan_workspace": (plan, 0, count, ffi.new("size_t *")),
+            "plan_workspace": (plan, 0, count, align),
             "plan_stats": (plan, capi.sized("spattn_stats")), "plan_explain": (plan, *text),
             "plan_explain_all": (plan, *text),
             "forward": (plan, self.run_args(plan, "forward")), "backward": (plan, self.run_args(plan, "backward")),
@@ -89,10 +93,13 @@ class World:
         return capi.sized("spattn_problem", flags=1 | 4 | 64, batch=2, heads_q=4, heads_kv=2, seq_q=40, seq_k=40,
                           head_dim=16, head_dim_v=8, dtype={"code": 2, "bits": 32, "lanes": 1}, axes=1)
 
-    @staticmethod
-    def tensor(values):
+    def tensor(self, values):
         array = np.array(values, np.int64) if isinstance(values, list) else values
-        return keep(capi.tensor(keep(array)))
+        self.memory.append(array)
+        return keep(capi.tensor(array))
+
+    def content(self):
+        return [bytes(memory) for memory in self.memory]
 
     def run_args(self, plan, op):
         """All operands of a pass, those that may be left out too."""
@@ -129,8 +136,8 @@ def world(library):
 
 # ---- what can be wrong ----
 
-def spoilt_tensors(good):
-    """(what, tensor, status) for a tensor whose legal form is `good`."""
+def spoilt_tensors(good, is_fixed):
+    """(what, tensor, status) for a tensor whose legal form is `good`; is_fixed: its sizes follow from others."""
     def spoil(status, what, **fields):
         tensor = keep(ffi.new("spattn_tensor *", good[0]))
         for name, value in fields.items():
@@ -146,10 +153,11 @@ def spoilt_tensors(good):
     longer = keep(ffi.new("int64_t[]", [*good.shape[0:good.ndim], 1]))
     yield spoil("SPATTN_E_NULL", "data NULL", data=NULL)
     yield spoil("SPATTN_E_NULL", "shape NULL", shape=NULL)
-    for axes in (-1, 0, good.ndim + 1, (1 << 31) - 1):
+    for axes in {-1, 0, good.ndim - 1 if is_fixed else 0, good.ndim + 1, (1 << 31) - 1}:
         yield spoil("SPATTN_E_SHAPE", f"ndim {axes}", ndim=axes, shape=longer, strides=longer)
     for code, bits, lanes in ((250, good.dtype.bits, 1), (good.dtype.code, 0, 1), (good.dtype.code, 7, 1),
-                              (good.dtype.code, good.dtype.bits, 0), (good.dtype.code, good.dtype.bits, 2)):
+                              (good.dtype.code, good.dtype.bits, 0), (good.dtype.code, good.dtype.bits, 2),
+                              (2, 64, 1)):  # float64, of which nothing here is
         dtype = {"code": code, "bits": bits, "lanes": lanes}
         yield spoil("SPATTN_E_DTYPE", f"dtype {dtype}", dtype=dtype)
     for kind in (0, -1, 2, 99):
@@ -157,7 +165,8 @@ def spoilt_tensors(good):
     if good.dtype.bits > 8:
         yield spoil("SPATTN_E_LAYOUT", "misaligned", byte_offset=1)
     for i in range(good.ndim):
-        for size in (-1, hostile.HUGE, hostile.LEAST):
+        others = (0, good.shape[i] - 1, good.shape[i] + 1) if is_fixed else ()
+        for size in (-1, hostile.HUGE, hostile.LEAST, *others):
             yield spoil("SPATTN_E_SHAPE", f"axis {i} of {size}", **axis(i, size=size))
         for stride in (-1, hostile.HUGE, hostile.MOST, hostile.LEAST) if good.shape[i] > 1 else ():
             yield spoil("SPATTN_E_LAYOUT", f"axis {i} of stride {stride}", **axis(i, stride=stride))
@@ -178,7 +187,7 @@ def spoilt_field(world, struct, name, kind, good):
     if kind.kind == "pointer" and (struct, name) not in hostile.OPTIONAL | hostile.ANYTHING.keys():
         yield f"{name} NULL", NULL, "SPATTN_E_NULL", None
     if is_tensor(kind):
-        yield from ((f"{name} {what}", tensor, status, None) for what, tensor, status in spoilt_tensors(good))
+        yield from ((f"{name} {what}", tensor, status, None) for what, tensor, status in spoilt_tensors(good, True))
     yield from spoilt_values(hostile.FIELDS, struct, name)
 
 
@@ -226,7 +235,8 @@ def spoilt_argument(world, function, name, kind, good):
     if kind.kind in ("pointer", "function") and (function, name) not in hostile.OPTIONAL | hostile.ANYTHING.keys():
         yield f"{name} NULL", NULL, "SPATTN_E_NULL", None
     if is_tensor(kind):
-        yield from ((f"{name} {what}", tensor, status, None) for what, tensor, status in spoilt_tensors(good))
+        is_fixed = (function, name) in hostile.FIXED
+        yield from ((f"{name} {what}", tensor, status, None) for what, tensor, status in spoilt_tensors(good, is_fixed))
     elif is_sized(kind):
         yield from spoilt_structs(world, function, name, good)
     elif name == "parts":
@@ -251,7 +261,7 @@ def cases(world, function):
 # ---- the matrix ----
 
 def demand(world, function, case):
-    where = f"{function}: {case.what}"
+    where, before = f"{function}: {case.what}", world.content()
     status = getattr(world.c, function)(*case.arguments)
     assert ffi.string(world.c.spattn_status_name(status)).decode() == case.status, where
     error = capi.sized("spattn_error")
@@ -262,6 +272,7 @@ def demand(world, function, case):
     result = case.arguments[-1]
     if is_handle(ffi.typeof(getattr(world.c, function)).args[-1]) and result != NULL:
         assert result[0] == NULL, where
+    assert world.content() == before, where
 
 
 def is_handle(kind):
