@@ -56,16 +56,18 @@ inline void narrow(double x, Bf16& to) {
     std::memcpy(&bits, &value, sizeof bits);
     to.bits = std::isnan(x) ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-// The magnitudes of float16 rise with its bits, so the nearest is found by halving.
+// Steps of float16 are 2^-24 below 2^-14, and a 1024th of the power of two below it from there on. Rounded up, bits run
+// over into the next exponent, and from the last one into infinity.
 inline void narrow(double x, F16& to) {
-    uint16_t low = 0, high = 0x7c00;
-    while (high - low > 1) {
-        const uint16_t middle = uint16_t((low + high) / 2);
-        (widen(F16{middle}) <= std::abs(x) ? low : high) = middle;
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    const double size = std::abs(x);
+    if (!(size < 65536)) {
+        to.bits = uint16_t(sign | (std::isnan(x) ? 0x7e00 : 0x7c00));
+        return;
     }
-    const double above = high == 0x7c00 ? 65536 : widen(F16{high}), middle = (widen(F16{low}) + above) / 2;
-    const bool up = std::abs(x) > middle || (std::abs(x) == middle && low % 2);
-    to.bits = uint16_t((std::isnan(x) ? 0x7e00 : up ? high : low) | (std::signbit(x) ? 0x8000 : 0));
+    const int exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
+    const int steps = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
+    to.bits = uint16_t(sign | (((exponent + 14) << 10) + steps));
 }
 
 template <class T>
