@@ -53,96 +53,141 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds) {
     return lengths;
 }
 
-// Collects tasks in their natural order; finish() brings the queues into theirs.
+// Collects tasks in their natural order; finish() brings the queues into theirs. Tasks of heads that see the same are
+// collected once: queues say whose they are.
 class Scheduler {
 public:
-    explicit Scheduler(int64_t rows) {
-        schedule_.tasks.reserve(size_t(rows));
-        ends_.reserve(size_t(rows) + 1);
-        weights_.reserve(size_t(rows));
+    explicit Scheduler(size_t tasks) {
+        tasks_.reserve(tasks);
+        queues_.reserve(tasks);
     }
-    void add(Task task) {
-        schedule_.tasks.push_back(task);
-        weight_ += std::max(task.take, 1);  // a row without keys is still written
+    void begin_head(int32_t head) {
+        head_ = head;
+        cut_ = {queues_.size(), joins_.size(), num_parts_};
+    }
+    void add(int32_t row, int64_t skip, int64_t take) {
+        tasks_.emplace_back(head_, row, int32_t(skip), int32_t(take), whole_row);
+        weight_ += std::max<int64_t>(take, 1);  // a row without keys is still written
     }
     int64_t weight() const { return weight_; }
     void close_queue() {
-        if (ends_.back() == int32_t(schedule_.tasks.size())) return;
-        ends_.push_back(int32_t(schedule_.tasks.size()));
-        weights_.push_back(weight_);
-        weight_ = 0;
+        if (weight_ == 0) return;
+        const int32_t end = int32_t(tasks_.size());
+        queues_.emplace_back(weight_, begin_, end - begin_, head_, 0);
+        num_tasks_ += size_t(end - begin_);
+        longest_ = std::max(longest_, weight_);
+        weight_ = 0, begin_ = end;
     }
 
     // The last `parts` tasks are parts of one row.
     void join(size_t parts) {
-        Task* tasks = &schedule_.tasks[schedule_.tasks.size() - parts];
-        schedule_.joins.push_back({tasks->head, tasks->row, schedule_.num_parts, int32_t(parts)});
-        for (size_t i = 0; i < parts; ++i) tasks[i].part = schedule_.num_parts++;
+        Task* tasks = &tasks_[tasks_.size() - parts];
+        joins_.push_back({head_, tasks->row, num_parts_, int32_t(parts)});
+        for (size_t i = 0; i < parts; ++i) tasks[i].part = num_parts_++;
+    }
+
+    // One head more that sees what the last one sees.
+    void repeat_head(int32_t head) {
+        const Cut last = cut_;
+        begin_head(head);
+        const int32_t parts = num_parts_ - last.parts;
+        for (size_t i = last.queues; i < cut_.queues; ++i) {
+            Queue& queue = queues_.emplace_back(queues_[i]);
+            queue.head = head;
+            queue.parts += parts;
+            num_tasks_ += size_t(queue.tasks);
+        }
+        for (size_t i = last.joins; i < cut_.joins; ++i) {
+            Join& join = joins_.emplace_back(joins_[i]);
+            join.head = head;
+            join.first_part += parts;
+        }
+        num_parts_ += parts;
     }
 
     // Longest queue first; about equal ones as they came, so that a head's stay together.
     Schedule finish() {
         const std::vector<int32_t> order = sort_queues();
         Schedule out;
-        out.tasks.reserve(schedule_.tasks.size());
-        out.begin.reserve(order.size() + 1);
-        out.begin.push_back(0);
-        for (int32_t w : order) {
-            for (int32_t task = ends_[size_t(w)]; task < ends_[size_t(w) + 1]; ++task)
-                out.tasks.push_back(schedule_.tasks[size_t(task)]);
-            out.begin.push_back(int32_t(out.tasks.size()));
+        out.tasks.resize(num_tasks_);
+        out.begin.resize(queues_.size() + 1);
+        Task* end = out.tasks.data();
+        for (size_t w = 0; w < order.size(); ++w) {
+            const Queue& queue = queues_[size_t(order[w])];
+            const Task* task = &tasks_[size_t(queue.begin)];
+            for (int32_t i = 0; i < queue.tasks; ++i, ++task) {
+                const int32_t part = task->part == whole_row ? whole_row : task->part + queue.parts;
+                *end++ = {queue.head, task->row, task->skip, task->take, part};
+            }
+            out.begin[w + 1] = int32_t(end - out.tasks.data());
         }
-        out.joins = std::move(schedule_.joins);
-        out.num_parts = schedule_.num_parts;
+        out.joins = std::move(joins_);
+        out.num_parts = num_parts_;
         return out;
     }
 
 private:
+    struct Queue {
+        int64_t weight;  // blocks, and 1 for a task without
+        int32_t begin, tasks, head;
+        int32_t parts;   // what to add to the numbers of parts that its tasks have
+    };
+
     // Sorted to the block, a head's queues would be scattered over the call, and its keys leave the cache in between:
     // where queues are many, lengths count by their leading bit, and in full only among the last, which must end
     // together.
     std::vector<int32_t> sort_queues() const {
-        std::vector<int32_t> order(weights_.size());
+        std::vector<int32_t> order(queues_.size());
         std::iota(order.begin(), order.end(), 0);
         if (order.size() < many_queues) {
             sort_longest_first(order);
             return order;
         }
         constexpr int64_t widths = 64;
-        sort_by_place(order, widths, [&](int32_t w) { return widths - std::bit_width(uint64_t(weights_[size_t(w)])); });
+        sort_by_place(order, widths, [](int64_t weight) { return widths - std::bit_width(uint64_t(weight)); });
         sort_longest_first({order.end() - last_queues, order.end()});
         return order;
     }
 
     void sort_longest_first(std::span<int32_t> order) const {
-        int64_t longest = 0;
-        for (int32_t w : order) longest = std::max(longest, weights_[size_t(w)]);
-        if (longest <= most_places)
-            sort_by_place(order, longest, [&](int32_t w) { return longest - weights_[size_t(w)]; });
+        const auto weight_of = [&](int32_t w) { return queues_[size_t(w)].weight; };
+        if (longest_ <= most_places)
+            sort_by_place(order, longest_, [&](int64_t weight) { return longest_ - weight; });
         else
             std::stable_sort(order.begin(), order.end(),
-                             [&](int32_t a, int32_t b) { return weights_[size_t(a)] > weights_[size_t(b)]; });
+                             [&](int32_t a, int32_t b) { return weight_of(a) > weight_of(b); });
     }
 
     // Sorts by places in [0, last], and keeps what has the same place as it came.
-    template <class Place>
-    static void sort_by_place(std::span<int32_t> order, int64_t last, Place place) {
+    template <class PlaceOf>
+    void sort_by_place(std::span<int32_t> order, int64_t last, PlaceOf place_of) const {
         std::vector<int32_t> at(size_t(last) + 2);
         const std::vector<int32_t> unsorted(order.begin(), order.end());
-        for (int32_t w : unsorted) ++at[size_t(place(w)) + 1];
+        for (int32_t w : unsorted) ++at[size_t(place_of(queues_[size_t(w)].weight)) + 1];
         for (size_t p = 1; p < at.size(); ++p) at[p] += at[p - 1];
-        for (int32_t w : unsorted) order[size_t(at[size_t(place(w))]++)] = w;
+        for (int32_t w : unsorted) order[size_t(at[size_t(place_of(queues_[size_t(w)].weight))]++)] = w;
     }
 
-    Schedule schedule_;
-    std::vector<int32_t> ends_{0};  // of queues, in tasks
-    std::vector<int64_t> weights_;  // of queues: blocks, and 1 for a task without
-    int64_t weight_ = 0;
+    // Where a head begins.
+    struct Cut {
+        size_t queues, joins;
+        int32_t parts;
+    };
+
+    std::vector<Task> tasks_;
+    std::vector<Queue> queues_;
+    std::vector<Join> joins_;
+    size_t num_tasks_ = 0;  // of all heads
+    int32_t num_parts_ = 0, head_ = 0;
+    Cut cut_{};            // of the last head
+    int64_t longest_ = 0;  // of the weights
+    int64_t weight_ = 0;   // of the queue that is open; every task has some
+    int32_t begin_ = 0;    // its first task
 };
 
 // The row whose tasks come at place `at`: tiles of the residue classes in turns.
 int32_t row_in_turn(const AxisView& queries, int32_t at) {
-    if (at < queries.listed || queries.modulus == 1) return at;
+    if (at < queries.listed) return at;
     const int64_t turn = int64_t(queries.modulus) * tiles_in_turn, home = at - queries.listed;
     const int64_t first = home / turn * tiles_in_turn, tiles = std::min(tiles_in_turn, queries.residue_tiles - first);
     return int32_t(queries.listed + home % turn / tiles * queries.residue_tiles + first + home % turn % tiles);
@@ -162,6 +207,13 @@ public:
     int32_t heads() const { return heads_; }
     int32_t rows() const { return lists_.rows; }
 
+    // Whether a head sees what the head before it sees.
+    bool repeats(int32_t head) const {
+        if (head == 0) return false;
+        const int32_t* kinds = layout_.kind_of_head + head * members_;
+        return std::equal(kinds, kinds + members_, kinds - members_);
+    }
+
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
         std::fill(of_row_.begin(), of_row_.end(), 0);
@@ -173,8 +225,9 @@ public:
     }
 
     int64_t total() const {
-        std::vector<int64_t> of_kind(size_t(layout_.head_kinds));
-        for (size_t i = 0; i < lengths_.size(); ++i) of_kind[i / size_t(rows())] += lengths_[i];
+        std::vector<int64_t> of_kind;
+        for (auto row = lengths_.begin(); row != lengths_.end(); row += rows())
+            of_kind.push_back(std::accumulate(row, row + rows(), int64_t(0)));
         int64_t sum = 0;
         for (int32_t head = 0; head < heads_ * members_; ++head) sum += of_kind[size_t(layout_.kind_of_head[head])];
         return sum;
@@ -188,38 +241,46 @@ private:
     std::vector<int64_t> of_row_;
 };
 
-Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
-    const int64_t total = work.total();
-    const int64_t longest = std::max(policy.longest_task, total / workers);
-    const int64_t most_single = axis.modulus > 1 ? policy.most_single_residue : policy.most_single;
-    const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
-    Scheduler scheduler(int64_t(work.heads()) * work.rows());
+// `cut` collects the tasks of one head, whose rows have so many blocks.
+template <class Cut>
+Schedule schedule_heads(Work& work, Cut cut) {
+    Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()));
     for (int32_t head = 0; head < work.heads(); ++head) {
-        const std::vector<int64_t>& lengths = work.of(head);
-        for (int32_t at = 0; at < work.rows(); ++at) {
-            const int32_t row = row_in_turn(axis, at);
-            const int64_t blocks = lengths[size_t(row)];
-            if (blocks >= target) scheduler.close_queue();
-            if (blocks <= longest) {
-                scheduler.add({head, row, 0, int32_t(blocks), whole_row});
-                if (scheduler.weight() >= target) scheduler.close_queue();
-                continue;
-            }
-            const int64_t parts = divide_up(blocks, longest);
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
-                scheduler.add({head, row, int32_t(skip), int32_t(end - skip), whole_row});
-                if (scheduler.weight() >= target) scheduler.close_queue();
-            }
-            scheduler.join(size_t(parts));
+        if (work.repeats(head)) {
+            scheduler.repeat_head(head);
+            continue;
         }
+        scheduler.begin_head(head);
+        cut(work.of(head), scheduler);
         scheduler.close_queue();
     }
     return scheduler.finish();
 }
 
+Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
+    const int64_t total = work.total();
+    const int64_t longest = std::max(policy.longest_task, total / workers);
+    const bool in_turns = axis.modulus > 1;
+    const int64_t most_single = in_turns ? policy.most_single_residue : policy.most_single;
+    const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
+    return schedule_heads(work, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+        for (int32_t at = 0; at < work.rows(); ++at) {
+            const int32_t row = in_turns ? row_in_turn(axis, at) : at;
+            const int64_t blocks = lengths[size_t(row)];
+            if (blocks >= target) scheduler.close_queue();
+            const int64_t parts = blocks > longest ? divide_up(blocks, longest) : 1;
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
+                scheduler.add(row, skip, end - skip);
+                if (scheduler.weight() >= target) scheduler.close_queue();
+            }
+            if (parts > 1) scheduler.join(size_t(parts));
+        }
+    });
+}
+
 // One head: its rows, one after the other, in queues of equal work.
-void share_rows(const std::vector<int64_t>& lengths, int32_t head, int64_t queues, Scheduler& scheduler) {
+void share_rows(const std::vector<int64_t>& lengths, int64_t queues, Scheduler& scheduler) {
     int64_t total = 0, done = 0, queue = 0;
     for (int64_t length : lengths) total += length;
     for (size_t row = 0; row < lengths.size(); ++row) {
@@ -233,21 +294,20 @@ void share_rows(const std::vector<int64_t>& lengths, int32_t head, int64_t queue
                     ++queue;
                 }
             const int64_t take = std::min(lengths[row] - skip, total * (queue + 1) / queues - done);
-            scheduler.add({head, int32_t(row), int32_t(skip), int32_t(take), whole_row});
+            scheduler.add(int32_t(row), skip, take);
             skip += take;
             done += take;
             ++parts;
         } while (skip < lengths[row]);
         if (parts > 1) scheduler.join(parts);
     }
-    scheduler.close_queue();
 }
 
 Schedule schedule_shares(Work& work, int64_t workers) {
     const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads()), 1, work.rows());
-    Scheduler scheduler(int64_t(work.heads()) * work.rows());
-    for (int32_t head = 0; head < work.heads(); ++head) share_rows(work.of(head), head, queues, scheduler);
-    return scheduler.finish();
+    return schedule_heads(work, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+        share_rows(lengths, queues, scheduler);
+    });
 }
 
 }  // namespace
