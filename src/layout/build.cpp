@@ -60,7 +60,7 @@ private:
         entries_.clear();
         bits_.clear();
         walk(plane, row);
-        resolve();
+        if (bits_.size() > 0) resolve();
         for (const Entry& entry : entries_) {
             const int32_t mask = entry.slot < 0 ? entry.mask : slot_masks_[entry.slot];
             if (mask != absent_block) slices_.add({entry.first, entry.count, mask});

@@ -6,12 +6,15 @@
 namespace spattn {
 namespace {
 
-// Finds each list that is not empty once. Equal lists share a slice, so where a slice begins tells it apart.
-std::vector<Slice> find_distinct(const Slice* slices, int32_t rows, size_t runs) {
+// Finds each list that is not empty once; nothing where they are more than half as many as rows. Equal lists share a
+// slice, so where a slice begins tells it apart.
+std::optional<std::vector<Slice>> find_distinct(const Slice* slices, int32_t rows, size_t runs) {
     std::vector<bool> is_known(runs);
     std::vector<Slice> distinct;
+    distinct.reserve(size_t(rows) / 2);
     for (int32_t row = 0; row < rows; ++row) {
         if (slices[row].begin == slices[row].end || is_known[slices[row].begin]) continue;
+        if (2 * (distinct.size() + 1) > size_t(rows)) return {};
         is_known[slices[row].begin] = true;
         distinct.push_back(slices[row]);
     }
@@ -64,26 +67,24 @@ std::vector<int32_t> number_kinds(const std::vector<Signature>& signatures, std:
 
 }  // namespace
 
-bool has_few_lists(const Slice* slices, int32_t rows, size_t runs) {
-    return 2 * find_distinct(slices, rows, runs).size() <= size_t(rows);
-}
-
-ColumnKinds find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs, int32_t columns) {
-    const std::vector<Slice> distinct = find_distinct(slices, rows, runs.size());
+std::optional<ColumnKinds> find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs,
+                                             int32_t columns) {
+    const std::optional<std::vector<Slice>> distinct = find_distinct(slices, rows, runs.size());
+    if (!distinct) return {};
     ColumnKinds result;
-    const std::vector<int32_t> before = number_kinds(sign_columns(distinct, runs, columns), result.kind_of);
+    const std::vector<int32_t> before = number_kinds(sign_columns(*distinct, runs, columns), result.kind_of);
     result.kinds = before.back();
 
+    result.lists.rows = rows;
     SliceTable table(result.lists);
     std::vector<Slice> narrow(runs.size());  // of the slice that begins at a run
-    for (Slice slice : distinct) {
+    for (Slice slice : *distinct) {
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const int32_t first = before[runs[r].first], end = before[runs[r].first + runs[r].count];
             if (first < end) table.add({first, end - first, runs[r].mask});
         }
         narrow[slice.begin] = table.finish();
     }
-    result.lists.rows = rows;
     for (int32_t row = 0; row < rows; ++row)
         result.lists.slices.push_back(slices[row].begin == slices[row].end ? Slice{0, 0} : narrow[slices[row].begin]);
     return result;

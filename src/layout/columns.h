@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "layout/layout.h"
@@ -17,9 +18,8 @@ struct ColumnKinds {
     int32_t kinds = 0;
 };
 
-// Whether the lists of these rows are so few that find_column_kinds() pays.
-bool has_few_lists(const Slice* slices, int32_t rows, size_t runs);
-
-ColumnKinds find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs, int32_t columns);
+// Nothing where these rows have so many lists that looking at every column costs less.
+std::optional<ColumnKinds> find_column_kinds(const Slice* slices, int32_t rows, const std::vector<Run>& runs,
+                                             int32_t columns);
 
 }  // namespace spattn

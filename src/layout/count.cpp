@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/math.h"
 #include "layout/layout.h"
 #include "layout/tables.h"
 
@@ -38,9 +39,9 @@ public:
     }
 
     // Counts a row of blocks in which `rows` queries have a token: at least one, and all but where it sticks out.
-    // Slices are shared, so most counts are known.
-    RowCounts count(Slice slice, int32_t rows) {
-        if (rows < layout_.block_q) return measure(slice, rows);
+    // Slices are shared, so most counts are known. Valid until the next.
+    const RowCounts& count(Slice slice, int32_t rows) {
+        if (rows < layout_.block_q) return measured_.emplace_back(measure(slice, rows));
         const bool is_empty = slice.begin == slice.end;
         int32_t& id = known_[is_empty ? layout_.by_query.runs.size() : size_t(slice.begin)];
         if (id == unknown) {
@@ -84,7 +85,10 @@ private:
             const Run& run = layout_.by_query.runs[i];
             (run.mask == full_block ? counts.full : counts.partial) += run.count;
             if (run.mask == full_block) continue;
-            if (times_[run.mask] == 0) key_.insert(key_.end(), {run.mask, 0});
+            if (times_[run.mask] == 0) {
+                key_.push_back(run.mask);
+                key_.push_back(0);
+            }
             times_[run.mask] += run.count;
         }
         for (size_t i = 0; i < key_.size(); i += 2) key_[i + 1] = std::exchange(times_[key_[i]], 0);
@@ -138,12 +142,20 @@ void add_rows(Counts& total, const RowCounts& row, int64_t heads) {
 
 // For layouts in which every query stands in one tile: what it keeps there is all that it keeps.
 void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
-    const AxisView queries = view(layout).queries;
-    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
-        const int32_t tokens = tile_at(queries, layout.block_q, layout.extent.seq_q, tile).count;
-        const RowCounts row = tokens ? counter.count(slices[tile], tokens) : RowCounts();
-        add_blocks(total, row, layout.by_key.rows, heads);
-        if (tokens) add_rows(total, row, heads);
+    const Axis& queries = layout.queries;
+    for (int32_t tile = 0, residue = 0; tile < layout.by_query.rows; ++residue) {
+        const int64_t seq = std::max<int64_t>(layout.extent.seq_q - residue, 0);
+        for (int64_t left = ceil_div(seq, queries.modulus), at = 0; at < queries.residue_tiles; ++at, ++tile) {
+            const int32_t tokens = int32_t(std::min<int64_t>(layout.block_q, left));
+            left -= tokens;
+            if (tokens == 0) {
+                add_blocks(total, {}, layout.by_key.rows, heads);
+                continue;
+            }
+            const RowCounts& row = counter.count(slices[tile], tokens);
+            add_blocks(total, row, layout.by_key.rows, heads);
+            add_rows(total, row, heads);
+        }
     }
 }
 

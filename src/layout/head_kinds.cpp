@@ -9,6 +9,7 @@ std::vector<Plane> find_head_kinds(const Pattern& pattern, Layout& layout) {
     KeyMemo<int32_t> known;
     std::vector<Plane> planes;
     Key key;
+    layout.kind_of_head.reserve(size_t(layout.extent.batch * layout.extent.heads));
     for (int64_t batch = 0; batch < layout.extent.batch; ++batch) {
         for (int64_t head = 0; head < layout.extent.heads; ++head) {
             const Plane plane{layout.extent, batch, head};

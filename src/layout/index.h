@@ -78,13 +78,26 @@ private:
 template <class Value>
 class KeyMemo {
 public:
-    // The id of `key`; values[id] is `initial` where the key was not there before.
+    // The id of `key`; values[id] is `initial` where the key was not there before. Neighbours mostly ask for the same.
     int32_t at(const std::vector<int64_t>& key, Value initial) {
+        if (last_ == HashIndex::missing || !is_same(last_, key)) last_ = find(key, initial);
+        return last_;
+    }
+
+    std::vector<Value> values;
+
+private:
+    bool is_same(int32_t id, const std::vector<int64_t>& key) const {
+        const size_t begin = size_t(begin_[id]);
+        if (size_t(begin_[id + 1]) - begin != key.size()) return false;
+        for (size_t i = 0; i < key.size(); ++i)  // keys are short: a call of memcmp would take longer
+            if (words_[begin + i] != key[i]) return false;
+        return true;
+    }
+
+    int32_t find(const std::vector<int64_t>& key, Value initial) {
         const uint64_t hash = hash_words(reinterpret_cast<const uint64_t*>(key.data()), key.size());
-        const int32_t found = index_.find(hash, [&](int32_t id) {
-            return size_t(begin_[id + 1] - begin_[id]) == key.size() &&
-                   std::equal(key.begin(), key.end(), words_.begin() + begin_[id]);
-        });
+        const int32_t found = index_.find(hash, [&](int32_t id) { return is_same(id, key); });
         if (found != HashIndex::missing) return found;
         const int32_t id = int32_t(values.size());
         words_.insert(words_.end(), key.begin(), key.end());
@@ -94,12 +107,10 @@ public:
         return id;
     }
 
-    std::vector<Value> values;
-
-private:
     HashIndex index_;
     std::vector<int64_t> words_;
     std::vector<int64_t> begin_{0};
+    int32_t last_ = HashIndex::missing;
 };
 
 }  // namespace spattn

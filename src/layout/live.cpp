@@ -15,7 +15,8 @@ namespace {
 class LiveBuilder {
 public:
     LiveBuilder(int32_t block, const std::vector<uint64_t>& summaries, Live& live)
-        : block_(block), summaries_(summaries), live_(live), set_(words_for(block)) {
+        : last_word_(~uint64_t(0) >> (64 * words_for(block) - block)), summaries_(summaries), live_(live),
+          set_(words_for(block)) {
         live.words = words_for(block);
     }
 
@@ -34,11 +35,12 @@ private:
     static constexpr int32_t unknown = -2;
 
     int32_t find(const Lists& lists, Slice slice) {
+        for (int32_t i = slice.begin; i < slice.end; ++i)
+            if (lists.runs[i].mask == full_block) return all_live;
         std::fill(set_.begin(), set_.end(), 0);
         for (int32_t i = slice.begin; i < slice.end; ++i) {
-            const int32_t mask = lists.runs[i].mask;
-            if (mask == full_block) return all_live;
-            for (size_t w = 0; w < set_.size(); ++w) set_[w] |= summaries_[size_t(mask) * set_.size() + w];
+            const uint64_t* of_mask = &summaries_[size_t(lists.runs[i].mask) * set_.size()];
+            for (size_t w = 0; w < set_.size(); ++w) set_[w] |= of_mask[w];
             if (is_all()) return all_live;
         }
         return intern();
@@ -47,7 +49,7 @@ private:
     bool is_all() const {
         for (size_t w = 0; w + 1 < set_.size(); ++w)
             if (~set_[w]) return false;
-        return set_.back() == ~uint64_t(0) >> (64 * set_.size() - size_t(block_));
+        return set_.back() == last_word_;
     }
 
     int32_t intern() {
@@ -62,7 +64,7 @@ private:
         return id;
     }
 
-    int32_t block_;
+    const uint64_t last_word_;  // of a set that has every token
     const std::vector<uint64_t>& summaries_;  // [masks * words]
     Live& live_;
     std::vector<uint64_t> set_;

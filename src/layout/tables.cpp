@@ -13,9 +13,10 @@ namespace {
 // moves is paid page by page.
 template <class T>
 void reserve_ahead(std::vector<T>& table, size_t more, size_t large) {
-    constexpr size_t small = 1024, jump = 16;
-    if (table.capacity() >= small && table.size() + more > table.capacity())
-        table.reserve(std::max(2 * table.capacity(), std::min(jump * table.capacity(), large)));
+    constexpr size_t least = 64, small = 1024, jump = 16;
+    const size_t known = table.capacity();
+    if (table.size() + more <= known) return;
+    table.reserve(std::max({table.size() + more, least, 2 * known, known < small ? 0 : std::min(jump * known, large)}));
 }
 
 // The multiplications of one run do not wait for those of the run before.
@@ -70,15 +71,9 @@ int32_t MaskTable::intern(const uint64_t* bits) {
     return id;
 }
 
-void SliceTable::add(Run run) {
-    std::vector<Run>& runs = lists_.runs;
-    if (runs.size() > begin_ && runs.back().mask == run.mask && runs.back().first + runs.back().count == run.first) {
-        runs.back().count += run.count;
-        return;
-    }
+void SliceTable::grow() {
     constexpr size_t large = 512 * 1024;  // runs
-    reserve_ahead(runs, 1, large);
-    runs.push_back(run);
+    reserve_ahead(lists_.runs, 1, large);
 }
 
 Slice SliceTable::finish() {

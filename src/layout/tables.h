@@ -50,11 +50,24 @@ private:
 // returns its slice.
 class SliceTable {
 public:
-    explicit SliceTable(Lists& lists) : lists_(lists) {}
-    void add(Run run);
+    explicit SliceTable(Lists& lists) : lists_(lists) { known_.reserve(size_t(lists.rows)); }
+    void add(Run run) {
+        std::vector<Run>& runs = lists_.runs;
+        if (runs.size() > begin_) {
+            Run& last = runs.back();
+            if (last.mask == run.mask && last.first + last.count == run.first) {
+                last.count += run.count;
+                return;
+            }
+        }
+        if (runs.size() == runs.capacity()) grow();
+        runs.push_back(run);
+    }
     Slice finish();
 
 private:
+    void grow();
+
     Lists& lists_;
     HashIndex index_;
     std::vector<Slice> known_;

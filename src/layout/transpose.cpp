@@ -26,13 +26,14 @@ public:
     Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(columns) { begin(0, 0); }
 
     int32_t since(int32_t start) const { return since_[start]; }
+    bool begins(int32_t column) const { return starts_[column >> 6] >> (column & 63) & 1; }
     void begin(int32_t column, int32_t row) {
         starts_[column >> 6] |= uint64_t(1) << (column & 63);
         since_[column] = row;
     }
     // Makes `column` a start without changing what it says.
     void split(int32_t column) {
-        if (column < columns_) begin(column, since_[start_of(column)]);
+        if (column < columns_ && !begins(column)) begin(column, since_[start_of(column)]);
     }
     // The first start after `column`, or `end`.
     int32_t next(int32_t column, int32_t end) const {
@@ -88,8 +89,8 @@ struct Pieces {
 // Emits the rectangles that end at `row`, where the list changes from `before` to `after`.
 void close_changes(Pieces before, Pieces after, int32_t row, Segments& segments, std::vector<Rectangle>& out) {
     for (int32_t column = 0; column < before.columns;) {
-        while (before.end <= column) before.advance();
-        while (after.end <= column) after.advance();
+        if (before.end == column) before.advance();
+        if (after.end == column) after.advance();
         const int32_t end = std::min(before.end, after.end);
         if (before.mask != after.mask) {
             segments.split(column);
@@ -134,26 +135,30 @@ std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, 
 
 // Makes a slice for each column. `active` holds the rectangles that cross it, in the order of their rows.
 std::vector<Slice> sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table) {
-    std::vector<Slice> out;
-    out.reserve(columns);
-    std::vector<bool> is_end(size_t(columns) + 1);
-    for (const Rectangle& r : rectangles) is_end[r.column_end] = true;
-    const auto by_row = [](const Rectangle& a, const Rectangle& b) { return a.row < b.row; };
-    std::vector<Rectangle> active, merged;
-    Slice slice{0, 0};
+    std::vector<Slice> out(columns);
+    std::vector<Rectangle> active, before;
     auto next = rectangles.begin();
-    for (int32_t column = 0; column < columns; ++column) {
-        auto first = next;
-        while (next != rectangles.end() && next->column == column) ++next;
-        if (is_end[column] || first != next) {
-            std::erase_if(active, [&](const Rectangle& r) { return r.column_end == column; });
-            merged.resize(active.size() + size_t(next - first));
-            std::merge(active.begin(), active.end(), first, next, merged.begin(), by_row);
-            active.swap(merged);
-            for (const Rectangle& r : active) table.add({r.row, r.row_end - r.row, r.mask});
-            slice = table.finish();
+    for (int32_t column = 0, end = 0; column < columns; ++column) {
+        const bool begins = next != rectangles.end() && next->column == column;
+        if (column < end && !begins) {
+            out[column] = out[column - 1];
+            continue;
         }
-        out.push_back(slice);
+        end = columns;  // of the first that ends
+        const auto cross = [&](const Rectangle& r) {
+            active.push_back(r);
+            end = std::min(end, r.column_end);
+            table.add({r.row, r.row_end - r.row, r.mask});
+        };
+        active.swap(before);
+        active.clear();
+        for (const Rectangle& r : before) {
+            if (r.column_end == column) continue;
+            for (; next != rectangles.end() && next->column == column && next->row < r.row; ++next) cross(*next);
+            cross(r);
+        }
+        for (; next != rectangles.end() && next->column == column; ++next) cross(*next);
+        out[column] = table.finish();
     }
     return out;
 }
@@ -171,10 +176,9 @@ Lists transpose_lists(const Lists& lists, int32_t head_kinds, int32_t other_rows
     };
     for (int32_t c = 0; c < head_kinds; ++c) {
         const Slice* slices = lists.slices.data() + size_t(c) * lists.rows;
-        if (has_few_lists(slices, lists.rows, lists.runs.size())) {
-            const ColumnKinds columns = find_column_kinds(slices, lists.rows, lists.runs, other_rows);
-            const std::vector<Slice> of_kind = sweep(columns.lists.slices.data(), columns.lists.runs, columns.kinds);
-            for (int32_t kind : columns.kind_of) out.slices.push_back(of_kind[kind]);
+        if (const auto columns = find_column_kinds(slices, lists.rows, lists.runs, other_rows)) {
+            const std::vector<Slice> of_kind = sweep(columns->lists.slices.data(), columns->lists.runs, columns->kinds);
+            for (int32_t kind : columns->kind_of) out.slices.push_back(of_kind[kind]);
         } else {
             const std::vector<Slice> of_column = sweep(slices, lists.runs, other_rows);
             out.slices.insert(out.slices.end(), of_column.begin(), of_column.end());

@@ -37,15 +37,15 @@ Coverage BandPattern::classify(const Plane& plane, const Block& block, Key& key,
     if (first > high) return {Coverage::empty, forever};
     if (first > farthest) return {Coverage::empty, blocks_until(first, offset, block.keys)};
     const int64_t last = step == 1 ? to : to - floor_mod(to, step);
-    const int64_t inside = high == forever ? forever : (high - farthest) / block.keys + 1;
+    const auto inside = [&] { return high == forever ? forever : (high - farthest) / block.keys + 1; };
     if (first == nearest && last == farthest && (step == 1 || nearest == farthest)) {
-        return {Coverage::full, step == 1 ? inside : 1};
+        return {Coverage::full, step == 1 ? inside() : 1};
     }
     key.push_back(first - offset);
     key.push_back(last - offset);
     // Away from the band's ends, a block whose width is a multiple of the step meets the same diagonals as the next.
     const bool is_periodic = step > 1 && block.keys % step == 0 && low <= nearest && farthest <= high;
-    return {Coverage::partial, is_periodic ? inside : 1};
+    return {Coverage::partial, is_periodic ? inside() : 1};
 }
 
 bool BandPattern::row_key(const Plane& plane, int64_t row, int64_t, Key& key) const {
