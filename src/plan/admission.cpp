@@ -19,7 +19,8 @@ const char* name_of_device(int32_t device) { return device == SPATTN_CPU ? "cpu"
 std::vector<std::string> read_forced(const std::vector<Kernel>& kernels) {
     std::vector<std::string> forced;
     const char* given = std::getenv(force_variable);
-    std::istringstream names(given ? given : "");
+    if (!given) return forced;  // before a stream is made, which asks for the host's locale
+    std::istringstream names(given);
     for (std::string name; std::getline(names, name, ',');) {
         name.erase(0, name.find_first_not_of(' '));
         name.erase(name.find_last_not_of(' ') + 1);

@@ -51,8 +51,7 @@ void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates)
     if (refused.empty() && kernel.orders && lowering_.has_packed())
         candidates.push_back({&kernel, Order::packed, ""});
     const bool could_serve = refused.empty();
-    candidates.push_back({&kernel, Order::plain, std::move(refused)});
-    candidates.back().could_serve = could_serve;
+    candidates.emplace_back(&kernel, Order::plain, std::move(refused)).could_serve = could_serve;
 }
 
 // Large blocks first: their lists are the shorter ones, and what they cost may settle the matter for small ones.
@@ -131,25 +130,25 @@ std::string Chooser::refuse_lists(const Kernel& kernel, const LayoutStats& stats
 // where it may.
 std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark) {
     const Kernel& kernel = *candidate.kernel;
-    const std::string beaten = text("could not beat ", mark.name, " ");
+    const auto beaten = [&](const char* with) { return text("could not beat ", mark.name, " ", with); };
     if (kernel.block_q == 0) {
         double pairs = 0;
         for (size_t i = 0; rival && i < rival->summaries.size(); ++i) pairs += rival->summaries[i].counts.pairs;
         const LayoutStats least = make_gather_stats(problem_, pairs, true);
-        return rival && loses(kernel, least, mark.us) ? beaten + "with its lists" : "";
+        return rival && loses(kernel, least, mark.us) ? beaten("with its lists") : "";
     }
     for (const Summary& p : rival ? rival->summaries : std::vector<Summary>{summary()}) {
         const int32_t modulus = candidate.order == Order::plain     ? p.modulus
                                 : candidate.order == Order::residue ? p.modulus / lowering_.modulus()
                                                                     : 1;
         if (loses(kernel, make_least_stats(problem_, p.counts, kernel, std::max(modulus, 1)), mark.us))
-            return beaten + "even without waste";
+            return beaten("even without waste");
     }
     const Lowered* packed = candidate.order == Order::plain ? lowering_.packed(form(kernel, candidate.order)) : nullptr;
     if (packed && loses(kernel, measured_.at(make_least_plain_stats, *packed, kernel), clearly_less * mark.us))
-        return beaten + "with the blocks that hot tokens lie in";
+        return beaten("with the blocks that hot tokens lie in");
     const Lowered* coarse = lowering_.coarser(form(kernel, candidate.order));
-    return coarse && loses_finer(*coarse, kernel, mark.us) ? beaten + "with the blocks it would visit" : "";
+    return coarse && loses_finer(*coarse, kernel, mark.us) ? beaten("with the blocks it would visit") : "";
 }
 
 // What it would visit must promise clearly less, for lists take time and memory; with what more rows cost, still less.

@@ -21,7 +21,7 @@ struct Summary {
 // The cost to beat, and whose it is.
 struct Mark {
     double us;
-    std::string name;
+    const char* name;
 };
 
 // Plans that work on a pattern piece after piece: what a plan for the whole has to beat.

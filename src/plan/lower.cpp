@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/text.h"
-#include "layout/head_kinds.h"
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
@@ -49,7 +48,6 @@ bool Lowering::outline(const Form& form) {
     pattern_.check(extent_);
     auto layout = std::make_shared<Layout>();
     layout->extent = extent_;
-    find_head_kinds(pattern_, *layout);
     auto outline = build_outline(pattern_, *layout);
     if (!outline) return false;
     const Counts counts = outline->counts;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/math.h"
+#include "layout/head_kinds.h"
 #include "layout/orders/hot_axis.h"
 #include "plan/mask_part.h"
 
@@ -248,9 +249,10 @@ private:
 
 }  // namespace
 
-std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout) {
+std::shared_ptr<const Outline> build_outline(const Pattern& pattern, Layout& layout) {
     const Extent& extent = layout.extent;
     if (has_closed_form(pattern, {extent})) return nullptr;
+    find_head_kinds(pattern, layout);
     const double kept = most_kept * double(extent.seq_q) * double(extent.seq_k) * layout.head_kinds;
     const double most = std::min(kept, most_list_bytes / sizeof(int32_t));
     const std::optional<double> expected = expect_pairs(pattern, {extent});

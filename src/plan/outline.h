@@ -29,7 +29,7 @@ struct Outline {
 };
 
 // Null where the pattern has closed forms, where its pairs are so dense that blocks are likely to cost less than lists,
-// and where they are more than a plan may list. `layout` need have its extent and its kinds of heads only.
-std::shared_ptr<const Outline> build_outline(const Pattern& pattern, const Layout& layout);
+// and where they are more than a plan may list. `layout` has its extent only, and gets its kinds of heads.
+std::shared_ptr<const Outline> build_outline(const Pattern& pattern, Layout& layout);
 
 }  // namespace spattn

@@ -92,6 +92,7 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
 }
 
 bool groups_share(const Problem& p, const Layout& layout) {
+    if (layout.head_kinds <= 1) return true;
     for (size_t head = 0; head < layout.kind_of_head.size(); ++head)
         if (layout.kind_of_head[head] != layout.kind_of_head[head - head % size_t(p.group())]) return false;
     return true;

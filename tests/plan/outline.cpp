@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Does an outline say what the layout would have come to? Is a layout made once one is asked for?
-#include "layout/head_kinds.h"
 #include "layout/dense.h"
 #include "layout/orders/listed.h"
 #include "layout/random_patterns.h"
@@ -55,7 +54,6 @@ TEST(outlines_are_exact) {
         check::context = "seed " + std::to_string(seed) + ": " + pattern->print();
         Layout planes;
         planes.extent = extent;
-        find_head_kinds(*pattern, planes);
         const auto outline = build_outline(*pattern, planes);
         ++(outline ? outlined : refused);
         if (!outline) continue;
@@ -81,7 +79,6 @@ TEST(nothing_is_outlined_with_closed_forms) {
         Layout planes;
         planes.extent = {1, 1, 1000, 1000, 0};
         const PatternRef pattern = parse_pattern(text);
-        find_head_kinds(*pattern, planes);
         CHECK(build_outline(*pattern, planes) == nullptr);
     }
 }
