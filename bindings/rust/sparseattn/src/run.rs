@@ -437,3 +437,52 @@ scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_count
 workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
+
+// Nothing here calls the library, so that Miri can run it.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::ManuallyDrop;
+
+    #[test]
+    fn scratch_is_as_large_and_aligned_as_asked() {
+        let mut scratch = Workspace::allocate(100, 64).unwrap();
+        let c = scratch.view().view().c();
+        assert_eq!(c.data as usize % 64, 0);
+        // SAFETY: the memory lives, and nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(c.data.cast::<u8>(), 100).fill(1) };
+        assert_eq!(Workspace::allocate(usize::MAX, 64).err().unwrap().kind(), ErrorKind::HostMemory);
+        assert_eq!(Workspace::allocate(8, 3).err().unwrap().kind(), ErrorKind::HostMemory);
+    }
+
+    /// Writes when it is waited for, as a device does that is late.
+    struct Late(Cell<*mut f32>);
+
+    // SAFETY: it is no CUDA stream, and no pass reaches the library.
+    unsafe impl Stream for Late {
+        fn raw(&self) -> *mut c_void {
+            std::ptr::null_mut()
+        }
+        fn wait(&self) -> std::result::Result<(), String> {
+            // SAFETY: what a scope borrows outlives it.
+            unsafe { self.0.get().write(3.0) };
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_scope_borrows_lives_until_the_device_is_done() {
+        let plan = ManuallyDrop::new(Plan::own(std::ptr::null_mut())); // released, it would call the library
+        let stream = Late(Cell::new(std::ptr::null_mut()));
+        let mut out = vec![0f32; 4];
+        let q = vec![1f32; 4];
+        let q = View::new(&q, &[1, 4, 1, 1]).unwrap();
+        let out_view = ViewMut::new(&mut out, &[1, 4, 1, 1]).unwrap();
+        let done = plan.scope(&stream, |scope| {
+            let pass = scope.forward(q, q, q, out_view);
+            stream.0.set(pass.pass.out.view().c().data.cast());
+            Ok(7)
+        });
+        assert_eq!((done.unwrap(), out[0]), (7, 3.0));
+    }
+}

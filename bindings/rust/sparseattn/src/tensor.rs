@@ -65,6 +65,85 @@ macro_rules! elements {
 }
 elements! { f32: F32, f64: F64, i32: I32, i64: I64, u8: U8, bool: BOOL, }
 
+/// Memory of one's own kind as operands: a GPU's buffer, another library's array. [`View::of`] makes views of it.
+///
+/// ```
+/// # use sparseattn::{Device, Dtype, Memory, MemoryMut, View, ViewMut};
+/// # use std::ffi::c_void;
+/// struct Buffer(Box<[f32]>); // of another library
+///
+/// // SAFETY: the box is valid for all of its elements, and stays where it is.
+/// unsafe impl Memory for Buffer {
+///     fn as_ptr(&self) -> *const c_void {
+///         self.0.as_ptr().cast()
+///     }
+///     fn elements(&self) -> usize {
+///         self.0.len()
+///     }
+///     fn dtype(&self) -> Dtype {
+///         Dtype::F32
+///     }
+///     fn device(&self) -> Device {
+///         Device::Cpu
+///     }
+/// }
+/// // SAFETY: nobody else writes to a box that is borrowed exclusively.
+/// unsafe impl MemoryMut for Buffer {
+///     fn as_mut_ptr(&mut self) -> *mut c_void {
+///         self.0.as_mut_ptr().cast()
+///     }
+/// }
+///
+/// let mut buffer = Buffer(vec![0.0; 24].into());
+/// assert!(View::of(&buffer, &[2, 3, 4]).is_ok());
+/// assert!(ViewMut::of(&mut buffer, &[5, 5]).is_err());
+/// ```
+///
+/// # Safety
+/// While `self` is borrowed, `as_ptr` is where `elements` elements of `dtype` lie on `device`, valid for reads and
+/// written by nobody. On a GPU, what is enqueued on other streams than that of the passes has been waited for.
+pub unsafe trait Memory {
+    /// The first element.
+    fn as_ptr(&self) -> *const c_void;
+    /// How many there are.
+    fn elements(&self) -> usize;
+    /// Their type.
+    fn dtype(&self) -> Dtype;
+    /// Where they lie.
+    fn device(&self) -> Device;
+}
+
+/// [`Memory`] that passes may write.
+///
+/// # Safety
+/// While `self` is borrowed exclusively, the memory is valid for writes too, and nobody else's.
+pub unsafe trait MemoryMut: Memory {
+    /// The first element.
+    fn as_mut_ptr(&mut self) -> *mut c_void;
+}
+
+// SAFETY: a slice is what the trait describes.
+unsafe impl<T: Element> Memory for [T] {
+    fn as_ptr(&self) -> *const c_void {
+        <[T]>::as_ptr(self).cast()
+    }
+    fn elements(&self) -> usize {
+        self.len()
+    }
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+}
+// SAFETY: as above.
+unsafe impl<T: Element> MemoryMut for [T] {
+    fn as_mut_ptr(&mut self) -> *mut c_void {
+        <[T]>::as_mut_ptr(self).cast()
+    }
+}
+
 const MAX_AXES: usize = 4; // of an operand of any function
 
 /// Memory that may be read, with a shape. Copies are cheap.
@@ -101,26 +180,40 @@ impl<'a> View<'a> {
     /// assert_eq!(View::new(&q, &[1, 8, 2, 5]).unwrap_err().kind(), ErrorKind::Shape);
     /// ```
     pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Result<Self> {
-        // SAFETY: whole checks the shape against the slice.
-        unsafe { Self::whole(data.as_ptr().cast(), data.len(), T::DTYPE, shape) }
+        Self::of(data, shape)
     }
 
     /// A slice of which axis `i` moves by `strides[i]` elements.
     pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
-        // SAFETY: within checks the shape against the slice.
-        unsafe { Self::within(data.as_ptr().cast(), data.len(), T::DTYPE, shape, strides) }
+        Self::of_strided(data, shape, strides)
+    }
+
+    /// All of some memory, row-major.
+    pub fn of<M: Memory + ?Sized>(memory: &'a M, shape: &[usize]) -> Result<Self> {
+        // SAFETY: whole checks the shape against the memory.
+        unsafe { Self::whole(memory.as_ptr(), memory.elements(), memory.dtype(), memory.device(), shape) }
+    }
+
+    /// Memory of which axis `i` moves by `strides[i]` elements.
+    pub fn of_strided<M: Memory + ?Sized>(memory: &'a M, shape: &[usize], strides: &[usize]) -> Result<Self> {
+        check_within(memory.elements(), shape, strides)?;
+        // SAFETY: the shape stays in the memory.
+        unsafe { Self::from_raw(memory.as_ptr(), memory.dtype(), memory.device(), shape, Some(strides)) }
     }
 
     /// Bits of bfloat16 numbers.
     pub fn bf16(bits: &'a [u16], shape: &[usize]) -> Result<Self> {
-        // SAFETY: as new; u16 is as large as a bfloat16.
-        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::BF16, shape) }
+        Self::half(bits, Dtype::BF16, shape)
     }
 
     /// Bits of float16 numbers.
     pub fn f16(bits: &'a [u16], shape: &[usize]) -> Result<Self> {
-        // SAFETY: as bf16.
-        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::F16, shape) }
+        Self::half(bits, Dtype::F16, shape)
+    }
+
+    fn half(bits: &'a [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
+        // SAFETY: u16 is as large as the dtype; whole checks the shape.
+        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), dtype, Device::Cpu, shape) }
     }
 
     /// Any memory: a GPU's, or another library's. Strides count elements.
@@ -152,34 +245,21 @@ impl<'a> View<'a> {
         Ok(View { data: data as *mut c_void, dtype, device, axes, shape, strides, borrow: PhantomData })
     }
 
-    pub(crate) unsafe fn whole(data: *const c_void, length: usize, dtype: Dtype, shape: &[usize]) -> Result<Self> {
+    /// # Safety
+    /// As `from_raw`, for so many elements.
+    unsafe fn whole(
+        data: *const c_void,
+        elements: usize,
+        dtype: Dtype,
+        device: Device,
+        shape: &[usize],
+    ) -> Result<Self> {
         let wanted = shape.iter().try_fold(1usize, |size, axis| size.checked_mul(*axis));
-        if wanted != Some(length) {
-            let message = format!("shape is {shape:?}; the slice has {length} elements, accepted: as many");
+        if wanted != Some(elements) {
+            let message = format!("shape is {shape:?}; there are {elements} elements, accepted: as many");
             return Err(Error::local(ErrorKind::Shape, "shape", message));
         }
-        Self::from_raw(data, dtype, Device::Cpu, shape, None)
-    }
-
-    pub(crate) unsafe fn within(
-        data: *const c_void,
-        length: usize,
-        dtype: Dtype,
-        shape: &[usize],
-        strides: &[usize],
-    ) -> Result<Self> {
-        check_axes(shape, strides)?;
-        let last = shape
-            .iter()
-            .zip(strides)
-            .try_fold(0usize, |last, (axis, stride)| last.checked_add(axis.saturating_sub(1).checked_mul(*stride)?));
-        let is_empty = shape.contains(&0);
-        if !is_empty && !last.is_some_and(|last| last < length) {
-            let message =
-                format!("shape {shape:?} with strides {strides:?} leaves the slice, which has {length} elements");
-            return Err(Error::local(ErrorKind::Layout, "strides", message));
-        }
-        Self::from_raw(data, dtype, Device::Cpu, shape, Some(strides))
+        Self::from_raw(data, dtype, device, shape, None)
     }
 
     /// The sizes of the axes.
@@ -212,23 +292,37 @@ impl<'a> View<'a> {
 impl<'a> ViewMut<'a> {
     /// As [`View::new`].
     pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Result<Self> {
-        // SAFETY: the borrow is exclusive; whole checks the shape.
-        unsafe { View::whole(data.as_mut_ptr().cast(), data.len(), T::DTYPE, shape).map(Self::exclusive) }
+        Self::of(data, shape)
     }
     /// As [`View::strided`].
     pub fn strided<T: Element>(data: &'a mut [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
-        // SAFETY: the borrow is exclusive; within checks the shape.
-        unsafe { View::within(data.as_mut_ptr().cast(), data.len(), T::DTYPE, shape, strides).map(Self::exclusive) }
+        Self::of_strided(data, shape, strides)
+    }
+    /// As [`View::of`].
+    pub fn of<M: MemoryMut + ?Sized>(memory: &'a mut M, shape: &[usize]) -> Result<Self> {
+        let (elements, dtype, device) = (memory.elements(), memory.dtype(), memory.device());
+        // SAFETY: the borrow is exclusive; whole checks the shape.
+        unsafe { View::whole(memory.as_mut_ptr(), elements, dtype, device, shape).map(Self::exclusive) }
+    }
+    /// As [`View::of_strided`].
+    pub fn of_strided<M: MemoryMut + ?Sized>(memory: &'a mut M, shape: &[usize], strides: &[usize]) -> Result<Self> {
+        check_within(memory.elements(), shape, strides)?;
+        let (dtype, device) = (memory.dtype(), memory.device());
+        // SAFETY: the borrow is exclusive; the shape stays in the memory.
+        unsafe { Self::from_raw(memory.as_mut_ptr(), dtype, device, shape, Some(strides)) }
     }
     /// As [`View::bf16`].
     pub fn bf16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
-        // SAFETY: as new.
-        unsafe { View::whole(bits.as_mut_ptr().cast(), bits.len(), Dtype::BF16, shape).map(Self::exclusive) }
+        Self::half(bits, Dtype::BF16, shape)
     }
     /// As [`View::f16`].
     pub fn f16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
-        // SAFETY: as new.
-        unsafe { View::whole(bits.as_mut_ptr().cast(), bits.len(), Dtype::F16, shape).map(Self::exclusive) }
+        Self::half(bits, Dtype::F16, shape)
+    }
+    fn half(bits: &'a mut [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
+        let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
+        // SAFETY: the borrow is exclusive; u16 is as large as the dtype.
+        unsafe { View::whole(data, elements, dtype, Device::Cpu, shape).map(Self::exclusive) }
     }
     /// As [`View::from_raw`].
     ///
@@ -267,6 +361,20 @@ fn check_axes(shape: &[usize], strides: &[usize]) -> Result<()> {
         return Err(Error::local(ErrorKind::Layout, "strides", message));
     }
     Ok(())
+}
+
+/// Whether the farthest element that shape and strides reach is one of so many.
+fn check_within(elements: usize, shape: &[usize], strides: &[usize]) -> Result<()> {
+    check_axes(shape, strides)?;
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(0usize, |last, (axis, stride)| last.checked_add(axis.saturating_sub(1).checked_mul(*stride)?));
+    if shape.contains(&0) || last.is_some_and(|last| last < elements) {
+        return Ok(());
+    }
+    let message = format!("shape {shape:?} with strides {strides:?} leaves the memory, which has {elements} elements");
+    Err(Error::local(ErrorKind::Layout, "strides", message))
 }
 
 /// Of the first axes, as many as a view may have; sizes that overflow are refused elsewhere.
@@ -310,5 +418,40 @@ mod tests {
             *c.data.cast::<i64>().add(5) = 60;
         }
         assert_eq!(data[5], 60);
+    }
+
+    #[test]
+    fn memory_of_another_library() {
+        struct Far(Box<[u8]>);
+        // SAFETY: the box is valid for its elements; no pass reads it on a device.
+        unsafe impl Memory for Far {
+            fn as_ptr(&self) -> *const c_void {
+                self.0.as_ptr().cast()
+            }
+            fn elements(&self) -> usize {
+                self.0.len()
+            }
+            fn dtype(&self) -> Dtype {
+                Dtype::U8
+            }
+            fn device(&self) -> Device {
+                Device::Cuda(3)
+            }
+        }
+        // SAFETY: as above.
+        unsafe impl MemoryMut for Far {
+            fn as_mut_ptr(&mut self) -> *mut c_void {
+                self.0.as_mut_ptr().cast()
+            }
+        }
+        let mut far = Far(vec![1; 6].into());
+        let view = View::of(&far, &[2, 3]).unwrap();
+        assert_eq!((view.device(), view.dtype()), (Device::Cuda(3), Dtype::U8));
+        assert_eq!(View::of(&far, &[7]).unwrap_err().argument(), "shape");
+        assert_eq!(View::of_strided(&far, &[2, 3], &[3, 2]).unwrap_err().argument(), "strides");
+        let view = ViewMut::of_strided(&mut far, &[3, 2], &[1, 3]).unwrap();
+        // SAFETY: the view borrows the box.
+        unsafe { view.view().c().data.cast::<u8>().add(5).write(9) };
+        assert_eq!(*far.0, [1, 1, 1, 1, 1, 9]);
     }
 }
