@@ -104,8 +104,9 @@ impl Error {
         self.native_code
     }
 
-    /// A failure that is seen on this side of the C ABI.
-    pub(crate) fn local(kind: ErrorKind, argument: &str, message: String) -> Self {
+    /// A failure that is seen on this side of the C ABI, here or in a crate that brings operands: which argument, and
+    /// what was wrong with it.
+    pub fn new(kind: ErrorKind, argument: &str, message: String) -> Self {
         Error { kind, message, argument: argument.to_string(), native_code: 0 }
     }
 

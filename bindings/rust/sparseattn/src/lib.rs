@@ -51,7 +51,7 @@ pub unsafe fn load(path: Option<&std::path::Path>) -> Result<()> {
     let path = path.map(|path| std::ffi::CString::new(path.as_os_str().as_bytes()));
     let path = match path.transpose() {
         Ok(path) => path,
-        Err(error) => return Err(Error::local(ErrorKind::Load, "path", error.to_string())),
+        Err(error) => return Err(Error::new(ErrorKind::Load, "path", error.to_string())),
     };
-    sys::load(path.as_deref()).map_err(|error| Error::local(ErrorKind::Load, "path", error.to_string()))
+    sys::load(path.as_deref()).map_err(|error| Error::new(ErrorKind::Load, "path", error.to_string()))
 }

@@ -149,7 +149,7 @@ impl Pattern {
         let cells = height.checked_mul(width).filter(|cells| *cells <= isize::MAX as usize / 4);
         let Some(cells) = cells else {
             let message = format!("height and width are {height} and {width}; accepted: at most the extent's sizes");
-            return Err(Error::local(ErrorKind::Shape, "coverage", message));
+            return Err(Error::new(ErrorKind::Shape, "coverage", message));
         };
         let mut image = vec![0f32; cells];
         let view = ViewMut::new(&mut image, &[height, width])?;
@@ -181,7 +181,7 @@ impl FromStr for Pattern {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let Ok(text) = CString::new(text) else {
-            return Err(Error::local(ErrorKind::Format, "text", "text holds a zero byte; accepted: none".into()));
+            return Err(Error::new(ErrorKind::Format, "text", "text holds a zero byte; accepted: none".into()));
         };
         // SAFETY: the text is borrowed for the call.
         make(|made| unsafe { sys::spattn_pattern_parse(text.as_ptr(), made) }).checked()

@@ -56,7 +56,7 @@ impl Extent {
         let elements = shape.iter().try_fold(1usize, |all, axis| all.checked_mul(*axis));
         if elements.filter(|all| *all <= isize::MAX as usize / 8).is_none() {
             let message = format!("extent is {shape:?}; accepted: what fits into memory");
-            return Err(Error::local(ErrorKind::Range, "extent", message));
+            return Err(Error::new(ErrorKind::Range, "extent", message));
         }
         Ok(shape)
     }

@@ -39,7 +39,7 @@ impl Workspace {
     }
 
     fn allocate(bytes: usize, align: usize) -> Result<Self> {
-        let refuse = || Error::local(ErrorKind::HostMemory, "workspace", format!("no memory for {bytes} bytes"));
+        let refuse = || Error::new(ErrorKind::HostMemory, "workspace", format!("no memory for {bytes} bytes"));
         let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| refuse())?;
         // SAFETY: the size is not 0. Zeros, because a view may be read as numbers.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -100,7 +100,7 @@ impl Call<'_> {
         }
         if any_device && matches!(self.start, Start::Now) {
             let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
-            return Err(Error::local(ErrorKind::State, "", message.into()));
+            return Err(Error::new(ErrorKind::State, "", message.into()));
         }
         Ok(any_host)
     }
@@ -123,7 +123,7 @@ impl Call<'_> {
             let mut shape = memory.view().shape();
             let (Some(bytes), None, Dtype::U8) = (shape.next(), shape.next(), memory.view().dtype()) else {
                 let message = "workspace has several axes or no bytes; accepted: one axis of Dtype::U8";
-                return Err(Error::local(ErrorKind::Shape, "workspace", message.into()));
+                return Err(Error::new(ErrorKind::Shape, "workspace", message.into()));
             };
             return check(call(self.plan.handle(), c.data, bytes));
         }
@@ -375,7 +375,7 @@ impl Plan {
         let done = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         let waited = stream.wait();
         let done = done.unwrap_or_else(|panic| resume_unwind(panic))?;
-        waited.map_err(|text| Error::local(ErrorKind::Cuda, "stream", text))?;
+        waited.map_err(|text| Error::new(ErrorKind::Cuda, "stream", text))?;
         Ok(done)
     }
 }

@@ -257,7 +257,7 @@ impl<'a> View<'a> {
         let wanted = shape.iter().try_fold(1usize, |size, axis| size.checked_mul(*axis));
         if wanted != Some(elements) {
             let message = format!("shape is {shape:?}; there are {elements} elements, accepted: as many");
-            return Err(Error::local(ErrorKind::Shape, "shape", message));
+            return Err(Error::new(ErrorKind::Shape, "shape", message));
         }
         Self::from_raw(data, dtype, device, shape, None)
     }
@@ -354,11 +354,11 @@ impl<'a> ViewMut<'a> {
 fn check_axes(shape: &[usize], strides: &[usize]) -> Result<()> {
     if shape.len() > MAX_AXES {
         let message = format!("shape has {} axes; accepted: at most {MAX_AXES}", shape.len());
-        return Err(Error::local(ErrorKind::Shape, "shape", message));
+        return Err(Error::new(ErrorKind::Shape, "shape", message));
     }
     if shape.len() != strides.len() {
         let message = format!("strides are {}; accepted: one for each of the {} axes", strides.len(), shape.len());
-        return Err(Error::local(ErrorKind::Layout, "strides", message));
+        return Err(Error::new(ErrorKind::Layout, "strides", message));
     }
     Ok(())
 }
@@ -374,7 +374,7 @@ fn check_within(elements: usize, shape: &[usize], strides: &[usize]) -> Result<(
         return Ok(());
     }
     let message = format!("shape {shape:?} with strides {strides:?} leaves the memory, which has {elements} elements");
-    Err(Error::local(ErrorKind::Layout, "strides", message))
+    Err(Error::new(ErrorKind::Layout, "strides", message))
 }
 
 /// Of the first axes, as many as a view may have; sizes that overflow are refused elsewhere.
