@@ -690,14 +690,15 @@ public:
         if (memory_) ::operator delete(memory_, std::align_val_t(size_.align));
     }
     operator Workspace() const { return {memory_, size_.bytes}; }
+    bool holds(WorkspaceSize size) const { return size.bytes <= size_.bytes && size.align <= size_.align; }
 
 private:
     WorkspaceSize size_;
     void* memory_ = nullptr;
 };
 
-// Operands of a forward pass. Shapes and meanings: spattn_forward_args. Without a workspace, one in host memory is
-// taken for the call where the operands are there too.
+// Operands of a forward pass. Shapes and meanings: spattn_forward_args. Without a workspace, where the operands are in
+// host memory, the thread's own is taken, which grows with what its calls need and lasts as long as the thread.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
@@ -770,17 +771,25 @@ private:
 
     template <class Args>
     Done run(spattn_status (*pass)(const spattn_plan*, const Args*), Args& args, Pass which, Workspace given) const {
-        Buffer taken;
-        // One operand of a wrong device shall not hide that the others are in host memory: the library names that one.
-        if (!given.memory && (is_host(args.q) || is_host(args.out))) {
-            WorkspaceSize size;
-            const spattn_status status = spattn_plan_workspace(c(), int32_t(which), &size.bytes, &size.align);
-            if (status != SPATTN_OK) return detail::done(status);
-            taken = Buffer(size);
-            given = taken;
-        }
         args.workspace = given.memory, args.workspace_bytes = given.bytes;
-        return detail::done(pass(c(), &args));
+        // One operand of a wrong device shall not hide that the others are in host memory: the library names that one.
+        if (given.memory || !(is_host(args.q) || is_host(args.out))) return detail::done(pass(c(), &args));
+
+        WorkspaceSize size;
+        spattn_status status = spattn_plan_workspace(c(), int32_t(which), &size.bytes, &size.align);
+        if (status != SPATTN_OK) return detail::done(status);
+        Buffer taken = std::move(kept());  // a callback of the library may start another pass on this thread
+        if (!taken.holds(size)) taken = Buffer(), taken = Buffer(size);
+        given = taken;
+        args.workspace = given.memory, args.workspace_bytes = given.bytes;
+        status = pass(c(), &args);
+        kept() = std::move(taken);
+        return detail::done(status);
+    }
+
+    static Buffer& kept() {
+        static thread_local Buffer kept;
+        return kept;
     }
 };
 
