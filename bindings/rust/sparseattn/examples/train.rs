@@ -73,7 +73,7 @@ impl Layer {
         // Waves of many lengths tell a letter's place, and products of them how far two letters are apart.
         let place = |i: usize| {
             let (t, d) = ((i / WIDTH % SEQ) as f32, i % WIDTH);
-            (t / 64f32.powf((d / 2) as f32 / (WIDTH / 2) as f32) + (d % 2) as f32 * 1.5708).sin()
+            (t / 64f32.powf((d / 2) as f32 / (WIDTH / 2) as f32) + (d % 2) as f32 * std::f32::consts::FRAC_PI_2).sin()
         };
         let mut random = Random(1);
         let mut weights = |rows: usize, columns: usize| Weights::new(rows, columns, &mut random);
