@@ -227,22 +227,52 @@ impl<'a> View<'a> {
         shape: &[usize],
         strides: Option<&[usize]>,
     ) -> Result<Self> {
-        let compact;
-        let strides = match strides {
-            Some(strides) => strides,
-            None => {
-                compact = compact_strides(shape);
-                &compact[..shape.len().min(MAX_AXES)]
-            }
-        };
-        check_axes(shape, strides)?;
+        check_axes(shape, strides.unwrap_or(shape))?;
         let array = |values: &[usize]| {
             let mut array = [0; MAX_AXES];
             array.iter_mut().zip(values).for_each(|(to, from)| *to = crate::error::size(*from));
             array
         };
-        let (shape, axes, strides) = (array(shape), shape.len(), array(strides));
+        let (axes, shape) = (shape.len(), array(shape));
+        let strides = strides.map_or_else(|| compact_strides(&shape[..axes]), array);
         Ok(View { data: data as *mut c_void, dtype, device, axes, shape, strides, borrow: PhantomData })
+    }
+
+    /// A DLPack tensor: `spattn_tensor` is byte for byte what every other library calls a `DLTensor`, whose pointer may
+    /// be cast. Shape and strides are copied.
+    ///
+    /// # Safety
+    /// Shape and strides are as many as `ndim` says, or the strides NULL. For `'a` the memory is valid for reads of the
+    /// whole shape, and written by nobody.
+    pub unsafe fn from_dlpack(tensor: &sys::spattn_tensor) -> Result<Self> {
+        let refuse = |kind, argument, message| Err(Error::new(kind, argument, message));
+        let (code, bits, lanes) = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
+        if lanes != 1 {
+            return refuse(ErrorKind::Dtype, "dtype", format!("a number has {lanes} lanes; accepted: 1"));
+        }
+        let device = match (tensor.device.type_ as u32, tensor.device.index) {
+            (sys::SPATTN_CPU, _) => Device::Cpu,
+            (sys::SPATTN_CUDA, index) => Device::Cuda(index),
+            (other, _) => {
+                let message = format!("device type is {other}; accepted: {} and {}", sys::SPATTN_CPU, sys::SPATTN_CUDA);
+                return refuse(ErrorKind::Device, "device", message);
+            }
+        };
+        let axes = usize::try_from(tensor.ndim).ok().filter(|axes| *axes <= MAX_AXES);
+        let Some(axes) = axes else {
+            let message = format!("ndim is {}; accepted: 0 to {MAX_AXES}", tensor.ndim);
+            return refuse(ErrorKind::Shape, "shape", message);
+        };
+        let array = |from: *const i64| {
+            let mut array = [0; MAX_AXES];
+            (0..axes).for_each(|i| array[i] = *from.add(i));
+            array
+        };
+        let shape = array(tensor.shape);
+        let is_compact = tensor.strides.is_null();
+        let strides = if is_compact { compact_strides(&shape[..axes]) } else { array(tensor.strides) };
+        let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize).cast();
+        Ok(View { data, dtype: Dtype { code, bits }, device, axes, shape, strides, borrow: PhantomData })
     }
 
     /// # Safety
@@ -338,6 +368,14 @@ impl<'a> ViewMut<'a> {
         View::from_raw(data, dtype, device, shape, strides).map(Self::exclusive)
     }
 
+    /// As [`View::from_dlpack`].
+    ///
+    /// # Safety
+    /// As there, and for `'a` the memory is valid for writes of the whole shape, and nobody else's.
+    pub unsafe fn from_dlpack(tensor: &sys::spattn_tensor) -> Result<Self> {
+        View::from_dlpack(tensor).map(Self::exclusive)
+    }
+
     fn exclusive(view: View<'a>) -> Self {
         ViewMut { view, borrow: PhantomData }
     }
@@ -377,10 +415,10 @@ fn check_within(elements: usize, shape: &[usize], strides: &[usize]) -> Result<(
     Err(Error::new(ErrorKind::Layout, "strides", message))
 }
 
-/// Of the first axes, as many as a view may have; sizes that overflow are refused elsewhere.
-fn compact_strides(shape: &[usize]) -> [usize; MAX_AXES] {
-    let mut strides = [1usize; MAX_AXES];
-    for i in (0..shape.len().min(MAX_AXES).saturating_sub(1)).rev() {
+/// Of a row-major tensor; sizes that overflow are refused elsewhere.
+fn compact_strides(shape: &[i64]) -> [i64; MAX_AXES] {
+    let mut strides = [1i64; MAX_AXES];
+    for i in (0..shape.len().saturating_sub(1)).rev() {
         strides[i] = strides[i + 1].saturating_mul(shape[i + 1]);
     }
     strides
@@ -453,5 +491,36 @@ mod tests {
         // SAFETY: the view borrows the box.
         unsafe { view.view().c().data.cast::<u8>().add(5).write(9) };
         assert_eq!(*far.0, [1, 1, 1, 1, 1, 9]);
+    }
+
+    #[test]
+    fn tensors_of_dlpack() {
+        let (mut data, shape, strides) = ([1i32, 2, 3, 4, 5, 6, 7], [2i64, 3], [1i64, 2]);
+        let mut tensor = sys::spattn_tensor {
+            data: data.as_mut_ptr().cast(),
+            device: Device::Cpu.c(),
+            ndim: 2,
+            dtype: Dtype::I32.c(),
+            shape: shape.as_ptr(),
+            strides: std::ptr::null(),
+            byte_offset: 4,
+        };
+        // SAFETY: shape and strides have two axes; no view reads beyond the data.
+        unsafe {
+            let view = ViewMut::from_dlpack(&tensor).unwrap();
+            assert_eq!((view.view().dtype(), view.view().strides[..2].to_vec()), (Dtype::I32, vec![3, 1]));
+            *view.view().c().data.cast::<i32>() = 20;
+            tensor.strides = strides.as_ptr();
+            assert_eq!(View::from_dlpack(&tensor).unwrap().strides[..2], strides);
+            tensor.ndim = 5;
+            assert_eq!(View::from_dlpack(&tensor).unwrap_err().kind(), ErrorKind::Shape);
+            tensor.ndim = -1;
+            assert_eq!(View::from_dlpack(&tensor).unwrap_err().kind(), ErrorKind::Shape);
+            tensor.dtype.lanes = 4;
+            assert_eq!(View::from_dlpack(&tensor).unwrap_err().kind(), ErrorKind::Dtype);
+            (tensor.dtype.lanes, tensor.device.type_) = (1, 99);
+            assert_eq!(View::from_dlpack(&tensor).unwrap_err().kind(), ErrorKind::Device);
+        }
+        assert_eq!(data[1], 20);
     }
 }
