@@ -1,111 +1,107 @@
 # SPDX-License-Identifier: MIT
-"""The Rust crates against the library of this build, without a network: their own tests and documentation, the library
-opened at run time, a stranger's crate, and the crates that bring other people's together with ours. What cannot be
+"""The Rust crates against the library of this build: their own tests and documentation, the library opened at run time,
+the examples, the crates that bring other people's together with ours, Miri, style, and the oldest Rust. What cannot be
 tried here is skipped, and says why."""
-import os
-import pathlib
 import re
 import shutil
-import subprocess
 
+import capi
 import pytest
+from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_dependencies, demand_tests, demand_toolchain, run,
+                    skip_what_says_so, succeeds)
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-CRATES = ROOT / "bindings" / "rust"
-OLDEST = "1.74"
-SYSTEM = ["--no-default-features", "--features", "system"]
-
-
-def run(*command, cwd=CRATES, **environment):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=os.environ | environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}"
-    return done.stdout
-
-
-def numbers(version):
-    return tuple(map(int, version.split(".")))
-
-
-@pytest.fixture(scope="session")
-def cargo(build):
-    """Runs cargo with the library of this build, offline; everything that it makes lies in build/rust."""
-    if not shutil.which("cargo"):
-        pytest.skip(f"no cargo: Rust {OLDEST} or newer, https://rustup.rs, or rustc-web and cargo-web of Debian 12")
-    version = re.search(r"\d+\.\d+", subprocess.run(["cargo", "--version"], capture_output=True, text=True).stdout)
-    if not version or numbers(version[0]) < numbers(OLDEST):
-        pytest.skip(f"cargo {version and version[0]} is older than {OLDEST}, which the crates need")
-    where = {"SPARSEATTN_DIR": str(build), "SPARSEATTN_LIBRARY": str(build / "libsparseattn.so"),
-             "LD_LIBRARY_PATH": str(build), "CARGO_TARGET_DIR": str(build.parent / "rust"), "CARGO_NET_OFFLINE": "true"}
-
-    def call(*arguments, **environment):
-        return run("cargo", *arguments, **where | environment)
-    return call
-
-
-def demand_tests(output, least):
-    assert sum(map(int, re.findall(r"^test result: ok. (\d+) passed", output, flags=re.M))) >= least, output[-8000:]
+# Each with its oldest Rust, which other people's crates decide.
+WITH_OTHER_PEOPLES = {"sparseattn-half": "1.81", "sparseattn-ndarray": "1.81", "sparseattn-cudarc": "1.88"}
+MANIFESTS = [CRATES, *(CRATES / crate for crate in (*WITH_OTHER_PEOPLES, "sparseattn-candle"))]
 
 
 def test_crates_and_their_documentation(cargo):
-    demand_tests(cargo("test", "--no-default-features", "--features", "sparseattn/system"), 40)
+    demand_tests(cargo("test", *WORKSPACE), 45)
 
 
 def test_library_opened_at_run_time(cargo):
-    demand_tests(cargo("test", "--tests", "--no-default-features", "--features", "sparseattn/load"), 30)
+    demand_tests(cargo("test", "--tests", "--no-default-features", "--features", "sparseattn/load"), 35)
 
 
-def test_examples(cargo):
-    system = ["--no-default-features", "--features", "system", "-p", "sparseattn"]
-    assert "by differences" in cargo("run", "--example", "attention", *system)
-    assert "% kept" in cargo("run", "--example", "draw", *system, "--", "causal & window(9,0)", "64")
+@pytest.mark.parametrize("example, answer", [
+    (["attention"], "by differences"),
+    (["draw", "--", "causal & window(9,0)", "64"], "% kept"),
+    (["top_k"], "256 keys"),
+    (["train"], "with its neighbours"),
+])
+def test_examples(cargo, example, answer):
+    assert answer in cargo("run", "--release", "-p", "sparseattn", *SYSTEM, "--example", *example)
 
 
-def test_strangers_crate(cargo, tmp_path):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "Cargo.toml").write_text(f"""\
-[package]
-name = "stranger"
-version = "0.1.0"
-edition = "2021"
-
-[dependencies]
-sparseattn = {{ path = "{CRATES / 'sparseattn'}", default-features = false, features = ["system"] }}
-""")
-    (tmp_path / "src" / "lib.rs").write_text("""\
-#[test]
-fn it_counts() {
-    assert_eq!((sparseattn::causal() & sparseattn::window(1, 0)).stats(8).unwrap().pairs, 15.0);
-}
-""")
-    demand_tests(cargo("test", cwd=tmp_path), 1)
+def test_host_time(cargo):
+    output = cargo("test", "--release", "-p", "sparseattn", *SYSTEM, "--test", "host_time", "--", "--nocapture")
+    skip_what_says_so(output)
+    assert "forward of one token" in output
 
 
-@pytest.mark.parametrize("crate", ["sparseattn-half", "sparseattn-ndarray"])
+@pytest.mark.parametrize("crate", WITH_OTHER_PEOPLES)
 def test_crates_with_other_peoples(cargo, crate):
-    folder = CRATES / crate
-    offline = os.environ | {"CARGO_NET_OFFLINE": "true"}
-    if subprocess.run(["cargo", "fetch"], cwd=folder, env=offline, capture_output=True).returncode:
-        pytest.skip(f"what {crate} depends on is not in cargo's cache: cd {folder.relative_to(ROOT)} && cargo fetch")
-    demand_tests(cargo("test", *SYSTEM, cwd=folder), 1)
+    folder = demand_dependencies(crate)
+    output = cargo("test", *SYSTEM, "--", "--nocapture", cwd=folder)
+    demand_tests(output, 1)
+    skip_what_says_so(output)
 
 
-def test_bindings_are_current(cargo):
+def test_bindings_name_what_the_header_names():
+    bindings = (CRATES / "sparseattn-sys" / "src" / "bindings.rs").read_text()
+    for node in capi.functions():
+        names = [parameter.name for parameter in node.type.args.params if parameter.name]
+        signature = re.search(rf"pub fn {node.name}\((.*?)\)(;| ->)", bindings, flags=re.S)
+        assert signature, f"{node.name} is not in bindings.rs"
+        assert re.findall(r"(\w+): ", signature[1]) == names, node.name
+    for name, fields in structs():
+        body = re.search(rf"pub struct {name} {{(.*?)}}", bindings, flags=re.S)
+        assert body, f"{name} is not in bindings.rs"
+        assert re.findall(r"pub (\w+): ", body[1]) == [{"type": "type_"}.get(field, field) for field in fields], name
+    values = dict(re.findall(r"pub const (SPATTN_\w+): \w+ = (\d+);", bindings))
+    enumerators = re.findall(r"\b(SPATTN_\w+) = ", capi.native.declarations())
+    assert len(enumerators) > 50
+    for name in enumerators:
+        assert int(values[name]) == capi.ffi.integer_const(name), name
+
+
+def test_bindings_are_bindgens():
     if not shutil.which("bindgen"):
-        pytest.skip("no bindgen here: cargo install bindgen-cli, and libclang")
+        pytest.skip("no bindgen here, so that types were not compared: cargo install bindgen-cli, and libclang")
     run("./generate", "--check", cwd=CRATES / "sparseattn-sys")
 
 
+def structs():
+    """Each struct of the header with the names of its fields."""
+    for name in capi.ffi.list_types()[0]:
+        kind = capi.ffi.typeof(name)
+        if name.startswith("spattn_") and kind.kind == "struct" and kind.fields:
+            yield name, [field for field, _ in kind.fields]
+
+
 def test_style(cargo):
-    if not shutil.which("cargo-fmt"):
-        pytest.skip("no rustfmt here")
-    for folder in (CRATES, CRATES / "sparseattn-half", CRATES / "sparseattn-ndarray"):
+    for tool in ("fmt", "clippy"):
+        if not succeeds("cargo", tool, "--version"):
+            pytest.skip(f"no cargo-{tool} here: rustup component add rustfmt clippy, or rustfmt-web and rust-web-clippy")
+    for folder in MANIFESTS:
         cargo("fmt", "--check", cwd=folder)
+    cargo("clippy", "--all-targets", *WORKSPACE, "--", "-D", "warnings")
+    for crate in WITH_OTHER_PEOPLES:
+        cargo("clippy", "--all-targets", *SYSTEM, "--", "-D", "warnings", cwd=demand_dependencies(crate))
 
 
-def test_oldest_version(cargo, build):
-    toolchain = f"+{OLDEST}.0"
-    if subprocess.run(["cargo", toolchain, "--version"], capture_output=True).returncode:
-        pytest.skip(f"no Rust {OLDEST} here: rustup toolchain install {OLDEST}.0")
-    cargo(toolchain, "check", "--tests", "--no-default-features", "--features", "sparseattn/system",
-          CARGO_TARGET_DIR=str(build.parent / f"rust-{OLDEST}"))
+def test_miri(cargo, build):
+    """The parts that need no library, in the interpreter that sees undefined behaviour."""
+    if not succeeds("cargo", "+nightly", "miri", "--version"):
+        pytest.skip("no Miri here: rustup toolchain install nightly --component miri --component rust-src")
+    output = cargo("+nightly", "miri", "test", "--lib", "-p", "sparseattn", "--no-default-features", "--features", "load",
+                   MIRIFLAGS="-Zmiri-strict-provenance", CARGO_TARGET_DIR=str(build.parent / "rust-miri"))
+    demand_tests(output, 5)
+
+
+@pytest.mark.parametrize("crate, oldest", [(None, OLDEST), *WITH_OTHER_PEOPLES.items()])
+def test_oldest_version(cargo, build, crate, oldest):
+    toolchain = demand_toolchain(f"{oldest}.0")
+    folder = demand_dependencies(crate) if crate else CRATES
+    cargo(toolchain, "check", "--tests", *(SYSTEM if crate else WORKSPACE), cwd=folder,
+          CARGO_TARGET_DIR=str(build.parent / f"rust-{oldest}"))
