@@ -84,12 +84,13 @@ def test_fetch_content(fetched):
     demand_answers([fetched / "in_c", fetched / "in_cpp"])
 
 
-def test_prefix_of_the_python_package(tmp_path):
+@BY_COMPILER
+def test_prefix_of_the_python_package(compiler, tmp_path):
     if importlib.util.find_spec("sparseattn") is None:
         pytest.skip("the Python package is not installed here")
     prefix = run(sys.executable, "-m", "sparseattn", "prefix").strip()
     run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", tmp_path, f"-DEXAMPLES={EXAMPLES}",
-        f"-DCMAKE_PREFIX_PATH={prefix}")
+        f"-DCMAKE_PREFIX_PATH={prefix}", CC=compiler, CXX=COMPILERS[compiler])
     run("cmake", "--build", tmp_path)
     demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"])
 
