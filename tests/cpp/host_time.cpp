@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a call costs beside its kernel: the smallest pass that there is, through sparseattn.hpp and through the C ABI alone.
+// What a call costs beside its kernel: the smallest pass that there is, through sparseattn.hpp and through the C ABI
+// alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -34,7 +34,7 @@ def numbers(version):
 
 def demand_cargo():
     if not shutil.which("cargo"):
-        pytest.skip(f"no cargo here: Rust {OLDEST} or newer, https://rustup.rs, or rustc-web and cargo-web of Debian 12")
+        pytest.skip(f"no cargo here: Rust {OLDEST} or newer, https://rustup.rs, or cargo-web, rustc-web of Debian 12")
     version = re.search(r"\d+\.\d+", subprocess.run(["cargo", "--version"], capture_output=True, text=True).stdout)
     if not version or numbers(version[0]) < numbers(OLDEST):
         pytest.skip(f"cargo {version and version[0]} is older than {OLDEST}, which the crates need")
@@ -50,7 +50,7 @@ def demand_toolchain(version):
 def demand_dependencies(crate):
     """Other people's crates in cargo's cache, else from their registry."""
     folder = CRATES / crate
-    if not (succeeds("cargo", "fetch", cwd=folder, CARGO_NET_OFFLINE="true") or succeeds("cargo", "fetch", cwd=folder)):
+    if not any(succeeds("cargo", "fetch", *offline, cwd=folder) for offline in (["--offline"], [])):
         pytest.skip(f"what {crate} depends on cannot be fetched: cd {folder.relative_to(ROOT)} && cargo fetch")
     return folder
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The crates as a registry would give them: packaged from what git tracks, unpacked, and built by a stranger's crate with
-the C++ that lies in the package."""
+"""The crates as a registry would give them: packaged from what git tracks, unpacked, and built by a stranger's crate
+with the C++ that lies in the package."""
 import shutil
 import subprocess
 
@@ -63,8 +63,8 @@ def test_packages_are_whole(packages):
 
 
 def test_stranger_builds_the_package(packages):
-    """With fewer kernels: to compile all takes minutes, and how a crate is linked does not depend on them. With CMake's own
-    generator, which is what a stranger has."""
+    """With fewer kernels: to compile all takes minutes, and how a crate is linked does not depend on them. With CMake's
+    own generator, which is what a stranger has."""
     stranger = packages / "stranger"
     (stranger / "src").mkdir(parents=True)
     (stranger / "Cargo.toml").write_text(STRANGER)

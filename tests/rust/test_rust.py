@@ -82,7 +82,7 @@ def structs():
 def test_style(cargo):
     for tool in ("fmt", "clippy"):
         if not succeeds("cargo", tool, "--version"):
-            pytest.skip(f"no cargo-{tool} here: rustup component add rustfmt clippy, or rustfmt-web and rust-web-clippy")
+            pytest.skip(f"no cargo-{tool} here: rustup component add rustfmt clippy; Debian's rustfmt, rust-clippy")
     for folder in MANIFESTS:
         cargo("fmt", "--check", cwd=folder)
     cargo("clippy", "--all-targets", *WORKSPACE, "--", "-D", "warnings")
@@ -94,7 +94,8 @@ def test_miri(cargo, build):
     """The parts that need no library, in the interpreter that sees undefined behaviour."""
     if not succeeds("cargo", "+nightly", "miri", "--version"):
         pytest.skip("no Miri here: rustup toolchain install nightly --component miri --component rust-src")
-    output = cargo("+nightly", "miri", "test", "--lib", "-p", "sparseattn", "--no-default-features", "--features", "load",
+    nothing_linked = ["--no-default-features", "--features", "load"]
+    output = cargo("+nightly", "miri", "test", "--lib", "-p", "sparseattn", *nothing_linked,
                    MIRIFLAGS="-Zmiri-strict-provenance", CARGO_TARGET_DIR=str(build.parent / "rust-miri"))
     demand_tests(output, 5)
 

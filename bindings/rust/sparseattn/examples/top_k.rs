@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! Top-k attention: for each query, the keys of the largest scores come as a list with the call, forward and backward. The
-//! more keys, the nearer to attention with all of them:
+//! Top-k attention: for each query, the keys of the largest scores come as a list with the call, forward and backward.
+//! The more keys, the nearer to attention with all of them:
 //!
 //!     cargo run --release --example top_k
 use sparseattn::{causal, runtime_tokens, Context, Gradients, Pattern, Problem, Result, Saved, View, ViewMut};

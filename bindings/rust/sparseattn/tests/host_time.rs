@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! What a call costs beside its kernel: the smallest pass that there is, through this crate and through the C ABI alone.
+//! What a call costs beside its kernel: the smallest pass that there is, through this crate and through the C ABI
+//! alone.
 mod common;
 use sparseattn::*;
 use std::time::Instant;

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+//! Each operand of both passes wrong in every way that a view can be: an error that names it, and its kind.
+mod common;
+use sparseattn::sys::spattn_tensor;
+use sparseattn::*;
+
+const HUGE: i64 = 1 << 62;
+
+/// The operands of forward, then what backward has beside them, with their shapes.
+const OPERANDS: [(&str, &[i64]); 15] = [
+    ("q", &[2, 8, 4, 4]),
+    ("k", &[2, 8, 2, 4]),
+    ("v", &[2, 8, 2, 4]),
+    ("out", &[2, 8, 4, 4]),
+    ("lse", &[2, 4, 8]),
+    ("max_logits", &[2, 4, 8]),
+    ("sink_logits", &[4]),
+    ("q", &[2, 8, 4, 4]),
+    ("lse", &[2, 4, 8]),
+    ("dout", &[2, 8, 4, 4]),
+    ("dlse", &[2, 4, 8]),
+    ("dq", &[2, 8, 4, 4]),
+    ("dk", &[2, 8, 2, 4]),
+    ("dv", &[2, 8, 2, 4]),
+    ("dsink_logits", &[4]),
+];
+const FORWARD: usize = 7;
+
+/// Memory and tensors of all operands, which `spoil` may change before they are used.
+fn run(plan: &Plan, wrong: usize, spoil: impl FnOnce(&mut spattn_tensor, &mut Vec<i64>, &mut Vec<i64>)) -> Result<()> {
+    let mut memory: Vec<Vec<f32>> = OPERANDS.map(|(_, shape)| vec![1.0; shape.iter().product::<i64>() as usize]).into();
+    let mut shapes: Vec<Vec<i64>> = OPERANDS.map(|(_, shape)| shape.to_vec()).into();
+    let mut strides = shapes.clone();
+    for (strides, shape) in strides.iter_mut().zip(&shapes) {
+        (0..shape.len()).for_each(|axis| strides[axis] = shape[axis + 1..].iter().product());
+    }
+    let mut tensors: Vec<spattn_tensor> = memory
+        .iter_mut()
+        .zip(&shapes)
+        .map(|(memory, shape)| spattn_tensor {
+            data: memory.as_mut_ptr().cast(),
+            device: sys::spattn_device { type_: sys::SPATTN_CPU as i32, index: 0 },
+            ndim: shape.len() as i32,
+            dtype: sys::spattn_dtype { code: sys::SPATTN_FLOAT as u8, bits: 32, lanes: 1 },
+            shape: std::ptr::null(),
+            strides: std::ptr::null(),
+            byte_offset: 0,
+        })
+        .collect();
+    spoil(&mut tensors[wrong], &mut shapes[wrong], &mut strides[wrong]);
+    for ((tensor, shape), strides) in tensors.iter_mut().zip(&shapes).zip(&strides) {
+        (tensor.shape, tensor.strides) = (shape.as_ptr(), strides.as_ptr());
+    }
+    // SAFETY: shapes and strides have as many axes as ndim says; memory that is smaller than they say is never used,
+    // which is what is tested.
+    let (view, view_mut) =
+        (|i: usize| unsafe { View::from_dlpack(&tensors[i]) }, |i: usize| unsafe { ViewMut::from_dlpack(&tensors[i]) });
+    let (k, v, sinks) = (view(1)?, view(2)?, view(6)?);
+    if wrong < FORWARD {
+        let forward = plan.forward(view(0)?, k, v, view_mut(3)?).lse(view_mut(4)?);
+        return forward.max_logits(view_mut(5)?).sink_logits(sinks).run();
+    }
+    let saved = Saved { q: view(7)?, k, v: Some(v), out: view(3)?, lse: view(8)? };
+    let gradients = Gradients { dq: view_mut(11)?, dk: view_mut(12)?, dv: Some(view_mut(13)?) };
+    let backward = plan.backward(saved, view(9)?, gradients).dlse(view(10)?).sink_logits(sinks);
+    backward.dsink_logits(view_mut(14)?).run()
+}
+
+fn plan() -> Plan {
+    let problem = Problem::new(2, 4, 8, 4).heads_kv(2).backward(true).sink_logits(true);
+    common::context().plan(&causal(), &problem).unwrap()
+}
+
+#[test]
+fn legal_operands_are_accepted() {
+    let plan = plan();
+    (0..OPERANDS.len()).for_each(|operand| run(&plan, operand, |_, _, _| {}).unwrap());
+}
+
+#[test]
+fn every_operand_wrong_in_every_way() {
+    use ErrorKind::*;
+    let plan = plan();
+    for (operand, (name, shape)) in OPERANDS.iter().enumerate() {
+        let demand = |kind: ErrorKind, result: Result<()>| {
+            let error = result.err().unwrap_or_else(|| panic!("{name}: no error"));
+            assert_eq!((error.kind(), error.argument()), (kind, *name), "{error}");
+        };
+        demand(Null, run(&plan, operand, |tensor, _, _| tensor.data = std::ptr::null_mut()));
+        demand(Dtype, run(&plan, operand, |tensor, _, _| tensor.dtype.bits = 64));
+        demand(Dtype, run(&plan, operand, |tensor, _, _| tensor.dtype.code = 250));
+        demand(Layout, run(&plan, operand, |tensor, _, _| tensor.byte_offset = 1));
+        demand(Shape, run(&plan, operand, |tensor, _, _| tensor.ndim = 0));
+        demand(Shape, run(&plan, operand, |tensor, _, _| tensor.ndim -= 1));
+        for axis in 0..shape.len() {
+            for size in [-1, 0, shape[axis] + 1, HUGE, i64::MIN] {
+                demand(Shape, run(&plan, operand, |_, shape, _| shape[axis] = size));
+            }
+            for stride in [-1, HUGE, i64::MIN] {
+                demand(Layout, run(&plan, operand, |_, _, strides| strides[axis] = stride));
+            }
+        }
+        let far = run(&plan, operand, |tensor, _, _| tensor.device.type_ = sys::SPATTN_CUDA as i32);
+        assert_eq!(far.unwrap_err().kind(), State); // nobody would wait for it
+        for (ndim, lanes, device) in [(-1, 1, 1), (5, 1, 1), (i32::MAX, 1, 1), (4, 2, 1), (4, 1, 99)] {
+            let wrong = run(&plan, operand, |tensor, _, _| {
+                (tensor.dtype.lanes, tensor.device.type_) = (lanes, device);
+                tensor.ndim = if ndim == 4 { tensor.ndim } else { ndim };
+            });
+            assert!(matches!(wrong.unwrap_err().kind(), Shape | Dtype | Device));
+        }
+    }
+}
