@@ -3,21 +3,13 @@
 #include <algorithm>
 #include <tuple>
 
-#include "gpu/gpu.h"
+#include "gpu/cases.h"
 
 using namespace gpu;
 
 namespace {
 
-std::vector<std::string> forward_rows(const char* prefix) {
-    std::vector<std::string> rows;
-    for (int32_t i = 0; i < spattn_kernel_count(); ++i) {
-        const std::string name = spattn_kernel_name(i);
-        if (spattn_kernel_runs_here(i) && name.rfind(prefix, 0) == 0 && name.find("_forward_") != std::string::npos)
-            rows.push_back(name);
-    }
-    return rows;
-}
+std::vector<std::string> forward_rows(const char* prefix) { return rows_here(prefix, "_forward_"); }
 
 void run_row(const Context& context, const std::string& row, const Case& c) {
     check::context = row + " " + c.name();
@@ -29,50 +21,6 @@ void run_row(const Context& context, const std::string& row, const Case& c) {
     run.both_passes();
     run.demand_truth(truth);
 }
-
-const char* const patterns[] = {"full",
-                                "causal",
-                                "causal & window(100,0)",
-                                "causal & (sink(5) | window(64,0))",
-                                "window(3,200)",
-                                "block_diagonal(48)",
-                                "residue(3,1)",
-                                "bigbird(64,1,0,1,3)",
-                                "global_tokens(0,77) | window(10,10)",
-                                "dilated(90,90,7)",
-                                "causal - causal",
-                                "sink(1)",
-                                "documents(0,1,130,131,200)",
-                                "per_head([0,1], causal & window(30,0), strided(5))"};
-
-struct Lengths {
-    int64_t q, k;
-};
-constexpr Lengths lengths[] = {{1, 1},     {1, 129},   {63, 65},   {127, 128}, {128, 127}, {129, 191}, {191, 192},
-                               {193, 193}, {255, 257}, {256, 383}, {385, 385}, {200, 640}, {300, 60}};
-
-std::vector<Case> shapes_of(spattn_dtype dtype) {
-    std::vector<Case> cases;
-    int n = 0;
-    for (const Lengths& l : lengths)
-        for (const char* pattern : patterns) {
-            Case c;
-            c.pattern = pattern, c.seq_q = l.q, c.seq_k = l.k, c.dtype = dtype;
-            c.heads_kv = n % 2 ? 2 : 1, c.batch = 1 + n % 2;
-            c.axes = n % 3 == 0 ? SPATTN_BHSD : n % 3 == 1 && c.batch == 1 ? SPATTN_THD : SPATTN_BSHD;
-            c.padding = n % 4 == 1 ? 8 : 0;
-            if (is_wanted(++n)) cases.push_back(c);
-        }
-    return cases;
-}
-
-// What the name of a row says: "sm90_block_forward_bf16_d128_v128_128x128".
-spattn_dtype dtype_of(const std::string& row) {
-    if (row.find("_bf16_") != std::string::npos) return abi::bf16;
-    return row.find("_f16_") != std::string::npos ? f16 : abi::f32;
-}
-int64_t dim_of(const std::string& row) { return std::stoll(row.substr(row.find("_d") + 2)); }
-int64_t dim_v_of(const std::string& row) { return std::stoll(row.substr(row.find("_v") + 2)); }
 
 }  // namespace
 

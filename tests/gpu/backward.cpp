@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// The backward rows for tensor cores against the double-precision rows. The plain ones stand in options.cpp.
+#include "gpu/cases.h"
+
+using namespace gpu;
+
+namespace {
+
+std::vector<std::string> backward_rows() { return rows_here("sm90_", "_backward_"); }
+
+// The forward row with the widest tiles serves all.
+std::string pair_with(const std::string& row) {
+    return std::string("sm90_block_forward_") + (row.find("_f16_") != std::string::npos ? "f16" : "bf16") + "_d256_v256_128x64," + row;
+}
+
+Case backward_case(const std::string& row, Case c) {
+    c.backward = true, c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+    return c;
+}
+
+void run_row(const Context& context, const std::string& row, const Case& c) {
+    check::context = row + " " + c.name();
+    const Truth truth = make_truth(c, unsigned(c.seq_q * 131 + c.seq_k));
+    const Force force(pair_with(row));
+    const Plan plan = make_plan(context, c);
+    if (!plan) return;
+    Run run(plan, c, truth);
+    run.both_passes();
+    run.demand_truth(truth);
+}
+
+}  // namespace
+
+TEST(tensor_core_rows_backward) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    int n = 0;
+    for (const std::string& row : backward_rows()) {
+        int cases = 0;
+        for (Case c : shapes_of(dtype_of(row))) {
+            if (++n % 4) continue;  // the truth takes long; other rows get other cases
+            c = backward_case(row, c);
+            // All columns of the row's tile, or some of them.
+            if (n % 3 == 0) c.head_dim -= 24;
+            if (n % 5 == 0) c.head_dim_v -= 8 * (n % 7);
+            c.softcap = n % 7 == 1 ? 1.5 : 0, c.sinks = n % 5 == 2, c.dlse = n % 11 < 6;
+            run_row(context, row, c);
+            ++cases;
+        }
+        std::printf("%s: %d cases\n", row.c_str(), cases);
+    }
+    if (backward_rows().empty()) check::skip("no sm90 GPU");
+}
+
+// More tasks than the chip has processors, with and without work; keys that all queries see are split.
+TEST(many_tasks_backward) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const std::string& row : backward_rows()) {
+        Case packed;
+        packed.pattern = "documents(573,694,731,1132,1219,1500,1554)", packed.seq_q = packed.seq_k = 2048;
+        packed.heads_q = 15, packed.heads_kv = 3;
+        Case split;
+        split.pattern = "causal & (sink(64) | window(40,0))", split.seq_q = split.seq_k = 10000, split.heads_q = 1;
+        for (Case c : {packed, split}) {
+            c.dtype = dtype_of(row);
+            run_row(context, row, backward_case(row, c));
+        }
+    }
+}
+
+TEST(misaligned_views_backward) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const std::string& row : backward_rows()) {
+        Case c;
+        c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = 4, c.padding = 4;
+        c.dtype = dtype_of(row);
+        run_row(context, row, backward_case(row, c));
+    }
+}
+
+// Rows that make each gradient apart, under whatever else the chip does.
+TEST(gradients_made_apart_have_the_same_bits) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    cudaStream_t beside;
+    cuda(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking), "stream");
+    for (const std::string& row : rows_here("sm90_", "_backward_apart_")) {
+        Case c;
+        c.pattern = "causal & (sink(64) | window(300,0))", c.seq_q = c.seq_k = 2000, c.heads_q = 12, c.heads_kv = 3;
+        c.dtype = dtype_of(row), c = backward_case(row, c);
+        check::context = row + " " + c.name();
+        const Truth truth = make_truth(c, 11);
+        const Force force(pair_with(row));
+        const Plan plan = make_plan(context, c);
+        Run first(plan, c, truth), second(plan, c, truth), noise(plan, c, truth);
+        first.both_passes(), second.both_passes();
+        for (int i = 0; i < 5; ++i) {
+            succeed(noise.forward(beside), "forward");
+            succeed(second.backward(), "backward");
+            cuda(cudaDeviceSynchronize(), "backward");
+            for (auto part : {&Run::dq, &Run::dk, &Run::dv}) CHECK((first.*part).read() == (second.*part).read());
+        }
+    }
+    cuda(cudaStreamDestroy(beside), "stream");
+}

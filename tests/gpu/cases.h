@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// Rows of this machine, what their names say, and shapes made to hurt tiles of 64 and 128 tokens.
+#pragma once
+
+#include "gpu/gpu.h"
+
+namespace gpu {
+
+// Names that begin with the prefix and hold the pass.
+std::vector<std::string> rows_here(const char* prefix, const char* pass);
+
+// Of a name as "sm90_block_forward_bf16_d128_v128_128x128".
+spattn_dtype dtype_of(const std::string& row);
+int64_t dim_of(const std::string& row);
+int64_t dim_v_of(const std::string& row);
+
+// Every pattern at every length, with batches, groups, axes and padding by turns.
+std::vector<Case> shapes_of(spattn_dtype dtype);
+
+}  // namespace gpu
