@@ -35,6 +35,9 @@ MOST_DIFFERENCE = 0.05  # of two results in bf16 that compute the same
 QUEUED = 500_000  # cycles of work before each call, so that no host is too slow to have it queued in time
 
 
+DETERMINISTIC = "_deterministic"
+
+
 class Case(typing.NamedTuple):
     name: str
     pattern: str  # a text, or the mask of that name
@@ -46,6 +49,10 @@ class Case(typing.NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     head_dim: int = 128
     head_dim_v: int = 128
+    deterministic: bool = False  # backward alone: the forward always is
+
+    def mask(self):
+        return self.name.removesuffix(DETERMINISTIC) if self.pattern == "mask" else None
 
 
 def window(q, k, before):
@@ -89,6 +96,8 @@ CASES = [
                                                  ("d192_128", torch.bfloat16, 192, 128),
                                                  ("d256", torch.bfloat16, 256, 256))),
 ]
+CASES += [case._replace(name=case.name + DETERMINISTIC, goals={"backward": 0.85 * case.goals["backward"]},
+                        deterministic=True) for case in CASES if case.goals]
 PASSES = ("forward", "backward")
 
 
@@ -124,20 +133,22 @@ class Library:
         self.check(function(*args, handle))
         return handle[0]
 
-    def pattern(self, name, text, seq):
-        if text != "mask":
-            return self.make("spattn_pattern", self.lib.spattn_pattern_parse, text.encode())
-        rows = load_mask(name)
+    def pattern(self, case):
+        if not case.mask():
+            return self.make("spattn_pattern", self.lib.spattn_pattern_parse, case.pattern.encode())
+        rows = load_mask(case.mask())
         row_ptr = torch.tensor([0] + [len(r.nonzero()) for r in rows]).cumsum(0).int()
         col_idx = rows.nonzero()[:, 1].int().contiguous()
         a, b = view(row_ptr), view(col_idx)
-        return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, seq, seq, 0)
+        return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, case.seq, case.seq, 0)
 
-    def plan(self, case, flags):
+    def plan(self, case, backward):
+        flags = (self.lib.SPATTN_PLAN_BACKWARD if backward else 0) | (
+            self.lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0)
         problem = sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=case.heads,
                         seq_q=case.seq, seq_k=case.seq, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
                         dtype=DTYPES[case.dtype], axes=self.lib.SPATTN_BHSD)
-        pattern = self.pattern(case.name, case.pattern, case.seq)
+        pattern = self.pattern(case)
         plan = self.make("spattn_plan", self.lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
         stats = sized("spattn_stats")
         self.check(self.lib.spattn_plan_stats(plan, stats))
@@ -269,6 +280,8 @@ def peers_here(case, what, mask, kept, use_flex, t):
     import fa4
     from torch.nn.attention import SDPBackend, sdpa_kernel
     is_plain = case.dtype == torch.bfloat16 and case.head_dim == 128
+    if case.deterministic:
+        return  # none of them is, on sparse patterns
     if fa4.is_here() and is_plain and what == "forward":
         yield "FA4", lambda: fa4.make_call(case.name, mask, t.q, t.k, t.v)
     if case.pattern in ("full", "causal"):
@@ -313,14 +326,14 @@ def measure_peer(call, flops, results):
 def run_case(library, case, passes, use_flex, common, write):
     mask, kept = None, case.kept
     if kept is None:
-        mask = load_mask(case.name).bool()
+        mask = load_mask(case.mask()).bool()
         on_gpu = mask.cuda()
         kept = lambda i, j: on_gpu[i // 128, j // 128]  # noqa: E731
     t = Tensors(case)
     forward = dict(q=t.q, k=t.k, v=t.v, out=t.out, lse=t.lse)
     backward = dict(forward, dout=t.dout, dq=t.dq, dk=t.dk, dv=t.dv)
     lib = library.lib
-    plan, pairs = library.plan(case, lib.SPATTN_PLAN_BACKWARD if "backward" in passes else 0)
+    plan, pairs = library.plan(case, "backward" in passes)
     calls = {"forward": library.forward(plan, **forward)}
     calls["forward"]()
     flops = {"forward": 2 * pairs * (case.head_dim + case.head_dim_v)}
@@ -387,7 +400,8 @@ def main():
                   flush=True)
         for case in CASES:
             if fnmatch.fnmatch(case.name, args.case):
-                run_case(library, case, args.passes or PASSES, not args.no_flex, common, write)
+                passes = [what for what in args.passes or PASSES if what == "backward" or not case.deterministic]
+                run_case(library, case, passes, not args.no_flex, common, write)
 
 
 if __name__ == "__main__":
