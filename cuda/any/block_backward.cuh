@@ -136,14 +136,14 @@ struct Gradients {
 template <Dtype D, bool ByKey>
 struct BackwardTile : Tile<D, ByKey> {
     using Base = Tile<D, ByKey>;
-    using typename Base::T, typename Base::Real, typename Base::S;
     using Base::at, Base::shared, Base::layout, Base::is_kept;
+    using typename Base::T, typename Base::Real, typename Base::S;
 
     const BackwardParams<Real>& params;
     const Task task;
     const int first_row, batch, head;  // head: of keys where rows are keys
-    int head_q = 0, tile = 0;  // tile: where to look for repeated queries next
-    Real lse[4], delta[4];  // of the rows or of the step's tokens, whichever are queries
+    int head_q = 0, tile = 0;          // tile: where to look for repeated queries next
+    Real lse[4], delta[4];             // of the rows or of the step's tokens, whichever are queries
 
     __device__ BackwardTile(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned task_index, int row_part)
         : Base(params.layout, params.order, shared),
@@ -266,8 +266,8 @@ struct BackwardTile : Tile<D, ByKey> {
 template <Dtype D, bool ByKey>
 struct Backward : BackwardTile<D, ByKey> {
     using Base = BackwardTile<D, ByKey>;
-    using typename Base::Real, typename Base::S;
     using Base::at, Base::shared, Base::params, Base::is_kept, Base::task;
+    using typename Base::Real, typename Base::S;
 
     const int first_column;
     Real *const first_sums, *const second_sums;  // dq, or dk and dv
@@ -293,8 +293,10 @@ struct Backward : BackwardTile<D, ByKey> {
         Base::probabilities(p, ds);
         Real dp[4][4];
         const auto *v = Base::keys(params.v), *dout = Base::queries(params.dout);
-        if (ByKey) Base::dots(params.v, v, params.dout, dout, params.head_dim_v, dp);
-        else Base::dots(params.dout, dout, params.v, v, params.head_dim_v, dp);
+        if (ByKey)
+            Base::dots(params.v, v, params.dout, dout, params.head_dim_v, dp);
+        else
+            Base::dots(params.dout, dout, params.v, v, params.head_dim_v, dp);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -335,7 +337,8 @@ struct Backward : BackwardTile<D, ByKey> {
     __device__ void finish_query(int token, size_t place, int column, Real dq) {
         if (column >= params.head_dim) return;
         const size_t part_row = task.part * size_t(Base::layout.block_q) + place;
-        if (task.part != whole_row) params.space.parts_query[part_row * params.head_dim + column] = dq;
+        if (task.part != whole_row)
+            params.space.parts_query[part_row * params.head_dim + column] = dq;
         else if (token != no_token)
             Gradients<D>{params}.write_query(Base::batch, Base::head, token, column, dq);
     }
@@ -364,8 +367,8 @@ __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
 template <Dtype D>
 struct RowSums : BackwardTile<D, false> {
     using Base = BackwardTile<D, false>;
-    using typename Base::Real, typename Base::S;
     using Base::at, Base::shared, Base::params, Base::task;
+    using typename Base::Real, typename Base::S;
 
     __device__ RowSums(const BackwardParams<Real>& params, Shared<Real>& shared, unsigned index)
         : Base(params, shared, index / unsigned(params.row_parts), int(index % unsigned(params.row_parts))) {}
@@ -417,8 +420,8 @@ __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant
     const int block = ByKey ? layout.block_k : layout.block_q, place = int(blockIdx.x % unsigned(block));
     const Join join = params.tasks.joins[blockIdx.x / unsigned(block)];
     if (!ByKey && join.row < repeating_tiles(layout.queries)) return;
-    const int token = own_token_at(ByKey ? layout.keys : layout.queries, block, ByKey ? layout.seq_k : layout.seq_q,
-                                   join.row, place);
+    const int token =
+        own_token_at(ByKey ? layout.keys : layout.queries, block, ByKey ? layout.seq_k : layout.seq_q, join.row, place);
     if (token == no_token) return;
     const int64_t heads = ByKey ? params.heads_kv : params.heads_q;
     const int columns = ByKey ? params.head_dim + params.head_dim_v : params.head_dim;
@@ -433,8 +436,7 @@ __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant
     const int most = ByKey ? max(params.head_dim, params.head_dim_v) : params.head_dim;
     for (int column = threadIdx.x; column < most; column += row_threads)
         if constexpr (ByKey)
-            Gradients<D>{params}.write_key(batch, head, token, column,
-                                           column < params.head_dim ? sum(column) : 0,
+            Gradients<D>{params}.write_key(batch, head, token, column, column < params.head_dim ? sum(column) : 0,
                                            column < params.head_dim_v ? sum(params.head_dim + column) : 0);
         else
             Gradients<D>{params}.write_query(batch, head, token, column, sum(column));
@@ -471,13 +473,42 @@ struct BackwardLaunch {
     BackwardParams<Real> params;
 
     explicit BackwardLaunch(const BackwardArgs& args, MaskOrder order = MaskOrder::rows)
-        : args(args), p(*args.problem),
-          params{args.q, args.k, args.v, args.out, args.lse, args.dout, args.dlse, args.dq, args.dk, args.dv,
-                 args.sink_logits, args.dsink_logits, args.layout, args.tasks,
+        : args(args),
+          p(*args.problem),
+          params{args.q,
+                 args.k,
+                 args.v,
+                 args.out,
+                 args.lse,
+                 args.dout,
+                 args.dlse,
+                 args.dq,
+                 args.dk,
+                 args.dv,
+                 args.sink_logits,
+                 args.dsink_logits,
+                 args.layout,
+                 args.tasks,
                  BackwardSpace<Real>::at(args.workspace, p, args.layout, args.tasks),
-                 BackwardCarried<Real>::at(args.piece.carried, p), args.piece, p.batch, p.heads_q, p.heads_kv, p.seq_q,
-                 p.seq_k, int(p.group()), int(p.head_dim), int(p.head_dim_v), 1, 1, 0, 32, 0, Real(p.scale), Real(p.softcap),
-                 p.value_in_key, order} {}
+                 BackwardCarried<Real>::at(args.piece.carried, p),
+                 args.piece,
+                 p.batch,
+                 p.heads_q,
+                 p.heads_kv,
+                 p.seq_q,
+                 p.seq_k,
+                 int(p.group()),
+                 int(p.head_dim),
+                 int(p.head_dim_v),
+                 1,
+                 1,
+                 0,
+                 32,
+                 0,
+                 Real(p.scale),
+                 Real(p.softcap),
+                 p.value_in_key,
+                 order} {}
 
     // Sixteen bytes at a time where both tensors allow it.
     void rows() {

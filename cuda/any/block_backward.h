@@ -13,10 +13,10 @@ namespace spattn::any {
 template <Dtype D>
 struct BlockBackward {
     static void run(const BackwardArgs& args, MaskOrder order);
-    static void rows(const BackwardArgs& args);       // lse and delta
-    static void join_keys(const BackwardArgs& args);  // parts of dk and dv; launches nothing where there are none
+    static void rows(const BackwardArgs& args);          // lse and delta
+    static void join_keys(const BackwardArgs& args);     // parts of dk and dv; launches nothing where there are none
     static void join_queries(const BackwardArgs& args);  // of dq
-    static void sinks(const BackwardArgs& args);      // dsink_logits; launches nothing where they are absent
+    static void sinks(const BackwardArgs& args);         // dsink_logits; launches nothing where they are absent
     static void prepare(int32_t device);
 };
 
@@ -30,7 +30,8 @@ struct BackwardSpace {
     static size_t bytes(const Problem& p, const LayoutView& layout, const TasksView& by_key,
                         const TasksView& by_query) {
         return (2 * rows_q(p) + key_parts(p, layout, by_key) +
-                size_t(by_query.num_parts) * size_t(layout.block_q) * size_t(p.head_dim)) * sizeof(Real);
+                size_t(by_query.num_parts) * size_t(layout.block_q) * size_t(p.head_dim)) *
+               sizeof(Real);
     }
     static BackwardSpace at(void* memory, const Problem& p, const LayoutView& layout, const TasksView& by_key) {
         Real* rows = static_cast<Real*>(memory);

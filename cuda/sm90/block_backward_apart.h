@@ -7,8 +7,8 @@
 
 namespace spattn::sm90 {
 
-// What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then a counter for each walk, and
-// notes for each task of the longest and warp that works on it.
+// What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then a counter for each walk,
+// and notes for each task of the longest and warp that works on it.
 struct BlockBackwardApartSpace {
     static constexpr int walks = 3;
     size_t counters, notes, bytes;  // offsets, and the whole

@@ -325,8 +325,8 @@ struct Repair {
 
     __device__ void pair(int batch, int head_kv, int64_t key) {
         if (isnan(l)) return;  // by its own keys: nothing can change it
-        const auto *k = any::row_of<Element>(params.k, batch, head_kv, key);
-        const auto *v = any::row_of<Element>(params.v, batch, head_kv, key);
+        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
         float s = 0;
         for (int i = 0; i < columns; ++i)
             if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]), s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the backward kernels share: their operands, what belongs to a query, how a warp walks the blocks of a task, and how
-// it makes a row of gradients again where 0 * NaN may have reached it.
+// What the backward kernels share: their operands, what belongs to a query, how a warp walks the blocks of a task, and
+// how it makes a row of gradients again where 0 * NaN may have reached it.
 #pragma once
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // The rows of this arch, with what the plan asks of them. Host code, so that plans for an imaginary GPU can be tested
 // where there is none.
 #include <algorithm>
+#include <cmath>
 
 #include "any/block_backward.h"
 #include "any/block_forward.h"
@@ -69,21 +70,33 @@ const char* block_forward_fits(const Problem& p) {
     return nullptr;
 }
 
+// What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
+constexpr double streamed = 0.7, beside_products = 0.8;
+double memory_us(double bytes, const Machine& machine, double reached) {
+    return bytes / (machine.bandwidth * reached) * 1e-3;
+}
+double compute_us(double cycles, const Machine& machine) { return cycles / (machine.lanes * machine.clock) * 1e-3; }
+
+// Products and memory overlap, but for the blocks that a task begins and ends with: the less, the more alike both are.
+Cost overlapped(double apart, double compute, double memory) {
+    return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
+}
+
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
-// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Read off
-// full_16k and window1k_16k with head_dim 128 and blocks of 128 keys (H200); for the other rows they are what the
-// formula says, not yet measured. They settle which row a problem gets.
+// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
+// keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
+// 10 %, but for a task a block, 20 %. They settle which row a problem gets.
 template <int HeadDim, int HeadDimV, int BlockK>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
-    constexpr double softmax = 1550.0 * BlockK / 128, mask = 150.0 * BlockK / 128, block = 100, task = 1500;
+    constexpr double elements = BlockK == 128 ? 1950 : 1500;
+    constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 ? 2500 : 600;
     constexpr double launch = 4;  // us
     const double cycles =
-        s.blocks * (std::max(products / reached, softmax) + block) + s.masked * mask + double(s.rows) * task;
-    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
+        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
-    const double memory = rows * double(p.head_dim + p.head_dim_v) * 2 / machine.bandwidth * 1e-3;
-    return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
+    const double bytes = rows * double(p.head_dim + p.head_dim_v) * 2;
+    return overlapped(launch, compute_us(cycles, machine), memory_us(bytes, machine, beside_products));
 }
 
 size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.problem, s.layout, s.tasks).bytes; }
@@ -146,20 +159,27 @@ const char* block_backward_fits(const Problem& p) {
     return nullptr;
 }
 
-// As in the forward: five products a block, exponentials and what belongs to them; and dq's sums, which are cleared,
-// added and read. Estimates, not yet measured.
+// Tokens of a problem times their columns, in bytes: q or dq, and out or dout; k or dk, and v or dv.
+double query_bytes(const Problem& p) {
+    return double(p.batch * p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v) * 2;
+}
+double key_bytes(const Problem& p) {
+    return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * 2;
+}
+
+// As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
+// to, and read after.
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.72;
-    constexpr double elements = 1300 * rows, mask = 150 * rows, block = 100, task = 4000;
-    constexpr double launch = 15;  // us
+    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.73;
+    constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
+    constexpr double launches = 15;  // us
     const double cycles =
         s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
-    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
-    const double queries = double(p.batch * p.heads_q * p.seq_q), keys = double(p.batch * p.heads_kv * p.seq_k);
-    const double bytes = (3 * queries + 3 * keys) * double(p.head_dim + p.head_dim_v) * 2 + queries * 12 * HeadDim;
-    const double memory = bytes / machine.bandwidth * 1e-3;
-    return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
+    const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
+    const double around = memory_us(1.5 * query_bytes(p) + 2 * sums, machine, streamed);
+    const double beside = memory_us(query_bytes(p) + 2 * key_bytes(p) + 2 * sums, machine, beside_products);
+    return overlapped(launches + around, compute_us(cycles, machine), beside);
 }
 
 template <int HeadDim>
@@ -222,17 +242,17 @@ const char* block_backward_apart_fits(const Problem& p) {
     return nullptr;
 }
 
-// Products of 128 x 128 blocks: 8 cycles a column. Estimates, not yet measured.
+// Products of 128 x 128 blocks: 8 cycles a column. Every walk reads all operands.
 template <int HeadDim, int HeadDimV, bool JoinsDkDv>
 Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV), reached = 0.65;
-    constexpr double mask = 500, block = 400, task = 6000;
-    constexpr double launch = 15;  // us
-    const double cycles = s.blocks * (products / reached + block) + s.masked * mask + double(s.rows) * task;
-    const double compute = cycles / (machine.lanes * machine.clock) * 1e-3;
-    const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
-    const double memory = 5 * rows * double(p.head_dim + p.head_dim_v) * 2 / machine.bandwidth * 1e-3;
-    return {launch + std::max(compute, memory), compute >= memory ? "compute" : "memory"};
+    constexpr int walks = JoinsDkDv ? 2 : 3;
+    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV), reached = 0.77;
+    constexpr double elements = 3300 * walks, mask = 300, task = 2000 * walks;
+    constexpr double launches = 15;  // us
+    const double cycles = s.blocks * std::max(products / reached, elements) + s.masked * mask + double(s.rows) * task;
+    const double around = memory_us(query_bytes(p), machine, streamed);
+    const double bytes = walks * (query_bytes(p) + key_bytes(p)) + query_bytes(p) / 2 + key_bytes(p);
+    return overlapped(launches + around, compute_us(cycles, machine), memory_us(bytes, machine, beside_products));
 }
 
 size_t block_backward_apart_workspace(const Sizing& s) {

@@ -65,6 +65,7 @@ struct Golden {
     const char *name, *pattern;
     int64_t heads, seq_q, seq_k, head_dim;
     Dtype dtype = Dtype::bf16;
+    bool backward = false, deterministic = false;
 };
 
 const Golden goldens[] = {
@@ -76,13 +77,18 @@ const Golden goldens[] = {
     {"f16_96", "block_diagonal(512)", 16, 16384, 16384, 96, Dtype::f16},
     {"f32", "causal", 2, 1024, 1024, 128, Dtype::f32},
     {"odd_head_dim", "causal", 2, 1024, 1024, 100},
+    {"backward", "causal & window(1023,0)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"backward_narrow", "block_diagonal(64)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"backward_wide", "causal", 16, 4096, 4096, 256, Dtype::f16, true},
+    {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
 };
 
 CompiledPlan plan_of(const Golden& g) {
     Problem p = imaginary::problem(g.seq_q, g.seq_k, g.head_dim);
     p.heads_q = p.heads_kv = g.heads;
-    p.dtype = g.dtype;
+    p.dtype = g.dtype, p.deterministic = g.deterministic;
     PlanOptions options;
+    options.backward = g.backward;
     options.device = SPATTN_CUDA;
     options.machine = {"imaginary GPU", 132, 1.7, 4000};
     return compile_plan(*parse_pattern(g.pattern), p, options, rows());
