@@ -42,7 +42,7 @@ def fetched(build):
     linked does not depend on them."""
     folder = build.parent / "consumer"
     run("cmake", "-S", ROOT / "tests" / "cpp" / "consumer", "-B", folder, f"-DEXAMPLES={EXAMPLES}", f"-DFETCHED={ROOT}",
-        "-DCMAKE_CXX_FLAGS=-DSPATTN_CPU_ONE_VECTOR_ARCH", "-DCMAKE_BUILD_TYPE=Debug")
+        "-DCMAKE_CXX_FLAGS=-DSPATTN_CPU_REFERENCE_ONLY", "-DCMAKE_BUILD_TYPE=Debug")
     run("cmake", "--build", folder, "--parallel", os.cpu_count())
     return folder
 
