@@ -22,7 +22,7 @@ void add_kernels(std::vector<Kernel>& all) {
 
 Backend backend() {
     return {"cuda", SPATTN_CUDA, runtime::count_devices, runtime::allocate, runtime::release, runtime::copy_in,
-            runtime::make_machine};
+            runtime::clear, runtime::make_machine};
 }
 
 }  // namespace cuda

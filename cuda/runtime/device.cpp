@@ -102,6 +102,11 @@ void copy_in(int index, void* to, const void* from, size_t bytes, void* stream) 
     check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 
+void clear(int index, void* memory, size_t bytes, void* stream) {
+    const CurrentDevice current(index);
+    check(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
+}
+
 Machine make_machine(int index, int) {
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");

@@ -25,6 +25,7 @@ int count_processors(int index);
 void* allocate(int index, size_t bytes, void* stream);
 void release(int index, void* memory, size_t bytes, void* stream) noexcept;
 void copy_in(int index, void* to, const void* from, size_t bytes, void* stream);
+void clear(int index, void* memory, size_t bytes, void* stream);
 Machine make_machine(int index, int lanes);
 
 }  // namespace spattn::runtime

@@ -22,6 +22,9 @@ public:
     void copy_in(void* to, const void* from, size_t bytes, void* stream) const override {
         backend_.copy_in(id_.index, to, from, bytes, stream);
     }
+    void clear(void* memory, size_t bytes, void* stream) const override {
+        backend_.clear(id_.index, memory, bytes, stream);
+    }
 
 protected:
     void* allocate(size_t bytes, void* stream) const override {

@@ -2,8 +2,7 @@
 #include "api/empty.h"
 
 #include <algorithm>
-#include <limits>
-#include <vector>
+#include <utility>
 
 #include "core/math.h"
 
@@ -40,10 +39,10 @@ size_t run_workspace(const spattn_plan& plan, spattn_enum op) {
     const auto both_dims = [&](int64_t heads) {
         return matrix_bytes(p, heads, p.head_dim) + matrix_bytes(p, heads, p.head_dim_v);
     };
-    const bool has_queries = given.batch && given.seq_q, has_keys = given.batch && given.seq_k;
-    const size_t absent = (has_queries ? 0 : both_dims(p.heads_q)) + (has_keys ? 0 : both_dims(p.heads_kv));
+    const size_t absent =
+        (has_queries(given) ? 0 : both_dims(p.heads_q)) + (has_keys(given) ? 0 : both_dims(p.heads_kv));
     if (op == SPATTN_OP_FORWARD) return kernel_workspace(plan, op) + absent;
-    return kernel_workspace(plan, op) + 2 * absent + (has_queries ? 0 : rows_bytes(p));  // 2: gradients are absent too
+    return kernel_workspace(plan, op) + 2 * absent + (has_queries(given) ? 0 : rows_bytes(p));  // 2: gradients are absent too
 }
 
 Counts count_empty(const Problem& given) {
@@ -52,32 +51,24 @@ Counts count_empty(const Problem& given) {
     return counts;
 }
 
-StandIns::StandIns(const spattn_plan& plan, spattn_enum op, void* workspace, void* stream)
-    : plan_(plan), p_(plan.compiled.problem), stream_(stream),
-      is_read_(op == SPATTN_OP_BACKWARD && plan.given.has_sink_logits),
+StandIns::StandIns(const spattn_plan& plan, spattn_enum op, void* workspace)
+    : p_(plan.compiled.problem),
       next_(static_cast<char*>(workspace) + (workspace ? kernel_workspace(plan, op) : 0)) {}
 
 TensorView StandIns::matrix(int64_t heads, int64_t dim) {
-    return {take(matrix_bytes(p_, heads, dim), 0), heads * dim, dim, dim, 1};
+    return {take(matrix_bytes(p_, heads, dim)), heads * dim, dim, dim, 1};
 }
 
-// exp(z - infinity) is 0 for every sink logit z, so a sink's gradient gets nothing from a row that is not there.
-TensorView StandIns::rows() {
-    return {take(rows_bytes(p_), std::numeric_limits<float>::infinity()), p_.heads_q, 1, 1, 0};
-}
+TensorView StandIns::rows() { return {take(rows_bytes(p_)), p_.heads_q, 1, 1, 0}; }
 
-void* StandIns::take(size_t bytes, float content) {
-    char* const memory = next_;
-    next_ += bytes;
-    if (!is_read_) return memory;
-    const size_t count = bytes / sizeof(float);
-    if (plan_.device->id().type == SPATTN_CPU) {
-        std::fill_n(reinterpret_cast<float*>(memory), count, content);
-    } else {
-        const std::vector<float> contents(count, content);
-        plan_.device->memory()->copy_in(memory, contents.data(), bytes, stream_);
-    }
-    return memory;
+void* StandIns::take(size_t bytes) { return std::exchange(next_, next_ + bytes); }
+
+void clear_sinks(const spattn_plan& plan, const TensorView& dsink_logits, void* stream) {
+    const Memory& memory = *plan.device->memory();
+    float* const heads = static_cast<float*>(dsink_logits.data);
+    const int64_t count = plan.given.heads_q;
+    if (dsink_logits.head == 1) return memory.clear(heads, size_t(count) * sizeof(float), stream);
+    for (int64_t head = 0; head < count; ++head) memory.clear(heads + head * dsink_logits.head, sizeof(float), stream);
 }
 
 }  // namespace spattn

@@ -22,7 +22,7 @@ public:
     Operands(const spattn_plan& plan, spattn_enum op, const Args& args)
         : plan_(plan), p_(plan.given),
           workspace_(check_workspace(args.workspace, args.workspace_bytes, run_workspace(plan, op))),
-          stand_ins_(plan, op, workspace_, args.stream) {}
+          stand_ins_(plan, op, workspace_) {}
 
     void* workspace() const { return workspace_; }
 
@@ -309,6 +309,10 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         if (!p.has_sink_logits) refuse_operand(a.dsink_logits, "dsink_logits", unplanned_sinks);
         if (a.dsink_logits) call.dsink_logits = operands.head_output(a.dsink_logits, "dsink_logits");
         operands.check_overlaps();
+        if (a.dsink_logits && !has_queries(p)) {
+            clear_sinks(*plan, call.dsink_logits, a.stream);
+            call.dsink_logits = {};
+        }
         const RowsOfCall rows(*plan, call.call_lists);
         CancellableParallel threads = threads_of(*plan);
         fill(call, *plan, rows, threads, a.stream);

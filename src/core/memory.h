@@ -44,6 +44,8 @@ public:
     virtual bool is_heap() const = 0;  // the host's own: what lies there already need not be copied
     // Copies from host memory; `from` may be reused on return.
     virtual void copy_in(void* to, const void* from, size_t bytes, void* stream) const = 0;
+    // Writes zeros in the stream's order, also where it captures.
+    virtual void clear(void* memory, size_t bytes, void* stream) const = 0;
 
 protected:
     // Aligned to 256 bytes. Fails with a typed error, never returns null.

@@ -27,6 +27,7 @@ const Backend cpu_backend = {
     [](int, size_t bytes, void*) { return ::operator new(bytes, alignment); },
     [](int, void* memory, size_t, void*) { ::operator delete(memory, alignment); },
     [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
+    [](int, void* memory, size_t bytes, void*) { std::memset(memory, 0, bytes); },
     [](int, int lanes) { return this_machine(lanes); },
 };
 

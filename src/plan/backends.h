@@ -25,6 +25,7 @@ struct Backend {
     void (*release)(int index, void* memory, size_t bytes, void* stream);
     // Copies from host memory and returns when `from` may be reused. Fails with a typed error on a capturing stream.
     void (*copy_in)(int index, void* to, const void* from, size_t bytes, void* stream);
+    void (*clear)(int index, void* memory, size_t bytes, void* stream);  // zeros, in the stream's order
     Machine (*machine)(int index, int lanes);  // lanes: threads of a CPU context
 };
 
