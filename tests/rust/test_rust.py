@@ -2,8 +2,12 @@
 """The Rust crates against the library of this build: their own tests and documentation, the library opened at run time,
 the examples, the crates that bring other people's together with ours, Miri, style, and the oldest Rust. What cannot be
 tried here is skipped, and says why."""
+import importlib.util
+import os
+import pathlib
 import re
 import shutil
+import sys
 
 import capi
 import pytest
@@ -37,6 +41,67 @@ def test_host_time(cargo):
     output = cargo("test", "--release", "-p", "sparseattn", *SYSTEM, "--test", "host_time", "--", "--nocapture")
     skip_what_says_so(output)
     assert "forward of one token" in output
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A crate of somebody who has the library installed."""
+    folder = tmp_path_factory.mktemp("stranger")
+    (folder / "src").mkdir()
+    (folder / "Cargo.toml").write_text(f"""\
+[package]
+name = "stranger"
+version = "0.1.0"
+edition = "2021"
+
+[dependencies]
+sparseattn = {{ path = "{CRATES / 'sparseattn'}", default-features = false, features = ["system"] }}
+""")
+    (folder / "src" / "lib.rs").write_text("""\
+#[test]
+fn it_counts() {
+    assert_eq!((sparseattn::causal() & sparseattn::window(1, 0)).stats(8).unwrap().pairs, 15.0);
+}
+""")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prefix(build, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("installed")
+    run("cmake", "--install", build, "--prefix", folder)
+    return folder
+
+
+def library_folder(prefix):
+    return next(path.parent for path in prefix.rglob("libsparseattn.so"))
+
+
+def test_stranger_with_a_prefix(cargo, stranger, prefix):
+    where = {"SPARSEATTN_DIR": str(prefix), "LD_LIBRARY_PATH": str(library_folder(prefix))}
+    demand_tests(cargo("test", cwd=stranger, **where), 1)
+
+
+def test_stranger_with_the_archive_alone(cargo, stranger, prefix, tmp_path):
+    shutil.copy(library_folder(prefix) / "libsparseattn.a", tmp_path)
+    demand_tests(cargo("test", cwd=stranger, SPARSEATTN_DIR=str(tmp_path), LD_LIBRARY_PATH=None), 1)
+
+
+def test_stranger_with_pkg_config(cargo, stranger, prefix):
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config here, nor the pkgconf wheel")
+    library = library_folder(prefix)
+    where = {"PKG_CONFIG_PATH": str(library / "pkgconfig"), "LD_LIBRARY_PATH": str(library)}
+    demand_tests(cargo("test", cwd=stranger, SPARSEATTN_DIR=None, **where), 1)
+
+
+def test_stranger_with_the_python_package(cargo, stranger):
+    if importlib.util.find_spec("sparseattn") is None:
+        pytest.skip("the Python package is not installed here")
+    prefix = run(sys.executable, "-m", "sparseattn", "prefix").strip()
+    path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    demand_tests(cargo("test", cwd=stranger, SPARSEATTN_DIR=None, PATH=path, PKG_CONFIG_PATH="/nowhere",
+                       LD_LIBRARY_PATH=f"{prefix}/lib"), 1)
 
 
 @pytest.mark.parametrize("crate", WITH_OTHER_PEOPLES)
