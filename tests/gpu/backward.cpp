@@ -10,7 +10,8 @@ std::vector<std::string> backward_rows() { return rows_here("sm90_", "_backward_
 
 // The forward row with the widest tiles serves all.
 std::string pair_with(const std::string& row) {
-    return std::string("sm90_block_forward_") + (row.find("_f16_") != std::string::npos ? "f16" : "bf16") + "_d256_v256_128x64," + row;
+    return std::string("sm90_block_forward_") + (row.find("_f16_") != std::string::npos ? "f16" : "bf16") +
+           "_d256_v256_128x64," + row;
 }
 
 Case backward_case(const std::string& row, Case c) {

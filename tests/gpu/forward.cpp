@@ -164,8 +164,10 @@ TEST(what_a_query_does_not_see_changes_nothing) {
                 const bool is_clean = int64_t(row) % seq < first;
                 if (is_clean) worst = std::fmax(worst, off(lse[row], clean.lse[row]));
                 for (size_t i = row * size_t(c.head_dim_v); i < (row + 1) * size_t(c.head_dim_v); ++i)
-                    if (is_clean) worst = std::fmax(worst, off(out[i], clean.out[i]));
-                    else shows &= std::isnan(out[i]);
+                    if (is_clean)
+                        worst = std::fmax(worst, off(out[i], clean.out[i]));
+                    else
+                        shows &= std::isnan(out[i]);
             }
             check::context += ", off by " + std::to_string(worst);
             CHECK(worst <= 3e-2);

@@ -98,8 +98,7 @@ CompiledPlan plan_of(const Golden& g) {
 
 TEST(gpu_plans_are_the_golden_ones) {
     imaginary_capability = 90;
-    for (const Golden& g : goldens)
-        golden::demand("plan", std::string("gpu_") + g.name + ".txt", explain(plan_of(g)));
+    for (const Golden& g : goldens) golden::demand("plan", std::string("gpu_") + g.name + ".txt", explain(plan_of(g)));
 }
 
 TEST(older_gpus_get_the_plain_rows) {
