@@ -14,8 +14,9 @@ namespace {
 // byte of Real for a query row to meet a range of keys backward: its q, dout and dq, list, p and ds are fetched.
 constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8, cell = 175;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
-// Clocks a byte of a key where heads lie in lanes: it is copied, and backward its sums are loaded and stored, too.
-constexpr double forward_key = 0.05, backward_key = 0.2;
+// Clocks a byte of a key where heads lie in lanes: it is copied, and backward its sums are loaded and stored, too; and of
+// a list, however short (random lists of 4 to 64 keys, Sapphire Rapids).
+constexpr double forward_key = 0.05, backward_key = 0.2, heads_list = 4000;
 
 inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element, double far = far_float) {
     const double dims = double(p.head_dim) + (p.value_in_key ? 0 : double(p.head_dim_v));
@@ -59,9 +60,9 @@ Cost heads_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     double clocks = stats.gathered * width * (products * 2 * dims / flops_per_clock + softmax_clocks / lanes);
     clocks += gathered_clocks(p, stats, sizeof(T)) * (width / most_heads + 1);
     clocks += stats.gathered * dims * sizeof(Real) * (pass == Pass::forward ? forward_key : backward_key);
-    const double lists = double(stats.rows) / double(p.group());
-    clocks += lists * width * dims * (pass == Pass::forward ? forward_row : backward_row);
-    return gather_cost(clocks, machine);
+    // Only the group's heads count: lanes that it leaves empty have no q to read and no out to write.
+    clocks += double(stats.rows) * dims * (pass == Pass::forward ? forward_row : backward_row);
+    return gather_cost(clocks + double(stats.rows) / double(p.group()) * heads_list, machine);
 }
 
 }  // namespace

@@ -22,8 +22,14 @@ constexpr int lanes = 2, tile_m = 4, tile_n = 2;
 typedef double Vec __attribute__((vector_size(8 * lanes)));
 typedef int64_t Bits __attribute__((vector_size(8 * lanes)));  // all ones or all zeros in each lane
 
-// For cost.h: flops of products, clocks a vector of softmax.
-constexpr double flops_per_clock = 2.0 * lanes, softmax_clocks = 24;
+// For cost.h: flops of products, clocks a vector of softmax. Without FMA a product and its sum are two instructions:
+// dense blocks and heads in lanes take twice as long as with it, for each lane (Sapphire Rapids).
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr double flops_per_clock = 2.0 * lanes;
+#else
+constexpr double flops_per_clock = 1.0 * lanes;
+#endif
+constexpr double softmax_clocks = 24;
 
 inline Vec load(const double* x) {
     Vec v;
