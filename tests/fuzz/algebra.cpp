@@ -2,9 +2,10 @@
 // Bytes as a composition of patterns and an extent: every question is answered as the definitions do, pair by pair.
 #include <cmath>
 
-#include "fuzz/model.h"
+#include "fuzz/fuzz.h"
 
 using namespace fuzz;
+using drawn::Builder, drawn::Model, drawn::Rectangle;
 
 namespace {
 

@@ -7,11 +7,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "sparseattn/sparseattn.h"
+#include "drawn.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size);
 
@@ -20,19 +19,16 @@ extern "C" __attribute__((used)) inline const char* __asan_default_options() { r
 
 namespace fuzz {
 
-struct Releaser {
-    void operator()(spattn_pattern* p) const { spattn_pattern_release(p); }
-};
-using Pattern = std::unique_ptr<spattn_pattern, Releaser>;
+using drawn::Pattern;
 
 // Numbers from the input; 0 once it is used up.
-class Bytes {
+class Bytes : public drawn::Choices {
 public:
     Bytes(const uint8_t* bytes, size_t size) : bytes_(bytes), end_(bytes + size) {}
-    int64_t number(int64_t low, int64_t high) {
+    int64_t number(int64_t low, int64_t high) override {
         return low + (bytes_ == end_ ? 0 : *bytes_++ % (high - low + 1));
     }
-    bool is_empty() const { return bytes_ == end_; }
+    bool is_empty() const override { return bytes_ == end_; }
 
 private:
     const uint8_t *bytes_, *end_;

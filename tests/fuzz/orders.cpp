@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Bytes as a composition of patterns and an extent, compiled in every order of the tokens: each layout says the pairs
 // of the definitions, each of them once, and each token has one writer.
-#include "fuzz/model.h"
+#include "fuzz/fuzz.h"
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/packed.h"
@@ -9,6 +9,7 @@
 #include "layout/orders/residue.h"
 
 using namespace fuzz;
+using drawn::Builder, drawn::Model, drawn::Rectangle;
 using spattn::Layout;
 
 namespace {

@@ -14,14 +14,19 @@ constexpr int cases = 2000;
 
 PatternRef random_hot_leaf(Random& random, const Extent& e) {
     const int64_t limit = std::max(e.seq_q, e.seq_k) + 20, block = random.in(8, 40);
+    const auto positions = [&] {
+        std::vector<int64_t> out(size_t(random.in(1, 12)));
+        for (int64_t& position : out) position = random.in(0, limit);
+        return out;
+    };
     switch (random.in(0, 5)) {
         case 0: return make_landmark(block, random.in(1, block / 8));
         case 1: return make_fixed(block, random.in(1, block / 8));
-        case 2: return make_global_keys(random.positions(12, limit));
-        case 3: return make_transpose(make_global_keys(random.positions(12, limit)));
+        case 2: return make_global_keys(positions());
+        case 3: return make_transpose(make_global_keys(positions()));
         case 4: return make_transpose(make_landmark(block, random.in(1, block / 8)));
     }
-    return make_global_tokens(random.positions(12, limit));
+    return make_global_tokens(positions());
 }
 
 // Compositions around a leaf that has hot tokens.

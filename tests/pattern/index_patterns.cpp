@@ -21,15 +21,16 @@ IndexArray ints(std::vector<int64_t> numbers) { return numbers; }
 
 TEST(index_patterns_mean_their_lists) {
     for (uint32_t seed = 0; seed < 1500; ++seed) {
-        IndexSource source(seed);
+        Source source(seed);
         const Plane plane = source.plane();
-        check_meaning(source.index_leaf(plane.extent), plane, seed);
+        const Tree tree = seed % 4 ? source.lists(plane.extent) : source.per_document(plane.extent, 2);
+        check_meaning(tree, plane, seed);
     }
 }
 
 TEST(compositions_mean_their_parts) {
     for (uint32_t seed = 0; seed < 1500; ++seed) {
-        IndexSource source(seed + 9000);
+        Source source(seed + 9000);
         const Plane plane = source.plane();
         check_meaning(source.mixed(plane.extent, 3), plane, seed + 9000);
     }
@@ -38,7 +39,7 @@ TEST(compositions_mean_their_parts) {
 TEST(text_reads_back) {
     int inline_texts = 0, hashes = 0;
     for (uint32_t seed = 0; seed < 600; ++seed) {
-        IndexSource source(seed);
+        Source source(seed);
         const PatternRef pattern = source.mixed(source.plane().extent, 2).pattern;
         const std::string printed = pattern->print();
         check::context = printed;

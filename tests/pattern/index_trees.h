@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Random index patterns together with what they mean, mixed with the analytic ones of trees.h.
+// keys(), classify() and layouts of drawn patterns, with lists of rows too, against what they mean.
 #pragma once
 
 #include <map>
@@ -9,98 +9,6 @@
 #include "pattern/trees.h"
 
 namespace trees {
-
-class IndexSource : public Source {
-public:
-    using Source::Source;
-
-    // Meanings take positions, index patterns rows: row = p - q_offset.
-    Tree index_leaf(const Extent& e) {
-        switch (number(0, 3)) {
-            case 0:
-                return csr(e);
-            case 1:
-                return bsr(e);
-            case 2:
-                return per_document(e, tree(2));
-            default:
-                return mask(e);
-        }
-    }
-
-    Tree mixed(const Extent& e, int depth) {
-        if (depth == 0) return number(0, 1) ? index_leaf(e) : leaf();
-        const Tree a = mixed(e, depth - 1), b = mixed(e, depth - 1);
-        switch (number(0, 5)) {
-            case 4: return {make_transpose(a.pattern), transpose(a.sees)};
-            case 5: return a;
-            default: return composition(a, b);
-        }
-    }
-
-    // `inner` must fit any extent.
-    Tree per_document(const Extent& e, const Tree& inner) {
-        const std::vector<int64_t> cuts_q = cuts(e.seq_q), cuts_k = cuts(e.seq_k);
-        std::vector<int64_t> cu_q(cuts_q), cu_k(cuts_k);
-        cu_q.resize(std::min(cu_q.size(), cu_k.size()));
-        cu_k.resize(cu_q.size());
-        return {make_per_document(inner.pattern, cu_q, cu_k), meaning::per_document(inner.sees, cu_q, cu_k)};
-    }
-
-private:
-    std::vector<int64_t> cuts(int64_t limit) {
-        std::vector<int64_t> cu{number(0, 2) ? 0 : number(0, limit)};
-        const int64_t longest = number(1, 20);
-        while (cu.back() < limit && cu.size() < 12) cu.push_back(std::min(limit, cu.back() + number(0, longest)));
-        return cu;
-    }
-
-    // Sorted columns below `limit`, in runs and alone.
-    std::vector<int64_t> columns(int64_t limit) {
-        std::set<int64_t> set;
-        for (int64_t n = number(0, 3); n > 0; --n) {
-            const int64_t first = number(0, limit - 1);
-            for (int64_t c = first; c < std::min(limit, first + number(1, 6)); ++c) set.insert(c);
-        }
-        return {set.begin(), set.end()};
-    }
-
-    struct Lists {
-        std::vector<int64_t> row_ptr{0}, col_idx;
-        std::set<std::pair<int64_t, int64_t>> pairs;
-    };
-    Lists lists(int64_t rows, int64_t limit) {
-        Lists l;
-        for (int64_t row = 0; row < rows; ++row) {
-            for (int64_t c : columns(limit)) {
-                l.col_idx.push_back(c);
-                l.pairs.insert({row, c});
-            }
-            l.row_ptr.push_back(int64_t(l.col_idx.size()));
-        }
-        return l;
-    }
-
-    Tree csr(const Extent& e) {
-        const Lists l = lists(e.seq_q, e.seq_k);
-        return {make_csr(l.row_ptr, l.col_idx, e.seq_k, number(0, 1)), blocks(l.pairs, 1, 1, {e.seq_q, e.seq_k})};
-    }
-
-    Tree bsr(const Extent& e) {
-        const int64_t bq = number(1, 12), bk = number(1, 12);
-        const Lists l = lists((e.seq_q + bq - 1) / bq, (e.seq_k + bk - 1) / bk);
-        return {make_bsr(l.row_ptr, l.col_idx, bq, bk, e.seq_q, e.seq_k, number(0, 1)),
-                blocks(l.pairs, bq, bk, {e.seq_q, e.seq_k})};
-    }
-
-    Tree mask(const Extent& e) {
-        const int64_t batch = number(0, 1) ? e.batch : 1, heads = number(0, 1) ? e.heads : 1;
-        std::vector<int64_t> values(size_t(batch * heads * e.seq_q * e.seq_k));
-        for (int64_t& value : values) value = number(0, 3) == 0;
-        return {make_mask(values, {batch, heads, e.seq_q, e.seq_k}),
-                meaning::mask(values, batch, heads, {e.seq_q, e.seq_k})};
-    }
-};
 
 // Kinds are certain, equal keys say equal masks (the memo of a layout hangs on it), repeats hold.
 inline void check_closed_form(const Tree& tree, const Plane& plane, int64_t rows, int64_t keys) {

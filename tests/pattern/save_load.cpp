@@ -35,7 +35,7 @@ bool survives(const std::string& bytes) {
 }
 
 Tree random_tree(uint32_t seed, Plane& plane) {
-    IndexSource source(seed);
+    Source source(seed);
     plane = source.plane();
     return source.mixed(plane.extent, int(seed % 4));
 }

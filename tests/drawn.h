@@ -1,19 +1,45 @@
 // SPDX-License-Identifier: MIT
-// A pattern twice: made through the C ABI, and as a function written from the definitions alone, pair by pair. Choices
-// come from bytes.
+// Patterns drawn for all tests, each twice: made through the C ABI, and as a function written from the definitions alone,
+// pair by pair. Choices come from a seed or from the bytes of a fuzzer.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
+#include <memory>
+#include <random>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "fuzz/fuzz.h"
 #include "meaning.h"
+#include "sparseattn/sparseattn.h"
 
-namespace fuzz {
+namespace drawn {
+
+class Choices {
+public:
+    virtual ~Choices() = default;
+    virtual int64_t number(int64_t low, int64_t high) = 0;
+    virtual bool is_empty() const { return false; }  // nothing is left to choose from: draw no more than must be
+};
+
+class Random : public Choices {
+public:
+    explicit Random(uint64_t seed) : engine_(seed) {}
+    int64_t in(int64_t low, int64_t high) { return low + int64_t(engine_() % uint64_t(high - low + 1)); }
+    bool one_in(int64_t n) { return in(1, n) == 1; }
+    int64_t number(int64_t low, int64_t high) override { return in(low, high); }
+
+private:
+    std::mt19937_64 engine_;  // the same numbers everywhere
+};
+
+struct Releaser {
+    void operator()(spattn_pattern* p) const { spattn_pattern_release(p); }
+};
+using Pattern = std::unique_ptr<spattn_pattern, Releaser>;
 
 struct Rectangle {
     int64_t batch, heads, seq_q, seq_k, q_offset;
@@ -57,33 +83,33 @@ struct Integers {
     spattn_tensor tensor{};
 };
 
-// Blocks that row I of bigbird draws, after those it sees anyway.
-inline bool draws(int64_t row, int64_t wanted, int64_t blocks, int64_t random, uint64_t seed,
-                  const std::function<bool(int64_t)>& is_seen) {
-    std::set<int64_t> left;
-    for (int64_t j = 0; j < blocks; ++j) {
-        if (!is_seen(j)) left.insert(j);
-    }
-    uint64_t state = seed + uint64_t(row) * 0x9E3779B97F4A7C15;
-    for (int64_t drawn = 0; drawn < random && !left.empty();) {
+// Blocks that row i of bigbird draws, after those it sees anyway.
+inline std::set<int64_t> random_blocks(int64_t i, int64_t blocks, int64_t window, int64_t global, int64_t random,
+                                       uint64_t seed) {
+    std::set<int64_t> chosen, seen;
+    for (int64_t j = 0; j < blocks; ++j)
+        if (2 * std::abs(i - j) < window || j < global || i < global) seen.insert(j);
+    uint64_t state = seed + uint64_t(i) * 0x9E3779B97F4A7C15;
+    while (int64_t(chosen.size()) < random && int64_t(seen.size()) < blocks) {
         uint64_t z = state += 0x9E3779B97F4A7C15;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
         const int64_t j = int64_t((z ^ (z >> 31)) % uint64_t(blocks));
-        if (left.erase(j)) {
-            if (j == wanted) return true;
-            ++drawn;
-        }
+        if (seen.insert(j).second) chosen.insert(j);
     }
-    return false;
+    return chosen;
 }
 
+// Numbers of patterns are small, so that boundaries of patterns, blocks and sequences meet: some ten where reach is 1,
+// which is for sequences of some ten tokens, and as many times that as reach says.
 class Builder {
 public:
-    Builder(Bytes& bytes, const Rectangle& extent) : bytes_(bytes), extent_(extent) {}
+    // With lists (csr, bsr, mask, tree) what is drawn stands on this extent alone; without, on any of its batch and heads.
+    Builder(Choices& choices, const Rectangle& extent, int64_t reach = 1, bool has_lists = true)
+        : choices_(choices), extent_(extent), reach_(reach), has_lists_(has_lists) {}
 
     Model build(int depth) {
-        if (depth == 0 || bytes_.is_empty()) return leaf();
+        if (depth == 0 || choices_.is_empty()) return leaf();
         switch (number(0, 9)) {
             case 0: return many(depth, true);
             case 1: return many(depth, false);
@@ -91,29 +117,18 @@ public:
             case 3: return transpose(depth);
             case 4: return choice(depth, true);
             case 5: return choice(depth, false);
-            case 6: return is_whole_ ? per_document(depth) : leaf();
+            case 6: return has_lists_ ? per_document(depth) : leaf();
             default: return leaf();
         }
     }
 
-private:
-    int64_t number(int64_t low, int64_t high) { return bytes_.number(low, high); }
-
-    template <class Make>
-    static Model made(Make make, Sees sees) {
-        spattn_pattern* result = nullptr;
-        demand(make(&result) == SPATTN_OK && result, "a pattern of legal arguments is made", "");
-        return {Pattern(result), std::move(sees)};
-    }
-
-    // ---- leaves ----
 
     Model leaf() {
-        switch (number(0, is_whole_ ? 19 : 15)) {
+        switch (number(0, has_lists_ ? 19 : 15)) {
             case 0: return made(spattn_pattern_full, [](const Plane&, int64_t, int64_t) { return true; });
             case 1: return made(spattn_pattern_causal, [](const Plane&, int64_t p, int64_t k) { return k <= p; });
             case 2: return band(1);
-            case 3: return band(number(1, 7));
+            case 3: return band(number(1, 7 * reach_));
             case 4: return sink();
             case 5: return blocks(0);
             case 6: return documents();
@@ -130,14 +145,45 @@ private:
             case 14:
             case 15: return bigbird();
             case 16: return csr(1, 1);
-            case 17: return csr(number(1, 7), number(1, 7));
+            case 17: return bsr();
             case 18: return mask();
             default: return tree();
         }
     }
 
+    // Lists for this extent: of rows, not of positions.
+    Model lists() {
+        switch (number(0, 2)) {
+            case 0: return csr(1, 1);
+            case 1: return bsr();
+            default: return mask();
+        }
+    }
+
+    Model per_document(int depth) {
+        if (reach_ > 1 && number(0, 1)) return even_documents(depth);
+        std::vector<int64_t> cu_q = cuts(extent_.seq_q), cu_k = cuts(extent_.seq_k);
+        cu_q.resize(std::min(cu_q.size(), cu_k.size()));
+        cu_k.resize(cu_q.size());
+        const Rectangle any{extent_.batch, extent_.heads, 0, 0, 0};
+        return per_document(Builder(choices_, any, reach_, false).build(depth - 1), cu_q, cu_k);
+    }
+
+private:
+    int64_t number(int64_t low, int64_t high) { return choices_.number(low, high); }
+
+    template <class Make>
+    static Model made(Make make, Sees sees) {
+        spattn_pattern* result = nullptr;
+        if (make(&result) != SPATTN_OK || !result)
+            throw std::logic_error(std::string("no pattern of legal arguments: ") + spattn_last_error_text());
+        return {Pattern(result), std::move(sees)};
+    }
+
+    // ---- leaves ----
+
     Model band(int64_t s) {
-        const int64_t l = number(-1, 12), r = number(-1, 9);
+        const int64_t l = number(-1, 12 * reach_), r = number(-1, 9 * reach_);
         return made(
             [&](auto out) { return s == 1 ? spattn_pattern_window(l, r, out) : spattn_pattern_dilated(l, r, s, out); },
             [=](const Plane&, int64_t p, int64_t k) {
@@ -145,12 +191,12 @@ private:
             });
     }
     Model sink() {
-        const int64_t n = number(0, 12);
+        const int64_t n = number(0, 12 * reach_);
         return made([&](auto out) { return spattn_pattern_sink(n, out); },
                     [=](const Plane&, int64_t, int64_t k) { return k < n; });
     }
     Model blocks(bool has_landmarks) {  // block_diagonal, or fixed
-        const int64_t b = number(1, 17), m = has_landmarks ? number(0, b) : 0;
+        const int64_t b = number(1, 17 * reach_), m = has_landmarks ? number(0, b) : 0;
         return made(
             [&](auto out) {
                 return has_landmarks ? spattn_pattern_fixed(b, m, out) : spattn_pattern_block_diagonal(b, out);
@@ -160,7 +206,7 @@ private:
             });
     }
     Model documents() {
-        const std::vector<int64_t> cu = cuts(40);
+        const std::vector<int64_t> cu = cuts(40 * reach_);
         const Integers tensor(cu);
         return made([&](auto out) { return spattn_pattern_documents(&tensor.tensor, out); },
                     [=](const Plane&, int64_t p, int64_t k) {
@@ -171,23 +217,23 @@ private:
                     });
     }
     Model strided() {
-        const int64_t s = number(1, 11);
+        const int64_t s = number(1, 11 * reach_);
         return made([&](auto out) { return spattn_pattern_strided(s, out); },
                     [=](const Plane&, int64_t p, int64_t k) { return mod(k - p, s) == 0; });
     }
     Model landmark() {
-        const int64_t b = number(1, 11), m = number(0, b);
+        const int64_t b = number(1, 11 * reach_), m = number(0, b);
         return made([&](auto out) { return spattn_pattern_landmark(b, m, out); },
                     [=](const Plane&, int64_t, int64_t k) { return mod(k, b) >= b - m; });
     }
     Model residue() {
-        const int64_t r = number(1, 9), o = number(0, r - 1);
+        const int64_t r = number(1, 9 * reach_), o = number(0, r - 1);
         return made([&](auto out) { return spattn_pattern_residue(r, o, out); },
                     [=](const Plane&, int64_t p, int64_t k) { return mod(p, r) == o && mod(k, r) == o; });
     }
     Model global(bool keys_only) {
         std::vector<int64_t> list;
-        for (int64_t n = number(0, 6); n > 0; --n) list.push_back(number(0, 30));
+        for (int64_t n = number(0, 6); n > 0; --n) list.push_back(number(0, 30 * reach_));
         const std::set<int64_t> set(list.begin(), list.end());
         const Integers tensor(list);
         return made([&](auto out) {
@@ -199,29 +245,36 @@ private:
     Model bigbird() {
         spattn_bigbird b{};
         b.struct_size = sizeof b;
-        b.block = number(1, 9), b.window_blocks = number(0, 3) ? number(0, 2) * 2 + 1 : 0;
+        b.block = number(1, 9 * reach_), b.window_blocks = number(0, 3) ? number(0, 2) * 2 + 1 : 0;
         b.global_blocks = number(0, 2), b.random_blocks = number(0, 4), b.seed = uint64_t(number(0, 255));
         return made([&](auto out) { return spattn_pattern_bigbird(&b, out); },
                     [=](const Plane& s, int64_t p, int64_t k) {
                         if (p < 0) return false;
-                        const int64_t row = div(p, b.block), wanted = div(k, b.block);
-                        const auto is_seen = [&](int64_t j) {
-                            return 2 * std::abs(row - j) < b.window_blocks || j < b.global_blocks ||
-                                   row < b.global_blocks;
-                        };
-                        return is_seen(wanted) || draws(row, wanted, div(s.extent.seq_k + b.block - 1, b.block),
-                                                        b.random_blocks, b.seed, is_seen);
+                        const int64_t i = div(p, b.block), j = div(k, b.block);
+                        if (2 * std::abs(i - j) < b.window_blocks || j < b.global_blocks || i < b.global_blocks)
+                            return true;
+                        return random_blocks(i, div(s.extent.seq_k + b.block - 1, b.block), b.window_blocks,
+                                             b.global_blocks, b.random_blocks, b.seed).count(j) > 0;
                     });
     }
 
     // ---- lists for this extent; rows, not positions ----
 
+    Model bsr() {
+        const auto block = [&] { return reach_ > 1 && number(0, 1) ? 16 : number(1, 7 * reach_); };
+        const int64_t bq = block(), bk = block();
+        return csr(bq, bk);
+    }
     Model csr(int64_t bq, int64_t bk) {
         std::set<std::pair<int64_t, int64_t>> kept;
         std::vector<int64_t> row_ptr{0}, col_idx;
         const int64_t rows = div(extent_.seq_q + bq - 1, bq), columns = div(extent_.seq_k + bk - 1, bk);
         for (int64_t row = 0; row < rows; ++row) {
-            for (int64_t column = number(0, 5); column < columns; column += number(1, 7)) {
+            // Columns here and there; of long rows many are a stretch, from nothing to all.
+            const bool is_stretch = reach_ > 1 && number(0, 1);
+            const int64_t first = is_stretch ? number(0, columns) : number(0, 5);
+            const int64_t end = is_stretch && number(0, 3) ? number(first, columns) : columns;
+            for (int64_t column = first; column < end; column += is_stretch ? 1 : number(1, 7)) {
                 kept.insert({row, column});
                 col_idx.push_back(column);
             }
@@ -308,14 +361,15 @@ private:
             },
             meaning::choice(sees, map, by_head));
     }
-    // Inside, no lists for an extent: documents have several.
-    Model per_document(int depth) {
-        std::vector<int64_t> cu_q = cuts(extent_.seq_q), cu_k = cuts(extent_.seq_k);
-        cu_q.resize(std::min(cu_q.size(), cu_k.size()));
-        cu_k.resize(cu_q.size());
-        const bool was_whole = std::exchange(is_whole_, false);
-        const Model inner = build(depth - 1);
-        is_whole_ = was_whole;
+    // Documents of one size may have lists of their own.
+    Model even_documents(int depth) {
+        const int64_t count = number(1, std::min<int64_t>({6, extent_.seq_q, extent_.seq_k}));
+        const Rectangle own{extent_.batch, extent_.heads, extent_.seq_q / count, extent_.seq_k / count, 0};
+        std::vector<int64_t> cu_q, cu_k;
+        for (int64_t t = 0; t <= count; ++t) cu_q.push_back(t * own.seq_q), cu_k.push_back(t * own.seq_k);
+        return per_document(Builder(choices_, own, reach_).build(depth - 1), cu_q, cu_k);
+    }
+    static Model per_document(const Model& inner, const std::vector<int64_t>& cu_q, const std::vector<int64_t>& cu_k) {
         const Integers q(cu_q), k(cu_k);
         return made(
             [&](auto out) { return spattn_pattern_per_document(inner.pattern.get(), &q.tensor, &k.tensor, out); },
@@ -333,13 +387,15 @@ private:
     }
     std::vector<int64_t> cuts(int64_t limit) {
         std::vector<int64_t> cu{number(0, 3) ? 0 : number(0, limit)};
-        for (int64_t n = number(0, 5); n > 0; --n) cu.push_back(std::min(limit, cu.back() + number(0, 9)));
+        for (int64_t n = number(0, 5 * reach_); n > 0; --n)
+            cu.push_back(std::min(limit, cu.back() + number(0, reach_ > 1 && number(0, 2) == 0 ? 70 : 9)));
         return cu;
     }
 
-    Bytes& bytes_;
+    Choices& choices_;
     Rectangle extent_;
-    bool is_whole_ = true;  // not inside a per_document
+    int64_t reach_;
+    bool has_lists_;
 };
 
-}  // namespace fuzz
+}  // namespace drawn
