@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Golden files of a test folder: what was said once and must be said again. SPATTN_WRITE_GOLDEN=1 writes them anew: read
-// the difference before you commit it.
+// Golden files of a test folder: what was said once and must be said again. SPATTN_WRITE_GOLDEN=1 writes them anew:
+// read the difference before you commit it.
 #pragma once
 
 #include <cstdlib>
