@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Patterns drawn for all tests, each twice: made through the C ABI, and as a function written from the definitions alone,
-// pair by pair. Choices come from a seed or from the bytes of a fuzzer.
+// Patterns drawn for all tests, each twice: made through the C ABI, and as a function written from the definitions
+// alone, pair by pair. Choices come from a seed or from the bytes of a fuzzer.
 #pragma once
 
 #include <algorithm>
@@ -104,7 +104,8 @@ inline std::set<int64_t> random_blocks(int64_t i, int64_t blocks, int64_t window
 // which is for sequences of some ten tokens, and as many times that as reach says.
 class Builder {
 public:
-    // With lists (csr, bsr, mask, tree) what is drawn stands on this extent alone; without, on any of its batch and heads.
+    // With lists (csr, bsr, mask, tree) what is drawn stands on this extent alone; without, on all of its batch and
+    // heads.
     Builder(Choices& choices, const Rectangle& extent, int64_t reach = 1, bool has_lists = true)
         : choices_(choices), extent_(extent), reach_(reach), has_lists_(has_lists) {}
 
