@@ -5,7 +5,7 @@
 //! that a newer library may return values that this crate does not know.
 //!
 //! Features say where the library comes from: `vendored` (the default) builds it, `system` links an installed one,
-//! `load` opens it at run time. With `load`, [`load()`] must have succeeded before any other function is called.
+//! `load` opens it at run time. With `load`, `load()` must have succeeded before any other function is called.
 #![no_std]
 #![allow(non_camel_case_types)]
 
