@@ -4,25 +4,37 @@
 //     dpT = v doutT,  dsT = pT (dpT - delta),  dk += dsT q,  dq += ds k
 //
 // over the blocks of queries that a layout lists for each block of keys. lse and delta of the rows come from any's
-// kernel before, dq leaves as fp32 sums that a kernel after turns into elements.
+// kernel before.
 //
 //   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order
 //   producer  one warp walks the runs of all query heads of the group and fills two rings with q and dout by TMA, q
 //             with what belongs to its rows: lse, delta, and which tile of dq; the next task's k and v go ahead
 //   consumers two warpgroups, 64 keys each, dk and dv in registers. pT and dsT are the a operands of dv and dk as they
-//             stand. For dq, whose sum goes over the keys of both, dsT goes through shared memory; each warpgroup
-//             makes half of the tile and adds it to memory from its registers, in the order in which they lie
+//             stand. For dq, whose sum goes over the keys of both, dsT goes through shared memory, and each warpgroup
+//             makes half of the tile: that of the block before, so that neither waits for the other's part in step
 //
-//               tensor   | dpT | dv | dq | dk | next sT |
-//               the rest   pT    dsT       dq to memory
+//               tensor   | dpT | dv | dk | dq before | next sT |
+//               the rest   pT    dsT              dq before to memory
 //
-//   dq        a tile's sums lie as the accumulators do (tile/fragment.h): four of a thread are one instruction, and a
-//             warp's are 512 bytes in a row. Which CTA adds first is chance, so last bits differ between calls
+//   dq        sums lie in shared memory, and in memory, as a warp's accumulators do (tile/fragment.h): the copy engine
+//             adds 4 KiB a warp and no thread waits for L2. Which CTA adds first is chance, so last bits differ between
+//             calls (block_backward_apart.cuh repeats them). A kernel before clears the sums, one after turns them into
+//             elements
 //   isolation 0 * NaN is NaN: a row of dk, dv or dq that is not finite may owe that to a pair that is not kept. Such
 //             rows are made again from kept pairs alone, of keys when nothing else is left, of queries at the end
 //
-// What binds. The five products of a 64 x 128 block are 2560 cycles of the tensor unit, with head_dim 128. The sums of
-// dq are 32 KiB a block: at 650 TFLOP/s 2.1 TB/s into L2, of which it takes 3.3.
+// What binds. The five products of a 64 x 128 block are 2560 cycles of the tensor unit, with head_dim 128; full_16k
+// takes 3600. The three products with two operands in shared memory take all its bandwidth, so that whatever else goes
+// through it waits. L2 takes the sums of dq, 32 KiB a block, in 2260. Clearing, delta and reading dq take 140 us of
+// window1k_16k's 800: they run at 3.3 TB/s.
+//
+// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 782): full_16k 626, causal_16k 615,
+// window1k_16k 415, window4k_128k 583, streaming_16k 405, streaming_128k 414, block_diagonal512_16k 346, bsr128_10_16k
+// 515; cuDNN 597 and 569 in the same run.
+//
+// Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
+// in (-11 %); both warpgroups in step, dq of the block at hand (-6 %); dk behind ds's way to shared memory (-5 %);
+// scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-5 %).
 #pragma once
 
 #include <algorithm>

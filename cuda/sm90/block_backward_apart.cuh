@@ -17,7 +17,8 @@
 //   isolation as in block_backward.cuh: rows that are not finite are noted and made again from kept pairs.
 //
 // What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
-// from shared memory at its full rate.
+// from shared memory at its full rate. Measured (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice):
+// full_16k 502, window1k_16k 371, block_diagonal512_16k 341, head_dim 192/128 420, 256 443.
 #pragma once
 
 #include <algorithm>

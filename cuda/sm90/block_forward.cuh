@@ -28,9 +28,9 @@
 // exponentials a thread are 512. Counters (ncu): the tensor pipe is busy 87 % of all cycles of full_16k, 77 % of
 // bsr128_10_16k and 73 % of window1k_16k. On full_16k the 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 787 in the same
-// run, before fp16 came): full_16k 793, causal_16k 760, window1k_16k 577, window4k_128k 739,
-// streaming_16k 565, bsr128_10_16k 702. Single blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
+// Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 782 in the same
+// run): full_16k 799, causal_16k 770, window1k_16k 576, window4k_128k 742, streaming_16k 557, bsr128_10_16k 696. Single
+// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
