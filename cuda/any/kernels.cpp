@@ -6,6 +6,8 @@
 #include "any/block_forward.h"
 #include "any/carried.h"
 #include "any/combine.h"
+#include "any/gather_backward.h"
+#include "any/gather_forward.h"
 #include "runtime/device.h"
 
 namespace spattn::any {
@@ -23,6 +25,13 @@ const char* fits(const Problem& p) {
     const int64_t parts = column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2);
     const int64_t tasks = std::max(p.seq_q, p.seq_k) / 4 + 64;
     if (p.batch * p.heads_q > most_ctas / parts / tasks) return "more blocks than a grid has";
+    return nullptr;
+}
+
+// No grid has more CTAs than there are query rows, or keys, of all heads.
+const char* gather_fits(const Problem& p) {
+    if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
+    if (p.batch * p.heads_q > most_ctas / std::max(p.seq_q, p.seq_k)) return "more rows than a grid has";
     return nullptr;
 }
 
@@ -52,6 +61,34 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
     return cost<Block>(p, s, machine, {4, 3, 8000});
 }
 
+// What a pass over lists takes: estimates, not yet measured. An SM fetches rows of each pair from L2, or from what lies
+// nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that share a list.
+constexpr double fetched_bytes = 24, gather_flops = 48;  // a cycle of an SM
+constexpr double row_cycles = 100;                       // of an SM, a row or a key
+struct GatherWork {
+    int products_q, products_v;  // over head_dim, over head_dim_v
+    double fetches;              // of both rows of a pair
+    int64_t rows;                // and keys, where they have warps
+    double launch_us;
+};
+Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWork& work) {
+    const double columns = work.products_q * double(p.head_dim) + work.products_v * double(p.head_dim_v);
+    const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+    const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
+    const double pair_cycles = std::max(bytes / fetched_bytes, 2 * columns / flops_per_cycle);
+    const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows);
+    const double busy = cycles / (machine.lanes * machine.clock) * 1e-3;
+    const double memory = bytes * s.gathered / machine.bandwidth * 1e-3;
+    return {work.launch_us + std::max(busy, memory), busy >= memory ? "compute" : "memory"};
+}
+Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    return gather_cost(p, s, machine, {1, 1, 1, s.rows, 4});
+}
+// By query and by key; before that the lists are brought into the order of keys.
+Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    return gather_cost(p, s, machine, {4, 3, 2, s.rows + p.batch * p.heads_kv * p.seq_k, 16});
+}
+
 template <Dtype D>
 size_t forward_workspace(const Sizing& s) {
     return Partials<RealOf<D>>::bytes(s.problem, s.layout, s.tasks);
@@ -59,6 +96,12 @@ size_t forward_workspace(const Sizing& s) {
 template <Dtype D>
 size_t backward_workspace(const Sizing& s) {
     return BackwardSpace<RealOf<D>>::bytes(s.problem, s.layout, s.tasks, s.second_tasks);
+}
+
+size_t no_workspace(const Sizing&) { return 0; }
+template <Dtype D>
+size_t gather_backward_workspace(const Sizing& s) {
+    return GatherSpace<RealOf<D>>::bytes(s.problem, ListSizes::of(s.problem, s.tokens));
 }
 
 template <Dtype D>
@@ -71,6 +114,17 @@ template <Dtype D>
 void backward(const BackwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     BlockBackward<D>::run(args, MaskOrder::rows);
+}
+
+template <Dtype D>
+void gather_forward(const ForwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    GatherForward<D>::run(args);
+}
+template <Dtype D>
+void gather_backward(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    GatherBackward<D>::run(args);
 }
 
 template <Dtype D>
@@ -125,12 +179,45 @@ Kernel block_backward(const char* name) {
             .sweeps = D == Dtype::f64 ? 2 : 1};
 }
 
+template <Dtype D>
+Kernel gather_forward_row(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::forward,
+            .dtype = D,
+            .runs_here = runs_here,
+            .fits = gather_fits,
+            .cost = gather_forward_cost,
+            .workspace = no_workspace,
+            .forward = gather_forward<D>,
+            .prepare = GatherForward<D>::prepare,
+            .family = Family::gather,
+            .max_logits = true};
+}
+
+template <Dtype D>
+Kernel gather_backward_row(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .runs_here = runs_here,
+            .fits = gather_fits,
+            .cost = gather_backward_cost,
+            .workspace = gather_backward_workspace<D>,
+            .backward = gather_backward<D>,
+            .prepare = GatherBackward<D>::prepare,
+            .family = Family::gather};
+}
+
 }  // namespace
 
 KernelTable kernels() {
 #define SPATTN_ROW(pass, dtype, block) \
     block_##pass<Dtype::dtype, block>("any_block_" #pass "_" #dtype "_" #block "x" #block)
-#define SPATTN_ROWS(pass, dtype) SPATTN_ROW(pass, dtype, 64), SPATTN_ROW(pass, dtype, 32), SPATTN_ROW(pass, dtype, 16)
+#define SPATTN_ROWS(pass, dtype)                                                                        \
+    SPATTN_ROW(pass, dtype, 64), SPATTN_ROW(pass, dtype, 32), SPATTN_ROW(pass, dtype, 16),             \
+        gather_##pass##_row<Dtype::dtype>("any_gather_" #pass "_" #dtype)
     static const Kernel rows[] = {
         SPATTN_ROWS(forward, f32),  SPATTN_ROWS(forward, f16),  SPATTN_ROWS(forward, bf16),  SPATTN_ROWS(forward, f64),
         SPATTN_ROWS(backward, f32), SPATTN_ROWS(backward, f16), SPATTN_ROWS(backward, bf16), SPATTN_ROWS(backward, f64),

@@ -52,7 +52,9 @@ void each_array(const TokenLists& lists, TokenListsView& view, Visit&& visit) {
 
 // A view without pointers yet.
 LayoutView shape_of(const Layout& layout);
-inline TokenListsView shape_of(const TokenLists& lists) { return {nullptr, nullptr, nullptr, lists.rows}; }
+inline TokenListsView shape_of(const TokenLists& lists) {
+    return {nullptr, nullptr, nullptr, lists.rows, lists.head_kinds, int64_t(lists.keys.size())};
+}
 
 // The two simplest visitors.
 struct PointAtHost {

@@ -16,6 +16,7 @@ std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout
     const Extent& extent = layout.extent;
     TokenLists lists;
     lists.rows = extent.seq_q;
+    lists.head_kinds = layout.head_kinds;
     lists.kind_of_head = layout.kind_of_head;
     lists.begin.reserve(size_t(layout.head_kinds) * size_t(extent.seq_q) + 1);
     lists.begin.push_back(0);

@@ -13,6 +13,7 @@ namespace spattn {
 
 struct TokenLists {
     int64_t rows = 0;               // seq_q
+    int32_t head_kinds = 0;
     std::vector<int64_t> begin;     // [head_kinds * rows + 1]
     std::vector<int32_t> keys;
     std::vector<int32_t> kind_of_head;  // [batch * heads]

@@ -13,6 +13,8 @@ struct TokenListsView {
     const int32_t* keys;
     const int32_t* kind_of_head;  // [batch * heads_q]
     int64_t rows;                 // seq_q
+    int32_t head_kinds;
+    int64_t listed;               // keys of all lists
 };
 
 // The shape of lists that come at run time: each block of queries lists up to `most` blocks of keys. Lists of single

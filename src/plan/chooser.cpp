@@ -207,7 +207,7 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
         plan.schedule = schedule(0), plan.second_schedule = schedule(1);
     }
     plan.workspace = kernel.workspace({problem_, plan.layout_view(), view(plan.schedule), view(plan.second_schedule),
-                                       options_.machine.lanes});
+                                       plan.tokens ? view(*plan.tokens) : TokenListsView{}, options_.machine.lanes});
     return plan;
 }
 

@@ -135,6 +135,7 @@ struct Sizing {
     const Problem& problem;
     LayoutView layout;
     TasksView tasks, second_tasks;
+    TokenListsView tokens;
     int lanes;
 };
 

@@ -30,6 +30,14 @@ void BlockBackward<D>::run(const BackwardArgs&, MaskOrder) {}
 template <Dtype D>
 void BlockBackward<D>::prepare(int32_t) {}
 template <Dtype D>
+void GatherForward<D>::run(const ForwardArgs&) {}
+template <Dtype D>
+void GatherForward<D>::prepare(int32_t) {}
+template <Dtype D>
+void GatherBackward<D>::run(const BackwardArgs&) {}
+template <Dtype D>
+void GatherBackward<D>::prepare(int32_t) {}
+template <Dtype D>
 void Combine<D>::run(const ForwardArgs&, const Partials<RealOf<D>>&) {}
 template <Dtype D>
 void Combine<D>::prepare(int32_t) {}
@@ -81,6 +89,8 @@ const Golden goldens[] = {
     {"backward_narrow", "block_diagonal(64)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"backward_wide", "causal", 16, 4096, 4096, 256, Dtype::f16, true},
     {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
+    {"call_lists", "causal & runtime_tokens(2048)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"call_lists_f64", "runtime_blocks(64,64,16)", 2, 4096, 4096, 100, Dtype::f64, true},
 };
 
 CompiledPlan plan_of(const Golden& g) {
@@ -91,7 +101,9 @@ CompiledPlan plan_of(const Golden& g) {
     options.backward = g.backward;
     options.device = SPATTN_CUDA;
     options.machine = {"imaginary GPU", 132, 1.7, 4000};
-    return compile_plan(*parse_pattern(g.pattern), p, options, rows());
+    const PatternRef pattern = parse_pattern(g.pattern);
+    if (const RuntimeShape* s = pattern->runtime()) p.call_lists = {s->block_q, s->block_k, s->most};
+    return compile_plan(*pattern, p, options, rows());
 }
 
 }  // namespace

@@ -97,13 +97,16 @@ public:
         return put(bytes.data(), size);
     }
 
-    const spattn_tensor* lists(const std::vector<int64_t>& values, std::vector<int64_t> shape) {
+    const spattn_tensor* lists(const std::vector<int64_t>& values, std::vector<int64_t> shape, bool is_wide) {
         if (values.empty()) return nullptr;
         if (axes_ == SPATTN_THD) shape.erase(shape.begin());
-        void* const memory = put(values.data(), values.size() * sizeof values[0]);
+        const std::vector<int32_t> narrow(values.begin(), values.end());
+        void* const memory = is_wide ? put(values.data(), values.size() * sizeof values[0])
+                                     : put(narrow.data(), narrow.size() * sizeof narrow[0]);
         shapes_.push_back(std::move(shape));
         const std::vector<int64_t>& kept = shapes_.back();
-        views_.push_back({memory, device_.id, int32_t(kept.size()), {SPATTN_INT, 64, 1}, kept.data(), nullptr, 0});
+        const spattn_dtype dtype{SPATTN_INT, uint8_t(is_wide ? 64 : 32), 1};
+        views_.push_back({memory, device_.id, int32_t(kept.size()), dtype, kept.data(), nullptr, 0});
         return &views_.back();
     }
 
@@ -219,8 +222,9 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     f.sink_logits = memory.put(t.sinks, View::heads);
     if (problem.drawn.list_most) {
         const int64_t lists = (p.seq_q + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
-        f.indices = memory.lists(t.indices, {p.batch, lists, p.heads_kv, problem.drawn.list_most});
-        f.index_counts = memory.lists(t.counts, {p.batch, lists, p.heads_kv});
+        const auto is_wide = [&] { return problem.random.one_in(2); };
+        f.indices = memory.lists(t.indices, {p.batch, lists, p.heads_kv, problem.drawn.list_most}, is_wide());
+        f.index_counts = memory.lists(t.counts, {p.batch, lists, p.heads_kv}, is_wide());
     }
     f.workspace_bytes = workspace_bytes(plan, SPATTN_OP_FORWARD), f.workspace = memory.spoiled(f.workspace_bytes);
     spattn_status status = spattn_forward(plan, &f);

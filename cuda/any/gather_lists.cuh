@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// Lists of keys as kernels walk them, whether the plan made them or the call brings them.
+#pragma once
+
+#include "any/gather_lists.h"
+
+namespace spattn::any {
+
+// The entries of one list.
+struct KeyList {
+    const void* entries;
+    bool is_wide;  // int64
+    int64_t step;  // elements
+    int count;
+
+    // The block that an entry names, or -1: entries of a call below 0 or beyond the keys are absent.
+    __device__ int64_t block(int64_t entry, int64_t blocks) const {
+        const int64_t block = is_wide ? static_cast<const int64_t*>(entries)[entry * step]
+                                      : int64_t(static_cast<const int32_t*>(entries)[entry * step]);
+        return block < blocks ? max(block, int64_t(-1)) : -1;
+    }
+};
+
+struct GatherLists {
+    ListSizes sizes;
+    TokenListsView tokens;
+    CallLists call;
+    LayoutView known;  // what else a call's listed key must satisfy, in blocks of consecutive tokens; or no lists
+    int64_t seq_q, seq_k;
+    int heads_q, heads_kv, group;
+
+    static GatherLists of(const CallArgs& args) {
+        const Problem& p = *args.problem;
+        return {ListSizes::of(p, args.tokens), args.tokens, args.call_lists, args.layout, p.seq_q, p.seq_k,
+                int(p.heads_q), int(p.heads_kv), int(p.group())};
+    }
+
+    __device__ int64_t plane_of(int64_t batch, int64_t head) const {
+        return sizes.most ? batch * heads_kv + head / group : tokens.kind_of_head[batch * heads_q + head];
+    }
+
+    __device__ KeyList list(int64_t plane, int64_t list) const {
+        if (!sizes.most) {
+            const int64_t* begin = tokens.begin + plane * tokens.rows + list;
+            return {tokens.keys + begin[0], false, 1, int(begin[1] - begin[0])};
+        }
+        const int64_t batch = plane / heads_kv, head = plane % heads_kv, most = sizes.most;
+        const IndexView& x = call.indices;
+        const int64_t first = batch * x.batch + list * x.row + head * x.head;
+        const int64_t count = call.counts.data ? read(call.counts, batch, list, head) : most;
+        return {x.is_wide ? static_cast<const void*>(static_cast<const int64_t*>(x.data) + first)
+                          : static_cast<const void*>(static_cast<const int32_t*>(x.data) + first),
+                x.is_wide, x.entry, int(max(min(count, most), int64_t(0)))};
+    }
+
+    // How many entries the planes before have room for.
+    __device__ int64_t entries_before(int64_t plane) const {
+        return sizes.most ? plane * sizes.lists * sizes.most : tokens.begin[plane * tokens.rows];
+    }
+
+    // The key at a place of a query row's list, or no_token where that place has none. head counts over the batch.
+    __device__ int key_at(const KeyList& list, int place, int64_t head, int64_t row) const {
+        const int64_t block = list.block(place / sizes.block_k, sizes.blocks);
+        const int64_t key = block * sizes.block_k + place % sizes.block_k;
+        return block >= 0 && key < seq_k && keeps(head, row, key) ? int(key) : no_token;
+    }
+
+    // Whether the known part of the pattern keeps a pair.
+    __device__ bool keeps(int64_t head, int64_t row, int64_t key) const {
+        if (!known.kind_of_head) return true;
+        const ListsView& lists = known.by_query;
+        const Slice slice = lists.slices[int64_t(known.kind_of_head[head]) * lists.rows + row / known.block_q];
+        const int32_t block = int32_t(key / known.block_k);
+        int32_t low = slice.begin, high = slice.end;  // runs before low start at the block or before it
+        while (low < high) {
+            const int32_t middle = low + (high - low) / 2;
+            if (lists.runs[middle].first <= block) low = middle + 1;
+            else high = middle;
+        }
+        if (low == slice.begin) return false;
+        const Run run = lists.runs[low - 1];
+        if (block >= run.first + run.count) return false;
+        if (run.mask == full_block) return true;
+        const int64_t bit = row % known.block_q * known.block_k + key % known.block_k;
+        return known.masks[int64_t(run.mask) * known.mask_words + bit / 64] >> (bit % 64) & 1;
+    }
+
+private:
+    __device__ static int64_t read(const IndexView& x, int64_t batch, int64_t row, int64_t head) {
+        const int64_t at = batch * x.batch + row * x.row + head * x.head;
+        return x.is_wide ? static_cast<const int64_t*>(x.data)[at] : int64_t(static_cast<const int32_t*>(x.data)[at]);
+    }
+};
+
+}  // namespace spattn::any

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+// A warp at work on one row, a query or a key, and on the tokens of the other axis that lists name for it: 32 places of
+// a list at a time, of which those that have a token are a tile.
+//
+//     dots   products[token] = own . row of the token     lanes that share a token have neighbouring columns
+//     add    sums[column] += weight[token] row[column]    as many tokens at once as the columns leave lanes for
+//
+// Rows of tokens come from where they lie; what a list does not name is not read, so that it cannot matter. Each verb
+// ends where all lanes have done with what it read and wrote.
+#pragma once
+
+#include <initializer_list>
+
+#include "any/element.cuh"
+#include "any/gather_lists.cuh"
+
+namespace spattn::any {
+
+// ---- shared memory ----
+template <class Real>
+struct alignas(16) GatherTile {
+    Real products[2][32];
+    int32_t tokens[32];
+};
+
+// A warp has a tile and then vectors, each of whole `padded` columns: its own rows and its sums.
+__host__ __device__ constexpr int64_t padded(int64_t columns) { return (columns + 3) / 4 * 4; }
+
+struct GatherShape {
+    int warps;  // of a CTA
+    unsigned warp_bytes;
+
+    static constexpr size_t most_bytes = 96 * 1024;  // of a CTA: what every GPU has that runs these kernels
+    unsigned threads() const { return unsigned(warps) * 32; }
+    size_t bytes() const { return size_t(warps) * warp_bytes; }
+};
+constexpr int most_gather_warps = 4;
+constexpr int gather_ctas = 4;  // of an SM, at least: left to itself, the compiler spills to have more
+
+// columns: of all vectors of a warp, padded.
+template <class Real>
+GatherShape gather_shape(int64_t columns) {
+    const size_t bytes = sizeof(GatherTile<Real>) + size_t(columns) * sizeof(Real);
+    return {bytes * most_gather_warps <= GatherShape::most_bytes ? most_gather_warps : 2, unsigned(bytes)};
+}
+
+// Warps that share a query row: all of a CTA where there are too few rows to keep the GPU busy with one each.
+inline int share_of_row(int64_t rows, const GatherShape& shape) { return rows < 8192 ? shape.warps : 1; }
+
+// Whether each instruction may read 16 bytes of these operands' rows, `wide` columns, or but one.
+template <Dtype D>
+constexpr int wide = 16 / sizeof(ElementOf<D>);
+template <Dtype D>
+bool reads_wide(const Problem& p, std::initializer_list<TensorView> operands) {
+    bool is_wide = p.head_dim % wide<D> == 0 && p.head_dim_v % wide<D> == 0;
+    for (const TensorView& x : operands)
+        is_wide &= x.column == 1 && (x.batch | x.head | x.row) % wide<D> == 0 && uintptr_t(x.data) % 16 == 0;
+    return is_wide;
+}
+
+// ---- a warp ----
+template <Dtype D, int Width>
+struct GatherWarp {
+    using T = ElementOf<D>;
+    using Real = RealOf<D>;
+    struct alignas(Width * sizeof(T)) Columns {
+        T x[Width];
+    };
+    struct alignas(Width == 1 ? sizeof(Real) : 16) Reals {
+        Real x[Width];
+    };
+    static constexpr int ahead = 4;  // rows of a lane that are on their way at once
+
+    const unsigned bytes;                // of shared memory that a warp has
+    const int lane, warp, share, first;  // share: warps that work on the row; first: of them, in the CTA
+    GatherTile<Real>& tile;
+    int count = 0;  // of the tile's tokens
+
+    __device__ GatherWarp(void* memory, unsigned bytes, int share)
+        : bytes(bytes), lane(int(threadIdx.x) % 32), warp(int(threadIdx.x) / 32), share(share),
+          first(warp / share * share),
+          tile(*reinterpret_cast<GatherTile<Real>*>(static_cast<char*>(memory) + unsigned(warp) * bytes)) {}
+
+    __device__ Real* vectors() const { return reinterpret_cast<Real*>(&tile + 1); }
+    __device__ int turn() const { return warp - first; }          // of this warp among those of the row
+    __device__ int thread() const { return turn() * 32 + lane; }  // likewise
+    // What warp `turn` of the row has where this one has x.
+    __device__ Real& theirs(Real& x, int turn) const {
+        return *reinterpret_cast<Real*>(reinterpret_cast<char*>(&x) + (first + turn - warp) * int(bytes));
+    }
+
+    __device__ void load(const TensorView& x, const T* row, int columns, Real* to) const {
+        for (int c = lane; c < columns; c += 32) to[c] = to_real(row[c * x.column]);
+        __syncwarp();
+    }
+    __device__ void clear(Real* sums, int columns) const {
+        for (int c = lane; c < columns; c += 32) sums[c] = 0;
+        __syncwarp();
+    }
+
+    // The tile becomes the tokens that lanes bring, in their order. False where none does.
+    __device__ bool take(int token) {
+        const unsigned there = __ballot_sync(~0u, token != no_token);
+        if (token != no_token) tile.tokens[__popc(there & ((1u << lane) - 1))] = token;
+        count = __popc(there);
+        __syncwarp();
+        return count > 0;
+    }
+
+    // Lanes that read a row of so many columns at once: a power of two.
+    __device__ static int lanes_of(int columns) { return min(32, 1 << (32 - __clz((columns - 1) / Width))); }
+    __device__ const T* row_at(const TensorView& x, const T* rows, int n) const { return rows + tile.tokens[n] * x.row; }
+    __device__ static Columns read(const TensorView& x, const T* row, int column) {
+        return *reinterpret_cast<const Columns*>(row + column * x.column);
+    }
+
+    // rows: of x, of this batch entry and head. Places beyond the tile's tokens repeat the last, and are not written.
+    __device__ void dots(const Real* own, const TensorView& x, const T* rows, int columns, Real* products) const {
+        const int lanes = lanes_of(columns), teams = 32 / lanes, member = lane % lanes, team = lane / lanes;
+        for (int base = 0; base < count; base += ahead * teams) {
+            const T* row[ahead];
+            Real sum[ahead] = {};
+#pragma unroll
+            for (int n = 0; n < ahead; ++n) row[n] = row_at(x, rows, min(base + n * teams + team, count - 1));
+            for (int c = member * Width; c < columns; c += lanes * Width) {
+                Columns there[ahead];
+#pragma unroll
+                for (int n = 0; n < ahead; ++n) there[n] = read(x, row[n], c);
+                const Reals here = *reinterpret_cast<const Reals*>(own + c);
+#pragma unroll
+                for (int n = 0; n < ahead; ++n)
+#pragma unroll
+                    for (int i = 0; i < Width; ++i) sum[n] = fma(here.x[i], to_real(there[n].x[i]), sum[n]);
+            }
+#pragma unroll
+            for (int n = 0; n < ahead; ++n) {
+                for (int m = lanes / 2; m; m /= 2) sum[n] += __shfl_xor_sync(~0u, sum[n], m);
+                const int at = base + n * teams + team;
+                if (member == 0 && at < count) products[at] = sum[n];
+            }
+        }
+        __syncwarp();
+    }
+
+    // sums = factor * sums + weights . rows of the tile's tokens. Teams take tokens in turn and add up in one order.
+    __device__ void add(const Real* weights, const TensorView& x, const T* rows, int columns, Real factor,
+                        Real* sums) const {
+        const int lanes = lanes_of(columns), teams = 32 / lanes, member = lane % lanes, team = lane / lanes;
+        for (int start = 0; start < columns; start += lanes * Width) {
+            const int column = start + member * Width;
+            const bool inside = column < columns;  // lanes outside add up column 0 in vain
+            Reals& to = *reinterpret_cast<Reals*>(sums + column);
+            Reals sum{};
+            if (inside && team == 0) {
+                sum = to;
+#pragma unroll
+                for (int i = 0; i < Width; ++i) sum.x[i] *= factor;
+            }
+            for (int base = 0; base < count; base += ahead * teams) {
+                Columns there[ahead];
+#pragma unroll
+                for (int n = 0; n < ahead; ++n)
+                    there[n] = read(x, row_at(x, rows, min(base + n * teams + team, count - 1)), inside ? column : 0);
+#pragma unroll
+                for (int n = 0; n < ahead; ++n) {
+                    const int at = base + n * teams + team;
+                    if (at >= count) continue;
+#pragma unroll
+                    for (int i = 0; i < Width; ++i) sum.x[i] = fma(weights[at], to_real(there[n].x[i]), sum.x[i]);
+                }
+            }
+            for (int m = lanes; m < 32; m *= 2)
+#pragma unroll
+                for (int i = 0; i < Width; ++i) sum.x[i] += __shfl_xor_sync(~0u, sum.x[i], m);
+            if (inside && team == 0) to = sum;
+        }
+        __syncwarp();
+    }
+};
+
+// ---- a query row ----
+// Rows are numbered so that heads of a group follow each other: they mostly gather the same keys.
+template <Dtype D, int Width>
+struct GatherRow : GatherWarp<D, Width> {
+    using Base = GatherWarp<D, Width>;
+    using Base::lane, Base::share;
+
+    const GatherLists& lists;
+    bool is_there;  // the last CTA may have warps beyond the last row, which write nothing
+    int batch, head_kv, head, token;
+    KeyList keys;
+    int64_t place, places;  // of the list: a row has fewer than 2^31
+
+    __device__ GatherRow(const GatherLists& lists, void* memory, unsigned bytes, int share, int64_t rows)
+        : Base(memory, bytes, share), lists(lists) {
+        const int64_t at = (int64_t(blockIdx.x) * (blockDim.x / 32) + Base::first) / share;
+        const int64_t row = min(at, rows - 1), in_kv = row / lists.group;
+        is_there = row == at;
+        token = int(in_kv % lists.seq_q);
+        head_kv = int(in_kv / lists.seq_q % lists.heads_kv);
+        batch = int(in_kv / lists.seq_q / lists.heads_kv);
+        head = head_kv * lists.group + int(row % lists.group);
+        keys = lists.list(lists.plane_of(batch, head), token / lists.sizes.block_q);
+        place = Base::turn() * 32;
+        places = is_there ? int64_t(keys.count) * lists.sizes.block_k : 0;
+    }
+
+    // The next tile of this warp that has a key.
+    __device__ bool next() {
+        while (place < places) {
+            const int64_t at = place + lane, head_in_all = int64_t(batch) * lists.heads_q + head;
+            place += 32 * share;
+            if (Base::take(at < places ? lists.key_at(keys, int(at), head_in_all, token) : no_token)) return true;
+        }
+        return false;
+    }
+};
+
+}  // namespace spattn::any
