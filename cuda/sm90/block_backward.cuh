@@ -339,7 +339,6 @@ struct BackwardConsumer {
         tile::store_swizzled(ds_words, ptx::shared_address(shared.ds[ds.index][0] + warpgroup * C::warpgroup_bytes),
                              C::k_bytes, thread);
         ptx::fence_async_shared();
-        __syncwarp();  // all lanes' part of ds before lane 0 tells
         release(&shared.ds_full[ds.index]);
         ptx::wgmma_wait<1>();  // dv: its operand's registers are needed
         release(&shared.dout_empty[at]);
@@ -446,6 +445,7 @@ struct BackwardConsumer {
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
+        __syncwarp();  // all lanes have read what may be overwritten
         if (thread % 32 == 0) ptx::mbarrier_arrive(empty);
     }
 

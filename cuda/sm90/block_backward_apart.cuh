@@ -362,6 +362,7 @@ struct ApartConsumer {
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
+        __syncwarp();  // all lanes have read what may be overwritten
         if (thread % 32 == 0) ptx::mbarrier_arrive(empty);
     }
 
