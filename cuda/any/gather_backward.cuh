@@ -10,8 +10,8 @@
 // Each sum has its warps and one order, which follows from the problem and the lists: bits are the same in every call,
 // for two products more than with atomics.
 //
-//   grid: by query as in forward. By key a CTA has a key of a kv head, and its warps take turns, 32 rows at a time, head
-//         after head of the group: some keys are listed by nearly all rows. Sums of warps are joined in their order.
+//   grid: by query as in forward. By key a CTA has a key of a kv head, and its warps take turns, 32 rows at a time,
+//         head after head of the group: some keys are listed by nearly all rows. Sums of warps are joined in order.
 //   lists by key name blocks and lists as the call does; which of their pairs the known part of the pattern keeps is
 //         asked again, pair by pair.
 //   doubles: lse comes as float32, which would leave p seven digits. A pass by query of its own sums p, and the

@@ -7,7 +7,7 @@
 //     fill     each entry takes a place              atomics again: from the end down, in whatever order they come
 //     sort     each block's lists                    a CTA a block: from here on all calls have the same bits
 //
-// Equal entries are alike, so that sorting leaves nothing to chance. Lists of any content fit: the room that a plane has
+// Equal entries are alike, so that sorting leaves nothing to chance. Lists of any content fit: the room of a plane
 // follows from the shape of its lists.
 #pragma once
 

@@ -109,7 +109,9 @@ struct GatherWarp {
 
     // Lanes that read a row of so many columns at once: a power of two.
     __device__ static int lanes_of(int columns) { return min(32, 1 << (32 - __clz((columns - 1) / Width))); }
-    __device__ const T* row_at(const TensorView& x, const T* rows, int n) const { return rows + tile.tokens[n] * x.row; }
+    __device__ const T* row_at(const TensorView& x, const T* rows, int n) const {
+        return rows + tile.tokens[n] * x.row;
+    }
     __device__ static Columns read(const TensorView& x, const T* row, int column) {
         return *reinterpret_cast<const Columns*>(row + column * x.column);
     }
