@@ -313,7 +313,7 @@ struct ApartConsumer {
         }
     }
 
-    // Of the step's mask: tiles of keys come first, then those of queries.
+    // The step's part of a mask, where tiles of keys come first, then those of queries.
     __device__ __forceinline__ const uint32_t* words_of(int mask) const {
         constexpr int half = C::block_q * C::block_k / 32;
         return mask_words(params.layout, mask / C::steps) + (C::by_query ? half : 0) +

@@ -51,7 +51,7 @@ inline void fill(GradientParams& params, const BackwardArgs& args, const TasksVi
 struct QueryStats {
     float offset, delta;
 };
-// Of a token of a head, `plane` counting heads over the batch; beyond the sequence p and ds are 0.
+// token is one of the head that `plane` counts over the batch; beyond the sequence p and ds are 0.
 template <class C>
 __device__ __forceinline__ QueryStats query_stats(const GradientParams& params, int plane, int token) {
     if (token >= params.seq_q) return {-INFINITY, 0};

@@ -9,7 +9,7 @@ namespace gpu {
 // Names that begin with the prefix and hold the pass.
 std::vector<std::string> rows_here(const char* prefix, const char* pass);
 
-// Of a name as "sm90_block_forward_bf16_d128_v128_128x128".
+// What a name says: "sm90_block_forward_bf16_d128_v128_128x128".
 spattn_dtype dtype_of(const std::string& row);
 int64_t dim_of(const std::string& row);
 int64_t dim_v_of(const std::string& row);

@@ -293,7 +293,7 @@ private:
         whole.masks = std::move(masks);
         whole.schedule = make_schedule(problem_, whole.layout_view(), kernel.walks[0], threads_->lanes());
         pass.workspace = kernel.workspace(
-            {problem_, whole.layout_view(), spattn::view(whole.schedule), {}, threads_->lanes()});
+            {problem_, whole.layout_view(), spattn::view(whole.schedule), {}, {}, threads_->lanes()});
     }
 
     template <class Args>
