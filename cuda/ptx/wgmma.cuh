@@ -62,25 +62,19 @@ enum class MatrixElement { bf16, f16 };
 // The products of one n and element. Both operands in shared memory, a and b with columns along k; or both transposed,
 // stored [k][64] and [k][n]; or a in registers and b transposed. accumulate 0: d starts from zero, whatever it holds. The
 // numbers are those of the operands that follow the accumulators in the text: assembler texts cannot count.
+#define SPATTN_WGMMA_SHARED(name, transposed, n, accumulators, element, o0, o1, o2, o3) \
+    __device__ __forceinline__ void name(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
+                                         ElementTag<MatrixElement::element>) { \
+        asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #o2 ", 0;\n" \
+                     "mov.b64 a, {%" #o0 ", %" #o3 "}; mov.b64 b, {%" #o1 ", %" #o3 "};\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element \
+                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1, " #transposed ", " #transposed ";}" \
+                     : SPATTN_WGMMA_D##accumulators \
+                     : "r"(a), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
+    }
 #define SPATTN_WGMMA(n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
-    __device__ __forceinline__ void wgmma(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
-                                          ElementTag<MatrixElement::element>) { \
-        asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #o2 ", 0;\n" \
-                     "mov.b64 a, {%" #o0 ", %" #o3 "}; mov.b64 b, {%" #o1 ", %" #o3 "};\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element \
-                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1, 0, 0;}" \
-                     : SPATTN_WGMMA_D##accumulators \
-                     : "r"(a), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
-    } \
-    __device__ __forceinline__ void wgmma_transposed(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
-                                                     ElementTag<MatrixElement::element>) { \
-        asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #o2 ", 0;\n" \
-                     "mov.b64 a, {%" #o0 ", %" #o3 "}; mov.b64 b, {%" #o1 ", %" #o3 "};\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element \
-                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1, 1, 1;}" \
-                     : SPATTN_WGMMA_D##accumulators \
-                     : "r"(a), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
-    } \
+    SPATTN_WGMMA_SHARED(wgmma, 0, n, accumulators, element, o0, o1, o2, o3) \
+    SPATTN_WGMMA_SHARED(wgmma_transposed, 1, n, accumulators, element, o0, o1, o2, o3) \
     __device__ __forceinline__ void wgmma_transposed(float (&d)[accumulators], const uint32_t (&a)[4], uint32_t b, \
                                                      int accumulate, ElementTag<MatrixElement::element>) { \
         asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #o5 ", 0; mov.b64 b, {%" #o4 ", %" #o6 "};\n" \
@@ -104,6 +98,7 @@ SPATTN_WGMMA(256, 128, bf16, 128, 129, 130, 131, 132, 133, 134)
 SPATTN_WGMMA(256, 128, f16, 128, 129, 130, 131, 132, 133, 134)
 
 #undef SPATTN_WGMMA
+#undef SPATTN_WGMMA_SHARED
 #undef SPATTN_WGMMA_LIST32
 #undef SPATTN_WGMMA_LIST64
 #undef SPATTN_WGMMA_LIST96

@@ -60,27 +60,19 @@ namespace spattn::sm90 {
 
 // ---- configuration ----
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-struct BackwardConfig {
-    static constexpr Dtype dtype = D;
-    using Element = typename tile::Element<D>::type;
+struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
+    using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Base::head_dim, Base::head_dim_v, Base::row_bytes, Base::v_panels, Base::warp_bytes;
     using MaskWord = std::conditional_t<BlockQ == 128, uint64_t, uint32_t>;  // a thread's bits of a block
-    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim, head_dim_v = HeadDimV;
-    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = block_k / warpgroup_rows;
-    static constexpr int consumers = tile::fragment_threads * warpgroups, threads = consumers + 128;
-    static constexpr int panel_columns = 64;  // of a swizzled panel: rows of 128 bytes
-    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
-    static constexpr int row_bytes = 2 * panel_columns;
+    static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_k / Base::warpgroup_rows;
+    static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int q_bytes = block_q * row_bytes, k_bytes = block_k * row_bytes;  // of a panel
-    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;
-    static constexpr int warps = 4 * warpgroups, warp_rows = 16, warp_bytes = warp_rows * row_bytes;
-    static constexpr int q_panels = block_q / panel_columns;  // of ds
+    static constexpr int q_panels = block_q / Base::panel_columns;                      // of ds
     static constexpr int k_tiles = 2, slots = 2, ds_tiles = 2;
     // A warpgroup's half of a tile of dq: its columns where the tile has 64 rows, else its rows.
     static constexpr int dq_columns = block_q == 64 ? head_dim / warpgroups : head_dim;
     static constexpr int dq_tile = block_q * head_dim, dq_warp = dq_tile / warps, dq_values = dq_warp / 32;
     static constexpr int producer_registers = 24, consumer_registers = 240;
-    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
-    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
     static_assert(warpgroups == 2 && dq_columns % 64 == 0, "each warpgroup makes whole panels of dq");

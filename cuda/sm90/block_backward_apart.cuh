@@ -36,19 +36,16 @@ enum class Sums { dq, dk, dv, dk_dv };
 
 // ---- configuration ----
 template <Dtype D, int HeadDim, int HeadDimV, Sums S>
-struct ApartConfig {
-    static constexpr Dtype dtype = D;
-    using Element = typename tile::Element<D>::type;
-    static constexpr int block_q = 128, block_k = 128, head_dim = HeadDim, head_dim_v = HeadDimV;
+struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
+    using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes, Base::v_panels;
+    static constexpr int block_q = 128, block_k = 128;
     static constexpr bool by_query = S == Sums::dq, has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
     static constexpr int own_rows = 128, step = 64;  // tokens of a tile, and of the other axis at a time
     static constexpr int steps = 128 / step;         // of a block
-    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = own_rows / warpgroup_rows;
+    static constexpr int warpgroups = own_rows / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
-    static constexpr int panel_columns = 64, row_bytes = 2 * panel_columns;  // of a swizzled panel
-    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
-    static constexpr int warp_rows = 16, warp_bytes = warp_rows * row_bytes;
     // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis.
     static constexpr int most_bytes = 227 * 1024 - 2048;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
@@ -59,8 +56,6 @@ struct ApartConfig {
     static constexpr int second_slots =
         tiles * tile_bytes + slots * slot_bytes + 2 * second_slot_bytes <= most_bytes ? 2 : 1;
     static constexpr int producer_registers = 24, consumer_registers = 240;
-    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
-    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(tiles * tile_bytes + slots * slot_bytes + second_slots * second_slot_bytes <= most_bytes, "no room");
 };

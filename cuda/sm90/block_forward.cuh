@@ -62,23 +62,16 @@ namespace spattn::sm90 {
 
 // ---- configuration ----
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-struct Config {
-    static constexpr Dtype dtype = D;
-    using Element = typename tile::Element<D>::type;
+struct Config : TileConfig<D, HeadDim, HeadDimV> {
+    using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
-    static constexpr int block_q = BlockQ, block_k = BlockK, head_dim = HeadDim, head_dim_v = HeadDimV;
-    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroups = block_q / warpgroup_rows;
+    static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
-    static constexpr int panel_columns = 64;  // of a swizzled panel: rows of 128 bytes
-    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
-    static constexpr int row_bytes = 2 * panel_columns;
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
-    static constexpr int warpgroup_bytes = warpgroup_rows * row_bytes;                        // of a panel
     static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;          // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int producer_registers = 40, consumer_registers = 232;
-    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
-    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");

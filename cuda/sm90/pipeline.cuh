@@ -5,8 +5,25 @@
 #include <cstdint>
 
 #include "layout/view.h"
+#include "tile/dtype.cuh"
+#include "tile/fragment.h"
 
 namespace spattn::sm90 {
+
+// Tiles of 16-bit elements in swizzled panels of 64 columns, and who works on them: a warp has 16 rows of a product, a
+// warpgroup 64.
+template <Dtype D, int HeadDim, int HeadDimV>
+struct TileConfig {
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV;
+    static constexpr int panel_columns = 64, row_bytes = 2 * panel_columns;  // of a panel
+    static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
+    static constexpr int warpgroup_rows = tile::fragment_rows, warpgroup_bytes = warpgroup_rows * row_bytes;
+    static constexpr int warp_rows = 16, warp_bytes = warp_rows * row_bytes;
+    static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");
+    static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
+};
 
 constexpr int32_t end_of_work = -1;  // for a count of blocks, after the last task
 
