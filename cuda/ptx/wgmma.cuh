@@ -60,8 +60,8 @@ enum class MatrixElement { bf16, f16 };
 #define SPATTN_WGMMA_D128 SPATTN_WGMMA_D96, SPATTN_WGMMA_D16(96), SPATTN_WGMMA_D16(112)
 
 // The products of one n and element. Both operands in shared memory, a and b with columns along k; or both transposed,
-// stored [k][64] and [k][n]; or a in registers and b transposed. accumulate 0: d starts from zero, whatever it holds. The
-// numbers are those of the operands that follow the accumulators in the text: assembler texts cannot count.
+// stored [k][64] and [k][n]; or a in registers and b transposed. accumulate 0: d starts from zero, whatever it holds.
+// The numbers are those of the operands that follow the accumulators in the text: assembler texts cannot count.
 #define SPATTN_WGMMA_SHARED(name, transposed, n, accumulators, element, o0, o1, o2, o3) \
     __device__ __forceinline__ void name(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
                                          ElementTag<MatrixElement::element>) { \
