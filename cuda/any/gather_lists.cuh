@@ -40,17 +40,12 @@ struct GatherLists {
     }
 
     __device__ KeyList list(int64_t plane, int64_t list) const {
-        if (!sizes.most) {
-            const int64_t* begin = tokens.begin + plane * tokens.rows + list;
-            return {tokens.keys + begin[0], false, 1, int(begin[1] - begin[0])};
-        }
-        const int64_t batch = plane / heads_kv, head = plane % heads_kv, most = sizes.most;
-        const IndexView& x = call.indices;
-        const int64_t first = batch * x.batch + list * x.row + head * x.head;
-        const int64_t count = call.counts.data ? read(call.counts, batch, list, head) : most;
-        return {x.is_wide ? static_cast<const void*>(static_cast<const int64_t*>(x.data) + first)
-                          : static_cast<const void*>(static_cast<const int32_t*>(x.data) + first),
-                x.is_wide, x.entry, int(max(min(count, most), int64_t(0)))};
+        return sizes.most ? list_of_call(plane / heads_kv, plane % heads_kv, list) : list_of_plan(plane, list);
+    }
+    // The list of a query head.
+    __device__ KeyList list_of_head(int64_t batch, int head, int64_t list) const {
+        return sizes.most ? list_of_call(batch, head / group, list)
+                          : list_of_plan(tokens.kind_of_head[batch * heads_q + head], list);
     }
 
     // How many entries the planes before have room for.
@@ -69,8 +64,9 @@ struct GatherLists {
     __device__ bool keeps(int64_t head, int64_t row, int64_t key) const {
         if (!known.kind_of_head) return true;
         const ListsView& lists = known.by_query;
-        const Slice slice = lists.slices[int64_t(known.kind_of_head[head]) * lists.rows + row / known.block_q];
-        const int32_t block = int32_t(key / known.block_k);
+        const int at_row = int(row), at_key = int(key);
+        const Slice slice = lists.slices[int64_t(known.kind_of_head[head]) * lists.rows + at_row / known.block_q];
+        const int32_t block = at_key / known.block_k;
         int32_t low = slice.begin, high = slice.end;  // runs before low start at the block or before it
         while (low < high) {
             const int32_t middle = low + (high - low) / 2;
@@ -81,11 +77,23 @@ struct GatherLists {
         const Run run = lists.runs[low - 1];
         if (block >= run.first + run.count) return false;
         if (run.mask == full_block) return true;
-        const int64_t bit = row % known.block_q * known.block_k + key % known.block_k;
+        const int bit = at_row % known.block_q * known.block_k + at_key % known.block_k;
         return known.masks[int64_t(run.mask) * known.mask_words + bit / 64] >> (bit % 64) & 1;
     }
 
 private:
+    __device__ KeyList list_of_plan(int64_t kind, int64_t list) const {
+        const int64_t* begin = tokens.begin + kind * tokens.rows + list;
+        return {tokens.keys + begin[0], false, 1, int(begin[1] - begin[0])};
+    }
+    __device__ KeyList list_of_call(int64_t batch, int64_t head, int64_t list) const {
+        const IndexView& x = call.indices;
+        const int64_t first = batch * x.batch + list * x.row + head * x.head, most = sizes.most;
+        const int64_t count = call.counts.data ? read(call.counts, batch, list, head) : most;
+        return {x.is_wide ? static_cast<const void*>(static_cast<const int64_t*>(x.data) + first)
+                          : static_cast<const void*>(static_cast<const int32_t*>(x.data) + first),
+                x.is_wide, x.entry, int(max(min(count, most), int64_t(0)))};
+    }
     __device__ static int64_t read(const IndexView& x, int64_t batch, int64_t row, int64_t head) {
         const int64_t at = batch * x.batch + row * x.row + head * x.head;
         return x.is_wide ? static_cast<const int64_t*>(x.data)[at] : int64_t(static_cast<const int32_t*>(x.data)[at]);

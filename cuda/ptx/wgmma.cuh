@@ -59,30 +59,35 @@ enum class MatrixElement { bf16, f16 };
 #define SPATTN_WGMMA_D96 SPATTN_WGMMA_D64, SPATTN_WGMMA_D16(64), SPATTN_WGMMA_D16(80)
 #define SPATTN_WGMMA_D128 SPATTN_WGMMA_D96, SPATTN_WGMMA_D16(96), SPATTN_WGMMA_D16(112)
 
-// The products of one n and element. Both operands in shared memory, a and b with columns along k; or both transposed,
-// stored [k][64] and [k][n]; or a in registers and b transposed. accumulate 0: d starts from zero, whatever it holds.
-// The numbers are those of the operands that follow the accumulators in the text: assembler texts cannot count.
-#define SPATTN_WGMMA_SHARED(name, transposed, n, accumulators, element, o0, o1, o2, o3) \
+// The products of one n and element. Both operands in shared memory: with columns along k; or both transposed, stored
+// [k][64] and [k][n]; or b alone. Or a in registers, and b either way. accumulate 0: d starts from zero, whatever it
+// holds. The numbers are those of the operands that follow the accumulators in the text: assembler texts cannot count.
+#define SPATTN_WGMMA_SHARED(name, transposed_a, transposed_b, n, accumulators, element, o0, o1, o2, o3) \
     __device__ __forceinline__ void name(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
                                          ElementTag<MatrixElement::element>) { \
         asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #o2 ", 0;\n" \
                      "mov.b64 a, {%" #o0 ", %" #o3 "}; mov.b64 b, {%" #o1 ", %" #o3 "};\n" \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element \
-                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1, " #transposed ", " #transposed ";}" \
+                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1, " #transposed_a ", " #transposed_b ";}" \
                      : SPATTN_WGMMA_D##accumulators \
                      : "r"(a), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
     }
-#define SPATTN_WGMMA(n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
-    SPATTN_WGMMA_SHARED(wgmma, 0, n, accumulators, element, o0, o1, o2, o3) \
-    SPATTN_WGMMA_SHARED(wgmma_transposed, 1, n, accumulators, element, o0, o1, o2, o3) \
-    __device__ __forceinline__ void wgmma_transposed(float (&d)[accumulators], const uint32_t (&a)[4], uint32_t b, \
-                                                     int accumulate, ElementTag<MatrixElement::element>) { \
+#define SPATTN_WGMMA_REGISTERS(name, transposed_b, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
+    __device__ __forceinline__ void name(float (&d)[accumulators], const uint32_t (&a)[4], uint32_t b, int accumulate, \
+                                         ElementTag<MatrixElement::element>) { \
         asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #o5 ", 0; mov.b64 b, {%" #o4 ", %" #o6 "};\n" \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element \
-                     " {" SPATTN_WGMMA_LIST##accumulators "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, b, p, 1, 1, 1;}" \
+                     " {" SPATTN_WGMMA_LIST##accumulators "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, b, p, 1, 1, " \
+                     #transposed_b ";}" \
                      : SPATTN_WGMMA_D##accumulators \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
     }
+#define SPATTN_WGMMA(n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
+    SPATTN_WGMMA_SHARED(wgmma, 0, 0, n, accumulators, element, o0, o1, o2, o3) \
+    SPATTN_WGMMA_SHARED(wgmma_transposed, 1, 1, n, accumulators, element, o0, o1, o2, o3) \
+    SPATTN_WGMMA_SHARED(wgmma_transposed_b, 0, 1, n, accumulators, element, o0, o1, o2, o3) \
+    SPATTN_WGMMA_REGISTERS(wgmma, 0, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
+    SPATTN_WGMMA_REGISTERS(wgmma_transposed, 1, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6)
 // clang-format on
 
 template <MatrixElement>
@@ -99,6 +104,7 @@ SPATTN_WGMMA(256, 128, f16, 128, 129, 130, 131, 132, 133, 134)
 
 #undef SPATTN_WGMMA
 #undef SPATTN_WGMMA_SHARED
+#undef SPATTN_WGMMA_REGISTERS
 #undef SPATTN_WGMMA_LIST32
 #undef SPATTN_WGMMA_LIST64
 #undef SPATTN_WGMMA_LIST96

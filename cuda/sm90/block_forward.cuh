@@ -55,6 +55,7 @@
 #include "runtime/tensor_map.h"
 #include "sm90/block_forward.h"
 #include "sm90/pipeline.cuh"
+#include "sm90/row_end.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
 
@@ -94,23 +95,13 @@ struct BlockForwardParams {
     float into_cap;
 };
 
-// How a row ends: what its sums of p v are multiplied by, and its lse. l, the sum of p, may be lifted by powers of two,
-// as p v then is. Parts of a row end without the sink.
-struct RowEnd {
-    float factor, lse;
-};
+// Parts of a row end without the sink.
 __device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int head, int part, float m, float l,
                                           float lift) {
-    if (isnan(l)) return {l, l};  // by its own keys
-    RowEnd end{l > 0 ? ptx::reciprocal_approx(l) : 0, m * params.scale + (ptx::log2_approx(l) - lift) * float(M_LN2)};
-    if (!params.sink_logits.data || part != whole_row) return end;
-    const float z = static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head];
-    if (z == -INFINITY) return end;
-    const float high = fmaxf(end.lse, z), less = fabsf(end.lse - z) * float(M_LOG2E);
-    const float lse = high + ptx::log2_approx(1 + ptx::exp2_approx(-less)) * float(M_LN2);
-    end.factor *= ptx::exp2_approx((end.lse - lse) * float(M_LOG2E));
-    end.lse = lse;
-    return end;
+    const bool has_sink = params.sink_logits.data && part == whole_row;
+    return end_row(m, l, lift, params.scale,
+                   has_sink ? static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head]
+                            : -INFINITY);
 }
 
 // ---- shared memory ----
