@@ -398,15 +398,14 @@ struct BackwardConsumer {
 
     // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
     __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
-        constexpr float unlift = tile::unlift<C::dtype>;
         const float* deltas = shared.delta[at] + 2 * (thread & 3);
 #pragma unroll
         for (int i = 0; i < values; i += 4) {
             const float2 two = *reinterpret_cast<const float2*>(deltas + 2 * i);
-            s[i] *= fmaf(dp[i], unlift, -two.x);
-            s[i + 1] *= fmaf(dp[i + 1], unlift, -two.y);
-            s[i + 2] *= fmaf(dp[i + 2], unlift, -two.x);
-            s[i + 3] *= fmaf(dp[i + 3], unlift, -two.y);
+            s[i] *= fmaf(dp[i], dp_factor<C>, -two.x);
+            s[i + 1] *= fmaf(dp[i + 1], dp_factor<C>, -two.y);
+            s[i + 2] *= fmaf(dp[i + 2], dp_factor<C>, -two.x);
+            s[i + 3] *= fmaf(dp[i + 3], dp_factor<C>, -two.y);
         }
     }
 
@@ -447,6 +446,8 @@ struct BackwardConsumer {
         __syncwarp();  // all lanes have read the message before its tile can be released
 #pragma unroll
         for (int i = 0; i < C::head_dim_v / 2; ++i) r_dv[i] *= tile::unlift<C::dtype>;
+#pragma unroll
+        for (int i = 0; i < C::head_dim / 2; ++i) r_dk[i] *= tile::ds_unlift<C::dtype>;
         note_not_finite(task.index);
         ptx::named_barrier_sync(all_consumers, C::consumers);  // the other's products with k are done, too
         if (task.part == whole_row)
@@ -577,6 +578,7 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     constexpr int chunk = 16 / sizeof(Element), stride = C::head_dim + chunk;
     extern __shared__ uint4 dq_rows[];
     Element* const rows = reinterpret_cast<Element*>(dq_rows);
+    const float scale = params.scale * tile::ds_unlift<C::dtype>;
     __shared__ uint32_t not_finite[C::block_q / 32];
     if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;
     __syncthreads();
@@ -594,8 +596,8 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
         const int r = first_row + tile::fragment_row(thread, i),
                   column = first_column + tile::fragment_column(thread, i);
         uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
-        to[0] = tile::pack<C::dtype>(params.scale * x.x, params.scale * x.y);
-        to[8 * stride / 2] = tile::pack<C::dtype>(params.scale * x.z, params.scale * x.w);
+        to[0] = tile::pack<C::dtype>(scale * x.x, scale * x.y);
+        to[8 * stride / 2] = tile::pack<C::dtype>(scale * x.z, scale * x.w);
         if (x.x * 0 + x.y * 0 != 0) atomicOr(&not_finite[r / 32], 1u << (r % 32));
         if (x.z * 0 + x.w * 0 != 0) atomicOr(&not_finite[(r + 8) / 32], 1u << ((r + 8) % 32));
     }

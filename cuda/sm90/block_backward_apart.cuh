@@ -351,9 +351,8 @@ struct ApartConsumer {
 
     // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
     __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
-        constexpr float unlift = tile::unlift<C::dtype>;
 #pragma unroll
-        for (int i = 0; i < values; ++i) s[i] *= fmaf(dp[i], unlift, -stat(shared.delta, at, i, &QueryStats::delta));
+        for (int i = 0; i < values; ++i) s[i] *= fmaf(dp[i], dp_factor<C>, -stat(shared.delta, at, i, &QueryStats::delta));
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
@@ -374,6 +373,8 @@ struct ApartConsumer {
     __device__ __forceinline__ void store(const TaskMessage& task) {
         if constexpr (C::sums_p)
             for (float& x : r_p) x *= tile::unlift<C::dtype>;
+        if constexpr (C::has_dp)
+            for (float& x : r_ds) x *= tile::ds_unlift<C::dtype>;
         note_not_finite(task.index);
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have done with the own tokens
         if (task.part == whole_row)

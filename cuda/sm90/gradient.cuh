@@ -47,7 +47,10 @@ inline void fill(GradientParams& params, const BackwardArgs& args, const TasksVi
     params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
 }
 
-// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp unlift - delta). p is lifted as in the forward.
+// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp dp_factor - delta). p is lifted as in the forward,
+// ds by ds_lift.
+template <class C>
+constexpr float dp_factor = tile::unlift<C::dtype> * tile::ds_lift<C::dtype>;
 struct QueryStats {
     float offset, delta;
 };
@@ -57,7 +60,7 @@ __device__ __forceinline__ QueryStats query_stats(const GradientParams& params, 
     if (token >= params.seq_q) return {-INFINITY, 0};
     const int64_t at = int64_t(plane) * params.seq_q + token;
     return {tile::lift<C::dtype> - params.space.lse[at] * float(M_LOG2E),
-            params.space.delta[at] * tile::unlift<C::dtype>};
+            params.space.delta[at] * dp_factor<C>};
 }
 
 // load(block, mask) for each block of a list that the task has, of which `skip` are still to pass and `left` to come.

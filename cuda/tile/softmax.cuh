@@ -83,6 +83,11 @@ template <Dtype D>
 constexpr float lift = D == Dtype::f16 ? 8 : 0;
 template <Dtype D>
 constexpr float unlift = D == Dtype::f16 ? 1.f / 256 : 1;  // 2^-lift
+// What gradients of scores are multiplied by, for the same reason: by less, for dp may be large.
+template <Dtype D>
+constexpr float ds_lift = D == Dtype::f16 ? 16 : 1;
+template <Dtype D>
+constexpr float ds_unlift = 1 / ds_lift<D>;
 
 // p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that
 // has seen no key has m = -infinity: a key gives infinity there, and no key 0.
