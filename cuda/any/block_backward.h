@@ -12,8 +12,9 @@ namespace spattn::any {
 // after the products also serve rows of other folders that lay out a workspace as BackwardSpace does.
 template <Dtype D>
 struct BlockBackward {
-    static void run(const BackwardArgs& args, MaskOrder order);
+    static void run(const BackwardArgs& args);
     static void rows(const BackwardArgs& args);          // lse and delta
+    static void by_query(const BackwardArgs& args);      // dq with its parts, of masks as MaskOrder::key_fragments
     static void join_keys(const BackwardArgs& args);     // parts of dk and dv; launches nothing where there are none
     static void join_queries(const BackwardArgs& args);  // of dq
     static void sinks(const BackwardArgs& args);         // dsink_logits; launches nothing where they are absent

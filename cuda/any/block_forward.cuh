@@ -27,15 +27,14 @@ struct ForwardParams {
     ForwardOutputs to;
     Partials<Real> parts;
     int heads_q, group, head_dim, row_parts, column_parts, room;  // room: columns of sums
-    MaskOrder order;
     Real scale, softcap;
 };
 
 template <Dtype D>
 struct Forward : Tile<D, false> {
     using Base = Tile<D, false>;
-    using typename Base::T, typename Base::Real, typename Base::S;
     using Base::at, Base::shared, Base::is_kept;
+    using typename Base::T, typename Base::Real, typename Base::S;
 
     const ForwardParams<Real>& params;
     const Task task;
@@ -43,7 +42,7 @@ struct Forward : Tile<D, false> {
     Real m[4], l[4];  // l: this thread's share
 
     __device__ Forward(const ForwardParams<Real>& params, Shared<Real>& shared, unsigned index)
-        : Base(params.layout, params.order, shared),
+        : Base(params.layout, MaskOrder::rows, shared),
           params(params),
           task(params.tasks.tasks[index / unsigned(params.row_parts * params.column_parts)]),
           first_row(int(index / unsigned(params.column_parts) % unsigned(params.row_parts)) * S::most_rows),
@@ -101,8 +100,7 @@ struct Forward : Tile<D, false> {
         for (int i = 0; i < 4; ++i)
             for (int n = S::across / 2; n; n /= 2) l[i] += __shfl_xor_sync(~0u, l[i], n);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            task.part == whole_row ? finish_row(i, {m[i], l[i], m[i]}) : keep(i);
+        for (int i = 0; i < 4; ++i) task.part == whole_row ? finish_row(i, {m[i], l[i], m[i]}) : keep(i);
     }
 
     __device__ void finish_row(int i, RowState<Real> row) {
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
 
 // ---- launch ----
 template <Dtype D>
-void BlockForward<D>::run(const ForwardArgs& args, MaskOrder order) {
+void BlockForward<D>::run(const ForwardArgs& args) {
     using Real = RealOf<D>;
     const Problem& p = *args.problem;
     const int rows = std::min(args.layout.block_q, Shape<Real>::most_rows);
@@ -166,7 +164,6 @@ void BlockForward<D>::run(const ForwardArgs& args, MaskOrder order) {
                                      row_parts(args.layout.block_q),
                                      column_parts<Real>(p.head_dim_v),
                                      room_for<Real>(p.head_dim_v),
-                                     order,
                                      Real(p.scale),
                                      Real(p.softcap)};
     const unsigned ctas = unsigned(args.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);

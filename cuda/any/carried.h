@@ -7,10 +7,11 @@
 
 namespace spattn::any {
 
-// A row has its sums of out, then its state for each CTA that shares it: what one writes no other may be reading.
+// A row has its sums of out, then its state for each CTA that shares it: what one writes no other may be reading. States
+// are of four, so that rows of an even number of columns can be read and written by two.
 template <class Real>
 struct ForwardCarried {
-    static constexpr int state = 3;
+    static constexpr int state = 4;
     static int64_t row(const Problem& p) { return p.head_dim_v + state * column_parts<Real>(p.head_dim_v); }
     static size_t bytes(const Problem& p) { return size_t(p.batch * p.heads_q * p.seq_q * row(p)) * sizeof(Real); }
 };

@@ -107,13 +107,13 @@ size_t gather_backward_workspace(const Sizing& s) {
 template <Dtype D>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    BlockForward<D>::run(args, MaskOrder::rows);
+    BlockForward<D>::run(args);
     Combine<D>::run(args, Partials<RealOf<D>>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 template <Dtype D>
 void backward(const BackwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    BlockBackward<D>::run(args, MaskOrder::rows);
+    BlockBackward<D>::run(args);
 }
 
 template <Dtype D>

@@ -23,8 +23,8 @@ struct ForwardOutputs {
 template <class Real>
 ForwardOutputs make_outputs(const ForwardArgs& args) {
     const Problem& p = *args.problem;
-    return {args.out, args.lse, args.max_logits, args.sink_logits, args.piece, ForwardCarried<Real>::row(p),
-            p.heads_q, p.seq_q, int(p.head_dim_v)};
+    return {args.out,  args.lse, args.max_logits,  args.sink_logits, args.piece, ForwardCarried<Real>::row(p),
+            p.heads_q, p.seq_q,  int(p.head_dim_v)};
 }
 
 // exp(m - base); 0 for what saw nothing.
@@ -41,11 +41,14 @@ struct RowEnd {
 
     const ForwardOutputs& to;
     int64_t batch, head, token;
-    Real* carried;          // null where the pass has one piece
+    Real* carried;             // null where the pass has one piece
     Real mine = 1, share = 0;  // factors of the sums at hand and of those handed on
 
     __device__ RowEnd(const ForwardOutputs& to, int64_t batch, int64_t head, int64_t token)
-        : to(to), batch(batch), head(head), token(token),
+        : to(to),
+          batch(batch),
+          head(head),
+          token(token),
           carried(to.piece.is_first && to.piece.is_last
                       ? nullptr
                       : static_cast<Real*>(to.piece.carried) +
@@ -75,8 +78,24 @@ struct RowEnd {
     __device__ void write(int column, Real x) const {
         x *= mine;
         if (!to.piece.is_first) x += carried[column] * share;
-        if (!to.piece.is_last) carried[column] = x;
-        else from_real(x, row_of<T>(to.out, batch, head, token)[column * to.out.column]);
+        if (!to.piece.is_last)
+            carried[column] = x;
+        else
+            from_real(x, row_of<T>(to.out, batch, head, token)[column * to.out.column]);
+    }
+
+    // Two neighbouring columns of rows that have an even number of them: what the pieces before handed on comes in,
+    // what the next is to take on goes out. True where x and y are final, and still to be written.
+    __device__ bool join_pair(int column, Real& x, Real& y) const {
+        struct alignas(2 * sizeof(Real)) Pair {
+            Real x, y;
+        };
+        x *= mine, y *= mine;
+        if (!carried) return true;
+        Pair* const pair = reinterpret_cast<Pair*>(carried + column);
+        if (!to.piece.is_first) x += pair->x * share, y += pair->y * share;
+        if (!to.piece.is_last) *pair = {x, y};
+        return to.piece.is_last;
     }
 
     __device__ void write_state(const RowState<Real>& row, int copy) const {

@@ -19,22 +19,48 @@ __device__ inline int64_t home_place(const AxisView& axis, int32_t block, int64_
     return token % axis.modulus * axis.residue_tiles * block + token / axis.modulus;
 }
 
-// The token at a place of a tile, or no_token.
-__device__ inline int32_t token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
-    if (tile < axis.listed) return axis.tokens[int64_t(tile) * block + place];
-    const int32_t home = tile - axis.listed;
-    const int64_t in_residue = int64_t(home % axis.residue_tiles) * block + place;
-    const int64_t token = home / axis.residue_tiles + in_residue * axis.modulus;
-    return token < seq ? int32_t(token) : no_token;
+// The tokens of a tile: tile_at() of layout/view.h, for devices.
+struct TileTokens {
+    const int32_t* listed;  // null for a home
+    int32_t first, stride, count;
+
+    __device__ int32_t at(int32_t place) const {
+        if (listed) return listed[place];
+        return place < count ? first + place * stride : no_token;
+    }
+};
+__device__ inline TileTokens tokens_of(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
+    if (tile < axis.listed) return {axis.tokens + int64_t(tile) * block, 0, 0, block};
+    const uint32_t home = uint32_t(tile - axis.listed), tiles = uint32_t(axis.residue_tiles);
+    const uint32_t modulus = uint32_t(axis.modulus), residue = modulus == 1 ? 0 : home / tiles;
+    const int64_t first = residue + int64_t(home - residue * tiles) * block * modulus;
+    if (first >= seq) return {nullptr, 0, 0, 0};
+    const uint32_t left = uint32_t(seq - first);
+    const uint32_t count = modulus == 1 ? left : (left - 1) / modulus + 1;
+    return {nullptr, int32_t(first), int32_t(modulus), int32_t(min(count, uint32_t(block)))};
 }
 
-// The token that is written from this place, or no_token: those that are away are written where they are listed.
-__device__ inline int32_t own_token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
-    if (tile >= axis.listed && axis.away) {
-        const uint64_t* words = axis.away + int64_t(tile - axis.listed) * ((block + 63) / 64);
-        if (words[place / 64] >> (place % 64) & 1) return no_token;
+// The token at a place of a tile, or no_token.
+__device__ inline int32_t token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
+    return tokens_of(axis, block, seq, tile).at(place);
+}
+
+// The tokens that are written from a tile's places: those that are away are written where they are listed.
+struct OwnTokens {
+    TileTokens tokens;
+    const uint64_t* away;  // bits of the tile's places, or null
+
+    __device__ int32_t at(int32_t place) const {
+        return away && (away[place / 64] >> (place % 64) & 1) ? no_token : tokens.at(place);
     }
-    return token_at(axis, block, seq, tile, place);
+};
+__device__ inline OwnTokens own_tokens_of(const AxisView& axis, int32_t block, int64_t seq, int32_t tile) {
+    const bool may_be_away = tile >= axis.listed && axis.away;
+    const int64_t words = (block + 63) / 64;
+    return {tokens_of(axis, block, seq, tile), may_be_away ? axis.away + (tile - axis.listed) * words : nullptr};
+}
+__device__ inline int32_t own_token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
+    return own_tokens_of(axis, block, seq, tile).at(place);
 }
 
 // Tiles that only repeat tokens, which are written from their homes.
@@ -164,9 +190,8 @@ struct Tile {
 
     __device__ bool keeps(int mask, int own, int other) const {
         const int query = ByKey ? other : own, key = ByKey ? own : other;
-        const int bit = order == MaskOrder::rows        ? query * layout.block_k + key
-                        : order == MaskOrder::fragments ? tile::fragment_bit(query, key, layout.block_k)
-                                                        : tile::key_fragment_bit(query, key, layout.block_k);
+        const int bit = order == MaskOrder::rows ? query * layout.block_k + key
+                                                 : tile::key_fragment_bit(query, key, layout.block_k);
         return layout.masks[int64_t(mask) * layout.mask_words + bit / 64] >> (bit % 64) & 1;
     }
 

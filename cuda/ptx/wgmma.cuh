@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "ptx/matrix_element.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace spattn::ptx {
@@ -35,9 +36,6 @@ __device__ __forceinline__ uint32_t wgmma_descriptor(const void* shared, uint32_
     return __shfl_sync(~0u, (shared_address(shared) & 0x3FFFF) >> 4 | (panel >> 4) << 16, 0);
 }
 constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
-
-// What the instruction calls its elements.
-enum class MatrixElement { bf16, f16 };
 
 // clang-format off
 #define SPATTN_WGMMA_LIST32 \
@@ -89,9 +87,6 @@ enum class MatrixElement { bf16, f16 };
     SPATTN_WGMMA_REGISTERS(wgmma, 0, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
     SPATTN_WGMMA_REGISTERS(wgmma_transposed, 1, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6)
 // clang-format on
-
-template <MatrixElement>
-struct ElementTag {};
 
 SPATTN_WGMMA(64, 32, bf16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(64, 32, f16, 32, 33, 34, 35, 36, 37, 38)

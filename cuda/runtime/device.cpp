@@ -36,16 +36,20 @@ int attribute(cudaDeviceAttr which, int index) {
     return value;
 }
 
-// 10 * major + minor of every device, asked once: every row asks for every plan.
-const std::vector<int>& capabilities() {
-    static const std::vector<int> all = [] {
-        std::vector<int> found = std::vector<int>(size_t(count_devices()));
+// What rows ask of every device, asked once: every row asks for every plan.
+struct Facts {
+    int capability = 0, shared_bytes = 0;
+};
+Facts facts_of(int index) {
+    static const std::vector<Facts> all = [] {
+        std::vector<Facts> found = std::vector<Facts>(size_t(count_devices()));
         for (int i = 0; i < int(found.size()); ++i)
-            found[size_t(i)] = 10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
-                               attribute(cudaDevAttrComputeCapabilityMinor, i);
+            found[size_t(i)] = {10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
+                                    attribute(cudaDevAttrComputeCapabilityMinor, i),
+                                attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i)};
         return found;
     }();
-    return all;
+    return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : Facts{};
 }
 
 }  // namespace
@@ -69,10 +73,9 @@ int count_devices() {
     return 0;
 }
 
-int capability(int index) {
-    const std::vector<int>& all = capabilities();
-    return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : 0;
-}
+int capability(int index) { return facts_of(index).capability; }
+
+int shared_bytes(int index) { return facts_of(index).shared_bytes; }
 
 int count_processors(int index) { return attribute(cudaDevAttrMultiProcessorCount, index); }
 

@@ -19,6 +19,7 @@ private:
 
 int count_devices();                           // 0 without a driver
 int capability(int index);                     // 10 * major + minor: 90 is Hopper; 0 where there is no such device
+int shared_bytes(int index);                  // that one CTA may have; 0 where there is no such device
 int count_processors(int index);
 
 // Plan memory and the copies into it, as a Backend (plan/backends.h) offers them.

@@ -7,9 +7,12 @@
 #include "any/block_backward.h"
 #include "any/block_forward.h"
 #include "any/combine.h"
+#include "any/cost.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
+#include "sm80/block_backward.h"
+#include "sm80/block_forward.h"
 #include "sm90/block_backward.h"
 #include "sm90/block_backward_apart.h"
 #include "sm90/block_forward.h"
@@ -46,11 +49,9 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
 
 namespace {
 
-using any::MaskOrder;
-
 const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
-    "the plain kernels, far slower";
+    "the kernels of older GPUs, at a third of the rate or less";
 
 bool runs_here(int32_t device) { return runtime::capability(device) == 90; }
 
@@ -72,16 +73,6 @@ const char* block_forward_fits(const Problem& p) {
 
 // What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
 constexpr double streamed = 0.7, beside_products = 0.8;
-double memory_us(double bytes, const Machine& machine, double reached) {
-    return bytes / (machine.bandwidth * reached) * 1e-3;
-}
-double compute_us(double cycles, const Machine& machine) { return cycles / (machine.lanes * machine.clock) * 1e-3; }
-
-// Products and memory overlap, but for the blocks that a task begins and ends with: the less, the more alike both are.
-Cost overlapped(double apart, double compute, double memory) {
-    return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
-}
-
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
 // their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
 // keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
@@ -94,9 +85,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double launch = 4;  // us
     const double cycles =
         s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
-    const double rows = double(p.batch) * double(p.heads_q * p.seq_q + p.heads_kv * p.seq_k);
-    const double bytes = rows * double(p.head_dim + p.head_dim_v) * 2;
-    return overlapped(launch, compute_us(cycles, machine), memory_us(bytes, machine, beside_products));
+    const double bytes = any::query_bytes(p) + any::key_bytes(p);
+    return any::overlapped(launch, any::compute_us(cycles, machine), any::memory_us(bytes, machine, beside_products));
 }
 
 size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.problem, s.layout, s.tasks).bytes; }
@@ -109,21 +99,28 @@ bool is_addressable(const ForwardArgs& args) {
            runtime::has_tensor_map(args.out, runtime::out_sizes(p));
 }
 
-// Views that the copy engine cannot address are read by the plain kernel, through the same layout.
+// Views that the copy engine cannot address are read by kernels that need none, through the same layout.
+constexpr int plain_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+template <Dtype D, int HeadDim, int HeadDimV>
+using PlainForward =
+    sm80::BlockForward<D, plain_dim(HeadDim), plain_dim(HeadDim), plain_dim(HeadDim) == 256 ? 64 : 128>;
+template <Dtype D, int HeadDim, int HeadDimV>
+using PlainBackward = sm80::BlockBackward<D, plain_dim(HeadDim), plain_dim(HeadDim), 64>;
+
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     if (is_addressable(args))
         BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        any::BlockForward<D>::run(args, MaskOrder::fragments);
+        PlainForward<D, HeadDim, HeadDimV>::run(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare(int32_t device) {
     BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    any::BlockForward<D>::prepare(device);
+    PlainForward<D, HeadDim, HeadDimV>::prepare(device);
     any::Combine<D>::prepare(device);
 }
 
@@ -159,14 +156,6 @@ const char* block_backward_fits(const Problem& p) {
     return nullptr;
 }
 
-// Tokens of a problem times their columns, in bytes: q or dq, and out or dout; k or dk, and v or dv.
-double query_bytes(const Problem& p) {
-    return double(p.batch * p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v) * 2;
-}
-double key_bytes(const Problem& p) {
-    return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * 2;
-}
-
 // As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
 // to, and read after.
 template <int HeadDim, int HeadDimV, int BlockQ>
@@ -177,9 +166,10 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double cycles =
         s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
-    const double around = memory_us(1.5 * query_bytes(p) + 2 * sums, machine, streamed);
-    const double beside = memory_us(query_bytes(p) + 2 * key_bytes(p) + 2 * sums, machine, beside_products);
-    return overlapped(launches + around, compute_us(cycles, machine), beside);
+    const double around = any::memory_us(1.5 * any::query_bytes(p) + 2 * sums, machine, streamed);
+    const double beside =
+        any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
+    return any::overlapped(launches + around, any::compute_us(cycles, machine), beside);
 }
 
 template <int HeadDim>
@@ -204,13 +194,13 @@ void backward(const BackwardArgs& args) {
     if (is_addressable(args))
         BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        any::BlockBackward<D>::run(args, MaskOrder::key_fragments);
+        PlainBackward<D, HeadDim, HeadDimV>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_backward(int32_t device) {
     BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    any::BlockBackward<D>::prepare(device);
+    PlainBackward<D, HeadDim, HeadDimV>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -221,8 +211,8 @@ Kernel block_backward(const char* name) {
             .dtype = D,
             .block_q = BlockQ,
             .block_k = BlockK,
-            .mask_words = BlockQ * BlockK / 64,
-            .permute = tile::permute_to_key_fragments,
+            .mask_words = 2 * BlockQ * BlockK / 64,
+            .permute = tile::permute_to_both_fragments,
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
             .runs_here = runs_here,
@@ -250,9 +240,11 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     constexpr double elements = 3300 * walks, mask = 300, task = 2000 * walks;
     constexpr double launches = 15;  // us
     const double cycles = s.blocks * std::max(products / reached, elements) + s.masked * mask + double(s.rows) * task;
-    const double around = memory_us(query_bytes(p), machine, streamed);
-    const double bytes = walks * (query_bytes(p) + key_bytes(p)) + query_bytes(p) / 2 + key_bytes(p);
-    return overlapped(launches + around, compute_us(cycles, machine), memory_us(bytes, machine, beside_products));
+    const double around = any::memory_us(any::query_bytes(p), machine, streamed);
+    const double bytes =
+        walks * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
+    return any::overlapped(launches + around, any::compute_us(cycles, machine),
+                           any::memory_us(bytes, machine, beside_products));
 }
 
 size_t block_backward_apart_workspace(const Sizing& s) {
@@ -265,13 +257,13 @@ void backward_apart(const BackwardArgs& args) {
     if (is_addressable(args))
         BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        any::BlockBackward<D>::run(args, MaskOrder::key_fragments);
+        PlainBackward<D, HeadDim, HeadDimV>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_backward_apart(int32_t device) {
     BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    any::BlockBackward<D>::prepare(device);
+    PlainBackward<D, HeadDim, HeadDimV>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>

@@ -7,7 +7,7 @@
 
 #include "core/dtype.h"
 #include "ptx/convert.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/matrix_element.cuh"
 
 namespace spattn::tile {
 

@@ -21,8 +21,8 @@ MAY_INCLUDE = {
         "layout": {"tile", "runtime", "layout/view.h", "core"},
         "any": {"any"} | ARCH,
         "sm80": {"sm80", "any"} | ARCH,  # any is the floor: what an arch does not do itself
-        "sm90": {"sm90", "any"} | ARCH,
-        "sm100": {"sm100", "any"} | ARCH,
+        "sm90": {"sm90", "sm80", "any"} | ARCH,  # nor those before it
+        "sm100": {"sm100", "sm80", "any"} | ARCH,
     },
 }
 SUFFIXES = {".h", ".hpp", ".cpp", ".c", ".cuh", ".cu", ".inc"}

@@ -31,7 +31,7 @@ def test_arrows():
     ("src/helpers/text.h", '#include "core/text.h"'),
     ("src/layout/build.cpp", '#include "layout/orders/listed.h"'),
     ("src/cpu/cpu.cpp", '#include "layout/orders/side.h"'),
-    ("cuda/sm90/block_forward.cuh", '#include "sm80/block_forward.h"'),
+    ("cuda/sm80/block_forward.cuh", '#include "sm90/block_forward.h"'),
     ("cuda/ptx/wgmma.h", '#include "core/dtype.h"'),
     ("cuda/layout/top_k.cu", '#include "layout/layout.h"'),
     ("bench/main.cpp", '#include "plan/plan.h"'),

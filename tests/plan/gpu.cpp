@@ -6,6 +6,7 @@
 #include "golden.h"
 #include "plan/backends.h"
 #include "plan/plans.h"
+#include "sm80/kernels.cpp"
 #include "sm90/kernels.cpp"
 
 namespace spattn {
@@ -17,16 +18,17 @@ int imaginary_capability = 90;
 // What rows call on a device. Nothing runs here.
 namespace runtime {
 int capability(int) { return imaginary_capability; }
+int shared_bytes(int) { return imaginary_capability == 86 ? 99 << 10 : 163 << 10; }
 CurrentDevice::CurrentDevice(int) {}
 CurrentDevice::~CurrentDevice() {}
 }  // namespace runtime
 namespace any {
 template <Dtype D>
-void BlockForward<D>::run(const ForwardArgs&, MaskOrder) {}
+void BlockForward<D>::run(const ForwardArgs&) {}
 template <Dtype D>
 void BlockForward<D>::prepare(int32_t) {}
 template <Dtype D>
-void BlockBackward<D>::run(const BackwardArgs&, MaskOrder) {}
+void BlockBackward<D>::run(const BackwardArgs&) {}
 template <Dtype D>
 void BlockBackward<D>::prepare(int32_t) {}
 template <Dtype D>
@@ -42,6 +44,16 @@ void Combine<D>::run(const ForwardArgs&, const Partials<RealOf<D>>&) {}
 template <Dtype D>
 void Combine<D>::prepare(int32_t) {}
 }  // namespace any
+namespace sm80 {
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
+}  // namespace sm80
 namespace sm90 {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
@@ -63,6 +75,7 @@ const std::vector<Kernel>& rows() {
     static const std::vector<Kernel> all = [] {
         std::vector<Kernel> rows;
         append(rows, sm90::kernels());
+        append(rows, sm80::kernels());
         append(rows, any::kernels());
         return rows;
     }();
@@ -113,7 +126,7 @@ TEST(gpu_plans_are_the_golden_ones) {
     for (const Golden& g : goldens) golden::demand("plan", std::string("gpu_") + g.name + ".txt", explain(plan_of(g)));
 }
 
-TEST(older_gpus_get_the_plain_rows) {
+TEST(older_gpus_get_rows_of_their_own) {
     imaginary_capability = 75;
     bool is_refused = false;
     try {
@@ -123,7 +136,7 @@ TEST(older_gpus_get_the_plain_rows) {
     }
     CHECK(is_refused);
     imaginary_capability = 80;
-    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
+    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm80_block_forward_bf16_d128_v128_128x64");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Times that costs are put together from.
+#pragma once
+
+#include <cmath>
+
+#include "plan/kernel.h"
+
+namespace spattn::any {
+
+// `reached`: the share of the memory's bandwidth that a kernel gets.
+inline double memory_us(double bytes, const Machine& machine, double reached) {
+    return bytes / (machine.bandwidth * reached) * 1e-3;
+}
+// Cycles over all processors.
+inline double compute_us(double cycles, const Machine& machine) {
+    return cycles / (machine.lanes * machine.clock) * 1e-3;
+}
+// Products and memory overlap, but for the blocks that a task begins and ends with: the less, the more alike both are.
+inline Cost overlapped(double apart, double compute, double memory) {
+    return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
+}
+
+// Tokens of a problem times their columns, in bytes: q or dq, and out or dout; k or dk, and v or dv.
+inline double query_bytes(const Problem& p) {
+    return double(p.batch * p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+}
+inline double key_bytes(const Problem& p) {
+    return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+}
+
+}  // namespace spattn::any

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// Copies from global to shared memory that pass no register. A thread's copies end in the order of its commits.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async
+#pragma once
+
+#include <cstdint>
+
+namespace spattn::ptx {
+
+// The first `bytes` of 16 from an address that is a multiple of 16; the others become 0, and are not read.
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes)
+                 : "memory");
+}
+// The same of 4, from a multiple of 4.
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most `Pending` of this thread's groups are in flight.
+template <int Pending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+}  // namespace spattn::ptx

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// What matrix instructions call their elements.
+#pragma once
+
+namespace spattn::ptx {
+
+enum class MatrixElement { bf16, f16 };
+template <MatrixElement>
+struct ElementTag {};
+
+}  // namespace spattn::ptx

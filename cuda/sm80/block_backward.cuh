@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: MIT
+//
+//     by key     sT = k qT,  pT = exp2(scale_log2 sT - lse),  dv += pT dout;  dpT = v doutT,  dk += dsT q
+//     by query   s and dp once more,  dq += ds k
+//
+// over the blocks of a layout, in any order of tokens. Each sum has one owner and one order, so that bits are the same
+// in every call, for seven products where sums of dq in memory would need five; with head_dim above 128 registers hold
+// one sum, and dk and dv are made by a walk each.
+//
+//   grid      a CTA owns 64 tokens of a task's block, keys or queries, 16 a warp, and meets 64 of the other axis a
+//   step.
+//             Own tokens are the rows of all products: p and ds are a operands as they stand
+//   copies    by token (sm80/tile.cuh). The second operand of a step, v or dout, is free after the sum of p, and is
+//             fetched under the sum of ds; the first has two tiles where there is room
+//   isolation p and ds are 0 where a pair is not kept, but 0 * NaN is NaN: rows whose sums are not finite are made
+//   again
+//             by their warp from kept pairs alone
+//   repeated  layouts may list queries in tiles beside their homes. The walk by query of such is the plain one of `any`
+#pragma once
+
+#include "any/block_backward.h"
+#include "any/gradients.cuh"
+#include "runtime/launch.h"
+#include "sm80/block_backward.h"
+#include "sm80/tile.cuh"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm80 {
+
+enum class Sums { dq, dk, dv, dk_dv };
+
+// ---- configuration ----
+// `first` operands make s: q and k; `second` ones dp: dout and v.
+template <Dtype D, int HeadDim, int HeadDimV, Sums S>
+struct BackwardConfig {
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    using First = SharedTile<HeadDim>;
+    using Second = SharedTile<HeadDimV>;
+    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, own_rows = 64;
+    static constexpr bool by_query = S == Sums::dq;
+    static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
+    static constexpr int first_tiles = BlockBackward<D, HeadDim, HeadDimV, 64>::first_tiles;
+    static constexpr int first_bytes = First::bytes(step_tokens), second_bytes = Second::bytes(step_tokens);
+    static constexpr int own_first_bytes = First::bytes(own_rows);
+    static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
+    static constexpr int stats_bytes = 2 * step_tokens * int(sizeof(float));
+    static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
+    static constexpr int ctas = HeadDim <= 64 ? 3 : 2;
+    static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
+    static_assert(has_dp || HeadDimV == HeadDim, "dv alone leaves through rows of the first operand");
+};
+
+struct GradientParams : any::BackwardParams<float> {
+    explicit GradientParams(const any::BackwardParams<float>& params) : any::BackwardParams<float>(params) {}
+    bool q_is_wide, k_is_wide, v_is_wide, dout_is_wide;
+    bool writes_wide;  // gradients are wide, in whole chunks
+    float scale_log2, into_cap;
+};
+
+// ---- which pairs a task has, step after step ----
+template <bool ByQuery>
+struct Steps {
+    const GradientParams& params;
+    const Task& task;                  // in memory: its fields are asked for at the ends
+    const int first_row, batch, head;  // first_row: of the CTA, in its block; head: of keys where rows are keys
+    int head_q, part = 0, parts;       // part: of a block that is larger than a step
+    any::ListWalk walk{};
+
+    __device__ Steps(const GradientParams& params, unsigned index)
+        : params(params),
+          task(params.tasks.tasks[index / unsigned(params.row_parts)]),
+          first_row(int(index % unsigned(params.row_parts)) * 64),
+          batch(int(task.head / (ByQuery ? params.heads_q : params.heads_kv))),
+          head(int(task.head % (ByQuery ? params.heads_q : params.heads_kv))),
+          head_q(ByQuery ? head : head * params.group),
+          parts((ByQuery ? params.layout.block_k : params.layout.block_q) / step_tokens) {
+        open(task.skip, task.take);
+    }
+
+    __device__ int head_kv() const { return ByQuery ? head / params.group : head; }
+    __device__ int kind() const { return params.layout.kind_of_head[batch * params.heads_q + head_q]; }
+    __device__ const ListsView& lists() const { return ByQuery ? params.layout.by_query : params.layout.by_key; }
+    __device__ void open(int skip, int take) {
+        const Slice slice = lists().slices[int64_t(kind()) * lists().rows + task.row];
+        walk = {lists().runs + slice.begin, lists().runs + slice.end, skip, take, 0, full_block};
+    }
+    // The next block; by key, also of the group's next head.
+    __device__ bool next_block() {
+        while (!walk.next()) {
+            if (ByQuery || walk.take == 0 || (head_q + 1) % params.group == 0) return false;
+            ++head_q;
+            open(walk.skip, walk.take);
+        }
+        return true;
+    }
+    __device__ bool next() {
+        if (++part < parts) return true;
+        part = 0;
+        return next_block();
+    }
+
+    __device__ any::OwnTokens written_tokens() const {
+        const LayoutView& layout = params.layout;
+        return ByQuery ? any::own_tokens_of(layout.queries, layout.block_q, layout.seq_q, task.row)
+                       : any::own_tokens_of(layout.keys, layout.block_k, layout.seq_k, task.row);
+    }
+    // Of the block at hand.
+    __device__ any::TileTokens tokens() const {
+        const LayoutView& layout = params.layout;
+        return ByQuery ? any::tokens_of(layout.keys, layout.block_k, layout.seq_k, walk.block)
+                       : any::tokens_of(layout.queries, layout.block_q, layout.seq_q, walk.block);
+    }
+    // Those of the step's tokens that anything sees, or that see anything.
+    __device__ uint64_t live() const {
+        const LiveView& live = ByQuery ? params.layout.live_keys : params.layout.live_queries;
+        const int rows = ByQuery ? params.layout.by_key.rows : params.layout.by_query.rows;
+        const int set = live.set_of ? live.set_of[int64_t(kind()) * rows + walk.block] : all_live;
+        return set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
+    }
+    // A thread's word of the step's mask, for the 16 own rows from `row` on.
+    __device__ uint32_t mask_word(int row) const {
+        const LayoutView& layout = params.layout;
+        const int own_block = ByQuery ? layout.block_q : layout.block_k;
+        const auto* words = reinterpret_cast<const uint32_t*>(layout.masks + int64_t(walk.mask) * layout.mask_words +
+                                                              (ByQuery ? layout.block_q * layout.block_k / 64 : 0));
+        return __ldg(words + part * 2 * own_block + (first_row + row) / 16 * 32 + threadIdx.x % 32);
+    }
+};
+
+// ---- repair: one warp makes a row of gradients from the pairs that it keeps, and from nothing else ----
+template <Dtype D, int Columns, bool ByQuery>
+struct GradientRepair {
+    using Element = any::ElementOf<D>;
+    static constexpr int columns = Columns / 32;  // a lane's, 32 apart
+
+    const GradientParams& params;
+    const int lane = threadIdx.x % 32;
+    Steps<ByQuery> steps;
+    float dfirst[columns] = {}, dv[columns] = {};  // dq, or dk
+
+    __device__ GradientRepair(const GradientParams& params, unsigned index) : params(params), steps(params, index) {}
+
+    // `row` of the CTA's, into dfirst and dv.
+    __device__ __noinline__ void run(int row) {
+        const int own_place = steps.first_row + row, own = steps.written_tokens().at(own_place);
+        const LayoutView& layout = params.layout;
+        const int block = ByQuery ? layout.block_k : layout.block_q;
+        while (own != no_token && steps.next_block()) {
+            const any::TileTokens tokens = steps.tokens();
+            const uint64_t* words = layout.masks + int64_t(steps.walk.mask) * layout.mask_words;
+            for (int base = 0; base < block; base += 32) {
+                const int query = ByQuery ? own_place : base + lane, key = ByQuery ? base + lane : own_place;
+                const int bit = tile::key_fragment_bit(query, key, layout.block_k);
+                const bool kept = steps.walk.mask == full_block || (words[bit / 64] >> (bit % 64) & 1);
+                for (unsigned bits = __ballot_sync(~0u, kept); bits; bits &= bits - 1) {
+                    const int other = tokens.at(base + __ffs(int(bits)) - 1);
+                    pair(ByQuery ? own : other, ByQuery ? other : own);
+                }
+            }
+        }
+    }
+
+    __device__ void pair(int64_t query, int64_t key) {
+        const auto* q = any::row_of<Element>(params.q, steps.batch, steps.head_q, query);
+        const auto* k = any::row_of<Element>(params.k, steps.batch, steps.head_kv(), key);
+        const auto* v = any::row_of<Element>(params.v, steps.batch, steps.head_kv(), key);
+        const auto* dout = any::row_of<Element>(params.dout, steps.batch, steps.head_q, query);
+        float s = dot(q, params.q.column, k, params.k.column, params.head_dim), slope = 1;
+        const float dp = dot(dout, params.dout.column, v, params.v.column, params.head_dim_v);
+        if (params.softcap != 0) s = tile::cap(s, params.into_cap), slope = 1 - s * s;
+        const int64_t row = params.row_q(steps.batch, steps.head_q, query);
+        const float p = ptx::exp2_approx(s * params.scale_log2 - params.space.lse[row] * float(M_LOG2E));
+        const float ds = p * slope * (dp - params.space.delta[row]);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column * params.dout.column]), dv[i]);
+            if (column < params.head_dim)
+                dfirst[i] = fmaf(ds, any::to_real(ByQuery ? k[column * params.k.column] : q[column * params.q.column]),
+                                 dfirst[i]);
+        }
+    }
+
+    __device__ float dot(const Element* a, int64_t a_column, const Element* b, int64_t b_column, int width) const {
+        float sum = 0;
+        for (int column = lane; column < width; column += 32)
+            sum = fmaf(any::to_real(a[column * a_column]), any::to_real(b[column * b_column]), sum);
+        for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+        return sum;
+    }
+};
+
+// ---- the CTA ----
+template <class C>
+struct Backward {
+    using StepsOf = Steps<C::by_query>;
+    using Probabilities = uint32_t[1][4][4];
+
+    const GradientParams& params;
+    const uint32_t own_first, own_second, first, stats, second;  // shared addresses
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+    StepsOf steps;
+    float offset[2], delta[2];  // of this thread's rows, where they are queries
+    float sums_p[1][C::sums_p ? C::head_dim_v / 2 : 2], sums_ds[1][C::has_dp ? C::head_dim / 2 : 2];
+
+    __device__ Backward(const GradientParams& params, uint32_t shared)
+        : params(params),
+          own_first(shared),
+          own_second(shared + C::own_first_bytes),
+          first(shared + C::own_bytes),
+          stats(first + C::first_tiles * C::first_bytes),
+          second(stats + C::first_tiles * C::stats_bytes),
+          steps(params, blockIdx.x) {}
+
+    __device__ __forceinline__ void run() {
+        clear(sums_p), clear(sums_ds);
+        bool more = steps.next_block();
+        TokenRange range{};
+        if (more) {
+            load_own();
+            range = step_range();
+            load_first(range, 0);
+            load_second(range);
+        }
+        ptx::cp_async_commit();
+        for (int turn = 0; more; turn = (turn + 1) % C::first_tiles) {
+            ptx::cp_async_wait<0>();
+            __syncthreads();  // the step is there, and everyone is done with the one before
+            const bool is_masked = steps.walk.mask != full_block;
+            const uint32_t word = is_masked ? steps.mask_word(warp_row) : 0;
+            more = steps.next();  // from here on what is to be loaded; this step's word is at hand
+            if (more) range = step_range();
+            if (C::first_tiles == 2 && more) load_first(range, 1 - turn);
+            ptx::cp_async_commit();
+            const uint32_t at = first + turn * C::first_bytes;
+            Probabilities p, ds;
+            make_gradients(at, turn, is_masked, word, p, ds);
+            if constexpr (C::sums_p) add_product<C::dtype, typename C::Second>(p, second, sums_p);
+            __syncthreads();  // everyone is done with the second operand
+            if (more) load_second(range);
+            ptx::cp_async_commit();
+            if constexpr (C::has_dp) add_product<C::dtype, typename C::First>(ds, at, sums_ds);
+            if constexpr (C::first_tiles == 1) {
+                __syncthreads();  // everyone is done with the first operand
+                if (more) load_first(range, 0);
+                ptx::cp_async_commit();
+            }
+        }
+        finish();
+    }
+
+    template <int Values>
+    __device__ __forceinline__ static void clear(float (&sums)[1][Values]) {
+#pragma unroll
+        for (int i = 0; i < Values; ++i) sums[0][i] = 0;
+    }
+
+    // ---- copies ----
+    __device__ __forceinline__ Rows queries(const TensorView& x, int columns, bool is_wide) const {
+        return Rows(x, steps.batch, steps.head_q, columns, is_wide);
+    }
+    __device__ __forceinline__ Rows keys(const TensorView& x, int columns, bool is_wide) const {
+        return Rows(x, steps.batch, steps.head_kv(), columns, is_wide);
+    }
+    __device__ __forceinline__ Rows q() const { return queries(params.q, params.head_dim, params.q_is_wide); }
+    __device__ __forceinline__ Rows dout() const {
+        return queries(params.dout, params.head_dim_v, params.dout_is_wide);
+    }
+    __device__ __forceinline__ Rows k() const { return keys(params.k, params.head_dim, params.k_is_wide); }
+    __device__ __forceinline__ Rows v() const { return keys(params.v, params.head_dim_v, params.v_is_wide); }
+
+    __device__ __forceinline__ void load_own() {
+        // As they stand in the block, also those that are away: no mask keeps a pair of these.
+        const TokenRange own{steps.written_tokens().tokens, steps.first_row};
+        load_rows<C::own_rows, typename C::First>(own_first, C::by_query ? q() : k(), own);
+        if constexpr (C::has_dp)
+            load_rows<C::own_rows, typename C::Second>(own_second, C::by_query ? dout() : v(), own);
+        if constexpr (C::by_query)
+            for (int h = 0; h < 2; ++h) {
+                const int row_token = own.at(warp_row + lane / 4 + 8 * h);
+                const int64_t row = params.row_q(steps.batch, steps.head_q, max(row_token, 0));
+                offset[h] = offset_of(params.space.lse[row]);
+                delta[h] = params.space.delta[row];
+            }
+    }
+
+    // p = exp2(scale_log2 s + offset)
+    __device__ __forceinline__ static float offset_of(float lse) { return tile::lift<C::dtype> - lse * float(M_LOG2E); }
+
+    // Tokens that take part in nothing are 0: what they hold would reach every row, which would all need a repair.
+    __device__ __forceinline__ TokenRange step_range() const {
+        return {steps.tokens(), steps.part * step_tokens, steps.live()};
+    }
+    __device__ __forceinline__ void load_first(const TokenRange& range, int turn) {
+        load_rows<step_tokens, typename C::First>(first + turn * C::first_bytes, C::by_query ? k() : q(), range);
+        if constexpr (!C::by_query) {
+            const int query = range.at(int(threadIdx.x) % step_tokens);
+            const float* from = threadIdx.x < step_tokens ? params.space.lse : params.space.delta;
+            from += params.row_q(steps.batch, steps.head_q, max(query, 0));
+            ptx::cp_async_4(stats + turn * C::stats_bytes + threadIdx.x * sizeof(float), from,
+                            query == no_token ? 0 : 4);
+        }
+    }
+    __device__ __forceinline__ void load_second(const TokenRange& range) {
+        load_rows<step_tokens, typename C::Second>(second, C::by_query ? v() : dout(), range);
+    }
+
+    // ---- products ----
+    // dp comes first, so that each score becomes p and ds at once and no third tile is held.
+    __device__ __forceinline__ void make_gradients(uint32_t at, int turn, bool is_masked, uint32_t word,
+                                                   Probabilities& p, Probabilities& ds) {
+        float s[1][32], dp[1][32];
+        if constexpr (C::has_dp) multiply_rows<C::dtype, typename C::Second>(own_second, warp_row, second, dp);
+        multiply_rows<C::dtype, typename C::First>(own_first, warp_row, at, s);
+        const uint32_t turn_stats = stats + turn * C::stats_bytes;
+        if (params.softcap != 0)
+            multiply_by_dp<true>(turn_stats, s[0], dp[0]);
+        else
+            multiply_by_dp<false>(turn_stats, s[0], dp[0]);
+        if (is_masked) tile::keep(s[0], word);
+        if constexpr (C::sums_p) tile::pack_tile<C::dtype>(s[0], p[0]);
+        if constexpr (C::has_dp) {
+            if (is_masked) tile::keep(dp[0], word);
+            tile::pack_tile<C::dtype>(dp[0], ds[0]);
+        }
+    }
+
+    // s becomes p, and dp ds.
+    template <bool HasCap>
+    __device__ __forceinline__ void multiply_by_dp(uint32_t turn_stats, float (&s)[32], float (&dp)[32]) const {
+        constexpr float ds_scale = tile::ds_lift<C::dtype> * tile::unlift<C::dtype>;
+        float offsets[2], deltas[2];  // of two neighbouring columns
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            if (!C::by_query && i % 4 == 0) {
+                read_stats(turn_stats, i, offsets);
+                offsets[0] = offset_of(offsets[0]), offsets[1] = offset_of(offsets[1]);
+                if (C::has_dp) read_stats(turn_stats + step_tokens * sizeof(float), i, deltas);
+            }
+            const int which = C::by_query ? tile::row_of(i) : i % 2;
+            float slope = 1;
+            if constexpr (HasCap) s[i] = tile::cap(s[i], params.into_cap), slope = 1 - s[i] * s[i];
+            s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, C::by_query ? offset[which] : offsets[which]));
+            if constexpr (C::has_dp)
+                dp[i] = (HasCap ? s[i] * slope : s[i]) *
+                        (ds_scale * (dp[i] - (C::by_query ? delta[which] : deltas[which])));
+        }
+    }
+
+    // What two neighbouring columns have: the step's tokens are the columns of s.
+    __device__ __forceinline__ void read_stats(uint32_t from, int i, float (&x)[2]) const {
+        ptx::load_shared(x, from + uint32_t(tile::fragment_column(lane, i) * sizeof(float)));
+    }
+
+    // ---- the end ----
+    // Rows that are not finite are left to repair.
+    __device__ __forceinline__ void finish() {
+        constexpr float p_factor = tile::unlift<C::dtype>, ds_factor = tile::ds_unlift<C::dtype>;
+        float is_nan[2], also[2] = {0, 0};
+        tile::find_not_finite(sums_ds[0], is_nan);
+        if constexpr (C::sums_p) tile::find_not_finite(sums_p[0], also);
+        is_nan[0] += also[0], is_nan[1] += also[1];
+        const unsigned odd = __all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)
+                                 ? 0
+                                 : tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
+        const any::OwnTokens own = steps.written_tokens();
+        const bool stages = params.writes_wide && steps.task.part == whole_row;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = warp_row + lane / 4 + 8 * h;
+            if (odd >> (lane / 4 + 8 * h) & 1) continue;
+            const int token = own.at(steps.first_row + row);
+#pragma unroll
+            for (int i = 2 * h; i < C::head_dim / 2; i += 4) {
+                const int column = tile::fragment_column(lane, i);
+                float ds[2] = {0, 0}, p[2] = {0, 0};
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    if constexpr (C::has_dp) ds[e] = sums_ds[0][i + e] * ds_factor;
+                    if constexpr (C::sums_p)
+                        if (i < C::head_dim_v / 2) p[e] = sums_p[0][i + e] * p_factor;
+                }
+                if (stages) {
+                    if (token != no_token && join_pieces(token, column, ds, p)) stage(row, column, ds, p);
+                } else {
+                    store(row, token, column, ds[0], p[0]);
+                    store(row, token, column + 1, ds[1], p[1]);
+                }
+            }
+        }
+        if (stages && params.piece.is_last)
+            store_staged(
+                [&](int row) { return odd >> (row - warp_row) & 1 ? no_token : own.at(steps.first_row + row); });
+#pragma unroll 1
+        for (unsigned bits = odd; bits; bits &= bits - 1) {
+            const int row = warp_row + __ffs(int(bits)) - 1, token = own.at(steps.first_row + row);
+            GradientRepair<C::dtype, C::head_dim, C::by_query> repair(params, blockIdx.x);
+            repair.run(row);
+            for (int i = 0; i < C::head_dim / 32; ++i) store(row, token, lane + 32 * i, repair.dfirst[i], repair.dv[i]);
+        }
+    }
+
+    // True where both sums are final.
+    __device__ __forceinline__ bool join_pieces(int token, int column, float (&ds)[2], float (&p)[2]) const {
+        if (params.is_whole()) return true;
+        const any::Gradients<C::dtype> to{params};
+        const int64_t row =
+            C::by_query ? params.row_q(steps.batch, steps.head, token) : params.row_k(steps.batch, steps.head, token);
+        if (C::has_dp && column < params.head_dim)
+            to.join_pieces(ds[0], ds[1], C::by_query ? params.carried.dq : params.carried.dk,
+                           row * params.head_dim + column);
+        if (C::sums_p && column < params.head_dim_v)
+            to.join_pieces(p[0], p[1], params.carried.dv, row * params.head_dim_v + column);
+        return params.piece.is_last;
+    }
+
+    // Gradients leave through the warp's own rows: those of ds through the first operand's, dv through the second's
+    // where it has some.
+    __device__ __forceinline__ void stage(int row, int column, const float (&ds)[2], const float (&p)[2]) {
+        if constexpr (C::has_dp) {
+            const bool adds = C::sums_p && params.value_in_key && column < params.head_dim_v;
+            stage_pair<C::dtype, typename C::First>(own_first, row, column, params.scale * ds[0] + (adds ? p[0] : 0),
+                                                    params.scale * ds[1] + (adds ? p[1] : 0));
+        }
+        if constexpr (C::sums_p)
+            if (column < C::head_dim_v)
+                stage_pair<C::dtype, typename C::Second>(C::has_dp ? own_second : own_first, row, column, p[0], p[1]);
+    }
+    template <class TokenOf>
+    __device__ __forceinline__ void store_staged(TokenOf token_of) const {
+        const int head = C::by_query ? steps.head : steps.head_kv();
+        if constexpr (C::has_dp)
+            store_rows<16, typename C::First>(
+                own_first, warp_row,
+                Rows(C::by_query ? params.dq : params.dk, steps.batch, head, params.head_dim, true), token_of);
+        if constexpr (C::sums_p)
+            if (!params.value_in_key)
+                store_rows<16, typename C::Second>(C::has_dp ? own_second : own_first, warp_row,
+                                                   Rows(params.dv, steps.batch, head, params.head_dim_v, true),
+                                                   token_of);
+    }
+
+    // Sums of one column: dq or dk, and dv.
+    __device__ __forceinline__ void store(int row, int token, int column, float ds, float p) {
+        const any::Gradients<C::dtype> to{params};
+        const int in_block = steps.first_row + row;
+        if (steps.task.part != whole_row) {
+            store_part(in_block, column, ds, p);
+        } else if (token == no_token) {
+            return;
+        } else if constexpr (C::by_query) {
+            if (column < params.head_dim) to.write_query(steps.batch, steps.head, token, column, ds);
+        } else if constexpr (!C::has_dp) {
+            if (column < params.head_dim_v) to.write_value(steps.batch, steps.head, token, column, p);
+        } else if constexpr (!C::sums_p) {
+            if (column < params.head_dim) to.write_key_alone(steps.batch, steps.head, token, column, ds);
+        } else {
+            to.write_key(steps.batch, steps.head, token, column, ds, p);
+        }
+    }
+    __device__ __forceinline__ void store_part(int in_block, int column, float ds, float p) {
+        const int64_t part = steps.task.part;
+        if constexpr (C::by_query) {
+            float* const to = params.space.parts_query + (part * params.layout.block_q + in_block) * params.head_dim;
+            if (column < params.head_dim) to[column] = ds;
+        } else {
+            float* const to = params.space.parts_key +
+                              (part * params.layout.block_k + in_block) * (params.head_dim + params.head_dim_v);
+            if (C::has_dp && column < params.head_dim) to[column] = ds;
+            if (C::sums_p && column < params.head_dim_v) to[params.head_dim + column] = p;
+        }
+    }
+};
+
+// ---- kernel ----
+template <class C>
+__global__ void __launch_bounds__(threads, C::ctas)
+    block_backward_kernel(const __grid_constant__ GradientParams params) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    Backward<C>(params, ptx::shared_address(memory)).run();
+}
+
+// ---- launch ----
+template <Dtype D, int HeadDim, int HeadDimV>
+struct BackwardLaunch {
+    const BackwardArgs& args;
+    GradientParams params;
+
+    explicit BackwardLaunch(const BackwardArgs& args)
+        : args(args), params(any::make_params<D>(args, any::MaskOrder::key_fragments)) {
+        const Problem& p = *args.problem;
+        params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
+        params.dout_is_wide = is_wide(args.dout);
+        params.writes_wide = p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 && is_wide(args.dq) && is_wide(args.dk) &&
+                             (p.value_in_key || is_wide(args.dv));
+        const bool has_cap = p.softcap != 0;
+        params.scale_log2 = float((has_cap ? p.softcap : p.scale) * M_LOG2E);
+        params.into_cap = has_cap ? float(p.scale / p.softcap) : 0;
+    }
+
+    template <Sums S>
+    void run() {
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S>;
+        params.tasks = C::by_query ? args.second_tasks : args.tasks;
+        params.row_parts = (C::by_query ? args.layout.block_q : args.layout.block_k) / C::own_rows;
+        const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts);
+        runtime::launch(block_backward_kernel<C>, {ctas, unsigned(threads), size_t(C::shared_bytes)}, args.stream,
+                        params);
+    }
+    template <Sums S>
+    static void prepare() {
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S>;
+        static_assert(C::shared_bytes <= BlockBackward<D, HeadDim, HeadDimV, 64>::shared_bytes,
+                      "what the host was told");
+        runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
+    }
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs& args) {
+    BackwardLaunch<D, HeadDim, HeadDimV> launch(args);
+    any::BlockBackward<D>::rows(args);
+    if constexpr (joins_dk_dv) {
+        launch.template run<Sums::dk_dv>();
+    } else {
+        launch.template run<Sums::dk>();
+        launch.template run<Sums::dv>();
+    }
+    any::BlockBackward<D>::join_keys(args);
+    if (args.layout.queries.listed && !args.layout.queries.away) {
+        any::BlockBackward<D>::by_query(args);
+    } else {
+        launch.template run<Sums::dq>();
+        any::BlockBackward<D>::join_queries(args);
+    }
+    any::BlockBackward<D>::sinks(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
+    using Launch = BackwardLaunch<D, HeadDim, HeadDimV>;
+    const runtime::CurrentDevice current(device);
+    if constexpr (joins_dk_dv) {
+        Launch::template prepare<Sums::dk_dv>();
+    } else {
+        Launch::template prepare<Sums::dk>();
+        Launch::template prepare<Sums::dv>();
+    }
+    Launch::template prepare<Sums::dq>();
+    any::BlockBackward<D>::prepare(device);
+}
+
+}  // namespace spattn::sm80

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+// The rows of this folder, with what the plan asks of them.
+#include <algorithm>
+
+#include "any/block_backward.h"
+#include "any/block_forward.h"
+#include "any/carried.h"
+#include "any/combine.h"
+#include "any/cost.h"
+#include "runtime/device.h"
+#include "sm80/block_backward.h"
+#include "sm80/block_forward.h"
+#include "tile/fragment.h"
+
+namespace spattn::sm80 {
+namespace {
+
+// Also what comes after Hopper, by PTX; a GPU of these may have less shared memory than another.
+template <int SharedBytes>
+bool runs_here(int32_t device) {
+    return runtime::capability(device) >= 80 && runtime::shared_bytes(device) >= SharedBytes;
+}
+
+template <int HeadDim, int HeadDimV>
+const char* tiles_fit(const Problem& p) {
+    constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;
+    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    if (p.head_dim > HeadDim) return "head_dim above the tile's";
+    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
+    // Residue classes have at least 8 tokens: there are never more tiles than eighths of a sequence.
+    if (p.batch * p.heads_q > most_ctas / (std::max(p.seq_q, p.seq_k) / 4 + 64)) return "more blocks than a grid has";
+    return nullptr;
+}
+
+// ---- forward ----
+template <int HeadDim, int HeadDimV>
+const char* block_forward_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
+    return nullptr;
+}
+
+// Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost their bytes
+// once more. Read off full, windows and dilated windows at 16K (H200); an A100 has half its tensor rate, of which these
+// kernels reach twice the share.
+template <int HeadDim, int HeadDimV, int BlockQ>
+Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double flops_per_cycle = BlockQ == 128 ? 1150 : 1050, launch = 4;  // us
+    constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
+    constexpr double mask = 1.5 * BlockQ, task = 25 * BlockQ;
+    const double cycles = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task;
+    const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
+                          any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
+    return any::overlapped(launch, any::compute_us(cycles, machine), memory);
+}
+
+size_t block_forward_workspace(const Sizing& s) { return any::Partials<float>::bytes(s.problem, s.layout, s.tasks); }
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+void forward(const ForwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(args);
+    any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+void prepare_forward(int32_t device) {
+    BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(device);
+    any::Combine<D>::prepare(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+Kernel block_forward(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::forward,
+            .dtype = D,
+            .block_q = BlockQ,
+            .block_k = 64,
+            .mask_words = tile::fragment_words(BlockQ, 64),
+            .permute = tile::permute_to_fragments,
+            .walks = {{Owner::queries, {.workers = 0}}},
+            .num_walks = 1,
+            .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes>,
+            .fits = block_forward_fits<HeadDim, HeadDimV>,
+            .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ>,
+            .workspace = block_forward_workspace,
+            .forward = forward<D, HeadDim, HeadDimV, BlockQ>,
+            .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
+            .orders = true,
+            .max_logits = true,
+            .carries = any::ForwardCarried<float>::bytes};
+}
+
+// ---- backward ----
+// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such.
+template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double flops_per_cycle = 1080, launches = 15;  // us
+    constexpr double products = 2.0 * 64 * 64 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV) / flops_per_cycle;
+    const double cycles = s.blocks * (products + 450) + s.masked * 150 + double(s.rows) * 4000;
+    const double around = any::memory_us(any::query_bytes(p), machine, 0.7);
+    const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
+                          any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
+    return any::overlapped(launches + around, any::compute_us(cycles, machine), memory);
+}
+
+template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+const char* block_backward_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (!JoinsDkDv && p.value_in_key) return "values in keys, whose two gradients it makes apart";
+    return nullptr;
+}
+
+size_t block_backward_workspace(const Sizing& s) {
+    return any::BackwardSpace<float>::bytes(s.problem, s.layout, s.tasks, s.second_tasks);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void backward(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    BlockBackward<D, HeadDim, HeadDimV, Block>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+Kernel block_backward(const char* name) {
+    using K = BlockBackward<D, HeadDim, HeadDimV, Block>;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .block_q = Block,
+            .block_k = Block,
+            .mask_words = 2 * Block * Block / 64,
+            .permute = tile::permute_to_both_fragments,
+            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .num_walks = 2,
+            .runs_here = runs_here<K::shared_bytes>,
+            .fits = block_backward_fits<HeadDim, HeadDimV, K::joins_dk_dv>,
+            .cost = block_backward_cost<HeadDim, HeadDimV, K::joins_dk_dv>,
+            .workspace = block_backward_workspace,
+            .backward = backward<D, HeadDim, HeadDimV, Block>,
+            .prepare = K::prepare,
+            .orders = true,
+            .carries = any::BackwardCarried<float>::bytes};
+}
+
+}  // namespace
+
+KernelTable kernels() {
+    static const Kernel rows[] = {
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                                \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v \
+                                                      "_" #block "x64"),
+#include "sm80/kernels.inc"
+#undef SPATTN_KERNEL
+    };
+    return {rows, int(sizeof rows / sizeof *rows)};
+}
+
+}  // namespace spattn::sm80

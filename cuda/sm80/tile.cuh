@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+// Tiles of 16-bit elements in shared memory, how rows by token get there, and the two products of attention on them by
+// warps of 16 or 32 rows.
+#pragma once
+
+#include <algorithm>
+
+#include "any/element.cuh"
+#include "any/tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared.cuh"
+#include "tile/dtype.cuh"
+#include "tile/fragment.h"
+
+namespace spattn::sm80 {
+
+constexpr int warps = 4, threads = 32 * warps;  // of a CTA
+constexpr int step_tokens = 64;                 // of the other axis that a CTA meets at once
+
+// Rows of `Columns` elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of one column are read
+// without a conflict.
+template <int Columns>
+struct SharedTile {
+    static constexpr int columns = Columns, row_bytes = 2 * Columns, chunks = Columns / 8;
+    static constexpr int bytes16 = 16 * row_bytes;  // of as many rows
+    static_assert(Columns % 64 == 0, "the swizzle permutes eight chunks");
+    static constexpr int bytes(int rows) { return rows * row_bytes; }
+    __device__ static uint32_t at(uint32_t base, int row, int chunk) {
+        return base + row * row_bytes + ((chunk ^ (row & 7)) << 4);
+    }
+    // From at(base, row, 0 or 1) to 16 * n columns further on, in one operation: bases are multiples of 128.
+    __device__ static uint32_t further(uint32_t address, int n) { return (address ^ n % 4 * 32) + n / 4 * 128; }
+};
+
+// An operand of one batch entry and head.
+struct Rows {
+    const char* data;
+    int64_t row, column;  // strides in elements
+    int columns;
+    bool is_wide;  // rows start at multiples of 16 bytes, and their columns follow each other
+
+    __device__ Rows(const TensorView& x, int64_t batch, int64_t head, int columns, bool is_wide)
+        : data(reinterpret_cast<const char*>(any::row_of<uint16_t>(x, batch, head, 0))),
+          row(x.row),
+          column(x.column),
+          columns(columns),
+          is_wide(is_wide) {}
+};
+
+inline bool is_wide(const TensorView& x) {
+    return x.column == 1 && (x.batch | x.head | x.row) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
+// Eight elements of a row, one by one.
+__device__ __forceinline__ void copy_chunk(uint32_t to, const Rows& rows, int64_t token, int first_column) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+        if (token == no_token || first_column + n >= rows.columns) continue;
+        const int64_t element = token * rows.row + (first_column + n) * rows.column;
+        words[n / 2] |= uint32_t(reinterpret_cast<const uint16_t*>(rows.data)[element]) << 16 * (n % 2);
+    }
+    ptx::store_shared(to, words);
+}
+
+// What a tile's places [begin, begin + RowCount) hold.
+struct TokenRange {
+    any::TileTokens tokens;
+    int begin;
+    uint64_t live = ~uint64_t(0);  // of the first 64: others are left out
+
+    __device__ int at(int row) const { return live >> (row % 64) & 1 ? tokens.at(begin + row) : no_token; }
+    __device__ bool is_even(int rows) const {
+        return !tokens.listed && live == ~uint64_t(0) && begin + rows <= tokens.count;
+    }
+};
+
+// The rows of a range into a tile, 0 where there is no token and beyond the last column. Complete with the group that
+// the caller commits, for wide rows; others at once.
+template <int RowCount, class Tile>
+__device__ __forceinline__ void load_rows(uint32_t to, const Rows& rows, const TokenRange& range) {
+    constexpr int passes = RowCount * Tile::chunks / threads, pass_rows = threads / Tile::chunks;
+    static_assert(threads % Tile::chunks == 0, "a thread copies one column of chunks");
+    const int first = int(threadIdx.x) / Tile::chunks, chunk = int(threadIdx.x) % Tile::chunks;
+    const int bytes = min(max(2 * (rows.columns - 8 * chunk), 0), 16);
+    if (rows.is_wide && range.is_even(RowCount)) {
+        const int64_t token = range.tokens.first + int64_t(range.begin + first) * range.tokens.stride;
+        const char* const from = rows.data + 2 * (token * rows.row + 8 * chunk);
+        const int64_t step = 2 * pass_rows * range.tokens.stride * rows.row;
+#pragma unroll
+        for (int i = 0; i < passes; ++i)
+            ptx::cp_async_16(Tile::at(to, first + i * pass_rows, chunk), from + i * step, bytes);
+    } else if (rows.is_wide) {
+#pragma unroll 4
+        for (int i = 0; i < passes; ++i) {
+            const int row = first + i * pass_rows, token = range.at(row);
+            const char* from = rows.data + 2 * (max(token, 0) * rows.row + (bytes ? 8 * chunk : 0));
+            ptx::cp_async_16(Tile::at(to, row, chunk), from, token == no_token ? 0 : bytes);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < passes; ++i) {
+            const int row = first + i * pass_rows;
+            copy_chunk(Tile::at(to, row, chunk), rows, range.at(row), 8 * chunk);
+        }
+    }
+}
+
+// s[g][...] of this warp's rows, 16 a group, with 64 tokens: own tile's rows from `row` on, times the step's.
+template <Dtype D, class Tile, int Groups>
+__device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][32]) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
+    const uint32_t b_at = Tile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int g = 0; g < Groups; ++g)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) s[g][i] = 0;
+#pragma unroll
+    for (int k = 0; k < Tile::columns / 16; ++k) {
+        uint32_t a[Groups][4];
+#pragma unroll
+        for (int g = 0; g < Groups; ++g) ptx::load_matrix_x4(a[g], Tile::further(a_at, k) + g * Tile::bytes16);
+#pragma unroll
+        for (int n = 0; n < step_tokens / 16; ++n) {
+            uint32_t b[4];
+            ptx::load_matrix_x4(b, Tile::further(b_at, k) + n * Tile::bytes16);
+#pragma unroll
+            for (int g = 0; g < Groups; ++g) {
+                ptx::mma(&s[g][8 * n], a[g], b[0], b[1], tile::MatrixTag<D>{});
+                ptx::mma(&s[g][8 * n + 4], a[g], b[2], b[3], tile::MatrixTag<D>{});
+            }
+        }
+    }
+}
+
+// sums += p . step, whose rows are tokens: p as multiply_rows leaves it, packed.
+template <Dtype D, class Tile, int Groups>
+__device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][4][4], uint32_t step,
+                                            float (&sums)[Groups][Tile::columns / 2]) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t b_at = Tile::at(step, lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < step_tokens / 16; ++k)
+#pragma unroll
+        for (int c = 0; c < Tile::columns / 16; ++c) {
+            uint32_t b[4];
+            ptx::load_matrix_x4_transposed(b, Tile::further(b_at, c) + k * Tile::bytes16);
+#pragma unroll
+            for (int g = 0; g < Groups; ++g) {
+                ptx::mma(&sums[g][8 * c], p[g][k], b[0], b[1], tile::MatrixTag<D>{});
+                ptx::mma(&sums[g][8 * c + 4], p[g][k], b[2], b[3], tile::MatrixTag<D>{});
+            }
+        }
+}
+
+// Two neighbouring columns of a row of results into a tile, from which store_rows takes them.
+template <Dtype D, class Tile>
+__device__ __forceinline__ void stage_pair(uint32_t tile, int row, int column, float x, float y) {
+    ptx::store_shared(Tile::at(tile, row, column / 8) + column % 8 * 2, tile::pack<D>(x, y));
+}
+
+// Rows [first, first + Count) of a tile, which one warp has staged, into the rows token_of(row) of a wide operand;
+// columns are a multiple of 8.
+template <int Count, class Tile, class TokenOf>
+__device__ __forceinline__ void store_rows(uint32_t tile, int first, const Rows& to, TokenOf token_of) {
+    __syncwarp();  // all lanes have staged their columns
+    const int chunks = to.columns / 8;
+#pragma unroll 4
+    for (int i = int(threadIdx.x) % 32; i < Count * Tile::chunks; i += 32) {
+        const int row = first + i / Tile::chunks, chunk = i % Tile::chunks;
+        const int64_t token = chunk < chunks ? token_of(row) : no_token;
+        if (token == no_token) continue;
+        auto* const at = const_cast<char*>(to.data) + 2 * (token * to.row + 8 * chunk);
+        *reinterpret_cast<uint4*>(at) = ptx::load_shared_16(Tile::at(tile, row, chunk));
+    }
+}
+
+// Blocks [skip, skip + take) of a list, counted from its end.
+struct ReverseWalk {
+    const Run *begin, *end;
+    int32_t skip, take, block = 0, mask = full_block;
+
+    __device__ ReverseWalk(const ListsView& lists, int kind, const Task& task)
+        : begin(lists.runs + lists.slices[int64_t(kind) * lists.rows + task.row].begin),
+          end(lists.runs + lists.slices[int64_t(kind) * lists.rows + task.row].end),
+          skip(task.skip),
+          take(task.take) {}
+
+    __device__ bool next() {
+        while (end != begin && skip >= end[-1].count) skip -= (--end)->count;
+        if (end == begin || take == 0) return false;
+        block = end[-1].first + end[-1].count - 1 - skip++;
+        mask = end[-1].mask;
+        --take;
+        return true;
+    }
+};
+
+}  // namespace spattn::sm80
