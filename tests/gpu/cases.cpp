@@ -38,6 +38,12 @@ std::vector<std::string> rows_here(const char* prefix, const char* pass) {
     return rows;
 }
 
+std::vector<std::string> tensor_core_rows(const char* pass) {
+    std::vector<std::string> rows = rows_here("sm90_", pass);
+    for (std::string& row : rows_here("sm80_", pass)) rows.push_back(std::move(row));
+    return rows;
+}
+
 spattn_dtype dtype_of(const std::string& row) {
     if (row.find("_bf16_") != std::string::npos) return abi::bf16;
     return row.find("_f16_") != std::string::npos ? f16 : abi::f32;

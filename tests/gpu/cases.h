@@ -9,6 +9,9 @@ namespace gpu {
 // Names that begin with the prefix and hold the pass.
 std::vector<std::string> rows_here(const char* prefix, const char* pass);
 
+// Rows of blocks that multiply by tensor cores, of the pass whose name is part of theirs.
+std::vector<std::string> tensor_core_rows(const char* pass);
+
 // What a name says: "sm90_block_forward_bf16_d128_v128_128x128".
 spattn_dtype dtype_of(const std::string& row);
 int64_t dim_of(const std::string& row);

@@ -11,6 +11,8 @@ namespace {
 
 std::vector<std::string> forward_rows(const char* prefix) { return rows_here(prefix, "_forward_"); }
 
+std::vector<std::string> tensor_rows() { return tensor_core_rows("_block_forward_"); }
+
 void run_row(const Context& context, const std::string& row, const Case& c) {
     check::context = row + " " + c.name();
     const Truth truth = make_truth(c, unsigned(c.seq_q * 131 + c.seq_k));
@@ -28,7 +30,7 @@ TEST(tensor_core_rows) {
     NEEDS_GPU();
     const Context context = make_context();
     int n = 0;
-    for (const std::string& row : forward_rows("sm90_")) {
+    for (const std::string& row : tensor_rows()) {
         const int64_t most = dim_of(row), most_v = dim_v_of(row);
         std::vector<Case> cases = shapes_of(dtype_of(row));
         for (Case& c : cases) {
@@ -38,7 +40,7 @@ TEST(tensor_core_rows) {
         }
         std::printf("%s: %zu cases\n", row.c_str(), cases.size());
     }
-    if (forward_rows("sm90_").empty()) check::skip("no sm90 GPU");
+    if (tensor_rows().empty()) check::skip("no GPU of 2020 or later");
 }
 
 TEST(plain_rows) {
@@ -64,7 +66,7 @@ TEST(plain_rows) {
 TEST(misaligned_views) {
     NEEDS_GPU();
     const Context context = make_context();
-    for (const std::string& row : forward_rows("sm90_"))
+    for (const std::string& row : tensor_rows())
         for (int64_t shift : {1, 4, 8}) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
@@ -133,7 +135,7 @@ TEST(tasks_without_keys) {
 TEST(what_a_query_does_not_see_changes_nothing) {
     NEEDS_GPU();
     const Context context = make_context();
-    std::vector<std::string> rows = forward_rows("sm90_");
+    std::vector<std::string> rows = tensor_rows();
     for (const std::string& row : forward_rows("any_block_"))
         if (row.find("_f64_") == std::string::npos) rows.push_back(row);  // options.cpp has doubles
     for (const std::string& row : rows)

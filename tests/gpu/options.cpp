@@ -28,15 +28,18 @@ std::string rows_of(const Kind& kind, int block) {
     return "any_block_forward_" + tail + ",any_block_backward_" + tail;
 }
 
-void demand_truth(const Context& context, const Kind& kind, int block, const Case& c) {
-    check::context = "blocks of " + std::to_string(block) + ": " + c.name();
+void demand_truth(const Context& context, const std::string& rows, const Case& c) {
+    check::context = rows + ": " + c.name();
     const Truth truth = make_truth(c, unsigned(c.seq_q * 131 + c.seq_k));
-    const Force force(rows_of(kind, block));
+    const Force force(rows);
     const Plan plan = make_plan(context, c);
     if (!plan) return;
     Run run(plan, c, truth);
     run.both_passes();
     run.demand_truth(truth);
+}
+void demand_truth(const Context& context, const Kind& kind, int block, const Case& c) {
+    demand_truth(context, rows_of(kind, block), c);
 }
 
 // Blocks, residue classes, tiles of packed and of listed tokens, unions in pieces.
@@ -89,6 +92,36 @@ TEST(values_in_keys) {
         c.head_dim_v = 72, c.pattern = "dilated(60,60,4)";
         demand_truth(context, kind, 64, c);
     }
+}
+
+// The rows for tensor cores that read tokens in any order: classes, hot and listed tokens, pieces; values in keys.
+TEST(orders_by_tensor_cores) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const char* const wide[] = {"dilated(700,700,16)",
+                                "causal & dilated(1008,0,16)",
+                                "residue(5,2) | sink(3)",
+                                "causal & (window(40,0) | strided(32))",
+                                "global_tokens(0,131,357,790) | window(8,8)",
+                                "landmark(64,1) & causal | window(30,0)",
+                                "logsparse",
+                                "fixed(64,4) - sink(9)"};
+    int n = 0;
+    for (const Kind& kind : kinds)
+        for (const char* pattern : wide) {
+            if (kind.dtype.bits != 16) continue;
+            for (const char* dims : {"d64_v64_64x64", "d64_v64_128x64", "d128_v128_64x64", "d256_v256_64x64"}) {
+                if (!is_wanted(++n)) continue;
+                Case c = case_of(kind, pattern);
+                c.head_dim = c.head_dim_v = dims[1] == '6' ? 56 : dims[1] == '1' ? 128 : 200;
+                c.seq_q = 700 + n % 3 * 37, c.seq_k = 700 + n % 2 * 90, c.column = n % 5 ? 1 : 2, c.shift = n % 7 ? 0 : 1;
+                c.heads_q = n % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = n % 3 == 0, c.dlse = n % 2;
+                c.softcap = n % 4 == 1 ? 1.5 : 0, c.value_in_key = n % 6 == 5 && c.head_dim <= 128;
+                const std::string tail = std::string(kind.name) + "_" + dims;
+                const std::string backward = tail.substr(0, tail.rfind('_')) + "_64x64";
+                demand_truth(context, "sm80_block_forward_" + tail + ",sm80_block_backward_" + backward, c);
+            }
+        }
 }
 
 // Lengths that split rows and columns.
