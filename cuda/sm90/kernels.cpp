@@ -8,6 +8,7 @@
 #include "any/block_forward.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/gather_forward.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
@@ -16,6 +17,7 @@
 #include "sm90/block_backward.h"
 #include "sm90/block_backward_apart.h"
 #include "sm90/block_forward.h"
+#include "sm90/gather_forward.h"
 #include "tile/fragment.h"
 
 namespace spattn::sm90 {
@@ -145,6 +147,75 @@ Kernel block_forward(const char* name) {
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .max_logits = true,
+            .assumes = assumes};
+}
+
+// ---- lists ----
+// Tiles have 64 query rows, the heads of a group; what a group leaves of its last tile is worked on in vain.
+template <int HeadDim, int HeadDimV>
+const char* gather_forward_fits(const Problem& p) {
+    constexpr bool value_in_key = HeadDim > 256;
+    if (p.head_dim > HeadDim) return "head_dim above the tile's";
+    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
+    if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
+    if (value_in_key && !p.value_in_key) return "reads values as columns of keys, and these stand apart";
+    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
+    constexpr int64_t most_tasks = int64_t(1) << 30;
+    if (p.batch * p.heads_q * p.seq_q > most_tasks || p.call_lists.tokens() > most_tasks)
+        return "more rows, or longer lists, than it counts";
+    return nullptr;
+}
+
+// Cycles that a tile's block of 64 keys takes: its products, or the way of its keys' rows from L2. Estimates, not yet
+// measured.
+template <int HeadDim, int HeadDimV>
+Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr bool value_in_key = HeadDim > 256;
+    constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.7, elements = 900;
+    constexpr double fetched_bytes = 30, task = 3000;  // a cycle of an SM; cycles
+    constexpr double launch = 4;                       // us
+    const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
+    const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
+    const double tasks = double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / 64);
+    const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
+    const double cycles = tasks * (std::ceil(list / 64) * block + task);
+    const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
+    const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
+    return overlapped(launch, compute_us(cycles, machine), memory_us(2 * (rows + keys), machine, beside_products));
+}
+
+size_t no_workspace(const Sizing&) { return 0; }
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void gather(const ForwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    if (is_addressable(args))
+        GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+    else
+        any::GatherForward<D>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void prepare_gather(int32_t device) {
+    GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
+    any::GatherForward<D>::prepare(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel gather_forward(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::forward,
+            .dtype = D,
+            .runs_here = runs_here,
+            .fits = gather_forward_fits<HeadDim, HeadDimV>,
+            .cost = gather_forward_cost<HeadDim, HeadDimV>,
+            .workspace = no_workspace,
+            .forward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare_gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .family = Family::gather,
+            .max_logits = true,
+            .shares_lists = true,
             .assumes = assumes};
 }
 

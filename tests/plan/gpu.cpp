@@ -60,6 +60,10 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&)
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
@@ -87,6 +91,8 @@ struct Golden {
     int64_t heads, seq_q, seq_k, head_dim;
     Dtype dtype = Dtype::bf16;
     bool backward = false, deterministic = false;
+    int64_t group = 1, head_dim_v = 0;
+    bool value_in_key = false;
 };
 
 const Golden goldens[] = {
@@ -103,12 +109,16 @@ const Golden goldens[] = {
     {"backward_wide", "causal", 16, 4096, 4096, 256, Dtype::f16, true},
     {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
     {"call_lists", "causal & runtime_tokens(2048)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"call_lists_of_groups", "causal & runtime_tokens(2048)", 16, 4096, 16384, 128, Dtype::bf16, true, false, 16},
+    {"call_lists_latent", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, false, 128, 512, true},
     {"call_lists_f64", "runtime_blocks(64,64,16)", 2, 4096, 4096, 100, Dtype::f64, true},
 };
 
 CompiledPlan plan_of(const Golden& g) {
     Problem p = imaginary::problem(g.seq_q, g.seq_k, g.head_dim);
-    p.heads_q = p.heads_kv = g.heads;
+    p.heads_q = g.heads, p.heads_kv = g.heads / g.group;
+    p.value_in_key = g.value_in_key;
+    if (g.head_dim_v) p.head_dim_v = g.head_dim_v;
     p.dtype = g.dtype, p.deterministic = g.deterministic;
     PlanOptions options;
     options.backward = g.backward;

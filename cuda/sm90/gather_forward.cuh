@@ -1,0 +1,641 @@
+// SPDX-License-Identifier: MIT
+//
+//     s = q kT,  p = exp2(scale_log2 s - m),  out = sum(p v) / sum(p),  lse = scale m + log(sum(p))
+//
+// over lists of keys that the heads of a group share: 64 query rows, the heads of one query or of those that have a
+// list in common, meet the keys of their list 64 at a time. Values may be the first columns of keys, which then come
+// once.
+//
+//   grid      one CTA an SM, persistent; tasks in turn, tiles of a list side by side, so that L2 has its keys
+//   producer  one warpgroup finds keys in the list and copies their rows by 16 bytes into rings of tiles, swizzled
+//   scores    one warpgroup. It holds q in registers for a whole task, so that its products read keys alone: with q in
+//             shared memory, too, nothing would be left of that memory's rate, and less room for keys. Of 576 columns
+//             two thirds are in registers. Its probabilities go to shared memory, where values are columns of keys over
+//             the last panel of the same keys, whose scores are done
+//   output    one or two warpgroups, 256 columns each:
+//
+//               scores   s1 | softmax 1 | s2      | softmax 2 | s3
+//               output      |           | wait    | p1 v1     |
+//
+//             p v of a block begins when the next block's scores are done: it then runs under their softmax, when the
+//             tensor unit has nothing else to do
+//   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
+//   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
+//
+// The plan of one warpgroup that makes 64 x 64 scores beside others that have columns of out differs from FlashMLA's,
+// where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
+// producers' 16-byte copies of eight lanes a row is as there.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "runtime/launch.h"
+#include "sm90/gather_forward.h"
+#include "sm90/gather_rows.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/row_end.cuh"
+#include "tile/fragment.h"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm90 {
+
+// ---- configuration ----
+template <Dtype D, int HeadDim, int HeadDimV>
+struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
+    using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Base::head_dim, Base::head_dim_v, Base::panels, Base::v_panels;
+    static constexpr bool value_in_key = head_dim > 256;
+    static constexpr int output_warpgroups = head_dim_v > 256 ? 2 : 1;
+    static constexpr int output_columns = head_dim_v / output_warpgroups, output_panels = output_columns / 64;
+    // Columns of one product: with four warpgroups the assembler takes none that has 128 registers of sums.
+    static constexpr int product_columns = output_warpgroups > 1 ? 128 : output_columns;
+    static constexpr int products = output_columns / product_columns;
+    static constexpr int threads = 128 * (2 + output_warpgroups);  // scores, output, producers
+    static constexpr int panel_bytes = gather_panel_bytes;
+    // How many panels of q are in registers, 16 each, and how many in shared memory.
+    static constexpr int q_held = value_in_key ? 6 : panels, q_shared = panels - q_held;
+    // Rings of tiles. Values in keys: the columns of either output warpgroup, and the last panel with p. Otherwise:
+    // keys, values, p. A block's tiles of the first two rings may be cut in two, each free once it is done.
+#ifdef SPATTN_TRIAL_WHOLE
+    static constexpr int cuts = 1;
+#else
+    static constexpr int cuts = value_in_key ? 2 : 1;
+#endif
+    static constexpr int first_panels = (value_in_key ? output_panels : panels) / cuts;
+    static constexpr int second_panels = (value_in_key ? output_panels : v_panels) / cuts;
+    static constexpr int most_bytes = 227 * 1024, barrier_bytes = 2048;
+    static constexpr int p_stages = 3;
+    static constexpr int fitting = ((most_bytes - barrier_bytes) / panel_bytes - q_shared - p_stages) /
+                                   (first_panels + second_panels);
+    static constexpr int stages = value_in_key ? 3 * cuts : std::min(fitting, 6);
+    static constexpr int second_stages = !value_in_key ? stages : cuts == 2 ? 5 : 2;
+    static constexpr int tasks = 2;  // that warpgroups may be apart
+    static constexpr int producer_registers = value_in_key ? 32 : 56,
+                         score_registers = value_in_key ? 160 : 216,
+                         output_registers = value_in_key ? 160 : 232;
+    static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
+    static_assert(products % cuts == 0, "a product's columns lie in one tile");
+    static_assert(stages >= 2, "a tile is copied while another is used");
+    static_assert(producer_registers + score_registers + output_warpgroups * output_registers <= 65536 / 128,
+                  "an SM has no more");
+};
+
+struct GatherForwardParams {
+    TensorView q, k, v, out;
+    TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
+    any::GatherLists lists;
+    ListRows rows;
+    int head_dim, head_dim_v;
+    float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
+    float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
+};
+
+// ---- shared memory ----
+template <int Panels, int Stages>
+struct GatherRing {
+    uint8_t tiles[Stages][Panels][gather_panel_bytes];
+};
+template <int Stages>
+struct RingBarriers {
+    uint64_t full[Stages];   // who writes the tile; who reads it waits
+    uint64_t empty[Stages];  // one arrival a warp that reads it; who writes it waits
+};
+
+template <class C>
+struct GatherShared {
+    GatherRing<C::first_panels, C::stages> first;
+    GatherRing<C::second_panels, C::second_stages> second;
+    GatherRing<1, C::p_stages> third;         // p
+    uint8_t q[C::q_shared][C::panel_bytes];  // none but where values are columns of keys
+    float factor[C::p_stages][64];           // of sums before this p, where its warp says that they must be rescaled
+    float end[C::tasks][64];                 // what sums of a task's rows are multiplied by at last
+    void* out[C::tasks][64];                 // where those rows then go; null for rows beyond the last
+    uint64_t keys[C::stages];                // a bit for each key of a block that there is, where its first tile lies
+    GatherTask task[C::tasks];
+    int32_t rescales[C::p_stages][4];        // by warp of scores
+    RingBarriers<C::stages> first_bars;      // full: every producer's copies, and one arrival a warp of them with keys
+    RingBarriers<C::second_stages> second_bars;  // full: every producer's copies
+    RingBarriers<C::p_stages> third_bars;    // full: likewise; unused where it has p alone
+    uint64_t p_full[C::p_stages];            // one arrival a warp of scores
+    RingBarriers<C::tasks> task_bars;        // full: a producer; empty: every warp of scores and output
+    uint64_t end_full[C::tasks];             // one arrival a warp of scores
+};
+
+// ---- producers ----
+template <class C>
+struct GatherProducer {
+    using Element = typename C::Element;
+
+    const GatherForwardParams& params;
+    GatherShared<C>& shared;
+    Cursor<C::stages> first;
+    Cursor<C::second_stages> second;
+    Cursor<C::p_stages> third;
+
+    __device__ __forceinline__ void run() {
+        Cursor<C::tasks> task_at;
+        for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
+            GatherTask task = GatherTask::at(params.rows, params.lists, at);
+            ListWalk walk(params.lists, task);
+            task.blocks = walk.blocks();
+            announce(task, task_at);
+#pragma unroll 1
+            for (int block = 0; block < walk.blocks(); ++block) load(walk, walk.take(block));
+        }
+        announce({0, 0, 0, 0, end_of_work}, task_at);
+    }
+
+    __device__ __forceinline__ void announce(const GatherTask& task, Cursor<C::tasks>& at) {
+        if (threadIdx.x % 128 == 0) {
+            ptx::mbarrier_wait(&shared.task_bars.empty[at.index], at.phase ^ 1);
+            shared.task[at.index] = task;
+            ptx::mbarrier_arrive(&shared.task_bars.full[at.index]);
+        }
+        __syncwarp();
+        at.advance();
+    }
+
+    __device__ __forceinline__ void load(const ListWalk& walk, uint32_t there) {
+        const auto* k = any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0);
+#pragma unroll
+        for (int cut = 0; cut < C::cuts; ++cut) {
+            ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
+            if (ListWalk::lane() == 0) {
+                if (cut == 0)
+                    reinterpret_cast<uint16_t*>(&shared.keys[first.index])[ListWalk::first_row() / 16] =
+                        uint16_t(there);
+                ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
+            }
+            copy_rows<C::first_panels>(walk, k, params.k.row, params.head_dim, cut * C::first_panels,
+                                       shared.first.tiles[first.index]);
+            ptx::arrive_after_copies(&shared.first_bars.full[first.index]);
+            first.advance();
+        }
+#pragma unroll
+        for (int cut = 0; cut < C::cuts; ++cut) {
+            ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
+            const void* tile = shared.second.tiles[second.index];
+            if constexpr (C::value_in_key)
+                copy_rows<C::second_panels>(walk, k, params.k.row, params.head_dim,
+                                            C::cuts * C::first_panels + cut * C::second_panels, tile);
+            else
+                copy_rows<C::second_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0),
+                                            params.v.row, params.head_dim_v, 0, tile);
+            ptx::arrive_after_copies(&shared.second_bars.full[second.index]);
+            second.advance();
+        }
+        if constexpr (C::value_in_key) {
+            ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
+            copy_rows<1>(walk, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
+            ptx::arrive_after_copies(&shared.third_bars.full[third.index]);
+            third.advance();
+        }
+    }
+};
+
+// ---- scores: one warpgroup makes the probabilities of all keys ----
+// HasCap: with a softcap. q and scores leave few registers for anything else: what a task says stays in its message.
+template <class C, bool HasCap>
+struct GatherScores {
+    using Element = typename C::Element;
+
+    const GatherForwardParams& params;
+    GatherShared<C>& shared;
+    const int thread;         // of the warpgroup
+    Cursor<C::tasks> coming;  // the next task's message; the other one is that of the task at hand
+    Cursor<C::stages> slot;
+    Cursor<C::second_stages> second;
+    Cursor<C::p_stages> p_slot;
+    int keys_at = 0;          // the first tile of the block at hand
+    bool holds_back = false;  // p of the block before, of which output has not heard
+    uint32_t q[4 * C::q_held][4];
+    float s[gather_tile / 2];
+    tile::RowState rows;
+
+    __device__ __forceinline__ bool is_first_lane() const { return thread % 32 == 0; }
+    static_assert(C::tasks == 2, "of two, the one after next lies where this one does");
+
+    __device__ __forceinline__ void run() {
+        for (int blocks = take_next(); blocks != end_of_work;) {
+            if constexpr (C::q_shared > 0) {
+                ptx::wait_copies();
+                ptx::fence_async_shared();
+                ptx::named_barrier_sync(1, 128);  // q lies in shared memory
+            }
+            rows = tile::RowState{};
+            int next_blocks = 0;
+#pragma unroll 1
+            for (int left = blocks; left > 0; --left) block(left == blocks, left == 1, next_blocks);
+            if (blocks == 0) next_blocks = take_next();
+            finish(coming.index);
+            blocks = next_blocks;
+        }
+    }
+
+    // The blocks of the next task, whose q is then on its way; or end_of_work.
+    __device__ __forceinline__ int take_next() {
+        ptx::mbarrier_wait(&shared.task_bars.full[coming.index], coming.phase);
+        const GatherTask& task = shared.task[coming.index];
+        coming.advance();
+        if constexpr (C::q_shared > 0) ptx::named_barrier_sync(1, 128);  // nobody reads the q that is there any more
+        if (task.blocks != end_of_work) load_q(task);
+        return task.blocks;
+    }
+
+    // The a operand of s = q kT as its threads hold it: of rows r and r + 8 two columns each, 8 apart.
+    __device__ __forceinline__ void load_q(const GatherTask& task) {
+        const int lane = thread % 32;
+        const TileRow low(params.rows, params.lists, task, tile::fragment_row(thread, 0));
+        const TileRow high(params.rows, params.lists, task, tile::fragment_row(thread, 2));
+        const auto* from = any::row_of<Element>(params.q, task.batch, low.head, low.query) + 2 * (lane % 4);
+        const auto* from_high = any::row_of<Element>(params.q, task.batch, high.head, high.query) + 2 * (lane % 4);
+        const auto read = [](const Element* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); };
+#pragma unroll
+        for (int i = 0; i < 4 * C::q_held; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = 16 * i + 8 * half;
+                const bool is_there = column < params.head_dim;
+                q[i][2 * half] = is_there ? read(from + column) : 0;
+                q[i][2 * half + 1] = is_there ? read(from_high + column) : 0;
+            }
+        if constexpr (C::q_shared > 0) copy_q(task);
+    }
+
+    // The panels that do not fit into registers: half a row of a panel a thread.
+    __device__ __forceinline__ void copy_q(const GatherTask& task) {
+        const int in_tile = thread / 2;
+        const TileRow row(params.rows, params.lists, task, in_tile);
+        const auto* from = any::row_of<Element>(params.q, task.batch, row.head, row.query);
+#pragma unroll
+        for (int panel = 0; panel < C::q_shared; ++panel)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int chunk = 4 * (thread % 2) + i, column = 64 * (C::q_held + panel) + 8 * chunk;
+                const bool is_there = column < params.head_dim;
+                ptx::copy_16(ptx::shared_address(shared.q[panel]) + in_tile * 128 + ((chunk ^ in_tile % 8) << 4),
+                             from + (is_there ? column : 0), is_there ? 16 : 0);
+            }
+    }
+
+    // Products with the panels of a tile of keys, begun: with those of q from panel `from` on, which is a constant once
+    // loops are unrolled.
+    template <int Panels>
+    __device__ __forceinline__ void multiply(int from, const void* tile) {
+        const uint32_t b = ptx::wgmma_descriptor(tile, 0);
+        [[maybe_unused]] uint32_t q_at = 0;
+        if constexpr (C::q_shared > 0) q_at = ptx::wgmma_descriptor(shared.q, 0);
+#pragma unroll
+        for (int panel = from; panel < from + Panels; ++panel)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t at = b + (panel - from) * (C::panel_bytes / 16) + i * 2;
+                if (panel < C::q_held)
+                    ptx::wgmma(s, q[4 * panel + i], at, panel > 0 || i > 0, tile::MatrixTag<C::dtype>{});
+                else
+                    ptx::wgmma(s, q_at + (panel - C::q_held) * (C::panel_bytes / 16) + i * 2, at, 1,
+                               tile::MatrixTag<C::dtype>{});
+            }
+    }
+
+    __device__ __forceinline__ void wait_tile(uint64_t* full, uint32_t phase) {
+        ptx::mbarrier_wait(full, phase);
+        ptx::fence_async_shared();
+    }
+
+    __device__ __forceinline__ void make_scores() {
+#pragma unroll
+        for (int cut = 0; cut < C::cuts; ++cut) {
+            wait_tile(&shared.first_bars.full[slot.index], slot.phase);
+            if (cut == 0) {
+                keys_at = slot.index;
+                ptx::wgmma_fence();
+            }
+            multiply<C::first_panels>(cut * C::first_panels, shared.first.tiles[slot.index]);
+            slot.advance();
+        }
+        if constexpr (C::value_in_key) {
+#pragma unroll
+            for (int cut = 0; cut < C::cuts; ++cut) {
+                wait_tile(&shared.second_bars.full[second.index], second.phase);
+                multiply<C::second_panels>(C::cuts * C::first_panels + cut * C::second_panels,
+                                           shared.second.tiles[second.index]);
+                second.advance();
+            }
+            wait_tile(&shared.third_bars.full[p_slot.index], p_slot.phase);
+            multiply<1>(C::panels - 1, shared.third.tiles[p_slot.index]);
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+    }
+
+    // One block of keys.
+    __device__ __forceinline__ void block(bool is_first, bool is_last, int& next_blocks) {
+        make_scores();
+#ifndef SPATTN_TRIAL_EARLY
+        publish();
+#endif
+        uint32_t keys[2];
+        take_keys(keys);
+        if (is_last) next_blocks = take_next();
+        if constexpr (HasCap) tile::cap(s, params.into_cap);
+        if ((keys[0] & keys[1]) != ~0u) mask(keys);
+        make_probabilities(is_first || params.max_logits.data);
+        p_slot.advance();
+#ifndef SPATTN_TRIAL_EARLY
+        if (is_last)
+#endif
+            publish();
+    }
+
+    // Which keys of the tile there are, read by the lane that releases it.
+    __device__ __forceinline__ void take_keys(uint32_t (&keys)[2]) {
+        const uint64_t all = is_first_lane() ? shared.keys[keys_at] : 0;
+        keys[0] = __shfl_sync(~0u, uint32_t(all), 0), keys[1] = __shfl_sync(~0u, uint32_t(all >> 32), 0);
+        if constexpr (!C::value_in_key)
+            if (is_first_lane()) ptx::mbarrier_arrive(&shared.first_bars.empty[keys_at]);
+    }
+
+    __device__ __forceinline__ void mask(const uint32_t (&keys)[2]) {
+#pragma unroll
+        for (int i = 0; i < gather_tile / 2; ++i) {
+            const int column = tile::fragment_column(0, i);
+            ptx::minus_infinity_unless(s[i], keys[column / 32] >> 2 * (thread % 4) & (1u << column % 32));
+        }
+    }
+
+    // p into shared memory, and its sums. Made relative to the maximum found last, unless that follows or was too low.
+    __device__ __forceinline__ void make_probabilities(bool follows) {
+        if constexpr (C::value_in_key)
+            ptx::named_barrier_sync(1, 128);  // all have done with the keys that p is written over
+        else
+            ptx::mbarrier_wait(&shared.third_bars.empty[p_slot.index], p_slot.phase ^ 1);
+        float factor[2], sum[2];
+        if (follows) tile::raise_maximum(s, rows, params.scale_log2, factor);
+        while (!store_exponentials(sum) && !follows) {
+            tile::raise_maximum(s, rows, params.scale_log2, factor);
+            follows = true;
+        }
+        rows.l[0] += sum[0], rows.l[1] += sum[1];
+        if (follows && thread % 4 == 0)
+            for (int h = 0; h < 2; ++h) shared.factor[p_slot.index][tile::fragment_row(thread, 2 * h)] = factor[h];
+        if (is_first_lane()) shared.rescales[p_slot.index][thread / 32] = follows;
+        ptx::fence_async_shared();
+        __syncwarp();  // all lanes' p before lane 0 tells output
+        holds_back = true;
+    }
+
+    // As tile::exponentials, 16 columns at a time. False where a sum is so large that the maximum must follow.
+    __device__ __forceinline__ bool store_exponentials(float (&sum)[2]) {
+        const int row = 16 * (thread / 32) + thread % 16;
+        const uint32_t at = ptx::shared_address(shared.third.tiles[p_slot.index]) + row * 128;
+        const uint32_t swizzle = (thread % 8 << 4) ^ (thread / 16 % 2 << 4);
+        float offset[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            offset[h] = fminf(tile::lift<C::dtype> - rows.m[h] * params.scale_log2, FLT_MAX), sum[h] = 0;
+#pragma unroll
+        for (int n = 0; n < gather_tile / 16; ++n) {
+            uint32_t p[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int h = i % 2;
+                const float x = ptx::exp2_approx(fmaf(s[8 * n + 2 * i], params.scale_log2, offset[h]));
+                const float y = ptx::exp2_approx(fmaf(s[8 * n + 2 * i + 1], params.scale_log2, offset[h]));
+                sum[h] += x, sum[h] += y;
+                p[i] = tile::pack<C::dtype>(x, y);
+            }
+            ptx::store_matrix_x4(at + (swizzle ^ (n << 5)), p[0], p[1], p[2], p[3]);
+        }
+        return __all_sync(~0u, sum[0] <= tile::most<C::dtype> && sum[1] <= tile::most<C::dtype>);
+    }
+
+    // Tells output of the p before: late, so that its products run when the tensor unit has nothing else to do.
+    __device__ __forceinline__ void publish() {
+        const int before = (p_slot.index + C::p_stages - 1) % C::p_stages;
+        if (holds_back && is_first_lane()) ptx::mbarrier_arrive(&shared.p_full[before]);
+        holds_back = false;
+    }
+
+    __device__ __forceinline__ void finish(int at) {
+        const GatherTask& task = shared.task[at];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int in_tile = tile::fragment_row(thread, 2 * h);
+            const TileRow row(params.rows, params.lists, task, in_tile);
+            const auto* sinks = static_cast<const float*>(params.sink_logits.data);
+            const RowEnd end = end_row(rows.m[h], tile::quad_sum(rows.l[h]), tile::lift<C::dtype>, params.scale,
+                                       sinks ? sinks[row.head * params.sink_logits.head] : -INFINITY);
+            if (thread % 4) continue;
+            shared.end[at][in_tile] = end.factor;
+            shared.out[at][in_tile] =
+                row.is_there ? any::row_of<Element>(params.out, task.batch, row.head, row.query) : nullptr;
+            if (!row.is_there) continue;
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, row.head, row.query) = end.lse;
+            if (params.max_logits.data)
+                *any::row_of<float>(params.max_logits, task.batch, row.head, row.query) = rows.m[h] * params.scale;
+        }
+        __syncwarp();  // all lanes' factors before lane 0 tells output
+        if (is_first_lane()) {
+            ptx::mbarrier_arrive(&shared.end_full[at]);
+            ptx::mbarrier_arrive(&shared.task_bars.empty[at]);
+        }
+    }
+};
+
+// ---- output: a warpgroup has up to 256 columns of out ----
+// Its sums leave few registers for anything else: scores tell where its rows go.
+template <class C, int Part>
+struct GatherOutput {
+    using Element = typename C::Element;
+    static constexpr bool is_second = !C::value_in_key || Part == 1;  // where its values lie
+
+    const GatherForwardParams& params;
+    GatherShared<C>& shared;
+    const int thread;  // of the warpgroup
+    Cursor<(is_second ? C::second_stages : C::stages)> slot;
+    Cursor<C::p_stages> p_slot;
+    float r_out[C::products][C::product_columns / 2];
+
+    __device__ __forceinline__ void run() {
+        Cursor<C::tasks> at;
+        for (;;) {
+            ptx::mbarrier_wait(&shared.task_bars.full[at.index], at.phase);
+            const int blocks = shared.task[at.index].blocks;
+            if (blocks == end_of_work) return;
+            if (blocks == 0) clear();
+#pragma unroll 1
+            for (int block = 0; block < blocks; ++block) add(block);
+            ptx::mbarrier_wait(&shared.end_full[at.index], at.phase);
+            store(at.index);
+            __syncwarp();  // all lanes have read their rows' ends
+            if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.task_bars.empty[at.index]);
+            at.advance();
+        }
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (auto& sums : r_out)
+#pragma unroll
+            for (float& x : sums) x = 0;
+    }
+
+    template <class First, class Second>
+    __device__ __forceinline__ static auto& of_values(First& first, Second& second) {
+        if constexpr (is_second)
+            return second;
+        else
+            return first;
+    }
+
+    // out += p v, where block 0 begins anew
+    __device__ __forceinline__ void add(int block) {
+        ptx::mbarrier_wait(&shared.p_full[p_slot.index], p_slot.phase);
+        if (block > 0 && shared.rescales[p_slot.index][thread / 32]) [[unlikely]] {
+            const float* factor = shared.factor[p_slot.index] + tile::fragment_row(thread, 0);
+#pragma unroll
+            for (auto& sums : r_out) tile::scale_rows(sums, factor[0], factor[8]);
+        }
+        auto& bars = of_values(shared.first_bars, shared.second_bars);
+        auto& ring = of_values(shared.first, shared.second);
+        const uint32_t p = ptx::wgmma_descriptor(shared.third.tiles[p_slot.index], 0);
+        auto done = slot;
+#pragma unroll
+        for (int cut = 0; cut < C::cuts; ++cut) {
+            ptx::mbarrier_wait(&bars.full[slot.index], slot.phase);  // scores have seen it full: this never waits long
+            ptx::fence_async_shared();
+            if (cut == 0) ptx::wgmma_fence();
+            multiply(cut, p, ptx::wgmma_descriptor(ring.tiles[slot.index], C::panel_bytes), block > 0);
+            ptx::wgmma_commit();
+            slot.advance();
+        }
+#pragma unroll
+        for (int cut = 0; cut < C::cuts; ++cut) {
+            if (cut < C::cuts - 1)
+                ptx::wgmma_wait<C::cuts - 1>();
+            else
+                ptx::wgmma_wait<0>();
+            if (thread % 32 == 0) ptx::mbarrier_arrive(&bars.empty[done.index]);
+            done.advance();
+        }
+        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.third_bars.empty[p_slot.index]);
+        p_slot.advance();
+    }
+
+    // The products of one tile of values, begun.
+    __device__ __forceinline__ void multiply(int cut, uint32_t p, uint32_t v, bool accumulates) {
+        constexpr int in_tile = C::products / C::cuts;
+#pragma unroll
+        for (int n = 0; n < in_tile; ++n)
+#pragma unroll
+            for (int i = 0; i < gather_tile / 16; ++i)
+                ptx::wgmma_transposed_b(r_out[cut * in_tile + n], p + i * 2,
+                                        v + n * (C::product_columns / 64 * C::panel_bytes / 16) + i * 128,
+                                        i > 0 || accumulates, tile::MatrixTag<C::dtype>{});
+    }
+
+    __device__ __forceinline__ void store(int task) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = tile::fragment_row(thread, 2 * h);
+            auto* const to = static_cast<Element*>(shared.out[task][row]) + 2 * (thread % 4);
+            const float factor = shared.end[task][row];
+            if (!shared.out[task][row]) continue;
+#pragma unroll
+            for (int n = 0; n < C::products; ++n)
+#pragma unroll
+                for (int i = 2 * h; i < C::product_columns / 2; i += 4) {
+                    const int column =
+                        Part * C::output_columns + n * C::product_columns + tile::fragment_column(0, i);
+                    if (column < params.head_dim_v)  // a multiple of 8, as the first of this column's 8
+                        *reinterpret_cast<uint32_t*>(to + column) =
+                            tile::pack<C::dtype>(r_out[n][i] * factor, r_out[n][i + 1] * factor);
+                }
+        }
+    }
+};
+
+// ---- kernel ----
+template <class C, bool HasCap>
+__global__ void __launch_bounds__(C::threads, 1)
+    gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    GatherShared<C>& shared = *reinterpret_cast<GatherShared<C>*>(memory);
+    constexpr int readers = C::value_in_key ? 4 : 4 * C::output_warpgroups;  // warps, of the columns of values
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::stages; ++i) {
+            ptx::mbarrier_init(&shared.first_bars.full[i], gather_producers + gather_producers / 32);
+            ptx::mbarrier_init(&shared.first_bars.empty[i], 4);
+        }
+        for (int i = 0; i < C::second_stages; ++i) {
+            ptx::mbarrier_init(&shared.second_bars.full[i], gather_producers);
+            ptx::mbarrier_init(&shared.second_bars.empty[i], readers);
+        }
+        for (int i = 0; i < C::p_stages; ++i) {
+            ptx::mbarrier_init(&shared.third_bars.full[i], gather_producers);
+            ptx::mbarrier_init(&shared.third_bars.empty[i], 4 * C::output_warpgroups);
+            ptx::mbarrier_init(&shared.p_full[i], 4);
+        }
+        for (int i = 0; i < C::tasks; ++i) {
+            ptx::mbarrier_init(&shared.task_bars.full[i], 1);
+            ptx::mbarrier_init(&shared.task_bars.empty[i], 4 * (1 + C::output_warpgroups));
+            ptx::mbarrier_init(&shared.end_full[i], 4);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup =
+        __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
+    const int thread = int(threadIdx.x % 128);
+    if (warpgroup == 0) {
+        ptx::take_registers<C::score_registers>();
+        GatherScores<C, HasCap>{params, shared, thread}.run();
+    } else if (warpgroup <= C::output_warpgroups) {
+        ptx::take_registers<C::output_registers>();
+        if (C::output_warpgroups == 1 || warpgroup == 1)
+            GatherOutput<C, 0>{params, shared, thread}.run();
+        else
+            GatherOutput<C, 1>{params, shared, thread}.run();
+    } else {
+        ptx::give_registers<C::producer_registers>();
+        GatherProducer<C>{params, shared}.run();
+    }
+}
+
+// ---- launch ----
+inline GatherForwardParams make_gather_params(const ForwardArgs& args) {
+    const Problem& p = *args.problem;
+    const any::GatherLists lists = any::GatherLists::of(args);
+    const double scale = p.softcap != 0 ? p.softcap : p.scale;
+    return {args.q, args.k, args.v, args.out, args.lse, args.max_logits, args.sink_logits, lists,
+            ListRows::of(p, lists), int(p.head_dim), int(p.head_dim_v), float(scale), float(scale * M_LOG2E),
+            p.softcap != 0 ? float(p.scale / p.softcap) : 0};
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
+    using C = GatherConfig<D, HeadDim, HeadDimV>;
+    const GatherForwardParams params = make_gather_params(args);
+    const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
+    const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
+    runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = GatherConfig<D, HeadDim, HeadDimV>;
+    const runtime::CurrentDevice current(device);
+    static_assert(sizeof(GatherShared<C>) <= C::most_bytes, "a CTA has no more");
+    runtime::prepare(gather_forward_kernel<C, false>, sizeof(GatherShared<C>));
+    runtime::prepare(gather_forward_kernel<C, true>, sizeof(GatherShared<C>));
+}
+
+}  // namespace spattn::sm90

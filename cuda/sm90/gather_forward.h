@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// What the host may know of the sm90 gather forward kernels.
+#pragma once
+
+#include "plan/kernel.h"
+
+namespace spattn::sm90 {
+
+// D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Beyond 256 columns, values are the
+// first columns of keys. Tiles of BlockQ query rows, heads of a group mostly, and BlockK listed keys.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+struct GatherForward {
+    static void run(const ForwardArgs& args);
+    static void prepare(int32_t device);
+};
+
+}  // namespace spattn::sm90

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// What gather kernels share: which rows a tile has, which keys they list, and how listed rows of an operand come into
+// swizzled tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "any/element.cuh"
+#include "any/gather_lists.cuh"
+#include "ptx/gather.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace spattn::sm90 {
+
+constexpr int gather_tile = 64, gather_panel_bytes = gather_tile * 128;  // rows of a tile; 64 columns of all of them
+constexpr int gather_producers = 128;                                    // threads that copy listed rows
+
+// Query rows that share a list: the heads of a group, for one query or for all queries of a list. They are numbered
+// query by query, and tiles take 64 of them at a time.
+struct ListRows {
+    int queries, group, tiles;  // of a list; a known part of the pattern sees each query apart, and then queries is 1
+    int units;                  // such sets of rows, of each kv head of each batch entry
+    int64_t tasks;              // tiles of all of them: fewer than 2^31 where the kernels run
+
+    static ListRows of(const Problem& p, const any::GatherLists& lists) {
+        const int64_t queries = lists.known.kind_of_head ? 1 : lists.sizes.block_q;
+        const int64_t tiles = any::divide_up(queries * p.group(), gather_tile);
+        const int64_t units = any::divide_up(p.seq_q, queries);
+        return {int(queries), int(p.group()), int(tiles), int(units), p.batch * p.heads_kv * units * tiles};
+    }
+};
+
+// A tile's rows and its list. Tiles of a list follow each other, so that they gather the same keys at the same time.
+struct GatherTask {
+    int32_t batch, head_kv, query, first, blocks;  // first: row of the list's; blocks: of keys, or end_of_work
+
+    __device__ static GatherTask at(const ListRows& rows, const any::GatherLists& lists, int index) {
+        const int unit = index / rows.tiles, plane = unit / rows.units;
+        return {plane / lists.heads_kv, plane % lists.heads_kv, unit % rows.units * rows.queries,
+                index % rows.tiles * gather_tile, 0};
+    }
+};
+
+// One row of a tile: a query and its head. Rows beyond the last repeat it, and are not written.
+struct TileRow {
+    int64_t query;
+    int head;
+    bool is_there;
+
+    __device__ TileRow(const ListRows& rows, const any::GatherLists& lists, const GatherTask& task, int in_tile) {
+        const int last = int(min(int64_t(rows.queries), lists.seq_q - task.query)) * rows.group - 1;
+        const int row = task.first + in_tile, at = min(row, last);
+        query = task.query + at / rows.group;
+        head = task.head_kv * rows.group + at % rows.group;
+        is_there = row <= last;
+    }
+};
+
+// Keys of one list, 64 at a time: a warp of the producers has 16 of them and copies their rows, 8 lanes a row.
+// Producers have few registers: what the parameters or the thread's number say is asked again.
+struct ListWalk {
+    const any::GatherLists& lists;
+    const void* entries;
+    int places, batch, head_kv, query;
+    int keys[4];  // of the four rows that this lane copies
+
+    __device__ ListWalk(const any::GatherLists& lists, const GatherTask& task)
+        : lists(lists), batch(task.batch), head_kv(task.head_kv), query(task.query) {
+        const any::KeyList list = lists.list_of_head(batch, int(head()), query / lists.sizes.block_q);
+        entries = list.entries, places = list.count * lists.sizes.block_k;
+    }
+
+    __device__ static int lane() { return int(threadIdx.x) % 32; }
+    __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }  // of the warp
+    __device__ int64_t head() const { return int64_t(head_kv) * lists.group; }
+    __device__ int blocks() const { return (places + gather_tile - 1) / gather_tile; }
+
+    // The keys of a block. Returns a bit for each of the warp's 16 that there is.
+    __device__ __forceinline__ uint32_t take(int block) {
+        const int place = block * gather_tile + first_row() + lane() % 16;
+        int key = no_token;
+        if (place < places) {
+            const any::ListSizes& sizes = lists.sizes;
+            const bool at_run_time = sizes.most > 0;
+            const any::KeyList list{entries, at_run_time && lists.call.indices.is_wide,
+                                    at_run_time ? lists.call.indices.entry : 1, 0};
+            key = lists.key_at(list, place, batch * int64_t(lists.heads_q) + head(), query);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) keys[i] = __shfl_sync(~0u, key, 4 * i + lane() / 8);
+        return __ballot_sync(~0u, key != no_token) & 0xFFFF;
+    }
+};
+
+// Panels of 64 columns, from `first` on, of a walk's rows of one operand into a tile. Columns from `columns` on, and
+// keys that are not there, become zeros.
+template <int Panels, class Element>
+__device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* rows, int64_t stride, int columns,
+                                          int first, const void* tile) {
+    const int chunk = ListWalk::lane() % 8, row = ListWalk::lane() / 8;
+    const uint32_t to = ptx::shared_address(tile) + (ListWalk::first_row() + row) * 128 + ((chunk ^ row) << 4);
+    const auto copy = [&](int i, int panels) {
+        const Element* from = rows + walk.keys[i] * stride + 64 * first + 8 * chunk;
+        const uint32_t at = (to + i * 512) ^ (i % 2 * 64);  // rows of i and i + 2 are 8 apart: the same swizzle
+#pragma unroll
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::copy_16(at + panel * gather_panel_bytes, from + 64 * panel,
+                         walk.keys[i] != no_token && panel < panels ? 16 : 0);
+    };
+    if (columns >= 64 * (first + Panels)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy(i, Panels);
+    } else {
+        const int panels = (columns - 8 * chunk + 63) / 64 - first;  // in which this lane's 8 columns exist
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy(i, panels);
+    }
+}
+
+}  // namespace spattn::sm90
