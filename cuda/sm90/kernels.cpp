@@ -181,7 +181,8 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double cycles = tasks * (std::ceil(list / 64) * block + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
-    return overlapped(launch, compute_us(cycles, machine), memory_us(2 * (rows + keys), machine, beside_products));
+    return any::overlapped(launch, any::compute_us(cycles, machine),
+                           any::memory_us(2 * (rows + keys), machine, beside_products));
 }
 
 size_t no_workspace(const Sizing&) { return 0; }

@@ -43,6 +43,29 @@ TEST(tensor_core_rows) {
     if (tensor_rows().empty()) check::skip("no GPU of 2020 or later");
 }
 
+// Lists that the plan makes, of groups that fill a tile of rows, part of one, or several; what a call lists is drawn in
+// tests/random.
+TEST(tensor_core_rows_of_lists) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    constexpr int64_t groups[] = {1, 5, 64, 70};
+    int n = 0;
+    for (const std::string& row : forward_rows("sm90_gather_")) {
+        int cases = 0;
+        for (Case c : shapes_of(dtype_of(row))) {
+            if (++n % 4 || c.pattern.find("per_head") != std::string::npos) continue;  // groups share their lists
+            c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.value_in_key = c.head_dim > 256;
+            if (n % 3 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
+            c.heads_q = c.heads_kv * groups[n / 4 % 4], c.backward = false;
+            c.softcap = n % 5 == 1 ? 1.5 : 0, c.sinks = n % 7 < 3;
+            run_row(context, row, c);
+            ++cases;
+        }
+        std::printf("%s: %d cases\n", row.c_str(), cases);
+    }
+    if (forward_rows("sm90_gather_").empty()) check::skip("no sm90 GPU");
+}
+
 TEST(plain_rows) {
     NEEDS_GPU();
     const Context context = make_context();

@@ -55,6 +55,14 @@ bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p) {
     return is_long;
 }
 
+// Few queries of large groups, as latent and multi-query attention have them, whose heads share lists.
+void draw_group(Random& random, spattn_problem& p) {
+    p.batch = p.axes == SPATTN_THD ? 1 : random.in(1, 2), p.heads_kv = random.in(1, 2);
+    p.heads_q = p.heads_kv * random.of<int64_t>({1, 3, 16, 48, 64, 65, 128});
+    p.seq_q = random.size(24), p.seq_k = random.size(700);
+    if (random.one_in(2)) p.head_dim = 576, p.head_dim_v = 512, p.flags |= SPATTN_PLAN_VALUE_IN_KEY;
+}
+
 // ---- options ----
 
 void draw_numbers(Random& random, spattn_problem& p) {
@@ -276,9 +284,13 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     problem.type = pin ? pin->type : &draw_type(random);
     const bool is_long = draw_sizes(random, choices, p);
     draw_options(random, problem, pin);
+    const bool gathers = pin && pin->name.find("gather") != std::string::npos;
+    const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
+    if (is_group) draw_group(random, p);
     draw_numbers(random, p);
     const bool is_uniform = p.batch * p.heads_q * p.seq_q * p.seq_k > most_own_pairs;
-    problem.drawn = draw_pattern(random, {p.batch, p.heads_q, p.seq_q, p.seq_k}, is_long || is_uniform);
+    problem.drawn = draw_pattern(random, {p.batch, p.heads_q, p.seq_q, p.seq_k}, is_long || is_uniform,
+                                 is_group);
     problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
     problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
     return problem;
