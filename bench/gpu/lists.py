@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Rates over lists of keys that come with each call, as top-k selections make them.
+
+    python3 bench/gpu/lists.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward]
+
+Of a case: queries of so many heads on one key head, each query with a list of its own. 31 of 32 listed keys lie within
+the last 20,000 before the query, as in DeepSeek's demonstration of its sparse attention. Inputs N(0,1); times as in
+bench.py. FLOPs: 2 heads queries list (head_dim + head_dim_v) forward, 2.5 times that backward.
+"""
+import argparse
+import fnmatch
+import typing
+
+import bench
+import torch
+
+
+class Case(typing.NamedTuple):
+    name: str
+    heads: int
+    seq_q: int
+    seq_k: int
+    most: int  # keys of a list
+    head_dim: int = 576
+    head_dim_v: int = 512
+    value_in_key: bool = True
+    goals: dict = {}
+    recorded: dict = {}
+
+
+GOALS, FLASH_MLA = {"forward": 640, "backward": 450}, {"forward": ("FlashMLA", 577), "backward": ("cuDNN DSA", 383)}
+CASES = [
+    *(Case(f"dsa_{k}k", 128, 4096, 1024 * k, 2048, goals=GOALS, recorded=FLASH_MLA) for k in (16, 32, 64, 128)),
+    Case("dsa_32k_64_heads", 64, 4096, 32768, 2048, goals={"forward": 560}, recorded={"backward": ("cuDNN DSA", 330)}),
+    Case("dsa_8k_top1k", 128, 2048, 8192, 1024),
+    Case("dsa_small", 128, 1024, 4096, 512, goals={"forward": 560}, recorded={"forward": ("FlashMLA", 494)}),
+    Case("mqa16_16k", 16, 4096, 16384, 2048, 128, 128, False, goals={"forward": 70}),
+    Case("mqa64_16k", 64, 4096, 16384, 2048, 128, 128, False),
+    Case("mqa64_d256_16k", 64, 4096, 16384, 2048, 256, 256, False),
+]
+
+
+def draw_lists(case):
+    """[1, queries, 1, most] int32, in no order, of the last queries of the keys."""
+    near = 20000
+    lists = torch.randint(0, case.seq_k, (case.seq_q, case.most), device="cuda")
+    end = torch.arange(case.seq_k - case.seq_q, case.seq_k, device="cuda")[:, None] + 1
+    recent = end - 1 - (torch.rand(case.seq_q, case.most, device="cuda") * end.clamp(max=near)).long()
+    is_recent = torch.arange(case.most, device="cuda") % 32 != 31
+    return torch.where(is_recent, recent, lists % end).int()[None, :, None]
+
+
+class Tensors:
+    def __init__(self, case):
+        torch.manual_seed(1)
+
+        def normal(seq, heads, columns):
+            return torch.randn(1, seq, heads, columns, device="cuda", dtype=torch.bfloat16)
+        self.q, self.k = normal(case.seq_q, case.heads, case.head_dim), normal(case.seq_k, 1, case.head_dim)
+        self.v = self.k[..., :case.head_dim_v] if case.value_in_key else normal(case.seq_k, 1, case.head_dim_v)
+        self.dout = normal(case.seq_q, case.heads, case.head_dim_v)
+        self.out, self.dq = torch.full_like(self.dout, torch.nan), torch.full_like(self.q, torch.nan)
+        self.dk, self.dv = torch.full_like(self.k, torch.nan), torch.full_like(self.v, torch.nan)
+        self.lse = torch.empty(1, case.heads, case.seq_q, device="cuda")
+        self.lists = draw_lists(case)
+
+    def operands(self, case, what):
+        operands = dict(q=self.q, k=self.k, out=self.out, lse=self.lse, indices=self.lists)
+        if what == "backward":
+            operands |= dict(dout=self.dout, dq=self.dq, dk=self.dk)
+        if not case.value_in_key:
+            operands |= dict(v=self.v) | (dict(dv=self.dv) if what == "backward" else {})
+        return operands
+
+
+def max_error(case, t, what):
+    """Of out, lse and dq against double precision, on sampled queries."""
+    worst, scale = 0.0, case.head_dim**-0.5
+    for query in (0, 1, case.seq_q // 2 + 7, case.seq_q - 1):
+        listed = t.lists[0, query, 0].long()
+        k, v, q = t.k[0, listed, 0].double(), t.v[0, listed, 0].double(), t.q[0, query].double()
+        s = q @ k.T * scale
+        p = s.softmax(1)
+        truths = {"out": p @ v} if what == "forward" else {}
+        if what == "backward":
+            dout = t.dout[0, query].double()
+            delta = (dout * (p @ v)).sum(1, keepdim=True)
+            truths["dq"] = p * (dout @ v.T - delta) @ k * scale
+        for name, truth in truths.items():
+            worst = max(worst, (truth - getattr(t, name)[0, query].double()).abs().max().item())
+        worst = max(worst, (s.logsumexp(1) - t.lse[0, :, query].double()).abs().max().item())
+    return worst
+
+
+def make_plan(library, case, backward):
+    lib = library.lib
+    flags = (lib.SPATTN_PLAN_BACKWARD if backward else 0) | (lib.SPATTN_PLAN_VALUE_IN_KEY if case.value_in_key else 0)
+    problem = bench.sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=1, seq_q=case.seq_q,
+                          seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
+                          dtype=bench.DTYPES[torch.bfloat16], axes=lib.SPATTN_BSHD)
+    pattern = library.make("spattn_pattern", lib.spattn_pattern_parse, f"runtime_tokens({case.most})".encode())
+    return library.make("spattn_plan", lib.spattn_plan_create, library.context, pattern, problem, bench.ffi.NULL)
+
+
+def run_case(library, case, passes):
+    t = Tensors(case)
+    plan = make_plan(library, case, "backward" in passes)
+    forward = library.forward(plan, **t.operands(case, "forward"))
+    forward()
+    flops = 2 * case.heads * case.seq_q * case.most * (case.head_dim + case.head_dim_v)
+    for what in passes:
+        call = forward if what == "forward" else library.backward(plan, **t.operands(case, "backward"))
+        size = flops if what == "forward" else 2.5 * flops
+        us = bench.time_us(call)
+        kernel = library.kernel(plan, getattr(library.lib, f"SPATTN_OP_{what.upper()}"))
+        peer, theirs = case.recorded.get(what, ("none", None))
+        sustained = size / bench.sustained_us(call) * 1e-6
+        print(f"{case.name:18} {what:8} {us:9.1f} us {size / us * 1e-6:6.1f} TFLOP/s ({sustained:.1f} sustained)  "
+              f"goal {case.goals.get(what)}  gemm {bench.gemm_tflops():.1f}  err {max_error(case, t, what):.1e}  "
+              f"{peer} (recorded): {theirs}  {kernel}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--case", default="*")
+    parser.add_argument("--pass", dest="passes", choices=bench.PASSES, action="append", help="forward, unless given")
+    args = parser.parse_args()
+    library = bench.Library(args.library)
+    for case in CASES:
+        if fnmatch.fnmatch(case.name, args.case):
+            run_case(library, case, args.passes or ["forward"])
+
+
+if __name__ == "__main__":
+    main()
