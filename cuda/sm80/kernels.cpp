@@ -40,17 +40,17 @@ const char* block_forward_fits(const Problem& p) {
     return nullptr;
 }
 
-// Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost their bytes
-// once more. Read off full, windows and dilated windows at 16K (H200); an A100 has half its tensor rate, of which these
-// kernels reach twice the share.
+// Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
+// bytes more. Read off full, windows and dilated windows at 16K (H200); an A100 has half its tensor rate, of which
+// these kernels reach twice the share.
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double flops_per_cycle = BlockQ == 128 ? 1150 : 1050, launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
-    constexpr double mask = 1.5 * BlockQ, task = 25 * BlockQ;
+    constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
     const double cycles = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
-                          any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
+                          any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
 }
 

@@ -108,6 +108,8 @@ const Golden goldens[] = {
     {"backward_narrow", "block_diagonal(64)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"backward_wide", "causal", 16, 4096, 4096, 256, Dtype::f16, true},
     {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
+    {"classes", "causal & dilated(1008,0,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"pieces", "causal & (window(128,0) | strided(128))", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_lists", "causal & runtime_tokens(2048)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_lists_of_groups", "causal & runtime_tokens(2048)", 16, 4096, 16384, 128, Dtype::bf16, true, false, 16},
     {"call_lists_latent", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, false, 128, 512, true},
@@ -147,6 +149,11 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK(is_refused);
     imaginary_capability = 80;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm80_block_forward_bf16_d128_v128_128x64");
+    const Golden wide{"", "full", 2, 512, 512, 256, Dtype::bf16, true};
+    CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
+    imaginary_capability = 86;  // whose CTAs have less shared memory
+    CHECK_EQ(imaginary::name(plan_of(wide).forward), "sm80_block_forward_bf16_d256_v256_64x64");
+    CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_block_backward_bf16_64x64");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }
