@@ -105,7 +105,7 @@ struct Steps {
         return ByQuery ? any::own_tokens_of(layout.queries, layout.block_q, layout.seq_q, task.row)
                        : any::own_tokens_of(layout.keys, layout.block_k, layout.seq_k, task.row);
     }
-    // Of the block at hand.
+    // The tokens of the block at hand.
     __device__ any::TileTokens tokens() const {
         const LayoutView& layout = params.layout;
         return ByQuery ? any::tokens_of(layout.keys, layout.block_k, layout.seq_k, walk.block)
