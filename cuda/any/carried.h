@@ -8,7 +8,7 @@
 namespace spattn::any {
 
 // A row has its sums of out, then its state for each CTA that shares it: what one writes no other may be reading. States
-// are of four, so that rows of an even number of columns can be read and written by two.
+// are of four, so that rows of fours of columns start at multiples of 16 bytes.
 template <class Real>
 struct ForwardCarried {
     static constexpr int state = 4;

@@ -91,37 +91,21 @@ struct Gradients {
         if (!params.piece.is_last) carried[at] = x;
         return params.piece.is_last;
     }
-    // The same of two neighbouring columns, where rows have an even number of them.
-    __device__ bool join_pieces(Real& x, Real& y, Real* carried, int64_t at) const {
-        struct alignas(2 * sizeof(Real)) Pair {
-            Real x, y;
-        };
-        if (params.is_whole()) return true;
-        Pair* const pair = reinterpret_cast<Pair*>(carried + at);
-        if (!params.piece.is_first) x += pair->x, y += pair->y;
-        if (!params.piece.is_last) *pair = {x, y};
-        return params.piece.is_last;
-    }
     __device__ void write_query(int64_t batch, int64_t head, int64_t token, int column, Real dq) const {
         if (!join_pieces(dq, params.carried.dq, params.row_q(batch, head, token) * params.head_dim + column)) return;
         from_real(params.scale * dq, row_of<T>(params.dq, batch, head, token)[column * params.dq.column]);
     }
     // Where only one of both has a column, the other counts as 0.
     __device__ void write_key(int64_t batch, int64_t head, int64_t token, int column, Real dk, Real dv) const {
-        if (column < params.head_dim_v) write_value(batch, head, token, column, dv);
-        if (column < params.head_dim) write_key_alone(batch, head, token, column, dk, params.value_in_key ? dv : 0);
-    }
-    __device__ void write_key_alone(int64_t batch, int64_t head, int64_t token, int column, Real dk,
-                                    Real dv = 0) const {
-        const int64_t at = params.row_k(batch, head, token) * params.head_dim + column;
-        if (join_pieces(dk, params.carried.dk, at))
-            from_real(params.scale * dk + dv, row_of<T>(params.dk, batch, head, token)[column * params.dk.column]);
-    }
-    // dv alone; where values lie in keys it becomes what write_key needs of the pieces before.
-    __device__ void write_value(int64_t batch, int64_t head, int64_t token, int column, Real& dv) const {
-        const int64_t at = params.row_k(batch, head, token) * params.head_dim_v + column;
-        if (join_pieces(dv, params.carried.dv, at) && !params.value_in_key)
-            from_real(dv, row_of<T>(params.dv, batch, head, token)[column * params.dv.column]);
+        const int64_t row = params.row_k(batch, head, token);
+        if (column < params.head_dim_v) {
+            if (join_pieces(dv, params.carried.dv, row * params.head_dim_v + column) && !params.value_in_key)
+                from_real(dv, row_of<T>(params.dv, batch, head, token)[column * params.dv.column]);
+        }
+        if (column < params.head_dim && join_pieces(dk, params.carried.dk, row * params.head_dim + column)) {
+            const Real sum = params.value_in_key ? params.scale * dk + dv : params.scale * dk;
+            from_real(sum, row_of<T>(params.dk, batch, head, token)[column * params.dk.column]);
+        }
     }
 };
 

@@ -84,20 +84,6 @@ struct RowEnd {
             from_real(x, row_of<T>(to.out, batch, head, token)[column * to.out.column]);
     }
 
-    // Two neighbouring columns of rows that have an even number of them: what the pieces before handed on comes in,
-    // what the next is to take on goes out. True where x and y are final, and still to be written.
-    __device__ bool join_pair(int column, Real& x, Real& y) const {
-        struct alignas(2 * sizeof(Real)) Pair {
-            Real x, y;
-        };
-        x *= mine, y *= mine;
-        if (!carried) return true;
-        Pair* const pair = reinterpret_cast<Pair*>(carried + column);
-        if (!to.piece.is_first) x += pair->x * share, y += pair->y * share;
-        if (!to.piece.is_last) *pair = {x, y};
-        return to.piece.is_last;
-    }
-
     __device__ void write_state(const RowState<Real>& row, int copy) const {
         if (!to.piece.is_last) {
             Real* at = carried + to.head_dim_v + copy * ForwardCarried<Real>::state;

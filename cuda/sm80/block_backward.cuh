@@ -48,13 +48,14 @@ struct BackwardConfig {
     static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
     static constexpr int ctas = HeadDim <= 64 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
-    static_assert(has_dp || HeadDimV == HeadDim, "dv alone leaves through rows of the first operand");
+    static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? HeadDim : 0) + (sums_p ? HeadDimV : 0)),
+                  "sums take the place of all tiles");
 };
 
 struct GradientParams : any::BackwardParams<float> {
     explicit GradientParams(const any::BackwardParams<float>& params) : any::BackwardParams<float>(params) {}
     bool q_is_wide, k_is_wide, v_is_wide, dout_is_wide;
-    bool writes_wide;  // gradients are wide, in whole chunks
+    bool has_quads;  // four columns of each gradient are one aligned word
     float scale_log2, into_cap;
 };
 
@@ -194,6 +195,8 @@ struct GradientRepair {
 template <class C>
 struct Backward {
     using StepsOf = Steps<C::by_query>;
+    using DsSums = SumTile<C::head_dim>;
+    using PSums = SumTile<C::head_dim_v>;
     using Probabilities = uint32_t[1][4][4];
 
     const GradientParams& params;
@@ -353,9 +356,7 @@ struct Backward {
     }
 
     // ---- the end ----
-    // Rows that are not finite are left to repair.
     __device__ __forceinline__ void finish() {
-        constexpr float p_factor = tile::unlift<C::dtype>, ds_factor = tile::ds_unlift<C::dtype>;
         float is_nan[2], also[2] = {0, 0};
         tile::find_not_finite(sums_ds[0], is_nan);
         if constexpr (C::sums_p) tile::find_not_finite(sums_p[0], also);
@@ -363,112 +364,81 @@ struct Backward {
         const unsigned odd = __all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)
                                  ? 0
                                  : tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
+        __syncthreads();  // everyone is done with the tiles, where sums are staged
+        if constexpr (C::has_dp) DsSums::template stage<1>(own_first, warp_row, sums_ds, tile::ds_unlift<C::dtype>);
+        if constexpr (C::sums_p) PSums::template stage<1>(p_at(), warp_row, sums_p, tile::unlift<C::dtype>);
+        __syncwarp();  // a row's sums are there before its repair overwrites them
+#pragma unroll 1
+        for (unsigned bits = odd; bits; bits &= bits - 1) repair(warp_row + __ffs(int(bits)) - 1);
+        __syncwarp();  // all sums of the warp's rows are there
         const any::OwnTokens own = steps.written_tokens();
-        const bool stages = params.writes_wide && steps.task.part == whole_row;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = warp_row + lane / 4 + 8 * h;
-            if (odd >> (lane / 4 + 8 * h) & 1) continue;
+#pragma unroll 1
+        for (int row = warp_row; row < warp_row + 16; ++row) {
             const int token = own.at(steps.first_row + row);
+            if (steps.task.part == whole_row && token == no_token) continue;
 #pragma unroll
-            for (int i = 2 * h; i < C::head_dim / 2; i += 4) {
-                const int column = tile::fragment_column(lane, i);
-                float ds[2] = {0, 0}, p[2] = {0, 0};
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    if constexpr (C::has_dp) ds[e] = sums_ds[0][i + e] * ds_factor;
-                    if constexpr (C::sums_p)
-                        if (i < C::head_dim_v / 2) p[e] = sums_p[0][i + e] * p_factor;
-                }
-                if (stages) {
-                    if (token != no_token && join_pieces(token, column, ds, p)) stage(row, column, ds, p);
-                } else {
-                    store(row, token, column, ds[0], p[0]);
-                    store(row, token, column + 1, ds[1], p[1]);
-                }
+            for (int column = 4 * lane; column < C::head_dim; column += 128) {
+                float ds[4] = {}, p[4] = {};
+                if constexpr (C::has_dp) ptx::load_shared(ds, DsSums::at(own_first, row, column));
+                if constexpr (C::sums_p)
+                    if (column < C::head_dim_v) ptx::load_shared(p, PSums::at(p_at(), row, column));
+                steps.task.part == whole_row ? store(token, column, ds, p) : store_part(row, column, ds, p);
             }
         }
-        if (stages && params.piece.is_last)
-            store_staged(
-                [&](int row) { return odd >> (row - warp_row) & 1 ? no_token : own.at(steps.first_row + row); });
-#pragma unroll 1
-        for (unsigned bits = odd; bits; bits &= bits - 1) {
-            const int row = warp_row + __ffs(int(bits)) - 1, token = own.at(steps.first_row + row);
-            GradientRepair<C::dtype, C::head_dim, C::by_query> repair(params, blockIdx.x);
-            repair.run(row);
-            for (int i = 0; i < C::head_dim / 32; ++i) store(row, token, lane + 32 * i, repair.dfirst[i], repair.dv[i]);
+    }
+    __device__ __forceinline__ uint32_t p_at() const {
+        return own_first + (C::has_dp ? C::own_rows * DsSums::row_bytes : 0);
+    }
+
+    __device__ __forceinline__ void repair(int row) const {
+        GradientRepair<C::dtype, C::head_dim, C::by_query> repair(params, blockIdx.x);
+        repair.run(row);
+        for (int i = 0; i < C::head_dim / 32; ++i) {
+            const int column = lane + 32 * i;
+            if constexpr (C::has_dp) ptx::store_shared(DsSums::at(own_first, row, column), repair.dfirst[i]);
+            if constexpr (C::sums_p)
+                if (column < C::head_dim_v) ptx::store_shared(PSums::at(p_at(), row, column), repair.dv[i]);
         }
     }
 
-    // True where both sums are final.
-    __device__ __forceinline__ bool join_pieces(int token, int column, float (&ds)[2], float (&p)[2]) const {
-        if (params.is_whole()) return true;
-        const any::Gradients<C::dtype> to{params};
+    // Four columns of a token's gradients: dq or dk, and dv, whichever this walk makes.
+    __device__ __forceinline__ void store(int token, int column, float (&ds)[4], float (&p)[4]) const {
+        const int head = C::by_query ? steps.head : steps.head_kv();
         const int64_t row =
-            C::by_query ? params.row_q(steps.batch, steps.head, token) : params.row_k(steps.batch, steps.head, token);
-        if (C::has_dp && column < params.head_dim)
-            to.join_pieces(ds[0], ds[1], C::by_query ? params.carried.dq : params.carried.dk,
-                           row * params.head_dim + column);
-        if (C::sums_p && column < params.head_dim_v)
-            to.join_pieces(p[0], p[1], params.carried.dv, row * params.head_dim_v + column);
+            C::by_query ? params.row_q(steps.batch, head, token) : params.row_k(steps.batch, head, token);
+        const int left_p = params.head_dim_v - column, left = params.head_dim - column;
+        if (C::sums_p && left_p > 0 && join(p, params.carried.dv + row * params.head_dim_v + column, left_p) &&
+            !params.value_in_key)
+            write(p, params.dv, head, token, column, left_p);
+        if (!C::has_dp || left <= 0) return;
+        float* const carried = (C::by_query ? params.carried.dq : params.carried.dk) + row * params.head_dim + column;
+        if (!join(ds, carried, left)) return;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ds[e] = params.scale * ds[e] + (params.value_in_key && e < left_p ? p[e] : 0);
+        write(ds, C::by_query ? params.dq : params.dk, head, token, column, left);
+    }
+    // Adds what pieces before left. True where x is final.
+    __device__ __forceinline__ bool join(float (&x)[4], float* carried, int left) const {
+        if (!params.piece.is_first) add_from(x, carried, 1, params.has_quads, left);
+        if (!params.piece.is_last) write_floats(x, carried, params.has_quads, left);
         return params.piece.is_last;
     }
-
-    // Gradients leave through the warp's own rows: those of ds through the first operand's, dv through the second's
-    // where it has some.
-    __device__ __forceinline__ void stage(int row, int column, const float (&ds)[2], const float (&p)[2]) {
-        if constexpr (C::has_dp) {
-            const bool adds = C::sums_p && params.value_in_key && column < params.head_dim_v;
-            stage_pair<C::dtype, typename C::First>(own_first, row, column, params.scale * ds[0] + (adds ? p[0] : 0),
-                                                    params.scale * ds[1] + (adds ? p[1] : 0));
-        }
-        if constexpr (C::sums_p)
-            if (column < C::head_dim_v)
-                stage_pair<C::dtype, typename C::Second>(C::has_dp ? own_second : own_first, row, column, p[0], p[1]);
-    }
-    template <class TokenOf>
-    __device__ __forceinline__ void store_staged(TokenOf token_of) const {
-        const int head = C::by_query ? steps.head : steps.head_kv();
-        if constexpr (C::has_dp)
-            store_rows<16, typename C::First>(
-                own_first, warp_row,
-                Rows(C::by_query ? params.dq : params.dk, steps.batch, head, params.head_dim, true), token_of);
-        if constexpr (C::sums_p)
-            if (!params.value_in_key)
-                store_rows<16, typename C::Second>(C::has_dp ? own_second : own_first, warp_row,
-                                                   Rows(params.dv, steps.batch, head, params.head_dim_v, true),
-                                                   token_of);
+    __device__ __forceinline__ void write(const float (&x)[4], const TensorView& to, int head, int token, int column,
+                                          int left) const {
+        write_elements<C::dtype>(x, any::row_of<typename C::Element>(to, steps.batch, head, token) + column * to.column,
+                                 to.column, params.has_quads, left);
     }
 
-    // Sums of one column: dq or dk, and dv.
-    __device__ __forceinline__ void store(int row, int token, int column, float ds, float p) {
-        const any::Gradients<C::dtype> to{params};
-        const int in_block = steps.first_row + row;
-        if (steps.task.part != whole_row) {
-            store_part(in_block, column, ds, p);
-        } else if (token == no_token) {
-            return;
-        } else if constexpr (C::by_query) {
-            if (column < params.head_dim) to.write_query(steps.batch, steps.head, token, column, ds);
-        } else if constexpr (!C::has_dp) {
-            if (column < params.head_dim_v) to.write_value(steps.batch, steps.head, token, column, p);
-        } else if constexpr (!C::sums_p) {
-            if (column < params.head_dim) to.write_key_alone(steps.batch, steps.head, token, column, ds);
-        } else {
-            to.write_key(steps.batch, steps.head, token, column, ds, p);
-        }
-    }
-    __device__ __forceinline__ void store_part(int in_block, int column, float ds, float p) {
-        const int64_t part = steps.task.part;
-        if constexpr (C::by_query) {
-            float* const to = params.space.parts_query + (part * params.layout.block_q + in_block) * params.head_dim;
-            if (column < params.head_dim) to[column] = ds;
-        } else {
-            float* const to = params.space.parts_key +
-                              (part * params.layout.block_k + in_block) * (params.head_dim + params.head_dim_v);
-            if (C::has_dp && column < params.head_dim) to[column] = ds;
-            if (C::sums_p && column < params.head_dim_v) to[params.head_dim + column] = p;
-        }
+    // A part of keys has dk's columns, then dv's.
+    __device__ __forceinline__ void store_part(int row, int column, const float (&ds)[4], const float (&p)[4]) const {
+        const bool quads = params.head_dim % 4 == 0 && params.head_dim_v % 4 == 0;
+        const int width = C::by_query ? params.head_dim : params.head_dim + params.head_dim_v;
+        const int block = C::by_query ? params.layout.block_q : params.layout.block_k;
+        float* const to = (C::by_query ? params.space.parts_query : params.space.parts_key) +
+                          (int64_t(steps.task.part) * block + steps.first_row + row) * width + column;
+        if (C::has_dp && column < params.head_dim) write_floats(ds, to, quads, params.head_dim - column);
+        if (C::sums_p && column < params.head_dim_v)
+            write_floats(p, to + params.head_dim, quads, params.head_dim_v - column);
     }
 };
 
@@ -491,8 +461,8 @@ struct BackwardLaunch {
         const Problem& p = *args.problem;
         params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
         params.dout_is_wide = is_wide(args.dout);
-        params.writes_wide = p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 && is_wide(args.dq) && is_wide(args.dk) &&
-                             (p.value_in_key || is_wide(args.dv));
+        params.has_quads = p.head_dim % 4 == 0 && p.head_dim_v % 4 == 0 && has_quads(args.dq) && has_quads(args.dk) &&
+                           (p.value_in_key || has_quads(args.dv));
         const bool has_cap = p.softcap != 0;
         params.scale_log2 = float((has_cap ? p.softcap : p.scale) * M_LOG2E);
         params.into_cap = has_cap ? float(p.scale / p.softcap) : 0;

@@ -16,7 +16,7 @@
 //             for each 16 rows (tile/fragment.h)
 //   softmax   as on Hopper: relative to the maximum found last, made once more where that was not good enough
 //             (tile/softmax.cuh)
-//   out       leaves through the warp's rows of q, 16 bytes a lane
+//   out       leaves through shared memory, four columns a lane (SumTile)
 //   isolation out is p v, and 0 * NaN is NaN: rows whose sums are not finite are made again by their warp from kept
 //             pairs alone
 #pragma once
@@ -45,6 +45,7 @@ struct ForwardConfig {
     static constexpr int q_bytes = KeyTile::bytes(BlockQ), k_bytes = KeyTile::bytes(step_tokens);
     static constexpr int shared_bytes = BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes;
     static_assert(shared_bytes == q_bytes + k_bytes + ValueTile::bytes(step_tokens), "what the host was told");
+    static_assert(shared_bytes >= BlockQ * SumTile<HeadDimV>::row_bytes, "sums take the place of all tiles");
     static constexpr int ctas = groups * HeadDimV <= 128 ? 3 : 2;  // an SM; more would leave too few registers
 };
 
@@ -55,7 +56,8 @@ struct ForwardParams {
     any::ForwardOutputs to;
     any::Partials<float> parts;
     int heads_q, group, head_dim, head_dim_v, row_parts;
-    bool q_is_wide, k_is_wide, v_is_wide, out_is_wide;  // out: and in whole chunks
+    bool q_is_wide, k_is_wide, v_is_wide;
+    bool has_quads;           // four columns of out are one aligned word
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
@@ -79,10 +81,11 @@ struct Place {
 };
 
 // ---- repair: one warp makes a row from the pairs that it keeps, and from nothing else ----
-template <Dtype D, int Columns>
+template <class C>
 struct Repair {
-    using Element = any::ElementOf<D>;
-    static constexpr int columns = Columns / 32;  // a lane's, 32 apart
+    using Element = typename C::Element;
+    using Sums = SumTile<C::head_dim_v>;
+    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
 
     const ForwardParams& params;
     const Place place;                              // a copy: a reference would keep the CTA's sums in memory, too
@@ -92,7 +95,8 @@ struct Repair {
     __device__ Repair(const ForwardParams& params, const Place& place, int row)
         : params(params), place(place), row(row), token(place.tokens(params.layout).at(place.first_row + row)) {}
 
-    __device__ __noinline__ void run() {
+    // Its sums go to the row of that tile, their maximum and the sum of p stay in m and l.
+    __device__ __noinline__ void run(uint32_t sums) {
         if (token == no_token) return;
         const auto* from = any::row_of<Element>(params.q, place.batch, place.head, token);
         for (int i = 0; i < columns; ++i) {
@@ -103,7 +107,8 @@ struct Repair {
         const LayoutView& layout = params.layout;
         ReverseWalk walk(layout.by_query, place.kind, place.task);
         while (walk.next()) block(walk.block, walk.mask);
-        end();
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < Sums::columns) ptx::store_shared(Sums::at(sums, row, lane + 32 * i), out[i]);
     }
 
     __device__ void block(int block, int mask) {
@@ -139,40 +144,16 @@ struct Repair {
                 out[i] = fmaf(p, any::to_real(v[column * params.v.column]), out[i] * factor);
         }
     }
-
-    __device__ void end() {
-        any::RowState<float> state{m * params.scale, l, m * params.scale};
-        if (place.task.part == whole_row) {
-            any::RowEnd<D> end(params.to, place.batch, place.head, token);
-            end.take_on(state, 0);
-            __syncwarp();  // all lanes have read what the pieces before handed on
-            end.finish(state);
-            each_column([&](int column, float x) { end.write(column, l == 0 ? 0 : x); });
-            if (lane == 0) end.write_state(state, 0);
-            return;
-        }
-        const size_t to = size_t(place.task.part) * params.layout.block_q + place.first_row + row;
-        const float factor = l == 0 ? 0 : 1 / l;
-        each_column(
-            [&](int column, float x) { params.parts.out[to * params.head_dim_v + column] = l == 0 ? 0 : x * factor; });
-        if (lane) return;
-        params.parts.lse[to] = l == 0 ? -INFINITY : state.m + logf(l);
-        params.parts.top[to] = state.top;
-    }
-
-    template <class Body>
-    __device__ void each_column(Body body) {
-        for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v) body(lane + 32 * i, out[i]);
-    }
 };
 
 // ---- the CTA ----
 template <class C>
 struct Forward {
+    using Sums = SumTile<C::head_dim_v>;
+
     const ForwardParams& params;
     const Place place;
-    const uint32_t q_tile, k_tile, v_tile;  // shared addresses
+    const uint32_t q_tile, k_tile, v_tile, sums;  // shared addresses; sums take all tiles' place in the end
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * C::warp_rows;
     float out[C::groups][C::head_dim_v / 2];
     tile::RowState rows[C::groups];
@@ -182,7 +163,8 @@ struct Forward {
           place(params, blockIdx.x, C::block_q),
           q_tile(shared),
           k_tile(shared + C::q_bytes),
-          v_tile(k_tile + C::k_bytes) {}
+          v_tile(k_tile + C::k_bytes),
+          sums(shared) {}
 
     __device__ __forceinline__ void run() {
         const LayoutView& layout = params.layout;
@@ -271,81 +253,102 @@ struct Forward {
             tile::scale_rows(out[g], factor[0], factor[1]);
     }
 
-    // Rows that are not finite are left to repair.
+    // ---- the end of the rows ----
+    // Lane r has row r of its warp.
     __device__ __forceinline__ void finish() {
-        const any::OwnTokens own = place.tokens(params.layout);
-        unsigned odd[C::groups];
+        constexpr float unlift = tile::unlift<C::dtype>;
+        any::RowState<float> state{-INFINITY, 0, -INFINITY};
+        unsigned odd = 0;  // bits of rows that are not finite
 #pragma unroll
         for (int g = 0; g < C::groups; ++g) {
             const float l[2] = {tile::quad_sum(rows[g].l[0]), tile::quad_sum(rows[g].l[1])};
             float is_nan[2];
             tile::find_not_finite(out[g], is_nan);
             is_nan[0] = fmaf(l[0], 0.f, is_nan[0]), is_nan[1] = fmaf(l[1], 0.f, is_nan[1]);
-            odd[g] = __all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)
-                         ? 0
-                         : tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
+            if (!__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0))
+                odd |= tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0)) << 16 * g;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) finish_row(g, h, l[h], odd[g] >> (lane / 4 + 8 * h) & 1, own);
+            for (int h = 0; h < 2; ++h) {
+                const float m = __shfl_sync(~0u, rows[g].m[h], 4 * (lane % 8)) * params.scale;
+                const float sum = __shfl_sync(~0u, l[h], 4 * (lane % 8)) * unlift;
+                if (lane / 8 == 2 * g + h) state = {m, sum, m};
+            }
         }
-        const unsigned all_odd = odd[0] | (C::groups > 1 ? odd[C::groups - 1] << 16 : 0);
-        if (params.out_is_wide && params.to.piece.is_last && place.task.part == whole_row) {
-            const Rows out_rows(params.to.out, place.batch, place.head, params.head_dim_v, true);
-            store_rows<C::warp_rows, typename C::KeyTile>(q_tile, warp_row, out_rows, [&](int row) {
-                return all_odd >> (row - warp_row) & 1 ? no_token : own.at(place.first_row + row);
-            });
-        }
+        __syncthreads();  // everyone is done with the tiles, where sums are staged
+        Sums::template stage<C::groups>(sums, warp_row, out, unlift);
+        __syncwarp();  // a row's sums are there before its repair overwrites them
 #pragma unroll 1
-        for (unsigned bits = all_odd; bits; bits &= bits - 1)
-            Repair<C::dtype, C::head_dim>(params, place, warp_row + __ffs(int(bits)) - 1).run();
+        for (unsigned bits = odd; bits; bits &= bits - 1) {
+            const int row = __ffs(int(bits)) - 1;
+            Repair<C> repair(params, place, warp_row + row);
+            repair.run(sums);
+            const float m = repair.m * params.scale;
+            if (lane == row) state = {m, repair.l, m};
+        }
+        __syncwarp();  // all sums of the warp's rows are there
+        place.task.part == whole_row ? write_rows(state) : write_part(state);
     }
 
-    __device__ __forceinline__ void finish_row(int g, int h, float l, bool is_odd, const any::OwnTokens& own) {
-        constexpr float unlift = tile::unlift<C::dtype>;
-        const int row = warp_row + 16 * g + lane / 4 + 8 * h;
-        const float m = rows[g].m[h] * params.scale;
-        any::RowState<float> state{m, l * unlift, m};
-        if (place.task.part != whole_row) {
-            if (is_odd) return;
-            const size_t to = size_t(place.task.part) * params.layout.block_q + place.first_row + row;
-            const float factor = l == 0 ? 0 : 1 / l;
-            float* const part = params.parts.out + to * params.head_dim_v;
-            each_pair(g, h, [&](int column, float x, float y) {
-                part[column] = x * factor;
-                if (column + 1 < params.head_dim_v) part[column + 1] = y * factor;
-            });
-            if (lane % 4) return;
-            params.parts.lse[to] = l == 0 ? -INFINITY : m + logf(state.l);
-            params.parts.top[to] = m;
-            return;
-        }
-        const int token = own.at(place.first_row + row);
-        const bool writes = token != no_token && !is_odd;
+    __device__ __forceinline__ void write_rows(any::RowState<float> state) const {
+        const any::OwnTokens own = place.tokens(params.layout);
+        const int token = lane < C::warp_rows ? own.at(place.first_row + warp_row + lane) : no_token;
         any::RowEnd<C::dtype> end(params.to, place.batch, place.head, max(token, 0));
-        if (writes) end.take_on(state, 0);
-        __syncwarp();  // the threads of the row have read what the pieces before handed on
-        if (!writes) return;
+        if (token != no_token) end.take_on(state, 0);
         end.finish(state);
-        if (params.out_is_wide) {
-            each_pair(g, h, [&](int column, float x, float y) {
-                x *= unlift, y *= unlift;
-                if (end.join_pair(column, x, y)) stage_pair<C::dtype, typename C::KeyTile>(q_tile, row, column, x, y);
-            });
-        } else {
-            each_pair(g, h, [&](int column, float x, float y) {
-                end.write(column, x * unlift);
-                if (column + 1 < params.head_dim_v) end.write(column + 1, y * unlift);
-            });
-        }
-        if (lane % 4 == 0) end.write_state(state, 0);
+        if (token != no_token) end.write_state(state, 0);
+        each_row([&](int row) {
+            const int to = __shfl_sync(~0u, token, row);
+            const float mine = __shfl_sync(~0u, end.mine, row), share = __shfl_sync(~0u, end.share, row);
+            if (to != no_token) each_quad(row, mine, [&](int column, float(&x)[4]) { write(to, share, column, x); });
+        });
     }
 
-    // body(column, sum, the next column's sum) for this thread's columns of a row.
+    __device__ __forceinline__ void write(int token, float share, int column, float (&x)[4]) const {
+        const any::ForwardOutputs& to = params.to;
+        const int left = params.head_dim_v - column;
+        const int64_t row = (int64_t(place.batch) * to.heads_q + place.head) * to.seq_q + token;
+        float* const carried = static_cast<float*>(to.piece.carried) + row * to.carried_row + column;
+        if (!to.piece.is_first) add_from(x, carried, share, params.has_quads, left);
+        if (!to.piece.is_last)
+            write_floats(x, carried, params.has_quads, left);
+        else
+            write_elements<C::dtype>(
+                x, any::row_of<typename C::Element>(to.out, place.batch, place.head, token) + column * to.out.column,
+                to.out.column, params.has_quads, left);
+    }
+
+    // A part of a row.
+    __device__ __forceinline__ void write_part(const any::RowState<float>& state) const {
+        const size_t first = size_t(place.task.part) * params.layout.block_q + place.first_row + warp_row;
+        const float factor = state.l == 0 ? 0 : 1 / state.l;
+        if (lane < C::warp_rows) {
+            params.parts.lse[first + lane] = state.l == 0 ? -INFINITY : state.m + logf(state.l);
+            params.parts.top[first + lane] = state.top;
+        }
+        each_row([&](int row) {
+            float* const to = params.parts.out + (first + row) * params.head_dim_v;
+            each_quad(row, __shfl_sync(~0u, factor, row), [&](int column, float(&x)[4]) {
+                write_floats(x, to + column, params.head_dim_v % 4 == 0, params.head_dim_v - column);
+            });
+        });
+    }
+
     template <class Body>
-    __device__ __forceinline__ void each_pair(int g, int h, Body body) {
+    __device__ __forceinline__ static void each_row(Body body) {
+#pragma unroll 1
+        for (int row = 0; row < C::warp_rows; ++row) body(row);
+    }
+    // body(first column, sums times the factor) for a lane's fours of columns of a row. Where a row saw nothing the
+    // factor is 0, and so are its sums.
+    template <class Body>
+    __device__ __forceinline__ void each_quad(int row, float factor, Body body) const {
 #pragma unroll
-        for (int i = 2 * h; i < C::head_dim_v / 2; i += 4) {
-            const int column = tile::fragment_column(lane, i);
-            if (column < params.head_dim_v) body(column, out[g][i], out[g][i + 1]);
+        for (int column = 4 * lane; column < C::head_dim_v; column += 128) {
+            if (column >= params.head_dim_v) continue;
+            float x[4];
+            ptx::load_shared(x, Sums::at(sums, warp_row + row, column));
+            x[0] *= factor, x[1] *= factor, x[2] *= factor, x[3] *= factor;
+            body(column, x);
         }
     }
 };
@@ -372,7 +375,7 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     params.row_parts = args.layout.block_q / BlockQ;
     params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
-    params.out_is_wide = is_wide(args.out) && p.head_dim_v % 8 == 0;
+    params.has_quads = has_quads(args.out) && p.head_dim_v % 4 == 0;
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
     params.has_cap = p.softcap != 0;

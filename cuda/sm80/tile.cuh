@@ -13,6 +13,7 @@
 #include "ptx/shared.cuh"
 #include "tile/dtype.cuh"
 #include "tile/fragment.h"
+#include "tile/softmax.cuh"
 
 namespace spattn::sm80 {
 
@@ -156,26 +157,67 @@ __device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][4][4], u
         }
 }
 
-// Two neighbouring columns of a row of results into a tile, from which store_rows takes them.
-template <Dtype D, class Tile>
-__device__ __forceinline__ void stage_pair(uint32_t tile, int row, int column, float x, float y) {
-    ptx::store_shared(Tile::at(tile, row, column / 8) + column % 8 * 2, tile::pack<D>(x, y));
+// Results on their way to memory. They pass through shared memory so that what follows of a row, which may go to parts,
+// to the next piece or to the tensor, is a loop over rows: a kernel that has it unrolled for each of a thread's values
+// does not fit the instruction cache, and short tasks wait for their own code.
+//
+// Rows of floats, units of eight columns swizzled by row, so that neither the quads that stage them nor the lanes that
+// read four columns each meet conflicts.
+template <int Columns>
+struct SumTile {
+    static constexpr int columns = Columns, row_bytes = 4 * Columns;
+    __device__ static uint32_t at(uint32_t base, int row, int column) {
+        return base + row * row_bytes + (((column / 8) ^ (row & 7)) * 8 + column % 8) * 4;
+    }
+
+    // A warp's sums, times a factor, into its rows from `row` on.
+    template <int Groups>
+    __device__ static void stage(uint32_t base, int row, const float (&sums)[Groups][Columns / 2], float factor) {
+        const int lane = threadIdx.x % 32;
+        const uint32_t first = at(base, row + lane / 4, 2 * (lane % 4));
+#pragma unroll
+        for (int g = 0; g < Groups; ++g)
+#pragma unroll
+            for (int i = 0; i < Columns / 2; i += 2) {
+                const int unit = i / 4, below = 16 * g + 8 * tile::row_of(i);
+                const uint32_t to = (first ^ unit % 8 * 32) + unit / 8 * 256 + below * row_bytes;
+                ptx::store_shared(to, sums[g][i] * factor, sums[g][i + 1] * factor);
+            }
+    }
+};
+
+// Four columns at once, or one by one where memory is not aligned for that; of `left` columns the first four.
+__device__ __forceinline__ void add_from(float (&x)[4], const float* from, float factor, bool quads, int left) {
+    if (quads) {
+        const float4 y = *reinterpret_cast<const float4*>(from);
+        x[0] += y.x * factor, x[1] += y.y * factor, x[2] += y.z * factor, x[3] += y.w * factor;
+    } else {
+        for (int e = 0; e < 4; ++e)
+            if (e < left) x[e] += from[e] * factor;
+    }
+}
+__device__ __forceinline__ void write_floats(const float (&x)[4], float* to, bool quads, int left) {
+    if (quads) {
+        *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+    } else {
+        for (int e = 0; e < 4; ++e)
+            if (e < left) to[e] = x[e];
+    }
+}
+template <Dtype D>
+__device__ __forceinline__ void write_elements(const float (&x)[4], any::ElementOf<D>* to, int64_t column, bool quads,
+                                               int left) {
+    if (quads) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(tile::pack<D>(x[0], x[1]), tile::pack<D>(x[2], x[3]));
+    } else {
+        for (int e = 0; e < 4; ++e)
+            if (e < left) any::from_real(x[e], to[e * column]);
+    }
 }
 
-// Rows [first, first + Count) of a tile, which one warp has staged, into the rows token_of(row) of a wide operand;
-// columns are a multiple of 8.
-template <int Count, class Tile, class TokenOf>
-__device__ __forceinline__ void store_rows(uint32_t tile, int first, const Rows& to, TokenOf token_of) {
-    __syncwarp();  // all lanes have staged their columns
-    const int chunks = to.columns / 8;
-#pragma unroll 4
-    for (int i = int(threadIdx.x) % 32; i < Count * Tile::chunks; i += 32) {
-        const int row = first + i / Tile::chunks, chunk = i % Tile::chunks;
-        const int64_t token = chunk < chunks ? token_of(row) : no_token;
-        if (token == no_token) continue;
-        auto* const at = const_cast<char*>(to.data) + 2 * (token * to.row + 8 * chunk);
-        *reinterpret_cast<uint4*>(at) = ptx::load_shared_16(Tile::at(tile, row, chunk));
-    }
+// Rows that quads may be written to.
+inline bool has_quads(const TensorView& x) {
+    return x.column == 1 && (x.batch | x.head | x.row) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
 }
 
 // Blocks [skip, skip + take) of a list, counted from its end.
