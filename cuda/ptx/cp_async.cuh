@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ptx/mbarrier.cuh"
+
 namespace spattn::ptx {
 
 // The first `bytes` of 16 from an address that is a multiple of 16; the others become 0, and are not read.
@@ -22,5 +24,12 @@ template <int Pending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
+
+// This thread's arrival, once all copies it has begun have landed. The barrier counts it as any other.
+__device__ __forceinline__ void cp_async_arrive(uint64_t* bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+// Until all copies of this thread have landed.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace spattn::ptx

@@ -25,6 +25,11 @@
 // The plan of one warpgroup that makes 64 x 64 scores beside others that have columns of out differs from FlashMLA's,
 // where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
 // producers' 16-byte copies of eight lanes a row is as there.
+//
+// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
+// the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 553, among 128K 523; lists of 512 among 4K 374; 16
+// heads of 128 67, which L2 bounds. Tried and dropped: tiles of half a block's columns, each free as soon as it is done
+// (528, 526 and 362), and p v begun as soon as p is there, beside the next scores (538, 530 and 363).
 #pragma once
 
 #include <algorithm>
@@ -61,26 +66,19 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     // How many panels of q are in registers, 16 each, and how many in shared memory.
     static constexpr int q_held = value_in_key ? 6 : panels, q_shared = panels - q_held;
     // Rings of tiles. Values in keys: the columns of either output warpgroup, and the last panel with p. Otherwise:
-    // keys, values, p. A block's tiles of the first two rings may be cut in two, each free once it is done.
-#ifdef SPATTN_TRIAL_WHOLE
-    static constexpr int cuts = 1;
-#else
-    static constexpr int cuts = value_in_key ? 2 : 1;
-#endif
-    static constexpr int first_panels = (value_in_key ? output_panels : panels) / cuts;
-    static constexpr int second_panels = (value_in_key ? output_panels : v_panels) / cuts;
+    // keys, values, p.
+    static constexpr int first_panels = value_in_key ? output_panels : panels;
+    static constexpr int second_panels = value_in_key ? output_panels : v_panels;
     static constexpr int most_bytes = 227 * 1024, barrier_bytes = 2048;
     static constexpr int p_stages = 3;
-    static constexpr int fitting = ((most_bytes - barrier_bytes) / panel_bytes - q_shared - p_stages) /
-                                   (first_panels + second_panels);
-    static constexpr int stages = value_in_key ? 3 * cuts : std::min(fitting, 6);
-    static constexpr int second_stages = !value_in_key ? stages : cuts == 2 ? 5 : 2;
+    static constexpr int fitting =
+        ((most_bytes - barrier_bytes) / panel_bytes - q_shared - p_stages) / (first_panels + second_panels);
+    static constexpr int stages = value_in_key ? 3 : std::min(fitting, 6);
+    static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
-    static constexpr int producer_registers = value_in_key ? 32 : 56,
-                         score_registers = value_in_key ? 160 : 216,
+    static constexpr int producer_registers = value_in_key ? 32 : 56, score_registers = value_in_key ? 160 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
-    static_assert(products % cuts == 0, "a product's columns lie in one tile");
     static_assert(stages >= 2, "a tile is copied while another is used");
     static_assert(producer_registers + score_registers + output_warpgroups * output_registers <= 65536 / 128,
                   "an SM has no more");
@@ -111,20 +109,20 @@ template <class C>
 struct GatherShared {
     GatherRing<C::first_panels, C::stages> first;
     GatherRing<C::second_panels, C::second_stages> second;
-    GatherRing<1, C::p_stages> third;         // p
+    GatherRing<1, C::p_stages> third;        // p
     uint8_t q[C::q_shared][C::panel_bytes];  // none but where values are columns of keys
     float factor[C::p_stages][64];           // of sums before this p, where its warp says that they must be rescaled
     float end[C::tasks][64];                 // what sums of a task's rows are multiplied by at last
     void* out[C::tasks][64];                 // where those rows then go; null for rows beyond the last
     uint64_t keys[C::stages];                // a bit for each key of a block that there is, where its first tile lies
     GatherTask task[C::tasks];
-    int32_t rescales[C::p_stages][4];        // by warp of scores
-    RingBarriers<C::stages> first_bars;      // full: every producer's copies, and one arrival a warp of them with keys
+    int32_t rescales[C::p_stages][4];    // by warp of scores
+    RingBarriers<C::stages> first_bars;  // full: every producer's copies, and one arrival a warp of them with keys
     RingBarriers<C::second_stages> second_bars;  // full: every producer's copies
-    RingBarriers<C::p_stages> third_bars;    // full: likewise; unused where it has p alone
-    uint64_t p_full[C::p_stages];            // one arrival a warp of scores
-    RingBarriers<C::tasks> task_bars;        // full: a producer; empty: every warp of scores and output
-    uint64_t end_full[C::tasks];             // one arrival a warp of scores
+    RingBarriers<C::p_stages> third_bars;        // full: likewise; unused where it has p alone
+    uint64_t p_full[C::p_stages];                // one arrival a warp of scores
+    RingBarriers<C::tasks> task_bars;            // full: a producer; empty: every warp of scores and output
+    uint64_t end_full[C::tasks];                 // one arrival a warp of scores
 };
 
 // ---- producers ----
@@ -163,37 +161,27 @@ struct GatherProducer {
 
     __device__ __forceinline__ void load(const ListWalk& walk, uint32_t there) {
         const auto* k = any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0);
-#pragma unroll
-        for (int cut = 0; cut < C::cuts; ++cut) {
-            ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
-            if (ListWalk::lane() == 0) {
-                if (cut == 0)
-                    reinterpret_cast<uint16_t*>(&shared.keys[first.index])[ListWalk::first_row() / 16] =
-                        uint16_t(there);
-                ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
-            }
-            copy_rows<C::first_panels>(walk, k, params.k.row, params.head_dim, cut * C::first_panels,
-                                       shared.first.tiles[first.index]);
-            ptx::arrive_after_copies(&shared.first_bars.full[first.index]);
-            first.advance();
+        ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
+        if (ListWalk::lane() == 0) {
+            reinterpret_cast<uint16_t*>(&shared.keys[first.index])[ListWalk::first_row() / 16] = uint16_t(there);
+            ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
         }
-#pragma unroll
-        for (int cut = 0; cut < C::cuts; ++cut) {
-            ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
-            const void* tile = shared.second.tiles[second.index];
-            if constexpr (C::value_in_key)
-                copy_rows<C::second_panels>(walk, k, params.k.row, params.head_dim,
-                                            C::cuts * C::first_panels + cut * C::second_panels, tile);
-            else
-                copy_rows<C::second_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0),
-                                            params.v.row, params.head_dim_v, 0, tile);
-            ptx::arrive_after_copies(&shared.second_bars.full[second.index]);
-            second.advance();
-        }
+        copy_rows<C::first_panels>(walk, k, params.k.row, params.head_dim, 0, shared.first.tiles[first.index]);
+        ptx::cp_async_arrive(&shared.first_bars.full[first.index]);
+        first.advance();
+        ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
+        const void* tile = shared.second.tiles[second.index];
+        if constexpr (C::value_in_key)
+            copy_rows<C::second_panels>(walk, k, params.k.row, params.head_dim, C::first_panels, tile);
+        else
+            copy_rows<C::second_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0), params.v.row,
+                                        params.head_dim_v, 0, tile);
+        ptx::cp_async_arrive(&shared.second_bars.full[second.index]);
+        second.advance();
         if constexpr (C::value_in_key) {
             ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
             copy_rows<1>(walk, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
-            ptx::arrive_after_copies(&shared.third_bars.full[third.index]);
+            ptx::cp_async_arrive(&shared.third_bars.full[third.index]);
             third.advance();
         }
     }
@@ -224,7 +212,7 @@ struct GatherScores {
     __device__ __forceinline__ void run() {
         for (int blocks = take_next(); blocks != end_of_work;) {
             if constexpr (C::q_shared > 0) {
-                ptx::wait_copies();
+                ptx::cp_async_wait_all();
                 ptx::fence_async_shared();
                 ptx::named_barrier_sync(1, 128);  // q lies in shared memory
             }
@@ -279,8 +267,8 @@ struct GatherScores {
             for (int i = 0; i < 4; ++i) {
                 const int chunk = 4 * (thread % 2) + i, column = 64 * (C::q_held + panel) + 8 * chunk;
                 const bool is_there = column < params.head_dim;
-                ptx::copy_16(ptx::shared_address(shared.q[panel]) + in_tile * 128 + ((chunk ^ in_tile % 8) << 4),
-                             from + (is_there ? column : 0), is_there ? 16 : 0);
+                ptx::cp_async_16(ptx::shared_address(shared.q[panel]) + in_tile * 128 + ((chunk ^ in_tile % 8) << 4),
+                                 from + (is_there ? column : 0), is_there ? 16 : 0);
             }
     }
 
@@ -310,24 +298,15 @@ struct GatherScores {
     }
 
     __device__ __forceinline__ void make_scores() {
-#pragma unroll
-        for (int cut = 0; cut < C::cuts; ++cut) {
-            wait_tile(&shared.first_bars.full[slot.index], slot.phase);
-            if (cut == 0) {
-                keys_at = slot.index;
-                ptx::wgmma_fence();
-            }
-            multiply<C::first_panels>(cut * C::first_panels, shared.first.tiles[slot.index]);
-            slot.advance();
-        }
+        wait_tile(&shared.first_bars.full[slot.index], slot.phase);
+        keys_at = slot.index;
+        ptx::wgmma_fence();
+        multiply<C::first_panels>(0, shared.first.tiles[slot.index]);
+        slot.advance();
         if constexpr (C::value_in_key) {
-#pragma unroll
-            for (int cut = 0; cut < C::cuts; ++cut) {
-                wait_tile(&shared.second_bars.full[second.index], second.phase);
-                multiply<C::second_panels>(C::cuts * C::first_panels + cut * C::second_panels,
-                                           shared.second.tiles[second.index]);
-                second.advance();
-            }
+            wait_tile(&shared.second_bars.full[second.index], second.phase);
+            multiply<C::second_panels>(C::first_panels, shared.second.tiles[second.index]);
+            second.advance();
             wait_tile(&shared.third_bars.full[p_slot.index], p_slot.phase);
             multiply<1>(C::panels - 1, shared.third.tiles[p_slot.index]);
         }
@@ -338,9 +317,7 @@ struct GatherScores {
     // One block of keys.
     __device__ __forceinline__ void block(bool is_first, bool is_last, int& next_blocks) {
         make_scores();
-#ifndef SPATTN_TRIAL_EARLY
         publish();
-#endif
         uint32_t keys[2];
         take_keys(keys);
         if (is_last) next_blocks = take_next();
@@ -348,10 +325,7 @@ struct GatherScores {
         if ((keys[0] & keys[1]) != ~0u) mask(keys);
         make_probabilities(is_first || params.max_logits.data);
         p_slot.advance();
-#ifndef SPATTN_TRIAL_EARLY
-        if (is_last)
-#endif
-            publish();
+        if (is_last) publish();
     }
 
     // Which keys of the tile there are, read by the lane that releases it.
@@ -506,37 +480,27 @@ struct GatherOutput {
         auto& bars = of_values(shared.first_bars, shared.second_bars);
         auto& ring = of_values(shared.first, shared.second);
         const uint32_t p = ptx::wgmma_descriptor(shared.third.tiles[p_slot.index], 0);
-        auto done = slot;
-#pragma unroll
-        for (int cut = 0; cut < C::cuts; ++cut) {
-            ptx::mbarrier_wait(&bars.full[slot.index], slot.phase);  // scores have seen it full: this never waits long
-            ptx::fence_async_shared();
-            if (cut == 0) ptx::wgmma_fence();
-            multiply(cut, p, ptx::wgmma_descriptor(ring.tiles[slot.index], C::panel_bytes), block > 0);
-            ptx::wgmma_commit();
-            slot.advance();
+        ptx::mbarrier_wait(&bars.full[slot.index], slot.phase);  // scores have seen it full: this never waits long
+        ptx::fence_async_shared();
+        ptx::wgmma_fence();
+        multiply(p, ptx::wgmma_descriptor(ring.tiles[slot.index], C::panel_bytes), block > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        if (thread % 32 == 0) {
+            ptx::mbarrier_arrive(&bars.empty[slot.index]);
+            ptx::mbarrier_arrive(&shared.third_bars.empty[p_slot.index]);
         }
-#pragma unroll
-        for (int cut = 0; cut < C::cuts; ++cut) {
-            if (cut < C::cuts - 1)
-                ptx::wgmma_wait<C::cuts - 1>();
-            else
-                ptx::wgmma_wait<0>();
-            if (thread % 32 == 0) ptx::mbarrier_arrive(&bars.empty[done.index]);
-            done.advance();
-        }
-        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.third_bars.empty[p_slot.index]);
+        slot.advance();
         p_slot.advance();
     }
 
-    // The products of one tile of values, begun.
-    __device__ __forceinline__ void multiply(int cut, uint32_t p, uint32_t v, bool accumulates) {
-        constexpr int in_tile = C::products / C::cuts;
+    // The products of a tile of values, begun.
+    __device__ __forceinline__ void multiply(uint32_t p, uint32_t v, bool accumulates) {
 #pragma unroll
-        for (int n = 0; n < in_tile; ++n)
+        for (int n = 0; n < C::products; ++n)
 #pragma unroll
             for (int i = 0; i < gather_tile / 16; ++i)
-                ptx::wgmma_transposed_b(r_out[cut * in_tile + n], p + i * 2,
+                ptx::wgmma_transposed_b(r_out[n], p + i * 2,
                                         v + n * (C::product_columns / 64 * C::panel_bytes / 16) + i * 128,
                                         i > 0 || accumulates, tile::MatrixTag<C::dtype>{});
     }
@@ -552,8 +516,7 @@ struct GatherOutput {
             for (int n = 0; n < C::products; ++n)
 #pragma unroll
                 for (int i = 2 * h; i < C::product_columns / 2; i += 4) {
-                    const int column =
-                        Part * C::output_columns + n * C::product_columns + tile::fragment_column(0, i);
+                    const int column = Part * C::output_columns + n * C::product_columns + tile::fragment_column(0, i);
                     if (column < params.head_dim_v)  // a multiple of 8, as the first of this column's 8
                         *reinterpret_cast<uint32_t*>(to + column) =
                             tile::pack<C::dtype>(r_out[n][i] * factor, r_out[n][i + 1] * factor);
@@ -614,8 +577,19 @@ inline GatherForwardParams make_gather_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
-    return {args.q, args.k, args.v, args.out, args.lse, args.max_logits, args.sink_logits, lists,
-            ListRows::of(p, lists), int(p.head_dim), int(p.head_dim_v), float(scale), float(scale * M_LOG2E),
+    return {args.q,
+            args.k,
+            args.v,
+            args.out,
+            args.lse,
+            args.max_logits,
+            args.sink_logits,
+            lists,
+            ListRows::of(p, lists),
+            int(p.head_dim),
+            int(p.head_dim_v),
+            float(scale),
+            float(scale * M_LOG2E),
             p.softcap != 0 ? float(p.scale / p.softcap) : 0};
 }
 

@@ -7,7 +7,7 @@
 
 #include "any/element.cuh"
 #include "any/gather_lists.cuh"
-#include "ptx/gather.cuh"
+#include "ptx/cp_async.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace spattn::sm90 {
@@ -104,8 +104,8 @@ __device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* r
         const uint32_t at = (to + i * 512) ^ (i % 2 * 64);  // rows of i and i + 2 are 8 apart: the same swizzle
 #pragma unroll
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::copy_16(at + panel * gather_panel_bytes, from + 64 * panel,
-                         walk.keys[i] != no_token && panel < panels ? 16 : 0);
+            ptx::cp_async_16(at + panel * gather_panel_bytes, from + 64 * panel,
+                             walk.keys[i] != no_token && panel < panels ? 16 : 0);
     };
     if (columns >= 64 * (first + Panels)) {
 #pragma unroll
