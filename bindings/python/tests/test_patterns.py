@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Every constructor and question of patterns, through the C ABI, against the oracle."""
 
+import base64
 import gc
 import hashlib
 import io
 import json
+import re
 import threading
 
 import numpy as np
@@ -203,3 +205,103 @@ def test_show_draws_what_is_kept():
     assert ascii_file.read().splitlines()[-1].startswith("@@@@")
     assert sa.full().drawing((3, 5), 4)  # smaller than a character's worth of cells
     assert len(sa.causal().drawing((16, 1_000_000), 32)) >= 1
+
+
+MASK = np.random.default_rng(2).random((2, 3, 20, 20)) < 0.4
+
+
+@pytest.mark.parametrize("mask", [MASK[0, 0], MASK[0], MASK, MASK[:, :1]], ids=lambda mask: f"{mask.ndim} axes")
+def test_masks_are_patterns(mask):
+    extent = sa.Extent(20, batch=2, heads=3)
+    expected = np.broadcast_to(mask, MASK.shape)
+    np.testing.assert_array_equal(sa.intersection([sa.causal(), mask]).to_mask(extent), expected & np.tri(20, dtype=bool))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 20, 3, 8), np.float32) for _ in range(3))
+    out = sa.attention(q, k, v, mask)
+    np.testing.assert_array_equal(out, sa.attention(q, k, v, sa.mask(mask)))
+    changed = mask.copy()
+    changed[..., 3, :] = ~changed[..., 3, :]
+    assert not np.array_equal(out, sa.attention(q, k, v, changed))
+
+
+def test_masks_of_torch_are_patterns():
+    torch = pytest.importorskip("torch")
+    assert sa.union([torch.from_numpy(MASK[0, 0])]) == sa.mask(MASK[0, 0])
+
+
+@pytest.mark.parametrize(
+    "pattern, kind, words",
+    [
+        (None, sa.DTypeError, "NoneType"),
+        (3, sa.DTypeError, "int"),
+        (b"causal", sa.DTypeError, "bytes"),
+        ([[True, False]], sa.DTypeError, "list"),
+        (np.zeros((4, 4), np.float32), sa.DTypeError, "float32"),
+        (np.zeros((4, 4), np.uint8), sa.DTypeError, "uint8"),
+        (np.zeros(4, bool), sa.ShapeError, r"\[4\]"),
+        (np.zeros((1, 1, 1, 4, 4), bool), sa.ShapeError, r"\[1, 1, 1, 4, 4\]"),
+    ],
+)
+def test_what_is_no_pattern_is_refused(pattern, kind, words):
+    x = np.zeros((1, 4, 1, 8), np.float32)
+    for call in (lambda: sa.attention(x, x, x, pattern), lambda: sa.plan(pattern, x, x, x), lambda: sa.union([pattern])):
+        with pytest.raises(kind, match=f"{words}.*accepted: a Pattern, its text, or a bool array") as caught:
+            call()
+        assert caught.value.argument == "pattern"
+
+
+def test_texts_are_texts():
+    for what in (None, 3, sa.causal()):
+        with pytest.raises(sa.DTypeError, match="accepted: str"):
+            sa.Pattern(what)
+
+
+def test_a_pattern_is_neither_true_nor_false():
+    for ask in (lambda: sa.causal() and sa.window(3, 0), lambda: not sa.causal(), lambda: bool(sa.mask(MASK))):
+        with pytest.raises(TypeError, match="neither true nor false"):
+            ask()
+
+
+BLANK, TOKENS = "\u2800", 2**30
+
+
+@pytest.mark.parametrize("tokens", [16_384, 131_072, TOKENS])
+def test_thin_parts_are_seen(tokens):
+    """A column of four keys, and a diagonal that is a hundred-thousandth of the width."""
+    lines = sa.parse("causal & (sink(4) | window(1023,0))").drawing(tokens, 32)
+    assert len(lines) == 16 and all(line[0] != BLANK for line in lines)
+    assert all(lines[row][2 * row] != BLANK and lines[row][2 * row + 1] != BLANK for row in range(16))
+    assert lines[8][4:13] == BLANK * 9 and lines[0][3:] == BLANK * 29
+    ascii_lines = sa.parse("sink(1)").drawing(tokens, 32, encoding="ascii")
+    assert set(ascii_lines) == {"." + " " * 31}
+
+
+def test_where_all_is_thin_more_is_darker():
+    few, more = (sa.dilated(-1, -1, step).drawing(16_384, 8) for step in (64, 4))
+    dots = [sum(bin(ord(c) - 0x2800).count("1") for c in "".join(lines)) for lines in (few, more)]
+    assert 0 < dots[0] < dots[1]
+
+
+@pytest.mark.parametrize(
+    "pattern, lines",
+    [
+        (sa.mask(np.eye(9, 30, dtype=bool)), 1),
+        (sa.causal() & sa.csr([0, 1, 1], [3], 4), 1),
+        (sa.transpose(sa.mask(np.ones((30, 9), bool))), 4),
+        (sa.per_head(["causal", sa.sink(2)]), 4),
+        (sa.per_batch([sa.mask(np.eye(64, dtype=bool)), "full"]), 4),
+    ],
+)
+def test_patterns_with_sizes_of_their_own_show_these(pattern, lines):
+    assert len(pattern.drawing(width=8)) >= lines
+    assert "<img" in pattern._repr_html_()
+
+
+def test_notebooks_show_the_text_and_a_picture():
+    shown = sa.parse("causal & window(3,0)")._repr_html_()
+    assert "causal &amp; window(3,0)" in shown and "256 x 256" in shown
+    picture = base64.b64decode(re.search(r"base64,([^\"]*)", shown)[1])
+    image = pytest.importorskip("matplotlib.image").imread(io.BytesIO(picture))
+    coverage = sa.parse("causal & window(3,0)").to_mask(256)[0, 0]
+    np.testing.assert_array_equal(image < 0.9, coverage)
+    assert sa.runtime_tokens(4)._repr_html_() == "<code>runtime_tokens(4)</code>"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ._arrays import integers, tensor_in
+from ._arrays import integers
 from ._core import ffi, lib
-from ._patterns import Pattern, make_pattern
+from ._patterns import Pattern, make_mask, make_pattern
 
 
-def _flags(borrow: bool, trust: bool = False) -> int:
+def _flags(borrow: bool, trust: bool) -> int:
     return (lib.SPATTN_BORROW if borrow else 0) | (lib.SPATTN_TRUST if trust else 0)
 
 
@@ -29,7 +29,9 @@ def csr(row_ptr: Any, col_idx: Any, seq_k: int, *, borrow: bool = False, trust: 
     Raises ArgumentError for numbers that break the rules, ShapeError for lengths, DTypeError.
     """
     arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
-    return make_pattern(lib.spattn_pattern_csr, *arrays, seq_k, _flags(borrow, trust), kept=arrays if borrow else ())
+    rows = arrays[0].shape[0] - 1 if arrays[0].ndim else 0
+    sizes, kept = {"seq_q": rows, "seq_k": seq_k}, arrays if borrow else ()
+    return make_pattern(lib.spattn_pattern_csr, *arrays, seq_k, _flags(borrow, trust), kept=kept, sizes=sizes)
 
 
 def bsr(
@@ -52,8 +54,9 @@ def bsr(
     over such blocks.
     """
     arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
-    sizes = (block_q, block_k, seq_q, seq_k)
-    return make_pattern(lib.spattn_pattern_bsr, *arrays, *sizes, _flags(borrow, trust), kept=arrays if borrow else ())
+    blocks, sizes, kept = (block_q, block_k), {"seq_q": seq_q, "seq_k": seq_k}, arrays if borrow else ()
+    function, flags = lib.spattn_pattern_bsr, _flags(borrow, trust)
+    return make_pattern(function, *arrays, *blocks, seq_q, seq_k, flags, kept=kept, sizes=sizes)
 
 
 def mask(values: Any, *, borrow: bool = False) -> Pattern:
@@ -66,8 +69,7 @@ def mask(values: Any, *, borrow: bool = False) -> Pattern:
 
     Arrays as in csr. Raises ShapeError, DTypeError, ArgumentError: .argument is "mask".
     """
-    array = tensor_in(values, "mask", borrow)
-    return make_pattern(lib.spattn_pattern_mask, array, _flags(borrow), kept=(array,) if borrow else ())
+    return make_mask(values, "mask", borrow)
 
 
 def runtime_tokens(max_tokens_per_row: int) -> Pattern:
@@ -114,4 +116,4 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
             raise raised.pop()
         return status
 
-    return make_pattern(sample, heads, seq_q, seq_k)
+    return make_pattern(sample, heads, seq_q, seq_k, sizes={"seq_q": seq_q, "seq_k": seq_k, "heads": heads})

@@ -7,16 +7,32 @@ A query row i of an extent stands at position p = i + q_offset. `mod` and `/` ar
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol, Sequence, Union
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ._arrays import integers, tensor_out
-from ._core import FormatError, check, ffi, lib, own, read_bytes, read_text, sized
-from ._draw import picture
+from ._arrays import as_array, integers, tensor_in, tensor_out
+from ._core import (
+    DTypeError,
+    FormatError,
+    ShapeError,
+    SparseAttentionError,
+    check,
+    ffi,
+    lib,
+    own,
+    read_bytes,
+    read_text,
+    sized,
+)
+from ._draw import html, picture
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,38 @@ class Extent:
 
 AnyExtent = Union[Extent, int, "tuple[int, int]"]
 
-#: What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names. pairs, visited,
-#: density, blocks_full, blocks_partial, blocks_empty, row_min, row_max, rows_empty, layout_bytes, flops_*, bytes_*.
-Stats = namedtuple(
-    "Stats", [name for name, _ in ffi.typeof("spattn_stats").fields if name not in ("struct_size", "flags")]
-)
+if TYPE_CHECKING:
+
+    class Array(Protocol):
+        """An array of NumPy, or of a library whose arrays NumPy can read."""
+
+        @property
+        def shape(self) -> Any: ...
+
+        @property
+        def dtype(self) -> Any: ...
+
+    #: What stands for a pattern wherever one is asked for: a Pattern, its text, or a mask, bool [seq_q, seq_k],
+    #: [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k] in the host's memory.
+    AnyPattern = Union["Pattern", str, Array]
+
+class Stats(NamedTuple):
+    """What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names."""
+
+    pairs: float  #: kept (query, key) pairs, over all batch entries and heads, as all that follows
+    visited: float  #: pairs in blocks that are not empty
+    density: float  #: pairs / (batch * heads * seq_q * seq_k)
+    blocks_full: int
+    blocks_partial: int
+    blocks_empty: int
+    row_min: int  #: kept keys of a query row
+    row_max: int
+    rows_empty: int
+    layout_bytes: int  #: lists and masks
+    flops_forward: float  #: on kept pairs; 0 for a bare pattern
+    flops_backward: float
+    bytes_forward: float  #: each operand once; 0 for a bare pattern
+    bytes_backward: float
 
 
 def read_stats(function: Any, *arguments: Any) -> Stats:
@@ -72,20 +115,29 @@ class Pattern:
     """A set of (query, key) pairs. Pattern(text) parses; the constructors of this module and | & - make others.
 
     print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers); load(p.save()) == p
-    always, and pickle uses it. Equality and hash flatten and sort unions and intersections. Raises FormatError for a
-    text that is no pattern.
+    always, and pickle uses it. Equality and hash flatten and sort unions and intersections. A notebook draws a pattern.
+    Raises FormatError for a text that is no pattern.
     """
 
     # _kept: what the library reads in place, or the parts that have such. Plans keep their pattern for it.
-    __slots__ = ("_handle", "_kept", "__weakref__")
+    # _name: its text, or a number in _numbered. A plain string, on whose value torch.compile can guard.
+    # _sizes: fields that every extent of it must have, as far as they are known.
+    __slots__ = ("_handle", "_kept", "_name", "_sizes", "__weakref__")
+    _handle: Any
+    _kept: tuple[Any, ...]
+    _name: str
+    _sizes: dict[str, int]
 
     def __init__(self, text: str):
+        if not isinstance(text, str):
+            message = f"argument text is {type(text).__name__}; accepted: str"
+            raise DTypeError(message, "SPATTN_E_DTYPE", "text")
         if "\0" in text:  # where C would take the text to end
             column = text.index("\0") + 1
             message = f"argument text column {column}: found byte 0; accepted: a text without it"
             raise FormatError(message, "SPATTN_E_FORMAT", "text")
         self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
-        self._kept: tuple[Any, ...] = ()
+        self._kept, self._name, self._sizes = (), text, {}
 
     def __or__(self, other: "Pattern") -> "Pattern":
         return union([self, other]) if isinstance(other, Pattern) else NotImplemented
@@ -96,7 +148,10 @@ class Pattern:
     def __sub__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
             return NotImplemented
-        return make_pattern(lib.spattn_pattern_difference, self._handle, other._handle, kept=_lenders(self, other))
+        return make_pattern(lib.spattn_pattern_difference, self._handle, other._handle, parts=(self, other))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a pattern is neither true nor false; accepted: | & - where `or`, `and`, `not` were meant")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pattern):
@@ -130,21 +185,21 @@ class Pattern:
         check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), batch, head, q, k, result))
         return bool(result[0])
 
-    def to_mask(self, extent: AnyExtent) -> np.ndarray:
+    def to_mask(self, extent: AnyExtent) -> NDArray[np.bool_]:
         """bool [batch, heads, seq_q, seq_k], True where kept."""
         whole = _whole(extent)
         mask = np.empty((whole.batch, whole.heads, whole.seq_q, whole.seq_k), dtype=np.bool_)
         check(lib.spattn_pattern_to_mask(self._handle, _c_extent(whole), tensor_out(mask, "out")))
         return mask
 
-    def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> np.ndarray:
+    def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> NDArray[np.float32]:
         """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell."""
         whole = _whole(extent)
         image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
         check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage")))
         return image
 
-    def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """row_ptr int64 [seq_q + 1], col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q] : row_ptr[q + 1]]."""
         whole, count = _whole(extent), ffi.new("int64_t *")
         row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
@@ -162,21 +217,35 @@ class Pattern:
         """Share of all (query, key) pairs that are kept, 0..1."""
         return self.stats(extent).density
 
-    def show(self, extent: AnyExtent = 64, *, width: int = 32, head: int = 0, file: Any = None) -> None:
-        """Draws it with `width` characters a line: queries downwards, keys to the right, a dot where pairs are kept."""
-        whole, file = _whole(extent), file or sys.stdout
-        print("\n".join(self.drawing(whole, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
+    def show(self, extent: AnyExtent | None = None, *, width: int = 32, head: int = 0, file: Any = None) -> None:
+        """Draws it with `width` characters a line: queries downwards, keys to the right, more dots where more is kept.
+
+        A character is blank only where nothing is kept at all. extent None is 64 queries and keys, or the sizes that
+        the pattern's own arrays have.
+        """
+        file = file or sys.stdout
+        print("\n".join(self.drawing(extent, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
 
     def drawing(
-        self, extent: AnyExtent, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8"
+        self, extent: AnyExtent | None = None, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8"
     ) -> list[str]:
         """The lines that show prints: braille where the encoding has it, else ASCII shades."""
-        whole = _whole(extent)
-        image = self.to_image(
-            whole, max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k))), 2 * width, head=head
-        )
+        whole = self._whole_or_own(extent)
+        height = max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k)))
+        image = self.to_image(whole, height, 2 * width, head=head)
         spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
         return picture(np.pad(image, spare), encoding)
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the text, and a picture where an extent of 256 tokens, or the pattern's own, may ask."""
+        try:
+            whole = self._whole_or_own(None, 256)
+            return html(repr(self), f"{whole.seq_q} x {whole.seq_k}", self.to_image(whole))
+        except SparseAttentionError:  # lists of a call, and sizes that only the pattern's text knows
+            return html(repr(self), "", None)
+
+    def _whole_or_own(self, extent: AnyExtent | None, tokens: int = 64) -> Extent:
+        return _whole(Extent(**{"seq_q": tokens, **self._sizes}) if extent is None else extent)
 
 
 def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_idx: Any, count: Any) -> None:
@@ -184,21 +253,80 @@ def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_
     check(function(pattern, extent, head, row_ptr, columns, count))
 
 
-def as_pattern(pattern: Pattern | str) -> Pattern:
-    """A text is as good as a pattern wherever one is asked for."""
-    return Pattern(pattern) if isinstance(pattern, str) else pattern
+def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
+    """What stands for a pattern wherever one is asked for: itself, its text, or a mask.
+
+    Raises DTypeError, ShapeError for what is none of them.
+    """
+    if isinstance(pattern, Pattern):
+        return pattern
+    if isinstance(pattern, str):
+        return Pattern(pattern)
+    accepted = "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
+    if not hasattr(pattern, "__array__") and not hasattr(pattern, "__dlpack__"):
+        message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    values = as_array(pattern, argument)
+    if values.dtype != np.bool_:
+        message = f"argument {argument} is an array of {values.dtype}; accepted: {accepted}"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    if not 2 <= values.ndim <= 4:
+        message = f"argument {argument} has shape {list(values.shape)}; accepted: {accepted}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", argument)
+    return make_mask(values, argument)
 
 
-def make_pattern(function: Any, *arguments: Any, kept: tuple[Any, ...] = ()) -> Pattern:
+def make_mask(values: Any, argument: str, borrow: bool = False) -> Pattern:
+    """The pattern of a mask: what _indexed.mask documents."""
+    array = tensor_in(values, argument, borrow)
+    sizes = dict(zip(("seq_k", "seq_q", "heads", "batch"), reversed([array.shape[i] for i in range(array.ndim)])))
+    flags = lib.SPATTN_BORROW if borrow else 0
+    return make_pattern(lib.spattn_pattern_mask, array, flags, kept=(array,) if borrow else (), sizes=sizes)
+
+
+# Patterns whose arrays no text holds, by their names: "#1", "#2", ...
+_numbered: WeakValueDictionary[str, Pattern] = WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def make_pattern(
+    function: Any,
+    *arguments: Any,
+    kept: tuple[Any, ...] = (),
+    parts: Sequence[Pattern] = (),
+    sizes: dict[str, int] | None = None,
+) -> Pattern:
+    """The pattern that function makes of the arguments.
+
+    kept   what the library reads in place
+    parts  patterns that it is made of
+    sizes  fields that its extents must have; None is those of its parts. A pattern with sizes has arrays
+    """
     pattern = Pattern.__new__(Pattern)
     pattern._handle = own("spattn_pattern", function, *arguments)
-    pattern._kept = kept
+    pattern._kept = (*kept, *(part for part in parts if part._kept))
+    pattern._sizes = sizes if sizes is not None else {k: v for part in parts for k, v in part._sizes.items()}
+    is_short = sizes is None and not any(part._name.startswith("#") for part in parts)
+    text = repr(pattern) if is_short else "#"  # a text with the arrays' hash would take a look at each of their numbers
+    if "#" in text:
+        text = f"#{next(_numbers)}"
+        _numbered[text] = pattern
+    pattern._name = text
     return pattern
 
 
-def _lenders(*parts: Pattern) -> tuple[Pattern, ...]:
-    """The parts that read somebody's arrays."""
-    return tuple(part for part in parts if part._kept)
+def pattern_named(name: str) -> Pattern:
+    """The pattern whose _name this is, or of a text.
+
+    Raises FormatError for no text, and for a number whose pattern is gone or was another process's.
+    """
+    if not name.startswith("#"):
+        return Pattern(name)
+    pattern = _numbered.get(name)
+    if pattern is None:
+        message = f"pattern {name} has arrays that are gone; accepted: a pattern that this process still holds"
+        raise FormatError(message, "SPATTN_E_FORMAT", "pattern")
+    return pattern
 
 
 def parse(text: str) -> Pattern:
@@ -215,47 +343,49 @@ def load(saved: Any) -> Pattern:
     return make_pattern(lib.spattn_pattern_load, memory, len(memory))
 
 
-def _handles(parts: Sequence[Pattern | str]) -> tuple[Any, list[Pattern]]:
+def _handles(parts: Sequence[AnyPattern]) -> tuple[Any, list[Pattern]]:
     """A C array of handles, and the patterns that must outlive the call."""
     patterns = [as_pattern(part) for part in parts]
     return ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns]), patterns
 
 
-def union(parts: Sequence[Pattern | str]) -> Pattern:
+def union(parts: Sequence[AnyPattern]) -> Pattern:
     """The keys that any part keeps; a | b is union([a, b])."""
     handles, kept = _handles(parts)
-    return make_pattern(lib.spattn_pattern_union, handles, len(kept), kept=_lenders(*kept))
+    return make_pattern(lib.spattn_pattern_union, handles, len(kept), parts=kept)
 
 
-def intersection(parts: Sequence[Pattern | str]) -> Pattern:
+def intersection(parts: Sequence[AnyPattern]) -> Pattern:
     """The keys that all parts keep; a & b is intersection([a, b])."""
     handles, kept = _handles(parts)
-    return make_pattern(lib.spattn_pattern_intersection, handles, len(kept), kept=_lenders(*kept))
+    return make_pattern(lib.spattn_pattern_intersection, handles, len(kept), parts=kept)
 
 
-def transpose(pattern: Pattern | str) -> Pattern:
+def transpose(pattern: AnyPattern) -> Pattern:
     """The keys k with p in pattern(k)."""
     inner = as_pattern(pattern)
-    return make_pattern(lib.spattn_pattern_transpose, inner._handle, kept=_lenders(inner))
+    return make_pattern(lib.spattn_pattern_transpose, inner._handle, parts=[inner])
 
 
-def per_head(parts: Sequence[Pattern | str], part_of_head: Sequence[int] | None = None) -> Pattern:
+def per_head(parts: Sequence[AnyPattern], part_of_head: Sequence[int] | None = None) -> Pattern:
     """Query head h sees parts[part_of_head[h]]; without it, parts[h]. The extent has exactly that many heads."""
-    return _per(lib.spattn_pattern_per_head, parts, part_of_head)
+    return _per(lib.spattn_pattern_per_head, parts, part_of_head, "heads")
 
 
-def per_batch(parts: Sequence[Pattern | str], part_of_batch: Sequence[int] | None = None) -> Pattern:
+def per_batch(parts: Sequence[AnyPattern], part_of_batch: Sequence[int] | None = None) -> Pattern:
     """Batch entry b sees parts[part_of_batch[b]], say its own length; without it, parts[b]."""
-    return _per(lib.spattn_pattern_per_batch, parts, part_of_batch)
+    return _per(lib.spattn_pattern_per_batch, parts, part_of_batch, "batch")
 
 
-def _per(function: Any, parts: Sequence[Pattern | str], part_of: Sequence[int] | None) -> Pattern:
+def _per(function: Any, parts: Sequence[AnyPattern], part_of: Sequence[int] | None, axis: str) -> Pattern:
     handles, kept = _handles(parts)
     choice = ffi.new("int32_t[]", [int(part) for part in (range(len(kept)) if part_of is None else part_of)])
-    return make_pattern(function, handles, len(kept), choice, len(choice), kept=_lenders(*kept))
+    made = make_pattern(function, handles, len(kept), choice, len(choice), parts=kept)
+    made._sizes = {**made._sizes, axis: len(choice)}
+    return made
 
 
-def per_document(pattern: Pattern | str, cu_q: Any, cu_k: Any = None) -> Pattern:
+def per_document(pattern: AnyPattern, cu_q: Any, cu_k: Any = None) -> Pattern:
     """Documents packed one after the other, each with the pattern on its own extent, aligned to its end.
 
     Row i of document t, cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + pattern(i - cu_q[t]); rows of no document see
@@ -269,4 +399,6 @@ def per_document(pattern: Pattern | str, cu_q: Any, cu_k: Any = None) -> Pattern
     """
     inner = as_pattern(pattern)
     lists = integers(cu_q, "cu_q"), integers(cu_q if cu_k is None else cu_k, "cu_k")
-    return make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, kept=_lenders(inner))
+    made = make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, parts=[inner])
+    made._sizes = {}  # those of the inner pattern are a document's
+    return made
