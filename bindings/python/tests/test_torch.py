@@ -140,7 +140,7 @@ def test_signs_that_a_view_owes_are_paid():
 
 def test_what_is_no_tensor():
     q, k, v, _ = operands()
-    with pytest.raises(TypeError, match="argument k is ndarray"):
+    with pytest.raises(TypeError, match="argument k is ndarray; accepted: a torch tensor"):
         sat.attention(q, k.detach().numpy(), v, TEXT)
 
 

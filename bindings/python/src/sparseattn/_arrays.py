@@ -15,13 +15,21 @@ _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b":
 
 
 # A tensor's struct -> the array, and what its pointers point to: they must live as long as it does.
-_kept: WeakKeyDictionary = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def _tensor(array: np.ndarray, argument: str) -> Any:
-    """A spattn_tensor* over the array's memory."""
+def _tensor(array: Any, argument: str) -> Any:
+    """A spattn_tensor* over the array's memory, which it keeps alive."""
+    tensor = form_tensor(array, argument)
+    tensor.data = ffi.cast("void *", array.ctypes.data)
+    _kept[tensor] = (array, _kept[tensor])
+    return tensor
+
+
+def form_tensor(array: Any, argument: str) -> Any:
+    """A spattn_tensor* of the array's shape, strides and dtype, whose address is to be set."""
     strides = [stride // array.itemsize for stride in array.strides]
-    return make_tensor(array, array.ctypes.data, dtype_code(array.dtype, argument), array.shape, strides)
+    return make_tensor(None, 0, dtype_code(array.dtype, argument), array.shape, strides)
 
 
 def make_tensor(
@@ -43,7 +51,7 @@ def make_tensor(
     return tensor
 
 
-def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
+def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
     """The code and bits that the library knows a dtype by. bfloat16 is that of PyPI's ml_dtypes.
 
     Raises DTypeError where there is none: texts, objects, bytes in foreign order.
@@ -60,7 +68,7 @@ def dtype_code(dtype: np.dtype, argument: str) -> tuple[int, int]:
     return _CODES[dtype.kind], 8 * dtype.itemsize
 
 
-def as_array(values: Any, argument: str) -> np.ndarray:
+def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
     """A NumPy array over the memory of any array on the host (__array__ or __dlpack__), or of a sequence's numbers.
 
     Raises ArgumentError for arrays on another device, DTypeError for those that NumPy cannot read.
@@ -82,15 +90,14 @@ def as_array(values: Any, argument: str) -> np.ndarray:
     )
 
 
-def tensor_in(values: Any, argument: str, borrow: bool = False) -> Any:
-    """A tensor to read. Copied only where strides are negative or no whole elements, or data is misaligned.
+def readable(array: Any, argument: str, borrow: bool = False) -> Any:
+    """The array, or a copy where strides are negative or no whole elements, or data is misaligned.
 
-    borrow raises ArgumentError instead of copying. The tensor keeps the array alive.
+    borrow raises ArgumentError instead of copying.
     """
-    array = as_array(values, argument)
     steps = [stride for size, stride in zip(array.shape, array.strides) if size > 1]
     if array.flags.aligned and all(step >= 0 and step % array.itemsize == 0 for step in steps):
-        return _tensor(array, argument)
+        return array
     if borrow:
         raise ArgumentError(
             f"argument {argument} has strides of {array.strides} bytes, {'' if array.flags.aligned else 'mis'}aligned; "
@@ -98,20 +105,31 @@ def tensor_in(values: Any, argument: str, borrow: bool = False) -> Any:
             "SPATTN_E_LAYOUT",
             argument,
         )
-    return _tensor(array.copy(order="C"), argument)
+    return array.copy(order="C")
 
 
-def tensor_out(array: np.ndarray, argument: str) -> Any:
-    """A tensor to write. Raises ValueError for an array that is read-only."""
+def tensor_in(values: Any, argument: str, borrow: bool = False) -> Any:
+    """A tensor to read, of a copy where the memory is not readable() and is not to be borrowed. Keeps the array alive."""
+    return _tensor(readable(as_array(values, argument), argument, borrow), argument)
+
+
+def writable(array: Any, argument: str) -> Any:
+    """The array. Raises DTypeError for what is no NumPy array, ArgumentError for one that cannot be written."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"argument {argument} is {type(array).__name__}; accepted: a NumPy array to write to")
+        message = f"argument {argument} is {type(array).__name__}; accepted: a NumPy array to write to"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     if not array.flags.writeable:
-        raise ValueError(f"argument {argument} is read-only; accepted: an array that may be written")
+        message = f"argument {argument} is read-only; accepted: an array that may be written"
+        raise ArgumentError(message, "SPATTN_E_LAYOUT", argument)
     if any(stride % array.itemsize for stride in array.strides):
-        raise ValueError(
-            f"argument {argument} has strides of {array.strides} bytes; accepted: multiples of {array.itemsize}"
-        )
-    return _tensor(array, argument)
+        message = f"argument {argument} has strides of {array.strides} bytes; accepted: multiples of {array.itemsize}"
+        raise ArgumentError(message, "SPATTN_E_LAYOUT", argument)
+    return array
+
+
+def tensor_out(array: Any, argument: str) -> Any:
+    """A tensor to write, of a writable() array. Keeps the array alive."""
+    return _tensor(writable(array, argument), argument)
 
 
 def integers(values: Any, argument: str, borrow: bool = False) -> Any:

@@ -34,7 +34,7 @@ class ShapeError(ArgumentError):
 
 
 class DTypeError(SparseAttentionError, TypeError):
-    """An array or a plan of a dtype that is not offered."""
+    """A value of a type, an array or a plan of a dtype, that is not accepted."""
 
 
 class FormatError(SparseAttentionError, ValueError):
@@ -161,6 +161,8 @@ class Context:
         if device is not None:
             options.device.type, options.device.index = _read_device(device)
         self._handle = own("spattn_context", lib.spattn_context_create, options)
+        self._plan_cache = plan_cache
+        self._find_plan: Callable[..., Any] | None = None  # the plans that attention() used last: _plans.find_plan
 
 
 def _read_device(text: str) -> tuple[int, int]:

@@ -3,34 +3,110 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._arrays import as_array, dtype_code, tensor_in, tensor_out
+from ._arrays import as_array, dtype_code, form_tensor, readable, writable
 from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized, string
-from ._patterns import Pattern, Stats, as_pattern, read_stats
+from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
+
+if TYPE_CHECKING:
+    from typing import Literal, TypedDict
+
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from ._patterns import AnyPattern
+
+    class _Operands(TypedDict, total=False):
+        indices: Any
+        index_counts: Any
+        sink_logits: Any
+        out: Any
+
+    class _Options(_Operands, total=False):
+        axes: Literal["bshd", "bhsd", "thd"]
+        scale: float | None
+        softcap: float | None
+        q_offset: int | None
+        head_dim_v: int | None
+        deterministic: bool
+        reference: bool
+        context: Context | None
 
 _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
 _AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
 
+class _Memory:
+    """Scratch of the host, and where it begins."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._bytes = ffi.new("char[]", size)
+        self.address = int(ffi.cast("uintptr_t", self._bytes))
+
+
 class _Scratch(threading.local):
     """Memory for the calls of one thread: it grows to the largest workspace that a call there needed."""
 
-    memory: np.ndarray | None = None
+    memory: _Memory | None = None
 
-    def take(self, bytes: int) -> np.ndarray:
+    def take(self, size: int) -> _Memory:
         # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
         memory, self.memory = self.memory, None
-        return memory if memory is not None and memory.size >= bytes else np.empty(bytes, dtype=np.uint8)
-
-    def give_back(self, memory: np.ndarray) -> None:
-        self.memory = memory
+        return memory if memory is not None and memory.size >= size else _Memory(size)
 
 
 _scratch = _Scratch()
+
+_FORWARD, _BACKWARD = lib.SPATTN_OP_FORWARD, lib.SPATTN_OP_BACKWARD
+_CALLS = {
+    _FORWARD: ("spattn_forward_args", lib.spattn_forward),
+    _BACKWARD: ("spattn_backward_args", lib.spattn_backward),
+}
+
+
+class Frame:
+    """The structs of one call, kept for the next: of an array whose form is that of the last, only the address is new.
+
+    args      the struct of the call
+    size      bytes of scratch that it takes, those for its alignment included
+    tensors   argument -> the form that the array had, its spattn_tensor*, or None, and where that has its address
+    """
+
+    __slots__ = ("args", "function", "size", "tensors", "_align", "_structs", "_workspace", "_scratch")
+
+    def __init__(self, op: int, size: int, align: int):
+        name, self.function = _CALLS[op]
+        self.args = sized(name, workspace_bytes=size)
+        self.size, self._align = size + align, align
+        self.tensors: dict[str, tuple[Any, Any, Any]] = {}
+        self._structs: dict[str, Any] = {}
+        self._workspace, self._scratch = ffi.cast("uintptr_t *", ffi.addressof(self.args, "workspace")), 0
+
+    def set(self, name: str, form: Any, tensor: Any, is_buffer: bool = False) -> Any:
+        """Makes the tensor an argument, and returns where its address is to be put; is_buffer: ffi.from_buffer may."""
+        place = ffi.cast("uintptr_t *", tensor)  # data is its first field
+        self._structs[name] = tensor
+        self.tensors[name] = (form, tensor if is_buffer else None, place)
+        setattr(self.args, name, tensor)
+        return place
+
+    def clear(self, name: str) -> None:
+        if name in self.tensors:
+            del self.tensors[name], self._structs[name]
+            setattr(self.args, name, ffi.NULL)
+
+    def use_scratch(self, address: int) -> None:
+        if address != self._scratch:
+            self._scratch = address
+            self._workspace[0] = address + -address % self._align
 
 
 class Plan:
@@ -63,7 +139,7 @@ class Plan:
 
     def __init__(
         self,
-        pattern: Pattern | str,
+        pattern: AnyPattern,
         *,
         batch: int = 1,
         heads_q: int,
@@ -94,6 +170,7 @@ class Plan:
             lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
         }
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
+        self._backward = backward
         self.dtype, code, bits = self._read_dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
@@ -116,12 +193,37 @@ class Plan:
         problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         handles = (context or default_context())._handle, self._pattern._handle
-        self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, ffi.NULL)
+        self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream())
+        self._frames: dict[int, list[Frame]] = {_FORWARD: [], _BACKWARD: []}
         self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
         self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
         self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
         self._out_shape = self._shape(batch, heads_q, seq_q, head_dim_v)
         self._lse_shape = (heads_q, seq_q) if axes == "thd" else (batch, heads_q, seq_q)
+
+    @overload
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any = None,
+        *,
+        return_lse: Literal[False] = False,
+        return_max_logits: Literal[False] = False,
+        **options: Unpack[_Operands],
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any = None,
+        *,
+        return_lse: bool = False,
+        return_max_logits: bool = False,
+        **options: Unpack[_Operands],
+    ) -> Any: ...
 
     def forward(
         self,
@@ -132,7 +234,7 @@ class Plan:
         indices: Any = None,
         index_counts: Any = None,
         sink_logits: Any = None,
-        out: np.ndarray | None = None,
+        out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
     ) -> Any:
@@ -153,13 +255,30 @@ class Plan:
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
-        out = self._empty(self._out_shape, self.dtype) if out is None else out
-        lse = self._empty(self._lse_shape, self._float32) if return_lse else None
-        max_logits = self._empty(self._lse_shape, self._float32) if return_max_logits else None
-        operands = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
-        lists = {"indices": indices, "index_counts": index_counts}
-        self._run(lib.SPATTN_OP_FORWARD, {**operands, **lists}, {"out": out, "lse": lse, "max_logits": max_logits})
-        results = tuple(result for result in (out, lse, max_logits) if result is not None)
+        frame = self._take_frame(_FORWARD)
+        try:
+            place = self._place
+            copies = [place(frame, "q", q), place(frame, "k", k)]
+            for name, array in (("v", v), ("indices", indices), ("index_counts", index_counts)):
+                if array is not None or name in frame.tensors:
+                    copies.append(place(frame, name, array))
+            if sink_logits is not None or "sink_logits" in frame.tensors:
+                copies.append(place(frame, "sink_logits", sink_logits))
+            out = self._empty(self._out_shape, self.dtype) if out is None else out
+            place(frame, "out", out, True)
+            if return_lse or return_max_logits or "lse" in frame.tensors or "max_logits" in frame.tensors:
+                lse = self._empty(self._lse_shape, self._float32) if return_lse else None
+                max_logits = self._empty(self._lse_shape, self._float32) if return_max_logits else None
+                place(frame, "lse", lse, True)
+                place(frame, "max_logits", max_logits, True)
+                results = tuple(result for result in (out, lse, max_logits) if result is not None)
+            else:
+                results = (out,)
+            status = self._call(frame)
+            if status:
+                check(status)
+        finally:
+            self._frames[_FORWARD].append(frame)
         return results if len(results) > 1 else out
 
     def backward(
@@ -187,6 +306,8 @@ class Plan:
 
         Raises as forward; ArgumentError for a plan without backward.
         """
+        if not self._backward:
+            raise _without_backward("plan")
         gradients = {
             "dq": self._empty(self._q_shape, self.dtype),
             "dk": self._empty(self._k_shape, self.dtype),
@@ -194,9 +315,17 @@ class Plan:
         }
         if self._sink_logits:
             gradients["dsink_logits"] = self._empty((self._heads_q,), self._float32)
-        operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        more = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-        self._run(lib.SPATTN_OP_BACKWARD, {**operands, **more}, gradients)
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        given |= {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+        frame = self._take_frame(_BACKWARD)
+        try:
+            copies = [self._place(frame, name, array) for name, array in given.items()]
+            for name, array in gradients.items():
+                self._place(frame, name, array, True)
+            check(self._call(frame))
+        finally:
+            self._frames[_BACKWARD].append(frame)
+        del copies  # what the library has read in place of arrays whose memory it cannot read
         return tuple(gradients.values())
 
     def explain(self, all: bool = False) -> str:
@@ -211,18 +340,22 @@ class Plan:
 
         Raises ArgumentError for backward of a plan without it.
         """
-        name = lib.spattn_plan_kernel(self._handle, lib.SPATTN_OP_BACKWARD if backward else lib.SPATTN_OP_FORWARD)
-        if name == ffi.NULL:
-            raise ArgumentError("the plan has no backward; accepted: plans with backward=True", "SPATTN_E_STATE", "op")
-        return string(name)
+        if backward and not self._backward:
+            raise _without_backward("backward")
+        return string(lib.spattn_plan_kernel(self._handle, _BACKWARD if backward else _FORWARD))
 
     def stats(self) -> Stats:
         """Pairs, blocks, FLOPs and bytes of the compiled plan."""
         return read_stats(lib.spattn_plan_stats, self._handle)
 
     def workspace(self, backward: bool = False) -> int:
-        """Bytes of scratch that a call takes. One such piece a thread is kept for the calls to come."""
-        return self._workspace(lib.SPATTN_OP_BACKWARD if backward else lib.SPATTN_OP_FORWARD)[0]
+        """Bytes of scratch that a call takes. One such piece a thread is kept for the calls to come.
+
+        Raises ArgumentError for backward of a plan without it.
+        """
+        if backward and not self._backward:
+            raise _without_backward("backward")
+        return self._workspace(_BACKWARD if backward else _FORWARD)[0]
 
     def _workspace(self, op: int) -> tuple[int, int]:
         bytes, align = ffi.new("size_t *"), ffi.new("size_t *")
@@ -232,21 +365,12 @@ class Plan:
     def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, ...]:
         return tuple({"b": batch, "s": seq, "t": seq, "h": heads, "d": dim}[axis] for axis in self._axes)
 
-    def _call(self, op: int, tensors: dict[str, Any], scratch: int, stream: int = 0) -> None:
-        """One call of the library; cffi lets other Python threads run meanwhile.
-
-        scratch  address of as many bytes as _workspace says, and align more
-        """
-        name, function = (
-            ("spattn_forward_args", lib.spattn_forward)
-            if op == lib.SPATTN_OP_FORWARD
-            else ("spattn_backward_args", lib.spattn_backward)
-        )
-        bytes, align = self._workspace(op)
-        args = sized(name, workspace_bytes=bytes, **tensors)
-        args.workspace = ffi.cast("void *", scratch + -scratch % align)
-        args.stream = ffi.cast("void *", stream)
-        check(function(self._handle, args))
+    def _take_frame(self, op: int) -> Frame:
+        # Taken, not shared: another thread, or the handler of a signal, takes one of its own.
+        try:
+            return self._frames[op].pop()
+        except IndexError:
+            return Frame(op, *self._workspace(op))
 
     # ---- what is NumPy's: sparseattn.torch has its own ----
 
@@ -256,17 +380,49 @@ class Plan:
         dtype = np.dtype(dtype)
         return dtype, *dtype_code(dtype, "problem.dtype")
 
+    def _stream(self) -> Any:
+        """The stream on which a plan's lists are copied to its device."""
+        return ffi.NULL
+
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
-    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        tensors = {key: tensor_in(array, key) for key, array in inputs.items() if array is not None}
-        tensors.update((key, tensor_out(array, key)) for key, array in outputs.items() if array is not None)
-        memory = _scratch.take(sum(self._workspace(op)))
-        try:
-            self._call(op, tensors, memory.ctypes.data)
-        finally:
-            _scratch.give_back(memory)
+    def _place(self, frame: Frame, name: str, array: Any, writes: bool = False) -> Any:
+        """Makes the array, or None, an argument of the frame. Returns the copy that is read in its place, if any."""
+        known = frame.tensors.get(name)
+        if type(array) is np.ndarray and known is not None:
+            flags = array.flags
+            if (
+                known[0] == (array.shape, array.strides, array.dtype)
+                and flags.aligned
+                and (flags.writeable or not writes)
+            ):
+                if known[1] is None:
+                    known[2][0] = array.ctypes.data
+                else:
+                    known[1].data = ffi.from_buffer(array)
+                return None
+        if array is None:
+            return frame.clear(name)
+        given = array
+        array = writable(array, name) if writes else readable(as_array(array, name), name)
+        tensor, form = form_tensor(array, name), (array.shape, array.strides, array.dtype)
+        # The memory's address costs a tenth as buffers have it, which know neither strides nor bfloat16.
+        is_buffer = array.flags.c_contiguous and array.dtype.kind != "V"
+        frame.set(name, form, tensor, is_buffer)[0] = array.ctypes.data
+        return None if array is given else array
+
+    def _call(self, frame: Frame) -> int:
+        memory = _scratch.take(frame.size)
+        frame.use_scratch(memory.address)
+        status: int = frame.function(self._handle, frame.args)
+        _scratch.memory = memory
+        return status
+
+
+def _without_backward(argument: str) -> ArgumentError:
+    message = "the plan has no backward; accepted: plans that were made with backward=True"
+    return ArgumentError(message, "SPATTN_E_STATE", argument)
 
 
 def _read_axes(axes: str) -> int:
@@ -276,27 +432,22 @@ def _read_axes(axes: str) -> int:
     return _AXES[axes]
 
 
-def plan(pattern: Pattern | str, q: Any, k: Any, v: Any, *, axes: str = "bshd", **options: Any) -> Plan:
-    """The plan for arrays of these shapes and this dtype; options are those of Plan.
-
-    v None is value_in_key, with head_dim_v among the options where it is not that of k.
-
-    Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
-    """
-    given = {"q": q, "k": k, "v": v}
-    arrays = {name: as_array(array, name) for name, array in given.items() if array is not None}
-    return Plan(pattern, **sizes_of(arrays, axes), **options)
-
-
 def sizes_of(arrays: dict[str, Any], axes: str) -> dict[str, Any]:
     """The options of a Plan that the arrays q, k and, unless it lies in k, v determine."""
+    shapes = (arrays["v"].shape if "v" in arrays else None, arrays["k"].shape)
+    return {**_sizes(arrays["q"].shape, *reversed(shapes), axes), "dtype": arrays["q"].dtype}
+
+
+def _sizes(q: Any, k: Any, v: Any, axes: str) -> dict[str, Any]:
+    """The same of shapes, without the dtype."""
     _read_axes(axes)
-    for name, array in arrays.items():
-        if array.ndim != len(axes):
+    sizes = {}
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if shape is not None and len(shape) != len(axes):
             order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
-            message = f"argument {name} has shape {list(array.shape)}; accepted: [{order}]"
+            message = f"argument {name} has shape {list(shape)}; accepted: [{order}]"
             raise ShapeError(message, "SPATTN_E_SHAPE", name)
-    sizes = {name: dict(zip(axes, array.shape)) for name, array in arrays.items()}
+        sizes[name] = dict(zip(axes, shape or ()))
     of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
     return {
         "batch": of_q.get("b", 1),
@@ -305,41 +456,239 @@ def sizes_of(arrays: dict[str, Any], axes: str) -> dict[str, Any]:
         "seq_q": of_q[seq],
         "seq_k": of_k[seq],
         "head_dim": of_q["d"],
-        "dtype": arrays["q"].dtype,
         "axes": axes,
-        **({"head_dim_v": sizes["v"]["d"]} if "v" in sizes else {"value_in_key": True}),
+        **({"value_in_key": True} if v is None else {"head_dim_v": sizes["v"]["d"]}),
     }
+
+
+def find_plan(
+    kind: type[Plan],
+    context: Context,
+    pattern: AnyPattern,
+    device: Any,
+    dtype: Any,
+    shapes: tuple[Any, Any, Any],
+    axes: str,
+    scale: float | None,
+    softcap: float | None,
+    q_offset: int | None,
+    head_dim_v: int | None,
+    *flags: bool,
+) -> Plan:
+    """A plan of this kind, found again where an equal one is among those that the context used last.
+
+    shapes  of q, k and v, the last of which is None where values lie in keys
+    flags   sink_logits, backward, deterministic, reference
+    """
+    if type(pattern) is not str:
+        pattern = as_pattern(pattern)
+    scale = scale if scale is None else float(scale)
+    softcap = softcap if softcap is None else float(softcap)
+    key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
+    if type(pattern) is str:
+        name = pattern
+    elif pattern._kept:
+        return _make_plan(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
+    else:
+        name = pattern._name
+    find = context._find_plan
+    if find is None:
+        find = context._find_plan = _remember(context)
+    found: Plan = find(name, os.environ.get("SPATTN_FORCE_KERNEL"), *key)
+    return found
+
+
+def _remember(context: Context) -> Any:
+    alive = weakref.ref(context)  # which has this function for a field
+
+    @functools.lru_cache(max(0, context._plan_cache or 64))
+    def find(name: str, forced: str | None, *key: Any) -> Plan:
+        return _make_plan(alive(), pattern_named(name), *key)
+
+    return find
+
+
+def _make_plan(
+    context: Context | None,
+    pattern: Pattern,
+    kind: Any,
+    device: Any,
+    dtype: Any,
+    shapes: tuple[Any, Any, Any],
+    axes: str,
+    scale: float | None,
+    softcap: float | None,
+    q_offset: int | None,
+    head_dim_v: int | None,
+    flags: tuple[bool, ...],
+) -> Plan:
+    options = {**_sizes(*shapes, axes), **dict(zip(("sink_logits", "backward", "deterministic", "reference"), flags))}
+    if head_dim_v is not None:
+        options["head_dim_v"] = head_dim_v
+    options |= {"dtype": dtype, "scale": scale, "softcap": softcap, "q_offset": q_offset, "context": context}
+    made: Plan = kind(pattern, **options) if device is None else kind(pattern, device, **options)
+    return made
+
+
+def plan(
+    pattern: AnyPattern,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: bool = False,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    backward: bool = False,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
+) -> Plan:
+    """The plan for arrays of these shapes and this dtype; options are those of Plan.
+
+    v None is value_in_key, with head_dim_v where it is not that of k.
+
+    Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
+    """
+    given = {"q": q, "k": k, "v": v}
+    arrays = {name: as_array(array, name) for name, array in given.items() if array is not None}
+    return Plan(
+        pattern,
+        **{"head_dim_v": head_dim_v, **sizes_of(arrays, axes)},
+        scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
+        q_offset=q_offset,
+        backward=backward,
+        deterministic=deterministic,
+        reference=reference,
+        context=context,
+    )
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logits: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> NDArray[Any]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> tuple[NDArray[Any], NDArray[np.float32]]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logits: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[NDArray[Any], NDArray[np.float32]]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    return_max_logits: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32]]: ...
 
 
 def attention(
     q: Any,
     k: Any,
     v: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
-    out: np.ndarray | None = None,
+    out: NDArray[Any] | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
-    **options: Any,
 ) -> Any:
-    """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, **options).
+    """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, ...).
 
-    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v],
-    float32, float16, float64 or bfloat16 (ml_dtypes); axes="bhsd" for heads before seq, "thd" for packed [tokens,
-    heads, head_dim]. v None: its values are the first head_dim_v of k. indices, index_counts, sink_logits, out and
-    return_...: as in Plan.forward. options: axes, scale, softcap, q_offset, head_dim_v, deterministic, reference,
-    context. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers
+    q        [batch, seq_q, heads_q, head_dim], float32, float16, float64 or bfloat16 (ml_dtypes). Mind the order: an
+             array [batch, heads, seq, head_dim] is taken for one of few tokens and many heads unless axes says "bhsd"
+    k        [batch, seq_k, heads_kv, head_dim]
+    v        [batch, seq_k, heads_kv, head_dim_v]; None: its values are the first head_dim_v of k
+    pattern  a Pattern, its text, or a mask: bool [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k],
+             True where a key is seen
+    axes     "bshd"; "bhsd" for heads before seq; "thd" for packed [tokens, heads, head_dim]
+
+    The other options are those of Plan, and indices, index_counts, sink_logits, out and return_... those of
+    Plan.forward. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers
     plans, so equal calls plan once.
+
+    Raises ShapeError, DTypeError, ArgumentError, UnsupportedError: .argument names what was wrong.
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
-    made = plan(pattern, q, k, v, sink_logits=sink_logits is not None, **options)
-    wanted = {"out": out, "return_lse": return_lse, "return_max_logits": return_max_logits}
-    lists = {"indices": indices, "index_counts": index_counts}
-    return made.forward(q, k, v, sink_logits=sink_logits, **lists, **wanted)
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    made = find_plan(
+        Plan,
+        context or default_context(),
+        pattern,
+        None,
+        q.dtype,
+        (q.shape, k.shape, None if v is None else v.shape),
+        axes,
+        scale,
+        softcap,
+        q_offset,
+        head_dim_v,
+        sink_logits is not None,
+        False,
+        deterministic,
+        reference,
+    )
+    return made.forward(
+        q,
+        k,
+        v,
+        indices=indices,
+        index_counts=index_counts,
+        sink_logits=sink_logits,
+        out=out,
+        return_lse=return_lse,
+        return_max_logits=return_max_logits,
+    )
 
 
 def attention_backward(
@@ -349,18 +698,42 @@ def attention_backward(
     out: Any,
     lse: Any,
     dout: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
     dlse: Any = None,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
-    **options: Any,
 ) -> tuple[Any, ...]:
-    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, **options), which gave out and lse.
+    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
-    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward.
+    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward. Options and errors as there.
     """
-    made = plan(pattern, q, k, v, backward=True, sink_logits=sink_logits is not None, **options)
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    made = find_plan(
+        Plan,
+        context or default_context(),
+        pattern,
+        None,
+        q.dtype,
+        (q.shape, k.shape, None if v is None else v.shape),
+        axes,
+        scale,
+        softcap,
+        q_offset,
+        head_dim_v,
+        sink_logits is not None,
+        True,
+        deterministic,
+        reference,
+    )
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     return made.backward(q, k, v, out, lse, dout, **more)

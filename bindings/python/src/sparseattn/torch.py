@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _plans
 from ._arrays import make_tensor
-from ._core import ArgumentError, Context, DTypeError, default_context, lib
-from ._patterns import Pattern
+from ._core import ArgumentError, Context, DTypeError, default_context, ffi, lib
 
 _DTYPES = {
     torch.float32: (lib.SPATTN_FLOAT, 32),
@@ -45,16 +44,13 @@ def _context_of(tensor: torch.Tensor) -> Context:
     return _contexts[tensor.device.index]
 
 
-def _view(tensor: torch.Tensor, argument: str) -> Any:
-    """A spattn_tensor* over the tensor's memory."""
+def _require(tensor: Any, argument: str) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor")
+        message = f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
         message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
         raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
-    tensor = tensor.detach().resolve_neg()  # the imaginary part of a conjugate is a view with a sign to come
-    device = _DEVICES[tensor.device.type], tensor.device.index or 0
-    return make_tensor(tensor, tensor.data_ptr(), _code(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
 
 
 def _code(dtype: torch.dtype, argument: str) -> tuple[int, int]:
@@ -69,22 +65,56 @@ class _Plan(_plans.Plan):
 
     _float32 = torch.float32
 
-    def __init__(self, pattern: Pattern | str, device: torch.device, **options: Any):
+    def __init__(self, pattern: Any, device: torch.device, **options: Any):
         self._device = device
         super().__init__(pattern, **options)
 
     def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
         return dtype, *_code(dtype, "problem.dtype")
 
+    def _stream(self) -> Any:
+        return ffi.cast("void *", _stream_of(self._device)) if self._device.type == "cuda" else ffi.NULL
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
-    def _run(self, op: int, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        given = {**inputs, **outputs}
-        tensors = {name: _view(tensor, name) for name, tensor in given.items() if tensor is not None}
-        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        scratch = self._empty((sum(self._workspace(op)),), torch.uint8)
-        self._call(op, tensors, scratch.data_ptr(), stream)
+    def _place(self, frame: _plans.Frame, name: str, tensor: Any, writes: bool = False) -> Any:
+        if tensor is None:
+            return frame.clear(name)
+        known = frame.tensors.get(name)
+        if known is None or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            _require(tensor, name)
+        copy = None
+        if tensor.is_neg():  # the imaginary part of a conjugate is a view with a sign to come
+            copy = tensor = tensor.detach().resolve_neg()
+        form = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if known is not None and known[0] == form:
+            known[2][0] = tensor.data_ptr()
+            return copy
+        _require(tensor, name)
+        device = _DEVICES[tensor.device.type], tensor.device.index or 0
+        struct = make_tensor(None, 0, _code(tensor.dtype, name), tensor.shape, tensor.stride(), device)
+        frame.set(name, form, struct)[0] = tensor.data_ptr()
+        return copy
+
+    def _call(self, frame: _plans.Frame) -> int:
+        if self._device.type == "cpu":
+            return super()._call(frame)
+        # Freed when this returns, and given out again in the order of the stream.
+        scratch = torch.empty(frame.size, dtype=torch.uint8, device=self._device)
+        frame.use_scratch(scratch.data_ptr())
+        frame.args.stream = self._stream()
+        status: int = frame.function(self._handle, frame.args)
+        return status
+
+
+# A public call makes a Stream object first, which takes longer than a kernel's launch.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _stream_of(device: torch.device) -> int:
+    stream: int = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
+    return stream
 
 
 class _Attention(torch.autograd.Function):
@@ -112,7 +142,7 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor | None,
-    pattern: Pattern | str,
+    pattern: Any,
     *,
     axes: str = "bshd",
     indices: torch.Tensor | None = None,
@@ -131,7 +161,7 @@ def attention(
     operands = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
     given = {name: tensor for name, tensor in operands.items() if tensor is not None}
     for name, tensor in given.items():
-        _view(tensor, name)
+        _require(tensor, name)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values())
     given.pop("sink_logits", None)
     plan = _Plan(
