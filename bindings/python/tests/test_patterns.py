@@ -214,7 +214,9 @@ MASK = np.random.default_rng(2).random((2, 3, 20, 20)) < 0.4
 def test_masks_are_patterns(mask):
     extent = sa.Extent(20, batch=2, heads=3)
     expected = np.broadcast_to(mask, MASK.shape)
-    np.testing.assert_array_equal(sa.intersection([sa.causal(), mask]).to_mask(extent), expected & np.tri(20, dtype=bool))
+    np.testing.assert_array_equal(
+        sa.intersection([sa.causal(), mask]).to_mask(extent), expected & np.tri(20, dtype=bool)
+    )
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 20, 3, 8), np.float32) for _ in range(3))
     out = sa.attention(q, k, v, mask)
@@ -244,7 +246,11 @@ def test_masks_of_torch_are_patterns():
 )
 def test_what_is_no_pattern_is_refused(pattern, kind, words):
     x = np.zeros((1, 4, 1, 8), np.float32)
-    for call in (lambda: sa.attention(x, x, x, pattern), lambda: sa.plan(pattern, x, x, x), lambda: sa.union([pattern])):
+    for call in (
+        lambda: sa.attention(x, x, x, pattern),
+        lambda: sa.plan(pattern, x, x, x),
+        lambda: sa.union([pattern]),
+    ):
         with pytest.raises(kind, match=f"{words}.*accepted: a Pattern, its text, or a bool array") as caught:
             call()
         assert caught.value.argument == "pattern"

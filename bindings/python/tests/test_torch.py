@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Tensors of torch and gradients through autograd, against torch's own dense attention in float64."""
 
+import gc
+import json
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import sparseattn as sa
 
@@ -31,6 +39,13 @@ def dense(q, k, v, mask, sink=None, softcap=None):
     if sink is not None:
         s = torch.cat([s, sink.double()[None, :, None, None].expand(*s.shape[:3], 1)], -1)
     return (torch.softmax(s, -1)[..., : k.shape[2]] @ v).transpose(1, 2), torch.logsumexp(s, -1)
+
+
+def through_operators(q, k, v, pattern, sink_logits=None, indices=None, index_counts=None, mask=None, **options):
+    """out of torch.ops.sparseattn.forward, what compiled code calls."""
+    values = {"axes": "bshd", "scale": None, "softcap": None, "q_offset": None, "head_dim_v": None, **options}
+    operands = (q, k, v, sink_logits, indices, index_counts, mask)
+    return torch.ops.sparseattn.forward(*operands, pattern, *values.values(), False, False, True)[0]
 
 
 def gradients(loss, *tensors):
@@ -165,15 +180,17 @@ def test_cuda_devices(dtype, bound, head_dim):
 
 def test_second_derivatives_are_refused():
     q, k, v, _ = operands()
-    (dq,) = torch.autograd.grad(sat.attention(q, k, v, "full").square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
-        dq.sum().backward()
+    for call in (lambda: sat.attention(q, k, v, "full"), lambda: through_operators(q, k, v, "full")):
+        (dq,) = torch.autograd.grad(call().square().sum(), q, create_graph=True)
+        with pytest.raises(sa.UnsupportedError, match="second derivatives"):
+            dq.sum().backward()
+        torch.testing.assert_close(dq, gradients(call().square().sum(), q)[0])
 
 
 @pytest.mark.parametrize(
     "change, kind, argument",
     [
-        (dict(q=torch.zeros(2, 40, 4, 24, device="meta")), sa.ArgumentError, "q"),
+        (dict(k=torch.zeros(2, 40, 2, 24, device="meta")), sa.ArgumentError, "k"),
         (dict(k=torch.zeros(2, 40, 2, 24).to_sparse()), sa.ArgumentError, "k"),
         (dict(q=torch.zeros(40, 4, 24)), sa.ShapeError, "q"),
         (dict(sink_logits=torch.zeros(4, dtype=torch.float16)), sa.DTypeError, "sink_logits"),
@@ -189,3 +206,395 @@ def test_errors_are_typed_and_name_the_argument(change, kind, argument):
     with pytest.raises(kind) as caught:
         sat.attention(**{"q": q, "k": k, "v": v, "pattern": TEXT, **change})
     assert caught.value.argument == argument
+
+
+# ---- operators ----
+
+LISTS = {"indices": torch.randint(-1, 41, (2, 40, 2, 5)), "index_counts": torch.randint(0, 6, (2, 40, 2))}
+OPERATOR_CALLS = {
+    "plain": ({}, {}),
+    "sinks": ({"sink_logits": torch.tensor([0.5, -2, 1, 3])}, {"softcap": 2.0, "scale": 0.3}),
+    "lists": (LISTS, {"pattern": "causal & runtime_tokens(5)"}),
+    "mask": ({"mask": torch.rand(2, 1, 40, 40) < 0.7}, {"pattern": "full"}),
+    "padding": ({"mask": torch.arange(40)[None, None, None] < torch.tensor([40, 17])[:, None, None, None]}, {}),
+    "values in keys": ({"v": None}, {"head_dim_v": 16}),
+    "heads before tokens": ({"q": torch.randn(2, 4, 40, 24), "k": torch.randn(2, 4, 40, 24)}, {"axes": "bhsd"}),
+    "packed": (
+        {"q": torch.randn(40, 4, 24), "k": torch.randn(40, 4, 24), "v": torch.randn(40, 4, 16)},
+        {"axes": "thd"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATOR_CALLS)
+def test_operators_are_what_torch_expects(name):
+    given, options = OPERATOR_CALLS[name]
+    q, k, v, _ = operands()
+    if options.get("axes") == "bhsd":
+        v = v.detach().transpose(1, 2).repeat(1, 2, 1, 1).requires_grad_()
+    tensors = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "sink_logits": None,
+        "indices": None,
+        "index_counts": None,
+        "mask": None,
+        **given,
+    }
+    for operand in ("q", "k", "v", "sink_logits"):
+        if tensors[operand] is not None:
+            tensors[operand] = tensors[operand].detach().clone().requires_grad_()
+    scalars = {"pattern": "causal & window(9,0)", "axes": "bshd", "scale": None, "softcap": None, "q_offset": None}
+    scalars = {**scalars, "head_dim_v": None, **options}
+    arguments = (*tensors.values(), *scalars.values(), False, False, True)
+    torch.library.opcheck(torch.ops.sparseattn.forward.default, arguments)
+
+
+def test_operators_and_the_short_way_agree():
+    q, k, v, dout = operands()
+    padding = OPERATOR_CALLS["padding"][0]["mask"]
+    for given in ({}, {"mask": padding}, {"mask": torch.rand(2, 4, 40, 40) < 0.5}):
+        mine = sat.attention(q, k, v, given.get("mask", TEXT))
+        other = through_operators(q, k, v, "full" if given else TEXT, **given)
+        assert torch.equal(mine, other)
+        for one, two in zip(gradients((mine * dout).sum(), q, k, v), gradients((other * dout).sum(), q, k, v)):
+            assert torch.equal(one, two)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, pattern):
+        super().__init__()
+        self.linear, self.pattern = torch.nn.Linear(24, 24), pattern
+
+    def forward(self, q, k, v):
+        return sat.attention(self.linear(q), k, v, self.pattern).sin()
+
+
+def test_compiled_without_a_break_for_all_lengths():
+    torch._dynamo.reset()
+    layer, graphs = Layer(sa.causal() & (sa.sink(2) | sa.window(9, 0))), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    for seq in (40, 50, 77):
+        q, k, v, _ = operands(seq=seq)
+        assert torch.equal(compiled(q, k, v), layer(q, k, v))
+    assert len(graphs) == 1
+    for pattern in (sa.parse("window(1,1)"), sa.mask(torch.eye(77, dtype=torch.bool)), "full"):
+        layer.pattern = pattern  # seen, though the graph is another's
+        assert torch.equal(compiled(q, k, v), layer(q, k, v))
+    assert len(graphs) == 4
+
+
+def test_compiled_gradients_are_the_same():
+    torch._dynamo.reset()
+    layer = Layer(TEXT)
+    q, k, v, dout = operands()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    parameters = (q, k, v, *layer.parameters())
+    found = gradients((compiled(q, k, v) * dout).sum(), *parameters)
+    for one, other in zip(found, gradients((layer(q, k, v) * dout).sum(), *parameters)):
+        torch.testing.assert_close(one, other)
+
+
+def test_masks_are_compiled_as_operands():
+    torch._dynamo.reset()
+
+    def masked(q, k, v, mask):
+        return sat.scaled_dot_product_attention(q, k, v, mask, pattern="causal")
+
+    compiled = torch.compile(masked, fullgraph=True, backend="aot_eager")
+    q, k, v = torch.randn(3, 2, 4, 40, 16).unbind()
+    for lengths in ([40, 3], [7, 20]):
+        mask = torch.arange(40) < torch.tensor(lengths)[:, None, None, None]
+        assert torch.equal(compiled(q, k, v, mask), masked(q, k, v, mask))
+
+
+def test_exported_for_all_lengths():
+    layer = Layer(sa.parse(STREAMING))
+    q, k, v, _ = (x.detach() for x in operands())
+    seq = torch.export.Dim("seq", min=2, max=4096)
+    program = torch.export.export(layer, (q, k, v), dynamic_shapes=({1: seq}, {1: seq}, {1: seq}))
+    for length in (40, 65):
+        q, k, v, _ = (x.detach() for x in operands(seq=length))
+        assert torch.equal(program.module()(q, k, v), layer(q, k, v))
+
+
+def test_compiled_code_takes_no_context():
+    torch._dynamo.reset()
+    context = sa.Context("cpu", threads=1)
+    compiled = torch.compile(lambda q: sat.attention(q, q, q, "full", context=context), backend="eager")
+    x = torch.randn(1, 8, 1, 8)
+    assert torch.equal(compiled(x), sat.attention(x, x, x, "full"))  # by a break of the graph, or not at all
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(1, 8, 1, 8)
+        with pytest.raises(sa.ArgumentError, match="accepted in compiled code: None"):
+            sat.attention(x, x, x, "full", context=context)
+        assert sat.attention(x, x, x, "full").shape == (1, 8, 1, 8)
+
+
+def test_dispatch_modes_see_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    seen = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    q, k, v, _ = operands()
+    with Look():
+        sat.attention(q, k, v, TEXT)
+    assert "sparseattn.forward.default" in seen
+    with FlopCounterMode(display=False):
+        sat.attention(q, k, v, TEXT)
+
+
+def test_checkpoints_compute_again():
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v, dout = operands()
+    call = lambda *x: sat.attention(*x, TEXT)  # noqa: E731
+    again = checkpoint(call, q, k, v, use_reentrant=False)
+    for one, other in zip(gradients((again * dout).sum(), q, k, v), gradients((call(q, k, v) * dout).sum(), q, k, v)):
+        assert torch.equal(one, other)
+
+
+def test_transforms_of_torch_func_are_refused():
+    """A function that serves them takes three times as long in every other call."""
+    q = torch.randn(2, 8, 2, 8)
+    gradient = torch.func.grad(lambda x: sat.attention(x, x, x, TEXT).sum())
+    for transform in (gradient, torch.vmap(lambda x: sat.attention(x, x, x, TEXT, axes="thd"))):
+        with pytest.raises(sa.UnsupportedError, match="torch.func"):
+            transform(q)
+
+
+def test_meta_tensors_have_shapes():
+    q = torch.empty(2, 40, 4, 24, device="meta")
+    out, lse = sat.attention(q, q, q, TEXT, return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 40)
+
+
+# ---- autocast ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_torch_does(dtype):
+    q, k, v, dout = operands()
+    with torch.autocast("cpu", dtype):
+        out = sat.attention(q, k, v, TEXT)
+        assert sat.attention(*(x.double() for x in (q, k, v)), TEXT).dtype == torch.float64
+    assert out.dtype == dtype
+    expected = sat.attention(*(x.to(dtype) for x in (q, k, v)), TEXT)
+    assert torch.equal(out, expected)
+    found = gradients((out * dout).sum(), q, k, v)
+    assert [g.dtype for g in found] == [torch.float32] * 3
+
+
+def test_autocast_is_compiled():
+    torch._dynamo.reset()
+    q, k, v, _ = operands()
+    compiled = torch.compile(lambda *x: sat.attention(*x, TEXT), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compiled(q, k, v), sat.attention(q, k, v, TEXT))
+
+
+# ---- torch's own conventions ----
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 30, 16), (4, 30, 16), (30, 16), (3, 2, 4, 30, 16)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_has_torchs_conventions(shape, causal):
+    made = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(shape, generator=made, requires_grad=True) for _ in range(3))
+    mask = None if causal else torch.rand(30, 30, generator=made) < 0.7
+    options = {"attn_mask": mask, "is_causal": causal, "scale": 0.2}
+    mine = sat.scaled_dot_product_attention(q, k, v, **options)
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(mine, right)
+    for one, other in zip(gradients(mine.sin().sum(), q, k, v), gradients(right.sin().sum(), q, k, v)):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_sdpa_masks_are_broadcast():
+    q, k, v = torch.randn(3, 2, 4, 30, 16).unbind()
+    torch_has = torch.nn.functional.scaled_dot_product_attention
+    for shape in ((1, 30), (2, 1, 1, 30), (4, 30, 30), (2, 4, 1, 30), (30, 1), (1, 1, 30, 30)):
+        mask = torch.rand(shape) < 0.6
+        mask[..., 0] = True  # torch has NaN where a query sees no key
+        torch.testing.assert_close(sat.scaled_dot_product_attention(q, k, v, mask), torch_has(q, k, v, mask))
+
+
+def test_sdpa_takes_patterns():
+    q, k, v = torch.randn(3, 2, 4, 30, 16).unbind()
+    causal = torch.ones(30, 30, dtype=torch.bool).tril()
+    torch_has = torch.nn.functional.scaled_dot_product_attention
+    window = mask_of("causal & window(3,0)", 30)[0, 0]
+    for pattern in ("window(3,-1)", sa.window(3, -1), mask_of("window(3,-1)", 30)[0, 0]):
+        mine = sat.scaled_dot_product_attention(q, k, v, is_causal=True, pattern=pattern)
+        torch.testing.assert_close(mine, torch_has(q, k, v, window))
+        mine = sat.scaled_dot_product_attention(q, k, v, causal, pattern=pattern)
+        torch.testing.assert_close(mine, torch_has(q, k, v, window))
+
+
+def test_sdpa_is_causal_from_the_first_token_of_each():
+    q, k, v = torch.randn(2, 4, 10, 16), torch.randn(2, 4, 30, 16), torch.randn(2, 4, 30, 16)
+    torch_has = torch.nn.functional.scaled_dot_product_attention
+    torch.testing.assert_close(
+        sat.scaled_dot_product_attention(q, k, v, is_causal=True), torch_has(q, k, v, is_causal=True)
+    )
+    with pytest.raises(sa.ArgumentError, match="accepted: one of them"):
+        sat.scaled_dot_product_attention(q, k, v, is_causal=True, pattern="full")
+
+
+def test_sdpa_groups_of_heads():
+    q, (k, v) = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 2, 30, 16).unbind()
+    torch_has = torch.nn.functional.scaled_dot_product_attention
+    torch.testing.assert_close(
+        sat.scaled_dot_product_attention(q, k, v, enable_gqa=True), torch_has(q, k, v, enable_gqa=True)
+    )
+    with pytest.raises(sa.ShapeError, match="enable_gqa"):
+        sat.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "change, kind, argument",
+    [
+        (dict(dropout_p=0.1), sa.UnsupportedError, "dropout_p"),
+        (dict(attn_mask=torch.zeros(30, 30)), sa.UnsupportedError, "attn_mask"),
+        (dict(attn_mask=torch.ones(7, 30, dtype=torch.bool)), sa.ShapeError, "mask"),
+        (dict(key=torch.randn(4, 30, 16)), sa.ShapeError, "key"),
+        (dict(query=np.zeros((2, 4, 30, 16))), sa.DTypeError, "query"),
+        (dict(pattern=3), sa.DTypeError, "pattern"),
+    ],
+)
+def test_sdpa_refuses(change, kind, argument):
+    q, k, v = torch.randn(3, 2, 4, 30, 16).unbind()
+    with pytest.raises(kind) as caught:
+        sat.scaled_dot_product_attention(**{"query": q, "key": k, "value": v, **change})
+    assert caught.value.argument == argument
+
+
+def test_padding_masks_are_formulas():
+    from sparseattn.torch._tensors import with_mask
+
+    rows = {"full": [1, 1, 1, 1], "sink(2)": [1, 1, 0, 0], "full - sink(3)": [0, 0, 0, 1], "sink(0)": [0, 0, 0, 0]}
+    rows |= {"sink(3) - sink(1)": [0, 1, 1, 0], "global_keys(0,2)": [1, 0, 1, 0]}
+    for text, row in rows.items():
+        assert str(with_mask("full", torch.tensor([[row]], dtype=torch.bool), 9)) == text
+    both = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.bool)[:, None, None]
+    assert with_mask("causal", both, 9) == sa.causal() & sa.per_batch(["sink(2)", "global_keys(0,2)"])
+
+
+# ---- lifetimes, threads, processes, signals ----
+
+
+def test_vectors_of_every_language():
+    vectors = json.loads((ROOT / "tests" / "vectors" / "attention.json").read_text())
+    assert len(vectors) > 20
+    for case in vectors:
+
+        def tensor(name, heads, seq, dim, case=case):
+            return torch.tensor(case[name]).reshape(case["batch"], case[heads], case[seq], case[dim]).requires_grad_()
+
+        q, k = tensor("q", "heads_q", "seq_q", "head_dim"), tensor("k", "heads_kv", "seq_k", "head_dim")
+        v, dout = tensor("v", "heads_kv", "seq_k", "head_dim_v"), tensor("dout", "heads_q", "seq_q", "head_dim_v")
+        options = {"scale": case["scale"], "q_offset": case["q_offset"], "softcap": case.get("softcap"), "axes": "bhsd"}
+        inputs = [q, k, v]
+        if "sink_logits" in case:
+            inputs.append(torch.tensor([-np.inf if x is None else x for x in case["sink_logits"]], requires_grad=True))
+            options["sink_logits"] = inputs[3]
+        out, lse = sat.attention(q, k, v, case["text"], return_lse=True, **options)
+        loss = (out * dout).sum()
+        if "dlse" in case:
+            dlse = torch.tensor(case["dlse"]).reshape(lse.shape)
+            loss = loss + torch.where(dlse != 0, lse * dlse, 0).sum()
+        found = (out, lse, *gradients(loss, *inputs))
+        bound = 1e-5 if abs(case["scale"]) < 8 else 1e-4
+        for name, one in zip(("out", "lse", "dq", "dk", "dv", "dsink_logits"), found):
+            right = torch.tensor([-np.inf if x is None else x for x in case[name]], dtype=torch.float64)
+            size = right[right.isfinite()].abs().max().clamp(min=1) if right.isfinite().any() else 1
+            torch.testing.assert_close(
+                one.flatten().double(), right, rtol=0, atol=float(bound * size), msg=case["text"]
+            )
+
+
+def test_operands_may_be_freed_before_backward():
+    q, k, v, dout = operands()
+    expected = gradients((sat.attention(q, k, v, TEXT) * dout).sum(), q, k, v)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    out = sat.attention(*(x * 1 for x in leaves), TEXT)
+    gc.collect()
+    [torch.full((2, 40, 4, 24), torch.nan) for _ in range(8)]
+    for one, other in zip(torch.autograd.grad((out * dout).sum(), leaves), expected):
+        torch.testing.assert_close(one, other)
+
+
+def test_plans_hold_no_tensors():
+    import weakref
+
+    made = [torch.randn(1, 64, 2, 16) for _ in range(3)]
+    alive = [weakref.ref(x) for x in made]
+    out = sat.attention(*made, TEXT)
+    alive.append(weakref.ref(out))
+    del made, out
+    assert [x() for x in alive] == [None] * 4
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_share_plans(compiled):
+    q, k, v, dout = operands()
+    call = through_operators if compiled else sat.attention
+    inputs = [[x.detach() * n for x in (q, k, v)] for n in range(1, 5)]
+    right = [call(*x, TEXT) for x in inputs]
+    wrong = []
+
+    def work(n):
+        for _ in range(30):
+            leaves = [x.clone().requires_grad_() for x in inputs[n]]
+            out = call(*leaves, TEXT)
+            out.sum().backward()
+            wrong.extend([n] * (not torch.equal(out, right[n]) or not leaves[0].grad.isfinite().all()))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_a_forked_child_computes_the_same():
+    q, k, v, _ = (x.detach() for x in operands())
+    right = sat.attention(q, k, v, TEXT)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(sat.attention(q, k, v, TEXT), right) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_ctrl_c_ends_a_run(backward):
+    """The reference kernels would take a minute."""
+    q = torch.zeros(1, 4096, 4, 24, requires_grad=True)
+    out, lse = torch.zeros_like(q), torch.zeros(1, 4, 4096)
+    again = torch.ops.sparseattn.backward
+    scalars = ("full", "bshd", None, None, None, None, False, True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        if backward:
+            again(out, None, out, lse, q, q, q, None, None, None, None, *scalars)
+        sat.attention(q, q, q, "full", reference=True)
+    assert 0.2 < time.monotonic() - start < 10
+    timer.join()
+    signal.signal(signal.SIGINT, before)
+    assert sat.attention(*operands()[:3], TEXT).isfinite().all()

@@ -109,7 +109,7 @@ def readable(array: Any, argument: str, borrow: bool = False) -> Any:
 
 
 def tensor_in(values: Any, argument: str, borrow: bool = False) -> Any:
-    """A tensor to read, of a copy where the memory is not readable() and is not to be borrowed. Keeps the array alive."""
+    """A tensor to read, of readable() memory, which it keeps alive."""
     return _tensor(readable(as_array(values, argument), argument, borrow), argument)
 
 

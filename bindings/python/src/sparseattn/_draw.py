@@ -6,10 +6,6 @@ What is kept is seen, however thin: a sink's column of 4 keys in 16,384, a windo
 
 from __future__ import annotations
 
-import base64
-import html as markup
-import struct
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +53,9 @@ def picture(coverage: NDArray[np.float32], encoding: str | None) -> list[str]:
 
 def png(coverage: NDArray[np.float32]) -> bytes:
     """A picture of 8-bit greys, a pixel for each cell: white where nothing is kept, at least a light grey elsewhere."""
+    import struct
+    import zlib
+
     ink = np.where(coverage > 0, 0.3 + 0.6 * np.sqrt(coverage), 0)
     rows = np.pad(np.round(255 * (1 - ink)).astype(np.uint8), [(0, 0), (1, 0)])  # each row begins with its filter, none
     height, width = coverage.shape
@@ -69,10 +68,15 @@ def png(coverage: NDArray[np.float32]) -> bytes:
 
 def html(text: str, caption: str, coverage: NDArray[np.float32] | None) -> str:
     """A figure for a notebook: the pattern's text, and its picture where there is one."""
-    title = f"<code>{markup.escape(text)}</code>"
+    import base64
+    from html import escape
+
+    title = f"<code>{escape(text)}</code>"
     if coverage is None:
         return title
     source = base64.b64encode(png(coverage)).decode()
     style = "width: 16em; border: 1px solid #888; image-rendering: pixelated"
-    image = f'<img style="{style}" alt="{markup.escape(caption)}" src="data:image/png;base64,{source}">'
-    return f"<figure>{title}<br>{image}<figcaption>{caption}: queries downwards, keys to the right</figcaption></figure>"
+    image = f'<img style="{style}" alt="{caption}" src="data:image/png;base64,{source}">'
+    return (
+        f"<figure>{title}<br>{image}<figcaption>{caption}: queries downwards, keys to the right</figcaption></figure>"
+    )

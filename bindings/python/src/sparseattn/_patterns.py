@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     #: [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k] in the host's memory.
     AnyPattern = Union["Pattern", str, Array]
 
+
 class Stats(NamedTuple):
     """What Pattern.stats and Plan.stats return: the fields of the C struct spattn_stats, under their names."""
 
@@ -262,7 +263,9 @@ def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
         return pattern
     if isinstance(pattern, str):
         return Pattern(pattern)
-    accepted = "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
+    accepted = (
+        "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
+    )
     if not hasattr(pattern, "__array__") and not hasattr(pattern, "__dlpack__"):
         message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         reference: bool
         context: Context | None
 
+
 _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
 _AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
@@ -434,8 +435,8 @@ def _read_axes(axes: str) -> int:
 
 def sizes_of(arrays: dict[str, Any], axes: str) -> dict[str, Any]:
     """The options of a Plan that the arrays q, k and, unless it lies in k, v determine."""
-    shapes = (arrays["v"].shape if "v" in arrays else None, arrays["k"].shape)
-    return {**_sizes(arrays["q"].shape, *reversed(shapes), axes), "dtype": arrays["q"].dtype}
+    v = arrays["v"].shape if "v" in arrays else None
+    return {**_sizes(arrays["q"].shape, arrays["k"].shape, v, axes), "dtype": arrays["q"].dtype}
 
 
 def _sizes(q: Any, k: Any, v: Any, axes: str) -> dict[str, Any]:

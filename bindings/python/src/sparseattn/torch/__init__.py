@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: MIT
+"""Attention of torch tensors, with gradients.
+
+    import sparseattn.torch as sat
+    out = sat.attention(q, k, v, "causal & window(1023,0)")       # tensors in, a tensor out
+    out.sum().backward()
+
+The library reads and writes the tensors' own memory, on the CPU and, as far as it has kernels there, on CUDA devices,
+in torch's current stream. What torch.compile, torch.export, dispatch modes and torch.func see are two operators,
+torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the library without a detour.
+"""
+
+from ._attention import attention, scaled_dot_product_attention
+
+__all__ = ["attention", "scaled_dot_product_attention"]

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: MIT
+"""Attention as autograd and torch.compile see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+import torch.nn.functional
+
+from .._core import ArgumentError, Context, ShapeError, UnsupportedError
+from .._patterns import Pattern, as_pattern, pattern_named
+from .._plans import _sizes, find_plan
+from ._tensors import TensorPlan, context_of, require_tensor, with_mask
+
+if TYPE_CHECKING:
+    from typing import Literal, TypedDict
+
+    from typing_extensions import Unpack
+
+    class _Options(TypedDict, total=False):
+        axes: Literal["bshd", "bhsd", "thd"]
+        scale: float | None
+        softcap: float | None
+        q_offset: int | None
+        head_dim_v: int | None
+        deterministic: bool
+        reference: bool
+        context: Context | None
+        indices: torch.Tensor | None
+        index_counts: torch.Tensor | None
+        sink_logits: torch.Tensor | None
+
+
+# ---- operators: what graphs hold ----
+
+_OPERANDS = "Tensor q, Tensor k, Tensor? v, Tensor? sink_logits, Tensor? indices, Tensor? index_counts, Tensor? mask"
+_SCALARS = (
+    "str pattern, str axes, float? scale, float? softcap, SymInt? q_offset, SymInt? head_dim_v, bool deterministic, "
+    "bool reference"
+)
+_NUM_OPERANDS, _NUM_SCALARS = 7, 8
+
+_library = torch.library.Library("sparseattn", "DEF")
+_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward) -> (Tensor out, Tensor lse)")
+_library.define(
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
+)
+
+
+def _plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    sink_logits: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    pattern: Any,
+    axes: str,
+    scale: float | None,
+    softcap: float | None,
+    q_offset: int | None,
+    head_dim_v: int | None,
+    deterministic: bool,
+    reference: bool,
+    backward: bool,
+    context: Context | None = None,
+) -> Any:
+    if mask is not None:
+        pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
+    return find_plan(
+        TensorPlan,
+        context or context_of(q),
+        pattern,
+        q.device,
+        q.dtype,
+        (q.shape, k.shape, None if v is None else v.shape),
+        axes,
+        scale,
+        softcap,
+        q_offset,
+        head_dim_v,
+        sink_logits is not None,
+        backward,
+        deterministic,
+        reference,
+    )
+
+
+def _forward(
+    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
+) -> Any:
+    """The operator; scalars are those of its schema."""
+    plan = _plan(q, k, v, sink_logits, mask, *_named(scalars[0]), *scalars[1:])
+    lists = {"indices": indices, "index_counts": index_counts}
+    return plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
+
+
+def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
+    """The operator. What a call has no gradient of, dv or dsink_logits, is a tensor without elements."""
+    sink_logits, indices, index_counts, mask, pattern, *scalars = more
+    plan = _plan(q, k, v, sink_logits, mask, *_named(pattern), *scalars, True)
+    lists = {"indices": indices, "index_counts": index_counts}
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
+    return dq, dk, q.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
+
+
+def _named(name: str) -> tuple[Any]:
+    """The pattern of a graph's constant: a text is as good as its pattern, and found again without a parse."""
+    return (pattern_named(name) if name.startswith("#") else name,)
+
+
+def _forward_fake(
+    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
+) -> Any:
+    pattern, axes, _, _, _, head_dim_v, *_ = scalars
+    sizes = _sizes(q.shape, k.shape, None if v is None else v.shape, axes)
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor is not None and tensor.device != q.device:
+            message = f"argument {name} lies on {tensor.device}; accepted: {q.device}, where q lies"
+            raise ArgumentError(message, "SPATTN_E_DEVICE", name)
+    _kept_by_graphs[pattern] = pattern_named(pattern)
+    out = [*q.shape[:-1], v.shape[-1] if v is not None else head_dim_v or k.shape[-1]]
+    lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
+    return q.new_empty(out), q.new_empty(lse, dtype=torch.float32)
+
+
+# A graph has a pattern's name alone, and may be run when nobody else holds the pattern any more.
+_kept_by_graphs: dict[str, Pattern] = {}
+
+
+def _backward_fake(
+    dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, sink_logits: Any, *more: Any
+) -> Any:
+    gradients = q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty(0 if v is None else v.shape)
+    return *gradients, lse.new_empty(0 if sink_logits is None else sink_logits.shape)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.scalars = inputs[_NUM_OPERANDS : _NUM_OPERANDS + _NUM_SCALARS]
+    ctx.save_for_backward(*inputs[:_NUM_OPERANDS], *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
+    *operands, out, lse = ctx.saved_tensors
+    if dout is None and dlse is None:
+        return (None,) * (_NUM_OPERANDS + _NUM_SCALARS + 1)
+    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *ctx.scalars)
+    dq, dk, dv, dsink = gradients
+    v, sink_logits = operands[2:4]
+    found = dq, dk, None if v is None else dv, None if sink_logits is None else dsink
+    return *found, *[None] * (_NUM_OPERANDS + _NUM_SCALARS + 1 - len(found))
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise UnsupportedError(
+        "second derivatives of attention are not offered; accepted: first ones, by backward() or grad() without "
+        "create_graph. torch's own scaled_dot_product_attention has second ones under "
+        "sdpa_kernel(SDPBackend.MATH)",
+        "SPATTN_E_UNSUPPORTED",
+        "dout",
+    )
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("forward", _forward, _device)
+    _library.impl("backward", _backward, _device)
+torch.library.register_fake("sparseattn::forward", _forward_fake, lib=_library)
+torch.library.register_fake("sparseattn::backward", _backward_fake, lib=_library)
+torch.library.register_autograd("sparseattn::forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("sparseattn::backward", _refuse, lib=_library)
+
+
+# ---- eager calls: an autograd function of its own takes a tenth of an operator's ----
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: TensorPlan, *operands: torch.Tensor | None) -> Any:
+        q, k, v, sink_logits, indices, index_counts = operands
+        more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+        out, lse = plan.forward(q, k, v, return_lse=True, **more)
+        ctx.plan = plan
+        ctx.save_for_backward(*operands, out, lse)  # the lists, too: autograd notices if one changes before backward
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
+        q, k, v, sink_logits, indices, index_counts, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * 7
+        more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+        zero = torch.zeros_like(out) if dout is None else dout
+        gradients = ctx.plan.backward(q, k, v, out, lse, zero, dlse=dlse, **more)
+        if torch.is_grad_enabled():  # somebody means to differentiate once more
+            gradients = _Once.apply(gradients, dout, dlse, q, k, v, sink_logits)
+        return None, *gradients, *[None] * (6 - len(gradients))
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that depend on their operands in a way that nobody knows."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | None) -> Any:
+        return tuple(x if x is None else x.detach() for x in gradients)
+
+    backward = staticmethod(_refuse)
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.maybe_current_level
+_is_tracing = torch._C._is_tracing
+
+
+def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
+    """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer."""
+    return (
+        type(q) in _PLAIN
+        and not q.is_meta
+        and type(k) in _PLAIN
+        and (v is None or type(v) in _PLAIN)
+        and (sink_logits is None or type(sink_logits) in _PLAIN)
+        and not _num_dispatch_modes()
+        and _functorch_level() is None
+        and not _is_tracing()
+    )
+
+
+# ---- what users call ----
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
+    indices: torch.Tensor | None = None,
+    index_counts: torch.Tensor | None = None,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """sparseattn.attention of tensors: out, or (out, lse), which autograd knows how to differentiate once.
+
+    q        [batch, seq_q, heads_q, head_dim], float32, float16, bfloat16 or float64, on the CPU or a CUDA device.
+             Mind the order: a tensor [batch, heads, seq, head_dim] is taken for one of few tokens and many heads
+             unless axes is "bhsd"; scaled_dot_product_attention takes it as torch does
+    pattern  a Pattern, its text, or a bool tensor, True where a key is seen: [seq_q, seq_k], [heads, seq_q, seq_k] or
+             [batch, heads, seq_q, seq_k], and seq_q may be 1 in a mask of keys alone. The host reads a mask with every
+             call: where it stays the same, sparseattn.mask makes a pattern of it once. In what torch.compile compiles,
+             a pattern is a text, a mask, or was made outside
+    context  None is the CPU's default_context(), or one for the CUDA device where q lies; must be None in compiled code
+
+    k, v, indices, index_counts, sink_logits, and the other options and errors are those of sparseattn.attention. q, k,
+    v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v are cast, as torch's own
+    attention casts them.
+    """
+    lists = (sink_logits, indices, index_counts)
+    mask = None
+    if isinstance(pattern, torch.Tensor):
+        pattern, mask = "full", pattern
+    scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
+    return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    more: tuple[Any, Any, Any],
+    mask: torch.Tensor | None,
+    pattern: Any,
+    scalars: tuple[Any, ...],
+    return_lse: bool = False,
+    context: Context | None = None,
+) -> Any:
+    """attention, with a mask beside the pattern; more is sink_logits, indices, index_counts."""
+    sink_logits, indices, index_counts = more
+    is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits)
+    if not is_eager:
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
+            if tensor is not None and not isinstance(tensor, torch.Tensor):
+                require_tensor(tensor, name)
+        if not torch.compiler.is_compiling() and _functorch_level() is not None:
+            message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
+            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        q, k, v = (_autocast(x, device) for x in (q, k, v))
+    backward = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or (v is not None and v.requires_grad)
+        or (sink_logits is not None and sink_logits.requires_grad)
+    )
+    if not is_eager:
+        if context is not None:
+            raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
+        name = pattern if isinstance(pattern, str) else _name_of(pattern)
+        out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward)
+        return (out, lse) if return_lse else out
+    plan = _plan(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
+    if not backward:
+        lists = {"indices": indices, "index_counts": index_counts}
+        return plan.forward(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
+    out, lse = _Attention.apply(plan, q, k, v, *more)
+    return (out, lse) if return_lse else out
+
+
+def _name_of(pattern: Any) -> str:
+    # A plain attribute, so that torch.compile can read it and compiles again where it is another.
+    name: str = pattern._name if isinstance(pattern, Pattern) else as_pattern(pattern)._name
+    return name
+
+
+def _autocast(x: Any, device: str) -> Any:
+    if x is not None and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    return x
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    pattern: AnyPattern | None = None,
+) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention over the pairs that a pattern keeps.
+
+    query      [batch, heads_q, seq_q, head_dim]; fewer axes lack the batch, then the heads; more are batches
+    key        [batch, heads_kv, seq_k, head_dim]
+    value      [batch, heads_kv, seq_k, head_dim_v]
+    attn_mask  bool, True where a key takes part, broadcast to [batch, heads_q, seq_q, seq_k]; intersected with pattern
+    dropout_p  0: there is no dropout inside attention
+    is_causal  query i sees keys up to i, counted from the first of each: torch's meaning. Patterns align the last
+               query to the last key; where seq_q is not seq_k, only one of both can be asked for
+    pattern    a Pattern, its text, or a mask; None is "full"
+
+    Returns [batch, heads_q, seq_q, head_dim_v], the heads of a token side by side in memory, as torch does. A query
+    without keys gets 0, where torch has NaN.
+
+    Raises UnsupportedError for dropout and masks of floats; else as attention.
+    """
+    if dropout_p:
+        message = f"argument dropout_p is {dropout_p}; accepted: 0, as there is no dropout inside attention"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "dropout_p")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, torch.Tensor):
+            require_tensor(tensor, name)
+        if tensor.dim() < 2 or tensor.dim() != query.dim():
+            message = f"argument {name} has shape {list(tensor.shape)}; accepted: [batch, heads, seq, head_dim]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+    if query.dim() > 2 and not enable_gqa and query.shape[-3] != key.shape[-3]:
+        message = f"argument key has {key.shape[-3]} heads; accepted: {query.shape[-3]}, or enable_gqa=True"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "key")
+    seq_q, seq_k, q_offset = query.shape[-2], key.shape[-2], None
+    if is_causal:
+        if pattern is None:
+            pattern, q_offset = "causal", 0
+        elif seq_q == seq_k:
+            pattern = pattern.tril() if isinstance(pattern, torch.Tensor) else as_pattern(pattern) & Pattern("causal")
+        else:
+            message = f"is_causal counts from the first of {seq_q} queries and {seq_k} keys, a pattern from the last"
+            raise ArgumentError(f"{message}; accepted: one of them", "SPATTN_E_ARGUMENT", "is_causal")
+    q, k, v = (_four_axes(x).transpose(1, 2) for x in (query, key, value))
+    mask = None if attn_mask is None else _read_mask(attn_mask, seq_k)
+    if isinstance(pattern, torch.Tensor):
+        pattern, mask = "full", pattern if mask is None else pattern & mask
+    scalars = ("bshd", scale, None, q_offset, None, False, False)
+    out = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars).transpose(1, 2)
+    return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _four_axes(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() <= 4:
+        return x[(None,) * (4 - x.dim())]
+    return x.flatten(0, x.dim() - 4)
+
+
+def _read_mask(mask: torch.Tensor, seq_k: int) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        message = f"argument attn_mask is {mask.dtype}; accepted: torch.bool, True where a key takes part"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "attn_mask")
+    mask = mask[(None,) * max(0, 2 - mask.dim())]
+    mask = mask.flatten(0, mask.dim() - 4) if mask.dim() > 4 else mask
+    return mask.expand(*mask.shape[:-1], seq_k)
+
+
+if TYPE_CHECKING:
+    from .._patterns import AnyPattern

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""Tensors as the library's, plans of tensors, and masks that lie in tensors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from .. import _plans
+from .._analytic import full, global_keys, sink
+from .._arrays import make_tensor
+from .._core import ArgumentError, Context, DTypeError, ShapeError, default_context, ffi, lib
+from .._patterns import Pattern, as_pattern, per_batch
+
+_DTYPES = {
+    torch.float32: (lib.SPATTN_FLOAT, 32),
+    torch.float16: (lib.SPATTN_FLOAT, 16),
+    torch.float64: (lib.SPATTN_FLOAT, 64),
+    torch.bfloat16: (lib.SPATTN_BFLOAT, 16),
+    torch.int32: (lib.SPATTN_INT, 32),
+    torch.int64: (lib.SPATTN_INT, 64),
+}
+_DEVICES = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
+_contexts: dict[int, Context] = {}  # by index of the CUDA device
+os.register_at_fork(after_in_child=_contexts.clear)
+
+
+def context_of(tensor: torch.Tensor) -> Context:
+    """The context of calls that name none, on the tensor's device."""
+    if tensor.is_cpu:
+        return default_context()
+    device = tensor.device
+    if device.type != "cuda":
+        raise ArgumentError(f"argument q lies on {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "q")
+    context = _contexts.get(device.index)
+    if context is None:
+        context = _contexts.setdefault(device.index, Context(f"cuda:{device.index}"))
+    return context
+
+
+def _code(dtype: torch.dtype, argument: str) -> tuple[int, int]:
+    if dtype not in _DTYPES:
+        accepted = ", ".join(map(str, _DTYPES))
+        raise DTypeError(f"argument {argument} is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
+    return _DTYPES[dtype]
+
+
+def require_tensor(tensor: Any, argument: str) -> None:
+    """Raises DTypeError for what is no tensor, ArgumentError for one that has no memory of rows."""
+    if not isinstance(tensor, torch.Tensor):
+        message = f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
+        message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
+        raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
+    _code(tensor.dtype, argument)
+
+
+class TensorPlan(_plans.Plan):
+    """A plan whose arrays are tensors of one device; else as Plan."""
+
+    _float32 = torch.float32
+
+    def __init__(self, pattern: Any, device: torch.device, **options: Any):
+        self._device = device
+        self._templates: dict[tuple[int, ...], torch.Tensor] = {}
+        super().__init__(pattern, **options)
+
+    def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
+        return dtype, *_code(dtype, "problem.dtype")
+
+    def _stream(self) -> Any:
+        return ffi.cast("void *", _stream_of(self._device)) if self._device.type == "cuda" else ffi.NULL
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # torch takes half of the time where it is shown a tensor. This one has a single element, at every index.
+        template = self._templates.get(shape)
+        if template is None or template.dtype != dtype:
+            template = torch.empty((), dtype=dtype, device=self._device).expand(shape)
+            self._templates[shape] = template
+        return torch.empty_like(template)
+
+    def _place(self, frame: _plans.Frame, name: str, tensor: Any, writes: bool = False) -> Any:
+        if tensor is None:
+            return frame.clear(name)
+        known = frame.tensors.get(name)
+        if writes and known is not None:  # made by _empty, as the one before
+            known[2][0] = tensor.data_ptr()
+            return None
+        if known is None or not isinstance(tensor, torch.Tensor):
+            require_tensor(tensor, name)
+        copy = None
+        if tensor.is_neg():  # the imaginary part of a conjugate is a view with a sign to come
+            copy = tensor = tensor.detach().resolve_neg()
+        try:
+            form = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        except RuntimeError:  # a sparse tensor has no strides
+            require_tensor(tensor, name)
+            raise
+        if known is not None and known[0] == form:
+            known[2][0] = tensor.data_ptr()
+            return copy
+        require_tensor(tensor, name)
+        device = _DEVICES[tensor.device.type], tensor.device.index or 0
+        struct = make_tensor(None, 0, _code(tensor.dtype, name), tensor.shape, tensor.stride(), device)
+        frame.set(name, form, struct)[0] = tensor.data_ptr()
+        return copy
+
+    def _call(self, frame: _plans.Frame) -> int:
+        if self._device.type == "cpu":
+            return super()._call(frame)
+        # Freed when this returns, and given out again in the order of the stream.
+        scratch = torch.empty(frame.size, dtype=torch.uint8, device=self._device)
+        frame.use_scratch(scratch.data_ptr())
+        frame.args.stream = self._stream()
+        status: int = frame.function(self._handle, frame.args)
+        return status
+
+
+# A public call makes a Stream object first, which takes longer than a kernel's launch.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _stream_of(device: torch.device) -> int:
+    stream: int = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
+    return stream
+
+
+# ---- masks ----
+
+
+def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
+    """The pattern cut to what a bool tensor keeps, which the host reads.
+
+    mask  [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; a seq_q of 1 serves all queries, as of
+          padding masks [batch, 1, 1, seq_k]
+
+    Raises DTypeError, ShapeError: .argument is "mask".
+    """
+    if mask.dtype != torch.bool:
+        message = f"argument mask is {mask.dtype}; accepted: torch.bool, True where a key is seen"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "mask")
+    if not 2 <= mask.ndim <= 4:
+        message = f"argument mask has shape {list(mask.shape)}; accepted: 2 to 4 axes, the last two [seq_q, seq_k]"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "mask")
+    if mask.shape[-2] not in (1, seq_q):
+        message = f"argument mask has shape {list(mask.shape)}; accepted: {seq_q} queries, or 1 for all of them"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "mask")
+    mask = mask.detach().cpu()
+    if mask.shape[-2] == 1 and seq_q != 1 and (mask.ndim == 2 or mask.shape[-3] == 1):
+        of_batch = [_keys(row) for row in mask.reshape(-1, mask.shape[-1])]
+        kept = of_batch[0] if len(of_batch) == 1 else per_batch(of_batch)
+    else:
+        kept = as_pattern(mask.expand(*mask.shape[:-2], seq_q, mask.shape[-1]), "mask")
+    return kept if pattern == "full" else as_pattern(pattern) & kept
+
+
+def _keys(row: torch.Tensor) -> Pattern:
+    """Of a row of bools the keys that are True, by a formula where padding stands at one end."""
+    positions = row.nonzero().flatten()
+    first, count = (int(positions[0]), len(positions)) if len(positions) else (0, 0)
+    if not bool(row[first : first + count].all()):
+        return global_keys(positions.numpy())
+    if first + count == len(row):
+        return full() - sink(first) if first else full()
+    return sink(count) if first == 0 else sink(first + count) - sink(first)
