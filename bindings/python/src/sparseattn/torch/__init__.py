@@ -11,5 +11,14 @@ torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the 
 """
 
 from ._attention import attention, scaled_dot_product_attention
+from ._flex import from_block_mask, to_block_mask, to_mask_mod
+from ._modules import BlockSparseMultiHeadAttention
 
-__all__ = ["attention", "scaled_dot_product_attention"]
+__all__ = [
+    "BlockSparseMultiHeadAttention",
+    "attention",
+    "from_block_mask",
+    "scaled_dot_product_attention",
+    "to_block_mask",
+    "to_mask_mod",
+]
