@@ -167,3 +167,39 @@ def test_errors_are_typed_and_name_the_argument(call, kind, argument):
     with pytest.raises(kind) as caught:
         call()
     assert caught.value.argument == argument and argument in str(caught.value)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_topk_lists_the_largest(library):
+    scores = np.random.default_rng(8).standard_normal((2, 33, 2, 45)).astype(np.float32)
+    scores[:, :, :, 30:] = -np.inf
+    scores[0, 3, 1, 4:] = -np.inf
+    largest = np.sort(scores, -1)[..., -7:]
+    given = scores if library == "numpy" else pytest.importorskip("torch").from_numpy(scores)
+    found = sa.topk(given, 7)
+    assert type(found) is type(given) and str(found.dtype).endswith("int64")
+    indices = np.asarray(found)
+    values = np.where(indices < 0, -np.inf, np.take_along_axis(scores, indices.clip(0), -1))
+    np.testing.assert_array_equal(np.sort(values, -1), largest)
+    assert (indices[0, 3, 1] == -1).sum() == 3
+    q, k, v, *_ = operands()
+    kept = (scores >= largest[..., :1]) & (scores > -np.inf)
+    by_head = np.repeat(kept.swapaxes(1, 2), 2, axis=1)
+    out = sa.attention(q, k, v, sa.runtime_tokens(7), indices=indices)
+    np.testing.assert_allclose(out, sa.attention(q, k, v, by_head), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "scores, k, kind, argument",
+    [
+        (np.float32(3), 1, sa.ShapeError, "scores"),
+        (np.zeros((3, 4), int), 1, sa.DTypeError, "scores"),
+        (np.zeros((3, 4)), 5, sa.ArgumentError, "k"),
+        (np.zeros((3, 4)), 0, sa.ArgumentError, "k"),
+        (np.zeros((3, 4)), 2.0, sa.ArgumentError, "k"),
+    ],
+)
+def test_topk_refuses(scores, k, kind, argument):
+    with pytest.raises(kind) as caught:
+        sa.topk(scores, k)
+    assert caught.value.argument == argument

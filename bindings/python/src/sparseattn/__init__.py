@@ -44,7 +44,7 @@ from ._core import (
     kernels,
     version,
 )
-from ._indexed import bsr, csr, mask, predicate, runtime_blocks, runtime_tokens
+from ._indexed import bsr, csr, mask, predicate, runtime_blocks, runtime_tokens, topk
 from ._patterns import (
     Extent,
     Pattern,
@@ -109,6 +109,7 @@ __all__ = [
     "runtime_tokens",
     "sink",
     "strided",
+    "topk",
     "transpose",
     "tree",
     "union",

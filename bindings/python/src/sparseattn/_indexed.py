@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ._arrays import integers
-from ._core import ffi, lib
+import numpy as np
+
+from ._arrays import as_array, integers
+from ._core import ArgumentError, DTypeError, ShapeError, ffi, lib
 from ._patterns import Pattern, make_mask, make_pattern
 
 
@@ -88,6 +90,37 @@ def runtime_blocks(block_q: int, block_k: int, max_blocks_per_row: int) -> Patte
     Else as runtime_tokens. NSA (https://arxiv.org/abs/2502.11089), MoBA (https://arxiv.org/abs/2502.13189).
     """
     return make_pattern(lib.spattn_pattern_runtime_blocks, block_q, block_k, max_blocks_per_row)
+
+
+def topk(scores: Any, k: int) -> Any:
+    """Lists for runtime_tokens(k), or runtime_blocks: where each row's k largest scores stand, in no order.
+
+    scores  [..., keys], of floats: [batch, seq_q, heads_kv, seq_k] for runtime_tokens, [batch, rows, heads_kv, blocks]
+            for runtime_blocks. -infinity is never listed
+    k       at most the keys
+
+    Returns int64 [..., k], -1 where a row has fewer than k scores above -infinity: a torch tensor where scores is one,
+    on its device, else a NumPy array.
+
+        out = attention(q, k, v, causal() & runtime_tokens(64), indices=topk(scores, 64))
+
+    Raises ShapeError, DTypeError, ArgumentError: .argument is "scores" or "k".
+    """
+    is_tensor = hasattr(scores, "topk")
+    values = scores.detach() if is_tensor else as_array(scores, "scores")
+    if not len(values.shape):
+        raise ShapeError("argument scores has no axis; accepted: [..., keys]", "SPATTN_E_SHAPE", "scores")
+    if not (values.is_floating_point() if is_tensor else values.dtype.kind in "fV"):
+        raise DTypeError(f"argument scores is {values.dtype}; accepted: floats", "SPATTN_E_DTYPE", "scores")
+    keys = values.shape[-1]
+    if not isinstance(k, int) or not 1 <= k <= keys:
+        raise ArgumentError(f"k is {k!r}; accepted: 1 .. {keys}, the keys", "SPATTN_E_RANGE", "k")
+    if is_tensor:
+        found = values.topk(k, sorted=False)
+        return found.indices.masked_fill(found.values == float("-inf"), -1)
+    values = values.astype(np.float32) if values.dtype.kind == "V" else values
+    indices = np.argpartition(values, keys - k, axis=-1)[..., keys - k :]
+    return np.where(np.take_along_axis(values, indices, -1) == -np.inf, -1, indices)
 
 
 def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, heads: int = 1) -> Pattern:
