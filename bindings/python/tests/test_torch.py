@@ -358,6 +358,36 @@ def test_dispatch_modes_see_the_operator():
         sat.attention(q, k, v, TEXT)
 
 
+def test_torchs_wish_for_determinism_is_heard():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    heard = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            if "sparseattn" in str(function):
+                heard.append(arguments[13])
+            return function(*arguments, **(options or {}))
+
+    q, k, v, _ = operands()
+    for wish in (False, True):
+        torch.use_deterministic_algorithms(wish)
+        with Look():
+            sat.attention(q, k, v, TEXT)
+            sat.attention(q, k, v, TEXT, deterministic=True)
+    torch.use_deterministic_algorithms(False)
+    assert heard == [False, True, True, True]
+
+
+def test_inference_mode_leaves_nothing_behind():
+    q, k, v, dout = operands(seq=41)
+    with torch.inference_mode():
+        right = sat.attention(q, k, v, TEXT)
+    out = sat.attention(q.detach(), k.detach(), v.detach(), TEXT)
+    assert torch.equal(out, right) and not out.is_inference()
+    out.requires_grad_().sum().backward()
+
+
 def test_checkpoints_compute_again():
     from torch.utils.checkpoint import checkpoint
 

@@ -285,6 +285,8 @@ def attention(
              [batch, heads, seq_q, seq_k], and seq_q may be 1 in a mask of keys alone. The host reads a mask with every
              call: where it stays the same, sparseattn.mask makes a pattern of it once. In what torch.compile compiles,
              a pattern is a text, a mask, or was made outside
+    deterministic  bit-equal gradients between calls, also where torch.use_deterministic_algorithms asks for them; on
+             the CPU they always are
     context  None is the CPU's default_context(), or one for the CUDA device where q lies; must be None in compiled code
 
     k, v, indices, index_counts, sink_logits, and the other options and errors are those of sparseattn.attention. q, k,
@@ -312,6 +314,8 @@ def _attend(
 ) -> Any:
     """attention, with a mask beside the pattern; more is sink_logits, indices, index_counts."""
     sink_logits, indices, index_counts = more
+    *options, deterministic, reference = scalars
+    scalars = (*options, deterministic or torch.are_deterministic_algorithms_enabled(), reference)
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits)
     if not is_eager:
         for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
