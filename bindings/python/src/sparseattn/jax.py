@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Attention of JAX arrays, with gradients, under jit, grad and vmap.
+
+    import sparseattn.jax as saj
+    out = saj.attention(q, k, v, "causal & window(1023,0)")       # inside jit, too
+    dq = jax.grad(lambda q: saj.attention(q, k, v, "causal").sum())(q)
+
+Calls are XLA's custom calls (https://docs.jax.dev/en/latest/ffi.html), on the CPU and on NVIDIA GPUs; there they run in
+XLA's stream, with its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._arrays import dtype_code
+from ._core import DTypeError, ShapeError, default_context, ffi, lib, own, sized
+from ._patterns import Pattern, as_pattern
+from ._plans import _read_axes, sizes_of
+
+_SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
+
+
+@functools.cache
+def _register() -> None:
+    """Tells XLA our calls, once. An import alone must not: it would make JAX choose its devices."""
+    handlers = ctypes.CDLL(str(pathlib.Path(__file__).with_name("_xla.so")))
+    for op in ("forward", "backward"):
+        for platform in ("cpu", "cuda"):
+            handler = getattr(handlers, f"spattn_xla_{op}_{platform}")
+            name = {"cpu": "cpu", "cuda": "CUDA"}[platform]
+            jax.ffi.register_ffi_target(f"sparseattn_{op}", jax.ffi.pycapsule(handler), platform=name)
+
+
+class _Call(NamedTuple):
+    """What is constant in a call: both are bytes, which hash, and which mean the same in every process."""
+
+    pattern: bytes
+    problem: bytes
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        return {name: np.frombuffer(value, np.uint8) for name, value in self._asdict().items()}
+
+
+class _Operands(NamedTuple):
+    """Arrays, in the order in which the handlers read them; None is absent."""
+
+    q: Any
+    k: Any
+    v: Any
+    sink_logits: Any
+    indices: Any
+    index_counts: Any
+
+    def dense(self) -> list[Any]:
+        return [array for array in self[:4] if array is not None]
+
+    def lists(self) -> list[Any]:
+        return [array for array in self[4:] if array is not None]
+
+
+def _problem(call: _Call) -> Any:
+    return ffi.from_buffer("spattn_problem *", call.problem)
+
+
+def _with_backward(call: _Call) -> _Call:
+    """The call whose plan has a backward: one plan then serves both passes."""
+    problem = ffi.new("spattn_problem *", _problem(call)[0])
+    problem.flags |= lib.SPATTN_PLAN_BACKWARD
+    return call._replace(problem=bytes(ffi.buffer(problem)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    q, head_dim_v = operands.q, _problem(call).head_dim_v
+    rows = {lib.SPATTN_BSHD: (0, 2, 1), lib.SPATTN_BHSD: (0, 1, 2), lib.SPATTN_THD: (1, 0)}[_problem(call).axes]
+    results = (
+        jax.ShapeDtypeStruct((*q.shape[:-1], head_dim_v), q.dtype),
+        jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in rows), jnp.float32),
+    )
+    forward = jax.ffi.ffi_call("sparseattn_forward", results, vmap_method="broadcast_all")
+    return tuple(forward(*operands.dense(), *operands.lists(), **call.attributes()))
+
+
+def _attention_forward(call: _Call, operands: _Operands) -> Any:
+    out, lse = _attention(_with_backward(call), operands)
+    return (out, lse), (operands, out, lse)
+
+
+def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Operands]:
+    (operands, out, lse), (dout, dlse) = saved, gradients
+    results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands.dense())
+    backward = jax.ffi.ffi_call("sparseattn_backward", results, vmap_method="broadcast_all")
+    found = backward(*operands.dense(), out, lse, dout, dlse, *operands.lists(), **_with_backward(call).attributes())
+    left = iter(found)
+    return (_Operands(*(None if array is None else next(left) for array in operands[:4]), None, None),)
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _read(values: Any, name: str) -> Any:
+    """A JAX array, or what stands for one while JAX traces."""
+    if values is None or isinstance(values, jax.Array):
+        return values
+    if isinstance(values, np.ndarray):
+        return jnp.asarray(values)
+    raise TypeError(f"argument {name} is {type(values).__name__}; accepted: an array of JAX or NumPy")
+
+
+def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
+    """Raises what the library would say of these operands, while the user's own lines are still being traced."""
+    letters = {"b": "batch", "s": "seq_k", "t": "seq_k", "h": "heads_kv", "d": "head_dim"}
+    k_shape = tuple(sizes[letters[axis]] for axis in axes)
+    wanted = {"k": (k_shape, operands.q.dtype), "sink_logits": ((sizes["heads_q"],), np.dtype(np.float32))}
+    wanted["v"] = (*k_shape[:-1], sizes["head_dim_v"]), operands.q.dtype
+    for name, (shape, dtype) in wanted.items():
+        given = getattr(operands, name)
+        if given is not None and given.shape != shape:
+            message = f"argument {name} has shape {list(given.shape)}; accepted: {list(shape)}"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+        if given is not None and given.dtype != dtype:
+            raise DTypeError(f"argument {name} is {given.dtype}; accepted: {dtype}", "SPATTN_E_DTYPE", name)
+    for name in ("indices", "index_counts"):
+        given, ndim = getattr(operands, name), len(axes) - (name == "index_counts")
+        if given is not None and given.dtype not in (np.int32, np.int64):
+            raise DTypeError(f"argument {name} is {given.dtype}; accepted: int32, int64", "SPATTN_E_DTYPE", name)
+        if given is not None and given.ndim != ndim:
+            message = f"argument {name} has shape {list(given.shape)}; accepted: {ndim} axes"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: Pattern | str,
+    *,
+    axes: str = "bshd",
+    indices: Any = None,
+    index_counts: Any = None,
+    sink_logits: Any = None,
+    return_lse: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+) -> Any:
+    """sparseattn.attention of JAX arrays: out, or (out, lse), which reverse-mode differentiation knows, once.
+
+    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v] or
+    None, float32, float16, bfloat16, or float64 where JAX has it enabled; axes as in sparseattn.attention. q, k, v,
+    sink_logits and the lse that is returned have gradients. The pattern and the options are constants of a jitted
+    function; scale, softcap, q_offset, head_dim_v, deterministic and reference are those of sparseattn.Plan. Returns out
+    [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
+
+    vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch entries,
+    with sinks, and with "thd". Several devices: inside jax.shard_map, where every device has batch entries, or heads, of
+    its own.
+
+    Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
+    GPU alone refuses comes as XLA's error when the program runs.
+    """
+    _register()
+    operands = _Operands(
+        *(_read(values, name) for values, name in zip((q, k, v, sink_logits, indices, index_counts), _Operands._fields))
+    )
+    arrays = {"q": operands.q, "k": operands.k, "v": operands.v}
+    sizes = sizes_of({name: array for name, array in arrays.items() if array is not None}, axes)
+    sizes["head_dim_v"] = sizes.get("head_dim_v", head_dim_v or sizes["head_dim"])
+    flags = {
+        lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
+        lib.SPATTN_PLAN_REFERENCE: reference,
+        lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
+        lib.SPATTN_PLAN_SCALE: scale is not None,
+        lib.SPATTN_PLAN_VALUE_IN_KEY: v is None,
+        lib.SPATTN_PLAN_SINK_LOGITS: sink_logits is not None,
+    }
+    problem = sized(
+        "spattn_problem",
+        flags=sum(flag for flag, is_set in flags.items() if is_set),
+        scale=scale or 0.0,
+        softcap=softcap or 0.0,
+        q_offset=q_offset or 0,
+        axes=_read_axes(axes),
+        **{name: sizes[name] for name in _SIZES},
+    )
+    problem.dtype.code, problem.dtype.bits = dtype_code(np.dtype(operands.q.dtype), "problem.dtype")
+    problem.dtype.lanes = 1
+    made = as_pattern(pattern)
+    own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
+    _check(operands, sizes, axes)
+    out, lse = _attention(_Call(made.save(), bytes(ffi.buffer(problem))), operands)
+    return (out, lse) if return_lse else out

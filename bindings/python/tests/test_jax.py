@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of JAX, jitted, mapped and differentiated, against dense attention that JAX itself differentiates."""
+
+import functools
+import pathlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import sparseattn as sa
+
+jax = pytest.importorskip("jax")
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+
+import sparseattn.jax as saj  # noqa: E402
+
+STREAMING = "causal & (sink(2) | window(9,0))"
+TEXT = f"{STREAMING} - global_keys(0)"  # the first query sees nothing
+BOUNDS = {jnp.float64: 1e-5, jnp.float32: 2e-5, jnp.float16: 4e-3, jnp.bfloat16: 4e-2}  # lse is float32 everywhere
+
+
+def operands(dtype=jnp.float32, heads_kv=2, seq=40, batch=2):
+    """q, k, v, dout [batch, seq, heads, head_dim]."""
+    rng = np.random.default_rng(3)
+    shapes = [(batch, seq, 4, 24), (batch, seq, heads_kv, 24), (batch, seq, heads_kv, 16), (batch, seq, 4, 16)]
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def dense(q, k, v, mask, sink=None, softcap=None):
+    """out and lse in float64."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (jnp.swapaxes(x.astype(jnp.float64), 1, 2) for x in (q, k, v))
+    k, v = (jnp.repeat(x, group, 1) for x in (k, v))
+    s = q @ jnp.swapaxes(k, -1, -2) * q.shape[-1] ** -0.5
+    s = softcap * jnp.tanh(s / softcap) if softcap else s
+    # Finite in the place of -infinity, whose gradients would be NaN where a query sees nothing.
+    s = jnp.where(mask, s, -1e30)
+    if sink is not None:
+        s = jnp.concatenate([s, jnp.broadcast_to(sink[None, :, None, None], (*s.shape[:3], 1))], -1)
+    lse = jax.nn.logsumexp(s, -1)
+    p = jnp.where(s > -1e29, jnp.exp(s - lse[..., None]), 0)[..., : k.shape[2]]
+    return jnp.swapaxes(p @ v, 1, 2), lse
+
+
+def mask_of(text, seq=40, batch=2):
+    return sa.parse(text).to_mask(sa.Extent(seq, batch=batch, heads=4))
+
+
+def close(found, expected, bound=2e-5):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("text", [STREAMING, "full", "block_diagonal(7)"])
+def test_gradients_are_those_of_dense_attention(dtype, text):
+    q, k, v, dout = operands(dtype)
+    dlse = jnp.linspace(-1, 1, 2 * 4 * 40).reshape(2, 4, 40)
+
+    def loss(attend, *x):
+        out, lse = attend(*x)
+        return (out * dout).sum(dtype=jnp.float64) + (lse * dlse).sum()
+
+    attend = functools.partial(saj.attention, pattern=text, return_lse=True)
+    found = jax.jit(jax.grad(functools.partial(loss, attend), (0, 1, 2)))(q, k, v)
+    expected = jax.grad(functools.partial(loss, lambda *x: dense(*x, mask_of(text))), (0, 1, 2))(q, k, v)
+    out, lse = jax.jit(attend)(q, k, v)
+    assert out.dtype == dtype and lse.dtype == jnp.float32 and [g.dtype for g in found] == [dtype] * 3
+    close((out, lse, *found), (*dense(q, k, v, mask_of(text)), *expected), BOUNDS[dtype])
+
+
+def test_check_grads():
+    q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
+    attend = functools.partial(saj.attention, pattern=TEXT)
+    check_grads(attend, (q, k, v), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
+
+
+def test_queries_without_keys():
+    q, k, v, _ = operands()
+    out, lse = saj.attention(q, k, v, TEXT, return_lse=True)
+    assert (out[:, 0] == 0).all() and jnp.isneginf(lse[:, :, 0]).all()
+    gradients = jax.grad(lambda *x: saj.attention(*x, TEXT).sum(), (0, 1, 2))(q, k, v)
+    assert (gradients[0][:, 0] == 0).all() and all(jnp.isfinite(x).all() for x in gradients)
+
+
+def test_sinks_and_softcap_have_gradients():
+    q, k, v, dout = operands()
+    sink = jnp.asarray([0.5, -2, 1, 3], jnp.float32)
+    found = jax.grad(
+        lambda q, k, v, sink: (saj.attention(q, k, v, "causal", sink_logits=sink, softcap=1.5) * dout).sum(),
+        (0, 1, 2, 3),
+    )(q, k, v, sink)
+    expected = jax.grad(lambda *x: (dense(*x[:3], mask_of("causal"), x[3], 1.5)[0] * dout).sum(), (0, 1, 2, 3))(
+        q, k, v, sink
+    )
+    close(found, expected, 3e-5)
+
+
+def test_values_in_keys():
+    q, k, _, dout = operands(heads_kv=1)
+    found = jax.grad(lambda q, k: (saj.attention(q, k, None, "causal", head_dim_v=16) * dout).sum(), (0, 1))(q, k)
+    expected = jax.grad(lambda q, k: (dense(q, k, k[..., :16], mask_of("causal"))[0] * dout).sum(), (0, 1))(q, k)
+    close(found, expected)
+
+
+def windows():
+    """Lists of runtime_tokens(5): the query itself and the four before it."""
+    indices = np.arange(5)[None, None, None, :] + np.arange(40)[None, :, None, None] - 4
+    return jnp.asarray(np.broadcast_to(indices, (2, 40, 2, 5)))
+
+
+def test_lists():
+    q, k, v, dout = operands()
+    lists = sa.runtime_tokens(5)
+    found = jax.grad(lambda *x: (saj.attention(*x, lists, indices=windows()) * dout).sum(), (0, 1, 2))(q, k, v)
+    expected = jax.grad(lambda *x: (saj.attention(*x, "causal & window(4,0)") * dout).sum(), (0, 1, 2))(q, k, v)
+    close(found, expected)
+    counts = jnp.full((2, 40, 2), 4)
+    found = saj.attention(q, k, v, lists, indices=windows(), index_counts=counts)
+    close([found], [saj.attention(q, k, v, "window(4,0) - window(0,0)")])  # the last entry is the query itself
+
+
+def test_axes_are_taken():
+    q, k, v, _ = operands()
+    by_head = saj.attention(*(jnp.swapaxes(x, 1, 2) for x in (q, k, v)), TEXT, axes="bhsd")
+    close([jnp.swapaxes(by_head, 1, 2)], [saj.attention(q, k, v, TEXT)])
+    packed = saj.attention(*(x[0] for x in (q, k, v)), sa.per_document("causal", [0, 15, 40]), axes="thd")
+    close([packed], [saj.attention(q, k, v, sa.documents([0, 15, 40]) & sa.causal())[0]])
+
+
+@pytest.mark.parametrize(
+    "pattern, options",
+    [
+        (TEXT, {}),
+        (sa.per_batch(["causal", "window(3,3)"], [0, 1]), {}),
+        (TEXT, {"sink_logits": jnp.asarray([0.5, -2, 1, 3], jnp.float32)}),
+    ],
+    ids=["folded into the batch", "another pattern for each batch entry", "sinks"],
+)
+@pytest.mark.parametrize("in_axes", [(0, 0, 0), (0, None, None), (1, None, 2)])
+def test_vmap_is_a_loop(pattern, options, in_axes):
+    q, k, v, dout = operands()
+    grown = [x if axis is None else jnp.stack([x, x * 2, x[::-1]], axis) for x, axis in zip((q, k, v), in_axes)]
+
+    def both(*x):
+        out, pull = jax.vjp(lambda *y: saj.attention(*y, pattern, **options), *x)
+        return out, *pull(dout)
+
+    found = jax.jit(jax.vmap(both, in_axes))(*grown)
+    for n in range(3):
+        one = [x if axis is None else jnp.take(x, n, axis) for x, axis in zip(grown, in_axes)]
+        close([x[n] for x in found], both(*one), 1e-6)
+
+
+def test_sinks_may_be_mapped():
+    q, k, v, _ = operands()
+    sinks = jnp.asarray([[0.5, -2, 1, 3], [0, 1, 2, 3]], jnp.float32)
+
+    def loss(sink):
+        return saj.attention(q, k, v, TEXT, sink_logits=sink).sum()
+
+    close(jax.vmap(jax.grad(loss))(sinks), [jax.grad(loss)(sink) for sink in sinks])
+
+
+def test_two_maps_of_packed_sequences():
+    q, k, v, _ = (x[0] for x in operands())
+    pattern = sa.per_document("causal", [0, 15, 40])
+    many = [jnp.stack([jnp.stack([x, x + 1]), jnp.stack([x * 2, -x])]) for x in (q, k, v)]
+    found = jax.vmap(jax.vmap(lambda *x: saj.attention(*x, pattern, axes="thd")))(*many)
+    for i in range(2):
+        close(found[i], [saj.attention(*(x[i, j] for x in many), pattern, axes="thd") for j in range(2)], 1e-6)
+
+
+def test_programs_may_be_exported():
+    pytest.importorskip("flatbuffers")  # with which JAX writes programs
+    q, k, v, _ = operands()
+    lists = sa.csr(*sa.parse(STREAMING).to_csr(40), 40)  # too long for a text
+    program = jax.export.export(
+        jax.jit(lambda *x: saj.attention(*x, lists)),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("sparseattn_forward")],
+    )(q, k, v)
+    again = jax.export.deserialize(program.serialize())
+    close([again.call(q, k, v)], [saj.attention(q, k, v, STREAMING)], 1e-6)
+
+
+def test_sizes_of_zero():
+    q, k, v, _ = operands()
+    assert saj.attention(q[:0], k[:0], v[:0], "causal").shape == (0, 40, 4, 16)
+    assert (saj.attention(q, k[:, :0], v[:, :0], "full") == 0).all()
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v, _ = operands()
+    once = jax.grad(lambda q: saj.attention(q, k, v, "full").sum())
+    with pytest.raises(ValueError, match="sparseattn_backward.*cannot be differentiated"):
+        jax.grad(lambda q: once(q).sum())(q)
+    with pytest.raises(TypeError, match="jvp"):
+        jax.jvp(lambda q: saj.attention(q, k, v, "full"), (q,), (q,))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "change, kind, argument",
+    [
+        (dict(q=np.zeros((40, 4, 24), np.float32)), sa.ShapeError, "q"),
+        (dict(k=np.zeros((2, 40, 2, 23), np.float32)), sa.ShapeError, "k"),
+        (dict(k=np.zeros((2, 40, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
+        (dict(v=np.zeros((2, 41, 2, 16), np.float32)), sa.ShapeError, "v"),
+        (dict(v=np.zeros((2, 40, 2, 16), np.float16)), sa.DTypeError, "v"),
+        (dict(q=np.zeros((2, 40, 4, 24), np.int32)), sa.DTypeError, "problem.dtype"),
+        (dict(sink_logits=np.zeros(3, np.float32)), sa.ShapeError, "sink_logits"),
+        (dict(indices=np.zeros((2, 40, 2, 3), np.float32)), sa.DTypeError, "indices"),
+        (dict(pattern="wind"), sa.FormatError, "text"),
+        (dict(pattern=sa.csr([0, 1], [0], 4)), sa.ShapeError, None),
+    ],
+)
+def test_errors_are_typed_while_jax_traces(jit, change, kind, argument):
+    q, k, v, _ = operands()
+    given = {"q": q, "k": k, "v": v, **change}
+    pattern = given.pop("pattern", TEXT)
+    call = functools.partial(saj.attention, pattern=pattern)
+    with pytest.raises(kind) as caught:
+        (jax.jit(call) if jit else call)(**given)
+    assert argument is None or caught.value.argument == argument
+
+
+def test_what_is_no_array():
+    q, k, v, _ = operands()
+    with pytest.raises(TypeError, match="argument k is list"):
+        saj.attention(q, k.tolist(), v, TEXT)
+
+
+def test_what_only_the_call_can_know_is_xlas_error():
+    q, k, v, _ = operands()
+    with pytest.raises(Exception, match="argument indices"):
+        saj.attention(q, k, v, sa.runtime_tokens(5), indices=jnp.zeros((2, 39, 2, 5), jnp.int32)).block_until_ready()
+
+
+def structs(header):
+    """Struct -> its fields in ffi.h."""
+    for body, name in re.findall(r"typedef struct \w+ \{(.*?)\n\} (xla_\w+);", header, flags=re.S):
+        plain = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+        yield name, re.findall(r"(\w+)(?:\)\([^)]*\)|\[\d+\])?(?=[;,])", plain)
+
+
+# Our struct -> theirs, and those of our fields that they call differently.
+THEIRS = {
+    "xla_extension": ("Extension_Base", {"kind": "type"}),
+    "xla_version": ("Api_Version", {"major": "major_version", "minor": "minor_version"}),
+    "xla_metadata": ("Metadata", {"version": "api_version"}),
+    "xla_metadata_extension": ("Metadata_Extension", {"base": "extension_base"}),
+    "xla_buffer": ("Buffer", {"sizes": "dims"}),
+    "xla_span": ("ByteSpan", {"text": "ptr", "length": "len"}),
+    "xla_array": ("Array", {}),
+    "xla_attributes": ("Attrs", {"kinds": "types", "items": "attrs"}),
+    "xla_error_create": ("Error_Create_Args", {"code": "errc"}),
+    "xla_stream_get": ("Stream_Get_Args", {"execution": "ctx"}),
+    "xla_memory_allocate": ("DeviceMemory_Allocate_Args", {"execution": "ctx", "bytes": "size", "align": "alignment"}),
+    "xla_memory_free": ("DeviceMemory_Free_Args", {"execution": "ctx", "bytes": "size"}),
+    "xla_device_get": ("DeviceOrdinal_Get_Args", {"execution": "ctx", "ordinal": "device_ordinal"}),
+    "xla_call": ("CallFrame", {"execution": "ctx", "operands": "args", "results": "rets", "attributes": "attrs"}),
+    "xla_api": (
+        "Api",
+        {
+            "version": "api_version",
+            "internal": "internal_api",
+            "create_error": "XLA_FFI_Error_Create",
+            "get_stream": "XLA_FFI_Stream_Get",
+            "allocate_memory": "XLA_FFI_DeviceMemory_Allocate",
+            "free_memory": "XLA_FFI_DeviceMemory_Free",
+            "get_device": "XLA_FFI_DeviceOrdinal_Get",
+        },
+    ),
+}
+NUMBERS = {
+    "XLA_CANCELLED": "Error_Code_CANCELLED",
+    "XLA_INVALID_ARGUMENT": "Error_Code_INVALID_ARGUMENT",
+    "XLA_RESOURCE_EXHAUSTED": "Error_Code_RESOURCE_EXHAUSTED",
+    "XLA_UNIMPLEMENTED": "Error_Code_UNIMPLEMENTED",
+    "XLA_INTERNAL": "Error_Code_INTERNAL",
+    "XLA_METADATA": "Extension_Metadata",
+    "XLA_ARRAY": "AttrType_ARRAY",
+    **{f"XLA_{name}": f"DataType_{name}" for name in ("S32", "S64", "U8", "F16", "F32", "F64", "BF16")},
+}
+
+
+def test_our_declarations_have_the_layout_of_xlas_header(tmp_path):
+    folder = ROOT / "bindings" / "python" / "xla"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler here")
+    header = (folder / "ffi.h").read_text()
+    lines = ['#include "xla/ffi/api/c_api.h"', '#include "ffi.h"']
+    declared = dict(structs(header))
+    for ours, fields in declared.items():
+        if ours == "xla_buffers":
+            continue
+        theirs, names = THEIRS[ours]
+        assert fields
+        for field in fields:
+            if not field.startswith("before_"):
+                other = names.get(field, {"extensions": "extension_start"}.get(field, field))
+                lines.append(f'_Static_assert(offsetof({ours}, {field}) == offsetof(XLA_FFI_{theirs}, {other}), "");')
+        if ours not in ("xla_call", "xla_api", "xla_metadata"):  # of these we read the first fields only
+            lines.append(f'_Static_assert(sizeof({ours}) == sizeof(XLA_FFI_{theirs}), "");')
+    for field, args, rets in zip(("size", "kinds", "items"), ("size", "types", "args"), ("size", "types", "rets")):
+        lines.append(f'_Static_assert(offsetof(xla_buffers, {field}) == offsetof(XLA_FFI_Args, {args}), "");')
+        lines.append(f'_Static_assert(offsetof(xla_buffers, {field}) == offsetof(XLA_FFI_Rets, {rets}), "");')
+    for ours, theirs in NUMBERS.items():
+        lines.append(f'_Static_assert((int){ours} == (int)XLA_FFI_{theirs}, "");')
+    assert set(declared) == {*THEIRS, "xla_buffers"}
+    assert set(NUMBERS) == set(re.findall(r"(XLA_[A-Z0-9_]+) =", header))
+    program = tmp_path / "layout.c"
+    program.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [compiler, "-std=c11", "-fsyntax-only", f"-I{jax.ffi.include_dir()}", f"-I{folder}", program],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def has_gpu():
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.skipif(not has_gpu(), reason="JAX has no CUDA device here")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("vmap", [False, True])
+def test_cuda_devices(dtype, vmap):
+    q, k, v, dout = operands(dtype, seq=300)
+    gpu = jax.devices("cuda")[0]
+
+    def both(*x):
+        out, pull = jax.vjp(lambda *y: saj.attention(*y, TEXT), *x)
+        return out, *pull(dout)
+
+    call = jax.jit(jax.vmap(both)) if vmap else jax.jit(both)
+    given = [jnp.stack([x, x * 2]) for x in (q, k, v)] if vmap else [q, k, v]
+    found = call(*(jax.device_put(x, gpu) for x in given))
+    assert all(x.devices() == {gpu} for x in found)
+    close(found, call(*(jax.device_put(x, jax.devices("cpu")[0]) for x in given)), BOUNDS[dtype])
+
+
+def test_the_wheel_has_the_handlers():
+    assert (pathlib.Path(sa.__file__).parent / "_xla.so").is_file()
