@@ -160,12 +160,12 @@ def attention(
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v] or
     None, float32, float16, bfloat16, or float64 where JAX has it enabled; axes as in sparseattn.attention. q, k, v,
     sink_logits and the lse that is returned have gradients. The pattern and the options are constants of a jitted
-    function; scale, softcap, q_offset, head_dim_v, deterministic and reference are those of sparseattn.Plan. Returns out
-    [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
+    function; scale, softcap, q_offset, head_dim_v, deterministic and reference are those of sparseattn.Plan. Returns
+    out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
-    vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch entries,
-    with sinks, and with "thd". Several devices: inside jax.shard_map, where every device has batch entries, or heads, of
-    its own.
+    vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
+    entries, with sinks, and with "thd". Several devices: inside jax.shard_map, where every device has batch entries, or
+    heads, of its own.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.

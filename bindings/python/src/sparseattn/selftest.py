@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 
-from . import Context, Extent, attention, attention_backward, kernels, parse, version
-from .demo import truth
+from . import kernels, parse, version
+from .demo import device
+from .demo import run as demo
 
 PATTERNS = [
     "full",
@@ -19,27 +22,26 @@ PATTERNS = [
 BOUND = 1e-5  # float32, a few hundred keys
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    demo.add_device(parser)
+
+
 def worst_error(
-    text: str, context: Context, seq: int = 200, heads_q: int = 4, heads_kv: int = 2, head_dim: int = 48
+    text: str, where: device.Device, seq: int = 200, heads_q: int = 4, heads_kv: int = 2, head_dim: int = 48
 ) -> float:
     """Largest relative error of out, lse, dq, dk and dv against dense masked attention in float64."""
     rng = np.random.default_rng(1)
     q, dout = rng.standard_normal((2, seq, heads_q, head_dim), dtype=np.float32)
     k, v = rng.standard_normal((2, seq, heads_kv, head_dim), dtype=np.float32)
-    out, lse = attention(q[None], k[None], v[None], text, return_lse=True, context=context)
-    dq, dk, dv = attention_backward(q[None], k[None], v[None], out, lse, dout[None], text, context=context)
-    mask = parse(text).to_mask(Extent(seq, heads=heads_q))[0]
-    right = truth.forward_backward(q, k, v, dout, mask, head_dim**-0.5)
-    found = {"out": out[0], "lse": lse[0], "dq": dq[0], "dk": dk[0], "dv": dv[0]}
-    return max(truth.relative_errors(found, right, truth.floors(q, k, v, dout, head_dim**-0.5)).values())
+    return max(demo.check_layer(parse(text), q, k, v, dout, where).values())
 
 
-def run() -> int:
+def run(options: argparse.Namespace) -> int:
     """0 where all is right, else 1."""
+    where = device.find(options.device).exact()
     rows = [name for name, runs_here in kernels().items() if runs_here]
-    print(f"libsparseattn {version()}: {len(rows)} kernels run here, the best is {rows[0]}")
-    context = Context("cpu")
-    errors = {text: worst_error(text, context) for text in PATTERNS}
+    print(f"libsparseattn {version()} on {where}: {len(rows)} kernels run here, the best is {rows[0]}")
+    errors = {text: worst_error(text, where) for text in PATTERNS}
     for text, error in errors.items():
         print(f"{'ok   ' if error < BOUND else 'WRONG'} {text:48} forward and backward, relative error {error:.1e}")
     return 0 if all(error < BOUND for error in errors.values()) else 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import Extent, Pattern
-from .screen import shorten
+from .screen import shorten, tokens
 
 CELLS = 256  # a side of a picture; fewer would blur blocks, more would make lines too thin to see
 
@@ -24,18 +24,16 @@ def _figure(**options: Any) -> Any:
     return figure
 
 
-def save_patterns(patterns: list[Pattern], tokens: int, heads: int, folder: Path) -> list[Path]:
+def save_patterns(patterns: list[Pattern], seq: int, heads: int, folder: Path) -> list[Path]:
     """patterns.png: all of them side by side, queries downwards, keys to the right, darker where more is kept."""
     columns = min(3, len(patterns))
     rows = -(-len(patterns) // columns)
     figure = _figure(figsize=(4.2 * columns, 4.5 * rows), dpi=150)
     for n, pattern in enumerate(patterns):
         axes = figure.add_subplot(rows, columns, n + 1)
-        image = pattern.to_image(Extent(tokens, heads=heads), CELLS, CELLS)
+        image = pattern.to_image(Extent(seq, heads=heads), CELLS, CELLS)
         # The root lifts thin lines, a key in many, out of the white.
-        axes.imshow(
-            np.sqrt(image), cmap="Blues", vmin=0, vmax=1, extent=(0, tokens, tokens, 0), interpolation="antialiased"
-        )
+        axes.imshow(np.sqrt(image), cmap="Blues", vmin=0, vmax=1, extent=(0, seq, seq, 0), interpolation="antialiased")
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_position(("outward", 4))  # clear of the first keys
         axes.set_title(shorten(str(pattern), 44), fontsize=9)
@@ -55,7 +53,7 @@ def save_speed(names: list[str], sizes: list[int], seconds: np.ndarray, title: s
     for axes, label in ((time_axes, "milliseconds (less is better)"), (ratio_axes, f"times faster than {names[0]}")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(sizes, [f"{size // 1024}K" for size in sizes])
+        axes.set_xticks(sizes, [tokens(size) for size in sizes])
         axes.set_xlabel("tokens")
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter("{x:g}")

@@ -9,7 +9,8 @@ from typing import Callable
 
 import numpy as np
 
-from .. import Context, Pattern, Plan
+from .. import Pattern
+from .device import Device, Run
 from .model import Model, Shape
 
 Progress = Callable[[float], None]
@@ -21,7 +22,8 @@ class Entry:
     """A pattern and what was found out about it."""
 
     pattern: Pattern
-    plan: Plan
+    device: Device
+    run: Run
     density: float
     seconds: list[float] = field(default_factory=list)  # attention of each layer
     mass: list[float] = field(default_factory=list)  # share of the dense attention's weight, mean of each layer
@@ -41,25 +43,16 @@ class Operands:
     v: np.ndarray
 
 
-def make_entry(pattern: Pattern, shape: Shape, tokens: int, context: Context) -> Entry:
+def make_entry(pattern: Pattern, shape: Shape, tokens: int, device: Device) -> Entry:
     """Plans the pattern for one text of this length."""
-    plan = Plan(
-        pattern,
-        batch=1,
-        heads_q=shape.heads_q,
-        heads_kv=shape.heads_kv,
-        seq_q=tokens,
-        head_dim=shape.head_dim,
-        context=context,
-    )
-    return Entry(pattern, plan, pattern.density(tokens))
+    heads = {"heads_q": shape.heads_q, "heads_kv": shape.heads_kv, "head_dim": shape.head_dim}
+    return Entry(pattern, device, device.plan(pattern, seq_q=tokens, **heads), pattern.density(tokens))
 
 
-def timed_forward(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def forward(entry: Entry, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """out [tokens, heads_q, head_dim], lse [heads_q, tokens] and the seconds that they took."""
-    begin = time.perf_counter()
-    out, lse = plan.forward(q[None], k[None], v[None], return_lse=True)
-    return out[0], lse[0], time.perf_counter() - begin
+    (out, lse), seconds = entry.device.timed(entry.run, *map(entry.device.place, (q, k, v)))
+    return entry.device.fetch(out), entry.device.fetch(lse), seconds
 
 
 def read_dense(
@@ -77,11 +70,11 @@ def read_dense(
         if layer == kept_layer:
             kept.append(Operands(q, k, v))
         time.sleep(SETTLE)
-        out, dense_lse, seconds = timed_forward(dense.plan, q, k, v)
+        out, dense_lse, seconds = forward(dense, q, k, v)
         dense.seconds.append(seconds)
         dense.mass.append(1.0)
         for entry in others:
-            _, lse, seconds = timed_forward(entry.plan, q, k, v)
+            _, lse, seconds = forward(entry, q, k, v)
             entry.seconds.append(seconds)
             entry.mass.append(float(np.exp(lse - dense_lse).mean(dtype=np.float64)))
         return out
@@ -94,6 +87,6 @@ def read_sparse(model: Model, tokens: np.ndarray, entry: Entry, progress: Progre
     """The model reads with this pattern in all of its layers: how much worse does it guess the next token?"""
 
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        return entry.plan.forward(q[None], k[None], v[None])[0]
+        return forward(entry, q, k, v)[0]
 
     entry.perplexity = float(np.exp(model.read(tokens, attend, progress)))

@@ -6,14 +6,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from .. import Context, Extent, Pattern, SparseAttentionError, attention, attention_backward, parse, version
-from . import book, files, reading, screen, speed, truth, weights
+from .. import Extent, Pattern, SparseAttentionError, parse, version
+from . import book, device, files, reading, screen, speed, truth, weights
+from .device import Device
 from .model import Model
 from .reading import Entry, Operands
 
@@ -60,6 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=threads_argument, default=0, help="threads of the attention (default: 0, as many as cores)"
     )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=device_argument,
+        default="cpu",
+        help="where attention runs: cpu, or cuda, cuda:1, ... with torch, in bfloat16 (default %(default)s)",
+    )
+
+
+def device_argument(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"is {text}; accepted: cpu, cuda, cuda:N")
+    return text
 
 
 def parse_argument(text: str) -> Pattern:
@@ -101,14 +119,14 @@ def run(options: argparse.Namespace) -> int:
     """0 where the model read as it should and all checks passed, else 1."""
     begin = time.perf_counter()
     require_packages("gguf", "tokenizers", "matplotlib")
-    context = Context("cpu", threads=options.threads)
-    model, tokens = load(options)
-    entries = plan_all(options.pattern, model, len(tokens), context)
+    where = device.find(options.device, options.threads)
+    model, tokens = load(options, where)
+    entries = plan_all(options.pattern, model, len(tokens), where)
     draw_patterns(entries, len(tokens), model.shape.heads_q)
     operands, as_known = read_all(model, tokens, entries)
-    exact = check_all(entries, operands, context, len(model.layers) // 2)
-    sizes, seconds = measure_speed(entries, operands, context)
-    save(entries, len(tokens), model.shape.heads_q, sizes, seconds, options.out)
+    exact = check_all(entries, operands, where, len(model.layers) // 2)
+    sizes, seconds = measure_speed(entries, operands, where)
+    save(entries, len(tokens), model.shape.heads_q, sizes, seconds, where, options.out)
     print(f"\nDone in {time.perf_counter() - begin:.0f} s.")
     return 0 if as_known and exact else 1
 
@@ -121,9 +139,8 @@ def require_packages(*names: str) -> None:
         )
 
 
-def load(options: argparse.Namespace) -> tuple[Model, np.ndarray]:
-    cores = len(os.sched_getaffinity(0))
-    print(f"sparseattn {version()}: a language model reads a novel with sparse attention, on {cores} CPU cores")
+def load(options: argparse.Namespace, where: Device) -> tuple[Model, np.ndarray]:
+    print(f"sparseattn {version()}: a language model reads a novel with sparse attention, on {where}")
     screen.heading("Model and text")
     path = weights.find_weights(options.cache)
     if path is None:
@@ -148,7 +165,7 @@ def load(options: argparse.Namespace) -> tuple[Model, np.ndarray]:
     return model, tokens
 
 
-def plan_all(extra: list[Pattern], model: Model, tokens: int, context: Context) -> list[Entry]:
+def plan_all(extra: list[Pattern], model: Model, tokens: int, where: Device) -> list[Entry]:
     """Dense causal first, then ours, then the user's, each once."""
     causal = parse("causal")
     patterns = [causal, *map(parse, PATTERNS)]
@@ -160,7 +177,7 @@ def plan_all(extra: list[Pattern], model: Model, tokens: int, context: Context) 
     entries = []
     for pattern in dict.fromkeys(patterns):
         try:
-            entries.append(reading.make_entry(pattern, model.shape, tokens, context))
+            entries.append(reading.make_entry(pattern, model.shape, tokens, where))
         except SparseAttentionError as error:
             raise SystemExit(f"{pattern} cannot be planned here: {error}") from None
     return entries
@@ -218,7 +235,7 @@ def is_known(perplexity: float, tokens: int) -> bool:
     return fits
 
 
-def check_all(entries: list[Entry], operands: Operands, context: Context, layer: int) -> bool:
+def check_all(entries: list[Entry], operands: Operands, where: Device, layer: int) -> bool:
     """Forward and backward of one layer's real q, k, v against dense masked attention in float64."""
     size = min(CHECKED, len(operands.q))
     screen.heading(f"Layer {layer} against dense masked attention in NumPy float64, {size:,} tokens")
@@ -229,7 +246,7 @@ def check_all(entries: list[Entry], operands: Operands, context: Context, layer:
     dout = np.random.default_rng(0).standard_normal(q.shape, dtype=np.float32)
     worst = 0.0
     for entry in entries:
-        errors = check_layer(entry.pattern, q, k, v, dout, context)
+        errors = check_layer(entry.pattern, q, k, v, dout, where.exact())
         screen.row([entry.title(), *(f"{errors[name]:.1e}" for name in names)], widths)
         worst = max(worst, *errors.values())
     print(
@@ -240,37 +257,44 @@ def check_all(entries: list[Entry], operands: Operands, context: Context, layer:
 
 
 def check_layer(
-    pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, context: Context
+    pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, where: Device
 ) -> dict[str, float]:
     heads, scale = q.shape[1], q.shape[2] ** -0.5
-    out, lse = attention(q[None], k[None], v[None], pattern, return_lse=True, context=context)
-    dq, dk, dv = attention_backward(q[None], k[None], v[None], out, lse, dout[None], pattern, context=context)
+    found = where.gradients(pattern, *map(where.place, (q, k, v, dout)))
     mask = pattern.to_mask(Extent(len(q), heads=heads))[0]
     right = truth.forward_backward(q, k, v, dout, mask, scale)
-    found = {"out": out[0], "lse": lse[0], "dq": dq[0], "dk": dk[0], "dv": dv[0]}
-    return truth.relative_errors(found, right, truth.floors(q, k, v, dout, scale))
+    named = dict(zip(("out", "lse", "dq", "dk", "dv"), map(where.fetch, found)))
+    return truth.relative_errors(named, right, truth.floors(q, k, v, dout, scale))
 
 
-def measure_speed(entries: list[Entry], operands: Operands, context: Context) -> tuple[list[int], np.ndarray]:
+def measure_speed(entries: list[Entry], operands: Operands, where: Device) -> tuple[list[int], np.ndarray]:
     sizes = speed.lengths(len(operands.q))
     screen.heading("Speed against length: one layer's attention, forward")
     patterns = [entry.pattern for entry in entries]
     with screen.Progress(f"{len(patterns)} patterns, {sizes[0]:,} to {sizes[-1]:,} tokens") as progress:
-        seconds = speed.measure(patterns, operands, sizes, context, progress)
+        seconds = speed.measure(patterns, operands, sizes, where, progress)
     print()
     screen.chart(sizes, seconds)
     print()
     widths = [42, *[12] * len(sizes)]
-    screen.row(["milliseconds", *(f"{size // 1024}K" for size in sizes)], widths)
+    screen.row(["milliseconds", *map(screen.tokens, sizes)], widths)
     for n, entry in enumerate(entries):
         screen.row([f"{screen.letter(n)}  {entry.title()}", *(f"{1e3 * value:.2f}" for value in seconds[n])], widths)
     return sizes, seconds
 
 
-def save(entries: list[Entry], tokens: int, heads: int, sizes: list[int], seconds: np.ndarray, folder: Path) -> None:
+def save(
+    entries: list[Entry],
+    tokens: int,
+    heads: int,
+    sizes: list[int],
+    seconds: np.ndarray,
+    where: Device,
+    folder: Path,
+) -> None:
     patterns = [entry.pattern for entry in entries]
     names = [entry.title() for entry in entries]
-    title = "Attention of one layer of SmolLM2-135M (9 heads of 64), forward, CPU"
+    title = f"Attention of one layer of SmolLM2-135M (9 heads of 64), forward, {where.dtype}, {where}"
     paths = files.save_patterns(patterns, tokens, heads, folder)
     paths += files.save_speed(names, sizes, seconds, title, folder)
     screen.heading("Pictures")

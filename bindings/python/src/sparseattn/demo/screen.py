@@ -88,11 +88,16 @@ def chart(sizes: list[int], seconds: np.ndarray, height: int = 16, width: int = 
         label = f"{value:.{0 if value >= 100 else 1}f} ms" if y % 5 == 0 else ""
         print(f"{label:>11} |{''.join(line)}".rstrip())
     print(" " * 12 + "+" + "-" * width)
-    labels = [f"{size // 1024}K" for size in sizes]
+    labels = [tokens(size) for size in sizes]
     axis = [" "] * (width + 8)
     for knot, label in zip(knots.astype(int), labels):
         axis[knot : knot + len(label)] = label
     print(" " * 13 + "".join(axis).rstrip() + " tokens")
+
+
+def tokens(count: int) -> str:
+    """512, 1K, 1.5K, 64K."""
+    return str(count) if count < 1024 else f"{count / 1024:.4g}K"
 
 
 def letter(n: int) -> str:

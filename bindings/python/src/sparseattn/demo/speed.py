@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import time
+import functools
 from typing import Callable
 
 import numpy as np
 
-from .. import Context, Pattern, Plan
+from .. import Pattern
+from .device import Device
 from .reading import Operands
 
 SHORTEST, LONG = 1024, 8192
@@ -24,39 +25,36 @@ def lengths(tokens: int) -> list[int]:
 
 
 def stretch(x: np.ndarray, length: int) -> np.ndarray:
-    """[1, length, heads, head_dim]: x, repeated where it is shorter. Time does not depend on the numbers."""
-    return np.ascontiguousarray(np.resize(x, (length, *x.shape[1:])))[None]
+    """[length, heads, head_dim]: x, repeated where it is shorter. Time does not depend on the numbers."""
+    return np.ascontiguousarray(np.resize(x, (length, *x.shape[1:])))
 
 
-def best_time(call: Callable[[], object]) -> float:
+def best_time(device: Device, call: Callable[..., object], *operands: object) -> float:
     """Seconds of the fastest of several calls; the first warms up."""
-    call()
+    call(*operands)
     times: list[float] = []
     while sum(times) < ENOUGH or len(times) < 3:
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
+        times.append(device.timed(call, *operands)[1])
     return min(times)
 
 
 def measure(
-    patterns: list[Pattern], operands: Operands, sizes: list[int], context: Context, progress: Callable[[float], None]
+    patterns: list[Pattern],
+    operands: Operands,
+    sizes: list[int],
+    device: Device,
+    progress: Callable[[float], None],
+    backward: bool = False,
 ) -> np.ndarray:
-    """float64 [patterns, sizes]: seconds of a forward pass."""
+    """float64 [patterns, sizes]: seconds of a forward pass, or of forward and backward."""
     seconds = np.empty((len(patterns), len(sizes)))
     for column, size in enumerate(sizes):
-        q, k, v = (stretch(x, size) for x in (operands.q, operands.k, operands.v))
+        q, k, v = (device.place(stretch(x, size)) for x in (operands.q, operands.k, operands.v))
+        sizes_of_heads = {"heads_q": q.shape[2], "heads_kv": k.shape[2], "head_dim": q.shape[3]}
         for row, pattern in enumerate(patterns):
-            plan = Plan(
-                pattern,
-                batch=1,
-                heads_q=q.shape[2],
-                heads_kv=k.shape[2],
-                seq_q=size,
-                head_dim=q.shape[3],
-                context=context,
-            )
-            out = np.empty_like(q)
-            seconds[row, column] = best_time(lambda: plan.forward(q, k, v, out=out))
+            run = device.plan(pattern, seq_q=size, **sizes_of_heads)
+            out, _ = run(q, k, v)
+            call = functools.partial(device.gradients, pattern) if backward else run
+            seconds[row, column] = best_time(device, call, q, k, v, out)
             progress((column * len(patterns) + row + 1) / seconds.size)
     return seconds
