@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Models of Hugging Face transformers (5 or newer), with a pattern in the place of their attention.
+
+    import sparseattn as sa, sparseattn.huggingface
+    sa.huggingface.register("streaming", sa.sink(4) | sa.window(1023, 0))
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="streaming")   # or, of one that is there:
+    model.set_attn_implementation("streaming")
+
+A query sees the keys that both the pattern and the model let it see: causal models stay causal, sliding windows stay,
+padding and other sequences of a packed row stay unseen. Training, and generation with dynamic, static and sliding
+caches, run as with the model's own attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from ._analytic import causal, window
+from ._core import ArgumentError, ShapeError, UnsupportedError
+from ._indexed import mask
+from ._patterns import Extent, Pattern, as_pattern, per_batch, per_document
+from .torch import attention
+
+
+def register(name: str, pattern: Pattern | str) -> str:
+    """Makes attn_implementation=name the attention of this pattern, in every model that is made or set to it. Returns
+    the name.
+
+    name     a word of letters, digits, `_` and `-`, none of transformers' own; later calls of it replace the pattern
+    pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token
+
+    Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
+    UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches.
+    """
+    if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+        raise ArgumentError(f"argument name is {name!r}; accepted: letters, digits, _ and -", argument="name")
+    taken = AttentionInterface._global_mapping.get(name)
+    if name == "eager" or taken is not None and getattr(taken, "func", None) is not _attend:
+        raise ArgumentError(f"argument name is {name!r}, which transformers has; accepted: others", argument="name")
+    made = as_pattern(pattern)
+    AttentionInterface.register(name, functools.partial(_attend, made))
+    AttentionMaskInterface.register(name, functools.partial(_make_mask, made))
+    return name
+
+
+class _Mask(torch.Tensor):
+    """What the layers of one kind get for a mask: the pattern of this call, with all that the model says in it.
+
+    transformers hands masks on as tensors [batch, 1, q, k], and takes one with four axes for a mask that is made; this
+    one has the shape, and no memory.
+    """
+
+    pattern: Pattern
+
+    @staticmethod
+    def __new__(cls, pattern: Pattern, shape: tuple[int, ...], device: Any) -> _Mask:
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        made.pattern = pattern
+        return made
+
+    def __repr__(self) -> str:
+        return f"_Mask({self.pattern}, {tuple(self.shape)})"
+
+    def contiguous(self, *_: Any, **__: Any) -> _Mask:
+        return self
+
+    def to(self, *_: Any, **__: Any) -> _Mask:
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+        raise UnsupportedError(f"{function} of a mask that is a pattern; accepted: attention by this pattern")
+
+
+# ---- once a call of the model: what a query may see ----
+
+
+def _make_mask(
+    pattern: Pattern,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    config: Any = None,
+    **more: Any,
+) -> _Mask:
+    """The mask function that transformers calls: queries stand at q_offset + [0, q_length), keys at kv_offset +
+    [0, kv_length), and attention_mask [batch, tokens] is True for those that are no padding."""
+    q_offset = int(q_offset)
+    seen = _model_pattern(mask_function)
+    is_causal = mask_function is not bidirectional_mask_function
+    if not is_causal and q_length != kv_length:
+        raise UnsupportedError(
+            "cross attention has no positions of one sequence; accepted: self attention", argument="k"
+        )
+    end = q_offset + q_length if is_causal else kv_length  # a static cache is longer than what it holds
+    spans = _spans(attention_mask, batch_size, end)
+    if seen is None or spans is None or kv_offset:
+        sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
+        offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
+        options = {"mask_function": mask_function, "attention_mask": attention_mask, "config": config, **more}
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        made = _exact(pattern, sdpa_mask(**sizes, **offsets, **options), q_offset, kv_offset, config)
+    else:
+        made = _in_rows(pattern & seen, spans, q_offset, q_length, kv_length)
+    return _Mask(made, (batch_size, 1, q_length, kv_length), more.get("device", "cpu"))
+
+
+def _model_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
+    """The pattern of transformers' function of indices; None for one that is not known, which must be evaluated."""
+    if mask_function is causal_mask_function:
+        return causal()
+    if mask_function is bidirectional_mask_function:
+        return as_pattern("full")
+    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
+    if len(parts) == 2 and parts[1] is causal_mask_function:  # sliding_window_causal_mask_function
+        width = inspect.getclosurevars(parts[0]).nonlocals.get("sliding_window")
+        return None if width is None else causal() & window(width - 1, 0)
+    return None
+
+
+def _spans(attention_mask: torch.Tensor | None, batch: int, end: int) -> list[tuple[int, int]] | None:
+    """The first real token of each row and the one after its last, at most end; None where a row has holes."""
+    if attention_mask is None:
+        return [(0, end)] * batch
+    real = attention_mask[:, :end].cpu().numpy().astype(bool)
+    firsts, counts = real.argmax(axis=1), real.sum(axis=1)
+    spans = [(int(first), int(first + count)) for first, count in zip(firsts, counts)]
+    return spans if all(row[begin:last].all() for row, (begin, last) in zip(real, spans)) else None
+
+
+def _in_rows(pattern: Pattern, spans: list[tuple[int, int]], q_offset: int, q_length: int, kv_length: int) -> Pattern:
+    """The pattern within the real tokens of each row, whose positions count from the first of them."""
+
+    def row(span: tuple[int, int]) -> Pattern:
+        return per_document(pattern, [min(max(edge - q_offset, 0), q_length) for edge in span], list(span))
+
+    if set(spans) == {(0, kv_length)}:
+        return pattern
+    rows = {span: row(span) for span in spans}
+    number = {span: n for n, span in enumerate(rows)}
+    return rows[spans[0]] if len(rows) == 1 else per_batch(list(rows.values()), [number[span] for span in spans])
+
+
+def _exact(pattern: Pattern, allowed: torch.Tensor, q_offset: int, kv_offset: int, config: Any) -> Pattern:
+    """The pattern where allowed, bool [batch, 1, q, k], says nothing else: pair by pair. Positions count from the first
+    token of the row."""
+    q_length, kv_length = allowed.shape[-2:]
+    sizes = {"seq_q": q_length, "seq_k": kv_offset + kv_length, "q_offset": q_offset}
+    try:
+        own = pattern.to_mask(Extent(**sizes))
+    except ShapeError:  # the pattern differs between heads
+        own = pattern.to_mask(Extent(**sizes, heads=config.num_attention_heads))
+    return mask(np.ascontiguousarray(own[..., kv_offset:] & allowed.cpu().numpy()))
+
+
+# ---- once a layer ----
+
+
+def _attend(
+    pattern: Pattern,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls: query [batch, heads_q, seq_q, head_dim], key and value
+    [batch, heads_kv, seq_k, ...]; returns [batch, seq_q, heads_q, head_dim] and no weights, which are never made."""
+    _refuse(dropout=dropout, **more)
+    if attention_mask is None:  # a model that asks for no mask, or says by None that there is nothing to mask
+        causal_here = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if not causal_here and query.shape[2] != key.shape[2]:
+            message = "cross attention has no positions of one sequence; accepted: self attention"
+            raise UnsupportedError(message, argument="k")
+        made = pattern & causal() if causal_here else pattern
+        width = more.get("sliding_window")
+        made = made & window(width - 1, 0) if width else made
+    elif isinstance(attention_mask, _Mask):
+        made = attention_mask.pattern
+    else:
+        q_offset = key.shape[2] - query.shape[2]
+        config = getattr(module, "config", None)
+        made = _exact(pattern, _read_mask(attention_mask), q_offset, 0, config)
+    sinks = None if s_aux is None else s_aux.float()
+    operands = (query, key, value)
+    out = attention(*operands, made, axes="bhsd", scale=scaling, softcap=softcap, sink_logits=sinks)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _read_mask(attention_mask: torch.Tensor) -> torch.Tensor:
+    """A mask of a user's own, [batch, 1 or heads, q, k], as bool."""
+    if attention_mask.dtype == torch.bool:
+        return attention_mask
+    hidden = attention_mask <= torch.finfo(attention_mask.dtype).min / 2
+    if not (hidden | (attention_mask == 0)).all():
+        message = (
+            "attention_mask adds biases to scores; accepted: bool, or 0 where seen and the lowest number elsewhere"
+        )
+        raise UnsupportedError(message, argument="attention_mask")
+    return ~hidden
+
+
+def _refuse(dropout: float, position_bias: Any = None, cache: Any = None, **_: Any) -> None:
+    """Raises for what would be silently left out."""
+    if dropout:
+        message = f"attention dropout is {dropout}; accepted: 0, by attention_dropout=0 in the model's config or eval()"
+        raise UnsupportedError(message, argument="dropout")
+    if position_bias is not None:
+        raise UnsupportedError("the model adds a position bias to scores; accepted: models that do not")
+    if cache is not None:
+        raise UnsupportedError("a paged cache of continuous batching; accepted: dynamic, static and sliding caches")
