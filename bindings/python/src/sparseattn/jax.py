@@ -21,11 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arrays import dtype_code
-from ._core import DTypeError, ShapeError, default_context, ffi, lib, own, sized
+from ._core import DTypeError, ShapeError, default_context, ffi, lib, own
 from ._patterns import Pattern, as_pattern
-from ._plans import _read_axes, sizes_of
-
-_SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
+from ._problem import as_bytes, make_problem, row_axes, sizes_with
 
 
 @functools.cache
@@ -74,16 +72,16 @@ def _with_backward(call: _Call) -> _Call:
     """The call whose plan has a backward: one plan then serves both passes."""
     problem = ffi.new("spattn_problem *", _problem(call)[0])
     problem.flags |= lib.SPATTN_PLAN_BACKWARD
-    return call._replace(problem=bytes(ffi.buffer(problem)))
+    return call._replace(problem=as_bytes(problem))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     q, head_dim_v = operands.q, _problem(call).head_dim_v
-    rows = {lib.SPATTN_BSHD: (0, 2, 1), lib.SPATTN_BHSD: (0, 1, 2), lib.SPATTN_THD: (1, 0)}[_problem(call).axes]
+    axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[_problem(call).axes]
     results = (
         jax.ShapeDtypeStruct((*q.shape[:-1], head_dim_v), q.dtype),
-        jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in rows), jnp.float32),
+        jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
     )
     forward = jax.ffi.ffi_call("sparseattn_forward", results, vmap_method="broadcast_all")
     return tuple(forward(*operands.dense(), *operands.lists(), **call.attributes()))
@@ -174,30 +172,21 @@ def attention(
     operands = _Operands(
         *(_read(values, name) for values, name in zip((q, k, v, sink_logits, indices, index_counts), _Operands._fields))
     )
-    arrays = {"q": operands.q, "k": operands.k, "v": operands.v}
-    sizes = sizes_of({name: array for name, array in arrays.items() if array is not None}, axes)
-    sizes["head_dim_v"] = sizes.get("head_dim_v", head_dim_v or sizes["head_dim"])
-    flags = {
-        lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
-        lib.SPATTN_PLAN_REFERENCE: reference,
-        lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
-        lib.SPATTN_PLAN_SCALE: scale is not None,
-        lib.SPATTN_PLAN_VALUE_IN_KEY: v is None,
-        lib.SPATTN_PLAN_SINK_LOGITS: sink_logits is not None,
-    }
-    problem = sized(
-        "spattn_problem",
-        flags=sum(flag for flag, is_set in flags.items() if is_set),
-        scale=scale or 0.0,
-        softcap=softcap or 0.0,
-        q_offset=q_offset or 0,
-        axes=_read_axes(axes),
-        **{name: sizes[name] for name in _SIZES},
+    sizes = sizes_with({"q": operands.q, "k": operands.k, "v": operands.v}, axes, head_dim_v)
+    problem = make_problem(
+        sizes,
+        dtype_code(np.dtype(operands.q.dtype), "problem.dtype"),
+        axes=axes,
+        scale=scale,
+        softcap=softcap,
+        q_offset=q_offset,
+        value_in_key=v is None,
+        sink_logits=sink_logits is not None,
+        deterministic=deterministic,
+        reference=reference,
     )
-    problem.dtype.code, problem.dtype.bits = dtype_code(np.dtype(operands.q.dtype), "problem.dtype")
-    problem.dtype.lanes = 1
     made = as_pattern(pattern)
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
-    out, lse = _attention(_Call(made.save(), bytes(ffi.buffer(problem))), operands)
+    out, lse = _attention(_Call(made.save(), as_bytes(problem)), operands)
     return (out, lse) if return_lse else out
