@@ -16,6 +16,7 @@ from .questions import pair
 
 PATTERNS = ["causal & (sink(4) | window(255,0))", "causal & bigbird(64,3,1,2,0)", "causal & block_diagonal(256)"]
 MOST_TOKENS = 1 << 20
+DRAWN_TOKENS = 4096  # longer sequences repeat them: drawing millions would take seconds that Ctrl-C cannot cut short
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     where = device.find(options.device, options.threads)
     sizes = lengths(options.least, options.most)
     patterns = list(dict.fromkeys([options.dense, *(options.pattern or map(parse, PATTERNS))]))
-    operands = draw(sizes[-1], options.heads, options.head_dim)
+    operands = draw(min(sizes[-1], DRAWN_TOKENS), options.heads, options.head_dim)
     passes = "forward and backward" if options.backward else "forward"
     title = f"{passes}, batch 1, {options.heads[0]} heads of {options.head_dim}, {where.dtype}, {where}"
     if options.json:
