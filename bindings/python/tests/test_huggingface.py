@@ -2,8 +2,11 @@
 """Models of transformers whose attention is a pattern, beside the same weights with transformers' own attention."""
 
 import os
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
@@ -220,3 +223,9 @@ def test_models_are_made_with_it():
     model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES), attn_implementation=CAUSAL)
     assert model.config._attn_implementation == CAUSAL
     close(model.eval()(TOKENS).logits, logits(model, "eager"))
+
+
+def test_the_example_learns():
+    example = ROOT / "bindings" / "examples" / "finetune.py"
+    done = subprocess.run([sys.executable, example, "--steps", "6"], capture_output=True, text=True)
+    assert done.returncode == 0 and "after learning with it" in done.stdout, done.stderr
