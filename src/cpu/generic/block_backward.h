@@ -488,8 +488,7 @@ inline void backward_results(void* argument, int64_t index) {
 }
 
 template <class T, int bq, int bk>
-inline BackwardCall begin_backward(const BackwardArgs& args) {
-    Carver carver{(uintptr_t)args.workspace};
+inline BackwardCall begin_backward(const BackwardArgs& args, Carver carver) {
     BackwardCall call{
         &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
     Carver carried{(uintptr_t)args.piece.carried};
@@ -508,16 +507,21 @@ inline void complete_backward(BackwardCall& call) {
 
 template <class T, int bq, int bk>
 void block_backward(const BackwardArgs& args) {
-    BackwardCall call = begin_backward<T, bq, bk>(args);
+    BackwardCall call = begin_backward<T, bq, bk>(args, {(uintptr_t)args.workspace});
     complete_backward<T, bq, bk>(call);
 }
 
 template <int bq, int bk>
-size_t backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
-    Carver carver{0};
+inline size_t count_backward(Carver carver, const Problem& p, const LayoutView& layout, const TasksView& tasks,
+                             int num_lanes) {
     BackwardSpace space = carve_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
     carve_dq<bq>(carver, space, p, dq_blocks(p, layout, tasks, space.rows));
     return carver.used;
+}
+
+template <int bq, int bk>
+size_t backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
+    return count_backward<bq, bk>({0}, p, layout, tasks, num_lanes);
 }
 
 inline size_t backward_carries(const Problem& p) {

@@ -90,7 +90,7 @@ inline void backward_lse(void* argument, int64_t index) {
 
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
-    BackwardCall call = begin_backward<T, bq, bk>(args);
+    BackwardCall call = begin_backward<T, bq, bk>(args, {(uintptr_t)args.workspace});
     if (args.piece.sweep == 0) {
         args.parallel->run(backward_sums<T, bq, bk>, &call);
         call.next_row = 0;

@@ -31,15 +31,13 @@ namespace {
 constexpr Real lag = 8;
 constexpr Real lowest = sizeof(Real) == sizeof(float) ? -FLT_MAX : -DBL_MAX;
 
-// oT [head_dim_v][bq], m [bq], l [bq], top [bq]: one lane's running state, and what a part leaves in the workspace. m
-// lags behind top, the largest score.
+// m [bq], l [bq], top [bq], oT [head_dim_v, in tiles of 16][bq]: one lane's running state, and what a part leaves in
+// the workspace. m lags behind top, the largest score.
 struct State {
-    Real *out, *m, *l, *top;
+    Real *m, *l, *top, *out;
 };
-inline int64_t state_floats(const Problem& p, int bq) { return (p.head_dim_v + 3) * bq; }
-inline State state_at(Real* at, const Problem& p, int bq) {
-    return {at, at + p.head_dim_v * bq, at + (p.head_dim_v + 1) * bq, at + (p.head_dim_v + 2) * bq};
-}
+inline int64_t state_floats(const Problem& p, int bq) { return (round_up(p.head_dim_v, 16) + 3) * bq; }
+inline State state_at(Real* at, int bq) { return {at, at + bq, at + 2 * bq, at + 3 * bq}; }
 
 // A query's row of what pieces hand on: out as summed so far, m, l, top. The same for every arch.
 inline int64_t carried_floats(const Problem& p) { return round_up(p.head_dim_v + 3, 16); }
@@ -96,7 +94,7 @@ struct ForwardLane {
         : args(a), p(*a.problem), space(s), cap(softcap_factors(p)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
-        state = state_at(lane.state, p, bq);
+        state = state_at(lane.state, bq);
         values.place(lane.v, lane.v + int64_t(bk) * round_up(p.head_dim_v, lanes));
     }
 
@@ -220,17 +218,27 @@ struct ForwardLane {
         }
     }
 
-    // Moves the maximum of the queries whose new one is beyond the lag, and rescales what was summed under the old one.
-    // The others of the strip keep theirs: bits of a query's result must not depend on what only its neighbours see.
     template <int strip>
     void raise(int first, const Vec* top) {
+        if (meet_top<strip>(first, top)) rescale<strip>(first, top);
+    }
+
+    // Whether a maximum is beyond the lag.
+    template <int strip>
+    bool meet_top(int first, const Vec* top) {
         bool needed = false;
         for (int w = 0; w < strip; ++w) {
             Real* highest = state.top + first + w * lanes;
             store(highest, max(top[w], load(highest)));
         }
         for (int w = 0; w < strip; ++w) needed |= any(above(top[w], load(state.m + first + w * lanes) + set1(lag)));
-        if (!needed) return;
+        return needed;
+    }
+
+    // Moves the maximum of the queries whose new one is beyond the lag, and rescales what was summed under the old one.
+    // The others of the strip keep theirs: bits of a query's result must not depend on what only its neighbours see.
+    template <int strip>
+    void rescale(int first, const Vec* top) {
         for (int w = 0; w < strip; ++w) {
             const int at = first + w * lanes;
             const Vec old = load(state.m + at), m = select(above(top[w], old + set1(lag)), top[w], old);
@@ -250,7 +258,7 @@ struct ForwardLane {
     void join(const Join& j) {
         start();
         for (int i = 0; i < j.parts; ++i) {
-            const State part = state_at(space.parts + (j.first_part + i) * state_floats(p, bq), p, bq);
+            const State part = state_at(space.parts + (j.first_part + i) * state_floats(p, bq), bq);
             for (int at = 0; at < bq; at += lanes) {
                 const Vec m = max(load(part.m + at), load(state.m + at));
                 const Vec mine = exp2(load(state.m + at) - m), other = exp2(load(part.m + at) - m);
