@@ -134,8 +134,8 @@ inline void check_isolation(const Case& c, const Rows& rows, const Inputs& in, c
     for (const char can_tell : isolation.can_tell_keys) told.keys += can_tell, ++told.all_keys;
     if (soiling.dirt == Dirt::huge) return;  // where float overflows, the truth need not
     const Results truth = run_rows(c, reference_rows(Dtype::f64), dirty, 2);
-    const Bound gradient = bound_of(dtype, "gradient");
-    check_told("out", got.out, truth.out, bound_of(dtype, "out"));
+    const Bound gradient = bound_of(rows, "gradient");
+    check_told("out", got.out, truth.out, bound_of(rows, "out"));
     check_told("lse", got.lse, truth.lse, bound_of(dtype, "lse"));
     check_told("dq", got.dq, truth.dq, gradient);
     check_told("dk", got.dk, truth.dk, gradient);

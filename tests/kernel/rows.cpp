@@ -139,7 +139,7 @@ TEST(every_row_computes_attention) {
             for (const Rows& rows : all) {
                 if (rows.forward.dtype != dtype || !is_tested(rows) || !takes(rows, c)) continue;
                 check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
-                check_results(c, dtype, run_rows(c, rows, in, 2), want);
+                check_results(c, rows, run_rows(c, rows, in, 2), want);
             }
         }
     for (const Rows& rows : all)
@@ -233,7 +233,7 @@ static void meet_pieces(const Rows& rows) {
     CHECK(forward >= 6);
     CHECK(backward >= 6);
     CHECK(most >= 3);
-    CHECK(away >= 1 || rows.forward.block_q == 16);  // small blocks waste little on a few hot tokens
+    CHECK(away >= 1 || rows.forward.block_q < 64);  // small blocks waste little on a few hot tokens
 }
 
 TEST(the_pieces_are_met) {
@@ -241,6 +241,8 @@ TEST(the_pieces_are_met) {
         if (!rows.forward.carries || !is_tested(rows)) continue;
         if (rows.forward.dtype == Dtype::f32) meet_pieces<float>(rows);
         if (rows.forward.dtype == Dtype::f64) meet_pieces<double>(rows);
+        // It stands for amx, too: the algorithm is one, and products are so cheap there that small cases stay whole.
+        if (!std::strncmp(rows.forward.name, "avx512bf16_", 11)) meet_pieces<Bf16>(rows);
     }
 }
 

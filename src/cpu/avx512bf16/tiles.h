@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// Verbs on tiles of bf16, sixteen vectors of 64 bytes, for generic/panels.h. CPUs with AMX have these instructions too.
+#pragma once
+
+#include "cpu/avx512/vec.h"
+#include "cpu/generic/panel.h"
+
+namespace spattn::cpu {
+namespace {
+
+// The number of an element of two vectors, one after the other, for each place of their interleaved elements.
+struct Interleaved {
+    uint16_t low[32], high[32], both[32];
+    constexpr Interleaved() : low(), high(), both() {
+        for (int i = 0; i < 32; ++i) {
+            low[i] = uint16_t(i / 2 + (i % 2) * 32), high[i] = uint16_t(low[i] + 16);
+            both[i] = uint16_t(i / 2 + (i % 2) * 16);
+        }
+    }
+};
+constexpr Interleaved interleaved;
+
+// Two rows of 32 become a row of each of two right tiles: elements of the same column stand side by side.
+inline void interleave(const Bf16* a, const Bf16* b, __m512i& low, __m512i& high) {
+    const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+    low = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(interleaved.low), y);
+    high = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(interleaved.high), y);
+}
+
+// Numbers to bf16, to nearest, ties to even; NaN stays NaN, and denormals become zero. Lanes of a first.
+inline __m512i narrow(Vec a, Vec b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
+// A row of a left tile: 32 terms, those of a first.
+inline void store_terms(Bf16* out, Vec a, Vec b) { _mm512_store_si512(out, narrow(a, b)); }
+// A row of a right tile: two terms of sixteen lanes, side by side.
+inline void store_pairs(Bf16* out, Vec a, Vec b) {
+    _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_loadu_si512(interleaved.both), narrow(a, b)));
+}
+
+// Sixteen vectors of sixteen pairs: rows become columns.
+inline void transpose_pairs(__m512i (&x)[16]) {
+    __m512i y[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    // x[4 g + c] holds, in its 128 bits number q, column 4 q + c of rows 4 g to 4 g + 3.
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512i even_low = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
+        const __m512i odd_low = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+        const __m512i even_high = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+        const __m512i odd_high = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+        y[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        y[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        y[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        y[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) x[i] = y[i];
+}
+
+inline void store_tile(const __m512i (&x)[16], Bf16Tile* out) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(out->rows[i], x[i]);
+}
+
+// Sixteen rows of 32 elements as a left tile, or transposed as a right one, whose lanes they are.
+inline void pack_rows(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* out) {
+    __m512i rows[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(x + i * ld);
+    if (transposed) transpose_pairs(rows);
+    store_tile(rows, out);
+}
+
+// 32 rows of 32 elements as two right tiles, or transposed as two left ones, whose terms they are. `high` may be null.
+inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* low, Bf16Tile* high) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) interleave(x + 2 * i * ld, x + (2 * i + 1) * ld, a[i], b[i]);
+    if (transposed) transpose_pairs(a);
+    store_tile(a, low);
+    if (!high) return;
+    if (transposed) transpose_pairs(b);
+    store_tile(b, high);
+}
+
+// count is a multiple of 32.
+inline bool all_finite(const Bf16* x, int64_t count) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    uint32_t found = 0;
+    for (int64_t i = 0; i < count; i += 32)
+        found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(x + i), exponent), exponent);
+    return found == 0;
+}
+
+}  // namespace
+}  // namespace spattn::cpu

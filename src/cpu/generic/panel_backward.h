@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: MIT
+// Blocked attention, backward, by products of bf16: block_backward.h with its five products on panels.
+//
+//     s[query][key]    = Q . kT          Q:   left panel     kT: right
+//     dp[query][key]   = dO . vT         dO:  left           vT: right
+//     dvT[dim][key]   += dOT . P         dOT: left           P:  right, two queries side by side
+//     dkT[dim][key]   += QT . dS         QT:  left           dS: right, in the same way
+//     dQ[query][dim]  += dS . K          dS:  left           K:  right
+//
+// Q and dO are packed before the tasks, each in both ways; K and V once a column. p and ds are made in float32 and
+// rounded to bf16 as they become panels; all sums are float32. Products that sum over queries wait until there are some
+// for the same 32 keys: dvT and dkT are then read and written once for all of them.
+//
+// Everything else is block_backward.h: phases, buffers of dQ, statistics, isolation, pieces.
+#pragma once
+
+#include "cpu/generic/block_backward.h"
+#include "cpu/generic/panels.h"
+
+namespace spattn::cpu {
+namespace {
+
+constexpr int unit_keys = 32;
+// Units of the same keys whose gradients are still to be added. Halves of a block take turns, so one has one more.
+constexpr int many_waiting_gradients = 4, most_waiting_gradients = many_waiting_gradients + 1;
+
+// A tile of queries, packed: where its four panels begin.
+struct QueryPanels {
+    const Bf16Tile *q, *dout;      // [bq / 16][steps]
+    const Bf16Tile *q_t, *dout_t;  // [tiles of head_dim][bq / 32]
+};
+
+template <int bq>
+struct QueryTile {
+    static int64_t q(const Problem& p) { return int64_t(bq / tile_rows) * steps_of(p.head_dim); }
+    static int64_t dout(const Problem& p) { return int64_t(bq / tile_rows) * steps_of(p.head_dim_v); }
+    static int64_t q_t(const Problem& p) { return int64_t(bq / step_terms) * tiles_of(p.head_dim); }
+    static int64_t dout_t(const Problem& p) { return int64_t(bq / step_terms) * tiles_of(p.head_dim_v); }
+    static int64_t all(const Problem& p) { return q(p) + dout(p) + q_t(p) + dout_t(p); }
+};
+
+struct PanelBackwardSpace {
+    Bf16Tile* queries;  // [batch * heads_q][own tiles][QueryTile::all]
+    Bf16Tile* scratch;
+    int64_t lane_tiles, rows;
+};
+
+template <int bq, int bk>
+struct PanelBackwardScratch {
+    Bf16Tile *k_t, *v_t, *k;   // [steps][bk / 16] twice, [bk / 32][tiles of head_dim]
+    Bf16Tile *p, *ds;          // [bk / 32][most_waiting_gradients][bq / 32][2]
+    Bf16Tile* ds_left;         // [bq / 16][bk / 32]
+    Bf16Tile* queries;         // of one tile
+    Real *dk_t, *dv_t;         // [dims, in tiles of 16][bk]
+    Bf16* rows;
+
+    PanelBackwardScratch(Carver& carver, const Problem& problem) {
+        const int64_t columns = staged_columns(problem.head_dim), columns_v = staged_columns(problem.head_dim_v);
+        const int64_t units = int64_t(bk / unit_keys) * most_waiting_gradients * (bq / step_terms) * 2;
+        k_t = carver.take<Bf16Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim));
+        v_t = carver.take<Bf16Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim_v));
+        k = carver.take<Bf16Tile>(int64_t(bk / step_terms) * tiles_of(problem.head_dim));
+        p = carver.take<Bf16Tile>(units);
+        ds = carver.take<Bf16Tile>(units);
+        ds_left = carver.take<Bf16Tile>(int64_t(bq / tile_rows) * (bk / step_terms));
+        queries = carver.take<Bf16Tile>(QueryTile<bq>::all(problem));
+        dk_t = carver.take<Real>(int64_t(tiles_of(problem.head_dim)) * tile_rows * bk);
+        dv_t = carver.take<Real>(int64_t(tiles_of(problem.head_dim_v)) * tile_rows * bk);
+        rows = carver.take<Bf16>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
+    }
+};
+
+template <int bq, int bk>
+inline PanelBackwardSpace carve_panel_backward(Carver& carver, const Problem& p, const LayoutView& layout,
+                                               int num_lanes) {
+    Carver lane{0};
+    PanelBackwardScratch<bq, bk>(lane, p);
+    PanelBackwardSpace space;
+    space.rows = layout.by_query.rows - repeating(layout.queries);
+    space.queries = carver.take<Bf16Tile>(p.batch * p.heads_q * space.rows * QueryTile<bq>::all(p));
+    space.lane_tiles = int64_t((lane.used + sizeof(Bf16Tile) - 1) / sizeof(Bf16Tile));
+    space.scratch = carver.take<Bf16Tile>(space.lane_tiles * num_lanes);
+    return space;
+}
+
+template <int bq, int bk>
+struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
+    using Lane = BackwardLane<Bf16, bq, bk>;
+    using Lane::args, Lane::p, Lane::lane, Lane::cap, Lane::scale_log2, Lane::columns, Lane::columns_v;
+    using Lane::keys_apart;
+    using typename Lane::RowStatistics;
+    static constexpr int halves = bk / unit_keys, unit_tiles = unit_keys / tile_rows, width = unit_keys / lanes;
+
+    // The sums over queries that 32 keys wait for, one for each gradient.
+    struct Waiting {
+        Terms dv[most_waiting_gradients], dk[most_waiting_gradients];
+        int count;
+    };
+    // 32 keys of a block, and those of its queries that see any of them, in steps of 32.
+    struct Unit {
+        Span steps;
+        int first;  // key
+        const uint64_t* bits;
+        RowStatistics rows;
+        Bf16Tile *p, *ds;
+        bool keeps_floats;  // p and ds are left in lane.s and lane.dp, too
+    };
+
+    const PanelBackwardSpace& panels;
+    PanelBackwardScratch<bq, bk> scratch;
+    Waiting waiting[halves];
+
+    static Carver at(const PanelBackwardSpace& s, int64_t index) {
+        return {(uintptr_t)(s.scratch + index * s.lane_tiles)};
+    }
+    PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index,
+                      Carver carver)
+        : Lane(a, s, index), panels(panels), scratch(carver, *a.problem) {}
+    PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index)
+        : PanelBackwardLane(a, s, panels, index, at(panels, index)) {}
+
+    // ---- panels of queries ----
+
+    static QueryPanels panels_at(const Problem& p, const Bf16Tile* tile) {
+        const Bf16Tile *dout = tile + QueryTile<bq>::q(p), *q_t = dout + QueryTile<bq>::dout(p);
+        return {tile, dout, q_t, q_t + QueryTile<bq>::q_t(p)};
+    }
+    Bf16Tile* own_panels(int64_t head, int64_t tile) const {
+        return panels.queries + (head * panels.rows + tile) * QueryTile<bq>::all(p);
+    }
+
+    // Both ways: products that sum over queries leave those out that `apart` names.
+    void pack_queries(const Place& at, uint64_t apart, Bf16Tile* out) {
+        const QueryPanels to = panels_at(p, out);
+        pack_both(args.q, at, apart, int(p.head_dim), (Bf16Tile*)to.q, (Bf16Tile*)to.q_t);
+        pack_both(args.dout, at, apart, int(p.head_dim_v), (Bf16Tile*)to.dout, (Bf16Tile*)to.dout_t);
+    }
+    void pack_both(const TensorView& x, const Place& at, uint64_t apart, int count, Bf16Tile* rows, Bf16Tile* terms) {
+        Staged staged = stage(x, at, count, bq, scratch.rows);
+        pack_left(staged, bq, count, rows);
+        if (apart != 0) staged = stage(x, without(at, apart), count, bq, scratch.rows);
+        pack_terms_left(staged, bq, count, terms);
+    }
+    void pack_own(int64_t head, int32_t tile) {
+        const Place at = Lane::own(head, tile);
+        if (at.alive != 0 && at.count > 0) pack_queries(at, 0, own_panels(head, tile));
+    }
+
+    // ---- columns ----
+
+    void take_queue(int64_t w) {
+        Lane::start_queue(w);
+        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1] && !args.parallel->is_cancelled(); ++t)
+            column(args.tasks.tasks[t]);
+    }
+
+    void column(const Task& t) {
+        const Place at = Lane::keys(t.head, t.row);
+        Lane::zero(scratch.dk_t, int64_t(columns) * bk);
+        Lane::zero(scratch.dv_t, int64_t(columns_v) * bk);
+        if (t.take > 0) {
+            pack_keys(at);
+            for (Waiting& w : waiting) w.count = 0;
+            Lane::each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
+                visit(head, g, row, mask, at);
+            });
+            drain();
+        }
+        transpose({scratch.dk_t, bk}, columns, bk, 1.f, lane.dk, columns);
+        transpose({scratch.dv_t, bk}, columns_v, bk, 1.f, lane.dv, columns_v);
+        t.part == whole_row ? Lane::finish(at) : Lane::keep(t.part);
+    }
+
+    void pack_keys(const Place& at) {
+        pack_right(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), scratch.v_t);
+        Staged k = stage(args.k, at, int(p.head_dim), bk, scratch.rows);
+        pack_right(k, bk, int(p.head_dim), scratch.k_t);
+        keys_apart = all_finite(k.x, bk * k.ld) ? 0 : rows_not_finite<Bf16>(args.k, at, int(p.head_dim));
+        if (keys_apart != 0) k = stage(args.k, without(at, keys_apart), int(p.head_dim), bk, scratch.rows);
+        pack_terms_right(k, bk, int(p.head_dim), scratch.k);
+    }
+
+    // Told apart: inlined, GCC 12 takes all of it for as rare as what happens to rows that are not finite.
+    __attribute__((noinline, hot)) void visit(int64_t head, int64_t g, int32_t row, int32_t mask, const Place& keys) {
+        const Place at = Lane::queries(head, row);
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        const uint64_t apart = bits ? Lane::queries_apart(head, row, at) : 0;
+        const bool in_scratch = Lane::repeats(row) || apart != 0, is_apart = (apart | keys_apart) != 0;
+        if (in_scratch) pack_queries(at, apart, scratch.queries);
+        const QueryPanels q = panels_at(p, in_scratch ? scratch.queries : own_panels(head, Lane::own_tile(row)));
+        bool is_first = true;
+        Real* dq = lane.dq;
+        if (!Lane::repeats(row)) dq = Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
+        const RowStatistics rows = Lane::statistics(head, row, at);
+        constexpr size_t left_tiles = (bq / tile_rows) * (bk / step_terms);
+        if (bits) __builtin_memset((void*)scratch.ds_left, 0, left_tiles * sizeof(Bf16Tile));
+        for (int first = 0; first < bk; first += unit_keys) {
+            const Span steps = bits ? steps_kept<bk>(bits, bq, first) : Span{0, bq / step_terms};
+            if (steps.count > 0) meet(q, steps, first, bits, rows, is_apart);
+        }
+        // s = q kT: dq += ds k
+        const Terms terms{scratch.ds_left, scratch.k, bk / step_terms};
+        const TileProduct product{&terms, 1, bk / step_terms, tiles_of(p.head_dim), dq, columns};
+        is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing)
+                 : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing);
+        if (is_apart) add_apart(at, apart, keys, bits, dq);
+        if (in_scratch) drain();
+        if (Lane::repeats(row)) Lane::scatter_dq(g, at);
+    }
+
+    void meet(const QueryPanels& q, Span steps, int first, const uint64_t* bits, const RowStatistics& rows,
+              bool keeps_floats) {
+        // s = q kT, dp = dout vT
+        multiply_scores(q.q, scratch.k_t, steps_of(p.head_dim), steps, first, lane.s);
+        multiply_scores(q.dout, scratch.v_t, steps_of(p.head_dim_v), steps, first, lane.dp);
+        Waiting& w = waiting[first / unit_keys];
+        const int64_t slot = (first / unit_keys * most_waiting_gradients + w.count) * (bq / step_terms) * unit_tiles;
+        const Unit unit{steps, first, bits, rows, scratch.p + slot, scratch.ds + slot, keeps_floats};
+        if (p.softcap != 0) bits ? differentiate<true, true>(unit) : differentiate<false, true>(unit);
+        else bits ? differentiate<true, false>(unit) : differentiate<false, false>(unit);
+        w.dv[w.count] = {q.dout_t + steps.first, unit.p, steps.count};
+        w.dk[w.count] = {q.q_t + steps.first, unit.ds, steps.count};
+        ++w.count;
+        if (w.count == most_waiting_gradients || waiting[halves - 1].count >= many_waiting_gradients) drain();
+    }
+
+    void multiply_scores(const Bf16Tile* a, const Bf16Tile* b, int terms_steps, Span steps, int first, Real* s) {
+        const Terms terms{a + steps.first * 2 * terms_steps, b + first / tile_rows, terms_steps};
+        Real* c = s + steps.first * step_terms * bk + first;
+        const TileProduct product{&terms, 1, terms_steps, bk / tile_rows, c, bk};
+        multiply_panels<Store::set>(product, 0, steps.count * 2, unit_tiles, nothing);
+    }
+
+    // s becomes p and dp becomes ds, as panels. Masked pairs are selected away, so what they held does not matter.
+    // The unit is a copy, for its fields to lie in registers whatever is stored.
+    template <bool masked, bool is_capped>
+    void differentiate(const Unit u) {
+        Real *const scores = lane.s, *const slopes = lane.dp;
+        Bf16Tile* const left = scratch.ds_left + u.first / step_terms;
+        const Vec factor = set1(scale_log2), in = set1(cap.in);
+        const unsigned first = unsigned(u.steps.first) * step_terms, end = first + unsigned(u.steps.count) * step_terms;
+        for (unsigned i = first; i < end; i += 2) {
+            const unsigned tile = (i - first) / step_terms * unit_tiles, pair = i % step_terms / 2;
+            Vec ds[2][width];
+#pragma GCC unroll 2
+            for (int w = 0; w < width; ++w) {
+                Vec both[2];
+#pragma GCC unroll 2
+                for (unsigned odd = 0; odd < 2; ++odd) {
+                    const int at = int(i + odd) * bk + u.first + w * lanes;
+                    const Vec x = load(scores + at);
+                    const Capped capped = is_capped ? capped_tanh(x * in) : Capped{x, x};
+                    Vec probability = exp2(fma(capped.tanh, factor, set1(u.rows.minus_lse[i + odd])));
+                    Vec slope = probability * (load(slopes + at) - set1(u.rows.delta[i + odd]));
+                    if (is_capped) slope = slope * capped.slope;
+                    if (masked) {
+                        const Bits kept = bits_at(u.bits, at);
+                        probability = select(kept, probability, set1(0.f));
+                        slope = select(kept, slope, set1(0.f));
+                    }
+                    if (u.keeps_floats) store(scores + at, probability), store(slopes + at, slope);
+                    both[odd] = probability, ds[odd][w] = slope;
+                }
+                store_pairs(u.p[tile + unsigned(w)].rows[pair], both[0], both[1]);
+                store_pairs(u.ds[tile + unsigned(w)].rows[pair], ds[0][w], ds[1][w]);
+            }
+#pragma GCC unroll 2
+            for (unsigned odd = 0; odd < 2; ++odd) {
+                Bf16Tile& to = left[i / tile_rows * (bk / step_terms)];
+                store_terms(to.rows[(i + odd) % tile_rows], ds[odd][0], ds[odd][1]);
+            }
+        }
+    }
+
+    // out = p v: dv += pT dout. s = q kT: dk += dsT q. Halves read the same tiles of Q and dO, so they take turns.
+    void drain() {
+        add_waiting(&Waiting::dv, scratch.dv_t, tiles_of(p.head_dim_v));
+        add_waiting(&Waiting::dk, scratch.dk_t, tiles_of(p.head_dim));
+        for (Waiting& w : waiting) w.count = 0;
+    }
+    void add_waiting(Terms (Waiting::*terms)[most_waiting_gradients], Real* sums, int tiles) {
+        for (int tile = 0; tile < tiles; tile += 2)
+            for (int half = 0; half < halves; ++half) {
+                const Waiting& w = waiting[half];
+                const TileProduct product{w.*terms, w.count, bq / step_terms, unit_tiles, sums + half * unit_keys, bk};
+                const int end = least(tiles, tile + 2);
+                if (w.count > 0) multiply_panels<Store::add>(product, tile, end, unit_tiles, nothing);
+            }
+    }
+
+    // ---- rows that are not finite: products of gradients left them out, pairs that are kept receive them ----
+
+    SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const Place& keys, const uint64_t* bits, Real* dq) {
+        each_pair(apart, all_rows, at.count, keys.count, bits, [&](int query, int key) {
+            const int pair = query * bk + key;
+            add_row(args.dout, at, query, int(p.head_dim_v), lane.s[pair], scratch.dv_t + key, bk);
+            add_row(args.q, at, query, int(p.head_dim), lane.dp[pair], scratch.dk_t + key, bk);
+        });
+        each_pair(all_rows, keys_apart, at.count, keys.count, bits, [&](int query, int key) {
+            add_row(args.k, keys, key, int(p.head_dim), lane.dp[query * bk + key], dq + query * columns, 1);
+        });
+    }
+
+    template <class Body>
+    static void each_pair(uint64_t queries, uint64_t keys, int count_q, int count_k, const uint64_t* bits, Body body) {
+        for (int query = 0; query < count_q; ++query)
+            for (int key = 0; key < count_k; ++key) {
+                const int bit = query * bk + key;
+                const bool is_kept = !bits || (bits[bit / 64] >> (bit % 64) & 1);
+                if (is_kept && (queries >> query & 1) && (keys >> key & 1)) body(query, key);
+            }
+    }
+
+    static void add_row(const TensorView& x, const Place& at, int i, int count, Real factor, Real* sum, int64_t step) {
+        const Bf16* row = address<Bf16>(x, at, i);
+        for (int c = 0; c < count; ++c) sum[c * step] += factor * to_real(row[c * x.column]);
+    }
+};
+
+// ---- phases -------------------------------------------------------------------------------------------------------
+
+struct PanelBackwardCall {
+    BackwardCall floats;
+    PanelBackwardSpace panels;
+    int64_t next_tile;
+};
+
+template <int bq, int bk>
+inline void panel_backward_queries(void* argument, int64_t index) {
+    PanelBackwardCall& call = *(PanelBackwardCall*)argument;
+    PanelBackwardLane<bq, bk> lane(*call.floats.args, call.floats.space, call.panels, index);
+    const int64_t rows = call.panels.rows, end = call.floats.space.heads * rows;
+    for (int64_t i; (i = next_of(call.next_tile, *call.floats.args->parallel)) < end;)
+        lane.pack_own(i / rows, int32_t(i % rows));
+}
+
+template <int bq, int bk>
+inline void panel_backward_tasks(void* argument, int64_t index) {
+    PanelBackwardCall& call = *(PanelBackwardCall*)argument;
+    BackwardCall& floats = call.floats;
+    PanelBackwardLane<bq, bk> lane(*floats.args, floats.space, call.panels, index);
+    begin_products();
+    for (int64_t w; (w = next_of(floats.next_queue, *floats.args->parallel)) < floats.args->tasks.queues;)
+        lane.take_queue(w);
+    end_products();
+    end_streams();
+}
+
+template <int bq, int bk>
+void panel_backward(const BackwardArgs& args) {
+    Carver carver{(uintptr_t)args.workspace};
+    const PanelBackwardSpace panels =
+        carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.parallel->lanes());
+    PanelBackwardCall call{begin_backward<Bf16, bq, bk>(args, carver), panels, 0};
+    args.parallel->run(panel_backward_queries<bq, bk>, &call);
+    args.parallel->run(panel_backward_tasks<bq, bk>, &call);
+    args.parallel->run(backward_results<Bf16, bq, bk>, &call.floats);
+}
+
+template <int bq, int bk>
+size_t panel_backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
+    Carver carver{0};
+    carve_panel_backward<bq, bk>(carver, p, layout, num_lanes);
+    return count_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+}
+
+}  // namespace
+}  // namespace spattn::cpu

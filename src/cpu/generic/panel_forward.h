@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: MIT
+// Blocked attention, forward, by products of bf16: block_forward.h with its two products on panels.
+//
+//     sT[key][query] = K . qT                  K: left panel, qT: right panel
+//     pT             = exp2(scale_log2 sT - m)  in float32, then rounded to bf16, two keys side by side: a right panel
+//     oT[dim][query] += vT . pT                vT: left panel
+//
+// K and V are packed once a call, before the tasks, for every query block that meets them; those of tiles that list
+// their keys where they are met, for few queries do. Scores, sums and the state are float32; l sums what pT was before
+// it was rounded.
+//
+// 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
+// vector units idle and the other way round, so the exponentials of a unit are made while the scores of the next one
+// are. Its pT waits until there are several: oT is then read and written once for all of them.
+//
+// What binds: the products with the loads of their tiles, which are 3/4 of the time at head_dim 128.
+#pragma once
+
+#include "cpu/generic/block_forward.h"
+#include "cpu/generic/panels.h"
+
+namespace spattn::cpu {
+namespace {
+
+constexpr int unit_queries = 32, unit_tiles = unit_queries / tile_rows;
+// Units of the same queries whose p . v is still to be added. Halves of a block take turns, so one has one more.
+constexpr int many_waiting = 4, most_waiting = many_waiting + 1;
+
+struct PanelSpace {
+    ForwardSpace floats;
+    Bf16Tile *k, *v;           // [batch * heads_kv][homes][tiles of a block]
+    int64_t homes;
+    Bf16Tile* scratch;
+    int64_t lane_tiles;
+};
+
+template <int bq, int bk>
+struct PanelScratch {
+    Bf16Tile *q, *k, *v;       // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
+    Bf16Tile* p;               // [bq / 32][most_waiting][bk / 32][2]
+    Bf16* rows;                // [bq or bk][staged columns]
+    Real* s;                   // [2][bk][32]
+
+    static int64_t k_tiles(const Problem& p) { return int64_t(bk / tile_rows) * steps_of(p.head_dim); }
+    static int64_t v_tiles(const Problem& p) { return int64_t(bk / step_terms) * tiles_of(p.head_dim_v); }
+
+    PanelScratch(Carver& carver, const Problem& problem) {
+        const int64_t columns = staged_columns(problem.head_dim), columns_v = staged_columns(problem.head_dim_v);
+        q = carver.take<Bf16Tile>(int64_t(bq / tile_rows) * steps_of(problem.head_dim));
+        k = carver.take<Bf16Tile>(k_tiles(problem));
+        v = carver.take<Bf16Tile>(v_tiles(problem));
+        p = carver.take<Bf16Tile>(int64_t(bq / unit_queries) * most_waiting * (bk / step_terms) * unit_tiles);
+        s = carver.take<Real>(2 * bk * unit_queries);
+        rows = carver.take<Bf16>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
+    }
+};
+
+template <int bq, int bk>
+inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutView& layout, const TasksView& tasks,
+                               int num_lanes) {
+    Carver lane{0};
+    PanelScratch<bq, bk>(lane, p);
+    PanelSpace space;
+    space.floats = carve_forward<bq, bk>(carver, p, tasks, num_lanes);
+    space.homes = layout.by_key.rows - layout.keys.listed;
+    const int64_t blocks = p.batch * p.heads_kv * space.homes;
+    space.k = carver.take<Bf16Tile>(blocks * PanelScratch<bq, bk>::k_tiles(p));
+    space.v = carver.take<Bf16Tile>(blocks * PanelScratch<bq, bk>::v_tiles(p));
+    space.lane_tiles = int64_t((lane.used + sizeof(Bf16Tile) - 1) / sizeof(Bf16Tile));
+    space.scratch = carver.take<Bf16Tile>(space.lane_tiles * num_lanes);
+    return space;
+}
+
+template <int bq, int bk>
+struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
+    using Lane = ForwardLane<Bf16, bq, bk>;
+    using Scratch = PanelScratch<bq, bk>;
+    using Lane::args, Lane::p, Lane::state, Lane::cap, Lane::met_mask, Lane::is_anew;
+    static constexpr int halves = bq / unit_queries;
+    static constexpr int width = unit_queries / lanes;
+
+    struct Unit {
+        Span steps;             // of 32 keys
+        int first;              // query
+        const uint64_t* bits;
+        const Bf16Tile *k, *v;  // of the block
+        Real* s;                // [bk][32]
+    };
+    struct Waiting {
+        Terms terms[most_waiting];
+        int count;
+    };
+
+    const PanelSpace& panels;
+    Scratch scratch;
+    const Real factor;         // from products to scores in units of log2, where no cap lies between
+    Waiting waiting[halves];
+    Unit unit;                 // whose scores are made and whose exponentials are not
+    bool has_unit = false;
+    int next_key = 0;          // of the unit: exponentials before it are made
+    Bf16Tile* unit_p = nullptr;
+    Vec sums[2][width];        // over even keys and over odd ones
+    int turn = 0;              // which of two the next scores go to
+
+    static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
+    PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index, Carver carver)
+        : Lane(a, s.floats, index), panels(s), scratch(carver, *a.problem), factor(Real(p.scale * log2_e)) {}
+    PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index)
+        : PanelForwardLane(a, s, index, at(s, index)) {}
+
+    // ---- panels of keys ----
+
+    // A key that any head of the group sees is packed for all: bits keep it from the heads that do not.
+    Place shared_keys(int64_t plane, int32_t block) const {
+        const LayoutView& layout = args.layout;
+        const int64_t group = p.heads_q / p.heads_kv;
+        uint64_t alive = 0;
+        for (int64_t g = 0; g < group; ++g)
+            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[plane * group + g], block);
+        return {tile_at(layout.keys, bk, p.seq_k, block), plane / p.heads_kv, plane % p.heads_kv, alive, 0};
+    }
+
+    Bf16Tile* home_k(int64_t plane, int64_t home) const {
+        return panels.k + (plane * panels.homes + home) * Scratch::k_tiles(p);
+    }
+    Bf16Tile* home_v(int64_t plane, int64_t home) const {
+        return panels.v + (plane * panels.homes + home) * Scratch::v_tiles(p);
+    }
+
+    void pack_k(const Place& at, Bf16Tile* out) {
+        pack_left(stage(args.k, at, int(p.head_dim), bk, scratch.rows), bk, int(p.head_dim), out);
+    }
+    void pack_v(const Place& at, Bf16Tile* out) {
+        pack_terms_left(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), out);
+    }
+
+    void pack_home(int64_t index) {
+        const int64_t plane = index / panels.homes, home = index % panels.homes;
+        const Place at = shared_keys(plane, int32_t(args.layout.keys.listed + home));
+        if (at.alive == 0 || at.count == 0) return;
+        pack_k(at, home_k(plane, home));
+        pack_v(at, home_v(plane, home));
+    }
+
+    // ---- tasks ----
+
+    void task(const Task& t) {
+        const Place q = Lane::queries(t.head, t.row);
+        const int32_t head_kind = args.layout.kind_of_head[t.head];
+        if (t.take > 0)
+            pack_right(stage(args.q, q, int(p.head_dim), bq, scratch.rows), bq, int(p.head_dim), scratch.q);
+        for (is_anew = false;; is_anew = true) {
+            begin();
+            const ListsView& lists = args.layout.by_query;
+            for (Walk w = walk(lists, slice_of(lists, head_kind, t.row), t.skip, t.take); w.next();)
+                visit(Lane::keys(q, head_kind, w.block), w.block, w.mask);
+            drain();
+            if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !Lane::may_be_spoilt()) break;
+        }
+        t.part == whole_row ? Lane::finish(q) : Lane::keep(t.part);
+    }
+
+    void begin() {
+        Lane::start();
+        for (int64_t i = p.head_dim_v * bq; i < tiles_of(p.head_dim_v) * tile_rows * bq; ++i) state.out[i] = 0.f;
+        for (Waiting& w : waiting) w.count = 0;
+    }
+
+    void visit(const Place& at, int32_t block, int32_t mask) {
+        const uint64_t* bits = mask_bits(args.layout, mask);
+        met_mask |= bits != nullptr;
+        const uint64_t apart = is_anew && bits ? rows_not_finite<Bf16>(args.v, at, int(p.head_dim_v)) : 0;
+        const int32_t home = block - args.layout.keys.listed;
+        const bool is_home = home >= 0 && !(is_anew && bits);
+        const int64_t plane = at.batch * p.heads_kv + at.head;
+        if (!is_home) {
+            pack_k(at, scratch.k);
+            pack_v(without(at, apart), scratch.v);
+        }
+        const Bf16Tile *k = is_home ? home_k(plane, home) : scratch.k, *v = is_home ? home_v(plane, home) : scratch.v;
+        for (int first = 0; first < bq; first += unit_queries) {
+            const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
+            if (steps.count == 0) continue;
+            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries});
+            if (is_anew) drain();
+            if (apart != 0) add_apart(at, apart, bits, unit);
+        }
+        if (!is_home) drain();
+    }
+
+    // ---- a unit ----
+
+    // Scores of a unit, beside the exponentials of the one before.
+    void meet(const Unit& next) {
+        const int steps = steps_of(p.head_dim);
+        const Terms terms{next.k + next.steps.first * unit_tiles * steps, scratch.q + next.first / tile_rows, steps};
+        Real* s = next.s + next.steps.first * step_terms * unit_queries;
+        const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries};
+        const int calls = next.steps.count * steps, keys = has_unit ? unit.steps.count * step_terms : 0;
+        const int share = round_up((keys + calls - 1) / calls, 2);
+        multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles,
+                                    [this, share] { if (has_unit) exponentiate(next_key + share); });
+        complete();
+        unit = next, has_unit = true, turn ^= 1;
+        begin_unit();
+    }
+
+    Waiting& waiting_of(const Unit& u) { return waiting[u.first / unit_queries]; }
+
+    // Moves the maxima, so that exponentials may be made.
+    void begin_unit() {
+        Vec top[width];
+        if (p.softcap != 0) cap_unit();
+        unit.bits ? find_top<true>(top) : find_top<false>(top);
+        if (Lane::template meet_top<width>(unit.first, top)) {
+            add_waiting();
+            Lane::template rescale<width>(unit.first, top);
+        }
+        next_key = unit.steps.first * step_terms;
+        const int slot = (unit.first / unit_queries) * most_waiting + waiting_of(unit).count;
+        unit_p = scratch.p + int64_t(slot) * (bk / step_terms) * unit_tiles;
+        for (auto& sum : sums)
+            for (Vec& x : sum) x = set1(0.f);
+    }
+
+    void cap_unit() {
+        Real* s = unit.s + unit.steps.first * step_terms * unit_queries;
+        for (int64_t i = 0; i < unit.steps.count * step_terms * unit_queries; i += lanes)
+            store(s + i, capped_tanh(load(s + i) * set1(cap.in)).tanh * set1(cap.out));
+    }
+    Vec score_factor() const { return set1(p.softcap != 0 ? Real(1) : factor); }
+
+    template <bool masked>
+    void find_top(Vec* top) const {
+        const Vec scale = score_factor(), nothing = set1(-INFINITY);
+        Vec tops[2][width];
+        for (auto& pair : tops)
+            for (Vec& x : pair) x = nothing;
+        const int end = (unit.steps.first + unit.steps.count) * step_terms;
+        for (int key = unit.steps.first * step_terms; key < end; key += 2)
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; ++odd)
+#pragma GCC unroll 2
+                for (int w = 0; w < width; ++w) {
+                    Vec x = load(unit.s + (key + odd) * unit_queries + w * lanes) * scale;
+                    if (masked) x = select(bits_at(unit.bits, (key + odd) * bq + unit.first + w * lanes), x, nothing);
+                    tops[odd][w] = max(x, tops[odd][w]);
+                }
+        for (int w = 0; w < width; ++w) top[w] = max(tops[1][w], tops[0][w]);
+    }
+
+    // sT becomes pT, up to the key `end` or the last.
+    void exponentiate(int end) { unit.bits ? exponentiate<true>(end) : exponentiate<false>(end); }
+
+    // What the loop reads lies in locals: its stores could change members for all that the compiler knows.
+    template <bool masked>
+    void exponentiate(int end) {
+        const int first = unit.steps.first * step_terms, last = first + unit.steps.count * step_terms;
+        end = end < last ? end : last;
+        const Vec scale = score_factor();
+        Vec minus_m[width], even[width], odd[width];
+        for (int w = 0; w < width; ++w) {
+            minus_m[w] = set1(0.f) - load(state.m + unit.first + w * lanes);
+            even[w] = sums[0][w], odd[w] = sums[1][w];
+        }
+        const uint64_t* const bits = unit.bits;
+        Real* const scores = unit.s;
+        Bf16Tile* const to = unit_p;
+        const int first_query = unit.first;
+        const bool keeps_floats = is_anew;
+        for (unsigned key = unsigned(next_key); key < unsigned(end); key += 2) {
+            const unsigned in_unit = key - unsigned(first);
+            Bf16Tile* const tile = to + in_unit / step_terms * unit_tiles;
+#pragma GCC unroll 2
+            for (int w = 0; w < width; ++w) {
+                Real* s = scores + key * unit_queries + w * lanes;
+                Vec a = exp2(fma(load(s), scale, minus_m[w])), b = exp2(fma(load(s + unit_queries), scale, minus_m[w]));
+                if (masked) {
+                    const int bit = int(key) * bq + first_query + w * lanes;
+                    a = select(bits_at(bits, bit), a, set1(0.f));
+                    b = select(bits_at(bits, bit + bq), b, set1(0.f));
+                }
+                even[w] = even[w] + a, odd[w] = odd[w] + b;
+                store_pairs(tile[w].rows[in_unit % step_terms / 2], a, b);
+                if (keeps_floats) store(s, a), store(s + unit_queries, b);
+            }
+        }
+        next_key = end > next_key ? end : next_key;
+        for (int w = 0; w < width; ++w) sums[0][w] = even[w], sums[1][w] = odd[w];
+    }
+
+    // Makes what is left of a unit's exponentials, and lets its p . v wait.
+    void complete() {
+        if (!has_unit) return;
+        has_unit = false;
+        exponentiate(bk);
+        for (int w = 0; w < width; ++w) {
+            Real* l = state.l + unit.first + w * lanes;
+            store(l, load(l) + (sums[0][w] + sums[1][w]));
+        }
+        Waiting& w = waiting_of(unit);
+        w.terms[w.count++] = {unit.v + unit.steps.first, unit_p, unit.steps.count};
+        if (w.count == most_waiting || waiting[halves - 1].count >= many_waiting) add_waiting();
+    }
+
+    // oT += vT pT. Halves read the same tiles of vT, so they take turns.
+    void add_waiting() {
+        constexpr int a_row = bk / step_terms;
+        const int tiles = tiles_of(p.head_dim_v);
+        for (int tile = 0; tile < tiles; tile += 2)
+            for (int half = 0; half < halves; ++half) {
+                const Waiting& w = waiting[half];
+                const TileProduct product{w.terms, w.count, a_row, unit_tiles, state.out + half * unit_queries, bq};
+                const int end = least(tiles, tile + 2);
+                if (w.count > 0) multiply_panels<Store::add>(product, tile, end, unit_tiles, nothing);
+            }
+        for (Waiting& w : waiting) w.count = 0;
+    }
+
+    void drain() {
+        complete();
+        add_waiting();
+    }
+
+    // Values that the product left out go to the queries that see their keys.
+    SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const uint64_t* bits, const Unit& u) {
+        const int begin = u.steps.first * step_terms, end = begin + u.steps.count * step_terms;
+        each_bit(apart, [&](int key) {
+            if (key < begin || key >= end) return;
+            const Bf16* v = address<Bf16>(args.v, at, key);
+            for (int64_t d = 0; d < p.head_dim_v; ++d)
+                for (int i = 0; i < unit_queries; i += lanes) {
+                    Real* out = state.out + d * bq + u.first + i;
+                    const Vec share = load(u.s + key * unit_queries + i);
+                    const Vec more = fma(set1(to_real(v[d * args.v.column])), share, load(out));
+                    store(out, select(bits_at(bits, key * bq + u.first + i), more, load(out)));
+                }
+        });
+    }
+};
+
+// ---- phases -------------------------------------------------------------------------------------------------------
+
+struct PanelForwardCall {
+    const ForwardArgs* args;
+    PanelSpace space;
+    int64_t next_home, next_queue, next_join;
+};
+
+template <int bq, int bk>
+inline void panel_forward_homes(void* argument, int64_t index) {
+    PanelForwardCall& call = *(PanelForwardCall*)argument;
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    const int64_t end = call.args->problem->batch * call.args->problem->heads_kv * call.space.homes;
+    for (int64_t i; (i = next_of(call.next_home, *call.args->parallel)) < end;) lane.pack_home(i);
+}
+
+template <int bq, int bk>
+inline void panel_forward_tasks(void* argument, int64_t index) {
+    PanelForwardCall& call = *(PanelForwardCall*)argument;
+    const TasksView& tasks = call.args->tasks;
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    begin_products();
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
+        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
+    end_products();
+    end_streams();
+}
+
+template <int bq, int bk>
+inline void panel_forward_joins(void* argument, int64_t index) {
+    PanelForwardCall& call = *(PanelForwardCall*)argument;
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
+        lane.join(call.args->tasks.joins[j]);
+    end_streams();
+}
+
+template <int bq, int bk>
+void panel_forward(const ForwardArgs& args) {
+    Carver carver{(uintptr_t)args.workspace};
+    PanelForwardCall call{
+        &args, carve_panels<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
+    args.parallel->run(panel_forward_homes<bq, bk>, &call);
+    args.parallel->run(panel_forward_tasks<bq, bk>, &call);
+    if (args.tasks.num_joins > 0) args.parallel->run(panel_forward_joins<bq, bk>, &call);
+}
+
+template <int bq, int bk>
+size_t panel_forward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
+    Carver carver{0};
+    carve_panels<bq, bk>(carver, p, layout, tasks, num_lanes);
+    return carver.used;
+}
+
+}  // namespace
+}  // namespace spattn::cpu

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// From tensors to panels. Rows of a block are staged first: side by side, whole steps wide, dead rows and all padding
+// zero, for these meet zeros in products.
+#pragma once
+
+#include "cpu/generic/not_finite.h"
+#include "cpu/generic/panel.h"
+
+namespace spattn::cpu {
+namespace {
+
+constexpr int step_terms = 32, tile_rows = 16;
+constexpr int steps_of(int64_t terms) { return int((terms + step_terms - 1) / step_terms); }
+constexpr int tiles_of(int64_t rows) { return int((rows + tile_rows - 1) / tile_rows); }
+
+// Up to 64 rows of `ld` elements.
+struct Staged {
+    const Bf16* x;
+    int64_t ld;
+};
+
+constexpr int64_t staged_columns(int64_t columns) { return int64_t(steps_of(columns)) * step_terms; }
+
+// `rows` of them, however many tokens the tile has.
+inline Staged stage(const TensorView& x, const Place& at, int columns, int rows, Bf16* out) {
+    const int64_t ld = staged_columns(columns);
+    for (int i = 0; i < rows; ++i) {
+        Bf16* row = out + i * ld;
+        const bool alive = i < at.count && (at.alive >> i & 1);
+        if (alive) {
+            const Bf16* from = address<Bf16>(x, at, i);
+            if (x.column == 1) __builtin_memcpy(row, from, size_t(columns) * sizeof(Bf16));
+            else
+                for (int c = 0; c < columns; ++c) row[c] = from[c * x.column];
+        }
+        const int filled = alive ? columns : 0;
+        __builtin_memset(row + filled, 0, size_t(ld - filled) * sizeof(Bf16));
+    }
+    return {out, ld};
+}
+
+// Rows are rows of A, or lanes of B; columns are terms.
+//     left [row tile][step]        right [step][row tile]
+inline void pack_left(const Staged& x, int rows, int columns, Bf16Tile* out) {
+    const int steps = steps_of(columns);
+    for (int r = 0; r < rows / tile_rows; ++r)
+        for (int s = 0; s < steps; ++s)
+            pack_rows(x.x + r * tile_rows * x.ld + s * step_terms, x.ld, false, out + r * steps + s);
+}
+inline void pack_right(const Staged& x, int rows, int columns, Bf16Tile* out) {
+    for (int s = 0; s < steps_of(columns); ++s)
+        for (int r = 0; r < rows / tile_rows; ++r)
+            pack_rows(x.x + r * tile_rows * x.ld + s * step_terms, x.ld, true, out + s * (rows / tile_rows) + r);
+}
+
+// Rows are terms; columns are rows of A, or lanes of B.
+//     left [column tile][step]     right [step][column tile]
+inline void pack_terms_left(const Staged& x, int rows, int columns, Bf16Tile* out) {
+    const int steps = rows / step_terms, tiles = tiles_of(columns);
+    for (int s = 0; s < steps; ++s)
+        for (int t = 0; t < tiles; t += 2) {
+            Bf16Tile* to = out + t * steps + s;
+            pack_terms(x.x + s * step_terms * x.ld + t * tile_rows, x.ld, true, to,
+                       t + 1 < tiles ? to + steps : nullptr);
+        }
+}
+inline void pack_terms_right(const Staged& x, int rows, int columns, Bf16Tile* out) {
+    const int tiles = tiles_of(columns);
+    for (int s = 0; s < rows / step_terms; ++s)
+        for (int t = 0; t < tiles; t += 2) {
+            Bf16Tile* to = out + s * tiles + t;
+            pack_terms(x.x + s * step_terms * x.ld + t * tile_rows, x.ld, false, to, t + 1 < tiles ? to + 1 : nullptr);
+        }
+}
+
+// Those of the `rows` of a mask, `width` bits each, that keep anything in 32 lanes from `lane` on, in steps of 32 rows.
+template <int width>
+inline Span steps_kept(const uint64_t* bits, int rows, int lane) {
+    const uint64_t strip = uint64_t(0xffffffff) << lane;
+    Span kept{0, rows / step_terms};
+    const auto is_kept = [&](int step) {
+        uint64_t any = 0;
+        for (int row = step * step_terms; row < (step + 1) * step_terms; ++row)
+            any |= bits[row * width / 64] >> (row * width % 64) & strip;
+        return any != 0;
+    };
+    while (kept.count > 0 && !is_kept(kept.first + kept.count - 1)) --kept.count;
+    while (kept.count > 0 && !is_kept(kept.first)) ++kept.first, --kept.count;
+    return kept;
+}
+
+}  // namespace
+}  // namespace spattn::cpu
