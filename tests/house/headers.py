@@ -14,7 +14,7 @@ SKIPPED = {
     **{f"src/cpu/generic/{name}.h": "is written over tiles, which an arch brings that has them"
        for name in ("panels", "panel_forward", "panel_backward", "panel_cost", "panel_rows")},
 }
-X86 = ("avx2", "avx512", "avx512bf16")
+X86 = ("avx2", "avx512", "avx512bf16", "amx")
 ARCHS = {"x86_64": X86, "AMD64": X86, "aarch64": ("neon",), "arm64": ("neon",)}
 
 
@@ -44,7 +44,7 @@ def find_proven(root, headers):
 
 def flags_of(root, name):
     """Compiler flags of an arch's folder, or None where it is for another processor."""
-    match = re.match(r"cpu/(avx2|avx512|avx512bf16|neon)/", name)
+    match = re.match(r"cpu/(avx2|avx512|avx512bf16|amx|neon)/", name)
     if not match:
         return []
     rows = dict(re.findall(r"^SPATTN_CPU_ARCH\((\w+), ?(.*)\)", (root / "src/cpu/archs.inc").read_text(), flags=re.M))

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+#include "cpu/amx/runs_here.h"
+#include "cpu/amx/product.h"
+#include "cpu/generic/panel_rows.h"
+
+namespace spattn::cpu::amx {
+namespace {
+
+const Kernel rows[] = {
+    SPATTN_CPU_PANELS(amx, 64, 64),
+    SPATTN_CPU_PANELS(amx, 32, 32),
+};
+
+}  // namespace
+
+KernelTable kernels() { return {rows, int(sizeof rows / sizeof *rows)}; }
+
+}  // namespace spattn::cpu::amx
