@@ -42,6 +42,11 @@ inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 
+inline void prefetch_tile(const Bf16Tile* at) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) __builtin_prefetch(at->rows[i]);
+}
+
 // M x N tiles of C, in tmm0 to tmm3; A in tmm4 and tmm5, B in tmm6 and tmm7.
 template <int M, int N, Store mode, class Meanwhile>
 inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Meanwhile& meanwhile) {
@@ -63,6 +68,7 @@ inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Me
             load_tile<6>(b, 64);
             if constexpr (N > 1) load_tile<7>(b + 1, 64);
             if constexpr (M > 1) load_tile<5>(a + g.a_row, 64);
+            if constexpr (M > 1) prefetch_tile(a + 2 * g.a_row), prefetch_tile(a + 3 * g.a_row);
             multiply_tiles<0, 4, 6>();
             if constexpr (N > 1) multiply_tiles<1, 4, 7>();
             if constexpr (M > 1) multiply_tiles<2, 5, 6>();

@@ -23,8 +23,6 @@ namespace spattn::cpu {
 namespace {
 
 constexpr int unit_queries = 32, unit_tiles = unit_queries / tile_rows;
-// Units of the same queries whose p . v is still to be added. Halves of a block take turns, so one has one more.
-constexpr int many_waiting = 4, most_waiting = many_waiting + 1;
 
 struct PanelSpace {
     ForwardSpace floats;
@@ -37,7 +35,7 @@ struct PanelSpace {
 template <int bq, int bk>
 struct PanelScratch {
     Bf16Tile *q, *k, *v;       // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
-    Bf16Tile* p;               // [bq / 32][most_waiting][bk / 32][2]
+    Bf16Tile* p;               // [2][bk / 32][2]
     Bf16* rows;                // [bq or bk][staged columns]
     Real* s;                   // [2][bk][32]
 
@@ -49,7 +47,7 @@ struct PanelScratch {
         q = carver.take<Bf16Tile>(int64_t(bq / tile_rows) * steps_of(problem.head_dim));
         k = carver.take<Bf16Tile>(k_tiles(problem));
         v = carver.take<Bf16Tile>(v_tiles(problem));
-        p = carver.take<Bf16Tile>(int64_t(bq / unit_queries) * most_waiting * (bk / step_terms) * unit_tiles);
+        p = carver.take<Bf16Tile>(2 * (bk / step_terms) * unit_tiles);
         s = carver.take<Real>(2 * bk * unit_queries);
         rows = carver.take<Bf16>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
     }
@@ -76,7 +74,6 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
     using Lane = ForwardLane<Bf16, bq, bk>;
     using Scratch = PanelScratch<bq, bk>;
     using Lane::args, Lane::p, Lane::state, Lane::cap, Lane::met_mask, Lane::is_anew;
-    static constexpr int halves = bq / unit_queries;
     static constexpr int width = unit_queries / lanes;
 
     struct Unit {
@@ -85,22 +82,19 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
         const uint64_t* bits;
         const Bf16Tile *k, *v;  // of the block
         Real* s;                // [bk][32]
+        Bf16Tile* p;            // [bk / 32][2]
     };
-    struct Waiting {
-        Terms terms[most_waiting];
-        int count;
-    };
-
     const PanelSpace& panels;
     Scratch scratch;
     const Real factor;         // from products to scores in units of log2, where no cap lies between
-    Waiting waiting[halves];
     Unit unit;                 // whose scores are made and whose exponentials are not
     bool has_unit = false;
     int next_key = 0;          // of the unit: exponentials before it are made
-    Bf16Tile* unit_p = nullptr;
     Vec sums[2][width];        // over even keys and over odd ones
-    int turn = 0;              // which of two the next scores go to
+    Terms added;               // of the unit before: p . v is still to be added to the queries from `added_first` on
+    int added_first = 0;
+    bool has_added = false;
+    int turn = 0;              // which of two scores and panels of p the next unit has
 
     static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
     PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index, Carver carver)
@@ -163,7 +157,6 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
     void begin() {
         Lane::start();
         for (int64_t i = p.head_dim_v * bq; i < tiles_of(p.head_dim_v) * tile_rows * bq; ++i) state.out[i] = 0.f;
-        for (Waiting& w : waiting) w.count = 0;
     }
 
     void visit(const Place& at, int32_t block, int32_t mask) {
@@ -181,7 +174,8 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
             if (steps.count == 0) continue;
-            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries});
+            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries,
+                  scratch.p + turn * (bk / step_terms) * unit_tiles});
             if (is_anew) drain();
             if (apart != 0) add_apart(at, apart, bits, unit);
         }
@@ -190,22 +184,21 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
 
     // ---- a unit ----
 
-    // Scores of a unit, beside the exponentials of the one before.
+    // Scores of a unit and p . v of the one before the last, both beside the exponentials of the last.
     void meet(const Unit& next) {
         const int steps = steps_of(p.head_dim);
         const Terms terms{next.k + next.steps.first * unit_tiles * steps, scratch.q + next.first / tile_rows, steps};
         Real* s = next.s + next.steps.first * step_terms * unit_queries;
         const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries};
-        const int calls = next.steps.count * steps, keys = has_unit ? unit.steps.count * step_terms : 0;
-        const int share = round_up((keys + calls - 1) / calls, 2);
-        multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles,
-                                    [this, share] { if (has_unit) exponentiate(next_key + share); });
+        const int calls = next.steps.count * steps + (has_added ? (tiles_of(p.head_dim_v) + 1) / 2 * added.steps : 0);
+        const int keys = has_unit ? unit.steps.count * step_terms : 0, share = round_up((keys + calls - 1) / calls, 2);
+        const auto meanwhile = [this, share] { if (has_unit) exponentiate(next_key + share); };
+        multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles, meanwhile);
+        add_last(meanwhile);
         complete();
         unit = next, has_unit = true, turn ^= 1;
         begin_unit();
     }
-
-    Waiting& waiting_of(const Unit& u) { return waiting[u.first / unit_queries]; }
 
     // Moves the maxima, so that exponentials may be made.
     void begin_unit() {
@@ -213,12 +206,10 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
         if (p.softcap != 0) cap_unit();
         unit.bits ? find_top<true>(top) : find_top<false>(top);
         if (Lane::template meet_top<width>(unit.first, top)) {
-            add_waiting();
+            add_last(nothing);
             Lane::template rescale<width>(unit.first, top);
         }
         next_key = unit.steps.first * step_terms;
-        const int slot = (unit.first / unit_queries) * most_waiting + waiting_of(unit).count;
-        unit_p = scratch.p + int64_t(slot) * (bk / step_terms) * unit_tiles;
         for (auto& sum : sums)
             for (Vec& x : sum) x = set1(0.f);
     }
@@ -265,7 +256,7 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
         }
         const uint64_t* const bits = unit.bits;
         Real* const scores = unit.s;
-        Bf16Tile* const to = unit_p;
+        Bf16Tile* const to = unit.p;
         const int first_query = unit.first;
         const bool keeps_floats = is_anew;
         for (unsigned key = unsigned(next_key); key < unsigned(end); key += 2) {
@@ -289,7 +280,7 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
         for (int w = 0; w < width; ++w) sums[0][w] = even[w], sums[1][w] = odd[w];
     }
 
-    // Makes what is left of a unit's exponentials, and lets its p . v wait.
+    // Makes what is left of a unit's exponentials. Its p . v waits for the next one's.
     void complete() {
         if (!has_unit) return;
         has_unit = false;
@@ -298,28 +289,23 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
             Real* l = state.l + unit.first + w * lanes;
             store(l, load(l) + (sums[0][w] + sums[1][w]));
         }
-        Waiting& w = waiting_of(unit);
-        w.terms[w.count++] = {unit.v + unit.steps.first, unit_p, unit.steps.count};
-        if (w.count == most_waiting || waiting[halves - 1].count >= many_waiting) add_waiting();
+        added = {unit.v + unit.steps.first, unit.p, unit.steps.count};
+        added_first = unit.first, has_added = true;
     }
 
-    // oT += vT pT. Halves read the same tiles of vT, so they take turns.
-    void add_waiting() {
-        constexpr int a_row = bk / step_terms;
-        const int tiles = tiles_of(p.head_dim_v);
-        for (int tile = 0; tile < tiles; tile += 2)
-            for (int half = 0; half < halves; ++half) {
-                const Waiting& w = waiting[half];
-                const TileProduct product{w.terms, w.count, a_row, unit_tiles, state.out + half * unit_queries, bq};
-                const int end = least(tiles, tile + 2);
-                if (w.count > 0) multiply_panels<Store::add>(product, tile, end, unit_tiles, nothing);
-            }
-        for (Waiting& w : waiting) w.count = 0;
+    // oT += vT pT
+    template <class Meanwhile>
+    void add_last(const Meanwhile& meanwhile) {
+        if (!has_added) return;
+        has_added = false;
+        const TileProduct product{&added, 1, bk / step_terms, unit_tiles, state.out + added_first, bq};
+        multiply_panels<Store::add>(product, 0, tiles_of(p.head_dim_v), unit_tiles, meanwhile);
     }
 
     void drain() {
+        add_last(nothing);
         complete();
-        add_waiting();
+        add_last(nothing);
     }
 
     // Values that the product left out go to the queries that see their keys.
