@@ -302,9 +302,26 @@ def report(case, ours, theirs, out):
             if isinstance(value, str):
                 print(f"{'':<22} {peer} {value}")
             if out:
-                line = {"case": case["case"], "pass": name, "peer": peer, "us_ours": us}
+                line = {"case": case["case"], "pass": name, "peer": peer, "us_ours": us} | common(ours, name)
                 line |= {"failed": value} if isinstance(value, str) else {"us": value, "ratio": value / us}
                 out.write(json.dumps(line) + "\n")
+
+
+def common(ours, name):
+    """What tells one record from another: the machine, its load, and the sources that were timed."""
+    import torch
+    one = ours.get(name) or ours["forward"]
+    line = {key: one[key] for key in ("dtype", "shape", "cpu", "threads", "date")} | {"torch": torch.__version__}
+    if name in ours:
+        line |= {"kernel": one["kernel"], "gflops": one["gflops"]}
+    return line | {"load": os.getloadavg()[0], "source": source_hash()}
+
+
+def source_hash():
+    """The first digits of a hash over all sources of the library, as in the records of GPUs."""
+    hashed = "find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12"
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return subprocess.run(hashed, shell=True, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def cell(value, us):
