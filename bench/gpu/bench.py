@@ -387,6 +387,22 @@ def shell(command):
     return subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def origin(toolkit):
+    """What every line says of its run."""
+    hashed = "find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12"
+    return {"source": shell(hashed), "gpu": torch.cuda.get_device_name(),
+            "driver": shell("nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1"),
+            "toolkit": f"nvcc {toolkit}, torch {torch.__version__}",
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")}
+
+
+def results_file(folder, suffix=""):
+    gpu = torch.cuda.get_device_name().lower().replace("nvidia ", "")
+    file = pathlib.Path(folder) / (re.sub("[^a-z0-9]", "_", gpu) + suffix + ".jsonl")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
@@ -396,15 +412,8 @@ def main():
     parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     parser.add_argument("--no-flex", action="store_true")
     args = parser.parse_args()
-    gpu = torch.cuda.get_device_name()
-    hashed = "find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12"
-    now = datetime.datetime.now(datetime.timezone.utc)
-    common = {"source": shell(hashed), "gpu": gpu,
-              "driver": shell("nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1"),
-              "toolkit": f"nvcc {args.toolkit}, torch {torch.__version__}", "date": now.isoformat("T", "seconds")}
+    common, file = origin(args.toolkit), results_file(args.out)
     library = Library(args.library)
-    file = pathlib.Path(args.out) / (re.sub("[^a-z0-9]", "_", gpu.lower().replace("nvidia ", "")) + ".jsonl")
-    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as stream:
         def write(line):
             stream.write(json.dumps(line) + "\n")

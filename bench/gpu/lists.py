@@ -3,13 +3,16 @@
 """Rates over lists of keys that come with each call, as top-k selections make them.
 
     python3 bench/gpu/lists.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward]
+                               [--out bench/results]
 
 Of a case: queries of so many heads on one key head, each query with a list of its own. 31 of 32 listed keys lie within
 the last 20,000 before the query, as in DeepSeek's demonstration of its sparse attention. Inputs N(0,1); times as in
-bench.py. FLOPs: 2 heads queries list (head_dim + head_dim_v) forward, 2.5 times that backward.
+bench.py, and a JSON line for each case goes to <out>/<gpu>_lists.jsonl. FLOPs: 2 heads queries list (head_dim +
+head_dim_v) forward, 2.5 times that backward.
 """
 import argparse
 import fnmatch
+import json
 import typing
 
 import bench
@@ -103,7 +106,7 @@ def make_plan(library, case, backward):
     return library.make("spattn_plan", lib.spattn_plan_create, library.context, pattern, problem, bench.ffi.NULL)
 
 
-def run_case(library, case, passes):
+def run_case(library, case, passes, write):
     t = Tensors(case)
     plan = make_plan(library, case, "backward" in passes)
     forward = library.forward(plan, **t.operands(case, "forward"))
@@ -115,10 +118,16 @@ def run_case(library, case, passes):
         us = bench.time_us(call)
         kernel = library.kernel(plan, getattr(library.lib, f"SPATTN_OP_{what.upper()}"))
         peer, theirs = case.recorded.get(what, ("none", None))
-        sustained = size / bench.sustained_us(call) * 1e-6
-        print(f"{case.name:18} {what:8} {us:9.1f} us {size / us * 1e-6:6.1f} TFLOP/s ({sustained:.1f} sustained)  "
-              f"goal {case.goals.get(what)}  gemm {bench.gemm_tflops():.1f}  err {max_error(case, t, what):.1e}  "
-              f"{peer} (recorded): {theirs}  {kernel}", flush=True)
+        line = {"case": case.name, "pass": what, "kernel": kernel, "heads": case.heads, "seq_q": case.seq_q,
+                "seq_k": case.seq_k, "most": case.most, "head_dim": case.head_dim, "head_dim_v": case.head_dim_v,
+                "us": round(us, 1), "tflops": round(size / us * 1e-6, 1),
+                "tflops_sustained": round(size / bench.sustained_us(call) * 1e-6, 1),
+                "max_err": max_error(case, t, what), "gemm": round(bench.gemm_tflops(), 1),
+                "peer": f"{peer} (recorded)", "peer_tflops": theirs, "goal": case.goals.get(what)}
+        write(line)
+        print(f"{case.name:18} {what:8} {us:9.1f} us {line['tflops']:6.1f} TFLOP/s ({line['tflops_sustained']} "
+              f"sustained)  goal {line['goal']}  gemm {line['gemm']}  err {line['max_err']:.1e}  "
+              f"{line['peer']}: {theirs}  {kernel}", flush=True)
 
 
 def main():
@@ -126,11 +135,17 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--case", default="*")
     parser.add_argument("--pass", dest="passes", choices=bench.PASSES, action="append", help="forward, unless given")
+    parser.add_argument("--out", default=str(bench.ROOT / "bench/results"))
+    parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     args = parser.parse_args()
-    library = bench.Library(args.library)
-    for case in CASES:
-        if fnmatch.fnmatch(case.name, args.case):
-            run_case(library, case, args.passes or ["forward"])
+    library, common = bench.Library(args.library), bench.origin(args.toolkit)
+    with bench.results_file(args.out, "_lists").open("w") as stream:
+        def write(line):
+            stream.write(json.dumps({**line, **common}) + "\n")
+            stream.flush()
+        for case in CASES:
+            if fnmatch.fnmatch(case.name, args.case):
+                run_case(library, case, args.passes or ["forward"], write)
 
 
 if __name__ == "__main__":

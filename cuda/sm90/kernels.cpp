@@ -171,8 +171,8 @@ const char* gather_forward_fits(const Problem& p) {
 template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
-    constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.7, elements = 900;
-    constexpr double fetched_bytes = 30, task = 3000;  // a cycle of an SM; cycles
+    constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.53, elements = 1950;
+    constexpr double fetched_bytes = 25, task = 3000;  // a cycle of an SM; cycles
     constexpr double launch = 4;                       // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys

@@ -3,6 +3,7 @@
 # Builds, runs the GPU tests and 20,000 problems drawn at random, runs some of both again under compute-sanitizer's
 # tools, and writes tests/results/<gpu>.txt.
 #   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
+# SPATTN_TEST_EVERY=n runs one case of n, SPATTN_TEST_PROBLEMS=n as many problems; SPATTN_TEST_TOOLS names the tools.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build} results=${2:-tests/results}
@@ -23,6 +24,7 @@ failed=0
     echo "toolkit  $("$nvcc" --version | sed -n 's/.*release/nvcc/p')"
     echo "date     $(date -u +%Y-%m-%dT%H:%M:%SZ)"
     echo "source   $(find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)"
+    [ -z "${SPATTN_TEST_EVERY:-}" ] || echo "cases    one of $SPATTN_TEST_EVERY"
     echo
     echo "\$ test_gpu"
 } > "$file"
@@ -31,10 +33,11 @@ problems=${SPATTN_TEST_PROBLEMS:-20000}
 printf '\n$ test_random --device cuda --problems %s\n' "$problems" >> "$file"
 $random --problems "$problems" >> "$file" 2>&1 || failed=1
 # What takes minutes under a tool is left out: long rows.
-cases="tensor_core_rows tensor_core_rows_backward plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
+cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
     small_heads_and_blocks two_streams_at_once
     graph_capture_and_replay allocator_hooks_are_honoured"
-for tool in memcheck racecheck initcheck synccheck; do
+tools=${SPATTN_TEST_TOOLS-memcheck racecheck initcheck synccheck}
+for tool in $tools; do
     printf '\n$ compute-sanitizer --tool %s test_gpu ...\n' $tool >> "$file"
     # shellcheck disable=SC2086
     SPATTN_TEST_EVERY=${SPATTN_TEST_EVERY:-7} compute-sanitizer --tool $tool --error-exitcode 3 "$test" $cases \
@@ -42,7 +45,8 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 # Small problems: under a tool a kernel takes a hundred times as long.
 small="--problems 250 --work 3e6 --tokens 600 --patience 200"
-for tool in memcheck racecheck; do
+for tool in $tools; do
+    case $tool in memcheck | racecheck) ;; *) continue ;; esac
     printf '\n$ compute-sanitizer --tool %s test_random --device cuda %s\n' $tool "$small" >> "$file"
     # shellcheck disable=SC2086
     compute-sanitizer --tool $tool --error-exitcode 3 $random $small >> "$file" 2>&1 || failed=1
