@@ -166,8 +166,8 @@ const char* gather_forward_fits(const Problem& p) {
     return nullptr;
 }
 
-// Cycles that a tile's block of 64 keys takes: its products, or the way of its keys' rows from L2. Estimates, not yet
-// measured.
+// Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or the
+// way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
 template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
