@@ -446,7 +446,7 @@ struct Backward {
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas)
     block_backward_kernel(const __grid_constant__ GradientParams params) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     Backward<C>(params, ptx::shared_address(memory)).run();
 }
 

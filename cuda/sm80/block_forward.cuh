@@ -356,7 +356,7 @@ struct Forward {
 // ---- kernel ----
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas) block_forward_kernel(const __grid_constant__ ForwardParams params) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     Forward<C>(params, ptx::shared_address(memory)).run();
 }
 

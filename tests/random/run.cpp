@@ -201,6 +201,7 @@ std::vector<Row> find_rows(const spattn_context* context) {
             c.struct_size = sizeof c, c.batch = c.heads_q = c.heads_kv = 1, c.seq_q = c.seq_k = 64;
             c.head_dim = dims[n / 4 / std::size(types)][0], c.head_dim_v = dims[n / 4 / std::size(types)][1];
             c.flags = uint32_t(row.is_backward * SPATTN_PLAN_BACKWARD + row.is_reference * SPATTN_PLAN_REFERENCE);
+            if (c.head_dim > 512) c.flags |= SPATTN_PLAN_VALUE_IN_KEY;  // as latent attention has it
             probe.drawn.pattern = parse("causal");
             const Planned planned = make_plan(context, probe, row.name);
             for (const std::string& name : planned.rows)

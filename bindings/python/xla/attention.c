@@ -215,12 +215,14 @@ static xla_error* run_with_scratch(task* t) {
         free(scratch);
         return status ? refuse(t->call, status) : NULL;
     }
-    xla_memory_allocate taken = {sizeof taken, NULL, t->call->execution, bytes, align, NULL};
-    xla_error* error = bytes ? api->allocate_memory(&taken) : NULL;
+    /* XLA aligns to no more than 16 bytes when asked, so the rest is done here. */
+    const size_t room = bytes ? bytes + align : 0;
+    xla_memory_allocate taken = {sizeof taken, NULL, t->call->execution, room, 16, NULL};
+    xla_error* error = room ? api->allocate_memory(&taken) : NULL;
     if (error) return error;
-    status = run(t, taken.data, bytes);
-    xla_memory_free given_back = {sizeof given_back, NULL, t->call->execution, bytes, taken.data};
-    error = bytes ? api->free_memory(&given_back) : NULL;
+    status = run(t, (void*)(((uintptr_t)taken.data + align - 1) / align * align), bytes);
+    xla_memory_free given_back = {sizeof given_back, NULL, t->call->execution, room, taken.data};
+    error = room ? api->free_memory(&given_back) : NULL;
     return status ? refuse(t->call, status) : error;
 }
 
