@@ -67,6 +67,17 @@ class _Library:
         namespace = getattr(q, "__array_namespace__", None)
         self._module = namespace() if namespace else sys.modules[type(q).__module__.partition(".")[0]]
         self.stream: int | None = self._current_stream() if self._on_gpu else None
+        self._convert = None if self._on_gpu or isinstance(q, np.ndarray) else self._find_convert()
+
+    def _find_convert(self) -> Any:
+        convert = getattr(self._module, "from_dlpack", None) or getattr(self._module, "asarray", None)
+        if convert is None:
+            message = (
+                f"argument q is {type(self._q).__name__}, and {self._module.__name__} has neither from_dlpack nor "
+                "asarray to make one of; accepted: arrays of a library that has, and those of np.from_dlpack"
+            )
+            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+        return convert
 
     def _current_stream(self) -> int:
         cuda = getattr(self._module, "cuda", None)
@@ -92,13 +103,7 @@ class _Library:
 
     def give(self, array: Any) -> Any:
         """The array of empty(), in the library that q came from."""
-        if array is None or self._on_gpu or isinstance(self._q, np.ndarray):
-            return array
-        convert = getattr(self._module, "from_dlpack", None) or getattr(self._module, "asarray", None)
-        if convert is None:
-            name = self._module.__name__
-            raise UnsupportedError(f"{name} has neither from_dlpack nor asarray; accepted: libraries that do")
-        return convert(array)
+        return array if array is None or self._convert is None else self._convert(array)
 
 
 _DTYPES = {(lib.SPATTN_FLOAT, bits): f"float{bits}" for bits in (16, 32, 64)}

@@ -110,7 +110,19 @@ def _read(values: Any, name: str) -> Any:
         return values
     if isinstance(values, np.ndarray):
         return jnp.asarray(values)
-    raise TypeError(f"argument {name} is {type(values).__name__}; accepted: an array of JAX or NumPy")
+    message = f"argument {name} is {type(values).__name__}; accepted: an array of JAX or NumPy"
+    raise DTypeError(message, "SPATTN_E_DTYPE", name)
+
+
+def _read_as(values: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The same for an array that must have this shape and this dtype."""
+    array = _read(values, name)
+    if array is not None and array.shape != shape:
+        message = f"argument {name} has shape {list(array.shape)}; accepted: {list(shape)}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", name)
+    if array is not None and array.dtype != dtype:
+        raise DTypeError(f"argument {name} is {array.dtype}; accepted: {dtype}", "SPATTN_E_DTYPE", name)
+    return array
 
 
 def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
@@ -120,12 +132,7 @@ def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     wanted = {"k": (k_shape, operands.q.dtype), "sink_logits": ((sizes["heads_q"],), np.dtype(np.float32))}
     wanted["v"] = (*k_shape[:-1], sizes["head_dim_v"]), operands.q.dtype
     for name, (shape, dtype) in wanted.items():
-        given = getattr(operands, name)
-        if given is not None and given.shape != shape:
-            message = f"argument {name} has shape {list(given.shape)}; accepted: {list(shape)}"
-            raise ShapeError(message, "SPATTN_E_SHAPE", name)
-        if given is not None and given.dtype != dtype:
-            raise DTypeError(f"argument {name} is {given.dtype}; accepted: {dtype}", "SPATTN_E_DTYPE", name)
+        _read_as(getattr(operands, name), name, shape, dtype)
     for name in ("indices", "index_counts"):
         given, ndim = getattr(operands, name), len(axes) - (name == "index_counts")
         if given is not None and given.dtype not in (np.int32, np.int64):
@@ -168,10 +175,66 @@ def attention(
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
     """
+    lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    options = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
+    flags = {"deterministic": deterministic, "reference": reference}
+    out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options, **flags))
+    return (out, lse) if return_lse else out
+
+
+def attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    pattern: Pattern | str,
+    *,
+    dlse: Any = None,
+    axes: str = "bshd",
+    indices: Any = None,
+    index_counts: Any = None,
+    sink_logits: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+) -> tuple[Any, ...]:
+    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
+
+    This is what jax.grad calls, for loops that differentiate by hand. With sink_logits (dq, dk, dv, dsink_logits), and
+    dv is None where v is. dout is shaped as out, dlse as lse; None is 0. Shapes, options and errors as in attention.
+    """
+    lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    options = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
+    flags = {"deterministic": deterministic, "reference": reference, "backward": True}
+    call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options, **flags)
+    dense = (*operands.q.shape[:-1], _problem(call).head_dim_v), operands.q.dtype
+    rows = tuple(operands.q.shape[axis] for axis in row_axes(axes)), np.dtype(np.float32)
+    given = {"out": (out, *dense), "lse": (lse, *rows), "dout": (dout, *dense), "dlse": (dlse, *rows)}
+    out, lse, dout, dlse = (_read_as(array, name, *form) for name, (array, *form) in given.items())
+    dlse = jnp.zeros(*rows) if dlse is None else dlse
+    (found,) = _attention_backward(call, (operands, out, lse), (dout, dlse))
+    return (found.q, found.k, found.v) if sink_logits is None else (found.q, found.k, found.v, found.sink_logits)
+
+
+def _prepare(
+    arrays: dict[str, Any],
+    pattern: Any,
+    axes: str,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    q_offset: int | None,
+    head_dim_v: int | None,
+    **flags: bool,
+) -> tuple[_Call, _Operands]:
+    """What is constant in a call, and its operands, checked; flags are deterministic, reference and backward."""
     _register()
-    operands = _Operands(
-        *(_read(values, name) for values, name in zip((q, k, v, sink_logits, indices, index_counts), _Operands._fields))
-    )
+    operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
     sizes = sizes_with({"q": operands.q, "k": operands.k, "v": operands.v}, axes, head_dim_v)
     problem = make_problem(
         sizes,
@@ -180,13 +243,11 @@ def attention(
         scale=scale,
         softcap=softcap,
         q_offset=q_offset,
-        value_in_key=v is None,
-        sink_logits=sink_logits is not None,
-        deterministic=deterministic,
-        reference=reference,
+        value_in_key=operands.v is None,
+        sink_logits=operands.sink_logits is not None,
+        **flags,
     )
     made = as_pattern(pattern)
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
-    out, lse = _attention(_Call(made.save(), as_bytes(problem)), operands)
-    return (out, lse) if return_lse else out
+    return _Call(made.save(), as_bytes(problem)), operands

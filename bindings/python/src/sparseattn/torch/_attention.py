@@ -301,6 +301,52 @@ def attention(
     return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
 
 
+def attention_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    pattern: AnyPattern,
+    *,
+    dlse: torch.Tensor | None = None,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
+    indices: torch.Tensor | None = None,
+    index_counts: torch.Tensor | None = None,
+    sink_logits: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
+
+    This is what autograd calls, for loops that differentiate by hand. With sink_logits (dq, dk, dv, dsink_logits), and
+    dv is None where v is.
+
+    dout     the gradient that arrives at out, of its shape and dtype
+    dlse     the gradient that arrives at lse, float32; None is 0
+
+    The results have no gradients of their own. Not for compiled code. Options and errors as in attention.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is not None or name != "v":
+            require_tensor(tensor, name)
+    mask = None
+    if isinstance(pattern, torch.Tensor):
+        pattern, mask = "full", pattern
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
+    plan = _plan(q, k, v, sink_logits, mask, pattern, *options, True, context)
+    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
+    return gradients
+
+
 def _attend(
     q: Any,
     k: Any,
