@@ -35,6 +35,8 @@ sa.attention(q, q, q, "causal", axes="hbsd")
 sa.attention(q, q, q, "causal") + "text"
 sa.window("x", 0)
 sa.no_such_name()
+sa.attention(q, q, q, "causal", return_lse=True, return_max_logits=True)[3]
+sa.attention("q", q, q, "causal")
 """
 
 
@@ -50,18 +52,33 @@ def test_right_programs_pass_strictly(tmp_path):
 
 def test_wrong_programs_are_seen(tmp_path):
     said = check(tmp_path, WRONG)
-    assert [line for line in (5, 6, 7, 9, 10) if f"program.py:{line}: error" not in said] == []
+    assert [line for line in (5, 6, 7, 9, 10, 11, 12) if f"program.py:{line}: error" not in said] == []
 
 
 def test_torch_programs_pass_strictly(tmp_path):
     pytest.importorskip("torch")
     program = """
+import sparseattn as sa
 import sparseattn.torch as sat
 import torch
 
 def run(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     out, lse = sat.attention(q, q, q, mask, return_lse=True)
+    out, lse = sa.attention(sa.attention(q, out, None, mask, head_dim_v=8), q, q, mask, return_lse=True)
     out = sat.scaled_dot_product_attention(out, q, q, mask, is_causal=True, pattern="window(3,0)")
     return sat.attention(out, q, q, "causal", sink_logits=lse[0, :, 0])
+"""
+    assert "Success" in check(tmp_path, program)
+
+
+def test_jax_programs_pass_strictly(tmp_path):
+    pytest.importorskip("jax")
+    program = """
+import jax
+import sparseattn as sa
+
+def run(q: jax.Array) -> jax.Array:
+    out, lse = sa.attention(q, q, q, "causal", return_lse=True, scale=0.5)
+    return sa.attention(out, q, q, "causal") + lse
 """
     assert "Success" in check(tmp_path, program)

@@ -3,7 +3,7 @@
 
     import sparseattn as sa
     pattern = sa.causal() & (sa.sink(4) | sa.window(1023, 0))      # sets: | & -
-    out = sa.attention(q, k, v, pattern)                           # NumPy, [batch, seq, heads, head_dim]
+    out = sa.attention(q, k, v, pattern)       # of NumPy, torch, JAX, CuPy: [batch, seq, heads, head_dim]
     print(sa.plan(pattern, q, k, v).explain())
 
 The words are those of sparseattn.h, which is the manual; this package adds no feature of its own.

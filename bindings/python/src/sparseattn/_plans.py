@@ -13,23 +13,33 @@ import numpy as np
 
 from ._arrays import as_array, dtype_code, form_tensor, readable, writable
 from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized, string
+from ._libraries import module_of, options_for
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 
 if TYPE_CHECKING:
-    from typing import Literal, TypedDict
+    from typing import Literal, Protocol, TypedDict, TypeVar
 
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from ._patterns import AnyPattern
 
-    class _Operands(TypedDict, total=False):
+    class _KnowsDLPack(Protocol):
+        @property
+        def __dlpack__(self) -> Any: ...
+
+    _Array = TypeVar("_Array", bound=_KnowsDLPack)  # of torch, JAX, CuPy: what comes out is of the kind of q
+    _Number = TypeVar("_Number", bound=np.generic)
+
+    class _Given(TypedDict, total=False):
         indices: Any
         index_counts: Any
         sink_logits: Any
+
+    class _Operands(_Given, total=False):
         out: Any
 
-    class _Options(_Operands, total=False):
+    class _Choices(_Given, total=False):
         axes: Literal["bshd", "bhsd", "thd"]
         scale: float | None
         softcap: float | None
@@ -38,6 +48,9 @@ if TYPE_CHECKING:
         deterministic: bool
         reference: bool
         context: Context | None
+
+    class _Options(_Choices, total=False):
+        out: Any
 
 
 _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
@@ -572,7 +585,7 @@ def plan(
 
 @overload
 def attention(
-    q: Any,
+    q: NDArray[_Number],
     k: Any,
     v: Any,
     pattern: AnyPattern,
@@ -580,12 +593,12 @@ def attention(
     return_lse: Literal[False] = False,
     return_max_logits: Literal[False] = False,
     **options: Unpack[_Options],
-) -> NDArray[Any]: ...
+) -> NDArray[_Number]: ...
 
 
 @overload
 def attention(
-    q: Any,
+    q: NDArray[_Number],
     k: Any,
     v: Any,
     pattern: AnyPattern,
@@ -593,12 +606,12 @@ def attention(
     return_lse: Literal[True],
     return_max_logits: Literal[False] = False,
     **options: Unpack[_Options],
-) -> tuple[NDArray[Any], NDArray[np.float32]]: ...
+) -> tuple[NDArray[_Number], NDArray[np.float32]]: ...
 
 
 @overload
 def attention(
-    q: Any,
+    q: NDArray[_Number],
     k: Any,
     v: Any,
     pattern: AnyPattern,
@@ -606,12 +619,12 @@ def attention(
     return_lse: Literal[False] = False,
     return_max_logits: Literal[True],
     **options: Unpack[_Options],
-) -> tuple[NDArray[Any], NDArray[np.float32]]: ...
+) -> tuple[NDArray[_Number], NDArray[np.float32]]: ...
 
 
 @overload
 def attention(
-    q: Any,
+    q: NDArray[_Number],
     k: Any,
     v: Any,
     pattern: AnyPattern,
@@ -619,7 +632,31 @@ def attention(
     return_lse: Literal[True],
     return_max_logits: Literal[True],
     **options: Unpack[_Options],
-) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32]]: ...
+) -> tuple[NDArray[_Number], NDArray[np.float32], NDArray[np.float32]]: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: _Array,
+    v: _Array | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Choices],
+) -> _Array: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: _Array,
+    v: _Array | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Choices],
+) -> tuple[_Array, _Array]: ...
 
 
 def attention(
@@ -643,7 +680,12 @@ def attention(
     return_lse: bool = False,
     return_max_logits: bool = False,
 ) -> Any:
-    """Sparse attention of NumPy arrays in one call: Plan.forward of plan(pattern, q, k, v, ...).
+    """Sparse attention in one call: Plan.forward of plan(pattern, q, k, v, ...).
+
+    The library that q is an array of says who computes, and the result is an array of it: sparseattn.torch.attention,
+    with gradients, where q is a tensor; sparseattn.jax.attention for JAX's arrays, also under its transformations;
+    sparseattn.dlpack.attention for those of CuPy and others that know DLPack. All else is read by NumPy, and NumPy's
+    arrays alone may have out and return_max_logits.
 
     q        [batch, seq_q, heads_q, head_dim], float32, float16, float64 or bfloat16 (ml_dtypes). Mind the order: an
              array [batch, heads, seq, head_dim] is taken for one of few tokens and many heads unless axes says "bhsd"
@@ -661,6 +703,25 @@ def attention(
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
+    if type(q) is not np.ndarray and (module := module_of(q)) is not None:
+        return module.attention(
+            q,
+            k,
+            v,
+            pattern,
+            axes=axes,
+            scale=scale,
+            softcap=softcap,
+            q_offset=q_offset,
+            head_dim_v=head_dim_v,
+            deterministic=deterministic,
+            reference=reference,
+            indices=indices,
+            index_counts=index_counts,
+            sink_logits=sink_logits,
+            return_lse=return_lse,
+            **options_for(module, context, out=out, return_max_logits=return_max_logits),
+        )
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     made = find_plan(
         Plan,
@@ -716,8 +777,32 @@ def attention_backward(
 ) -> tuple[Any, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
-    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward. Options and errors as there.
+    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward. Arrays of torch, JAX and others
+    as in attention; options and errors, too.
     """
+    if type(q) is not np.ndarray and (module := module_of(q)) is not None:
+        found: tuple[Any, ...] = module.attention_backward(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dout,
+            pattern,
+            dlse=dlse,
+            axes=axes,
+            scale=scale,
+            softcap=softcap,
+            q_offset=q_offset,
+            head_dim_v=head_dim_v,
+            deterministic=deterministic,
+            reference=reference,
+            indices=indices,
+            index_counts=index_counts,
+            sink_logits=sink_logits,
+            **options_for(module, context),
+        )
+        return found
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     made = find_plan(
         Plan,

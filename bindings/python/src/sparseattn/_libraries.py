@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+"""Whose an array is: attention of an array of torch, JAX, CuPy and others is that of their own module here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ._core import UnsupportedError
+
+
+def module_of(array: Any) -> Any:
+    """The module of this package for the library that the array is of; None for NumPy, and for what it alone can read.
+
+    Imports no library: one that nobody has imported has made no array.
+    """
+    if isinstance(array, np.ndarray):
+        return None
+    if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):
+        from . import torch as module  # a statement, which torch.compile follows
+    elif isinstance(array, getattr(sys.modules.get("jax"), "Array", ())):
+        from . import jax as module  # type: ignore[no-redef]
+    elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        from . import dlpack as module  # type: ignore[no-redef]
+    else:
+        return None
+    return module
+
+
+def options_for(module: Any, context: Any, **only_numpy: Any) -> dict[str, Any]:
+    """The context as an option of the module's functions.
+
+    Raises UnsupportedError for what they have not, where it is given: .argument is its name.
+    """
+    takes_context = module.__name__ == f"{__package__}.torch"
+    given = only_numpy if takes_context else {"context": context, **only_numpy}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            message = f"argument {name} is given, and {module.__name__} has none; accepted: NumPy arrays with {name}"
+            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
+    return {"context": context} if takes_context else {}
