@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -104,8 +105,8 @@ inline std::set<int64_t> random_blocks(int64_t i, int64_t blocks, int64_t window
 // which is for sequences of some ten tokens, and as many times that as reach says.
 class Builder {
 public:
-    // With lists (csr, bsr, mask, tree) what is drawn stands on this extent alone; without, on all of its batch and
-    // heads.
+    // With lists (csr, bsr, mask, tree, xref) what is drawn stands on this extent alone; without, on all of its batch
+    // and heads.
     Builder(Choices& choices, const Rectangle& extent, int64_t reach = 1, bool has_lists = true)
         : choices_(choices), extent_(extent), reach_(reach), has_lists_(has_lists) {}
 
@@ -125,7 +126,7 @@ public:
 
 
     Model leaf() {
-        switch (number(0, has_lists_ ? 19 : 15)) {
+        switch (number(0, has_lists_ ? 20 : 15)) {
             case 0: return made(spattn_pattern_full, [](const Plane&, int64_t, int64_t) { return true; });
             case 1: return made(spattn_pattern_causal, [](const Plane&, int64_t p, int64_t k) { return k <= p; });
             case 2: return band(1);
@@ -148,6 +149,7 @@ public:
             case 16: return csr(1, 1);
             case 17: return bsr();
             case 18: return mask();
+            case 19: return xref();
             default: return tree();
         }
     }
@@ -321,6 +323,38 @@ private:
                             if (n == k - base) return true;
                         }
                         return false;
+                    });
+    }
+
+    // Few different tokens and identifiers, so that they repeat. Rows are made when they are asked for, once.
+    Model xref() {
+        Random text(uint64_t(number(0, 1 << 16)));
+        const int64_t tokens = extent_.seq_k + text.in(0, 5), most = text.in(0, 8);
+        std::vector<int64_t> ids, open, completed, symbols;
+        for (int64_t i = 0; i < tokens; ++i) {
+            ids.push_back(text.in(0, most));
+            for (auto* symbol : {&open, &completed}) {
+                symbol->push_back(text.one_in(2) ? -1 : text.in(0, 3));
+                symbols.push_back(symbol->back());
+            }
+        }
+        meaning::XrefNumbers n{text.in(0, 4), text.in(1, 6 * reach_), 0, text.in(0, 15 * reach_), text.in(0, 4),
+                               text.in(0, 3), text.in(0, 4), text.in(0, 9), text.in(0, 3)};
+        n.budget = n.sinks + n.window + n.links + text.in(0, 9 * reach_);
+        const auto given = [](int64_t value) { return value ? value : -1; };
+        const spattn_xref params{sizeof(spattn_xref), 0, given(n.sinks), n.window, n.budget, given(n.links),
+                                 given(n.ngram_keys), given(n.symbol_before), given(n.symbol_after),
+                                 given(n.look_back), given(n.stop_ratio)};
+        const Integers ids_tensor(ids);
+        const int64_t shape[] = {tokens, 2};
+        const spattn_tensor symbols_tensor{symbols.data(), {SPATTN_CPU, 0}, 2, {SPATTN_INT, 64, 1}, shape, nullptr, 0};
+        const auto rows = std::make_shared<std::map<int64_t, std::set<int64_t>>>();
+        return made([&](auto out) { return spattn_pattern_xref(&ids_tensor.tensor, &symbols_tensor, &params, out); },
+                    [=](const Plane&, int64_t p, int64_t k) {
+                        if (p < 0 || p >= tokens) return false;
+                        const auto [row, is_new] = rows->try_emplace(p);
+                        if (is_new) row->second = meaning::xref_row(p, ids, open, completed, n);
+                        return row->second.count(k) > 0;
                     });
     }
 

@@ -68,6 +68,59 @@ auto per_document(Sees f, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k) 
     };
 }
 
+// ---- xref ----
+
+struct XrefNumbers {
+    int64_t sinks, window, budget, links, ngram_keys, symbol_before, symbol_after, look_back, stop_ratio;
+};
+
+// The keys that token i links. open and completed: the identifier of each token, -1 for none.
+inline std::set<int64_t> xref_links(int64_t i, const std::vector<int64_t>& ids, const std::vector<int64_t>& open,
+                                    const std::vector<int64_t>& completed, const XrefNumbers& n) {
+    std::set<int64_t> linked;
+    const auto link = [&](int64_t first, int64_t last) {
+        for (int64_t k = std::max(first, n.sinks); k <= std::min(last, i - n.window); ++k)
+            if (int64_t(linked.size()) < n.links) linked.insert(k);
+    };
+    const auto ends_alike = [&](int64_t m, int64_t length) {
+        for (int64_t back = 0; back < length; ++back)
+            if (m < back || i < back || ids[size_t(m - back)] != ids[size_t(i - back)]) return false;
+        return true;
+    };
+    const auto link_symbol = [&](int64_t symbol, int64_t most) {
+        std::vector<int64_t> places;
+        for (int64_t m = i - n.window; m >= 0; --m)
+            if (open[size_t(m)] == symbol) places.push_back(m);
+        if (int64_t(places.size()) > most + 1) places.erase(places.begin() + most, places.end() - 1);
+        for (int64_t m : places) link(m - n.symbol_before, m + n.symbol_after);
+    };
+    for (int64_t length = 4; length >= 2; --length) {
+        int64_t found = 0;
+        for (int64_t m = i - n.window - 1; m >= 0 && found < 3; --m)
+            if (ends_alike(m, length)) ++found, link(m, m + n.ngram_keys - 1);
+    }
+    if (open[size_t(i)] >= 0) link_symbol(open[size_t(i)], 2);
+    for (int64_t c = i; c >= 0 && c > i - n.look_back; --c) {
+        const int64_t symbol = completed[size_t(c)];
+        const int64_t times = std::count(open.begin(), open.begin() + i + 1, symbol);
+        const bool is_stopped = n.stop_ratio && times > std::max<int64_t>(i / n.stop_ratio, 4);
+        if (symbol >= 0 && !is_stopped) link_symbol(symbol, 1);
+    }
+    return linked;
+}
+
+inline std::set<int64_t> xref_row(int64_t i, const std::vector<int64_t>& ids, const std::vector<int64_t>& open,
+                                  const std::vector<int64_t>& completed, const XrefNumbers& n) {
+    std::set<int64_t> row = xref_links(i, ids, open, completed, n);
+    for (int64_t k = 0; k < std::min(n.sinks, i + 1); ++k) row.insert(k);
+    for (int64_t k = i; k >= 0; --k) {
+        const bool fits = int64_t(row.size()) < n.budget || row.count(k);
+        if (i - k >= n.window && !fits) break;
+        row.insert(k);
+    }
+    return row;
+}
+
 // ---- lists: of rows, not of positions ----
 
 struct Rows {

@@ -183,6 +183,63 @@ def bigbird(block, window_blocks, global_blocks, random_blocks, seed):
     return sees
 
 
+def linked_keys(i, ids, symbols, sinks, window, links, ngram_keys, before, after, look_back, stop_ratio):
+    """The keys that token i of an xref links, in the order of its definition; symbols: (open, completed) of each."""
+    far = i - window
+    linked = []
+
+    def span(first, last):
+        for k in range(max(first, sinks), min(last, far) + 1):
+            if k not in linked and len(linked) < links:
+                linked.append(k)
+
+    def around(places):
+        for m in places:
+            span(m - before, m + after)
+
+    def places(symbol):  # the latest first
+        return [m for m in range(far, -1, -1) if symbols[m][0] == symbol]
+
+    for n in (4, 3, 2):
+        tail = ids[i - n + 1:i + 1] if i + 1 >= n else None
+        same = [m for m in range(far - 1, n - 2, -1) if ids[m - n + 1:m + 1] == tail]
+        for m in same[:3]:
+            span(m, m + ngram_keys - 1)
+    if symbols[i][0] != -1:
+        found = places(symbols[i][0])
+        around(found[:2] + found[-1:])
+    for c in range(i, max(i - look_back, -1), -1):
+        symbol = symbols[c][1]
+        times = sum(symbols[m][0] == symbol for m in range(i + 1))
+        if symbol != -1 and (not stop_ratio or times <= max(i // stop_ratio, 4)):
+            found = places(symbol)
+            around(found[:1] + found[-1:])
+    return linked
+
+
+def xref(ids, symbols, sinks=32, window=64, budget=224, links=None, ngram_keys=7, before=3, after=10, look_back=32,
+         stop_ratio=48):
+    links = max(0, min(budget // 2, budget - sinks - window)) if links is None else links
+    pairs = list(zip(symbols[::2], symbols[1::2])) if symbols else [(-1, -1)] * len(ids)
+    plane = np.zeros((len(ids), len(ids)), bool)
+    for i, row in enumerate(plane):
+        row[:min(sinks, i + 1)] = True
+        row[linked_keys(i, ids, pairs, sinks, window, links, ngram_keys, before, after, look_back, stop_ratio)] = True
+        row[max(i - window + 1, 0):i + 1] = True
+        for k in range(i - window, -1, -1):  # the window grows while the budget lasts
+            if row.sum() + (not row[k]) > budget:
+                break
+            row[k] = True
+
+    def sees(p, k, scene):
+        if scene.extent.seq_k > len(ids):
+            raise ValueError(f"an xref of {len(ids)} tokens on {scene.extent}")
+        i, j = np.broadcast_arrays(p, k)
+        inside = (i >= 0) & (i < len(ids)) & (j >= 0) & (j < len(ids))
+        return inside & plane[np.where(inside, i, 0), np.where(inside, j, 0)]
+    return sees
+
+
 # ---- index patterns: rows are rows of the extent, not positions ----
 
 def table(kept):
@@ -284,14 +341,14 @@ def listed(indices, counts, heads_q, seq_q, seq_k, block_q=1, block_k=1):
 
 NUMERIC = {f.__name__: f for f in (full, causal, window, sink, block_diagonal, documents, dilated, strided, landmark,
                                    fixed, logsparse, residue, global_keys, global_tokens, tree, bigbird)}
-LISTS = {"csr": (csr, 2), "bsr": (bsr, 2), "mask": (mask, 1)}  # how many lists come before the numbers
+LISTS = {"csr": (csr, 2), "bsr": (bsr, 2), "mask": (mask, 1), "xref": (xref, 2)}  # lists before the numbers
 
 
 class Reader:
     """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
 
     transpose takes an expression, per_head and per_batch a list of choices and then expressions, per_document two lists
-    and an expression, csr, bsr and mask lists and then numbers, all others numbers.
+    and an expression, csr, bsr, mask and xref lists and then numbers, all others numbers.
     """
 
     def __init__(self, text):
@@ -348,7 +405,8 @@ class Reader:
         found = []
         for _ in range(count):
             found.append(self.numbers("[", "]"))
-            self.take(",")
+            if self.tokens[0] != ")":
+                self.take(",")
         return found
 
     def numbers(self, opening, closing):

@@ -224,7 +224,8 @@ SPATTN_API spattn_status spattn_pattern_global_tokens(const spattn_tensor* posit
  * [0, T); cycles are an error. T may not exceed seq_k, nor seq_q exceed T. Copied. SpecInfer (arXiv:2305.09781). */
 SPATTN_API spattn_status spattn_pattern_tree(const spattn_tensor* parents, spattn_pattern** result);
 
-/* 4b. Seeded random, so that every language rebuilds the same one. */
+/* 4b. Patterns of several numbers: seeded random, so that every language rebuilds the same one, and links within a
+ * text. */
 typedef struct spattn_bigbird {
     uint32_t struct_size;
     uint32_t flags;         /* 0 */
@@ -239,6 +240,40 @@ typedef struct spattn_bigbird {
  * ceil(seq_k / block), blocks that row I already sees are skipped; stops at `random` blocks or when none is left. The
  * same for all heads; depends on seq_k. BigBird (arXiv:2007.14062). */
 SPATTN_API spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_pattern** result);
+
+typedef struct spattn_xref { /* -1 stands for a 0 that is meant; window and budget have none */
+    uint32_t struct_size;
+    uint32_t flags;        /* 0 */
+    int64_t sinks;         /* first tokens that all see: 0 = 32 */
+    int64_t window;        /* nearest tokens, itself among them: 0 = 64 */
+    int64_t budget;        /* most keys of a row, >= sinks + window: 0 = 224 */
+    int64_t links;         /* most linked keys of a row, <= budget - sinks - window: 0 = that, or half of the budget */
+    int64_t ngram_keys;    /* linked from the last token of an n-gram on: 0 = 7 */
+    int64_t symbol_before; /* linked before an identifier's token: 0 = 3 */
+    int64_t symbol_after;  /* linked after it: 0 = 10 */
+    int64_t look_back;     /* tokens whose completed identifiers are linked: 0 = 32 */
+    int64_t stop_ratio;    /* those are that occurred up to max(p / stop_ratio, 4) times so far: 0 = 48; -1: all are */
+} spattn_xref;
+/* xref([ids],[symbols],sinks,window,budget,links,ngram_keys,symbol_before,symbol_after,look_back,stop_ratio):
+ * cross-references of code and structured text, made from a text's tokens alone, causal. Position p sees the keys
+ * k <= p that are sinks (k < sinks), linked, or in its window: the widest one, of `window` tokens or more, with which
+ * the row has at most `budget` keys. Links are appended in this order, a key once, until there are `links`; each is a
+ * span of keys, in rising order, cut to [sinks, p - window]:
+ *   1. for n = 4, 3, 2: the 3 latest m < p - window where the n tokens that end at m equal those that end at p: keys
+ *      [m, m + ngram_keys);
+ *   2. the 2 latest and then the first m <= p - window with open(m) = open(p), unless that is -1: keys
+ *      [m - symbol_before, m + symbol_after];
+ *   3. for c = p, p - 1, ..., p - look_back + 1: where u = completed(c) is not -1, and open(m) = u for at most
+ *      max(p / stop_ratio, 4) positions m <= p: the latest and then the first m <= p - window with open(m) = u, with
+ *      keys as in 2.
+ * token_ids: host tensor [tokens], int32 or int64, any numbers. symbols: host tensor [tokens, 2], int32 or int64, or
+ * NULL for a text without identifiers: open(p), the identifier that the text up to the end of token p ends with, and
+ * completed(p), the last identifier that token p brought to its end; -1 for none, any number >= 0 for an identifier.
+ * params: NULL = all defaults. A row depends on no later token, so that the pattern of a text is that of each of its
+ * beginnings, too: the extent's seq_k may be at most the number of tokens, and positions beyond them see nothing. In a
+ * text, numbers may be left out from the end, and a 0 is a 0. Copied. */
+SPATTN_API spattn_status spattn_pattern_xref(const spattn_tensor* token_ids, const spattn_tensor* symbols,
+                                             const spattn_xref* params, spattn_pattern** result);
 
 /* 4c. Index patterns: lists for one extent. Row q is query row q of the extent, not a position; the extent's sizes must
  * be the pattern's own (SPATTN_E_SHAPE where a question is asked on others), and q_offset plays no part. Arrays are

@@ -52,11 +52,7 @@ HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, s
 std::vector<int64_t> read_integers(const spattn_tensor* tensor, const char* argument) {
     const HostTensor t = read_host_tensor(tensor, argument, std::array<int64_t, 1>{-1}, {dtype_i32, dtype_i64});
     std::vector<int64_t> values(static_cast<size_t>(t.shape[0]));
-    for (size_t i = 0; i < values.size(); ++i) {
-        const int64_t at = int64_t(i) * t.strides[0];
-        values[i] =
-            t.dtype.bits == 32 ? static_cast<const int32_t*>(t.data)[at] : static_cast<const int64_t*>(t.data)[at];
-    }
+    for (size_t i = 0; i < values.size(); ++i) values[i] = integer_at(t, int64_t(i) * t.strides[0]);
     return values;
 }
 

@@ -32,6 +32,8 @@ constexpr size_t first_size<spattn_context_options> = 88;
 template <>
 constexpr size_t first_size<spattn_bigbird> = 48;
 template <>
+constexpr size_t first_size<spattn_xref> = 80;
+template <>
 constexpr size_t first_size<spattn_extent> = 64;
 template <>
 constexpr size_t first_size<spattn_stats> = 120;
@@ -84,6 +86,11 @@ struct HostTensor {
 // name several dtypes.
 HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, std::span<const int64_t> shape,
                             std::initializer_list<spattn_dtype> accepted);
+
+// An element of a tensor of int32 or int64, `at` elements from its start.
+inline int64_t integer_at(const HostTensor& t, int64_t at) {
+    return t.dtype.bits == 32 ? static_cast<const int32_t*>(t.data)[at] : static_cast<const int64_t*>(t.data)[at];
+}
 
 // A copy of a host tensor [count] of int32 or int64.
 std::vector<int64_t> read_integers(const spattn_tensor* tensor, const char* argument);

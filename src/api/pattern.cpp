@@ -30,6 +30,40 @@ std::vector<int32_t> read_map(const int32_t* map, size_t size, const char* argum
     return {map, map + size};
 }
 
+// open and completed of each token, one after the other.
+std::vector<int64_t> read_symbols(const spattn_tensor* tensor, int64_t tokens) {
+    const HostTensor t =
+        read_host_tensor(tensor, "symbols", std::array<int64_t, 2>{tokens, 2}, {dtype_i32, dtype_i64});
+    std::vector<int64_t> values;
+    values.reserve(size_t(2 * tokens));
+    for (int64_t i = 0; i < 2 * tokens; ++i) {
+        values.push_back(integer_at(t, i / 2 * t.strides[0] + i % 2 * t.strides[1]));
+    }
+    return values;
+}
+
+// A field of spattn_xref: 0 is its default, -1 a 0 that is meant where `least` allows it.
+int64_t read_field(int64_t value, int64_t least, int64_t normal, const char* argument) {
+    require_range(value, least, longest_sequence, argument);
+    return value == 0 ? normal : std::max<int64_t>(value, 0);
+}
+
+XrefParams read_xref(const spattn_xref* given) {
+    const spattn_xref g = read_struct(given, "params");
+    if (g.flags) fail(SPATTN_E_UNKNOWN_FIELD, "params.flags", text("is ", g.flags, "; accepted: 0"));
+    XrefParams p;
+    p.sinks = read_field(g.sinks, -1, p.sinks, "params.sinks");
+    p.window = read_field(g.window, 0, p.window, "params.window");
+    p.budget = read_field(g.budget, 0, p.budget, "params.budget");
+    p.links = read_field(g.links, -1, p.default_links(), "params.links");
+    p.ngram_keys = read_field(g.ngram_keys, -1, p.ngram_keys, "params.ngram_keys");
+    p.symbol_before = read_field(g.symbol_before, -1, p.symbol_before, "params.symbol_before");
+    p.symbol_after = read_field(g.symbol_after, -1, p.symbol_after, "params.symbol_after");
+    p.look_back = read_field(g.look_back, -1, p.look_back, "params.look_back");
+    p.stop_ratio = read_field(g.stop_ratio, -1, p.stop_ratio, "params.stop_ratio");
+    return p;
+}
+
 }  // namespace
 
 extern "C" {
@@ -107,6 +141,15 @@ spattn_status spattn_pattern_bigbird(const spattn_bigbird* params, spattn_patter
         const spattn_bigbird p = read_struct(params, "params");
         if (p.flags) fail(SPATTN_E_UNKNOWN_FIELD, "params.flags", text("is ", p.flags, "; accepted: 0"));
         return make_bigbird(p.block, p.window_blocks, p.global_blocks, p.random_blocks, p.seed);
+    });
+}
+
+spattn_status spattn_pattern_xref(const spattn_tensor* token_ids, const spattn_tensor* symbols,
+                                  const spattn_xref* params, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        std::vector<int64_t> ids = read_integers(token_ids, "token_ids");
+        std::vector<int64_t> pairs = symbols ? read_symbols(symbols, int64_t(ids.size())) : std::vector<int64_t>();
+        return make_xref(std::move(ids), std::move(pairs), params ? read_xref(params) : XrefParams());
     });
 }
 

@@ -11,6 +11,7 @@
 //     csr                                    seq_k, arrays row_ptr, col_idx
 //     bsr                                    block_q, block_k, seq_q, seq_k, arrays row_ptr, col_idx
 //     mask                                   batch, heads, seq_q, seq_k, then ceil(seq_k / 64) numbers a row: bits
+//     xref                                   arrays: numbers of its text, ids, symbols
 //   tag      = 1 byte;  number = 8 bytes;  string = number of bytes, bytes
 //   array    = width (1 byte: 4 or 8), number of integers, integers of that width
 #pragma once
@@ -32,7 +33,8 @@ enum class Node : uint8_t {
     per_document = 8,
     csr = 9,
     bsr = 10,
-    mask = 11
+    mask = 11,
+    xref = 12
 };
 
 class ByteWriter {

@@ -64,6 +64,8 @@ private:
                 return bsr(start);
             case Node::mask:
                 return mask(start);
+            case Node::xref:
+                return xref(start);
             case Node::union_of:
             case Node::intersection_of:
             case Node::difference_of:
@@ -73,7 +75,7 @@ private:
             case Node::per_document:
                 return composition(start, tag, depth);
         }
-        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::mask)));
+        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::xref)));
     }
 
     PatternRef composition(size_t start, Node tag, int depth) {
@@ -136,6 +138,14 @@ private:
         return made(start, [&] {
             return make_bsr(std::move(row_ptr), std::move(col_idx), block_q, block_k, seq_q, seq_k, false);
         });
+    }
+
+    PatternRef xref(size_t start) {
+        const size_t at = at_;
+        const std::vector<int64_t> params = numbers();
+        if (params.size() != 9) refuse(at, text(params.size(), " numbers of an xref; expected 9"));
+        std::vector<int64_t> ids = numbers(), symbols = numbers();
+        return made(start, [&] { return make_xref(std::move(ids), std::move(symbols), xref_params(params)); });
     }
 
     PatternRef mask(size_t start) {

@@ -5,7 +5,7 @@
 //   product  = factor { ("&" | "-") factor }                          equally, left to right
 //   factor   = "(" union ")" | "transpose" "(" union ")"
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
-//            | ("csr" | "bsr" | "mask") "(" list { "," list } { "," number } ")"
+//            | ("csr" | "bsr" | "mask" | "xref") "(" list { "," list } { "," number } ")"
 //            | "per_document" "(" list "," list "," union ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
 //   list     = "[" [numbers] "]"
@@ -70,6 +70,9 @@ const ListWord list_words[] = {
      [](const std::vector<Numbers>& l, const Numbers& n) {
          return make_bsr(l[0], l[1], n[0], n[1], n[2], n[3], false);
      }},
+    {"xref",
+     "xref([ids...],[symbols...],sinks,window,budget,links,ngram_keys,symbol_before,symbol_after,look_back,stop_ratio)",
+     2, 0, 9, [](const std::vector<Numbers>& l, const Numbers& n) { return make_xref(l[0], l[1], xref_params(n)); }},
     {"mask", "mask([values...],seq_q,seq_k)", 1, 2, 4,
      [](const std::vector<Numbers>& l, const Numbers& n) { return make_mask(l[0], n); }},
 };
@@ -285,7 +288,7 @@ private:
         try {
             return make();
         } catch (const Error& error) {
-            const std::string prefix = "params.";  // of spattn_bigbird, which a text does not have
+            const std::string prefix = "params.";  // of a struct, which a text does not have
             const std::string argument = error.argument.compare(0, prefix.size(), prefix) == 0
                                              ? error.argument.substr(prefix.size())
                                              : error.argument;

@@ -5,6 +5,7 @@
 // layout be compiled in O(runs) instead of O(tokens * keys); tests compare them with keys().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -67,6 +68,13 @@ struct HotTokens {
 // Lists that come with each call: for each block of queries up to `most` blocks of keys. Tokens are blocks of 1.
 struct RuntimeShape {
     int64_t block_q, block_k, most;
+};
+
+// spattn_xref with its defaults resolved: every 0 is a 0.
+struct XrefParams {
+    int64_t sinks = 32, window = 64, budget = 224, links = 112, ngram_keys = 7, symbol_before = 3, symbol_after = 10,
+            look_back = 32, stop_ratio = 48;
+    int64_t default_links() const { return std::max<int64_t>(0, std::min(budget / 2, budget - sinks - window)); }
 };
 
 }  // namespace spattn
@@ -160,6 +168,10 @@ PatternRef make_global_tokens(std::vector<int64_t> positions);
 PatternRef make_tree(std::vector<int64_t> parents);
 PatternRef make_bigbird(int64_t block, int64_t window_blocks, int64_t global_blocks, int64_t random_blocks,
                         uint64_t seed);
+// symbols: open and completed of each token, one after the other, or nothing.
+PatternRef make_xref(std::vector<int64_t> token_ids, std::vector<int64_t> symbols, const XrefParams& params);
+// numbers: the first fields of XrefParams, up to 9; the others have their defaults.
+XrefParams xref_params(const std::vector<int64_t>& numbers);
 PatternRef make_csr(IndexArray row_ptr, IndexArray col_idx, int64_t seq_k, bool is_trusted);
 PatternRef make_bsr(IndexArray row_ptr, IndexArray col_idx, int64_t block_q, int64_t block_k, int64_t seq_q,
                     int64_t seq_k, bool is_trusted);

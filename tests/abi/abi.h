@@ -73,6 +73,8 @@ constexpr size_t first_size<spattn_context_options> = 88;
 template <>
 constexpr size_t first_size<spattn_bigbird> = 48;
 template <>
+constexpr size_t first_size<spattn_xref> = 80;
+template <>
 constexpr size_t first_size<spattn_extent> = 64;
 template <>
 constexpr size_t first_size<spattn_stats> = 120;

@@ -61,6 +61,7 @@ ARGUMENTS = {
 }
 
 COUNTS = Wrong(-1, HUGE, LEAST)
+TEXT_NUMBERS = Wrong(-2, LEAST, 1 << 31, HUGE)  # -1 is a 0 that is meant
 DEVICES = Wrong(*({"type": kind, "index": index} for kind, index in ((99, 0), (-1, 0), (1, 1), (1, -1))),
                 status="SPATTN_E_DEVICE")
 DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
@@ -72,6 +73,10 @@ FIELDS = {
                                "cpu_threads": Wrong(-1, 1 << 30, -(1 << 31)), "plan_cache": Wrong(-2, HUGE, LEAST)},
     "spattn_bigbird": {"block": Wrong(*SIZES), "window_blocks": Wrong(-1, 2, LEAST), "global_blocks": Wrong(-1, LEAST),
                        "random_blocks": Wrong(-1, LEAST)},
+    "spattn_xref": {"sinks": TEXT_NUMBERS, "links": TEXT_NUMBERS, "ngram_keys": TEXT_NUMBERS,
+                    "symbol_before": TEXT_NUMBERS, "symbol_after": TEXT_NUMBERS, "look_back": TEXT_NUMBERS,
+                    "stop_ratio": TEXT_NUMBERS, "window": Wrong(*NEGATIVE, 1 << 31, HUGE),
+                    "budget": Wrong(*NEGATIVE, 1, 1 << 31, HUGE)},
     "spattn_extent": {"batch": COUNTS, "heads": COUNTS, "seq_q": Wrong(*SIZES, 1 << 31, HUGE),
                       "seq_k": Wrong(*SIZES, 1 << 31, HUGE), "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST),
                       "block_q": Wrong(-1, 1025, HUGE, LEAST), "block_k": Wrong(-1, 1025, HUGE, LEAST)},
@@ -93,7 +98,8 @@ READ_WITH = {("spattn_extent", "q_offset"): "SPATTN_EXTENT_Q_OFFSET",
 
 # Pointers that may be NULL.
 OPTIONAL = {
-    ("spattn_context_create", "options"), ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),
+    ("spattn_context_create", "options"), ("spattn_pattern_xref", "symbols"), ("spattn_pattern_xref", "params"),
+    ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),
     ("spattn_plan_explain", "needed"), ("spattn_plan_explain_all", "needed"),
     ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
     ("spattn_plan_workspace", "align"), ("spattn_forward_args", "lse"), ("spattn_forward_args", "max_logits"),

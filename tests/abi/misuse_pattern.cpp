@@ -84,10 +84,40 @@ TEST(texts_that_cannot_be_read) {
     }
 }
 
+// What spattn_xref cannot hold, and symbols that do not fit the tokens.
+TEST(xref) {
+    const auto call = [](int64_t tokens, int64_t rows, int64_t symbol, spattn_xref params) {
+        return [=](spattn_pattern** result) {
+            const Numbers ids(std::vector<int64_t>(size_t(tokens), 5));
+            Tensor symbols({rows, 2}, i64);
+            for (int64_t i = 0; i < 2 * rows; ++i) symbols.as<int64_t>()[i] = symbol;
+            return spattn_pattern_xref(&ids.view, &symbols.view, &params, result);
+        };
+    };
+    const auto plain = sized<spattn_xref>();
+    auto flags = plain, links = plain, budget = plain;
+    flags.flags = 1;
+    links.budget = 100, links.links = 5;
+    budget.sinks = 100, budget.window = 200;
+    demand_no_handle<spattn_pattern>(
+        "spattn_pattern_xref",
+        {
+            {"no token", call(0, 0, 0, plain), SPATTN_E_RANGE, "token_ids"},
+            {"fewer symbols than tokens", call(3, 2, 0, plain), SPATTN_E_SHAPE, "symbols"},
+            {"more symbols than tokens", call(3, 4, 0, plain), SPATTN_E_SHAPE, "symbols"},
+            {"a symbol of -2", call(3, 3, -2, plain), SPATTN_E_RANGE, "symbols"},
+            {"the least symbol", call(3, 3, least, plain), SPATTN_E_RANGE, "symbols"},
+            {"flags", call(3, 3, 0, flags), SPATTN_E_UNKNOWN_FIELD, "params.flags"},
+            {"more links than the budget has room for", call(3, 3, 0, links), SPATTN_E_RANGE, "params.links"},
+            {"a budget below sinks and window", call(3, 3, 0, budget), SPATTN_E_RANGE, "params.budget"},
+        });
+}
+
 TEST(texts_with_numbers_out_of_range) {
     for (const char* text :
          {"window(-2,0)", "sink(-1)", "block_diagonal(0)", "landmark(4,5)", "residue(3,3)", "tree(0)", "documents(3,2)",
-          "bigbird(4,2,0,0,0)", "global_keys(-1)", "per_head([1],full)"}) {
+          "bigbird(4,2,0,0,0)", "global_keys(-1)", "per_head([1],full)", "xref([],[])", "xref([1],[0])",
+          "xref([1],[],32,64,95)", "xref([1],[0,-2])"}) {
         spattn_pattern* result = reinterpret_cast<spattn_pattern*>(&result);
         demand(text, "spattn_pattern_parse", spattn_pattern_parse(text, &result), SPATTN_E_FORMAT, "text");
         CHECK_EQ(result, static_cast<spattn_pattern*>(nullptr));

@@ -90,6 +90,16 @@ TEST(bigbird) {
     });
 }
 
+TEST(xref) {
+    const Numbers ids({5, 6, 5});
+    check_input("spattn_pattern_xref", "params", sized<spattn_xref>(), [&](void* given) {
+        spattn_pattern* result = nullptr;
+        const auto status = spattn_pattern_xref(&ids.view, nullptr, static_cast<spattn_xref*>(given), &result);
+        spattn_pattern_release(result);
+        return status;
+    });
+}
+
 TEST(extent) {
     const Pattern pattern = parse("causal");
     check_input("spattn_pattern_stats", "extent", make_extent(4, 4), [&](void* given) {

@@ -65,6 +65,10 @@ TEST(constructors) {
     Numbers numbers({0, 3, 9, 24}), parents({-1, 0, 1, 1});
     auto bigbird = sized<spattn_bigbird>();
     bigbird.block = 4, bigbird.window_blocks = 3, bigbird.random_blocks = 2;
+    Numbers words({5, 6, 5, 6});
+    Tensor symbols({4, 2}, i64);
+    auto xref = sized<spattn_xref>();
+    xref.sinks = 1, xref.window = 1, xref.budget = 4;
     const std::pair<const char*, Maker> makers[] = {
         {"spattn_pattern_full", spattn_pattern_full},
         {"spattn_pattern_causal", spattn_pattern_causal},
@@ -82,6 +86,7 @@ TEST(constructors) {
         {"spattn_pattern_global_tokens", [&](auto r) { return spattn_pattern_global_tokens(&numbers.view, r); }},
         {"spattn_pattern_tree", [&](auto r) { return spattn_pattern_tree(&parents.view, r); }},
         {"spattn_pattern_bigbird", [&](auto r) { return spattn_pattern_bigbird(&bigbird, r); }},
+        {"spattn_pattern_xref", [&](auto r) { return spattn_pattern_xref(&words.view, &symbols.view, &xref, r); }},
         {"spattn_pattern_runtime_tokens", [](auto r) { return spattn_pattern_runtime_tokens(8, r); }},
         {"spattn_pattern_runtime_blocks", [](auto r) { return spattn_pattern_runtime_blocks(4, 8, 2, r); }},
     };

@@ -75,6 +75,26 @@ TEST(lists_that_mean_nothing) {
     refuses(SPATTN_E_ARGUMENT, "parents", [] { make_tree({-1, 2, 3, 1}); });
 }
 
+TEST(texts_that_mean_nothing) {
+    const auto with = [](std::vector<int64_t> numbers) { return [=] { make_xref({1, 2}, {}, xref_params(numbers)); }; };
+    refuses(SPATTN_E_RANGE, "token_ids", [] { make_xref({}, {}, XrefParams()); });
+    refuses(SPATTN_E_SHAPE, "symbols", [] { make_xref({1, 2}, {0, 1}, XrefParams()); });
+    refuses(SPATTN_E_RANGE, "symbols", [] { make_xref({1}, {0, -2}, XrefParams()); });
+    refuses(SPATTN_E_RANGE, "params.links", with({32, 64, 100, 5}));
+    refuses(SPATTN_E_RANGE, "params.budget", with({32, 64, 95}));
+    const char* const names[] = {"sinks",         "window",       "budget",    "links",     "ngram_keys",
+                                 "symbol_before", "symbol_after", "look_back", "stop_ratio"};
+    for (size_t n = 0; n < std::size(names); ++n) {
+        for (int64_t bad : {int64_t(-1), least, huge, most}) {
+            std::vector<int64_t> numbers{32, 64, 224, 112, 7, 3, 10, 32, 48};
+            numbers[n] = bad;
+            refuses(SPATTN_E_RANGE, (std::string("params.") + names[n]).c_str(), with(numbers));
+        }
+    }
+    make_xref({least, most, 0}, {most, 0, -1, most, -1, -1}, {32, 64})->check({1, 1, 3, 3, 0});
+    refuses(SPATTN_E_SHAPE, "pattern", [] { make_xref({1, 2}, {}, XrefParams())->check({1, 1, 1, 3, 0}); });
+}
+
 TEST(parts_that_are_missing) {
     refuses(SPATTN_E_RANGE, "count", [] { make_union({}); });
     refuses(SPATTN_E_NULL, "parts[1]", [] { make_union({make_full(), {}}); });
@@ -133,6 +153,10 @@ TEST(huge_numbers_do_not_overflow) {
         survives(make_bigbird(n, most, 1, 1, 0));
         survives(make_bigbird(3, 0, 0, n, 1));
     }
+    constexpr int64_t widest = (int64_t(1) << 31) - 1;
+    const std::vector<int64_t> ids(100, 7), symbols(200, 3);
+    survives(make_xref(ids, symbols, {widest, widest, 3 * widest, widest, widest, widest, widest, widest, widest}));
+    survives(make_xref(ids, symbols, {0, 1, 3 * widest, widest, widest, widest, widest, widest, widest}));
     survives(make_logsparse());
     survives(make_full());
 }

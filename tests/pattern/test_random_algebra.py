@@ -70,6 +70,16 @@ def tree(r, extent):
     return f"tree({listed(parents[n] for n in range(nodes))})"
 
 
+def xref(r, extent):
+    tokens = extent.seq_k + r.randint(0, 3)
+    ids = listed(r.choices(range(r.randint(1, 9)), k=tokens))
+    symbols = listed(r.choices([-1, -1, 0, 1, 2], k=2 * tokens)) if r.random() < 0.8 else ""
+    sinks, window, links = r.randint(0, 4), r.randint(1, 9), r.randint(0, 15)
+    numbers = [sinks, window, sinks + window + links + r.randint(0, 9), links, r.randint(0, 4), r.randint(0, 3),
+               r.randint(0, 4), r.randint(0, 9), r.randint(0, 3)]
+    return f"xref([{ids}],[{symbols}],{listed(numbers[:r.choice([3, 9, 9])])})"
+
+
 def per_document(r, extent, depth):
     """Documents of equal sizes, whose pattern may be lists, or of any sizes, whose pattern must fit them all."""
     documents = r.randint(1, 5)
@@ -89,6 +99,8 @@ def leaf(r, extent):
         return r.choice([csr, bsr, mask])(r, extent)
     if extent.seq_q and extent.seq_q <= extent.seq_k and r.random() < 0.1:
         return tree(r, extent)
+    if extent.seq_k and r.random() < 0.1:
+        return xref(r, extent)
     return r.choice(LEAVES)(r)
 
 

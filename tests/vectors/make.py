@@ -48,6 +48,19 @@ TREES = [("tree(-1)", Extent(1, 1)), ("tree(-1)", Extent(1, 9)), ("tree(-1,0,1,2
          ("tree(-1,0,0,1) - sink(2)", Extent(4, 8)), ("transpose(tree(-1,0,0,1))", Extent(4, 8)),
          ("tree(-1,-1,0,1,2) & causal", Extent(5, 12))]
 
+# Links by n-grams alone, by identifiers alone, by both; rows that the cap cuts; beginnings of the text.
+IDS = ",".join(str((7 * i + i * i // 5) % 6) for i in range(40))
+SYMBOLS = ",".join(str(i * i // 3 % 5 - 1) for i in range(80))
+XREFS = [("xref([5],[])", Extent(1, 1)), (f"xref([{IDS}],[])", Extent(40, 40)),
+         (f"xref([{IDS}],[],2,4,20,14,3,0,0,0,0)", Extent(40, 40)),
+         (f"xref([{IDS}],[{SYMBOLS}],2,4,20)", Extent(9, 40)),
+         (f"xref([{IDS}],[{SYMBOLS}],0,5,30,9,0,1,2,8,3)", Extent(40, 40)),
+         (f"xref([{IDS}],[{SYMBOLS}],3,2,24,12,4,2,3,6,0)", Extent(20, 33)),
+         (f"xref([{IDS}],[{SYMBOLS}],3,2,24,12,4,2,3,6,0)", Extent(33, 20, q_offset=12)),
+         (f"transpose(xref([{IDS}],[{SYMBOLS}],1,3,16)) | sink(2)", Extent(40, 40, q_offset=0)),
+         (f"per_document([0,20,40],[0,20,40],xref([{IDS}],[{SYMBOLS}],1,3,16)) - window(1,0)", Extent(40, 40)),
+         (f"per_head([0,1],causal,xref([{IDS}],[{SYMBOLS}],1,3,16))", Extent(30, 40, heads=2))]
+
 SELECTIONS = [
     ("per_head([0,1,1],causal,full)", Extent(6, 6, heads=3)),
     ("per_head([2,0],sink(1),full,window(2,0) & causal)", Extent(5, 8, heads=2)),
@@ -122,6 +135,7 @@ def pattern_cases():
     for text in NESTED:
         yield from ((text, extent) for extent in EXTENTS[:1] + EXTENTS[3:5] + EXTENTS[7:])
     yield from TREES
+    yield from XREFS
     yield from SELECTIONS
     yield from INDEXED
     yield from DOCUMENTS
