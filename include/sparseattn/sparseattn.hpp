@@ -373,6 +373,12 @@ struct Bigbird {
     uint64_t seed = 0;
 };
 
+// As spattn_xref: 0 is a default, -1 a 0 that is meant.
+struct Xref {
+    int64_t sinks = 0, window = 0, budget = 0, links = 0, ngram_keys = 0, symbol_before = 0, symbol_after = 0,
+            look_back = 0, stop_ratio = 0;
+};
+
 // The kept keys of each query row, as lists: columns[row_ptr[q]] .. columns[row_ptr[q + 1] - 1].
 struct Csr {
     std::vector<int64_t> row_ptr;
@@ -529,6 +535,22 @@ inline Pattern bigbird(const Bigbird& params) {
     c.block = params.block, c.window_blocks = params.window_blocks, c.global_blocks = params.global_blocks;
     c.random_blocks = params.random_blocks, c.seed = params.seed;
     return detail::make(spattn_pattern_bigbird, &c);
+}
+namespace detail {
+inline Pattern xref(const Numbers& token_ids, const spattn_tensor* symbols, const Xref& params) {
+    spattn_xref c = sized<spattn_xref>();
+    c.sinks = params.sinks, c.window = params.window, c.budget = params.budget, c.links = params.links;
+    c.ngram_keys = params.ngram_keys, c.symbol_before = params.symbol_before, c.symbol_after = params.symbol_after;
+    c.look_back = params.look_back, c.stop_ratio = params.stop_ratio;
+    return make(spattn_pattern_xref, Argument(token_ids), symbols, &c);
+}
+}  // namespace detail
+// symbols: [tokens, 2]: the identifier open at the end of each token, and the one it completed; -1 for none.
+inline Pattern xref(const Numbers& token_ids, const ConstView& symbols, const Xref& params = {}) {
+    return detail::xref(token_ids, detail::Argument(symbols), params);
+}
+inline Pattern xref(const Numbers& token_ids, const Xref& params = {}) {
+    return detail::xref(token_ids, nullptr, params);
 }
 
 // flags are spattn_pattern_flags: with SPATTN_BORROW the arrays must outlive every pattern and plan made of them.

@@ -25,6 +25,9 @@ TEST(every_constructor_is_its_text) {
     const std::array<int64_t, 3> positions{7, 2, 9};
     const std::vector<int64_t> none;
     const unsigned char bits[] = {1, 0, 0, 1, 1, 0};
+    const int64_t symbols[] = {4, -1, -1, 4};
+    sa::Xref few_params;
+    few_params.sinks = few_params.look_back = -1, few_params.window = 1, few_params.budget = 8;
     const std::pair<sa::Pattern, const char*> table[] = {
         {sa::full(), "full"},
         {sa::causal(), "causal"},
@@ -46,6 +49,9 @@ TEST(every_constructor_is_its_text) {
         {sa::global_tokens({2}), "global_tokens(2)"},
         {sa::tree({-1, 0, 0, 1}), "tree(-1,0,0,1)"},
         {sa::bigbird({4, 3, 1, 2, 11}), "bigbird(4,3,1,2,11)"},
+        {sa::xref({7, 8, 7}), "xref([7,8,7],[],32,64,224,112,7,3,10,32,48)"},
+        {sa::xref({7, 8, 7}, few_params), "xref([7,8,7],[],0,1,8,4,7,3,10,0,48)"},
+        {sa::xref({7, 8}, sa::view(symbols, {2, 2})), "xref([7,8],[4,-1,-1,4])"},
         {sa::csr({0, 2, 3}, {0, 4, 1}, 5), "csr([0,2,3],[0,4,1],5)"},
         {sa::bsr({0, 1}, {0}, 64, 64, 9, 11), "bsr([0,1],[0],64,64,9,11)"},
         {sa::mask(sa::view(bits, {2, 3})), "mask([1,0,0,1,1,0],2,3)"},
