@@ -407,6 +407,83 @@ fn bindgen_test_layout_spattn_bigbird() {
         "Offset of field: spattn_bigbird::seed"
     );
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_xref {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub sinks: i64,
+    pub window: i64,
+    pub budget: i64,
+    pub links: i64,
+    pub ngram_keys: i64,
+    pub symbol_before: i64,
+    pub symbol_after: i64,
+    pub look_back: i64,
+    pub stop_ratio: i64,
+}
+#[test]
+fn bindgen_test_layout_spattn_xref() {
+    const UNINIT: ::core::mem::MaybeUninit<spattn_xref> = ::core::mem::MaybeUninit::uninit();
+    let ptr = UNINIT.as_ptr();
+    assert_eq!(::core::mem::size_of::<spattn_xref>(), 80usize, "Size of spattn_xref");
+    assert_eq!(::core::mem::align_of::<spattn_xref>(), 8usize, "Alignment of spattn_xref");
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
+        0usize,
+        "Offset of field: spattn_xref::struct_size"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).flags) as usize - ptr as usize },
+        4usize,
+        "Offset of field: spattn_xref::flags"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).sinks) as usize - ptr as usize },
+        8usize,
+        "Offset of field: spattn_xref::sinks"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).window) as usize - ptr as usize },
+        16usize,
+        "Offset of field: spattn_xref::window"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).budget) as usize - ptr as usize },
+        24usize,
+        "Offset of field: spattn_xref::budget"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).links) as usize - ptr as usize },
+        32usize,
+        "Offset of field: spattn_xref::links"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).ngram_keys) as usize - ptr as usize },
+        40usize,
+        "Offset of field: spattn_xref::ngram_keys"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).symbol_before) as usize - ptr as usize },
+        48usize,
+        "Offset of field: spattn_xref::symbol_before"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).symbol_after) as usize - ptr as usize },
+        56usize,
+        "Offset of field: spattn_xref::symbol_after"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).look_back) as usize - ptr as usize },
+        64usize,
+        "Offset of field: spattn_xref::look_back"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).stop_ratio) as usize - ptr as usize },
+        72usize,
+        "Offset of field: spattn_xref::stop_ratio"
+    );
+}
 pub const SPATTN_BORROW: spattn_pattern_flags = 1;
 pub const SPATTN_TRUST: spattn_pattern_flags = 2;
 pub type spattn_pattern_flags = ::core::ffi::c_uint;
@@ -962,6 +1039,12 @@ functions! {
     ) -> spattn_status;
     pub fn spattn_pattern_tree(parents: *const spattn_tensor, result: *mut *mut spattn_pattern) -> spattn_status;
     pub fn spattn_pattern_bigbird(params: *const spattn_bigbird, result: *mut *mut spattn_pattern) -> spattn_status;
+    pub fn spattn_pattern_xref(
+        token_ids: *const spattn_tensor,
+        symbols: *const spattn_tensor,
+        params: *const spattn_xref,
+        result: *mut *mut spattn_pattern,
+    ) -> spattn_status;
     pub fn spattn_pattern_csr(
         row_ptr: *const spattn_tensor,
         col_idx: *const spattn_tensor,

@@ -361,6 +361,51 @@ pub fn tree<I: Index>(parents: &[I]) -> Pattern {
     of_list(parents, |list, made| unsafe { sys::spattn_pattern_tree(list, made) })
 }
 
+/// Numbers of [`xref`]: 0 is a default, -1 a 0 that is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Xref {
+    /// First tokens that all see: 32.
+    pub sinks: i64,
+    /// Nearest tokens, itself among them: 64.
+    pub window: i64,
+    /// Most keys of a row: 224.
+    pub budget: i64,
+    /// Most linked keys of a row: half of the budget, or what sinks and window leave of it.
+    pub links: i64,
+    /// Keys linked from the last token of an n-gram on: 7.
+    pub ngram_keys: i64,
+    /// Keys linked before an identifier's token: 3.
+    pub symbol_before: i64,
+    /// Keys linked after it: 10.
+    pub symbol_after: i64,
+    /// Tokens whose completed identifiers are linked: 32.
+    pub look_back: i64,
+    /// Of token `p`, those are linked that occurred up to `max(p / stop_ratio, 4)` times: 48.
+    pub stop_ratio: i64,
+}
+
+/// Cross-references of code: sinks, a window, and spans around earlier places where the last tokens, the identifier
+/// being typed or those just typed already occurred. Causal, from a text's tokens alone.
+///
+/// `symbols` is `[tokens, 2]`: the identifier that is open at the end of each token, and the one that it completed;
+/// -1 for none. Without it, n-grams alone link.
+pub fn xref<I: Index>(token_ids: &[I], symbols: Option<View<'_>>, params: Xref) -> Pattern {
+    let mut c = sized!(sys::spattn_xref);
+    c.sinks = params.sinks;
+    c.window = params.window;
+    c.budget = params.budget;
+    c.links = params.links;
+    c.ngram_keys = params.ngram_keys;
+    c.symbol_before = params.symbol_before;
+    c.symbol_after = params.symbol_after;
+    c.look_back = params.look_back;
+    c.stop_ratio = params.stop_ratio;
+    let tensor = symbols.as_ref().map(View::c);
+    let symbols = tensor.as_ref().map_or(std::ptr::null(), |tensor| tensor as *const _);
+    // SAFETY: as documents.
+    of_list(token_ids, |ids, made| unsafe { sys::spattn_pattern_xref(ids, symbols, &c, made) })
+}
+
 /// Row `q` sees the keys `col_idx[row_ptr[q]..row_ptr[q + 1]]`.
 pub fn csr<I: Index>(row_ptr: &[I], col_idx: &[I], seq_k: usize) -> Pattern {
     of_lists([row_ptr, col_idx], |rows, columns, made| {

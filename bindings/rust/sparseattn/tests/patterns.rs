@@ -11,6 +11,7 @@ const HUGE: usize = usize::MAX;
 fn every_constructor_is_its_text() {
     common::open();
     let bits = [1u8, 0, 0, 1, 1, 0];
+    let few = Xref { sinks: -1, window: 1, budget: 8, ..Xref::default() };
     let table = [
         (full(), "full"),
         (causal(), "causal"),
@@ -30,6 +31,8 @@ fn every_constructor_is_its_text() {
         (global_tokens(&[2]), "global_tokens(2)"),
         (tree(&[-1, 0, 0, 1]), "tree(-1,0,0,1)"),
         (bigbird(4, 3, 1, 2, 11), "bigbird(4,3,1,2,11)"),
+        (xref(&[7, 8, 7], None, Xref::default()), "xref([7,8,7],[],32,64,224,112,7,3,10,32,48)"),
+        (xref(&[7, 8], Some(View::new(&[4i64, -1, -1, 4], &[2, 2]).unwrap()), few), "xref([7,8],[4,-1,-1,4],0,1,8)"),
         (csr(&[0, 2, 3], &[0, 4, 1], 5), "csr([0,2,3],[0,4,1],5)"),
         (bsr(&[0, 1], &[0], 64, 64, 9, 11), "bsr([0,1],[0],64,64,9,11)"),
         (mask(View::new(&bits, &[2, 3]).unwrap()), "mask([1,0,0,1,1,0],2,3)"),
