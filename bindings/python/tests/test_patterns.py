@@ -34,6 +34,7 @@ CASES = [
     (sa.global_tokens(np.array([0, 9], dtype=np.int32)), "global_tokens(0,9)"),
     (sa.bigbird(4, 3, 1, 1, 5), "bigbird(4,3,1,1,5)"),
     (sa.tree([-1, 0, 0, 1]), "tree(-1,0,0,1)"),
+    (sa.xref([5, 6] * 9, sinks=1, window=2, budget=7), f"xref([{'5,6,' * 8}5,6],[],1,2,7)"),
     (sa.transpose(sa.sink(2)), "transpose(sink(2))"),
     (sa.causal() & (sa.sink(2) | sa.window(4, 0)), "causal & (sink(2) | window(4,0))"),
     (sa.full() - sa.window(1, 1), "full - window(1,1)"),

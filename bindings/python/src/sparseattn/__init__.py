@@ -59,6 +59,7 @@ from ._patterns import (
     union,
 )
 from ._plans import Plan, attention, attention_backward, plan
+from ._xref import symbols_of, xref
 
 __version__ = version()
 __all__ = [

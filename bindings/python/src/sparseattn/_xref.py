@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""Cross-references of code and structured text: the constructor, and the identifiers of a tokenized text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+from ._arrays import integers, tensor_in
+from ._core import ffi, lib, sized
+from ._patterns import Pattern, make_pattern
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST = 100  # characters of an identifier: what is longer is encoded data
+_SHORTEST_OPEN, _SHORTEST_COMPLETED = 2, 3
+
+
+def xref(
+    ids: Any,
+    symbols: Any = None,
+    *,
+    sinks: int = 32,
+    window: int = 64,
+    budget: int = 224,
+    links: int | None = None,
+    ngram_keys: int = 7,
+    symbol_before: int = 3,
+    symbol_after: int = 10,
+    look_back: int = 32,
+    stop_ratio: int = 48,
+) -> Pattern:
+    """Causal: sinks, a window, and spans around earlier places where the last tokens, the identifier being typed or
+    those just typed already occurred. For code and structured text; made from a text's tokens alone.
+
+        pattern = sa.xref(ids, sa.symbols_of(tokenizer, ids))
+
+    ids            token ids of the text [tokens], int32 or int64: an extent has at most so many keys. A row depends on
+                   no later token, so that one pattern serves every beginning of the text
+    symbols        [tokens, 2], int32 or int64: the identifier open at the end of each token, and the one that the token
+                   completed; -1 for none. None: a text without identifiers
+    sinks          first tokens that all see
+    window         nearest tokens, the query itself among them; it widens while the budget lasts
+    budget         most keys of a row, at least sinks + window
+    links          most linked keys of a row; None: half of the budget, or what sinks and window leave of it
+    ngram_keys     keys linked from the last token of an earlier n-gram on (4, 3 and 2 tokens, the 3 latest of each)
+    symbol_before  keys linked before an identifier's token
+    symbol_after   keys linked after it
+    look_back      tokens whose completed identifiers are linked
+    stop_ratio     at token p, only identifiers that occurred up to max(p / stop_ratio, 4) times are; 0: all
+
+    sparseattn.h has the definition word by word. Raises ArgumentError for numbers that break the rules, ShapeError for
+    symbols of another length, DTypeError.
+    """
+    numbers = {
+        "sinks": sinks,
+        "window": window,
+        "budget": budget,
+        "ngram_keys": ngram_keys,
+        "symbol_before": symbol_before,
+        "symbol_after": symbol_after,
+        "look_back": look_back,
+        "stop_ratio": stop_ratio,
+    }
+    given = {name: number or -1 for name, number in numbers.items()}  # 0 would be the default
+    params = sized("spattn_xref", links=0 if links is None else links or -1, **given)
+    pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
+    return make_pattern(lib.spattn_pattern_xref, integers(ids, "token_ids"), pairs, params)
+
+
+def symbols_of(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The identifiers of a text, for xref: int64 [tokens, 2], -1 for none.
+
+    Column 0 numbers the identifier that the text up to the end of each token ends with, if it has 2 characters or more;
+    column 1 the last one that the token brought to its end, if it has 3 or more. An identifier is
+    [A-Za-z_][A-Za-z0-9_]*, of at most 100 characters. Row i depends on ids[: i + 1] alone.
+
+    tokenizer  what has decode(ids) -> str: of transformers, tokenizers, tiktoken, sentencepiece; or such a function
+    ids        token ids of one text
+    """
+    numbers: dict[str, int] = {}
+
+    def number(identifier: str, shortest: int) -> int:
+        return numbers.setdefault(identifier, len(numbers)) if shortest <= len(identifier) <= _LONGEST else -1
+
+    rows = []
+    before = ""  # the identifier that is open
+    for piece in _pieces(tokenizer, [int(token) for token in ids]):
+        text = before + piece
+        found = list(_IDENTIFIER.finditer(text))
+        is_open = bool(found) and found[-1].end() == len(text)
+        completed = [match.group() for match in found if match.end() < len(text)]
+        before = found[-1].group()[: _LONGEST + 1] if is_open else ""
+        rows.append((number(before, _SHORTEST_OPEN), number(completed[-1] if completed else "", _SHORTEST_COMPLETED)))
+    return np.array(rows, np.int64).reshape(-1, 2)
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
+    """What each token adds to the text. Decoded behind the token before it, since some tokenizers drop the space that
+    a text begins with; once for each id."""
+    decode = getattr(tokenizer, "decode", tokenizer)
+    known: dict[int, str] = {}
+
+    def text_of(tokens: list[int]) -> str:
+        try:
+            text: str = decode(tokens, skip_special_tokens=False)
+        except TypeError:  # a decoder without that word
+            text = decode(tokens)
+        return text
+
+    for i, token in enumerate(ids):
+        if i == 0:
+            yield text_of([token])
+            continue
+        if token not in known:
+            alone, both = text_of([ids[i - 1]]), text_of(ids[i - 1 : i + 1])
+            known[token] = both[len(alone) :] if both.startswith(alone) else text_of([token])
+        yield known[token]
