@@ -76,6 +76,37 @@ std::string random(int64_t n, int64_t seq) {
     return row_ptr + "]," + col_idx + ']';
 }
 
+// The arrays of an xref pattern: lines `a = b(c, d)` over n identifiers of one to three tokens, as programs have them:
+// every second one was used a moment ago, and of the others few are frequent.
+std::string code(int64_t n, int64_t seq) {
+    std::string ids = "[", symbols = "[", comma;
+    uint64_t state = 1;
+    const auto draw = [&](int64_t limit) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        return int64_t(state >> 33) % limit;
+    };
+    int64_t tokens = 0, ended = -1;
+    const auto add = [&](int64_t id, int64_t open) {
+        if (tokens++ >= seq) return;
+        ids += comma + std::to_string(id);
+        symbols += comma + std::to_string(open) + ',' + std::to_string(ended);
+        comma = ",";
+        ended = -1;
+    };
+    std::vector<int64_t> recent(8, 0);
+    while (tokens < seq) {
+        for (int64_t sign = 0; sign < 4; ++sign) {  // = ( , and the line's end
+            const int64_t rare = draw(n);
+            const int64_t name = draw(2) ? recent[size_t(draw(8))] : rare * rare / n;
+            recent[size_t(draw(8))] = name;
+            for (int64_t part = 0; part <= name % 3; ++part) add(4 + 3 * name + part, 3 * name + part);
+            ended = 3 * name + name % 3;
+            add(sign, -1);
+        }
+    }
+    return ids + "]," + symbols + ']';
+}
+
 }  // namespace
 
 const std::vector<Case>& cases() {
@@ -111,6 +142,7 @@ std::string expand(const std::string& text, int64_t seq) {
     const char* comma = "";
     if (name == "spans") out << spans(n, seq);
     else if (name == "random") out << random(n, seq);
+    else if (name == "code") out << code(n, seq);
     else
         for (int64_t number : numbers(name, n, seq)) {
             out << comma << number;
