@@ -27,6 +27,7 @@ from ._analytic import (
     tree,
     window,
 )
+from ._attention import attention, attention_backward
 from ._core import (
     ArgumentError,
     Context,
@@ -58,7 +59,7 @@ from ._patterns import (
     transpose,
     union,
 )
-from ._plans import Plan, attention, attention_backward, plan
+from ._plans import Plan, plan
 from ._xref import symbols_of, xref
 
 __version__ = version()
