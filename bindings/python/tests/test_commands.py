@@ -140,7 +140,10 @@ def test_ctrl_c_ends_long_work():
     time.sleep(6)  # past the imports, and into the first pass
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    try:
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()  # else it would compute for an hour
     assert child.returncode == 130 and "Stopped." in said and "Traceback" not in said
 
 
