@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,16 +16,15 @@ def module_of(array: Any) -> Any:
 
     Imports no library: one that nobody has imported has made no array.
     """
-    if isinstance(array, np.ndarray):
-        return None
-    if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):
-        from . import torch as module  # a statement, which torch.compile follows
-    elif isinstance(array, getattr(sys.modules.get("jax"), "Array", ())):
-        from . import jax as module  # type: ignore[no-redef]
-    elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        from . import dlpack as module  # type: ignore[no-redef]
-    else:
-        return None
+    module = None
+    if not TYPE_CHECKING and not isinstance(array, np.ndarray):  # checking a program with NumPy alone reads no torch
+        # These are statements, and not importlib's function, because torch.compile follows them.
+        if isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ())):
+            from . import torch as module
+        elif isinstance(array, getattr(sys.modules.get("jax"), "Array", ())):
+            from . import jax as module
+        elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+            from . import dlpack as module
     return module
 
 
