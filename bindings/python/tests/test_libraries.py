@@ -69,6 +69,15 @@ def test_results_lie_in_the_library_of_q(name):
     assert sa.attention_backward(q, k, None, out, lse, q, TEXT)[2] is None
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "dlpack"])
+def test_masks_of_each_library(name):
+    kind, convert, back = library(name)
+    x, mask = operands(), sa.parse(TEXT).to_mask(40)
+    out = sa.attention(*map(convert, x), convert(mask))
+    assert isinstance(out, kind)
+    np.testing.assert_allclose(back(out), sa.attention(*x, TEXT), rtol=2e-5, atol=2e-6)
+
+
 def numbers(values, dtype):
     return np.array([-np.inf if x is None else x for x in values], dtype)
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._core import ArgumentError, Context, DTypeError, UnsupportedError, check, default_context, ffi, lib, own, sized
-from ._patterns import Pattern, as_pattern
+from ._patterns import as_pattern
 from ._problem import make_problem, row_axes, sizes_with
+
+if TYPE_CHECKING:
+    from ._patterns import AnyPattern
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -153,7 +156,7 @@ def attention(
     q: Any,
     k: Any,
     v: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
     axes: str = "bshd",
     indices: Any = None,
@@ -189,7 +192,7 @@ def attention_backward(
     out: Any,
     lse: Any,
     dout: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
     dlse: Any = None,
     axes: str = "bshd",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,11 @@ import numpy as np
 
 from ._arrays import dtype_code
 from ._core import DTypeError, ShapeError, default_context, ffi, lib, own
-from ._patterns import Pattern, as_pattern
+from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, sizes_with
+
+if TYPE_CHECKING:
+    from ._patterns import AnyPattern
 
 
 @functools.cache
@@ -146,7 +149,7 @@ def attention(
     q: Any,
     k: Any,
     v: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
     axes: str = "bshd",
     indices: Any = None,
@@ -169,8 +172,8 @@ def attention(
     out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
     vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
-    entries, with sinks, and with "thd". Several devices: inside jax.shard_map, where every device has batch entries, or
-    heads, of its own.
+    entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too. Several
+    devices: inside jax.shard_map, where every device has batch entries, or heads, of its own.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -189,7 +192,7 @@ def attention_backward(
     out: Any,
     lse: Any,
     dout: Any,
-    pattern: Pattern | str,
+    pattern: AnyPattern,
     *,
     dlse: Any = None,
     axes: str = "bshd",
