@@ -63,8 +63,10 @@ TEST(products_of_bf16_lose_what_rounding_must) {
     const Case c{"causal", 1, 1, 1, 300, 300, 64, 64};
     const Inputs in = make_inputs(c, Dtype::bf16, seed);
     const Results truth = dense(c, in, [](double x) { return x; }), rounded = dense(c, in, to_bf16);
+    bool has_rows = false;
     for (const Rows& rows : cpu_rows(false)) {
         if (!multiplies_bf16(rows.forward)) continue;
+        has_rows = true;
         if (!is_tested(rows)) {
             check::skip(text(rows.forward.name, ": not on this machine"));
             continue;
@@ -77,4 +79,5 @@ TEST(products_of_bf16_lose_what_rounding_must) {
             CHECK(error(got.*member, truth.*member) < 2 * measure);
         }
     }
+    if (!has_rows) check::skip("this build has no rows that multiply bf16 by bf16");
 }
