@@ -6,6 +6,7 @@
 #include "any/block_forward.h"
 #include "any/carried.h"
 #include "any/combine.h"
+#include "any/fits.h"
 #include "any/gather_backward.h"
 #include "any/gather_forward.h"
 #include "runtime/device.h"
@@ -14,18 +15,12 @@ namespace spattn::any {
 namespace {
 
 constexpr int64_t largest_head_dim = 1024;
-constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;
 
-// A grid has a CTA for each task and part of its columns. Tasks are tiles and what long ones are split into; residue
-// classes have at least 8 tokens, so that there are never more tiles than eighths of a sequence.
 template <Dtype D>
 const char* fits(const Problem& p) {
-    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
+    if (p.call_lists.at_run_time()) return brings_lists;
     if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
-    const int64_t parts = column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2);
-    const int64_t tasks = std::max(p.seq_q, p.seq_k) / 4 + 64;
-    if (p.batch * p.heads_q > most_ctas / parts / tasks) return "more blocks than a grid has";
-    return nullptr;
+    return grid_fits(p, column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2));
 }
 
 // No grid has more CTAs than there are query rows, or keys, of all heads.

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The rows of this folder, with what the plan asks of them.
-#include <algorithm>
-
 #include "any/block_backward.h"
-#include "any/block_forward.h"
 #include "any/carried.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/fits.h"
 #include "runtime/device.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
@@ -23,26 +21,20 @@ bool runs_here(int32_t device) {
 
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p) {
-    constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;
-    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
-    if (p.head_dim > HeadDim) return "head_dim above the tile's";
-    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
-    // Residue classes have at least 8 tokens: there are never more tiles than eighths of a sequence.
-    if (p.batch * p.heads_q > most_ctas / (std::max(p.seq_q, p.seq_k) / 4 + 64)) return "more blocks than a grid has";
-    return nullptr;
+    if (p.call_lists.at_run_time()) return any::brings_lists;
+    if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
+    return any::grid_fits(p);
 }
 
 // ---- forward ----
 template <int HeadDim, int HeadDimV>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
-    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
-    return nullptr;
+    return any::maximum_fits(p);
 }
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
-// bytes more. Read off full, windows and dilated windows at 16K (H200); an A100 has half its tensor rate, of which
-// these kernels reach twice the share.
+// bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried.
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double flops_per_cycle = BlockQ == 128 ? 1150 : 1050, launch = 4;  // us

@@ -17,7 +17,8 @@ struct BlockBackwardSpace {
 };
 
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
-// keys; masks hold tiles of keys (MaskOrder::key_fragments). args.tasks go by key, args.second_tasks by query.
+// keys. Masks hold tiles of keys, which these kernels read, and then tiles of queries for the kernels that views go to
+// which TMA refuses (tile/fragment.h). args.tasks go by key, args.second_tasks by query.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockBackward {
     static void run(const BackwardArgs& args);

@@ -8,6 +8,7 @@
 #include "any/block_forward.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/fits.h"
 #include "any/gather_forward.h"
 #include "core/math.h"
 #include "runtime/device.h"
@@ -53,28 +54,30 @@ namespace {
 
 const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
-    "the kernels of older GPUs, at a third of the rate or less";
+    "the kernels of older GPUs, at two fifths of the rate or less";
 
 bool runs_here(int32_t device) { return runtime::capability(device) == 90; }
 
+const char* rows_of_16_bytes(const Problem& p) {
+    return p.head_dim % 8 || p.head_dim_v % 8 ? "head_dim not a multiple of 8: rows of 16 bytes" : nullptr;
+}
+
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p) {
-    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
-    if (p.head_dim > HeadDim) return "head_dim above the tile's";
-    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
-    if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
-    return nullptr;
+    if (p.call_lists.at_run_time()) return any::brings_lists;
+    if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
+    return rows_of_16_bytes(p);
 }
 
 template <int HeadDim, int HeadDimV>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
-    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
-    return nullptr;
+    return any::maximum_fits(p);
 }
 
 // What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
 constexpr double streamed = 0.7, beside_products = 0.8;
+
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
 // their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
 // keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
@@ -101,13 +104,12 @@ bool is_addressable(const ForwardArgs& args) {
            runtime::has_tensor_map(args.out, runtime::out_sizes(p));
 }
 
-// Views that the copy engine cannot address are read by kernels that need none, through the same layout.
-constexpr int plain_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
-template <Dtype D, int HeadDim, int HeadDimV>
-using PlainForward =
-    sm80::BlockForward<D, plain_dim(HeadDim), plain_dim(HeadDim), plain_dim(HeadDim) == 256 ? 64 : 128>;
-template <Dtype D, int HeadDim, int HeadDimV>
-using PlainBackward = sm80::BlockBackward<D, plain_dim(HeadDim), plain_dim(HeadDim), 64>;
+// Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
+constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+template <Dtype D, int HeadDim>
+using OlderForward = sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 ? 128 : 64>;
+template <Dtype D, int HeadDim>
+using OlderBackward = sm80::BlockBackward<D, older_dim(HeadDim), older_dim(HeadDim), 64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void forward(const ForwardArgs& args) {
@@ -115,14 +117,14 @@ void forward(const ForwardArgs& args) {
     if (is_addressable(args))
         BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        PlainForward<D, HeadDim, HeadDimV>::run(args);
+        OlderForward<D, HeadDim>::run(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare(int32_t device) {
     BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    PlainForward<D, HeadDim, HeadDimV>::prepare(device);
+    OlderForward<D, HeadDim>::prepare(device);
     any::Combine<D>::prepare(device);
 }
 
@@ -155,19 +157,18 @@ Kernel block_forward(const char* name) {
 template <int HeadDim, int HeadDimV>
 const char* gather_forward_fits(const Problem& p) {
     constexpr bool value_in_key = HeadDim > 256;
-    if (p.head_dim > HeadDim) return "head_dim above the tile's";
-    if (p.head_dim_v > HeadDimV) return "head_dim_v above the tile's";
-    if (p.head_dim % 8 || p.head_dim_v % 8) return "head_dim not a multiple of 8: rows of 16 bytes";
+    if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
+    if (const char* why = rows_of_16_bytes(p)) return why;
     if (value_in_key && !p.value_in_key) return "reads values as columns of keys, and these stand apart";
-    if (!(p.scale > 0) && p.softcap == 0) return "scale not above 0";
+    if (const char* why = any::maximum_fits(p)) return why;
     constexpr int64_t most_tasks = int64_t(1) << 30;
     if (p.batch * p.heads_q * p.seq_q > most_tasks || p.call_lists.tokens() > most_tasks)
         return "more rows, or longer lists, than it counts";
     return nullptr;
 }
 
-// Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or the
-// way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
+// Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or
+// the way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
 template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
@@ -266,13 +267,13 @@ void backward(const BackwardArgs& args) {
     if (is_addressable(args))
         BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        PlainBackward<D, HeadDim, HeadDimV>::run(args);
+        OlderBackward<D, HeadDim>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_backward(int32_t device) {
     BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    PlainBackward<D, HeadDim, HeadDimV>::prepare(device);
+    OlderBackward<D, HeadDim>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -329,13 +330,13 @@ void backward_apart(const BackwardArgs& args) {
     if (is_addressable(args))
         BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        PlainBackward<D, HeadDim, HeadDimV>::run(args);
+        OlderBackward<D, HeadDim>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_backward_apart(int32_t device) {
     BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    PlainBackward<D, HeadDim, HeadDimV>::prepare(device);
+    OlderBackward<D, HeadDim>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>

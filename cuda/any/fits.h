@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// What rows of several folders refuse alike: null where a problem fits.
+#pragma once
+
+#include <algorithm>
+
+#include "plan/kernel.h"
+
+namespace spattn::any {
+
+constexpr const char* brings_lists = "reads blocks, and each call brings its lists";
+
+constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;  // of a grid
+
+// A grid has a CTA for each task and part of its columns. Tasks are tiles and what long ones are split into; residue
+// classes have at least 8 tokens, so that there are never more tiles than eighths of a sequence.
+inline const char* grid_fits(const Problem& p, int64_t parts = 1) {
+    const int64_t tasks = std::max(p.seq_q, p.seq_k) / 4 + 64;
+    return p.batch * p.heads_q > most_ctas / parts / tasks ? "more blocks than a grid has" : nullptr;
+}
+
+inline const char* columns_fit(const Problem& p, int64_t head_dim, int64_t head_dim_v) {
+    if (p.head_dim > head_dim) return "head_dim above the tile's";
+    return p.head_dim_v > head_dim_v ? "head_dim_v above the tile's" : nullptr;
+}
+
+// Rows that look for the maximum of products, before the scale, need one that keeps their order.
+inline const char* maximum_fits(const Problem& p) {
+    return !(p.scale > 0) && p.softcap == 0 ? "scale not above 0" : nullptr;
+}
+
+}  // namespace spattn::any
