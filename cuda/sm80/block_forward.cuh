@@ -19,6 +19,10 @@
 //   out       leaves through shared memory, four columns a lane (SumTile)
 //   isolation out is p v, and 0 * NaN is NaN: rows whose sums are not finite are made again by their warp from kept
 //             pairs alone
+//
+// What binds: two warps a scheduler hide their waits and exponentials from the tensor unit by half. Measured (H200,
+// bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
+// dilated_16k 53, longnet_128k 185, strided_16k 62. No older GPU was tried.
 #pragma once
 
 #include <cmath>

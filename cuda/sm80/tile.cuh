@@ -3,8 +3,6 @@
 // warps of 16 or 32 rows.
 #pragma once
 
-#include <algorithm>
-
 #include "any/element.cuh"
 #include "any/tile.cuh"
 #include "ptx/cp_async.cuh"
