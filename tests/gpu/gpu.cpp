@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <sstream>
 
 namespace gpu {
 
@@ -322,8 +323,9 @@ bool DeviceTensor::guards_hold() const {
 // Rows of several archs meet the same cases, and the truth of a long one takes the CPU seconds.
 Truth make_truth(const Case& c, unsigned seed) {
     static std::map<std::string, Truth> known;
-    const std::string key = c.name() + " " + std::to_string(c.scale) + (c.backward ? " backward " : " forward ") +
-                            std::to_string(seed);
+    std::ostringstream exact;
+    exact << c.name() << std::hexfloat << " " << c.scale << (c.backward ? " backward " : " forward ") << seed;
+    const std::string key = exact.str();
     if (const auto found = known.find(key); found != known.end()) return found->second;
     Truth t;
     draw_inputs(c, seed, t);

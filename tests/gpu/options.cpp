@@ -110,16 +110,24 @@ TEST(orders_by_tensor_cores) {
     for (const Kind& kind : kinds)
         for (const char* pattern : wide) {
             if (kind.dtype.bits != 16) continue;
-            for (const char* dims : {"d64_v64_64x64", "d64_v64_128x64", "d128_v128_64x64", "d256_v256_64x64"}) {
+            struct Row {
+                const char *forward, *backward;
+                int64_t head_dim;  // all columns of its tiles, or some
+            };
+            for (const Row& row :
+                 {Row{"d64_v64_64x64", "d64_v64_64x64", 56}, Row{"d64_v64_128x64", "d64_v64_64x64", 56},
+                  Row{"d128_v128_64x64", "d128_v128_64x64", 128}, Row{"d256_v256_64x64", "d256_v256_64x64", 200}}) {
                 if (!is_wanted(++n)) continue;
                 Case c = case_of(kind, pattern);
-                c.head_dim = c.head_dim_v = dims[1] == '6' ? 56 : dims[1] == '1' ? 128 : 200;
-                c.seq_q = 700 + n % 3 * 37, c.seq_k = 700 + n % 2 * 90, c.column = n % 5 ? 1 : 2, c.shift = n % 7 ? 0 : 1;
+                c.head_dim = c.head_dim_v = row.head_dim;
+                c.seq_q = 700 + n % 3 * 37, c.seq_k = 700 + n % 2 * 90, c.column = n % 5 ? 1 : 2,
+                c.shift = n % 7 ? 0 : 1;
                 c.heads_q = n % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = n % 3 == 0, c.dlse = n % 2;
                 c.softcap = n % 4 == 1 ? 1.5 : 0, c.value_in_key = n % 6 == 5 && c.head_dim <= 128;
-                const std::string tail = std::string(kind.name) + "_" + dims;
-                const std::string backward = tail.substr(0, tail.rfind('_')) + "_64x64";
-                demand_truth(context, "sm80_block_forward_" + tail + ",sm80_block_backward_" + backward, c);
+                const std::string dtype = std::string(kind.name) + "_";
+                demand_truth(
+                    context,
+                    "sm80_block_forward_" + dtype + row.forward + ",sm80_block_backward_" + dtype + row.backward, c);
             }
         }
 }
