@@ -5,28 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import Array, from_dlpack
 
 import sparseattn as sa
 import sparseattn.dlpack as sad
 
 TEXT = "causal & (sink(2) | window(9,0)) - global_keys(0)"
-
-
-class Array:
-    """An array library of its own: it knows DLPack, and nothing of NumPy."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
-
-
-def from_dlpack(array):
-    return Array(np.from_dlpack(array))
 
 
 def operands(dtype=np.float32):

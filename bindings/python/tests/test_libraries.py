@@ -7,29 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Array
 
 import sparseattn as sa
 
 TEXT = "causal & (sink(2) | window(9,0))"
 OPTIONS = {"scale": 0.3, "softcap": 2.0, "q_offset": 1, "deterministic": True}
-
-
-class Array:
-    """An array library of its own: it knows DLPack, and nothing of NumPy."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
-
-
-def from_dlpack(array):
-    return Array(np.from_dlpack(array))
 
 
 def operands():
