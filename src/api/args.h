@@ -26,23 +26,23 @@ T& required(T* pointer, const char* argument, Where where = Where::current()) {
 template <class S>
 constexpr size_t first_size = 0;
 template <>
-constexpr size_t first_size<spattn_error> = 40;
+inline constexpr size_t first_size<spattn_error> = 40;
 template <>
-constexpr size_t first_size<spattn_context_options> = 88;
+inline constexpr size_t first_size<spattn_context_options> = 88;
 template <>
-constexpr size_t first_size<spattn_bigbird> = 48;
+inline constexpr size_t first_size<spattn_bigbird> = 48;
 template <>
-constexpr size_t first_size<spattn_xref> = 80;
+inline constexpr size_t first_size<spattn_xref> = 80;
 template <>
-constexpr size_t first_size<spattn_extent> = 64;
+inline constexpr size_t first_size<spattn_extent> = 64;
 template <>
-constexpr size_t first_size<spattn_stats> = 120;
+inline constexpr size_t first_size<spattn_stats> = 120;
 template <>
-constexpr size_t first_size<spattn_problem> = 88;
+inline constexpr size_t first_size<spattn_problem> = 88;
 template <>
-constexpr size_t first_size<spattn_forward_args> = 96;
+inline constexpr size_t first_size<spattn_forward_args> = 96;
 template <>
-constexpr size_t first_size<spattn_backward_args> = 128;
+inline constexpr size_t first_size<spattn_backward_args> = 128;
 
 void check_struct_size(uint32_t struct_size, size_t first_size, const char* argument);
 // What lies beyond the fields that are known here must be 0.

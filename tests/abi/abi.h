@@ -67,23 +67,23 @@ inline Context make_context(const spattn_context_options& options = cpu_options(
 template <class S>
 constexpr size_t first_size = 0;
 template <>
-constexpr size_t first_size<spattn_error> = 40;
+inline constexpr size_t first_size<spattn_error> = 40;
 template <>
-constexpr size_t first_size<spattn_context_options> = 88;
+inline constexpr size_t first_size<spattn_context_options> = 88;
 template <>
-constexpr size_t first_size<spattn_bigbird> = 48;
+inline constexpr size_t first_size<spattn_bigbird> = 48;
 template <>
-constexpr size_t first_size<spattn_xref> = 80;
+inline constexpr size_t first_size<spattn_xref> = 80;
 template <>
-constexpr size_t first_size<spattn_extent> = 64;
+inline constexpr size_t first_size<spattn_extent> = 64;
 template <>
-constexpr size_t first_size<spattn_stats> = 120;
+inline constexpr size_t first_size<spattn_stats> = 120;
 template <>
-constexpr size_t first_size<spattn_problem> = 88;
+inline constexpr size_t first_size<spattn_problem> = 88;
 template <>
-constexpr size_t first_size<spattn_forward_args> = 96;
+inline constexpr size_t first_size<spattn_forward_args> = 96;
 template <>
-constexpr size_t first_size<spattn_backward_args> = 128;
+inline constexpr size_t first_size<spattn_backward_args> = 128;
 
 inline spattn_extent make_extent(int64_t seq_q, int64_t seq_k) {
     auto extent = sized<spattn_extent>();
