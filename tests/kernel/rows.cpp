@@ -136,8 +136,9 @@ TEST(every_row_computes_attention) {
             const Case& c = cases[n];
             const Inputs in = make_inputs(c, dtype, seed + unsigned(n));
             const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
-            for (const Rows& rows : all) {
-                if (rows.forward.dtype != dtype || !is_tested(rows) || !takes(rows, c)) continue;
+            for (size_t r = 0; r < all.size(); ++r) {
+                const Rows& rows = all[r];
+                if (rows.forward.dtype != dtype || !is_tested(rows) || !takes(rows, c) || (n + r) % every()) continue;
                 check::context = text(rows.forward.name, " ", describe(c), " seed ", seed + n);
                 check_results(c, rows, run_rows(c, rows, in, 2), want);
             }
