@@ -274,6 +274,12 @@ typedef struct spattn_xref { /* -1 stands for a 0 that is meant; window and budg
  * text, numbers may be left out from the end, and a 0 is a 0. Copied. */
 SPATTN_API spattn_status spattn_pattern_xref(const spattn_tensor* token_ids, const spattn_tensor* symbols,
                                              const spattn_xref* params, spattn_pattern** result);
+/* The xref pattern of a text that goes on, as when a model writes it: the tokens of `pattern`, which must be an xref
+ * itself, and then token_ids [more], with symbols [more, 2], or NULL where they have none. Equal to the pattern of the
+ * whole text. In the time that the new tokens take and one step per 512 tokens, if `pattern` was returned by this
+ * function and is extended for the first time; else as long as making it anew. SPATTN_E_ARGUMENT for another pattern. */
+SPATTN_API spattn_status spattn_pattern_xref_extend(const spattn_pattern* pattern, const spattn_tensor* token_ids,
+                                                    const spattn_tensor* symbols, spattn_pattern** result);
 
 /* 4c. Index patterns: lists for one extent. Row q is query row q of the extent, not a position; the extent's sizes must
  * be the pattern's own (SPATTN_E_SHAPE where a question is asked on others), and q_offset plays no part. Arrays are

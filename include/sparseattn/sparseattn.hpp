@@ -552,7 +552,6 @@ inline Pattern xref(const Numbers& token_ids, const ConstView& symbols, const Xr
 inline Pattern xref(const Numbers& token_ids, const Xref& params = {}) {
     return detail::xref(token_ids, nullptr, params);
 }
-
 // flags are spattn_pattern_flags: with SPATTN_BORROW the arrays must outlive every pattern and plan made of them.
 inline Pattern csr(const Numbers& row_ptr, const Numbers& col_idx, int64_t seq_k, uint32_t flags = 0) {
     return detail::make(spattn_pattern_csr, detail::Argument(row_ptr), detail::Argument(col_idx), seq_k, flags);
@@ -620,6 +619,20 @@ inline Pattern operator-(const Pattern& a, const Pattern& b) {
     return detail::compose({a, b}, [](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
         return spattn_pattern_difference(parts[0], parts[1], result);
     });
+}
+namespace detail {
+inline Pattern xref_extend(const Pattern& pattern, const Numbers& token_ids, const spattn_tensor* symbols) {
+    return compose({pattern}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
+        return spattn_pattern_xref_extend(parts[0], Argument(token_ids), symbols, result);
+    });
+}
+}  // namespace detail
+// The text of `pattern`, an xref itself, goes on by these tokens, which have no symbols where none are given.
+inline Pattern xref_extend(const Pattern& pattern, const Numbers& token_ids, const ConstView& symbols) {
+    return detail::xref_extend(pattern, token_ids, detail::Argument(symbols));
+}
+inline Pattern xref_extend(const Pattern& pattern, const Numbers& token_ids) {
+    return detail::xref_extend(pattern, token_ids, nullptr);
 }
 inline Pattern transpose(const Pattern& pattern) {
     return detail::compose({pattern}, [](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {

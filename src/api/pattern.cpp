@@ -32,8 +32,7 @@ std::vector<int32_t> read_map(const int32_t* map, size_t size, const char* argum
 
 // open and completed of each token, one after the other.
 std::vector<int64_t> read_symbols(const spattn_tensor* tensor, int64_t tokens) {
-    const HostTensor t =
-        read_host_tensor(tensor, "symbols", std::array<int64_t, 2>{tokens, 2}, {dtype_i32, dtype_i64});
+    const HostTensor t = read_host_tensor(tensor, "symbols", std::array<int64_t, 2>{tokens, 2}, {dtype_i32, dtype_i64});
     std::vector<int64_t> values;
     values.reserve(size_t(2 * tokens));
     for (int64_t i = 0; i < 2 * tokens; ++i) {
@@ -150,6 +149,16 @@ spattn_status spattn_pattern_xref(const spattn_tensor* token_ids, const spattn_t
         std::vector<int64_t> ids = read_integers(token_ids, "token_ids");
         std::vector<int64_t> pairs = symbols ? read_symbols(symbols, int64_t(ids.size())) : std::vector<int64_t>();
         return make_xref(std::move(ids), std::move(pairs), params ? read_xref(params) : XrefParams());
+    });
+}
+
+spattn_status spattn_pattern_xref_extend(const spattn_pattern* pattern, const spattn_tensor* token_ids,
+                                         const spattn_tensor* symbols, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        const PatternRef before = share(pattern, "pattern");
+        std::vector<int64_t> ids = read_integers(token_ids, "token_ids");
+        std::vector<int64_t> pairs = symbols ? read_symbols(symbols, int64_t(ids.size())) : std::vector<int64_t>();
+        return extend_xref(before, std::move(ids), std::move(pairs));
     });
 }
 

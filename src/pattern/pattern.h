@@ -170,6 +170,8 @@ PatternRef make_bigbird(int64_t block, int64_t window_blocks, int64_t global_blo
                         uint64_t seed);
 // symbols: open and completed of each token, one after the other, or nothing.
 PatternRef make_xref(std::vector<int64_t> token_ids, std::vector<int64_t> symbols, const XrefParams& params);
+// The pattern of the text of `pattern`, an xref, and these tokens after it.
+PatternRef extend_xref(const PatternRef& pattern, std::vector<int64_t> token_ids, std::vector<int64_t> symbols);
 // numbers: the first fields of XrefParams, up to 9; the others have their defaults.
 XrefParams xref_params(const std::vector<int64_t>& numbers);
 PatternRef make_csr(IndexArray row_ptr, IndexArray col_idx, int64_t seq_k, bool is_trusted);
@@ -191,6 +193,6 @@ PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::v
 PatternRef parse_pattern(const std::string& text);
 std::string save_pattern(const Pattern& pattern);
 PatternRef load_pattern(const void* bytes, size_t size);  // SPATTN_E_FORMAT where they are not what save_pattern made
-uint64_t hash_identity(const std::string& identity);  // the same in every process and release
+uint64_t hash_identity(const std::string& identity);      // the same in every process and release
 
 }  // namespace spattn

@@ -133,12 +133,16 @@ void XrefIndex::link(int64_t begin, int64_t end) {
     end = std::min(end, i_ - params_.window + 1);
     for (; begin < end && room_ > 0; begin = (begin / 64 + 1) * 64) {
         uint64_t& word = linked_[size_t(begin / 64)];
-        const int64_t count = std::min(end - begin, 64 - begin % 64);
-        uint64_t fresh = (~uint64_t(0) >> (64 - count) << begin % 64) & ~word;
-        while (__builtin_popcountll(fresh) > room_) fresh ^= uint64_t(1) << (63 - __builtin_clzll(fresh));
-        if (!word && fresh) touched_.push_back(int32_t(begin / 64));
+        const int64_t keys = std::min(end - begin, 64 - begin % 64);
+        const uint64_t wanted = ~uint64_t(0) >> (64 - keys) << begin % 64;
+        uint64_t fresh = wanted & ~word;
+        if (!fresh) continue;
+        // Bits are counted by a call where the processor's instruction cannot be relied on.
+        int64_t count = fresh == wanted ? keys : __builtin_popcountll(fresh);
+        for (; count > room_; --count) fresh ^= uint64_t(1) << (63 - __builtin_clzll(fresh));
+        if (!word) touched_.push_back(int32_t(begin / 64));
         word |= fresh;
-        room_ -= __builtin_popcountll(fresh);
+        room_ -= count;
     }
 }
 

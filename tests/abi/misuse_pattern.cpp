@@ -111,6 +111,20 @@ TEST(xref) {
             {"more links than the budget has room for", call(3, 3, 0, links), SPATTN_E_RANGE, "params.links"},
             {"a budget below sinks and window", call(3, 3, 0, budget), SPATTN_E_RANGE, "params.budget"},
         });
+    const auto extend = [](const char* text, int64_t rows) {
+        return [=](spattn_pattern** result) {
+            const Numbers ids({5, 6});
+            const Tensor symbols({rows, 2}, i64);
+            return spattn_pattern_xref_extend(parse(text).get(), &ids.view, &symbols.view, result);
+        };
+    };
+    demand_no_handle<spattn_pattern>(
+        "spattn_pattern_xref_extend",
+        {
+            {"of another pattern", extend("causal", 2), SPATTN_E_ARGUMENT, "pattern"},
+            {"of a pattern with a text inside", extend("xref([1],[]) | sink(1)", 2), SPATTN_E_ARGUMENT, "pattern"},
+            {"fewer symbols than tokens", extend("xref([1],[])", 1), SPATTN_E_SHAPE, "symbols"},
+        });
 }
 
 TEST(texts_with_numbers_out_of_range) {

@@ -62,6 +62,8 @@ class World:
             "pattern_tree": (self.tensor([-1, 0, 1]),),
             "pattern_bigbird": (capi.sized("spattn_bigbird", block=4, window_blocks=3),),
             "pattern_xref": (numbers, self.tensor(np.array([[-1, 0], [0, -1], [1, 0]])), capi.sized("spattn_xref")),
+            "pattern_xref_extend": (keep(library.parse("xref([1,2],[])")), numbers,
+                                    self.tensor(np.array([[-1, 0], [0, -1], [1, 0]]))),
             "pattern_csr": (numbers, self.tensor([0, 1, 1]), 2, 0),
             "pattern_bsr": (numbers, self.tensor([0, 1, 1]), 4, 4, 8, 8, 2),  # trusted
             "pattern_mask": (self.tensor(np.ones((2, 2, 6, 9), np.uint8)), 0),

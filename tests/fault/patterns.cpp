@@ -69,6 +69,7 @@ TEST(constructors) {
     Tensor symbols({4, 2}, i64);
     auto xref = sized<spattn_xref>();
     xref.sinks = 1, xref.window = 1, xref.budget = 4;
+    const Pattern text = parse("xref([5,6,5,6],[])");
     const std::pair<const char*, Maker> makers[] = {
         {"spattn_pattern_full", spattn_pattern_full},
         {"spattn_pattern_causal", spattn_pattern_causal},
@@ -87,6 +88,8 @@ TEST(constructors) {
         {"spattn_pattern_tree", [&](auto r) { return spattn_pattern_tree(&parents.view, r); }},
         {"spattn_pattern_bigbird", [&](auto r) { return spattn_pattern_bigbird(&bigbird, r); }},
         {"spattn_pattern_xref", [&](auto r) { return spattn_pattern_xref(&words.view, &symbols.view, &xref, r); }},
+        {"spattn_pattern_xref_extend",
+         [&](auto r) { return spattn_pattern_xref_extend(text.get(), &words.view, &symbols.view, r); }},
         {"spattn_pattern_runtime_tokens", [](auto r) { return spattn_pattern_runtime_tokens(8, r); }},
         {"spattn_pattern_runtime_blocks", [](auto r) { return spattn_pattern_runtime_blocks(4, 8, 2, r); }},
     };

@@ -84,7 +84,7 @@ TEST(hashes_are_pinned) {
         {"bigbird(64,3,1,3,7)", 0x5eaa5b231d6f2c0b},
         {"documents(0,10,20)", 0x99dfbfb9bae62310},
         {"global_keys(9,1,5)", 0x8b10e5184d101dd0},
-        {"xref([3,4,3,4],[-1,7,7,-1,-1,7,7,-1],1,1,3)", 0x7d07674d5d1ca385},
+        {"xref([3,4,3,4],[-1,7,7,-1,-1,7,7,-1],1,1,3)", 0xf85eeb76c4949cc3},
         {"tree(-1,0,0)", 0x974354a662f24b15},
         {"per_head([0,1,0], causal, window(3,0))", 0x1aa0ed03a5f3109d},
         {"transpose(logsparse)", 0x7962fa6b767279d3},

@@ -116,3 +116,40 @@ TEST(links_reach_what_they_are_for) {
     for (int64_t i = 40; i < 80; ++i) text.symbols[size_t(2 * i)] = 7;
     CHECK(!sees(150));  // too common by now
 }
+
+// A text that goes on, some tokens at a time, is the text read at once; so is each of two ways in which one goes on.
+TEST(extended_texts_are_whole_texts) {
+    const auto part = [](const Text& whole, int64_t begin, int64_t end) {
+        return Text{{whole.ids.begin() + begin, whole.ids.begin() + end},
+                    {whole.symbols.begin() + 2 * begin, whole.symbols.begin() + 2 * end}};
+    };
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+        drawn::Random random(seed);
+        check::context = "seed " + std::to_string(seed);
+        const XrefParams params = random.one_in(3) ? XrefParams() : random_params(random);
+        const int64_t words = random.in(0, 30), tokens = random.in(2, random.one_in(5) ? 1500 : 60);
+        const Text text = random_text(random, tokens, words), other = random_text(random, 9, words);
+        int64_t done = random.in(1, tokens - 1);
+        PatternRef pattern = make(part(text, 0, done), params);
+        while (done < tokens) {
+            const int64_t end = std::min(tokens, done + random.in(0, random.one_in(4) ? 600 : 40));
+            const PatternRef before = pattern;
+            if (random.one_in(3)) extend_xref(before, other.ids, other.symbols);  // takes the index that was kept
+            const Text more = part(text, done, end);
+            pattern = extend_xref(before, more.ids, more.symbols);
+            CHECK(before->identity() == make(part(text, 0, done), params)->identity());
+            done = end;
+        }
+        const PatternRef whole = make(text, params);
+        CHECK(pattern->identity() == whole->identity() && pattern->print() == whole->print());
+        for (int64_t row = 0; row < tokens; ++row)
+            CHECK(keys_of(pattern, tokens, row) == keys_of(whole, tokens, row));
+    }
+    check::context = "texts without symbols";
+    const PatternRef none = make_xref({7, 8, 7}, {}, {});
+    CHECK(none->identity() == make_xref({7, 8, 7}, {-1, -1, -1, -1, -1, -1}, {})->identity());
+    CHECK(extend_xref(none, {8}, {})->identity() == make_xref({7, 8, 7, 8}, {}, {})->identity());
+    CHECK(extend_xref(none, {8}, {4, -1})->identity() ==
+          make_xref({7, 8, 7, 8}, {-1, -1, -1, -1, -1, -1, 4, -1}, {})->identity());
+    CHECK(extend_xref(none, {}, {})->identity() == none->identity());
+}

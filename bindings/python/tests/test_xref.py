@@ -124,3 +124,24 @@ def test_misuse(make, kind, argument):
     with pytest.raises(kind) as caught:
         make()
     assert caught.value.argument == argument
+
+
+def test_a_text_that_goes_on_is_the_whole_text():
+    words = Words(SOURCE * 9)
+    whole = sa.symbols_of(words, words.ids)
+    reader = sa.SymbolReader(words)
+    ends = [0, 40, 40, 41, 300, len(words.ids)]
+    parts = [reader.read(words.ids[begin:end]) for begin, end in zip(ends, ends[1:])]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    pattern = sa.xref(words.ids[:40], parts[0], window=3, sinks=2, budget=20)
+    for begin, end, part in zip(ends[1:], ends[2:], parts[1:]):
+        pattern = sa.xref_extend(pattern, np.array(words.ids[begin:end], np.int64), part)
+    assert pattern == sa.xref(words.ids, whole, window=3, sinks=2, budget=20)
+    assert sa.xref_extend(sa.xref([1]), [2]) == sa.xref([1, 2])
+
+
+def test_only_a_text_itself_goes_on():
+    with pytest.raises(sa.ArgumentError, match="pattern is causal; accepted: xref"):
+        sa.xref_extend(sa.causal(), [1])
+    with pytest.raises(sa.ShapeError, match="symbols"):
+        sa.xref_extend(sa.xref([1]), [1, 2], np.zeros((1, 2), np.int64))

@@ -60,7 +60,7 @@ from ._patterns import (
     union,
 )
 from ._plans import Plan, plan
-from ._xref import symbols_of, xref
+from ._xref import SymbolReader, symbols_of, xref, xref_extend
 
 __version__ = version()
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "ShapeError",
     "SparseAttentionError",
     "Stats",
+    "SymbolReader",
     "UnsupportedError",
     "attention",
     "attention_backward",
@@ -111,10 +112,13 @@ __all__ = [
     "runtime_tokens",
     "sink",
     "strided",
+    "symbols_of",
     "topk",
     "transpose",
     "tree",
     "union",
     "version",
     "window",
+    "xref",
+    "xref_extend",
 ]

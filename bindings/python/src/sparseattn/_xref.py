@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -69,6 +69,24 @@ def xref(
     return make_pattern(lib.spattn_pattern_xref, integers(ids, "token_ids"), pairs, params)
 
 
+def xref_extend(pattern: Pattern, ids: Any, symbols: Any = None) -> Pattern:
+    """The xref pattern of a text that goes on, as when a model writes it: equal to that of the whole text, in the time
+    of the new tokens where `pattern` came from this function and is extended for the first time.
+
+        reader = sa.SymbolReader(tokenizer)
+        pattern = sa.xref(prompt, reader.read(prompt))
+        pattern = sa.xref_extend(pattern, [token], reader.read([token]))
+
+    pattern  xref(...) itself, no composition
+    ids      token ids that follow [more], int32 or int64
+    symbols  [more, 2], as of xref; None: these tokens have none
+
+    Raises ArgumentError for another pattern, ShapeError for symbols of another length, DTypeError.
+    """
+    pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
+    return make_pattern(lib.spattn_pattern_xref_extend, pattern._handle, integers(ids, "token_ids"), pairs)
+
+
 def symbols_of(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """The identifiers of a text, for xref: int64 [tokens, 2], -1 for none.
 
@@ -79,41 +97,56 @@ def symbols_of(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     tokenizer  what has decode(ids) -> str: of transformers, tokenizers, tiktoken, sentencepiece; or such a function
     ids        token ids of one text
     """
-    numbers: dict[str, int] = {}
-
-    def number(identifier: str, shortest: int) -> int:
-        return numbers.setdefault(identifier, len(numbers)) if shortest <= len(identifier) <= _LONGEST else -1
-
-    rows = []
-    before = ""  # the identifier that is open
-    for piece in _pieces(tokenizer, [int(token) for token in ids]):
-        text = before + piece
-        found = list(_IDENTIFIER.finditer(text))
-        is_open = bool(found) and found[-1].end() == len(text)
-        completed = [match.group() for match in found if match.end() < len(text)]
-        before = found[-1].group()[: _LONGEST + 1] if is_open else ""
-        rows.append((number(before, _SHORTEST_OPEN), number(completed[-1] if completed else "", _SHORTEST_COMPLETED)))
-    return np.array(rows, np.int64).reshape(-1, 2)
+    return SymbolReader(tokenizer).read(ids)
 
 
-def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
-    """What each token adds to the text. Decoded behind the token before it, since some tokenizers drop the space that
-    a text begins with; once for each id."""
-    decode = getattr(tokenizer, "decode", tokenizer)
-    known: dict[int, str] = {}
+class SymbolReader:
+    """symbols_of a text that comes some tokens at a time."""
 
-    def text_of(tokens: list[int]) -> str:
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: as of symbols_of."""
+        self._decode = getattr(tokenizer, "decode", tokenizer)
+        self._pieces: dict[int, str] = {}
+        self._last: int | None = None  # the token that was read last
+        self._open = ""  # the identifier that the text ends with
+        self._numbers: dict[str, int] = {}
+
+    def read(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """int64 [tokens, 2] of the tokens that follow those read before."""
+        rows = []
+        for token in ids:
+            text = self._open + self._piece(int(token))
+            found = list(_IDENTIFIER.finditer(text))
+            is_open = bool(found) and found[-1].end() == len(text)
+            completed = [match.group() for match in found if match.end() < len(text)]
+            self._open = found[-1].group()[: _LONGEST + 1] if is_open else ""
+            rows.append(
+                (
+                    self._number(self._open, _SHORTEST_OPEN),
+                    self._number(completed[-1] if completed else "", _SHORTEST_COMPLETED),
+                )
+            )
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    def _number(self, identifier: str, shortest: int) -> int:
+        if not shortest <= len(identifier) <= _LONGEST:
+            return -1
+        return self._numbers.setdefault(identifier, len(self._numbers))
+
+    def _piece(self, token: int) -> str:
+        """What the next token adds to the text. It is decoded behind the token before it, since some tokenizers drop
+        the space that a text begins with; once for each id."""
+        before, self._last = self._last, token
+        if before is None:
+            return self._text([token])
+        if token not in self._pieces:
+            alone, both = self._text([before]), self._text([before, token])
+            self._pieces[token] = both[len(alone) :] if both.startswith(alone) else self._text([token])
+        return self._pieces[token]
+
+    def _text(self, tokens: list[int]) -> str:
         try:
-            text: str = decode(tokens, skip_special_tokens=False)
+            text: str = self._decode(tokens, skip_special_tokens=False)
         except TypeError:  # a decoder without that word
-            text = decode(tokens)
+            text = self._decode(tokens)
         return text
-
-    for i, token in enumerate(ids):
-        if i == 0:
-            yield text_of([token])
-            continue
-        if token not in known:
-            alone, both = text_of([ids[i - 1]]), text_of(ids[i - 1 : i + 1])
-            known[token] = both[len(alone) :] if both.startswith(alone) else text_of([token])
-        yield known[token]

@@ -1045,6 +1045,12 @@ functions! {
         params: *const spattn_xref,
         result: *mut *mut spattn_pattern,
     ) -> spattn_status;
+    pub fn spattn_pattern_xref_extend(
+        pattern: *const spattn_pattern,
+        token_ids: *const spattn_tensor,
+        symbols: *const spattn_tensor,
+        result: *mut *mut spattn_pattern,
+    ) -> spattn_status;
     pub fn spattn_pattern_csr(
         row_ptr: *const spattn_tensor,
         col_idx: *const spattn_tensor,

@@ -406,6 +406,21 @@ pub fn xref<I: Index>(token_ids: &[I], symbols: Option<View<'_>>, params: Xref) 
     of_list(token_ids, |ids, made| unsafe { sys::spattn_pattern_xref(ids, symbols, &c, made) })
 }
 
+/// The pattern of a text that goes on: the text of `pattern`, an [`xref`] itself, and then these tokens, which have no
+/// symbols where `symbols` is none. Equal to the pattern of the whole text, in the time of the new tokens when what
+/// this function returned is extended once.
+pub fn xref_extend<I: Index>(pattern: &Pattern, token_ids: &[I], symbols: Option<View<'_>>) -> Pattern {
+    let tensor = symbols.as_ref().map(View::c);
+    let symbols = tensor.as_ref().map_or(std::ptr::null(), |tensor| tensor as *const _);
+    match pattern.handle() {
+        // SAFETY: as documents; the handle lives during the call.
+        Ok(handle) => of_list(token_ids, |ids, made| unsafe {
+            sys::spattn_pattern_xref_extend(handle, ids, symbols, made)
+        }),
+        Err(error) => Pattern(Err(error)),
+    }
+}
+
 /// Row `q` sees the keys `col_idx[row_ptr[q]..row_ptr[q + 1]]`.
 pub fn csr<I: Index>(row_ptr: &[I], col_idx: &[I], seq_k: usize) -> Pattern {
     of_lists([row_ptr, col_idx], |rows, columns, made| {

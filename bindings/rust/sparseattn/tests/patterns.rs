@@ -33,6 +33,7 @@ fn every_constructor_is_its_text() {
         (bigbird(4, 3, 1, 2, 11), "bigbird(4,3,1,2,11)"),
         (xref(&[7, 8, 7], None, Xref::default()), "xref([7,8,7],[],32,64,224,112,7,3,10,32,48)"),
         (xref(&[7, 8], Some(View::new(&[4i64, -1, -1, 4], &[2, 2]).unwrap()), few), "xref([7,8],[4,-1,-1,4],0,1,8)"),
+        (xref_extend(&xref(&[7], None, few), &[8], None), "xref([7,8],[],0,1,8)"),
         (csr(&[0, 2, 3], &[0, 4, 1], 5), "csr([0,2,3],[0,4,1],5)"),
         (bsr(&[0, 1], &[0], 64, 64, 9, 11), "bsr([0,1],[0],64,64,9,11)"),
         (mask(View::new(&bits, &[2, 3]).unwrap()), "mask([1,0,0,1,1,0],2,3)"),
