@@ -11,6 +11,7 @@ from typing import Any
 
 from . import SparseAttentionError, bench, questions, selftest, version
 from .demo import run as demo
+from .quality import command as quality
 
 
 def print_prefix(_: Any) -> int:
@@ -28,6 +29,7 @@ COMMANDS = {
     "show": (questions.show, questions.add_show, "draw a pattern and count it"),
     "explain": (questions.explain, questions.add_explain, "say which kernels a pattern gets for a shape, and why"),
     "bench": (bench.run, bench.add_arguments, "time patterns beside dense attention, by length"),
+    "quality": (quality.run, quality.add_arguments, "say what patterns cost a language model that reads a text"),
     "info": (questions.info, nothing, "say what is installed and what runs here"),
     "selftest": (selftest.run, selftest.add_arguments, "compare a few patterns with NumPy, in seconds"),
     "prefix": (print_prefix, nothing, "print where lib, include and the CMake package lie, for C and C++ programs"),

@@ -8,7 +8,7 @@ rotary positions, grouped heads, gated feed-forward) is that of Llama 2 (https:/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Mapping
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -71,7 +71,8 @@ class Model:
 
     def __init__(self, shape: Shape, embedding: np.ndarray, layers: list[Layer], norm: np.ndarray):
         self.shape = shape
-        self.embedding = embedding  # [vocabulary, width]; also the output weights, transposed
+        self.embedding = embedding  # [vocabulary, width]
+        self.output: Any = embedding.T  # [width, vocabulary], to the right of `@`; the weights are tied
         self.layers = layers
         self.norm = norm
 
@@ -97,7 +98,16 @@ class Model:
         )
 
     def read(self, tokens: np.ndarray, attend: Attend, progress: Callable[[float], None] = lambda share: None) -> float:
-        """Mean loss, in nats, of tokens[1:], each predicted from those before it.
+        """Mean loss, in nats, of tokens[1:], each predicted from those before it; attend and progress as in hidden."""
+        x = self.hidden(tokens, attend, lambda share: progress(0.8 * share))
+        loss = self._loss(x[:-1], tokens[1:])
+        progress(1.0)
+        return loss
+
+    def hidden(
+        self, tokens: np.ndarray, attend: Attend, progress: Callable[[float], None] = lambda share: None
+    ) -> np.ndarray:
+        """float32 [tokens, width]: what the model knows after each token, from which `logits` are made.
 
         attend(layer, q, k, v) gets q [tokens, heads_q, head_dim] and k, v [tokens, heads_kv, head_dim], float32,
         positions already in them, and returns [tokens, heads_q, head_dim]. progress hears the share that is done.
@@ -111,10 +121,12 @@ class Model:
             seen = attend(n, rotate(q, rotation), rotate(k, rotation), np.ascontiguousarray(v))
             x = x + seen.reshape(len(tokens), -1) @ layer.attention_out
             x = x + gated(rms_norm(x, layer.feed_norm, shape.norm_epsilon) @ layer.gate_up) @ layer.down
-            progress(0.8 * (n + 1) / len(self.layers))
-        loss = self._loss(rms_norm(x, self.norm, shape.norm_epsilon)[:-1], tokens[1:])
-        progress(1.0)
-        return loss
+            progress((n + 1) / len(self.layers))
+        return rms_norm(x, self.norm, shape.norm_epsilon)
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [rows, vocabulary] of rows of hidden."""
+        return hidden @ self.output
 
     def _heads(self, qkv: np.ndarray) -> list[np.ndarray]:
         heads = qkv.reshape(len(qkv), -1, self.shape.head_dim)
@@ -124,7 +136,7 @@ class Model:
     def _loss(self, x: np.ndarray, targets: np.ndarray) -> float:
         total = 0.0
         for begin in range(0, len(x), ROWS_AT_ONCE):
-            logits = x[begin : begin + ROWS_AT_ONCE] @ self.embedding.T  # [rows, vocabulary]
+            logits = self.logits(x[begin : begin + ROWS_AT_ONCE])  # [rows, vocabulary]
             wanted = logits[np.arange(len(logits)), targets[begin : begin + ROWS_AT_ONCE]]
             peak = logits.max(axis=1)
             log_sum = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))

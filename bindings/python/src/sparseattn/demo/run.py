@@ -135,7 +135,7 @@ def require_packages(*names: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemExit(
-            f"The demo needs {' and '.join(missing)}:  {sys.executable} -m pip install {' '.join(missing)}"
+            f"This needs {' and '.join(missing)}:  {sys.executable} -m pip install {' '.join(missing)}"
         )
 
 
