@@ -13,7 +13,7 @@ import sparseattn as sa
 from numpy.typing import NDArray
 
 def run(q: NDArray[np.float32]) -> NDArray[np.float32]:
-    pattern: sa.Pattern = sa.causal() & (sa.sink(4) | sa.window(255, 0))
+    pattern: sa.Pattern = sa.causal() & (sa.sink(4) | sa.window(255, 0)) & sa.xref([1, 2], sa.symbols_of(str, [1, 2]))
     out, lse = sa.attention(q, q, q, "causal", return_lse=True, axes="bshd", scale=0.5)
     out, lse, largest = sa.attention(q, q, q, np.ones((16, 16), bool), return_lse=True, return_max_logits=True)
     plan: sa.Plan = sa.plan(pattern, q, q, q, backward=True)
