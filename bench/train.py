@@ -66,12 +66,12 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, options, attend):
+    def __init__(self, options, attend, vocabulary=BYTES):
         super().__init__()
-        self.embedding = nn.Embedding(BYTES, options.embed)
+        self.embedding = nn.Embedding(vocabulary, options.embed)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block(options.embed, options.heads, attend) for _ in range(options.layers)))
-        self.norm, self.head = nn.LayerNorm(options.embed), nn.Linear(options.embed, BYTES, bias=False)
+        self.norm, self.head = nn.LayerNorm(options.embed), nn.Linear(options.embed, vocabulary, bias=False)
 
     def forward(self, tokens):
         return self.head(self.norm(self.blocks(self.embedding(tokens))))
@@ -93,23 +93,32 @@ def make_attention(name, options):
 
 # ---- one run ----
 
+def make_optimizer(model, options):
+    return torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def descend(model, optimizer, loss, step, options):
+    """One step down the gradient, its rate warmed up and then a falling cosine."""
+    for group in optimizer.param_groups:
+        group["lr"] = options.rate * min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / options.steps)) / 2
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
 def train(name, options, text):
     """Losses of the steps, of the held-out end, and the weights; the first are written as they come."""
     torch.manual_seed(options.seed)
     model = Model(options, make_attention(name, options)).to(options.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = make_optimizer(model, options)
     learned = text[: int(len(text) * (1 - HELD_OUT))]
     drawn = torch.Generator().manual_seed(options.seed)
     losses, begin = [], time.perf_counter()
     for step in range(options.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = options.rate * min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / options.steps)) / 2
         starts = torch.randint(len(learned) - options.seq, (options.batch,), generator=drawn)
         loss = loss_of(model, learned, starts, options)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        descend(model, optimizer, loss, step, options)
         losses.append(loss.detach())
         if step % 20 == 0 or step == options.steps - 1:
             print(f"{name:16} step {step:5}  loss {loss.item():.4f}  {time.perf_counter() - begin:6.1f} s", flush=True)
