@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What sparse patterns cost a language model: a study that anyone can run again.
+
+    python3 bench/quality/run.py --stage tune            chooses the block top-k, on documents of its own
+    python3 bench/quality/run.py --stage s1              a frozen model reads documents with each pattern
+    python3 bench/quality/run.py --stage s2              and answers questions about what stands far above
+    python3 bench/quality/run.py --stage s1 --small      all of its code in seconds: a random model, nothing downloaded
+
+Results are lines of JSON in results/STAGE.jsonl. A line that is there is not computed again: a run that was stopped
+goes on where it was. It needs the library's Python package with its extra [demo];
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+
+import corpus
+import small
+import stages
+from sparseattn.demo import run as demo
+from sparseattn.demo import weights
+from sparseattn.quality.matrix import round_weights
+from study import Results, Subject
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+SMALL_TOKENS, SMALL_BUDGET = 512, 176
+
+
+def read_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--stage", choices=("tune", "s1", "s2"), required=True)
+    parser.add_argument("--small", action="store_true", help="a tiny random model and texts that are here")
+    parser.add_argument("--cache", type=pathlib.Path, default=corpus.default_cache(), help="packages and weights")
+    parser.add_argument("--results", type=pathlib.Path, help="the folder of the lines (default: results beside this)")
+    parser.add_argument("--tokens", type=int, help="of a text (default 2048)")
+    parser.add_argument("--budget", type=int, help="keys of a query (default 224)")
+    parser.add_argument("--patterns", help="names separated by commas: see patterns.py; default: those of the stage")
+    parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
+    parser.add_argument("--documents", type=int, help="of each kind at most; S2: seeds (default 8, 24)")
+    parser.add_argument("--bfloat16", action="store_true", help="products with weights in bfloat16, by torch")
+    options = parser.parse_args(arguments)
+    options.tokens = options.tokens or (SMALL_TOKENS if options.small else 2048)
+    options.budget = options.budget or (SMALL_BUDGET if options.small else 224)
+    if options.results is None:
+        if options.small:
+            parser.error("--small needs --results: what a random model gives is no result of the study")
+        options.results = RESULTS
+    return options
+
+
+def load_subject(options):
+    """The model of the manifest."""
+    demo.require_packages("gguf", "tokenizers", *["torch"] * options.bfloat16)
+    reader = weights.open_gguf(corpus.model_path(options.cache))
+    model = weights.load_model(reader, lambda share: None)
+    model = round_weights(model) if options.bfloat16 else model
+    name = corpus.read_manifest()["model"]["name"]
+    return Subject(model, weights.load_tokenizer(reader), name, "bfloat16" if options.bfloat16 else "float32")
+
+
+def load_documents(options, tuning):
+    """The stage's documents, one kind after the other in turn."""
+    if options.small:
+        return small.documents()
+    kinds = options.kinds.split(",") if options.kinds else None
+    documents = [one for one in corpus.load(options.cache, kinds) if one.tuning == tuning]
+    counts, chosen = {}, []
+    for document in documents:
+        counts[document.kind] = counts.get(document.kind, 0) + 1
+        if options.documents is None or counts[document.kind] <= options.documents:
+            chosen.append(document)
+    return stages.in_turn(chosen)
+
+
+def read(options, progress):
+    """Tuning, S1 and S2: a frozen model reads."""
+    results = Results(options.results / f"{options.stage}.jsonl")
+    subject = small.subject() if options.small else load_subject(options)
+    if options.stage == "tune":
+        names = options.patterns.split(",") if options.patterns else stages.patterns.TOPK
+        documents = load_documents(options, tuning=True)
+        return stages.read_documents(
+            "tune", subject, documents, options.tokens, names, options.budget, results, progress
+        )
+    # What matters most is read of all documents before the rest is.
+    rounds = [options.patterns.split(",")] if options.patterns else [stages.MAIN, stages.MORE]
+    documents = load_documents(options, tuning=False) if options.stage == "s1" else None
+    for names in rounds:
+        names = stages.named(names, options.results / "tune.jsonl")
+        if options.stage == "s1":
+            stages.read_documents("s1", subject, documents, options.tokens, names, options.budget, results, progress)
+        else:
+            seeds = range(options.documents or (2 if options.small else 24))
+            stages.run_tasks(subject, seeds, options.tokens, names, options.budget, results, progress)
+
+
+def main(arguments=None):
+    options = read_options(arguments)
+    begin = time.monotonic()
+
+    def progress(text):
+        print(f"{options.stage} {time.monotonic() - begin:7.0f} s  {text}", flush=True)
+
+    try:
+        read(options, progress)
+    except corpus.CorpusError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped; the same command goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

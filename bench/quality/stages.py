@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""Stage by stage, what is read with which patterns."""
+
+import numpy as np
+import patterns
+import tasks
+from study import identifier_spans, means, measure, read_lines
+
+MAIN = ["sink_window", "xref", "block_topk", "xref_ngrams"]  # in the order in which a run that is cut short needs them
+MORE = ["strided", "bigbird", "xref_identifiers", "window"]
+ABLATIONS = ["xref_all_links", "xref_no_stop", "oracle"]
+
+
+def best_topk(path):
+    """The block top-k that lost least on the tuning documents. Raises SystemExit where tuning is not done."""
+    losses = {}
+    for line in read_lines(path):
+        if line["pattern"] in patterns.TOPK:
+            losses.setdefault(line["pattern"], []).append(line["delta_nll"])
+    most = max(map(len, losses.values()), default=0)
+    whole = {name: float(np.mean(found)) for name, found in losses.items() if len(found) == most}
+    if len(whole) < len(patterns.TOPK):
+        raise SystemExit(f"{path} has tuning of {len(whole)} of {len(patterns.TOPK)} patterns: run --stage tune first")
+    return min(whole, key=whole.get)
+
+
+def named(names, path):
+    """block_topk under the name of what tuning chose, whose lines are in the file."""
+    return [best_topk(path) if name == "block_topk" else name for name in names]
+
+
+def in_turn(documents):
+    """One document of each kind, then the next of each: a run that is cut short has some of all."""
+    place, keyed = {}, []
+    for document in documents:
+        place[document.kind] = place.get(document.kind, 0) + 1
+        keyed.append((place[document.kind], document))
+    return [document for _, document in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def read_documents(stage, subject, documents, tokens, names, budget, results, progress):
+    """Tuning and S1: beginnings of documents, of which all behind the first quarter is judged."""
+    for number, document in enumerate(documents):
+        encoded = subject.tokenizer.encode(document.text)
+        ids = encoded.ids[:tokens]
+        if len(ids) < tokens:
+            progress(f"{document.name} has {len(ids)} tokens of {tokens}: left out")
+            continue
+        facts = {
+            "id": f"{stage}/{document.kind}/{document.name}/{tokens}",
+            "stage": stage,
+            "kind": document.kind,
+            "document": document.name,
+            "sha256": document.sha256,
+            "seed": 0,
+        }
+        spans = identifier_spans(document.text, encoded.offsets[:tokens], tokens // 4)
+        measure(subject, ids, tokens // 4, names, budget, spans, facts, results, shorten=means)
+        progress(f"{number + 1} of {len(documents)}: {document.kind} {document.name}")
+
+
+def run_tasks(subject, seeds, tokens, names, budget, results, progress):
+    """S2: texts made from a seed, which end with questions about what stands far above."""
+    for seed in seeds:
+        for task in tasks.TASKS:
+            ids, spans, watched = tasks.make(task, seed, tokens, subject.tokenizer)
+            facts = {"id": f"s2/{task}/{seed}/{tokens}", "stage": "s2", "kind": task, "seed": seed}
+            measure(subject, ids, min(span.begin for span in spans) - 1, names, budget, spans, facts, results, watched)
+        progress(f"seed {seed}: {', '.join(tasks.TASKS)}")

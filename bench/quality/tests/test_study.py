@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""The study's own parts, on a random model and texts that are here: nothing is downloaded."""
+
+import json
+import re
+import zipfile
+
+import corpus
+import numpy as np
+import patterns
+import pytest
+import run
+import small
+import sparseattn as sa
+import stages
+import study
+import tasks
+
+TOKENS, BUDGET = 512, 224
+
+
+@pytest.fixture(scope="module")
+def text():
+    source = small.documents()[0].text
+    return patterns.Text(small.Bytes(), small.Bytes().encode(source).ids[:TOKENS])
+
+
+@pytest.fixture(scope="module")
+def operands():
+    return np.random.default_rng(0).standard_normal((2, TOKENS, 3, 16), dtype=np.float32)
+
+
+# ---- patterns ----
+
+
+def keys_of(pattern, choose, operands):
+    """bool [heads or 1, tokens, tokens]"""
+    if choose is None:
+        return pattern.to_mask(TOKENS)[0]
+    lists = choose(*operands)
+    assert lists.shape[2] <= choose.places
+    keep = np.zeros((lists.shape[1], TOKENS, TOKENS), bool)
+    for head, row in np.ndindex(keep.shape[:2]):
+        listed = lists[row, head][lists[row, head] >= 0]
+        assert len(set(listed)) == len(listed)  # a key listed twice would count twice
+        keep[head, row, listed] = True
+    return keep
+
+
+@pytest.mark.parametrize("name", patterns.NAMES)
+def test_every_row_spends_the_budget_and_sees_no_future(name, text, operands):
+    keep = keys_of(*patterns.make(name, text, BUDGET), operands)
+    assert not (keep & ~np.tri(TOKENS, dtype=bool)).any()
+    assert (keep.sum(axis=2) == np.minimum(np.arange(TOKENS) + 1, BUDGET)).all()
+    if name not in ("oracle", "window"):
+        assert keep[:, patterns.SINKS :, : patterns.SINKS].all()
+        assert all(keep[:, row, row - 63 : row + 1].all() for row in range(63, TOKENS, 50))
+
+
+@pytest.mark.parametrize("block, summary", [(16, "mean"), (32, "minmax")])
+def test_block_topk_takes_the_blocks_of_the_largest_scores(block, summary, operands):
+    q, k = operands
+    choose = patterns.BlockTopK(BUDGET, block, summary)
+    keep = keys_of(None, choose, operands)
+    for row, head in [(300, 0), (511, 2), (440, 1)]:
+        scores = {}
+        for begin in range(patterns.SINKS, row - patterns.WINDOW + 1, block):
+            keys = k[begin : begin + block, head]
+            bound = np.maximum(q[row, head] * keys.max(axis=0), q[row, head] * keys.min(axis=0)).sum()
+            scores[begin] = q[row, head] @ keys.mean(axis=0) if summary == "mean" else bound
+        best = sorted(scores, key=scores.get)[-choose.count :]
+        assert all(keep[head, row, begin : begin + block].all() for begin in best)
+        others = keep[head, row].copy()
+        others[: patterns.SINKS] = False
+        for begin in best:
+            others[begin : begin + block] = False
+        assert not others.any() or others[np.argmax(others) : row + 1].sum() == others.sum()  # the rest is the window
+
+
+def test_oracle_keeps_the_most_mass(text, operands):
+    q, k = operands
+    s = np.where(np.tri(TOKENS, dtype=bool), q[:, 0] @ k[:, 0].T, -np.inf)
+    p = np.exp(s - s.max(axis=1, keepdims=True))
+    mass = {
+        name: (p * keys_of(*patterns.make(name, text, BUDGET), operands)[0]).sum()
+        for name in ("oracle", "block_topk_16_mean", "xref", "sink_window")
+    }
+    assert max(mass, key=mass.get) == "oracle"
+
+
+def test_what_is_too_dense_or_too_small_is_refused(text):
+    with pytest.raises(ValueError, match="accepted: at most 224"):
+        patterns.filled(sa.causal(), TOKENS, BUDGET)
+    with pytest.raises(ValueError, match="accepted: 160 or more"):
+        patterns.make("block_topk_64_mean", text, 128)
+
+
+# ---- spans and lines ----
+
+
+def test_identifiers_are_far_near_or_new():
+    words = ["alpha beta", *["xx"] * 150, "beta gamma", *["yy"] * 30, "alpha beta gam"]
+    encoded = small.Bytes().encode(" ".join(words))
+    spans = study.identifier_spans(small.Bytes().decode(encoded.ids), encoded.offsets, 20)
+    found = [(small.Bytes().decode(encoded.ids[one.begin : one.end]), one.label) for one in spans]
+    assert found == [("beta", "far"), ("gamma", "new"), ("alpha", "far"), ("beta", "near")]  # gam may go on
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+@pytest.mark.parametrize("seed", [0, 5])
+def test_answers_stand_above(task, seed):
+    ids, spans, watched = tasks.make(task, seed, 1500, small.Bytes())
+    text = small.Bytes().decode(ids)
+    assert 1200 < len(ids) < 1800 and len(spans) == (tasks.QUESTIONS if not watched else tasks.CHOICES)
+    assert len(watched) in (0, tasks.CHOICES) and (ids, spans, watched) == tasks.make(task, seed, 1500, small.Bytes())
+    questions = spans[0].begin - 40
+    for span in spans:
+        answer = text[span.begin : span.end]
+        assert answer in text[:questions] and re.fullmatch(r"\d+|\d+ \+ \d+|[A-Z]\w+", answer)
+
+
+def test_paraphrases_share_no_word_with_their_fact():
+    for seed in range(20):
+        text = small.Bytes().decode(tasks.make("paraphrase", seed, 3000, small.Bytes())[0])
+        for role, country in re.findall(r"Home country of our (\w+): (\w+)", text):
+            (fact,) = re.findall(rf"The (\w+) was born in {country}\.", text)
+            assert fact != role and not {"home", "country", "of", "our", role} & {"the", fact, "was", "born", "in"}
+
+
+def test_lines_survive_a_crash(tmp_path, capsys):
+    results = study.Results(tmp_path / "s1.jsonl")
+    results.add({"id": "one", "nll": 1.0})
+    with open(results.path, "a") as file:
+        file.write('{"id": "two", "nl')
+    assert study.Results(results.path).known == {"one"} and "cut short" in capsys.readouterr().out
+    study.Results(results.path).add({"id": "two", "nll": 2.0})
+    assert [line["id"] for line in study.read_lines(results.path)] == ["one", "two"]
+
+
+def test_wrong_attention_ends_the_study(text):
+    subject = small.subject()
+    wrong = study.Checked(sa.parse("causal"))
+    wrong.pattern = sa.parse("causal & window(30,0)")
+    wrong._rows = sa.causal().to_mask(TOKENS)[0, 0][np.linspace(0, TOKENS - 1, study.CHECKED_ROWS).astype(int)]
+    with pytest.raises(SystemExit, match="differs from dense masked attention"):
+        study.read_dense(subject.model, text.ids, 100, {"wrong": wrong}, lambda share: None)
+
+
+def test_tuning_takes_the_least_loss(tmp_path):
+    lines = [
+        {"id": f"{name}{n}", "pattern": name, "delta_nll": 0.1 * (1 + (name != "block_topk_32_mean"))}
+        for n in range(2)
+        for name in patterns.TOPK
+    ]
+    (tmp_path / "tune.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert stages.best_topk(tmp_path / "tune.jsonl") == "block_topk_32_mean"
+    (tmp_path / "tune.jsonl").write_text(json.dumps(lines[0]))
+    with pytest.raises(SystemExit, match="1 of 6"):
+        stages.best_topk(tmp_path / "tune.jsonl")
+
+
+# ---- the whole ----
+
+
+def test_small_stages_run_once(tmp_path):
+    for stage in ("tune", "s1", "s2"):
+        call = ["--stage", stage, "--small", "--results", str(tmp_path), "--documents", "1"]
+        assert run.main(call) == 0
+        path = tmp_path / f"{stage}.jsonl"
+        before = path.read_text()
+        assert run.main(call) == 0 and path.read_text() == before
+    lines = study.read_lines(tmp_path / "s1.jsonl")
+    names = {line["pattern"] for line in lines}
+    assert {"dense", "sink_window", "xref", "xref_ngrams", "strided", "bigbird"} <= names and len(names) == 9
+    assert len({line["id"] for line in lines}) == len(lines) == 9 * len(small.documents())
+    for line in lines:
+        assert line["pattern"] == "dense" or line["check"] < 1e-5 and 0 < line["mass"] <= 1 and line["kl"] > 0
+    answers = [line["spans"] for line in study.read_lines(tmp_path / "s2.jsonl")]
+    assert all(len(found["right"]) == len(found["nll"]) >= 4 for spans in answers for found in spans.values())
+
+
+def test_results_of_random_models_have_no_home():
+    with pytest.raises(SystemExit):
+        run.main(["--stage", "s1", "--small"])
+
+
+# ---- documents ----
+
+
+def test_manifest_names_every_document():
+    manifest = corpus.read_manifest()
+    per_kind = manifest["rule"]["tuning"] + manifest["rule"]["documents"]
+    assert len(manifest["documents"]) == per_kind * len(manifest["kinds"])
+    assert all(re.fullmatch(r"[0-9a-f]{64}", one["sha256"]) for one in [*manifest["documents"], manifest["model"]])
+    pages = [
+        {re.sub(r"\.\w+$", "", one["name"]) for one in manifest["documents"] if one["kind"] == kind}
+        for kind in ("markdown", "html", "json")
+    ]
+    assert pages[0] == pages[1] == pages[2]
+
+
+def test_novel_is_chosen_as_the_manifest_says():
+    """The one kind that needs no download, by the rule, as the others."""
+    manifest = corpus.read_manifest()
+    manifest["kinds"] = {name: kind for name, kind in manifest["kinds"].items() if name == "novel"}
+    assert corpus.choose(manifest, None) == [one for one in manifest["documents"] if one["kind"] == "novel"]
+    assert len(corpus.load(None, ["novel"])) == 9
+
+
+def test_changed_text_is_refused(tmp_path, monkeypatch):
+    kind = {"package": "p", "reader": "files", "under": "src/", "ending": ".py"}
+    package = {"client": "pip", "requirement": "p==1", "file": "p-1.whl"}
+    manifest = {
+        "packages": {"p": package},
+        "kinds": {"code": kind},
+        "rule": {"least_characters": 5, "tuning": 1, "documents": 2},
+        "documents": [],
+    }
+    (tmp_path / "p").mkdir()
+
+    def pack(**files):
+        with zipfile.ZipFile(tmp_path / "p" / "p-1.whl", "w") as wheel:
+            for name, text in files.items():
+                wheel.writestr(f"src/{name}.py", text)
+        package["sha256"] = corpus.sha256((tmp_path / "p" / "p-1.whl").read_bytes())
+
+    pack(a="x = 12345", b="y = 1", c="=", d="z = 12345")
+    monkeypatch.setattr(corpus, "read_manifest", lambda: manifest)
+    manifest["documents"] = corpus.choose(manifest, tmp_path)
+    assert sorted(one.name for one in corpus.load(tmp_path)) == ["a.py", "b.py", "d.py"]
+    assert sum(one.tuning for one in corpus.load(tmp_path)) == 1
+    pack(a="x = 54321", b="y = 1", c="=", d="z = 12345")
+    with pytest.raises(corpus.CorpusError, match="a.py of code is not the text"):
+        corpus.load(tmp_path)
+    package["sha256"] = "0" * 64
+    with pytest.raises(corpus.CorpusError, match="p-1.whl is not the file"):
+        corpus.load(tmp_path)
+    monkeypatch.setitem(corpus.COMMANDS, "pip", ["/nowhere/pip"])
+    with pytest.raises(corpus.CorpusError, match="put p-1.whl into"):
+        corpus.load(tmp_path / "empty")
