@@ -5,10 +5,11 @@
     python3 bench/quality/run.py --stage tune            chooses the block top-k, on documents of its own
     python3 bench/quality/run.py --stage s1              a frozen model reads documents with each pattern
     python3 bench/quality/run.py --stage s2              and answers questions about what stands far above
+    python3 bench/quality/run.py --stage s3 --device cuda    small models learn with each pattern from the start
     python3 bench/quality/run.py --stage s1 --small      all of its code in seconds: a random model, nothing downloaded
 
 Results are lines of JSON in results/STAGE.jsonl. A line that is there is not computed again: a run that was stopped
-goes on where it was. It needs the library's Python package with its extra [demo];
+goes on where it was. It needs the library's Python package with its extra [demo]; S3 needs torch.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SMALL_TOKENS, SMALL_BUDGET = 512, 176
 
 def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--stage", choices=("tune", "s1", "s2"), required=True)
+    parser.add_argument("--stage", choices=("tune", "s1", "s2", "s3"), required=True)
     parser.add_argument("--small", action="store_true", help="a tiny random model and texts that are here")
     parser.add_argument("--cache", type=pathlib.Path, default=corpus.default_cache(), help="packages and weights")
     parser.add_argument("--results", type=pathlib.Path, help="the folder of the lines (default: results beside this)")
@@ -38,8 +39,10 @@ def read_options(arguments):
     parser.add_argument("--budget", type=int, help="keys of a query (default 224)")
     parser.add_argument("--patterns", help="names separated by commas: see patterns.py; default: those of the stage")
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
-    parser.add_argument("--documents", type=int, help="of each kind at most; S2: seeds (default 8, 24)")
+    parser.add_argument("--documents", type=int, help="of each kind at most; S2: seeds; S3: seeds (default 8, 24, 3)")
     parser.add_argument("--bfloat16", action="store_true", help="products with weights in bfloat16, by torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where S3 trains")
+    parser.add_argument("--steps", type=int, help="of S3's training")
     options = parser.parse_args(arguments)
     options.tokens = options.tokens or (SMALL_TOKENS if options.small else 2048)
     options.budget = options.budget or (SMALL_BUDGET if options.small else 224)
@@ -104,7 +107,12 @@ def main(arguments=None):
         print(f"{options.stage} {time.monotonic() - begin:7.0f} s  {text}", flush=True)
 
     try:
-        read(options, progress)
+        if options.stage == "s3":
+            import training  # torch is imported only where it is needed
+
+            training.run(options, Results(options.results / "s3.jsonl"), progress)
+        else:
+            read(options, progress)
     except corpus.CorpusError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 1

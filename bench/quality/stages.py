@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Stage by stage, what is read with which patterns."""
+"""Stage by stage, what is read with which patterns. S3, which trains, has a file of its own."""
 
 import numpy as np
 import patterns
