@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Holds REPORT.md to the results: every number in it names where it comes from, and is written by this program.
+
+    python3 bench/quality/report.py            writes numbers, tables and figures anew
+    python3 bench/quality/report.py --check    says what does not agree, and ends with status 1
+
+In REPORT.md a number stands as <!--NAME FORMAT-->12.3<!--/-->, with a name of summary.py and a format of Python, and a
+table between <!--table NAME--> and <!--/table-->; readers of the page see the number and the table alone.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+import summary
+
+REPORT = pathlib.Path(__file__).resolve().parent / "REPORT.md"
+NUMBER = re.compile(r"<!--([\w.]+) ([^\s>]+?)-->(.*?)<!--/-->")
+TABLE = re.compile(r"<!--table (\w+)-->\n.*?<!--/table-->", flags=re.S)
+
+
+def render(text, values):
+    """The report with all numbers and tables as the results have them. Raises KeyError for a name that they lack."""
+    tables = summary.tables(values)
+    text = TABLE.sub(
+        lambda match: "\n".join([f"<!--table {match[1]}-->", "", *tables[match[1]], "", "<!--/table-->"]), text
+    )
+    return NUMBER.sub(lambda match: f"<!--{match[1]} {match[2]}-->{as_text(values[match[1]], match[2])}<!--/-->", text)
+
+
+def as_text(value, form):
+    return str(value) if form == "s" else format(value, form)
+
+
+def loose_numbers(text):
+    """Lines with a decimal number that names no result, outside tables, links, code and what is marked."""
+    text = TABLE.sub("", NUMBER.sub("", text))
+    text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|arXiv:\d+\.\d+|SmolLM2-\d+M", "", text, flags=re.S)
+    return [line for line in text.splitlines() if re.search(r"\d\.\d|\d ?%", line)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    text, values = REPORT.read_text(), summary.summarise()
+    right = render(text, values)
+    if not options.check:
+        import figures  # matplotlib is needed only to draw
+
+        REPORT.write_text(right)
+        print("\n".join(map(str, figures.draw_all(values, REPORT.parent / "figures"))))
+        return 0
+    for is_there, should_be in zip(text.splitlines(), right.splitlines()):
+        if is_there != should_be:
+            print(f"is        {is_there}\nshould be {should_be}")
+    return int(text != right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
