@@ -155,6 +155,7 @@ def test_rows_without_keys():
         (dict(q=np.zeros((70, 4, 24), np.float32)), sa.ShapeError, "q"),
         (dict(k=np.zeros((2, 70, 2, 25), np.float32)), sa.ShapeError, "k"),
         (dict(v=np.zeros((2, 71, 2, 24), np.float32)), sa.ShapeError, "v"),
+        (dict(head_dim_v=39), sa.ShapeError, "v"),
         (dict(k=np.zeros((2, 70, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
         (dict(axes="sbhd"), sa.ArgumentError, "problem.axes"),
         (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
@@ -173,6 +174,8 @@ def test_errors_are_typed_and_name_the_argument(change, kind, argument):
 
 def test_plans_say_what_they_do():
     q, k, v, dout = operands()
+    with pytest.raises(sa.ShapeError, match="accepted: head_dim_v 39"):
+        sa.plan(TEXT, q, k, v, head_dim_v=39)
     forward_only = sa.plan(TEXT, q, k, v)
     with pytest.raises(sa.ArgumentError):
         forward_only.backward(q, k, v, dout, np.zeros((2, 4, 70), np.float32), dout)

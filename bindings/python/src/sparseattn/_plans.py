@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ._arrays import as_array, dtype_code, form_tensor, readable, writable
-from ._core import ArgumentError, Context, ShapeError, check, default_context, ffi, lib, own, read_text, sized, string
+from ._core import ArgumentError, Context, check, default_context, ffi, lib, own, read_text, sized, string
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
+from ._problem import make_problem, sizes_of
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
     class _Operands(Lists, total=False):
         out: Any
-
-
-_AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
-_AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
 
 class _Memory:
@@ -153,24 +150,14 @@ class Plan:
         reference: bool = False,
         context: Context | None = None,
     ):
-        flags = {
-            lib.SPATTN_PLAN_BACKWARD: backward,
-            lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
-            lib.SPATTN_PLAN_REFERENCE: reference,
-            lib.SPATTN_PLAN_Q_OFFSET: q_offset is not None,
-            lib.SPATTN_PLAN_SCALE: scale is not None,
-            lib.SPATTN_PLAN_VALUE_IN_KEY: value_in_key,
-            lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
-        }
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
         self._backward = backward
         self.dtype, code, bits = self._read_dtype(dtype)
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
-        problem = sized(
-            "spattn_problem",
-            flags=sum(flag for flag, is_set in flags.items() if is_set),
+        problem = make_problem(
+            (code, bits),
             batch=batch,
             heads_q=heads_q,
             heads_kv=heads_kv,
@@ -178,12 +165,16 @@ class Plan:
             seq_k=seq_k,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            axes=_read_axes(axes),
-            scale=scale or 0.0,
-            softcap=softcap or 0.0,
-            q_offset=q_offset or 0,
+            axes=axes,
+            scale=scale,
+            softcap=softcap,
+            q_offset=q_offset,
+            value_in_key=value_in_key,
+            sink_logits=sink_logits,
+            backward=backward,
+            deterministic=deterministic,
+            reference=reference,
         )
-        problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = code, bits, 1
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         handles = (context or default_context())._handle, self._pattern._handle
         self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream())
@@ -418,42 +409,6 @@ def _without_backward(argument: str) -> ArgumentError:
     return ArgumentError(message, "SPATTN_E_STATE", argument)
 
 
-def _read_axes(axes: str) -> int:
-    if axes not in _AXES:
-        accepted = ", ".join(map(repr, _AXES))
-        raise ArgumentError(f"axes is {axes!r}; accepted: {accepted}", "SPATTN_E_RANGE", "problem.axes")
-    return _AXES[axes]
-
-
-def sizes_of(arrays: dict[str, Any], axes: str) -> dict[str, Any]:
-    """The options of a Plan that the arrays q, k and, unless it lies in k, v determine."""
-    v = arrays["v"].shape if "v" in arrays else None
-    return {**_sizes(arrays["q"].shape, arrays["k"].shape, v, axes), "dtype": arrays["q"].dtype}
-
-
-def _sizes(q: Any, k: Any, v: Any, axes: str) -> dict[str, Any]:
-    """The same of shapes, without the dtype."""
-    _read_axes(axes)
-    sizes = {}
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if shape is not None and len(shape) != len(axes):
-            order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
-            message = f"argument {name} has shape {list(shape)}; accepted: [{order}]"
-            raise ShapeError(message, "SPATTN_E_SHAPE", name)
-        sizes[name] = dict(zip(axes, shape or ()))
-    of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
-    return {
-        "batch": of_q.get("b", 1),
-        "heads_q": of_q["h"],
-        "heads_kv": of_k["h"],
-        "seq_q": of_q[seq],
-        "seq_k": of_k[seq],
-        "head_dim": of_q["d"],
-        "axes": axes,
-        **({"value_in_key": True} if v is None else {"head_dim_v": sizes["v"]["d"]}),
-    }
-
-
 def find_plan(
     kind: type[Plan],
     context: Context,
@@ -515,9 +470,8 @@ def _make_plan(
     head_dim_v: int | None,
     flags: tuple[bool, ...],
 ) -> Plan:
-    options = {**_sizes(*shapes, axes), **dict(zip(("sink_logits", "backward", "deterministic", "reference"), flags))}
-    if head_dim_v is not None:
-        options["head_dim_v"] = head_dim_v
+    options = sizes_of(*shapes, axes, head_dim_v)
+    options |= zip(("sink_logits", "backward", "deterministic", "reference"), flags)
     options |= {"dtype": dtype, "scale": scale, "softcap": softcap, "q_offset": q_offset, "context": context}
     made: Plan = kind(pattern, **options) if device is None else kind(pattern, device, **options)
     return made
@@ -546,11 +500,11 @@ def plan(
 
     Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
     """
-    given = {"q": q, "k": k, "v": v}
-    arrays = {name: as_array(array, name) for name, array in given.items() if array is not None}
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     return Plan(
         pattern,
-        **{"head_dim_v": head_dim_v, **sizes_of(arrays, axes)},
+        **sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v),
+        dtype=q.dtype,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,

@@ -5,23 +5,68 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._core import ffi, lib, sized
-from ._plans import _read_axes, sizes_of
+from ._core import ArgumentError, ShapeError, ffi, lib, sized
 
-_SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "head_dim", "head_dim_v")
+_AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
+_AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
 
-def sizes_with(arrays: dict[str, Any], axes: str, head_dim_v: int | None) -> dict[str, Any]:
-    """Sizes of q, k and, where there is one, v; head_dim_v is that of values that lie in keys."""
-    sizes = sizes_of({name: array for name, array in arrays.items() if array is not None}, axes)
-    return {**sizes, "head_dim_v": sizes.get("head_dim_v", head_dim_v or sizes["head_dim"])}
+def _read_axes(axes: str) -> int:
+    if axes not in _AXES:
+        accepted = ", ".join(map(repr, _AXES))
+        raise ArgumentError(f"axes is {axes!r}; accepted: {accepted}", "SPATTN_E_RANGE", "problem.axes")
+    return _AXES[axes]
+
+
+def sizes_of(q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None) -> dict[str, Any]:
+    """The options of make_problem, and of a Plan, that the shapes of q, k and v determine.
+
+    v           None where values lie in keys
+    head_dim_v  of such values; None is head_dim
+
+    Raises ArgumentError for axes that are not known, ShapeError for a shape that has not as many of them, and for a v
+    whose last is not head_dim_v: .argument names it.
+    """
+    _read_axes(axes)
+    sizes = {}
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if shape is not None and len(shape) != len(axes):
+            order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
+            message = f"argument {name} has shape {list(shape)}; accepted: [{order}]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+        sizes[name] = dict(zip(axes, shape or ()))
+    of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
+    if v is None:
+        head_dim_v = of_q["d"] if head_dim_v is None else head_dim_v
+    elif head_dim_v is None or head_dim_v == sizes["v"]["d"]:
+        head_dim_v = sizes["v"]["d"]
+    else:
+        message = f"argument v has shape {list(v)}; accepted: head_dim_v {head_dim_v} as its last size"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "v")
+    return {
+        "batch": of_q.get("b", 1),
+        "heads_q": of_q["h"],
+        "heads_kv": of_k["h"],
+        "seq_q": of_q[seq],
+        "seq_k": of_k[seq],
+        "head_dim": of_q["d"],
+        "head_dim_v": head_dim_v,
+        "value_in_key": v is None,
+        "axes": axes,
+    }
 
 
 def make_problem(
-    sizes: dict[str, Any],
     dtype: tuple[int, int],
     *,
-    axes: str = "bshd",
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    seq_q: int,
+    seq_k: int,
+    head_dim: int,
+    head_dim_v: int,
+    axes: str,
     scale: float | None = None,
     softcap: float | None = None,
     q_offset: int | None = None,
@@ -44,11 +89,17 @@ def make_problem(
     problem = sized(
         "spattn_problem",
         flags=sum(flag for flag, is_set in flags.items() if is_set),
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        axes=_read_axes(axes),
         scale=scale or 0.0,
         softcap=softcap or 0.0,
         q_offset=q_offset or 0,
-        axes=_read_axes(axes),
-        **{name: sizes[name] for name in _SIZES},
     )
     problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = *dtype, 1
     return problem

@@ -20,7 +20,7 @@ import numpy as np
 
 from ._core import ArgumentError, Context, DTypeError, UnsupportedError, check, default_context, ffi, lib, own, sized
 from ._patterns import as_pattern
-from ._problem import make_problem, row_axes, sizes_with
+from ._problem import make_problem, row_axes, sizes_of
 
 if TYPE_CHECKING:
     from ._patterns import AnyPattern
@@ -132,24 +132,18 @@ def _call(
     check((lib.spattn_forward if is_forward else lib.spattn_backward)(plan, args))
 
 
-def _prepare(library: _Library, arrays: dict[str, Any], head_dim_v: int | None, options: dict[str, Any]) -> Any:
+def _prepare(
+    library: _Library, arrays: dict[str, Any], axes: str, head_dim_v: int | None, options: dict[str, Any]
+) -> Any:
     """The views of what was given, the sizes of the problem, the problem, and NumPy's name of its dtype."""
     views = {name: None if array is None else _View(array, name, library.stream) for name, array in arrays.items()}
-    axes, dtype = options.get("axes", "bshd"), views["q"].dtype
+    dtype = views["q"].dtype
     if dtype not in _DTYPES:
         message = f"argument q is of DLPack's type {dtype[0]} with {dtype[1]} bits; accepted: float16, float32, float64"
         raise DTypeError(message, "SPATTN_E_DTYPE", "q")
-    of_problem = {name: _Sized(views[name]) if views[name] else None for name in ("q", "k", "v")}
-    sizes = sizes_with(of_problem, axes, head_dim_v)
-    more = {"value_in_key": views["v"] is None, "sink_logits": views["sink_logits"] is not None}
-    return views, make_problem(sizes, dtype, **more, **options), sizes, _DTYPES[dtype]
-
-
-class _Sized:
-    """What sizes are read from."""
-
-    def __init__(self, view: _View):
-        self.shape, self.ndim, self.dtype = view.shape, view.ndim, view.dtype
+    sizes = sizes_of(*(views[name] and views[name].shape for name in ("q", "k", "v")), axes, head_dim_v)
+    problem = make_problem(dtype, **sizes, sink_logits=views["sink_logits"] is not None, **options)
+    return views, problem, sizes, _DTYPES[dtype]
 
 
 def attention(
@@ -177,7 +171,7 @@ def attention(
     """
     library = _Library(q)
     arrays = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
-    views, problem, sizes, dtype = _prepare(library, arrays, head_dim_v, {"axes": axes, **options})
+    views, problem, sizes, dtype = _prepare(library, arrays, axes, head_dim_v, options)
     out = library.empty((*views["q"].shape[:-1], sizes["head_dim_v"]), dtype)
     lse = library.empty(tuple(views["q"].shape[axis] for axis in row_axes(axes)), "float32")
     results = {"out": _View(out, "out", library.stream), "lse": _View(lse, "lse", library.stream)}
@@ -206,7 +200,7 @@ def attention_backward(
     sink_logits (dq, dk, dv, dsink_logits), and dv None where v is. Shapes, options and errors as in attention."""
     library = _Library(q)
     arrays = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
-    views, problem, _, dtype = _prepare(library, arrays, head_dim_v, {"axes": axes, "backward": True, **options})
+    views, problem, _, dtype = _prepare(library, arrays, axes, head_dim_v, {"backward": True, **options})
     more = {"out": out, "lse": lse, "dout": dout, "dlse": dlse}
     views |= {name: None if x is None else _View(x, name, library.stream) for name, x in more.items()}
     gradients = {

@@ -23,7 +23,7 @@ import numpy as np
 from ._arrays import dtype_code
 from ._core import DTypeError, ShapeError, default_context, ffi, lib, own
 from ._patterns import as_pattern
-from ._problem import as_bytes, make_problem, row_axes, sizes_with
+from ._problem import as_bytes, make_problem, row_axes, sizes_of
 
 if TYPE_CHECKING:
     from ._patterns import AnyPattern
@@ -238,15 +238,14 @@ def _prepare(
     """What is constant in a call, and its operands, checked; flags are deterministic, reference and backward."""
     _register()
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
-    sizes = sizes_with({"q": operands.q, "k": operands.k, "v": operands.v}, axes, head_dim_v)
+    q, k, v = operands[:3]
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
     problem = make_problem(
-        sizes,
-        dtype_code(np.dtype(operands.q.dtype), "problem.dtype"),
-        axes=axes,
+        dtype_code(np.dtype(q.dtype), "problem.dtype"),
+        **sizes,
         scale=scale,
         softcap=softcap,
         q_offset=q_offset,
-        value_in_key=operands.v is None,
         sink_logits=operands.sink_logits is not None,
         **flags,
     )

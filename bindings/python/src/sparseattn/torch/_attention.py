@@ -10,7 +10,8 @@ import torch.nn.functional
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern, pattern_named
-from .._plans import _sizes, find_plan
+from .._plans import find_plan
+from .._problem import sizes_of
 from ._tensors import TensorPlan, context_of, require_tensor, with_mask
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ def _forward_fake(
     q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
 ) -> Any:
     pattern, axes, _, _, _, head_dim_v, *_ = scalars
-    sizes = _sizes(q.shape, k.shape, None if v is None else v.shape, axes)
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
     for name, tensor in (("k", k), ("v", v)):
         if tensor is not None and tensor.device != q.device:
             message = f"argument {name} lies on {tensor.device}; accepted: {q.device}, where q lies"
             raise ArgumentError(message, "SPATTN_E_DEVICE", name)
     _kept_by_graphs[pattern] = pattern_named(pattern)
-    out = [*q.shape[:-1], v.shape[-1] if v is not None else head_dim_v or k.shape[-1]]
+    out = [*q.shape[:-1], sizes["head_dim_v"]]
     lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
     return q.new_empty(out), q.new_empty(lse, dtype=torch.float32)
 
