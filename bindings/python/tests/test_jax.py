@@ -196,12 +196,30 @@ def test_sizes_of_zero():
 
 
 def test_a_second_derivative_is_refused():
-    q, k, v, _ = operands()
-    once = jax.grad(lambda q: saj.attention(q, k, v, "full").sum())
-    with pytest.raises(ValueError, match="sparseattn_backward.*cannot be differentiated"):
-        jax.grad(lambda q: once(q).sum())(q)
-    with pytest.raises(TypeError, match="jvp"):
-        jax.jvp(lambda q: saj.attention(q, k, v, "full"), (q,), (q,))
+    q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
+
+    def loss(q):
+        return saj.attention(q, k, v, "full").sum()
+
+    twice = {
+        "grad of grad": jax.grad(lambda q: jax.grad(loss)(q).sum()),
+        "jit": jax.jit(jax.grad(lambda q: jax.grad(loss)(q).sum())),
+        "hessian": jax.hessian(loss),
+        "product with a hessian": lambda q: jax.jvp(jax.grad(loss), (q,), (q,)),
+        "gradients by hand": jax.grad(
+            lambda q: saj.attention_backward(
+                q, k, v, *saj.attention(q, k, v, "full", return_lse=True), jnp.ones((1, 6, 4, 16)), "full"
+            )[0].sum()
+        ),
+    }
+    for name, second in twice.items():
+        with pytest.raises(sa.UnsupportedError, match="second derivatives") as caught:
+            second(q)
+        assert caught.value.argument == "dout", name
+    with pytest.raises(TypeError, match="jvp"):  # JAX's own words for what has reverse mode alone
+        jax.jvp(loss, (q,), (q,))
+    outer = jax.grad(lambda scale: (jax.lax.stop_gradient(jax.grad(loss)(q)) * scale).sum())
+    assert jnp.isfinite(outer(2.0))  # what only stands beside a second derivative goes on
 
 
 @pytest.mark.parametrize("jit", [False, True])

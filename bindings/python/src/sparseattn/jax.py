@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arrays import dtype_code
-from ._core import DTypeError, ShapeError, default_context, ffi, lib, own
+from ._core import DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, sizes_of
 
@@ -78,29 +78,49 @@ def _with_backward(call: _Call) -> _Call:
     return call._replace(problem=as_bytes(problem))
 
 
+def _run(op: str, call: _Call, results: tuple[Any, ...], *arrays: Any) -> tuple[jax.Array, ...]:
+    """XLA's call of a pass. JAX asks for its derivative where somebody means to differentiate a second time."""
+    run = jax.ffi.ffi_call(f"sparseattn_{op}", results, vmap_method="broadcast_all")
+    once = jax.custom_jvp(functools.partial(run, **call.attributes()))
+    once.defjvp(_refuse)
+    return tuple(once(*arrays))
+
+
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise UnsupportedError(
+        "second derivatives of attention are not offered; accepted: first ones, by jax.grad, jax.vjp or jax.jacrev. "
+        "jax.nn.dot_product_attention has second ones",
+        "SPATTN_E_UNSUPPORTED",
+        "dout",
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    return _compute(call, operands)
+
+
+def _compute(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     q, head_dim_v = operands.q, _problem(call).head_dim_v
     axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[_problem(call).axes]
     results = (
         jax.ShapeDtypeStruct((*q.shape[:-1], head_dim_v), q.dtype),
         jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
     )
-    forward = jax.ffi.ffi_call("sparseattn_forward", results, vmap_method="broadcast_all")
-    return tuple(forward(*operands.dense(), *operands.lists(), **call.attributes()))
+    out, lse = _run("forward", call, results, *operands.dense(), *operands.lists())
+    return out, lse
 
 
 def _attention_forward(call: _Call, operands: _Operands) -> Any:
-    out, lse = _attention(_with_backward(call), operands)
+    out, lse = _compute(_with_backward(call), operands)
     return (out, lse), (operands, out, lse)
 
 
 def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Operands]:
     (operands, out, lse), (dout, dlse) = saved, gradients
     results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands.dense())
-    backward = jax.ffi.ffi_call("sparseattn_backward", results, vmap_method="broadcast_all")
-    found = backward(*operands.dense(), out, lse, dout, dlse, *operands.lists(), **_with_backward(call).attributes())
-    left = iter(found)
+    arrays = (*operands.dense(), out, lse, dout, dlse, *operands.lists())
+    left = iter(_run("backward", _with_backward(call), results, *arrays))
     return (_Operands(*(None if array is None else next(left) for array in operands[:4]), None, None),)
 
 
@@ -163,7 +183,8 @@ def attention(
     deterministic: bool = False,
     reference: bool = False,
 ) -> Any:
-    """sparseattn.attention of JAX arrays: out, or (out, lse), which reverse-mode differentiation knows, once.
+    """sparseattn.attention of JAX arrays: out, or (out, lse), which reverse-mode differentiation knows, once: a second
+    derivative, as of jax.hessian, is refused.
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v] or
     None, float32, float16, bfloat16, or float64 where JAX has it enabled; axes as in sparseattn.attention. q, k, v,
