@@ -131,6 +131,59 @@ def test_what_a_library_has_not_is_refused(name, argument):
     assert caught.value.argument == argument
 
 
+def test_plans_of_tensors_compute_with_tensors():
+    torch = pytest.importorskip("torch")
+    x, counted = operands(), {}
+    for kind, convert in ((np.ndarray, np.asarray), (torch.Tensor, torch.from_numpy)):
+        q, k, v = map(convert, x)
+        plan = sa.plan(TEXT, q, k, v, backward=True, scale=0.3)
+        out, lse = plan.forward(q, k, v, return_lse=True)
+        found = [out, lse, *plan.backward(q, k, v, out, lse, q)]
+        assert all(isinstance(one, kind) for one in found) and plan.stats().pairs > 0 and plan.kernel() in sa.kernels()
+        counted[kind] = [np.asarray(one) for one in found]
+    for one, other in zip(*counted.values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    mask = torch.from_numpy(sa.parse(TEXT).to_mask(40))
+    assert torch.equal(sa.plan(mask, q, k, v, scale=0.3).forward(q, k, v), out)
+    in_keys = sa.plan(TEXT, q, k, None, head_dim_v=8).forward(q, k)
+    assert torch.equal(in_keys, sa.attention(q, k, None, TEXT, head_dim_v=8))
+
+
+def test_plans_of_tensors_read_the_tensors_of_each_call():
+    torch = pytest.importorskip("torch")
+    q, k, v = map(torch.from_numpy, operands())
+    plan, plain = sa.plan(TEXT, q, k, v), sa.plan(TEXT, *operands())
+    spread = torch.zeros(2, 40, 2, 48)[..., ::2].copy_(k)
+    owed = torch.complex(torch.zeros_like(q), -q).conj().imag
+    for x in ((q, k, v), (q * 2, k, v), (q, spread, v), (q, k, v.flip(1)), (owed, k, v), (owed * 3, k, v), (q, v, k)):
+        expected = plain.forward(*(one.resolve_neg().numpy() for one in x))
+        np.testing.assert_array_equal(plan.forward(*x).numpy(), expected)
+    for wrong, kind in ((k.double(), sa.DTypeError), (k[:, :39], sa.ShapeError), (k.numpy(), sa.DTypeError)):
+        with pytest.raises(kind) as caught:
+            plan.forward(q, wrong, v)
+        assert caught.value.argument == "k"
+        np.testing.assert_array_equal(plan.forward(q, k, v).numpy(), plain.forward(*operands()))
+
+
+def test_plans_of_tensors_refuse_to_lose_gradients():
+    torch = pytest.importorskip("torch")
+    q, k, v = map(torch.from_numpy, operands())
+    plan = sa.plan(TEXT, q.requires_grad_(), k, v)
+    with pytest.raises(sa.ArgumentError, match="accepted: sparseattn.torch.attention, or .*no_grad") as caught:
+        plan.forward(q, k, v)
+    assert caught.value.argument == "q"
+    with torch.no_grad():
+        assert torch.equal(plan.forward(q, k, v), sa.attention(q, k, v, TEXT))
+
+
+@pytest.mark.parametrize("name", ["jax", "dlpack"])
+def test_plans_of_other_libraries_are_refused(name):
+    _, convert, _ = library(name)
+    with pytest.raises(sa.UnsupportedError, match=f"accepted: .*NumPy.*sparseattn.{name}.attention") as caught:
+        sa.plan(TEXT, *map(convert, operands()))
+    assert caught.value.argument == "q"
+
+
 @pytest.mark.parametrize("name", ["torch", "jax"])
 def test_mixed_libraries_are_refused(name):
     _, convert, _ = library(name)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ._arrays import as_array, dtype_code, form_tensor, readable, writable
-from ._core import ArgumentError, Context, check, default_context, ffi, lib, own, read_text, sized, string
+from ._core import ArgumentError, Context, UnsupportedError, check, default_context, ffi, lib, own, read_text, sized, string
+from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 from ._problem import make_problem, sizes_of
 
@@ -496,10 +497,36 @@ def plan(
 ) -> Plan:
     """The plan for arrays of these shapes and this dtype; options are those of Plan.
 
-    v None is value_in_key, with head_dim_v where it is not that of k.
+    Of torch's tensors it is one of sparseattn.torch.plan, which computes with tensors. v None is value_in_key, with
+    head_dim_v where it is not that of k.
 
-    Raises ShapeError where q, k or v has not as many axes as `axes`, and as Plan.
+    Raises ShapeError where q, k or v has not as many axes as `axes`, UnsupportedError for arrays of JAX, CuPy and
+    others, whose own functions keep their plans, and as Plan.
     """
+    if type(q) is not np.ndarray and (module := module_of(q)) is not None:
+        if not hasattr(module, "plan"):
+            message = (
+                f"argument q is {type(q).__module__}.{type(q).__name__}; accepted: arrays of NumPy and tensors of "
+                f"torch; {module.__name__}.attention finds its plans again by itself"
+            )
+            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+        made: Plan = module.plan(
+            pattern,
+            q,
+            k,
+            v,
+            axes=axes,
+            scale=scale,
+            softcap=softcap,
+            sink_logits=sink_logits,
+            q_offset=q_offset,
+            head_dim_v=head_dim_v,
+            backward=backward,
+            deterministic=deterministic,
+            reference=reference,
+            context=context,
+        )
+        return made
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     return Plan(
         pattern,

@@ -10,15 +10,18 @@ in torch's current stream. What torch.compile, torch.export, dispatch modes and 
 torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the library without a detour.
 """
 
-from ._attention import attention, attention_backward, scaled_dot_product_attention
+from ._attention import attention, attention_backward, plan, scaled_dot_product_attention
 from ._flex import from_block_mask, to_block_mask, to_mask_mod
 from ._modules import BlockSparseMultiHeadAttention
+from ._tensors import TensorPlan
 
 __all__ = [
     "BlockSparseMultiHeadAttention",
+    "TensorPlan",
     "attention",
     "attention_backward",
     "from_block_mask",
+    "plan",
     "scaled_dot_product_attention",
     "to_block_mask",
     "to_mask_mod",

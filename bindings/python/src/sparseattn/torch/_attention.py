@@ -12,7 +12,7 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern, pattern_named
 from .._plans import find_plan
 from .._problem import sizes_of
-from ._tensors import TensorPlan, context_of, require_tensor, with_mask
+from ._tensors import PLAIN, TensorPlan, context_of, require_tensor, with_mask
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -94,7 +94,7 @@ def _forward(
     """The operator; scalars are those of its schema."""
     plan = _plan(q, k, v, sink_logits, mask, *_named(scalars[0]), *scalars[1:])
     lists = {"indices": indices, "index_counts": index_counts}
-    return plan.forward(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
+    return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
 
 
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
@@ -182,7 +182,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, plan: TensorPlan, *operands: torch.Tensor | None) -> Any:
         q, k, v, sink_logits, indices, index_counts = operands
         more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
-        out, lse = plan.forward(q, k, v, return_lse=True, **more)
+        out, lse = plan.run(q, k, v, return_lse=True, **more)
         ctx.plan = plan
         ctx.save_for_backward(*operands, out, lse)  # the lists, too: autograd notices if one changes before backward
         ctx.set_materialize_grads(False)
@@ -211,7 +211,6 @@ class _Once(torch.autograd.Function):
     backward = staticmethod(_refuse)
 
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 _is_tracing = torch._C._is_tracing
@@ -220,11 +219,11 @@ _is_tracing = torch._C._is_tracing
 def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
     """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer."""
     return (
-        type(q) in _PLAIN
+        type(q) in PLAIN
         and not q.is_meta
-        and type(k) in _PLAIN
-        and (v is None or type(v) in _PLAIN)
-        and (sink_logits is None or type(sink_logits) in _PLAIN)
+        and type(k) in PLAIN
+        and (v is None or type(v) in PLAIN)
+        and (sink_logits is None or type(sink_logits) in PLAIN)
         and not _num_dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
@@ -348,6 +347,51 @@ def attention_backward(
     return gradients
 
 
+def plan(
+    pattern: AnyPattern,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    *,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: bool = False,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    backward: bool = False,
+    deterministic: bool = False,
+    reference: bool = False,
+    context: Context | None = None,
+) -> TensorPlan:
+    """sparseattn.plan for tensors of these shapes, this dtype and this device: what it computes are tensors.
+
+    For loops that differentiate by hand or not at all: autograd does not see plan.forward, which refuses tensors that
+    require a gradient, but for torch.no_grad(). attention has gradients, and finds its plans again. Options as in
+    sparseattn.plan, errors as in attention.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is not None or name != "v":
+            require_tensor(tensor, name)
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
+    if isinstance(pattern, torch.Tensor):
+        pattern = with_mask("full", pattern, sizes["seq_q"])
+    return TensorPlan(
+        pattern,
+        q.device,
+        **sizes,
+        dtype=q.dtype,
+        scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
+        q_offset=q_offset,
+        backward=backward,
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
+        reference=reference,
+        context=context or context_of(q),
+    )
+
+
 def _attend(
     q: Any,
     k: Any,
@@ -389,7 +433,7 @@ def _attend(
     plan = _plan(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
     if not backward:
         lists = {"indices": indices, "index_counts": index_counts}
-        return plan.forward(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
+        return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
 

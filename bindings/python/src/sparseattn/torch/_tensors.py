@@ -58,8 +58,15 @@ def require_tensor(tensor: Any, argument: str) -> None:
     _code(tensor.dtype, argument)
 
 
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # tensors whose attributes and memory are their own
+_KEEPS_GRADIENTS = "sparseattn.torch.attention, or a call under torch.no_grad()"
+
+
 class TensorPlan(_plans.Plan):
-    """A plan whose arrays are tensors of one device; else as Plan."""
+    """A plan whose arrays are tensors of one device; else as Plan, but that forward has no out.
+
+    Autograd does not see it: forward refuses tensors that require a gradient, but for torch.no_grad().
+    """
 
     _float32 = torch.float32
 
@@ -67,6 +74,28 @@ class TensorPlan(_plans.Plan):
         self._device = device
         self._templates: dict[tuple[int, ...], torch.Tensor] = {}
         super().__init__(pattern, **options)
+
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any = None,
+        *,
+        indices: Any = None,
+        index_counts: Any = None,
+        sink_logits: Any = None,
+        return_lse: bool = False,
+        return_max_logits: bool = False,
+    ) -> Any:
+        if torch.is_grad_enabled():
+            for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
+                if getattr(tensor, "requires_grad", False):
+                    message = f"argument {name} requires a gradient, which a plan does not keep"
+                    raise ArgumentError(f"{message}; accepted: {_KEEPS_GRADIENTS}", "SPATTN_E_ARGUMENT", name)
+        lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+        return self.run(q, k, v, **lists, return_lse=return_lse, return_max_logits=return_max_logits)
+
+    run = _plans.Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
     def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
         return dtype, *_code(dtype, "problem.dtype")
