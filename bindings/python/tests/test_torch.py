@@ -407,6 +407,20 @@ def test_transforms_of_torch_func_are_refused():
             transform(q)
 
 
+def test_derivatives_that_go_forward_are_refused():
+    """Not dropped without a word, as by a call that reads the memory of what it is given."""
+    from torch.autograd import forward_ad
+
+    q = torch.randn(2, 8, 2, 8)
+    with forward_ad.dual_level():
+        assert torch.equal(sat.attention(q, q, q, TEXT), sa.attention(q, q, q, TEXT))
+        for name in ("q", "k", "v"):
+            given = {"q": q, "k": q, "v": q, name: forward_ad.make_dual(q, torch.ones_like(q))}
+            with pytest.raises(sa.UnsupportedError, match="has a tangent") as caught:
+                sat.attention(**given, pattern=TEXT)
+            assert caught.value.argument == name
+
+
 def test_meta_tensors_have_shapes():
     q = torch.empty(2, 40, 4, 24, device="meta")
     out, lse = sat.attention(q, q, q, TEXT, return_lse=True)

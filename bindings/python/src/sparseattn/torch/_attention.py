@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional
+from torch.autograd import forward_ad
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern, pattern_named
@@ -214,10 +215,12 @@ class _Once(torch.autograd.Function):
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 _is_tracing = torch._C._is_tracing
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
-    """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer."""
+    """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer, no
+    derivatives that go forward."""
     return (
         type(q) in PLAIN
         and not q.is_meta
@@ -227,6 +230,7 @@ def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
         and not _num_dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
+        and forward_ad._current_level < 0
     )
 
 
@@ -412,12 +416,12 @@ def _attend(
         for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 require_tensor(tensor, name)
-        if not torch.compiler.is_compiling() and _functorch_level() is not None:
-            message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
-            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
-    device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device):
-        q, k, v = (_autocast(x, device) for x in (q, k, v))
+        if not torch.compiler.is_compiling():
+            _refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
+    if not is_eager or _is_any_autocast_enabled():
+        device = "cuda" if q.is_cuda else "cpu"
+        if torch.is_autocast_enabled(device):
+            q, k, v = (_autocast(x, device) for x in (q, k, v))
     backward = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -436,6 +440,18 @@ def _attend(
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
+
+
+def _refuse_transforms(**tensors: torch.Tensor | None) -> None:
+    if _functorch_level() is not None:
+        message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            message = f"argument {name} has a tangent, and derivatives that go forward are not offered"
+            raise UnsupportedError(f"{message}; accepted: backward() and grad()", "SPATTN_E_UNSUPPORTED", name)
 
 
 def _name_of(pattern: Any) -> str:
