@@ -3,7 +3,7 @@
 
 A Llama of 0.7 million weights (Hugging Face transformers, from its config: nothing is fetched) reads Pride and
 Prejudice byte by byte with causal attention. Its attention is then replaced by one line, and it goes on learning with
-the pattern. Minutes on two cores; --steps for fewer.
+the pattern. Minutes on two cores; --steps and --seq for fewer.
 """
 
 import argparse
@@ -15,14 +15,14 @@ import torch
 from sparseattn.demo import book
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SEQ, BATCH = 256, 8
+BATCH = 8
 PATTERN = sa.sink(1) | sa.window(3, 0)  # 5 of up to 256 keys; the model itself is causal
 
 
 def batches(text, count, seed):
-    """[count, BATCH, SEQ] pieces of the text."""
-    begins = torch.randint(len(text) - SEQ, (count, BATCH), generator=torch.Generator().manual_seed(seed))
-    return torch.stack([torch.stack([text[begin : begin + SEQ] for begin in row]) for row in begins])
+    """[count, BATCH, seq] pieces of the text."""
+    begins = torch.randint(len(text) - seq, (count, BATCH), generator=torch.Generator().manual_seed(seed))
+    return torch.stack([torch.stack([text[begin : begin + seq] for begin in row]) for row in begins])
 
 
 def read(model, pieces):
@@ -43,7 +43,9 @@ def learn(model, pieces, rate):
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=300, help="of learning with dense attention; with the pattern, half")
-steps = parser.parse_args().steps
+parser.add_argument("--seq", type=int, default=256, help="bytes that the model reads at a time")
+options = parser.parse_args()
+steps, seq = options.steps, options.seq
 
 text = torch.tensor(list(book.text().encode()))
 lesson, exam = text[:-60_000], batches(text[-60_000:], 4, seed=1)
@@ -58,7 +60,7 @@ dense = read(model, exam)
 sa.huggingface.register("sink-and-window", PATTERN)
 model.set_attn_implementation("sink-and-window")
 before = read(model, exam)
-print(f"{PATTERN}: {100 * (sa.causal() & PATTERN).density(SEQ) / sa.causal().density(SEQ):.0f} % of the causal pairs")
+print(f"{PATTERN}: {100 * (sa.causal() & PATTERN).density(seq) / sa.causal().density(seq):.0f} % of the causal pairs")
 learn(model, batches(lesson, steps // 2, seed=3), rate=1e-3)
 after = read(model, exam)
 
