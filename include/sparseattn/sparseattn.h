@@ -144,8 +144,8 @@ typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, s
 typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
                                           void* argument);
 
-/* Asked during a call on the CPU, on the thread that called it, between tasks that are some 20 ms apart: not 0 ends the
- * run with SPATTN_E_CANCELLED, and what it has written means nothing. */
+/* Asked during spattn_plan_create, and during a run on the CPU, some 20 ms apart, on the thread that made the call: not
+ * 0 ends it with SPATTN_E_CANCELLED, and what a run has written means nothing. */
 typedef int32_t (*spattn_cancel_fn)(void* user);
 
 typedef struct spattn_context_options {
@@ -162,7 +162,7 @@ typedef struct spattn_context_options {
     spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
     void* parallel_for_user;
     int64_t plan_cache; /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
-    spattn_cancel_fn cancel; /* NULL = runs end when they are done */
+    spattn_cancel_fn cancel; /* NULL = calls end when they are done */
     void* cancel_user;
 } spattn_context_options;
 

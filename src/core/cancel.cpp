@@ -7,27 +7,45 @@ namespace spattn {
 
 namespace {
 // Short enough for a person who waits, long enough that a hook that takes microseconds (a lock of an interpreter) costs
-// nothing. Runs that are shorter never ask.
+// nothing. Calls that are shorter never ask.
 constexpr std::chrono::milliseconds between_questions(20);
+
+thread_local CancelHook* of_thread = nullptr;
+
+[[noreturn]] void fail_cancelled() {
+    fail(SPATTN_E_CANCELLED, "options.cancel",
+         "ended the call before its results were complete; accepted: 0 to let it go on");
+}
 }  // namespace
 
-bool CancellableParallel::is_cancelled() {
-    if (!cancel_) return false;
-    if (cancelled_.load(std::memory_order_relaxed)) return true;
-    if (std::this_thread::get_id() != caller_) return false;
+bool CancelHook::says_end() {
     const Clock::time_point now = Clock::now();
     if (now - asked_ < between_questions) return false;
     asked_ = now;
-    if (cancel_(user_) == 0) return false;
+    return ask_(user_) != 0;
+}
+
+CancelScope::CancelScope(spattn_cancel_fn ask, void* user) : hook_(ask, user), before_(of_thread) {
+    of_thread = hook_ ? &hook_ : nullptr;
+}
+
+CancelScope::~CancelScope() { of_thread = before_; }
+
+void check_cancelled() {
+    if (of_thread && of_thread->says_end()) fail_cancelled();
+}
+
+bool CancellableParallel::is_cancelled() {
+    if (!hook_) return false;
+    if (cancelled_.load(std::memory_order_relaxed)) return true;
+    if (std::this_thread::get_id() != caller_ || !hook_.says_end()) return false;
     cancelled_.store(true, std::memory_order_relaxed);
     return true;
 }
 
 void CancellableParallel::run(void (*body)(void*, int64_t), void* argument) {
     threads_.run(body, argument);
-    if (cancelled_.load(std::memory_order_relaxed))
-        fail(SPATTN_E_CANCELLED, "options.cancel",
-             "ended the call before its results were complete; accepted: 0 to let it go on");
+    if (cancelled_.load(std::memory_order_relaxed)) fail_cancelled();
 }
 
 }  // namespace spattn

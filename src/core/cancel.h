@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A call that its caller may end before it is done.
+// Calls that their caller may end before they are done.
 #pragma once
 
 #include <atomic>
@@ -11,25 +11,53 @@
 
 namespace spattn {
 
+// Asks a host's hook whether a call is to end, now and then.
+class CancelHook {
+public:
+    CancelHook(spattn_cancel_fn ask, void* user) : ask_(ask), user_(user) {}  // ask may be null: never
+    explicit operator bool() const { return ask_ != nullptr; }
+    bool says_end();
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    const spattn_cancel_fn ask_;
+    void* const user_;
+    Clock::time_point asked_ = Clock::now();
+};
+
+// For work without tasks, as that on a plan: while this object lives, its thread's check_cancelled() asks the hook.
+class CancelScope {
+public:
+    CancelScope(spattn_cancel_fn ask, void* user);
+    ~CancelScope();
+    CancelScope(const CancelScope&) = delete;
+    CancelScope& operator=(const CancelScope&) = delete;
+
+private:
+    CancelHook hook_;
+    CancelHook* const before_;
+};
+
+// Fails with SPATTN_E_CANCELLED where the hook of this thread's scope wants the call to end. Loops over rows of blocks
+// call it once a row.
+void check_cancelled();
+
 // The threads of a context for one call, which ends early where the context's hook says so. The hook is asked on the
 // thread that made this object and made the call: a host's signals are its own thread's matter.
 class CancellableParallel : public Parallel {
 public:
     CancellableParallel(Parallel& threads, spattn_cancel_fn cancel, void* user)
-        : threads_(threads), cancel_(cancel), user_(user) {}
+        : threads_(threads), hook_(cancel, user) {}
 
     int lanes() const override { return threads_.lanes(); }
     void run(void (*body)(void*, int64_t), void* argument) override;
     bool is_cancelled() override;
 
 private:
-    using Clock = std::chrono::steady_clock;
-
     Parallel& threads_;
-    const spattn_cancel_fn cancel_;  // may be null
-    void* const user_;
+    CancelHook hook_;  // touched by the caller's thread alone
     const std::thread::id caller_ = std::this_thread::get_id();
-    Clock::time_point asked_ = Clock::now();  // touched by the caller's thread alone
     std::atomic<bool> cancelled_ = false;
 };
 

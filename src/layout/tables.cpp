@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "core/cancel.h"
+
 namespace spattn {
 
 namespace {
@@ -77,6 +79,7 @@ void SliceTable::grow() {
 }
 
 Slice SliceTable::finish() {
+    check_cancelled();
     std::vector<Run>& runs = lists_.runs;
     const size_t count = runs.size() - begin_;
     if (count == 0) return {0, 0};  // all empty rows look the same

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/token_lists.h"
 
+#include "core/cancel.h"
 #include "layout/arrays.h"
 
 namespace spattn {
@@ -28,6 +29,7 @@ std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout
         ++head_kinds;
         const Plane plane{extent, int64_t(head) / extent.heads, int64_t(head) % extent.heads};
         for (int64_t row = 0; row < extent.seq_q; ++row) {
+            check_cancelled();
             kept.clear();
             pattern.keys(plane, row, {0, extent.seq_k}, kept);
             for (const Interval& i : kept)

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/cancel.h"
 #include "layout/columns.h"
 #include "layout/tables.h"
 
@@ -117,6 +118,7 @@ std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Ru
     for (int32_t row = 0; row <= rows; ++row) {
         const Slice after = row < rows ? slices[row] : Slice{0, 0};
         if (before.begin == after.begin && before.end == after.end) continue;  // the same list: nothing ends
+        check_cancelled();
         close_changes(pieces(before), pieces(after), row, segments, out);
         before = after;
     }

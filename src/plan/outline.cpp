@@ -5,6 +5,7 @@
 #include <bit>
 #include <optional>
 
+#include "core/cancel.h"
 #include "core/math.h"
 #include "layout/head_kinds.h"
 #include "layout/orders/hot_axis.h"
@@ -161,6 +162,7 @@ public:
         const int64_t* begin = &tokens_.begin[size_t(head_kind) * size_t(extent_.seq_q)];
         std::vector<uint8_t> work_of_column(static_cast<size_t>(columns_));
         for (int32_t row = 0; row < rows_; ++row) {
+            check_cancelled();
             place(begin, row, sums.by_key.kept);
             uint8_t work = 0;
             for (int32_t column : touched_) {

@@ -295,6 +295,40 @@ TEST(a_backward_run_can_be_cancelled) {
     }
 }
 
+// A plan that takes a tenth of a second: its makers are asked at any of its steps, and nothing unfinished is kept.
+TEST(a_plan_can_be_cancelled) {
+    const Pattern pattern = parse("logsparse");
+    auto problem = make_problem();
+    problem.seq_q = problem.seq_k = 1 << 19;
+    problem.flags = SPATTN_PLAN_BACKWARD;
+    Stopper stopper;
+    auto options = cpu_options();
+    options.cancel = Stopper::ask;
+    options.cancel_user = &stopper;
+    const Context context = make_context(options);
+    for (int64_t patience = 0; patience < 3; ++patience) {
+        stopper = {stopper.caller, patience};
+        spattn_plan* made = nullptr;
+        CHECK_EQ(spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &made), SPATTN_E_CANCELLED);
+        CHECK(made == nullptr);
+        auto error = sized<spattn_error>();
+        spattn_last_error(&error);
+        CHECK_EQ(std::string(error.argument), "options.cancel");
+        CHECK_EQ(stopper.asked, patience + 1);
+        CHECK_EQ(stopper.elsewhere, 0);
+    }
+    stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+    const Plan plan = make_plan(context.get(), pattern.get(), problem);
+    CHECK(stopper.asked > 2);
+    const Context other = make_context();
+    const Plan same = make_plan(other.get(), pattern.get(), problem);
+    char expected[4096], got[4096];
+    size_t needed = 0;
+    succeed(spattn_plan_explain(same.get(), expected, sizeof expected, &needed), "explain");
+    succeed(spattn_plan_explain(plan.get(), got, sizeof got, &needed), "explain");
+    CHECK_EQ(std::string(got), std::string(expected));
+}
+
 // Calls of microseconds do not wait for a host's answers.
 TEST(short_runs_do_not_ask) {
     Stopper stopper;

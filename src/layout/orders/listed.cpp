@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
 #include "layout/live.h"
 #include "layout/orders/hot_axis.h"
 
@@ -145,6 +146,7 @@ private:
 
     // Appends the assembled row: columns of sparse blocks go to listed tiles, all other blocks stay blocks.
     void emit() {
+        check_cancelled();
         const int32_t begin = int32_t(entries_.size());
         filling_.clear(), filled_.clear();
         homes_.clear();

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "core/bit_square.h"
+#include "core/cancel.h"
 
 namespace spattn {
 
@@ -21,6 +22,7 @@ Side::Side(const Layout& plain, Owner owner)
 }
 
 void Side::add(const uint64_t* bits) {
+    check_cancelled();
     columns_.resize(columns_.size() + size_t(other_) * words_);
     uint64_t* columns = &columns_[columns_.size() - size_t(other_) * words_];
     const int32_t width = plain_.block_k;
