@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Attention of NumPy arrays against the oracle: layouts, dtypes, threads, and every way to call it wrongly."""
 
+import contextlib
 import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -264,23 +267,54 @@ def test_empty_batches(sizes, more):
         assert gradient.shape == array.shape and not gradient.any()
 
 
+@contextlib.contextmanager
+def ctrl_c():
+    """Presses it after 0.3 s, which must end what is inside soon after."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert 0.2 < time.monotonic() - start < 10
+    timer.join()
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_ctrl_c_ends_a_run(backward):
     """The reference kernels would take a minute."""
     q, k, v, dout = operands(batch=1, seq_q=4096, seq_k=4096)
     plan = sa.plan("full", q, k, v, reference=True, backward=True)
     lse = np.zeros((1, 4, 4096), np.float32)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with ctrl_c():
         plan.backward(q, k, v, dout, lse, dout) if backward else plan.forward(q, k, v)
-    assert 0.2 < time.monotonic() - start < 10
-    timer.join()
-    signal.signal(signal.SIGINT, before)
     q, k, v, dout = operands()
     assert np.isfinite(sa.attention(q, k, v, TEXT)).all()  # the context lives on
+
+
+def test_ctrl_c_ends_what_makes_a_plan():
+    """Lists at random, of which no two are alike: some twenty seconds."""
+    seq, rng = 1 << 18, np.random.default_rng(0)
+    keys = np.arange(32) * (seq // 32) + rng.integers(0, seq // 32, (seq, 32))
+    pattern = sa.csr(np.arange(seq + 1) * 32, keys.ravel(), seq)
+    with ctrl_c():
+        sa.Plan(pattern, heads_q=1, seq_q=seq, head_dim=64, backward=True)
+    q, k, v, dout = operands()
+    assert np.isfinite(sa.attention(q, k, v, TEXT)).all()  # the context lives on
+
+
+@pytest.mark.parametrize("milliseconds", [0, 3, 10, 20, 40])
+def test_ctrl_c_ends_an_import(milliseconds):
+    """At whatever it is: a process that has not imported the package by then is ended by the signal, at once."""
+    program = "import numpy, sys; print('begin', flush=True); import sparseattn; print('end', flush=True); input()"
+    command = [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler);" + program]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "begin\n"
+    time.sleep(milliseconds / 1000)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=30)  # who goes on reads the end of what it waits for: an EOFError
+    assert child.returncode == -signal.SIGINT and "KeyboardInterrupt" in said, said
 
 
 def test_runs_beside_the_main_thread_are_asked_too():

@@ -77,7 +77,7 @@ _ERRORS = {
 
 
 class _Raised(threading.local):
-    """What a signal handler raised while a run of this thread was under way."""
+    """What a signal handler raised while a call of this thread was under way."""
 
     error: BaseException | None = None
 
@@ -91,8 +91,8 @@ def _keep_raised(kind: Any, error: BaseException, traceback: Any) -> None:
 
 @ffi.callback("spattn_cancel_fn", error=1, onerror=_keep_raised)
 def _handle_signals(user: Any) -> int:
-    """Lets a run go on. Python runs the handlers of pending signals when this is entered on its main thread: Ctrl-C
-    raises KeyboardInterrupt, and the run ends."""
+    """Lets a call go on. Python runs the handlers of pending signals when this is entered on its main thread: Ctrl-C
+    raises KeyboardInterrupt, and the call ends."""
     return 0
 
 
@@ -151,7 +151,8 @@ class Context:
     threads     of the CPU; 0 is all that this process may use. Results never depend on it, bit for bit
     plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none
 
-    Ctrl-C, and any signal whose handler raises, ends a run on the CPU: the call raises what the handler raised.
+    Ctrl-C, and any signal whose handler raises, ends what makes a plan, and a run on the CPU: the call raises what the
+    handler raised.
 
     Raises ArgumentError for a device, a number of threads or a cache that cannot be, NoGPUError.
     """
