@@ -176,24 +176,15 @@ def _read_device(text: str) -> tuple[int, int]:
     return kinds[name], int(index or 0)
 
 
-_default: Context | None = None
-
-
-def default_context() -> Context:
-    """The context of calls that name none: the CPU, all other defaults, made on first use."""
-    global _default
-    if _default is None:
-        _default = Context("cpu")  # arrays are NumPy's
-    return _default
-
-
-def _forget_default() -> None:
-    global _default
-    _default = None
-
-
+_defaults: dict[str, Context] = {}  # by device
 # A child made by fork has none of its parent's threads: it makes a context of its own.
-os.register_at_fork(after_in_child=_forget_default)
+os.register_at_fork(after_in_child=_defaults.clear)
+
+
+def default_context(device: str = "cpu") -> Context:
+    """The context of calls that name none, with all defaults, made on first use: the CPU's, or that of "cuda:0"."""
+    # Of two threads that make one at the same time, both get the one that setdefault has kept.
+    return _defaults.get(device) or _defaults.setdefault(device, Context(device))
 
 
 def version() -> str:

@@ -12,7 +12,6 @@ memory, on the CPU it takes over NumPy's. There are no gradients but those of at
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,6 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _CPU = (lib.SPATTN_CPU, lib.SPATTN_CUDA_HOST)
 _GPU = (lib.SPATTN_CUDA, lib.SPATTN_CUDA_MANAGED)
-_contexts: dict[int, Context] = {}  # by index of the CUDA device
-os.register_at_fork(after_in_child=_contexts.clear)
 
 
 class _View:
@@ -92,11 +89,7 @@ class _Library:
         return int(cuda.get_current_stream().ptr)
 
     def context(self) -> Context:
-        if not self._on_gpu:
-            return default_context()
-        if self._index not in _contexts:
-            _contexts[self._index] = Context(f"cuda:{self._index}")
-        return _contexts[self._index]
+        return default_context(f"cuda:{self._index}" if self._on_gpu else "cpu")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Memory to write to: the library's own on a GPU, else NumPy's."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -29,9 +30,17 @@ if TYPE_CHECKING:
     from ._patterns import AnyPattern
 
 
-@functools.cache
+_registering = threading.Lock()
+
+
 def _register() -> None:
     """Tells XLA our calls, once. An import alone must not: it would make JAX choose its devices."""
+    with _registering:
+        _register_once()
+
+
+@functools.cache
+def _register_once() -> None:
     handlers = ctypes.CDLL(str(pathlib.Path(__file__).with_name("_xla.so")))
     for op in ("forward", "backward"):
         for platform in ("cpu", "cuda"):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -23,8 +22,6 @@ _DTYPES = {
     torch.int64: (lib.SPATTN_INT, 64),
 }
 _DEVICES = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
-_contexts: dict[int, Context] = {}  # by index of the CUDA device
-os.register_at_fork(after_in_child=_contexts.clear)
 
 
 def context_of(tensor: torch.Tensor) -> Context:
@@ -34,10 +31,7 @@ def context_of(tensor: torch.Tensor) -> Context:
     device = tensor.device
     if device.type != "cuda":
         raise ArgumentError(f"argument q lies on {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "q")
-    context = _contexts.get(device.index)
-    if context is None:
-        context = _contexts.setdefault(device.index, Context(f"cuda:{device.index}"))
-    return context
+    return default_context(f"cuda:{device.index}")
 
 
 def _code(dtype: torch.dtype, argument: str) -> tuple[int, int]:
