@@ -368,7 +368,7 @@ inline bool is_tested(const Rows& rows) {
     return rows.forward.runs_here(0) && (!wanted || !std::strncmp(rows.forward.name, wanted, std::strlen(wanted)));
 }
 
-// Of every n pairs of a case and rows one is tested, with SPATTN_TEST_EVERY=n: under tools that slow all accesses down.
+// With SPATTN_TEST_EVERY=n one of n pairs of a case and rows is tested: under tools that slow all accesses down.
 inline size_t every() {
     const char* given = std::getenv("SPATTN_TEST_EVERY");
     return given ? size_t(std::max(1, std::atoi(given))) : 1;
