@@ -159,6 +159,49 @@ def test_bad_options_are_sentences(arguments, says):
     assert bad.returncode == 2 and says in bad.stderr and "Traceback" not in bad.stderr
 
 
+@pytest.fixture
+def small_weights(tiny, monkeypatch, tmp_path):
+    """The command finds the tiny model, whose tokens are letters."""
+
+    class Tokenizer(Letters):
+        def encode(self, text):
+            return argparse.Namespace(ids=[ord(letter) % VOCABULARY for letter in text])
+
+    monkeypatch.setattr(command.demo, "require_packages", lambda *names: None)
+    for name, found in [
+        ("find_weights", tmp_path),
+        ("open_gguf", None),
+        ("load_tokenizer", Tokenizer()),
+        ("load_model", tiny[0]),
+    ]:
+        monkeypatch.setattr(command.weights, name, lambda *_, found=found: found)
+
+
+def options(tmp_path, *arguments):
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 4)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(["--text", str(tmp_path / "text"), *arguments])
+
+
+def test_command_reads_a_text(small_weights, tmp_path, capsys):
+    patterns = ["--pattern", "causal & window(99,0)", "--pattern", "xref(sinks=1,window=4,budget=8)"]
+    assert command.run(options(tmp_path, "--tokens", "80", "--first", "30", "--json", *patterns)) == 0
+    dense, whole, linked = map(json.loads, capsys.readouterr().out.splitlines())
+    assert dense["perplexity"] == pytest.approx(np.exp(dense["nll"])) and dense["tokens"] == 80 and dense["first"] == 30
+    assert abs(whole["delta_nll"]) < 1e-4 and whole["kl"] < 1e-5 and whole["same"] == 1
+    assert whole["keys"] == 40.5 and linked["keys"] < 8 and linked["kl"] > 1e-3
+    assert command.run(options(tmp_path, "--tokens", "80", "--layers", *patterns)) == 0
+    said = capsys.readouterr().out
+    assert "behind the first 21 are judged" in said
+    assert "b  xref(sinks=1,window=4,budget=8)" in said
+
+
+def test_first_token_is_one_of_the_text(small_weights, tmp_path):
+    with pytest.raises(SystemExit, match="--first is 79; accepted: 0 to 78 of 80 tokens"):
+        command.run(options(tmp_path, "--tokens", "80", "--first", "79"))
+
+
 def test_missing_packages_are_named(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
