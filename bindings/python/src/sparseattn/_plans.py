@@ -48,11 +48,6 @@ class _Scratch(threading.local):
 
     memory: _Memory | None = None
 
-    def take(self, size: int) -> _Memory:
-        # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
-        memory, self.memory = self.memory, None
-        return memory if memory is not None and memory.size >= size else _Memory(size)
-
 
 _scratch = _Scratch()
 
@@ -68,18 +63,23 @@ class Frame:
 
     args      the struct of the call
     size      bytes of scratch that it takes, those for its alignment included
+    scratch   where the scratch of the last call began
     tensors   argument -> the form that the array had, its spattn_tensor*, or None, and where that has its address
+    forms     the forms of q, k and v one after the other, and what takes their addresses, where the last call had no
+              other array to read and read these in place; None after all other calls
     """
 
-    __slots__ = ("args", "function", "size", "tensors", "_align", "_structs", "_workspace", "_scratch")
+    __slots__ = ("args", "function", "size", "scratch", "tensors", "forms", "_align", "_structs", "_workspace")
 
     def __init__(self, op: int, size: int, align: int):
         name, self.function = _CALLS[op]
         self.args = sized(name, workspace_bytes=size)
         self.size, self._align = size + align, align
         self.tensors: dict[str, tuple[Any, Any, Any]] = {}
+        self.forms: tuple[tuple[Any, ...], tuple[Any, Any, Any]] | None = None
+        self.scratch = 0
         self._structs: dict[str, Any] = {}
-        self._workspace, self._scratch = ffi.cast("uintptr_t *", ffi.addressof(self.args, "workspace")), 0
+        self._workspace = ffi.cast("uintptr_t *", ffi.addressof(self.args, "workspace"))
 
     def set(self, name: str, form: Any, tensor: Any, is_buffer: bool = False) -> Any:
         """Makes the tensor an argument, and returns where its address is to be put; is_buffer: ffi.from_buffer may."""
@@ -89,15 +89,19 @@ class Frame:
         setattr(self.args, name, tensor)
         return place
 
+    def together(self) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """The forms of q, k and v one after the other, their tensors, and where these have their addresses."""
+        forms, structs, places = zip(*(self.tensors[name] for name in ("q", "k", "v")))
+        return sum(forms, ()), structs, places
+
     def clear(self, name: str) -> None:
         if name in self.tensors:
             del self.tensors[name], self._structs[name]
             setattr(self.args, name, ffi.NULL)
 
     def use_scratch(self, address: int) -> None:
-        if address != self._scratch:
-            self._scratch = address
-            self._workspace[0] = address + -address % self._align
+        self.scratch = address
+        self._workspace[0] = address + -address % self._align
 
 
 class Plan:
@@ -243,12 +247,12 @@ class Plan:
         frame = self._take_frame(_FORWARD)
         try:
             place = self._place
-            copies = [place(frame, "q", q), place(frame, "k", k)]
-            for name, array in (("v", v), ("indices", indices), ("index_counts", index_counts)):
-                if array is not None or name in frame.tensors:
-                    copies.append(place(frame, name, array))
-            if sink_logits is not None or "sink_logits" in frame.tensors:
-                copies.append(place(frame, "sink_logits", sink_logits))
+            is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
+            if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
+                given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
+                given |= {"indices": indices, "index_counts": index_counts}
+                copies = [place(frame, name, array) for name, array in given.items()]
+                frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             out = self._empty(self._out_shape, self.dtype) if out is None else out
             place(frame, "out", out, True)
             if return_lse or return_max_logits or "lse" in frame.tensors or "max_logits" in frame.tensors:
@@ -397,9 +401,30 @@ class Plan:
         frame.set(name, form, tensor, is_buffer)[0] = array.ctypes.data
         return None if array is given else array
 
+    def _forms(self, frame: Frame) -> Any:
+        """What _place_again reads: Frame.forms. None for arrays that are no buffers."""
+        forms, structs, _ = frame.together()
+        return None if None in structs else (forms, structs)
+
+    def _place_again(self, frame: Frame, q: Any, k: Any, v: Any) -> bool:
+        """Makes q, k and v arguments of a frame that had such before, and says whether they are of the same forms."""
+        assert frame.forms is not None
+        if not type(q) is type(k) is type(v) is np.ndarray:
+            return False
+        forms, (of_q, of_k, of_v) = frame.forms
+        found = (q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype)
+        if found != forms or not (q.flags.aligned and k.flags.aligned and v.flags.aligned):
+            return False
+        of_q.data, of_k.data, of_v.data = ffi.from_buffer(q), ffi.from_buffer(k), ffi.from_buffer(v)
+        return True
+
     def _call(self, frame: Frame) -> int:
-        memory = _scratch.take(frame.size)
-        frame.use_scratch(memory.address)
+        # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
+        memory, _scratch.memory = _scratch.memory, None
+        if memory is None or memory.size < frame.size:
+            memory = _Memory(frame.size)
+        if memory.address != frame.scratch:
+            frame.use_scratch(memory.address)
         status: int = frame.function(self._handle, frame.args)
         _scratch.memory = memory
         return status
@@ -429,31 +454,35 @@ def find_plan(
     shapes  of q, k and v, the last of which is None where values lie in keys
     flags   sink_logits, backward, deterministic, reference
     """
-    if type(pattern) is not str:
-        pattern = as_pattern(pattern)
     scale = scale if scale is None else float(scale)
     softcap = softcap if softcap is None else float(softcap)
     key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
     if type(pattern) is str:
         name = pattern
-    elif pattern._kept:
-        return _make_plan(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
     else:
+        pattern = as_pattern(pattern)
+        if pattern._kept:
+            return _make_plan(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
         name = pattern._name
-    find = context._find_plan
-    if find is None:
-        find = context._find_plan = _remember(context)
-    found: Plan = find(name, os.environ.get("SPATTN_FORCE_KERNEL"), *key)
+    find = context._find_plan or _remember(context)
+    found: Plan = find(name, _variables.get(_FORCE_KERNEL), *key)
     return found
 
 
+# os.environ encodes a name, raises, and catches, before it says None: a microsecond of each call. Its dict does not.
+_variables: Any = getattr(os.environ, "_data", os.environ)
+_FORCE_KERNEL: Any = "SPATTN_FORCE_KERNEL" if _variables is os.environ else os.environ.encodekey("SPATTN_FORCE_KERNEL")
+
+
 def _remember(context: Context) -> Any:
+    """The function that finds the plans of a context, which keeps it."""
     alive = weakref.ref(context)  # which has this function for a field
 
     @functools.lru_cache(max(0, context._plan_cache or 64))
     def find(name: str, forced: str | None, *key: Any) -> Plan:
         return _make_plan(alive(), pattern_named(name), *key)
 
+    context._find_plan = find
     return find
 
 

@@ -65,7 +65,7 @@ class TensorPlan(_plans.Plan):
     _float32 = torch.float32
 
     def __init__(self, pattern: Any, device: torch.device, **options: Any):
-        self._device = device
+        self._device, self._on_cpu = device, device.type == "cpu"
         self._templates: dict[tuple[int, ...], torch.Tensor] = {}
         super().__init__(pattern, **options)
 
@@ -131,15 +131,40 @@ class TensorPlan(_plans.Plan):
         frame.set(name, form, struct)[0] = tensor.data_ptr()
         return copy
 
+    def _forms(self, frame: _plans.Frame) -> Any:
+        forms, _, places = frame.together()
+        return forms, places
+
+    def _place_again(self, frame: _plans.Frame, q: Any, k: Any, v: Any) -> bool:
+        assert frame.forms is not None
+        if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+            return False
+        forms, (of_q, of_k, of_v) = frame.forms
+        try:
+            of_these = (
+                *(q.shape, q.stride(), q.dtype, q.device),
+                *(k.shape, k.stride(), k.dtype, k.device),
+                *(v.shape, v.stride(), v.dtype, v.device),
+            )
+        except RuntimeError:  # a sparse tensor has no strides
+            return False
+        if of_these != forms or q.is_neg() or k.is_neg() or v.is_neg():
+            return False
+        of_q[0], of_k[0], of_v[0] = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        return True
+
     def _call(self, frame: _plans.Frame) -> int:
-        if self._device.type == "cpu":
-            return super()._call(frame)
+        if self._on_cpu:
+            return _call_on_host(self, frame)
         # Freed when this returns, and given out again in the order of the stream.
         scratch = torch.empty(frame.size, dtype=torch.uint8, device=self._device)
         frame.use_scratch(scratch.data_ptr())
         frame.args.stream = self._stream()
         status: int = frame.function(self._handle, frame.args)
         return status
+
+
+_call_on_host = _plans.Plan._call
 
 
 # A public call makes a Stream object first, which takes longer than a kernel's launch.
