@@ -81,7 +81,14 @@ def check(folder, **programs):
     files = [folder / f"{name}.py" for name in programs]
     for file, program in zip(files, programs.values()):
         file.write_text(program)
-    command = [sys.executable, "-m", "mypy", "--no-incremental", "--config-file=mypy.ini", *(file.name for file in files)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--no-incremental",
+        "--config-file=mypy.ini",
+        *(file.name for file in files),
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
 

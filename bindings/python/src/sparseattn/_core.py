@@ -163,7 +163,7 @@ class Context:
             options.device.type, options.device.index = _read_device(device)
         self._handle = own("spattn_context", lib.spattn_context_create, options)
         self._plan_cache = plan_cache
-        self._find_plan: Callable[..., Any] | None = None  # the plans that attention() used last: _plans.find_plan
+        self._look_up: Callable[..., Any] | None = None  # the plans that attention() used last: _plans.find
 
 
 def _read_device(text: str) -> tuple[int, int]:

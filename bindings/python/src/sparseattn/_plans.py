@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ._arrays import as_array, dtype_code, form_tensor, readable, writable
-from ._core import ArgumentError, Context, UnsupportedError, check, default_context, ffi, lib, own, read_text, sized, string
+from ._core import (
+    ArgumentError,
+    Context,
+    UnsupportedError,
+    check,
+    default_context,
+    ffi,
+    lib,
+    own,
+    read_text,
+    sized,
+    string,
+)
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 from ._problem import make_problem, sizes_of
@@ -51,10 +63,10 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
-_FORWARD, _BACKWARD = lib.SPATTN_OP_FORWARD, lib.SPATTN_OP_BACKWARD
+FORWARD, BACKWARD = lib.SPATTN_OP_FORWARD, lib.SPATTN_OP_BACKWARD
 _CALLS = {
-    _FORWARD: ("spattn_forward_args", lib.spattn_forward),
-    _BACKWARD: ("spattn_backward_args", lib.spattn_backward),
+    FORWARD: ("spattn_forward_args", lib.spattn_forward),
+    BACKWARD: ("spattn_backward_args", lib.spattn_backward),
 }
 
 
@@ -183,7 +195,7 @@ class Plan:
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         handles = (context or default_context())._handle, self._pattern._handle
         self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream())
-        self._frames: dict[int, list[Frame]] = {_FORWARD: [], _BACKWARD: []}
+        self._frames: dict[int, list[Frame]] = {FORWARD: [], BACKWARD: []}
         self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
         self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
         self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
@@ -244,7 +256,7 @@ class Plan:
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
-        frame = self._take_frame(_FORWARD)
+        frame = self._take_frame(FORWARD)
         try:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
@@ -267,7 +279,7 @@ class Plan:
             if status:
                 check(status)
         finally:
-            self._frames[_FORWARD].append(frame)
+            self._frames[FORWARD].append(frame)
         return results if len(results) > 1 else out
 
     def backward(
@@ -306,14 +318,14 @@ class Plan:
             gradients["dsink_logits"] = self._empty((self._heads_q,), self._float32)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
         given |= {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-        frame = self._take_frame(_BACKWARD)
+        frame = self._take_frame(BACKWARD)
         try:
             copies = [self._place(frame, name, array) for name, array in given.items()]
             for name, array in gradients.items():
                 self._place(frame, name, array, True)
             check(self._call(frame))
         finally:
-            self._frames[_BACKWARD].append(frame)
+            self._frames[BACKWARD].append(frame)
         del copies  # what the library has read in place of arrays whose memory it cannot read
         return tuple(gradients.values())
 
@@ -331,7 +343,7 @@ class Plan:
         """
         if backward and not self._backward:
             raise _without_backward("backward")
-        return string(lib.spattn_plan_kernel(self._handle, _BACKWARD if backward else _FORWARD))
+        return string(lib.spattn_plan_kernel(self._handle, BACKWARD if backward else FORWARD))
 
     def stats(self) -> Stats:
         """Pairs, blocks, FLOPs and bytes of the compiled plan."""
@@ -344,7 +356,7 @@ class Plan:
         """
         if backward and not self._backward:
             raise _without_backward("backward")
-        return self._workspace(_BACKWARD if backward else _FORWARD)[0]
+        return self._workspace(BACKWARD if backward else FORWARD)[0]
 
     def _workspace(self, op: int) -> tuple[int, int]:
         bytes, align = ffi.new("size_t *"), ffi.new("size_t *")
@@ -359,7 +371,10 @@ class Plan:
         try:
             return self._frames[op].pop()
         except IndexError:
-            return Frame(op, *self._workspace(op))
+            return self._make_frame(op)
+
+    def _make_frame(self, op: int) -> Frame:
+        return Frame(op, *self._workspace(op))
 
     # ---- what is NumPy's: sparseattn.torch has its own ----
 
@@ -457,16 +472,21 @@ def find_plan(
     scale = scale if scale is None else float(scale)
     softcap = softcap if softcap is None else float(softcap)
     key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
+    found: Plan = find(_make_plan, context, pattern, key)
+    return found
+
+
+def find(make: Any, context: Context, pattern: AnyPattern, key: tuple[Any, ...]) -> Any:
+    """make(context, pattern, *key), found again where it is among what the context used last."""
     if type(pattern) is str:
         name = pattern
     else:
-        pattern = as_pattern(pattern)
+        pattern = pattern if type(pattern) is Pattern else as_pattern(pattern)
         if pattern._kept:
-            return _make_plan(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
+            return make(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
         name = pattern._name
-    find = context._find_plan or _remember(context)
-    found: Plan = find(name, _variables.get(_FORCE_KERNEL), *key)
-    return found
+    look_up = context._look_up or _remember(context)
+    return look_up(make, name, _variables.get(_FORCE_KERNEL), key)
 
 
 # os.environ encodes a name, raises, and catches, before it says None: a microsecond of each call. Its dict does not.
@@ -475,15 +495,15 @@ _FORCE_KERNEL: Any = "SPATTN_FORCE_KERNEL" if _variables is os.environ else os.e
 
 
 def _remember(context: Context) -> Any:
-    """The function that finds the plans of a context, which keeps it."""
+    """The function that finds what was made for a context, which keeps it."""
     alive = weakref.ref(context)  # which has this function for a field
 
     @functools.lru_cache(max(0, context._plan_cache or 64))
-    def find(name: str, forced: str | None, *key: Any) -> Plan:
-        return _make_plan(alive(), pattern_named(name), *key)
+    def look_up(make: Any, name: str, forced: str | None, key: tuple[Any, ...]) -> Any:
+        return make(alive(), pattern_named(name), *key)
 
-    context._find_plan = find
-    return find
+    context._look_up = look_up
+    return look_up
 
 
 def _make_plan(

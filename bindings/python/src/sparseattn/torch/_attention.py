@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern, pattern_named
-from .._plans import find_plan
+from .._plans import find, find_plan
 from .._problem import sizes_of
-from ._tensors import PLAIN, TensorPlan, context_of, require_tensor, with_mask
+from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, require_tensor, with_mask
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -180,11 +180,15 @@ torch.library.register_autograd("sparseattn::backward", _refuse, lib=_library)
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: TensorPlan, *operands: torch.Tensor | None) -> Any:
+    def forward(ctx: Any, found: TensorPlan | PlainCall, *operands: torch.Tensor | None) -> Any:
         q, k, v, sink_logits, indices, index_counts = operands
-        more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
-        out, lse = plan.run(q, k, v, return_lse=True, **more)
-        ctx.plan = plan
+        if isinstance(found, PlainCall):
+            out, lse = found.run(q, k, v)
+            ctx.plan = found.plan
+        else:
+            more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+            out, lse = found.run(q, k, v, return_lse=True, **more)
+            ctx.plan = found
         ctx.save_for_backward(*operands, out, lse)  # the lists, too: autograd notices if one changes before backward
         ctx.set_materialize_grads(False)
         return out, lse
@@ -301,6 +305,7 @@ def attention(
     mask = None
     if isinstance(pattern, torch.Tensor):
         pattern, mask = "full", pattern
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
     return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
 
@@ -409,8 +414,6 @@ def _attend(
 ) -> Any:
     """attention, with a mask beside the pattern; more is sink_logits, indices, index_counts."""
     sink_logits, indices, index_counts = more
-    *options, deterministic, reference = scalars
-    scalars = (*options, deterministic or torch.are_deterministic_algorithms_enabled(), reference)
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits)
     if not is_eager:
         for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
@@ -434,12 +437,59 @@ def _attend(
         name = pattern if isinstance(pattern, str) else _name_of(pattern)
         out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward)
         return (out, lse) if return_lse else out
+    if mask is None and v is not None and sink_logits is None and indices is None and index_counts is None:
+        call = _find_plain_call(q, k, v, pattern, scalars, backward, return_lse or backward, context)
+        if call is not None:
+            out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
+            return (out, lse) if return_lse else out
     plan = _plan(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
     if not backward:
         lists = {"indices": indices, "index_counts": index_counts}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
+
+
+def _find_plain_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any,
+    scalars: tuple[Any, ...],
+    backward: bool,
+    return_lse: bool,
+    context: Context | None,
+) -> PlainCall | None:
+    """None for tensors whose memory is not all that there is to know of them."""
+    if q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    try:
+        of_q, of_k = (q.shape, q.stride(), q.dtype, q.device), (k.shape, k.stride(), k.dtype, k.device)
+        of_v = v.shape, v.stride(), v.dtype, v.device
+    except RuntimeError:  # a sparse tensor has no strides
+        return None
+    if scalars[1] is not None or scalars[2] is not None:
+        axes, scale, softcap, *others = scalars
+        scalars = (axes, scale and float(scale), softcap and float(softcap), *others)
+    key = (of_q, of_k, of_v, scalars, backward, return_lse)
+    found: PlainCall = find(_make_plain_call, context or context_of(q), pattern, key)
+    return found
+
+
+def _make_plain_call(
+    context: Context,
+    pattern: Pattern,
+    of_q: tuple[Any, ...],
+    of_k: tuple[Any, ...],
+    of_v: tuple[Any, ...],
+    scalars: tuple[Any, ...],
+    backward: bool,
+    return_lse: bool,
+) -> PlainCall:
+    (shape, _, dtype, device), (*options, deterministic, reference) = of_q, scalars
+    options += [False, backward, deterministic, reference]  # False: without sink_logits
+    plan = find_plan(TensorPlan, context, pattern, device, dtype, (shape, of_k[0], of_v[0]), *options)
+    return PlainCall(plan, return_lse)
 
 
 def _refuse_transforms(**tensors: torch.Tensor | None) -> None:
@@ -519,7 +569,7 @@ def scaled_dot_product_attention(
     mask = None if attn_mask is None else _read_mask(attn_mask, seq_k)
     if isinstance(pattern, torch.Tensor):
         pattern, mask = "full", pattern if mask is None else pattern & mask
-    scalars = ("bshd", scale, None, q_offset, None, False, False)
+    scalars = ("bshd", scale, None, q_offset, None, torch.are_deterministic_algorithms_enabled(), False)
     out = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars).transpose(1, 2)
     return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
 

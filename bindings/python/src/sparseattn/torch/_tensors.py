@@ -10,7 +10,7 @@ import torch
 from .. import _plans
 from .._analytic import full, global_keys, sink
 from .._arrays import make_tensor
-from .._core import ArgumentError, Context, DTypeError, ShapeError, default_context, ffi, lib
+from .._core import ArgumentError, Context, DTypeError, ShapeError, check, default_context, ffi, lib
 from .._patterns import Pattern, as_pattern, per_batch
 
 _DTYPES = {
@@ -98,12 +98,15 @@ class TensorPlan(_plans.Plan):
         return ffi.cast("void *", _stream_of(self._device)) if self._device.type == "cuda" else ffi.NULL
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # torch takes half of the time where it is shown a tensor. This one has a single element, at every index.
+        return torch.empty_like(self.template(shape, dtype))
+
+    def template(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """For torch.empty_like, which takes half of the time of torch.empty. It has a single element, at each index."""
         template = self._templates.get(shape)
         if template is None or template.dtype != dtype:
             template = torch.empty((), dtype=dtype, device=self._device).expand(shape)
             self._templates[shape] = template
-        return torch.empty_like(template)
+        return template
 
     def _place(self, frame: _plans.Frame, name: str, tensor: Any, writes: bool = False) -> Any:
         if tensor is None:
@@ -131,27 +134,8 @@ class TensorPlan(_plans.Plan):
         frame.set(name, form, struct)[0] = tensor.data_ptr()
         return copy
 
-    def _forms(self, frame: _plans.Frame) -> Any:
-        forms, _, places = frame.together()
-        return forms, places
-
-    def _place_again(self, frame: _plans.Frame, q: Any, k: Any, v: Any) -> bool:
-        assert frame.forms is not None
-        if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
-            return False
-        forms, (of_q, of_k, of_v) = frame.forms
-        try:
-            of_these = (
-                *(q.shape, q.stride(), q.dtype, q.device),
-                *(k.shape, k.stride(), k.dtype, k.device),
-                *(v.shape, v.stride(), v.dtype, v.device),
-            )
-        except RuntimeError:  # a sparse tensor has no strides
-            return False
-        if of_these != forms or q.is_neg() or k.is_neg() or v.is_neg():
-            return False
-        of_q[0], of_k[0], of_v[0] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        return True
+    def _forms(self, frame: _plans.Frame) -> None:
+        return None  # attention(), which would be quicker by them, asks for a PlainCall
 
     def _call(self, frame: _plans.Frame) -> int:
         if self._on_cpu:
@@ -165,6 +149,38 @@ class TensorPlan(_plans.Plan):
 
 
 _call_on_host = _plans.Plan._call
+
+
+class PlainCall:
+    """A plan of forward for tensors of known forms, of which only the addresses are new in each call."""
+
+    def __init__(self, plan: TensorPlan, return_lse: bool):
+        self.plan, self._return_lse = plan, return_lse
+        self._frames: list[tuple[_plans.Frame, Any]] = []  # each with where its addresses are
+        self._out = plan.template(plan._out_shape, plan.dtype)
+        self._lse = plan.template(plan._lse_shape, torch.float32)
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out, lse = torch.empty_like(self._out), torch.empty_like(self._lse) if self._return_lse else None
+        try:  # taken, not shared, as the frames of a plan
+            frame, (of_q, of_k, of_v, of_out, of_lse) = taken = self._frames.pop()
+            of_q[0], of_k[0], of_v[0], of_out[0] = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+            if lse is not None:
+                of_lse[0] = lse.data_ptr()
+        except IndexError:
+            frame, _ = taken = self._make_frame(q, k, v, out, lse)
+        status = self.plan._call(frame)
+        if status:
+            check(status)
+        self._frames.append(taken)
+        return out, lse
+
+    def _make_frame(self, *tensors: torch.Tensor | None) -> tuple[_plans.Frame, Any]:
+        frame = self.plan._make_frame(_plans.FORWARD)
+        given = dict(zip(("q", "k", "v", "out", "lse"), tensors))
+        for name, tensor in given.items():
+            self.plan._place(frame, name, tensor)
+        return frame, [tensor if tensor is None else frame.tensors[name][2] for name, tensor in given.items()]
 
 
 # A public call makes a Stream object first, which takes longer than a kernel's launch.
