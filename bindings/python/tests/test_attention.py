@@ -163,6 +163,16 @@ def test_rows_without_keys():
         (dict(axes="sbhd"), sa.ArgumentError, "problem.axes"),
         (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
         (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
+        (dict(q=None), sa.DTypeError, "q"),
+        (dict(k="text"), sa.DTypeError, "k"),
+        (dict(q=np.ma.zeros((2, 70, 4, 24), np.float32)), sa.DTypeError, "q"),
+        (dict(axes=3), sa.ArgumentError, "problem.axes"),
+        (dict(scale="large"), sa.DTypeError, "problem.scale"),
+        (dict(softcap=[1, 2]), sa.DTypeError, "problem.softcap"),
+        (dict(q_offset=1.5), sa.DTypeError, "problem.q_offset"),
+        (dict(q_offset=1 << 70), sa.ArgumentError, "problem.q_offset"),
+        (dict(v=None, head_dim_v="16"), sa.DTypeError, "problem.head_dim_v"),
+        (dict(context="cpu"), sa.DTypeError, "context"),
         (dict(pattern="wind"), sa.FormatError, "text"),
         (dict(pattern="causal\0 junk"), sa.FormatError, "text"),
     ],
@@ -238,8 +248,25 @@ def test_a_forked_child_computes_the_same():
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize(
+    "call, kind, argument",
+    [
+        (lambda: sa.Plan("full", heads_q=2.0, seq_q=8, head_dim=8), sa.DTypeError, "problem.heads_q"),
+        (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, dtype="floaty"), sa.DTypeError, "problem.dtype"),
+        (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, context=3), sa.DTypeError, "context"),
+        (lambda: sa.Context("cpu", threads="4"), sa.DTypeError, "options.cpu_threads"),
+        (lambda: sa.Context("cpu", threads=1 << 40), sa.ArgumentError, "options.cpu_threads"),
+        (lambda: sa.Context("cpu", plan_cache=1 << 70), sa.ArgumentError, "options.plan_cache"),
+    ],
+)
+def test_numbers_are_typed_and_named(call, kind, argument):
+    with pytest.raises(kind, match="accepted: ") as caught:
+        call()
+    assert caught.value.argument == argument
+
+
 def test_contexts_refuse_what_is_not_there():
-    for device in ("tpu", "cuda:x"):
+    for device in ("tpu", "cuda:x", 3):
         with pytest.raises(sa.ArgumentError) as caught:
             sa.Context(device)
         assert caught.value.argument == "options.device"

@@ -312,3 +312,26 @@ def test_notebooks_show_the_text_and_a_picture():
     coverage = sa.parse("causal & window(3,0)").to_mask(256)[0, 0]
     np.testing.assert_array_equal(image < 0.9, coverage)
     assert sa.runtime_tokens(4)._repr_html_() == "<code>runtime_tokens(4)</code>"
+
+
+@pytest.mark.parametrize(
+    "call, kind, argument",
+    [
+        (lambda: sa.window(1.5, 0), sa.DTypeError, "left"),
+        (lambda: sa.window(0, 1 << 80), sa.ArgumentError, "right"),
+        (lambda: sa.sink(None), sa.DTypeError, "tokens"),
+        (lambda: sa.dilated(4, 4, "2"), sa.DTypeError, "dilation"),
+        (lambda: sa.bigbird(64, 3, 1, 1.0), sa.DTypeError, "params.random_blocks"),
+        (lambda: sa.csr([0, 1], [0], 4.0), sa.DTypeError, "seq_k"),
+        (lambda: sa.runtime_blocks(16, None, 4), sa.DTypeError, "block_k"),
+        (lambda: sa.predicate(3, 4, 4), sa.DTypeError, "keep"),
+        (lambda: sa.predicate(max, 4, 4, heads="2"), sa.DTypeError, "heads"),
+        (lambda: sa.causal().stats("many"), sa.DTypeError, "extent.seq_q"),
+        (lambda: sa.causal().to_mask((4, 5.0)), sa.DTypeError, "extent.seq_k"),
+        (lambda: sa.load("text"), sa.DTypeError, "bytes"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(call, kind, argument):
+    with pytest.raises(kind, match="accepted: ") as caught:
+        call()
+    assert caught.value.argument == argument

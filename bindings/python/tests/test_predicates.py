@@ -70,7 +70,7 @@ def test_answers_without_truth_and_functions_that_are_none():
         sa.predicate(lambda *_: np.ones(2), 1, 1)
     with pytest.raises(TypeError):
         sa.predicate(lambda q: True, 1, 1)
-    with pytest.raises(TypeError, match="callable"):
+    with pytest.raises(TypeError, match="accepted: a function"):
         sa.predicate(7, 1, 1)
 
 

@@ -199,6 +199,8 @@ def test_second_derivatives_are_refused():
         (dict(v=torch.zeros(2, 41, 2, 16)), sa.ShapeError, "v"),
         (dict(sink_logits=torch.zeros(3)), sa.ShapeError, "sink_logits"),
         (dict(pattern="wind"), sa.FormatError, "text"),
+        (dict(scale="large"), sa.DTypeError, "problem.scale"),
+        (dict(context="cpu"), sa.DTypeError, "context"),
     ],
 )
 def test_errors_are_typed_and_name_the_argument(change, kind, argument):

@@ -8,7 +8,7 @@ from typing import Sequence
 import numpy as np
 
 from ._arrays import integers
-from ._core import lib, sized
+from ._core import integers_of, lib, sized
 from ._patterns import Pattern, make_pattern
 
 
@@ -27,17 +27,17 @@ def window(left: int, right: int) -> Pattern:
 
     Longformer (https://arxiv.org/abs/2004.05150), Mistral (https://arxiv.org/abs/2310.06825).
     """
-    return make_pattern(lib.spattn_pattern_window, left, right)
+    return make_pattern(lib.spattn_pattern_window, *integers_of(left=left, right=right))
 
 
 def sink(tokens: int) -> Pattern:
     """k < tokens, whatever p. StreamingLLM (https://arxiv.org/abs/2309.17453)."""
-    return make_pattern(lib.spattn_pattern_sink, tokens)
+    return make_pattern(lib.spattn_pattern_sink, *integers_of(tokens=tokens))
 
 
 def block_diagonal(block: int) -> Pattern:
     """k / block = p / block; nothing for p < 0."""
-    return make_pattern(lib.spattn_pattern_block_diagonal, block)
+    return make_pattern(lib.spattn_pattern_block_diagonal, *integers_of(block=block))
 
 
 def documents(cu_seqlens: Sequence[int] | np.ndarray) -> Pattern:
@@ -50,13 +50,13 @@ def dilated(left: int, right: int, dilation: int) -> Pattern:
 
     Longformer, NATTEN (https://arxiv.org/abs/2209.15001).
     """
-    return make_pattern(lib.spattn_pattern_dilated, left, right, dilation)
+    return make_pattern(lib.spattn_pattern_dilated, *integers_of(left=left, right=right, dilation=dilation))
 
 
 def strided(stride: int) -> Pattern:
     """(k - p) mod stride = 0. Child et al. 2019 (https://arxiv.org/abs/1904.10509)'s strided attention is
     causal() & (window(stride, 0) | strided(stride))."""
-    return make_pattern(lib.spattn_pattern_strided, stride)
+    return make_pattern(lib.spattn_pattern_strided, *integers_of(stride=stride))
 
 
 def landmark(block: int, landmarks: int) -> Pattern:
@@ -64,12 +64,12 @@ def landmark(block: int, landmarks: int) -> Pattern:
 
     Landmark Attention (https://arxiv.org/abs/2305.16300).
     """
-    return make_pattern(lib.spattn_pattern_landmark, block, landmarks)
+    return make_pattern(lib.spattn_pattern_landmark, *integers_of(block=block, landmarks=landmarks))
 
 
 def fixed(block: int, landmarks: int) -> Pattern:
     """block_diagonal(block) | landmark(block, landmarks). Child et al. 2019 (https://arxiv.org/abs/1904.10509)."""
-    return make_pattern(lib.spattn_pattern_fixed, block, landmarks)
+    return make_pattern(lib.spattn_pattern_fixed, *integers_of(block=block, landmarks=landmarks))
 
 
 def logsparse() -> Pattern:
@@ -82,7 +82,7 @@ def residue(modulus: int, offset: int) -> Pattern:
 
     LongNet (https://arxiv.org/abs/2307.02486) is a union of block_diagonal(w) & residue(r, o).
     """
-    return make_pattern(lib.spattn_pattern_residue, modulus, offset)
+    return make_pattern(lib.spattn_pattern_residue, *integers_of(modulus=modulus, offset=offset))
 
 
 def global_keys(positions: Sequence[int] | np.ndarray) -> Pattern:

@@ -74,7 +74,13 @@ def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
     Raises ArgumentError for arrays on another device, DTypeError for those that NumPy cannot read.
     """
     if isinstance(values, np.ndarray):
+        if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
+            message = f"argument {argument} is a masked array, whose mask nobody would read; accepted: arrays without"
+            raise DTypeError(message, "SPATTN_E_DTYPE", argument)
         return values
+    if values is None or isinstance(values, (str, bytes, dict, set)):
+        message = f"argument {argument} is {type(values).__name__}; accepted: an array"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     try:
         device = values.__dlpack_device__() if hasattr(values, "__dlpack_device__") else (lib.SPATTN_CPU, 0)
         if device[0] in _HOST:

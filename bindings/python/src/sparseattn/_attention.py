@@ -184,7 +184,7 @@ def attention(
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     made = find_plan(
         Plan,
-        context or default_context(),
+        default_context() if context is None else context,
         pattern,
         None,
         q.dtype,
@@ -265,7 +265,7 @@ def attention_backward(
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     made = find_plan(
         Plan,
-        context or default_context(),
+        default_context() if context is None else context,
         pattern,
         None,
         q.dtype,

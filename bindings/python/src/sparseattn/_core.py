@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from typing import Any, Callable
@@ -114,12 +115,64 @@ def string(text: Any) -> str:
     return ffi.string(text).decode()
 
 
+def integer(value: Any, argument: str) -> int:
+    """The value as a C integer of 64 bits.
+
+    Raises DTypeError for what is no integer, ArgumentError for one that needs more bits.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        message = f"argument {argument} is {value!r}; accepted: an integer"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
+    if not -(1 << 63) <= number < 1 << 63:
+        message = f"argument {argument} is {number}; accepted: integers of 64 bits"
+        raise ArgumentError(message, "SPATTN_E_RANGE", argument)
+    return number
+
+
+def real(value: Any, argument: str) -> float:
+    """The value as a C double. Raises DTypeError for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        message = f"argument {argument} is {value!r}; accepted: a number"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
+
+
+def integers_of(**values: Any) -> list[int]:
+    """Arguments of a C function that are integers, under their names there. Raises as integer()."""
+    return [integer(value, name) for name, value in values.items()]
+
+
+# The C name of the argument that such a struct is.
+_ARGUMENTS = {
+    "spattn_problem": "problem",
+    "spattn_extent": "extent",
+    "spattn_context_options": "options",
+    "spattn_bigbird": "params",
+    "spattn_xref": "params",
+}
+
+
 def sized(struct: str, **fields: Any) -> Any:
-    """A struct that starts with its size; fields that are not given are 0, the default of all of them."""
+    """A struct that starts with its size; fields that are not given are 0, the default of all of them.
+
+    Raises DTypeError, ArgumentError for what is no number of the field's kind: .argument is "problem.heads_q".
+    """
     result = ffi.new(f"{struct} *")
     result.struct_size = ffi.sizeof(struct)
     for name, value in fields.items():
-        setattr(result, name, value)
+        try:
+            setattr(result, name, value)
+        except (TypeError, OverflowError):
+            read = real if isinstance(getattr(result, name), float) else integer
+            argument = f"{_ARGUMENTS.get(struct, struct)}.{name}"
+            try:
+                setattr(result, name, read(value, argument))
+            except OverflowError:
+                message = f"argument {argument} is {value!r}; accepted: integers that its C field can hold"
+                raise ArgumentError(message, "SPATTN_E_RANGE", argument) from None
     return result
 
 
@@ -167,7 +220,7 @@ class Context:
 
 
 def _read_device(text: str) -> tuple[int, int]:
-    name, _, index = text.partition(":")
+    name, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
     kinds = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
     if name not in kinds or not (index or "0").isdigit():
         raise ArgumentError(
@@ -185,6 +238,14 @@ def default_context(device: str = "cpu") -> Context:
     """The context of calls that name none, with all defaults, made on first use: the CPU's, or that of "cuda:0"."""
     # Of two threads that make one at the same time, both get the one that setdefault has kept.
     return _defaults.get(device) or _defaults.setdefault(device, Context(device))
+
+
+def required_context(context: Any) -> Context:
+    """The context. Raises DTypeError for what is none."""
+    if not isinstance(context, Context):
+        message = f"argument context is {type(context).__name__}; accepted: a sparseattn.Context, or None"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "context")
+    return context
 
 
 def version() -> str:

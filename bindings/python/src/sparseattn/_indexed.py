@@ -8,7 +8,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ._arrays import as_array, integers
-from ._core import ArgumentError, DTypeError, ShapeError, ffi, lib
+from ._core import ArgumentError, DTypeError, ShapeError, ffi, integers_of, lib
 from ._patterns import Pattern, make_mask, make_pattern
 
 
@@ -32,6 +32,7 @@ def csr(row_ptr: Any, col_idx: Any, seq_k: int, *, borrow: bool = False, trust: 
     """
     arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
     rows = arrays[0].shape[0] - 1 if arrays[0].ndim else 0
+    (seq_k,) = integers_of(seq_k=seq_k)
     sizes, kept = {"seq_q": rows, "seq_k": seq_k}, arrays if borrow else ()
     return make_pattern(lib.spattn_pattern_csr, *arrays, seq_k, _flags(borrow, trust), kept=kept, sizes=sizes)
 
@@ -56,9 +57,9 @@ def bsr(
     over such blocks.
     """
     arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
-    blocks, sizes, kept = (block_q, block_k), {"seq_q": seq_q, "seq_k": seq_k}, arrays if borrow else ()
-    function, flags = lib.spattn_pattern_bsr, _flags(borrow, trust)
-    return make_pattern(function, *arrays, *blocks, seq_q, seq_k, flags, kept=kept, sizes=sizes)
+    sizes, kept = {"seq_q": seq_q, "seq_k": seq_k}, arrays if borrow else ()
+    numbers = integers_of(block_q=block_q, block_k=block_k, **sizes)
+    return make_pattern(lib.spattn_pattern_bsr, *arrays, *numbers, _flags(borrow, trust), kept=kept, sizes=sizes)
 
 
 def mask(values: Any, *, borrow: bool = False) -> Pattern:
@@ -81,7 +82,7 @@ def runtime_tokens(max_tokens_per_row: int) -> Pattern:
     under & with patterns known beforehand, which then choose among the listed keys; all else raises UnsupportedError,
     and so do questions about its keys. DeepSeek Sparse Attention (https://arxiv.org/abs/2512.02556).
     """
-    return make_pattern(lib.spattn_pattern_runtime_tokens, max_tokens_per_row)
+    return make_pattern(lib.spattn_pattern_runtime_tokens, *integers_of(max_tokens_per_row=max_tokens_per_row))
 
 
 def runtime_blocks(block_q: int, block_k: int, max_blocks_per_row: int) -> Pattern:
@@ -89,7 +90,8 @@ def runtime_blocks(block_q: int, block_k: int, max_blocks_per_row: int) -> Patte
 
     Else as runtime_tokens. NSA (https://arxiv.org/abs/2502.11089), MoBA (https://arxiv.org/abs/2502.13189).
     """
-    return make_pattern(lib.spattn_pattern_runtime_blocks, block_q, block_k, max_blocks_per_row)
+    sizes = integers_of(block_q=block_q, block_k=block_k, max_blocks_per_row=max_blocks_per_row)
+    return make_pattern(lib.spattn_pattern_runtime_blocks, *sizes)
 
 
 def topk(scores: Any, k: int) -> Any:
@@ -133,6 +135,9 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
 
     Raises ArgumentError for sizes, and whatever keep raises.
     """
+    if not callable(keep):
+        message = f"argument keep is {type(keep).__name__}; accepted: a function of head, q and k"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "keep")
     raised: list[BaseException] = []
 
     @ffi.callback("spattn_keep_fn", error=-1)
@@ -149,4 +154,5 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
             raise raised.pop()
         return status
 
-    return make_pattern(sample, heads, seq_q, seq_k, sizes={"seq_q": seq_q, "seq_k": seq_k, "heads": heads})
+    numbers = integers_of(heads=heads, seq_q=seq_q, seq_k=seq_k)
+    return make_pattern(sample, *numbers, sizes=dict(zip(("heads", "seq_q", "seq_k"), numbers)))

@@ -23,6 +23,7 @@ from ._core import (
     SparseAttentionError,
     check,
     ffi,
+    integer,
     lib,
     own,
     read_bytes,
@@ -104,7 +105,8 @@ def _whole(extent: AnyExtent) -> Extent:
     """An Extent with its seq_k filled in."""
     if not isinstance(extent, Extent):
         extent = Extent(*extent) if isinstance(extent, tuple) else Extent(extent)
-    return extent if extent.seq_k is not None else Extent(**{**vars(extent), "seq_k": extent.seq_q})
+    given = {name: integer(value, f"extent.{name}") for name, value in vars(extent).items() if value is not None}
+    return Extent(**{"seq_k": given["seq_q"], **given})
 
 
 def _c_extent(extent: Extent) -> Any:
@@ -342,7 +344,11 @@ def load(saved: Any) -> Pattern:
 
     Raises FormatError, with the byte where they are damaged or mean nothing.
     """
-    memory = ffi.from_buffer(saved)
+    try:
+        memory = ffi.from_buffer(saved)
+    except TypeError:
+        message = f"argument bytes is {type(saved).__name__}; accepted: bytes, or what has their buffer"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "bytes") from None
     return make_pattern(lib.spattn_pattern_load, memory, len(memory))
 
 

@@ -15,6 +15,7 @@ from ._arrays import as_array, dtype_code, form_tensor, readable, writable
 from ._core import (
     ArgumentError,
     Context,
+    DTypeError,
     UnsupportedError,
     check,
     default_context,
@@ -22,6 +23,8 @@ from ._core import (
     lib,
     own,
     read_text,
+    real,
+    required_context,
     sized,
     string,
 )
@@ -193,7 +196,8 @@ class Plan:
             reference=reference,
         )
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
-        handles = (context or default_context())._handle, self._pattern._handle
+        context = default_context() if context is None else required_context(context)
+        handles = context._handle, self._pattern._handle
         self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream())
         self._frames: dict[int, list[Frame]] = {FORWARD: [], BACKWARD: []}
         self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
@@ -381,7 +385,11 @@ class Plan:
     _float32: Any = np.float32
 
     def _read_dtype(self, dtype: Any) -> tuple[Any, int, int]:
-        dtype = np.dtype(dtype)
+        try:
+            dtype = np.dtype(dtype)
+        except TypeError:
+            message = f"argument problem.dtype is {dtype!r}; accepted: a dtype of NumPy"
+            raise DTypeError(message, "SPATTN_E_DTYPE", "problem.dtype") from None
         return dtype, *dtype_code(dtype, "problem.dtype")
 
     def _stream(self) -> Any:
@@ -469,8 +477,8 @@ def find_plan(
     shapes  of q, k and v, the last of which is None where values lie in keys
     flags   sink_logits, backward, deterministic, reference
     """
-    scale = scale if scale is None else float(scale)
-    softcap = softcap if softcap is None else float(softcap)
+    scale = scale if scale is None else real(scale, "problem.scale")
+    softcap = softcap if softcap is None else real(softcap, "problem.softcap")
     key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
     found: Plan = find(_make_plan, context, pattern, key)
     return found
@@ -485,7 +493,7 @@ def find(make: Any, context: Context, pattern: AnyPattern, key: tuple[Any, ...])
         if pattern._kept:
             return make(context, pattern, *key)  # nobody may find what reads borrowed arrays when they are gone
         name = pattern._name
-    look_up = context._look_up or _remember(context)
+    look_up = getattr(context, "_look_up", None) or _remember(required_context(context))
     return look_up(make, name, _variables.get(_FORCE_KERNEL), key)
 
 

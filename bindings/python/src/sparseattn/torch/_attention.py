@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional
 from torch.autograd import forward_ad
 
-from .._core import ArgumentError, Context, ShapeError, UnsupportedError
+from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern, pattern_named
 from .._plans import find, find_plan
 from .._problem import sizes_of
@@ -72,7 +72,7 @@ def _plan(
         pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
     return find_plan(
         TensorPlan,
-        context or context_of(q),
+        context_of(q) if context is None else context,
         pattern,
         q.device,
         q.dtype,
@@ -397,7 +397,7 @@ def plan(
         backward=backward,
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
         reference=reference,
-        context=context or context_of(q),
+        context=context_of(q) if context is None else context,
     )
 
 
@@ -470,9 +470,11 @@ def _find_plain_call(
         return None
     if scalars[1] is not None or scalars[2] is not None:
         axes, scale, softcap, *others = scalars
-        scalars = (axes, scale and float(scale), softcap and float(softcap), *others)
+        scale = scale if scale is None else real(scale, "problem.scale")
+        softcap = softcap if softcap is None else real(softcap, "problem.softcap")
+        scalars = (axes, scale, softcap, *others)
     key = (of_q, of_k, of_v, scalars, backward, return_lse)
-    found: PlainCall = find(_make_plain_call, context or context_of(q), pattern, key)
+    found: PlainCall = find(_make_plain_call, context_of(q) if context is None else context, pattern, key)
     return found
 
 
