@@ -480,7 +480,7 @@ def find_plan(
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
     key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
-    found: Plan = find(_make_plan, context, pattern, key)
+    found: Plan = find(make_plan, context, pattern, key)
     return found
 
 
@@ -514,7 +514,7 @@ def _remember(context: Context) -> Any:
     return look_up
 
 
-def _make_plan(
+def make_plan(
     context: Context | None,
     pattern: Pattern,
     kind: Any,
@@ -528,6 +528,7 @@ def _make_plan(
     head_dim_v: int | None,
     flags: tuple[bool, ...],
 ) -> Plan:
+    """A plan of this kind; all else as in find_plan."""
     options = sizes_of(*shapes, axes, head_dim_v)
     options |= zip(("sink_logits", "backward", "deterministic", "reference"), flags)
     options |= {"dtype": dtype, "scale": scale, "softcap": softcap, "q_offset": q_offset, "context": context}

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern, pattern_named
-from .._plans import find, find_plan
+from .._plans import find, find_plan, make_plan
 from .._problem import sizes_of
 from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, require_tensor, with_mask
 
@@ -489,8 +489,8 @@ def _make_plain_call(
     return_lse: bool,
 ) -> PlainCall:
     (shape, _, dtype, device), (*options, deterministic, reference) = of_q, scalars
-    options += [False, backward, deterministic, reference]  # False: without sink_logits
-    plan = find_plan(TensorPlan, context, pattern, device, dtype, (shape, of_k[0], of_v[0]), *options)
+    shapes, flags = (shape, of_k[0], of_v[0]), (False, backward, deterministic, reference)  # False: without sink_logits
+    plan = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
     return PlainCall(plan, return_lse)
 
 
