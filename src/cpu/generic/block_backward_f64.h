@@ -103,6 +103,4 @@ void block_backward_f64(const BackwardArgs& args) {
 }  // namespace
 }  // namespace spattn::cpu
 
-#define SPATTN_CPU_BLOCK_F64(arch, bq, bk) \
-    SPATTN_CPU_FORWARD(arch, double, f64, bq, bk), \
-    SPATTN_CPU_BACKWARD(arch, double, f64, bq, bk, block_backward_f64, 2)
+#define SPATTN_CPU_BLOCK_F64(arch, bq, bk) SPATTN_CPU_PAIR_OF(arch, double, f64, bq, bk, block_backward_f64, 2)

@@ -62,73 +62,78 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
 }  // namespace
 }  // namespace spattn::cpu
 
-#define SPATTN_CPU_FORWARD(arch, T, dtype_name, bq, bk)              \
-    {.name = #arch "_block_forward_" #dtype_name "_" #bq "x" #bk,    \
-     .device = SPATTN_CPU,                                           \
-     .pass = Pass::forward,                                          \
-     .dtype = Dtype::dtype_name,                                     \
-     .block_q = bq,                                                  \
-     .block_k = bk,                                                  \
-     .mask_words = bq * bk / 64,                                     \
-     .permute = permute_to_key_major<bq, bk>,                        \
-     .walks = {{Owner::queries, {}}},                                \
-     .num_walks = 1,                                                 \
-     .runs_here = runs_here,                                         \
-     .fits = block_fits,                                             \
-     .cost = cost<T, bq, bk, Pass::forward>,                         \
-     .workspace = workspace_of<forward_workspace<bq, bk>>,           \
-     .forward = block_forward<T, bq, bk>,                            \
-     .orders = true,                                                 \
-     .max_logits = true,                                             \
+// Rows of blocks. What depends on the algorithm comes in parentheses, for its commas.
+#define SPATTN_CPU_BLOCK_FORWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run) \
+    {.name = #arch "_block_forward_" #dtype_name "_" #bq "x" #bk,                 \
+     .device = SPATTN_CPU,                                                        \
+     .pass = Pass::forward,                                                       \
+     .dtype = Dtype::dtype_name,                                                  \
+     .block_q = bq,                                                               \
+     .block_k = bk,                                                               \
+     .mask_words = bq * bk / 64,                                                  \
+     .permute = permute_to_key_major<bq, bk>,                                     \
+     .walks = {{Owner::queries, {}}},                                             \
+     .num_walks = 1,                                                              \
+     .runs_here = runs_here,                                                      \
+     .fits = block_fits,                                                          \
+     .cost = cost_of,                                                             \
+     .workspace = bytes_of,                                                       \
+     .forward = run,                                                              \
+     .orders = true,                                                              \
+     .max_logits = true,                                                          \
      .carries = forward_carries}
-#define SPATTN_CPU_BACKWARD(arch, T, dtype_name, bq, bk, run, num_sweeps) \
-    {.name = #arch "_block_backward_" #dtype_name "_" #bq "x" #bk,        \
-     .device = SPATTN_CPU,                                                \
-     .pass = Pass::backward,                                              \
-     .dtype = Dtype::dtype_name,                                          \
-     .block_q = bq,                                                       \
-     .block_k = bk,                                                       \
-     .mask_words = bq * bk / 64,                                          \
-     .walks = {{Owner::keys, equal_shares}},                              \
-     .num_walks = 1,                                                      \
-     .runs_here = runs_here,                                              \
-     .fits = block_fits,                                                  \
-     .cost = cost<T, bq, bk, Pass::backward>,                             \
-     .workspace = workspace_of<backward_workspace<bq, bk>>,               \
-     .backward = run<T, bq, bk>,                                          \
-     .orders = true,                                                      \
-     .carries = backward_carries,                                         \
+#define SPATTN_CPU_BLOCK_BACKWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run, num_sweeps) \
+    {.name = #arch "_block_backward_" #dtype_name "_" #bq "x" #bk,                             \
+     .device = SPATTN_CPU,                                                                     \
+     .pass = Pass::backward,                                                                   \
+     .dtype = Dtype::dtype_name,                                                               \
+     .block_q = bq,                                                                            \
+     .block_k = bk,                                                                            \
+     .mask_words = bq * bk / 64,                                                               \
+     .walks = {{Owner::keys, equal_shares}},                                                   \
+     .num_walks = 1,                                                                           \
+     .runs_here = runs_here,                                                                   \
+     .fits = block_fits,                                                                       \
+     .cost = cost_of,                                                                          \
+     .workspace = bytes_of,                                                                    \
+     .backward = run,                                                                          \
+     .orders = true,                                                                           \
+     .carries = backward_carries,                                                              \
      .sweeps = num_sweeps}
-#define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk)     \
-    SPATTN_CPU_FORWARD(arch, T, dtype, bq, bk),     \
-    SPATTN_CPU_BACKWARD(arch, T, dtype, bq, bk, block_backward, 1)
-// Form: Heads or Dims, what lies in vector lanes; heads need lists that a group shares.
-#define SPATTN_CPU_GATHER(arch, T, dtype_name, Form, form, shared)            \
-    {.name = #arch "_gather_forward_" #dtype_name "_" #form,                  \
-     .device = SPATTN_CPU,                                                    \
-     .pass = Pass::forward,                                                   \
-     .dtype = Dtype::dtype_name,                                              \
-     .runs_here = runs_here,                                                  \
-     .fits = gather_fits,                                                     \
-     .cost = form##_cost<T, Pass::forward>,                                   \
-     .workspace = workspace_of<gather_forward_workspace<Form##Forward<T>>>,   \
-     .forward = gather_forward<Form##Forward<T>>,                             \
-     .family = Family::gather,                                                \
-     .max_logits = true,                                                      \
-     .shares_lists = shared},                                                 \
-    {.name = #arch "_gather_backward_" #dtype_name "_" #form,                 \
-     .device = SPATTN_CPU,                                                    \
-     .pass = Pass::backward,                                                  \
-     .dtype = Dtype::dtype_name,                                              \
-     .runs_here = runs_here,                                                  \
-     .fits = gather_fits,                                                     \
-     .cost = form##_cost<T, Pass::backward>,                                  \
-     .workspace = workspace_of<gather_backward_workspace<Form##Backward<T>>>, \
-     .backward = gather_backward<Form##Backward<T>>,                          \
-     .family = Family::gather,                                                \
+#define SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, run_backward, num_sweeps)                       \
+    SPATTN_CPU_BLOCK_FORWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::forward>),                \
+                             (workspace_of<forward_workspace<bq, bk>>), (block_forward<T, bq, bk>)), \
+    SPATTN_CPU_BLOCK_BACKWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::backward>),              \
+                              (workspace_of<backward_workspace<bq, bk>>), (run_backward<T, bq, bk>), num_sweeps)
+#define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk) SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, block_backward, 1)
+// form: what lies in vector lanes, heads or dims; heads need lists that a group shares.
+#define SPATTN_CPU_GATHER_ROWS(arch, T, dtype_name, form, Forward, Backward, cost_of, shared) \
+    {.name = #arch "_gather_forward_" #dtype_name "_" #form,                                  \
+     .device = SPATTN_CPU,                                                                    \
+     .pass = Pass::forward,                                                                   \
+     .dtype = Dtype::dtype_name,                                                              \
+     .runs_here = runs_here,                                                                  \
+     .fits = gather_fits,                                                                     \
+     .cost = cost_of<T, Pass::forward>,                                                       \
+     .workspace = workspace_of<gather_forward_workspace<Forward>>,                            \
+     .forward = gather_forward<Forward>,                                                      \
+     .family = Family::gather,                                                                \
+     .max_logits = true,                                                                      \
+     .shares_lists = shared},                                                                 \
+    {.name = #arch "_gather_backward_" #dtype_name "_" #form,                                 \
+     .device = SPATTN_CPU,                                                                    \
+     .pass = Pass::backward,                                                                  \
+     .dtype = Dtype::dtype_name,                                                              \
+     .runs_here = runs_here,                                                                  \
+     .fits = gather_fits,                                                                     \
+     .cost = cost_of<T, Pass::backward>,                                                      \
+     .workspace = workspace_of<gather_backward_workspace<Backward>>,                          \
+     .backward = gather_backward<Backward>,                                                   \
+     .family = Family::gather,                                                                \
      .shares_lists = shared}
-#define SPATTN_CPU_GATHERS(arch, T, dtype) \
-    SPATTN_CPU_GATHER(arch, T, dtype, Heads, heads, true), SPATTN_CPU_GATHER(arch, T, dtype, Dims, dims, false)
+#define SPATTN_CPU_GATHERS(arch, T, dtype)                                                             \
+    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, heads, HeadsForward<T>, HeadsBackward<T>, heads_cost, true), \
+    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, dims, DimsForward<T>, DimsBackward<T>, dims_cost, false)
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
     SPATTN_CPU_PAIR(arch, float, f32, bq, bk), SPATTN_CPU_PAIR(arch, F16, f16, bq, bk),                       \
     SPATTN_CPU_PAIR(arch, Bf16, bf16, bq, bk)
