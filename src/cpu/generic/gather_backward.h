@@ -111,8 +111,8 @@ template <class Lane>
 void gather_backward(const BackwardArgs& args) {
     const Problem& p = *args.problem;
     Carver carver{(uintptr_t)args.workspace};
-    const GatherSpace space = carve_gather<Lane>(carver, p, args.parallel->lanes());
-    const Tiling tiling(args);
+    const auto space = carve_gather<Lane>(carver, p, args.parallel->lanes());
+    const Tiling tiling(args, Lane::Pairs::heads_of_tile);
     GatherBackwardCall<Lane> call{&args, {args, p, space, tiling, {}}, 0};
     while (call.map.next()) {
         call.next = 0;

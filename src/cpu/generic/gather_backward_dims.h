@@ -25,8 +25,9 @@ constexpr int64_t cells_ahead = 2;                // that are on their way
 
 template <class T>
 struct DimsBackward {
-    static constexpr bool heads_in_lanes = false;
-    using Map = WaveMap<heads_in_lanes>;
+    static constexpr bool owns_ranges = true;  // of keys
+    using Pairs = DimPairs;
+    using Map = WaveMap<Pairs>;
     // A query row that is worked on with others: where its pairs lie, and the first among their heads.
     struct Row {
         Keys keys;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT
-// The form of gather_backward.h whose lanes are heads. Owners are 64 columns of dK or dV: a row's heads are summed by a
+// The form of gather_backward.h whose lanes are heads. Owners are columns of dK or dV: a row's heads are summed by a
 // product [keys][heads] x [heads][64], whose rows are added where the keys lie.
 #pragma once
 
-#include "cpu/generic/gather_backward.h"
+#include "cpu/generic/gather_columns.h"
 
 namespace spattn::cpu {
 namespace {
 
-constexpr int owned_columns = 64;
-
 template <class T>
 struct HeadsBackward {
-    static constexpr bool heads_in_lanes = true;
-    using Map = WaveMap<heads_in_lanes>;
+    static constexpr bool owns_ranges = false;
+    using Pairs = HeadPairs;
+    using Map = WaveMap<Pairs>;
     struct Scratch {
         Real *q, *dout, *k, *v;  // [head_dim][width], [head_dim_v][width], [chunk][columns], [chunk][columns_v]
         Real *dq, *row;          // [head_dim][width], [width][widest]
@@ -129,29 +128,14 @@ struct HeadsBackward {
 
     // ---- owners: columns of dk, then of dv ----
 
-    static int64_t slices(int64_t columns) { return (columns + owned_columns - 1) / owned_columns; }
-    static int64_t most_owners(const Problem& p) {
-        return slices(p.head_dim) + (p.value_in_key ? 0 : slices(p.head_dim_v));
-    }
-
-    static int64_t owners(const Map& map) { return most_owners(map.p); }
+    static int64_t most_owners(const Problem& p) { return most_column_owners(p); }
+    static int64_t owners(const Map& map) { return most_column_owners(map.p); }
 
     void own(int64_t plane, int64_t owner) {
-        const bool of_keys = owner < slices(p.head_dim);
-        const int first = int(of_keys ? owner : owner - slices(p.head_dim)) * owned_columns;
-        const int64_t ld = of_keys ? columns_of(p) : values_of(p), slot = plane - map.wave.plane;
-        const int count = least(owned_columns, (of_keys ? p.head_dim : p.head_dim_v) - first);
-        Real* sums = (of_keys ? map.space.dk : map.space.dv) + slot * p.seq_k * ld + first;
-        if (map.wave.row == 0)
-            for (int64_t key = 0; key < p.seq_k; ++key) zero(sums + key * ld, round_up(count, lanes));
-        for (int64_t row = 0; row < map.wave.rows; ++row) {
-            if (of_keys) add_row(plane, row, q_heads, map.space.ds, first, count, sums, ld);
-            const int values = least(count, p.head_dim_v - first);
-            if ((!of_keys || p.value_in_key) && values > 0)
-                add_row(plane, row, dout_heads, map.space.p, first, values, sums, ld);
-        }
-        if (map.wave.row + map.wave.rows == p.seq_q)
-            write(of_keys ? args.dk : args.dv, plane, first, count, sums, ld);
+        own_columns<T>(args, map, plane, owner, [&](int64_t row, const OwnedColumns& c) {
+            if (c.of_keys) add_row(plane, row, q_heads, map.space.ds, c.first, c.count, c.sums, c.ld);
+            if (c.values > 0) add_row(plane, row, dout_heads, map.space.p, c.first, c.values, c.sums, c.ld);
+        });
     }
 
     // sums[key] += weights[key][head] x[head], the columns of one slice.
@@ -178,13 +162,6 @@ struct HeadsBackward {
                 }
             }
         }
-    }
-
-    void write(TensorView x, int64_t plane, int first, int count, const Real* sums, int64_t ld) {
-        x.data = (T*)x.data + first * x.column;
-        const Place at{{0, 1, 0, nullptr}, plane / p.heads_kv, plane % p.heads_kv, 0, 0};
-        for (int64_t key = 0; key < p.seq_k; ++key)
-            store_row(sums + key * ld, count, 1.f, address<T>(x, at, int(key)), x.column);
     }
 };
 

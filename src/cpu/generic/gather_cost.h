@@ -56,7 +56,7 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
 template <class T, Pass pass>
 Cost heads_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     constexpr double products = pass == Pass::forward ? 1 : 2.5;
-    const double dims = double(p.head_dim + p.head_dim_v), width = double(group_width(p, true));
+    const double dims = double(p.head_dim + p.head_dim_v), width = double(HeadPairs::group_width(p));
     double clocks = stats.gathered * width * (products * 2 * dims / flops_per_clock + softmax_clocks / lanes);
     clocks += gathered_clocks(p, stats, sizeof(T)) * (width / most_heads + 1);
     clocks += stats.gathered * dims * sizeof(Real) * (pass == Pass::forward ? forward_key : backward_key);

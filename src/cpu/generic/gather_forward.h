@@ -75,7 +75,7 @@ inline void gather_forward_tiles(void* argument, int64_t index) {
 template <class Lane>
 void gather_forward(const ForwardArgs& args) {
     const Problem& p = *args.problem;
-    const Tiling tiling(args);
+    const Tiling tiling(args, Lane::heads_of_tile);
     const int num_lanes = args.parallel->lanes();
     GatherForwardCall call{&args, tiling, p.seq_q * tiling.tiles(), Lane::tiles_at_once(p, tiling, num_lanes),
                          gather_lane_bytes<Lane>(p, num_lanes), 0};

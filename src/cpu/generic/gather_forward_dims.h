@@ -29,6 +29,7 @@ constexpr int64_t least_cell = 4;  // keys of a row in a range on average: fewer
 
 template <class T>
 struct DimsForward {
+    static constexpr int heads_of_tile = most_heads;
     // A query row of the wave, and the part of its list that is worked on.
     struct Row {
         const int32_t* keys;

@@ -9,6 +9,7 @@ namespace {
 
 template <class T>
 struct HeadsForward {
+    static constexpr int heads_of_tile = most_heads;
     struct Scratch {
         Real *q, *s, *k, *v;  // [head_dim][width], [chunk][width], [chunk][columns], [chunk][columns_v]
         GatherState state;    // out [head_dim_v][width]

@@ -92,7 +92,7 @@ inline Keys read_keys(const CallArgs& args, int64_t head, int64_t row, int32_t* 
 
 // ---- tiles of heads -----------------------------------------------------------------------------------------------
 
-constexpr int most_heads = 64;  // of a tile
+constexpr int most_heads = 64;  // of a tile whose heads or dims lie in vector lanes
 constexpr int gather_chunk = 64;  // keys that are gathered at once
 
 // Query heads [head, head + heads) of one query row: all share one list and one kv head.
@@ -104,12 +104,14 @@ struct HeadTile {
 // A group's heads in tiles that share a list, or one by one.
 struct Tiling {
     int64_t group;
+    int most;  // heads of a tile
     bool shared;
 
-    explicit Tiling(const CallArgs& args) : group(args.problem->group()), shared(groups_share(args)) {}
-    int64_t tiles() const { return shared ? (group + most_heads - 1) / most_heads : group; }
-    int first(int64_t tile) const { return int(shared ? tile * most_heads : tile); }
-    int heads(int64_t tile) const { return shared ? least(most_heads, group - tile * most_heads) : 1; }
+    Tiling(const CallArgs& args, int most_heads)
+        : group(args.problem->group()), most(most_heads), shared(groups_share(args)) {}
+    int64_t tiles() const { return shared ? (group + most - 1) / most : group; }
+    int first(int64_t tile) const { return int(shared ? tile * most : tile); }
+    int heads(int64_t tile) const { return shared ? least(most, group - tile * most) : 1; }
 
     // Tile n of rows [first_row, first_row + rows) of kv heads from `plane` on, which count over the batch.
     HeadTile at(const Problem& p, int64_t plane, int64_t first_row, int64_t rows, int64_t n) const {

@@ -12,17 +12,18 @@
 namespace spattn::cpu {
 namespace {
 
-constexpr int64_t wave_pairs = (int64_t(1) << 24) / int64_t(sizeof(Real));  // of a wave's store: 32 MiB of p and ds
-constexpr int64_t wave_sums = wave_pairs;  // of dk and dv in a wave of several kv heads: 16 MiB
+constexpr int64_t wave_bytes_of_pairs = int64_t(1) << 24;  // of a wave's store: as much p and as much ds
+constexpr int64_t wave_sums = (int64_t(1) << 24) / int64_t(sizeof(Real));  // of dk and dv in one of several kv heads
 
 // kv heads [plane, plane + planes) with query rows [row, row + rows); several kv heads are whole ones.
 struct Wave {
     int64_t plane, planes, row, rows;
 };
 
+template <class Number>
 struct GatherSpace {
     int64_t pairs, slots;    // of the store; of kv heads
-    Real *p, *ds;            // [pairs]
+    Number *p, *ds;          // [pairs]
     Real *dk, *dv;           // [slots][seq_k][columns], [slots][seq_k][columns_v]
     int64_t* first_pair;     // [slots] where a kv head's pairs start in the store
     double* dsink;           // [batch * heads_q][seq_q], where the problem has sinks
@@ -33,19 +34,28 @@ struct GatherSpace {
     int64_t lane_bytes;
 };
 
-// Places of the store that a listed key takes: one for each head, in whole vectors where heads lie in lanes.
-constexpr int64_t tile_width(int heads, bool heads_in_lanes) { return heads_in_lanes ? round_up(heads, lanes) : heads; }
-inline int64_t group_width(const Problem& p, bool heads_in_lanes) {
-    int64_t width = 0;
-    for (int64_t first = 0; first < p.group(); first += most_heads)
-        width += tile_width(least(most_heads, p.group() - first), heads_in_lanes);
-    return width;
-}
-
-// Pairs of a query row at most: a plan's lists hold a key once.
-inline int64_t row_pairs(const Problem& p, bool heads_in_lanes) {
-    return (p.call_lists.at_run_time() ? p.call_lists.tokens() : p.seq_k) * group_width(p, heads_in_lanes);
-}
+// How a form stores pairs: tiles of so many heads at most, of which a listed key takes whole steps, and keys of a tile
+// in whole steps, too.
+template <class N, int most, int head_step, int key_step>
+struct PairStore {
+    using Number = N;
+    static constexpr int heads_of_tile = most;
+    static constexpr int64_t most_pairs = wave_bytes_of_pairs / int64_t(sizeof(N));
+    static int64_t width(int heads) { return round_up(heads, head_step); }
+    static int64_t group_width(const Problem& p) {
+        int64_t sum = 0;
+        for (int64_t first = 0; first < p.group(); first += most) sum += width(least(most, p.group() - first));
+        return sum;
+    }
+    // Room for the keys of some rows, wherever their steps end.
+    static int64_t room(int64_t keys, int64_t rows) { return keys + rows * (key_step - 1); }
+    // Pairs of a query row at most: a plan's lists hold a key once.
+    static int64_t row_pairs(const Problem& p) {
+        return room(p.call_lists.at_run_time() ? p.call_lists.tokens() : p.seq_k, 1) * group_width(p);
+    }
+};
+using HeadPairs = PairStore<Real, most_heads, lanes, 1>;  // heads in vector lanes
+using DimPairs = PairStore<Real, most_heads, 1, 1>;
 
 // kv heads whose dk and dv a wave sums at most.
 inline int64_t slots_of(const Problem& p) {
@@ -54,13 +64,15 @@ inline int64_t slots_of(const Problem& p) {
 }
 
 template <class Lane>
-inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes) {
-    const int64_t row = row_pairs(p, Lane::heads_in_lanes), planes = p.batch * p.heads_kv;
-    GatherSpace space;
-    space.pairs = most_of(row, least_of(wave_pairs, planes * p.seq_q * row));
+inline auto carve_gather(Carver& carver, const Problem& p, int num_lanes) {
+    using Pairs = typename Lane::Pairs;
+    using Number = typename Pairs::Number;
+    const int64_t row = Pairs::row_pairs(p), planes = p.batch * p.heads_kv;
+    GatherSpace<Number> space;
+    space.pairs = most_of(row, least_of(Pairs::most_pairs, planes * p.seq_q * row));
     space.slots = slots_of(p);
-    space.p = carver.take<Real>(space.pairs);
-    space.ds = carver.take<Real>(space.pairs);
+    space.p = carver.take<Number>(space.pairs);
+    space.ds = carver.take<Number>(space.pairs);
     space.dk = carver.take<Real>(space.slots * p.seq_k * columns_of(p));
     space.dv = carver.take<Real>(p.value_in_key ? 0 : space.slots * p.seq_k * values_of(p));
     space.first_pair = carver.take<int64_t>(space.slots);
@@ -69,7 +81,7 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
     space.keys = carver.take<int32_t>(lists * list_tokens(p));
     space.counts = carver.take<int32_t>(lists);
     const int64_t owners = Lane::most_owners(p);
-    const bool has_ends = !Lane::heads_in_lanes && !p.call_lists.at_run_time();
+    const bool has_ends = Lane::owns_ranges && !p.call_lists.at_run_time();
     space.tiles = planes * p.seq_q * p.group();
     if (has_ends) space.tiles = most_of(p.group(), least_of(space.tiles, space.pairs / owners));
     space.ends = carver.take<int32_t>(has_ends ? space.tiles * owners : 0);
@@ -81,11 +93,11 @@ inline GatherSpace carve_gather(Carver& carver, const Problem& p, int num_lanes)
 }
 
 // Where the pairs of a wave lie. Lists of a call take the room of full ones.
-template <bool heads_in_lanes>
+template <class Pairs>
 struct WaveMap {
     const CallArgs& args;
     const Problem& p;
-    const GatherSpace& space;
+    const GatherSpace<typename Pairs::Number>& space;
     const Tiling& tiling;
     Wave wave;
 
@@ -102,7 +114,7 @@ struct WaveMap {
         const int64_t first = plane * p.group();
         int64_t sum = 0;
         for (int64_t tile = 0; tile < tiles; ++tile)
-            sum += listed(first + tiling.first(tile), row, rows) * tile_width(tiling.heads(tile), heads_in_lanes);
+            sum += Pairs::room(listed(first + tiling.first(tile), row, rows), rows) * Pairs::width(tiling.heads(tile));
         return sum;
     }
     int64_t plane_of(const HeadTile& t) const { return t.batch * p.heads_kv + t.head_kv; }
