@@ -9,6 +9,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_PANELS(amx, 64, 64),
     SPATTN_CPU_PANELS(amx, 32, 32),
+    SPATTN_CPU_GATHER_PANELS(amx),
 };
 
 }  // namespace

@@ -93,6 +93,23 @@ inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* low
     store_tile(b, high);
 }
 
+// A right tile becomes the left one whose rows are its lanes.
+inline void transpose_tile(Bf16Tile& tile) {
+    __m512i pairs[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) pairs[i] = _mm512_load_si512(tile.rows[i]);
+    transpose_pairs(pairs);
+    store_tile(pairs, &tile);
+}
+
+// 32 columns of two rows as a row of each of two right tiles. `high` may be null.
+inline void store_columns(const Bf16* a, const Bf16* b, Bf16* low, Bf16* high) {
+    __m512i x, y;
+    interleave(a, b, x, y);
+    _mm512_store_si512(low, x);
+    if (high) _mm512_store_si512(high, y);
+}
+
 // count is a multiple of 32.
 inline bool all_finite(const Bf16* x, int64_t count) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);

@@ -9,7 +9,8 @@
 //                  out[dim] += p[key] v[key]   a running sum in registers
 //
 // heads takes one query row at a time, 64 keys at once, with the softmax of the block kernels: online, base 2, the
-// maximum lags. dims works on waves of query rows (gather_forward_dims.h).
+// maximum lags. Where units multiply bf16, its tiles are larger and its products those of panels
+// (gather_forward_panels.h). dims works on waves of query rows (gather_forward_dims.h).
 #pragma once
 
 #include "cpu/generic/block_forward.h"

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cost.h for bf16 on panels: products at the unit's rate, the vectors of softmax partly beside them, packing.
+// cost.h and gather_cost.h for bf16 on panels: products at the unit's rate, the vectors of softmax partly beside them,
+// packing.
 #pragma once
 
-#include "cpu/generic/cost.h"
+#include "cpu/generic/gather_cost.h"
+#include "cpu/generic/gather_forward_panels.h"
 
 namespace spattn::cpu {
 namespace {
@@ -30,6 +32,24 @@ Cost panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
                  memory_us = bytes / (1e3 * machine.bandwidth);
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};
+}
+
+// Lists of keys. Clocks a number of a gathered key, fetched and packed; of q, out and their gradients of a query row,
+// packed and written back; of a key's sums of dK and dV, loaded and stored; and of a list.
+constexpr double pack_gathered = 0.15, gathered_row = 1.5, gathered_sums = 0.3, panel_list = 2000;
+
+template <class T, Pass pass>
+Cost gather_panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
+    constexpr bool forward = pass == Pass::forward;
+    const double dims = double(p.head_dim + p.head_dim_v), tiles = double((p.group() + panel_heads - 1) / panel_heads);
+    const double width = double(PairStore<T, panel_heads, tile_rows, 1>::group_width(p));
+    const double wide = double(staged_columns(p.head_dim) + staged_columns(p.head_dim_v));
+    double clocks = stats.gathered * width * (forward ? 2 : 5) * wide / product_flops_per_clock();
+    clocks += stats.gathered * width * softmax_clocks / lanes / 2;
+    clocks += (stats.gathered * dims * pack_gathered + gathered_clocks(p, stats, sizeof(T))) * tiles;
+    if (!forward) clocks += stats.gathered * dims * gathered_sums;
+    clocks += double(stats.rows) * dims * gathered_row * (forward ? 1 : 2);
+    return gather_cost(clocks + double(stats.rows) / double(p.group()) * panel_list, machine);
 }
 
 }  // namespace
