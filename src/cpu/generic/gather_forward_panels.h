@@ -8,7 +8,7 @@
 // Keys are gathered some at a time and packed once for all heads of a tile. As rows of a left panel and as terms of a
 // right one they are copied without being transposed; p is, but there are fewer heads than columns.
 //
-// Two heads of tiles are a unit. While the scores of one are made, the exponentials of the one before are; while p . V
+// Two tiles of heads are a unit. While the scores of one are made, the exponentials of the one before are; while p . V
 // is added for all units, the next keys are gathered.
 #pragma once
 
