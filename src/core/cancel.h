@@ -39,8 +39,8 @@ private:
     CancelHook* const before_;
 };
 
-// Fails with SPATTN_E_CANCELLED where the hook of this thread's scope wants the call to end. Loops over rows of blocks
-// call it once a row.
+// Fails with SPATTN_E_CANCELLED where the hook of this thread's scope wants the call to end. Loops over rows, of blocks
+// or of tokens, call it once a row.
 void check_cancelled();
 
 // The threads of a context for one call, which ends early where the context's hook says so. The hook is asked on the
