@@ -11,12 +11,12 @@ matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none"
 COLOURS = {"xref": "#d62728", "block_topk": "#1f77b4", "sink_window": "#7f7f7f"}
 
 
-def draw_all(values, folder):
-    """The figures for which there are numbers, as SVG files."""
+def draw_all(values, folder, names=None):
+    """The figures of these names, or all, for which there are numbers, as SVG files."""
     folder.mkdir(exist_ok=True)
     drawn = []
     for draw in (losses, kinds, mass, identifiers, answers):
-        figure = draw(values)
+        figure = draw(values) if names is None or draw.__name__ in names else None
         if figure:
             FigureCanvasSVG(figure)
             path = folder / f"{draw.__name__}.svg"
@@ -87,6 +87,8 @@ def mass(values):
         at = values[f"s1.{name}.mass"], values[f"s1.{name}.delta"]
         axes.plot(*at, "o", color=colour(name))
         axes.annotate(name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("share of the dense weight on the pattern's keys")
     axes.set_ylabel("loss above dense, nats a token")
     return figure

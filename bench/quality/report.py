@@ -51,7 +51,8 @@ def main():
         import figures  # matplotlib is needed only to draw
 
         REPORT.write_text(right)
-        print("\n".join(map(str, figures.draw_all(values, REPORT.parent / "figures"))))
+        shown = re.findall(r"\]\(figures/(\w+)\.svg\)", text)
+        print("\n".join(map(str, figures.draw_all(values, REPORT.parent / "figures", shown))))
         return 0
     for is_there, should_be in zip(text.splitlines(), right.splitlines()):
         if is_there != should_be:

@@ -22,6 +22,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed beforehand
 OURS = "xref"
 LABELS = ("far", "near", "new")
+LINE = ("nll", "delta_nll", "kl", "output_error", "mass", "far_mass")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
 
 
@@ -68,19 +69,26 @@ def of_tuning(lines):
 
 
 def by_document(lines, tuned):
-    """{pattern: {document: line}}, in the order of the lines."""
+    """{pattern: {document: line}}, of the documents that xref, its rivals and dense attention have all read, as far as
+    there are lines of theirs: means over different documents would not compare."""
     table = collections.defaultdict(dict)
     for line in lines:
         table[name_of(line, tuned)][line["kind"], line["document"]] = line
-    return table
+    common = set.intersection(*(set(table[name]) for name in ("dense", OURS, *RIVALS) if name in table))
+    return {name: {key: line for key, line in found.items() if key in common} for name, found in table.items()}
 
 
 def of_reading(lines, tuned):
-    table = by_document(lines, tuned)
+    table = {name: found for name, found in by_document(lines, tuned).items() if found}
+    lines = [line for found in table.values() for line in found.values()]
+    if len(table) < 2:
+        return {}  # no document was read with a pattern yet
     values = {
         "s1.check": max(line["check"] for line in lines if "check" in line),
+        "s1.arithmetic": " and ".join(sorted({line["arithmetic"] for line in lines})),
         "s1.documents": len(table["dense"]),
         "s1.kinds": len({kind for kind, _ in table["dense"]}),
+        "s1.lines": sorted(lines, key=lambda line: (line["kind"], line["document"], line["pattern"] != "dense")),
         "s1.far_share": float(np.mean([one["far_share"] for one in table["dense"].values() if one["far_share"]])),
     }
     for name, found in table.items():
@@ -100,8 +108,9 @@ def of_reading(lines, tuned):
         values |= of_identifiers(key, found, table["dense"])
         if name != OURS and OURS in table:
             values |= compare(name, table)
-    tests = [f"s1.vs.{name}.p" for name in RIVALS if f"s1.vs.{name}.p" in values]
-    values |= dict(zip((f"{test}_holm" for test in tests), paired.holm([values[test] for test in tests])))
+    tests = [f"s1.vs.{name}.p" for name in RIVALS]
+    if all(test in values for test in tests):
+        values |= dict(zip((f"{test}_holm" for test in tests), paired.holm([values[test] for test in tests])))
     return values
 
 
@@ -199,6 +208,7 @@ def tables(values):
     return {
         name: table(values)
         for name, table in (
+            ("documents", table_documents),
             ("s1", table_s1),
             ("kinds", table_kinds),
             ("vs", table_vs),
@@ -264,6 +274,16 @@ def table_s1(values):
 
 def kinds_of(values):
     return [kind for kind in KINDS if f"s1.{OURS}.{kind}" in values]
+
+
+def table_documents(values):
+    """Every document by itself, for as long as they are few."""
+    head = ["document", "pattern", "nll, nats", "Δ nll", "KL", "output error", "mass", "far mass"]
+    rows = []
+    for line in values.get("s1.lines", []):
+        numbers = [f"{line[name]:.3f}" for name in LINE if name in line]
+        rows.append([f"{line['kind']}: {line['document']}", f"`{line['pattern']}`", *numbers])
+    return rows_of(head, [row + [""] * (len(head) - len(row)) for row in rows])
 
 
 def table_kinds(values):

@@ -30,11 +30,19 @@ def folder(tmp_path):
         "same": 0.9,
         "check": 1e-7,
         "budget": 224,
+        "arithmetic": "float32",
     }
     lines, tuning, tasks = [], [], []
     for number in range(10):
         facts = {"kind": ("python", "novel")[number % 2], "document": str(number)}
-        dense = {"id": f"{number}/dense", "pattern": "dense", "tokens": 2048, "nll": 2.0, "far_share": 0.15}
+        dense = {
+            "id": f"{number}/dense",
+            "pattern": "dense",
+            "arithmetic": "float32",
+            "tokens": 2048,
+            "nll": 2.0,
+            "far_share": 0.15,
+        }
         lines.append(facts | dense | {"spans": {label: span(0.8, 1.0) for label in summary.LABELS}})
         for name, delta in zip(NAMES, (0.2 + 0.02 * number, 0.1 + 0.01 * number, 0.15 + 0.01 * number)):
             lines.append(
@@ -84,6 +92,17 @@ def test_summary_of_known_lines(folder):
     assert values["s2.definition.sink_window.right.p"] == pytest.approx(2 / 1024)
 
 
+def test_means_are_of_the_same_documents(folder):
+    """A run that was stopped has read a document with some patterns: it does not count yet."""
+    lines = (folder / "s1.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["id"] != "9/xref"]
+    (folder / "s1.jsonl").write_text("\n".join(kept) + "\n")
+    values = summary.summarise(folder)
+    assert values["s1.documents"] == values["s1.sink_window.documents"] == values["s1.xref.documents"] == 9
+    assert values["s1.sink_window.delta"] == pytest.approx(0.28) and len(values["s1.lines"]) == 4 * 9
+    assert summary.tables(values)["documents"][2].startswith("| novel: 1 | `dense` | 2.000 |  |")
+
+
 def test_another_budget_or_length_is_another_study(folder):
     other = json.loads((folder / "s1.jsonl").read_text().splitlines()[1]) | {"budget": 320, "delta_nll": 9, "id": "x"}
     with open(folder / "s1.jsonl", "a") as file:
@@ -114,3 +133,21 @@ def test_figures_are_the_same_twice(folder, tmp_path):
     for one, other in zip(paths, again):
         assert one.read_bytes() == other.read_bytes() and len(one.read_bytes()) > 2000
     assert figures.draw_all({}, tmp_path / "none") == []
+
+
+# ---- the report that is there ----
+
+
+def test_report_agrees_with_the_results():
+    text = report.REPORT.read_text()
+    assert report.render(text, summary.summarise()) == text, "run bench/quality/report.py"
+    assert len(report.NUMBER.findall(text)) > 10 and len(report.TABLE.findall(text)) >= 2
+
+
+def test_every_number_names_its_result():
+    assert report.loose_numbers(report.REPORT.read_text()) == []
+
+
+def test_figures_of_the_report_are_there():
+    named = re.findall(r"!\[[^]]*\]\(([^)]+)\)", report.REPORT.read_text())
+    assert named and all((report.REPORT.parent / name).is_file() for name in named)
