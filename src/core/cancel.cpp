@@ -10,7 +10,7 @@ namespace {
 // nothing. Calls that are shorter never ask.
 constexpr std::chrono::milliseconds between_questions(20);
 
-// Of calls of check_cancelled(), one in so many reads the clock: rows of a plan may take less than that does.
+// One in so many calls of check_cancelled() reads the clock: a row of a plan may take less time than that does.
 constexpr unsigned calls_between_looks = 32;
 
 thread_local CancelHook* of_thread = nullptr;
