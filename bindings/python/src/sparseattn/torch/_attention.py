@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention as autograd and torch.compile see it."""
+"""Attention of tensors: eager calls, as autograd sees them, and the way to the operators for all that looks on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch.nn.functional
 from torch.autograd import forward_ad
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
-from .._patterns import Pattern, as_pattern, pattern_named
-from .._plans import find, find_plan, make_plan
+from .._patterns import Pattern, as_pattern
+from .._plans import find, make_plan
 from .._problem import sizes_of
+from ._operators import plan_for, refuse_again
 from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, require_tensor, with_mask
 
 if TYPE_CHECKING:
@@ -32,147 +33,6 @@ if TYPE_CHECKING:
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
         sink_logits: torch.Tensor | None
-
-
-# ---- operators: what graphs hold ----
-
-_OPERANDS = "Tensor q, Tensor k, Tensor? v, Tensor? sink_logits, Tensor? indices, Tensor? index_counts, Tensor? mask"
-_SCALARS = (
-    "str pattern, str axes, float? scale, float? softcap, SymInt? q_offset, SymInt? head_dim_v, bool deterministic, "
-    "bool reference"
-)
-_NUM_OPERANDS, _NUM_SCALARS = 7, 8
-
-_library = torch.library.Library("sparseattn", "DEF")
-_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward) -> (Tensor out, Tensor lse)")
-_library.define(
-    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}) -> "
-    "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
-)
-
-
-def _plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor | None,
-    sink_logits: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    pattern: Any,
-    axes: str,
-    scale: float | None,
-    softcap: float | None,
-    q_offset: int | None,
-    head_dim_v: int | None,
-    deterministic: bool,
-    reference: bool,
-    backward: bool,
-    context: Context | None = None,
-) -> Any:
-    if mask is not None:
-        pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
-    return find_plan(
-        TensorPlan,
-        context_of(q) if context is None else context,
-        pattern,
-        q.device,
-        q.dtype,
-        (q.shape, k.shape, None if v is None else v.shape),
-        axes,
-        scale,
-        softcap,
-        q_offset,
-        head_dim_v,
-        sink_logits is not None,
-        backward,
-        deterministic,
-        reference,
-    )
-
-
-def _forward(
-    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
-) -> Any:
-    """The operator; scalars are those of its schema."""
-    plan = _plan(q, k, v, sink_logits, mask, *_named(scalars[0]), *scalars[1:])
-    lists = {"indices": indices, "index_counts": index_counts}
-    return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
-
-
-def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
-    """The operator. What a call has no gradient of, dv or dsink_logits, is a tensor without elements."""
-    sink_logits, indices, index_counts, mask, pattern, *scalars = more
-    plan = _plan(q, k, v, sink_logits, mask, *_named(pattern), *scalars, True)
-    lists = {"indices": indices, "index_counts": index_counts}
-    dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
-    return dq, dk, q.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
-
-
-def _named(name: str) -> tuple[Any]:
-    """The pattern of a graph's constant: a text is as good as its pattern, and found again without a parse."""
-    return (pattern_named(name) if name.startswith("#") else name,)
-
-
-def _forward_fake(
-    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
-) -> Any:
-    pattern, axes, _, _, _, head_dim_v, *_ = scalars
-    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor is not None and tensor.device != q.device:
-            message = f"argument {name} lies on {tensor.device}; accepted: {q.device}, where q lies"
-            raise ArgumentError(message, "SPATTN_E_DEVICE", name)
-    _kept_by_graphs[pattern] = pattern_named(pattern)
-    out = [*q.shape[:-1], sizes["head_dim_v"]]
-    lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
-    return q.new_empty(out), q.new_empty(lse, dtype=torch.float32)
-
-
-# A graph has a pattern's name alone, and may be run when nobody else holds the pattern any more.
-_kept_by_graphs: dict[str, Pattern] = {}
-
-
-def _backward_fake(
-    dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, sink_logits: Any, *more: Any
-) -> Any:
-    gradients = q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty(0 if v is None else v.shape)
-    return *gradients, lse.new_empty(0 if sink_logits is None else sink_logits.shape)
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.scalars = inputs[_NUM_OPERANDS : _NUM_OPERANDS + _NUM_SCALARS]
-    ctx.save_for_backward(*inputs[:_NUM_OPERANDS], *output)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
-    *operands, out, lse = ctx.saved_tensors
-    if dout is None and dlse is None:
-        return (None,) * (_NUM_OPERANDS + _NUM_SCALARS + 1)
-    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *ctx.scalars)
-    dq, dk, dv, dsink = gradients
-    v, sink_logits = operands[2:4]
-    found = dq, dk, None if v is None else dv, None if sink_logits is None else dsink
-    return *found, *[None] * (_NUM_OPERANDS + _NUM_SCALARS + 1 - len(found))
-
-
-def _refuse(ctx: Any, *gradients: Any) -> Any:
-    raise UnsupportedError(
-        "second derivatives of attention are not offered; accepted: first ones, by backward() or grad() without "
-        "create_graph. torch's own scaled_dot_product_attention has second ones under "
-        "sdpa_kernel(SDPBackend.MATH)",
-        "SPATTN_E_UNSUPPORTED",
-        "dout",
-    )
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("forward", _forward, _device)
-    _library.impl("backward", _backward, _device)
-torch.library.register_fake("sparseattn::forward", _forward_fake, lib=_library)
-torch.library.register_fake("sparseattn::backward", _backward_fake, lib=_library)
-torch.library.register_autograd("sparseattn::forward", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("sparseattn::backward", _refuse, lib=_library)
 
 
 # ---- eager calls: an autograd function of its own takes a tenth of an operator's ----
@@ -213,7 +73,7 @@ class _Once(torch.autograd.Function):
     def forward(ctx: Any, gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | None) -> Any:
         return tuple(x if x is None else x.detach() for x in gradients)
 
-    backward = staticmethod(_refuse)
+    backward = staticmethod(refuse_again)
 
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -350,7 +210,7 @@ def attention_backward(
         pattern, mask = "full", pattern
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
-    plan = _plan(q, k, v, sink_logits, mask, pattern, *options, True, context)
+    plan = plan_for(q, k, v, sink_logits, mask, pattern, *options, True, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
     return gradients
@@ -442,7 +302,7 @@ def _attend(
         if call is not None:
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
-    plan = _plan(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
+    plan = plan_for(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
     if not backward:
         lists = {"indices": indices, "index_counts": index_counts}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)

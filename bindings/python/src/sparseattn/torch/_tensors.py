@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from .. import _plans
 from .._analytic import full, global_keys, sink
 from .._arrays import make_tensor
 from .._core import ArgumentError, Context, DTypeError, ShapeError, check, default_context, ffi, lib
+from .._frames import FORWARD, Frame
 from .._patterns import Pattern, as_pattern, per_batch
+from .._plans import Plan
 
 _DTYPES = {
     torch.float32: (lib.SPATTN_FLOAT, 32),
@@ -56,7 +57,7 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # tensors whose attribute
 _KEEPS_GRADIENTS = "sparseattn.torch.attention, or a call under torch.no_grad()"
 
 
-class TensorPlan(_plans.Plan):
+class TensorPlan(Plan):
     """A plan whose arrays are tensors of one device; else as Plan, but that forward has no out.
 
     Autograd does not see it: forward refuses tensors that require a gradient, but for torch.no_grad().
@@ -89,7 +90,7 @@ class TensorPlan(_plans.Plan):
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         return self.run(q, k, v, **lists, return_lse=return_lse, return_max_logits=return_max_logits)
 
-    run = _plans.Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
+    run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
     def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
         return dtype, *_code(dtype, "problem.dtype")
@@ -108,7 +109,7 @@ class TensorPlan(_plans.Plan):
             self._templates[shape] = template
         return template
 
-    def _place(self, frame: _plans.Frame, name: str, tensor: Any, writes: bool = False) -> Any:
+    def _place(self, frame: Frame, name: str, tensor: Any, writes: bool = False) -> Any:
         if tensor is None:
             return frame.clear(name)
         known = frame.tensors.get(name)
@@ -134,12 +135,12 @@ class TensorPlan(_plans.Plan):
         frame.set(name, form, struct)[0] = tensor.data_ptr()
         return copy
 
-    def _forms(self, frame: _plans.Frame) -> None:
+    def _forms(self, frame: Frame) -> None:
         return None  # attention(), which would be quicker by them, asks for a PlainCall
 
-    def _call(self, frame: _plans.Frame) -> int:
+    def _call(self, frame: Frame) -> int:
         if self._on_cpu:
-            return _call_on_host(self, frame)
+            return frame.run_on_host(self._handle)
         # Freed when this returns, and given out again in the order of the stream.
         scratch = torch.empty(frame.size, dtype=torch.uint8, device=self._device)
         frame.use_scratch(scratch.data_ptr())
@@ -148,15 +149,12 @@ class TensorPlan(_plans.Plan):
         return status
 
 
-_call_on_host = _plans.Plan._call
-
-
 class PlainCall:
     """A plan of forward for tensors of known forms, of which only the addresses are new in each call."""
 
     def __init__(self, plan: TensorPlan, return_lse: bool):
         self.plan, self._return_lse = plan, return_lse
-        self._frames: list[tuple[_plans.Frame, Any]] = []  # each with where its addresses are
+        self._frames: list[tuple[Frame, Any]] = []  # each with where its addresses are
         self._out = plan.template(plan._out_shape, plan.dtype)
         self._lse = plan.template(plan._lse_shape, torch.float32)
 
@@ -175,8 +173,8 @@ class PlainCall:
         self._frames.append(taken)
         return out, lse
 
-    def _make_frame(self, *tensors: torch.Tensor | None) -> tuple[_plans.Frame, Any]:
-        frame = self.plan._make_frame(_plans.FORWARD)
+    def _make_frame(self, *tensors: torch.Tensor | None) -> tuple[Frame, Any]:
+        frame = self.plan._make_frame(FORWARD)
         given = dict(zip(("q", "k", "v", "out", "lse"), tensors))
         for name, tensor in given.items():
             self.plan._place(frame, name, tensor)
