@@ -34,9 +34,11 @@ Cost panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};
 }
 
-// Lists of keys. Clocks a number of a gathered key, fetched and packed; of q, out and their gradients of a query row,
-// packed and written back; of a key's sums of dK and dV, loaded and stored; and of a list.
-constexpr double pack_gathered = 0.15, gathered_row = 1.5, gathered_sums = 0.3, panel_list = 2000;
+// Lists of keys. Clocks a number of a gathered key, packed; of its sums of dK and dV, loaded and stored; and of q, out
+// and their gradients of a query row, packed and written back. Clocks of a pair a column, for operands and sums that
+// come from L2; and of a list. Read off lists of 64 to 2,048 keys for groups of 1 to 128 heads (Sapphire Rapids), as
+// shares of what dense blocks took there.
+constexpr double pack_gathered = 0.2, gathered_sums = 0.15, gathered_row = 1, far_pair = 0.005, panel_list = 1000;
 
 template <class T, Pass pass>
 Cost gather_panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
@@ -44,8 +46,9 @@ Cost gather_panel_cost(const Problem& p, const LayoutStats& stats, const Machine
     const double dims = double(p.head_dim + p.head_dim_v), tiles = double((p.group() + panel_heads - 1) / panel_heads);
     const double width = double(PairStore<T, panel_heads, tile_rows, 1>::group_width(p));
     const double wide = double(staged_columns(p.head_dim) + staged_columns(p.head_dim_v));
-    double clocks = stats.gathered * width * (forward ? 2 : 5) * wide / product_flops_per_clock();
-    clocks += stats.gathered * width * softmax_clocks / lanes / 2;
+    const double pairs = stats.gathered * width, products = forward ? 1 : 2.5;
+    double clocks = pairs * products * wide * (2 / product_flops_per_clock() + far_pair);
+    clocks += pairs * softmax_clocks / lanes / 2;
     clocks += (stats.gathered * dims * pack_gathered + gathered_clocks(p, stats, sizeof(T))) * tiles;
     if (!forward) clocks += stats.gathered * dims * gathered_sums;
     clocks += double(stats.rows) * dims * gathered_row * (forward ? 1 : 2);
