@@ -12,7 +12,8 @@ FOLDERS = ("src", "include", "tests")     # each is an include path, too
 SKIPPED = {
     "tests/gpu/gpu.h": "sees the CUDA runtime, which not every build has",
     **{f"src/cpu/generic/{name}.h": "is written over tiles, which an arch brings that has them"
-       for name in ("panels", "panel_forward", "panel_backward", "panel_cost", "panel_rows")},
+       for name in ("panels", "panel_forward", "panel_backward", "panel_cost", "panel_rows", "gathered_panels",
+                    "gather_forward_panels", "gather_backward_panels")},
 }
 X86 = ("avx2", "avx512", "avx512bf16", "amx")
 ARCHS = {"x86_64": X86, "AMD64": X86, "aarch64": ("neon",), "arm64": ("neon",)}
