@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .. import Context, Pattern, SparseAttentionError, causal, parse, symbols_of, version, xref
+from .. import Context, Pattern, SparseAttentionError, causal, symbols_of, version, xref
 from ..demo import book, screen, weights
 from ..demo import run as demo
 from .beside import FAR, Attention, Dense, Kept, Reading, read_beside, read_dense
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first",
         type=int,
-        help="the token from whose prediction on numbers count; default: a quarter of the tokens, where dense attention "
-        "and a pattern of few keys begin to differ",
+        help="the token from whose prediction on numbers count; default: a quarter of the tokens, where dense "
+        "attention and a pattern of few keys begin to differ",
     )
     parser.add_argument("--layers", action="store_true", help="also output error and mass of each layer")
     parser.add_argument("--json", action="store_true", help="a line for each pattern instead of tables")
