@@ -17,11 +17,19 @@ std::string without_arch(const Kernel& row) {
     return name.substr(name.find('_') + 1);
 }
 
+// Rows on panels are another algorithm, which pads few heads to a tile: where that is dear, the rows of AVX-512, which
+// run on the same processors, serve.
+bool is_on_panels(const Kernel& row) {
+    const std::string name = row.name;
+    return name.rfind("amx_", 0) == 0 || name.rfind("avx512bf16_", 0) == 0;
+}
+
 // Gather rows of the CPU that differ in their arch alone, the best one first.
 std::map<std::string, std::vector<const Kernel*>> gather_rows() {
     std::map<std::string, std::vector<const Kernel*>> rows;
     for (const Kernel& row : all_kernels())
-        if (row.family == Family::gather && row.device == SPATTN_CPU) rows[without_arch(row)].push_back(&row);
+        if (row.family == Family::gather && row.device == SPATTN_CPU && !is_on_panels(row))
+            rows[without_arch(row)].push_back(&row);
     return rows;
 }
 
