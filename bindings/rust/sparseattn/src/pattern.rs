@@ -414,9 +414,9 @@ pub fn xref_extend<I: Index>(pattern: &Pattern, token_ids: &[I], symbols: Option
     let symbols = tensor.as_ref().map_or(std::ptr::null(), |tensor| tensor as *const _);
     match pattern.handle() {
         // SAFETY: as documents; the handle lives during the call.
-        Ok(handle) => of_list(token_ids, |ids, made| unsafe {
-            sys::spattn_pattern_xref_extend(handle, ids, symbols, made)
-        }),
+        Ok(handle) => {
+            of_list(token_ids, |ids, made| unsafe { sys::spattn_pattern_xref_extend(handle, ids, symbols, made) })
+        }
         Err(error) => Pattern(Err(error)),
     }
 }
