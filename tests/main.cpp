@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What all test programs share: the list of their tests, and the loop that runs them.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <vector>
@@ -56,6 +58,11 @@ void failed(const char* file, int line, const std::string& what) {
 }
 
 void skip(const std::string& why) { skips.push_back(why); }
+
+size_t every() {
+    const char* given = std::getenv("SPATTN_TEST_EVERY");
+    return given ? size_t(std::max(1, std::atoi(given))) : 1;
+}
 
 int run(int argc, char** argv) {
     int counts[3] = {};

@@ -222,8 +222,7 @@ void cuda(cudaError_t error, const char* what) {
 }
 
 bool is_wanted(int n) {
-    const char* given = std::getenv("SPATTN_TEST_EVERY");
-    return n % (given ? std::max(1, std::atoi(given)) : 1) == 0;
+    return size_t(n) % check::every() == 0;
 }
 
 std::string Case::name() const {

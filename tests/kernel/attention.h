@@ -368,12 +368,6 @@ inline bool is_tested(const Rows& rows) {
     return rows.forward.runs_here(0) && (!wanted || !std::strncmp(rows.forward.name, wanted, std::strlen(wanted)));
 }
 
-// With SPATTN_TEST_EVERY=n one of n pairs of a case and rows is tested: under tools that slow all accesses down.
-inline size_t every() {
-    const char* given = std::getenv("SPATTN_TEST_EVERY");
-    return given ? size_t(std::max(1, std::atoi(given))) : 1;
-}
-
 inline Rows reference_rows(Dtype dtype) {
     for (const Rows& rows : cpu_rows(true))
         if (rows.forward.dtype == dtype) return rows;

@@ -87,7 +87,7 @@ TEST(rows_read_any_axis) {
                 for (size_t r = 0; r < all.size(); ++r) {
                     const Kind& kind = kinds[k];
                     const Rows& rows = all[r];
-                    if (rows.forward.dtype != dtype || (n + k + r) % (3 * every())) continue;
+                    if (rows.forward.dtype != dtype || (n + k + r) % (3 * check::every())) continue;
                     const bool orderly = ++draw % 2;
                     check::context = text(rows.forward.name, " ", kind.name, orderly ? " orderly" : "", " ",
                                           describe(c), " draw ", draw);

@@ -140,7 +140,7 @@ TEST(every_row_computes_attention) {
             const Case& c = cases[n];
             const auto is_met = [&](const Rows& rows) {
                 const size_t r = size_t(&rows - all.data());
-                return rows.forward.dtype == dtype && is_tested(rows) && takes(rows, c) && (n + r) % every() == 0;
+                return rows.forward.dtype == dtype && is_tested(rows) && takes(rows, c) && (n + r) % check::every() == 0;
             };
             if (std::none_of(all.begin(), all.end(), is_met)) continue;  // where some rows only are asked for
             const Inputs in = make_inputs(c, dtype, seed + unsigned(n));

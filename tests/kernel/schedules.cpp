@@ -33,9 +33,9 @@ TEST(threads_do_not_change_bits) {
         for (Values* x : {&dirty.q, &dirty.k, &dirty.v, &dirty.dout}) (*x)[x->size() / 3] = not_a_number;
         for (const Rows& rows : cpu_rows(false)) {
             if (!is_tested(rows) || !takes(rows, c)) continue;
-            if (++n % every()) continue;
+            if (++n % check::every()) continue;
             // Numbers on 7 threads, or NaN in their midst on 2, by turns, against the same on one.
-            const bool has_nan = n / every() % 2;
+            const bool has_nan = n / check::every() % 2;
             check::context = text(rows.forward.name, " ", describe(c), has_nan ? " with NaN" : "");
             const Inputs& in = has_nan ? dirty : clean;
             CHECK(same(run_rows(c, rows, in, 1), run_rows(c, rows, in, has_nan ? 2 : 7)));
