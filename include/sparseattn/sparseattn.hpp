@@ -552,6 +552,7 @@ inline Pattern xref(const Numbers& token_ids, const ConstView& symbols, const Xr
 inline Pattern xref(const Numbers& token_ids, const Xref& params = {}) {
     return detail::xref(token_ids, nullptr, params);
 }
+
 // flags are spattn_pattern_flags: with SPATTN_BORROW the arrays must outlive every pattern and plan made of them.
 inline Pattern csr(const Numbers& row_ptr, const Numbers& col_idx, int64_t seq_k, uint32_t flags = 0) {
     return detail::make(spattn_pattern_csr, detail::Argument(row_ptr), detail::Argument(col_idx), seq_k, flags);

@@ -68,8 +68,8 @@ public:
 
     int64_t size() const { return size_; }
 
-    // An index goes on with the text: whoever extends a pattern once more, or one that was not extended into, pays for
-    // another one.
+    // The longer pattern takes over the index. A pattern that has none, since it was made at once or was extended
+    // before, makes one anew.
     PatternRef extend(const Tokens& tokens) const {
         std::unique_ptr<XrefIndex> index;
         {

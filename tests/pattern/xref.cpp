@@ -24,10 +24,10 @@ Text random_text(drawn::Random& random, int64_t tokens, int64_t words) {
     return text;
 }
 
-// The first `tokens` of a text.
-Text beginning(const Text& whole, int64_t tokens) {
-    return {{whole.ids.begin(), whole.ids.begin() + tokens},
-            {whole.symbols.begin(), whole.symbols.begin() + 2 * tokens}};
+// Tokens [begin, end) of a text.
+Text part(const Text& whole, int64_t begin, int64_t end) {
+    return {{whole.ids.begin() + begin, whole.ids.begin() + end},
+            {whole.symbols.begin() + 2 * begin, whole.symbols.begin() + 2 * end}};
 }
 
 XrefParams random_params(drawn::Random& random) {
@@ -65,7 +65,7 @@ TEST(no_row_depends_on_a_later_token) {
             const int64_t row = random.in(0, tokens - 1);
             check::context = "seed " + std::to_string(seed) + ", row " + std::to_string(row);
             const std::vector<int64_t> keys = keys_of(pattern, tokens, row);
-            Text changed = beginning(whole, row + 1);
+            Text changed = part(whole, 0, row + 1);
             CHECK(keys_of(make(changed, params), row + 1, row) == keys);
             while (int64_t(changed.ids.size()) < tokens) add_token(changed, random, random.in(0, 2 * words));
             CHECK(keys_of(make(changed, params), tokens, row) == keys);
@@ -119,10 +119,6 @@ TEST(links_reach_what_they_are_for) {
 
 // A text that goes on, some tokens at a time, is the text read at once; so is each of two ways in which one goes on.
 TEST(extended_texts_are_whole_texts) {
-    const auto part = [](const Text& whole, int64_t begin, int64_t end) {
-        return Text{{whole.ids.begin() + begin, whole.ids.begin() + end},
-                    {whole.symbols.begin() + 2 * begin, whole.symbols.begin() + 2 * end}};
-    };
     for (uint64_t seed = 0; seed < 60; ++seed) {
         drawn::Random random(seed);
         check::context = "seed " + std::to_string(seed);
