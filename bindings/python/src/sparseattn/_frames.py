@@ -63,10 +63,10 @@ class Frame:
         setattr(self.args, name, tensor)
         return place
 
-    def together(self) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-        """The forms of q, k and v one after the other, their tensors, and where these have their addresses."""
-        forms, structs, places = zip(*(self.tensors[name] for name in ("q", "k", "v")))
-        return sum(forms, ()), structs, places
+    def together(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The forms of q, k and v one after the other, and their tensors."""
+        forms, structs, _ = zip(*(self.tensors[name] for name in ("q", "k", "v")))
+        return sum(forms, ()), structs
 
     def clear(self, name: str) -> None:
         if name in self.tensors:

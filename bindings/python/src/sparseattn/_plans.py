@@ -355,7 +355,7 @@ class Plan:
 
     def _forms(self, frame: Frame) -> Any:
         """What _place_again reads: Frame.forms. None for arrays that are no buffers."""
-        forms, structs, _ = frame.together()
+        forms, structs = frame.together()
         return None if None in structs else (forms, structs)
 
     def _place_again(self, frame: Frame, q: Any, k: Any, v: Any) -> bool:
