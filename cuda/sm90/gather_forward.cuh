@@ -338,10 +338,7 @@ struct GatherScores {
 
     __device__ __forceinline__ void mask(const uint32_t (&keys)[2]) {
 #pragma unroll
-        for (int i = 0; i < gather_tile / 2; ++i) {
-            const int column = tile::fragment_column(0, i);
-            ptx::minus_infinity_unless(s[i], keys[column / 32] >> 2 * (thread % 4) & (1u << column % 32));
-        }
+        for (int i = 0; i < gather_tile / 2; ++i) ptx::minus_infinity_unless(s[i], has_key(keys, thread, i));
     }
 
     // p into shared memory, and its sums. Made relative to the maximum found last, unless that follows or was too low.

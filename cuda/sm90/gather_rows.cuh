@@ -92,20 +92,28 @@ struct ListWalk {
     }
 };
 
-// Panels of 64 columns, from `first` on, of a walk's rows of one operand into a tile. Columns from `columns` on, and
-// keys that are not there, become zeros.
-template <int Panels, class Element>
-__device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* rows, int64_t stride, int columns,
-                                          int first, const void* tile) {
-    const int chunk = ListWalk::lane() % 8, row = ListWalk::lane() / 8;
-    const uint32_t to = ptx::shared_address(tile) + (ListWalk::first_row() + row) * 128 + ((chunk ^ row) << 4);
+// A row of an operand that comes into a tile; one that is not there becomes zeros.
+template <class Element>
+struct SourceRow {
+    const Element* columns;
+    bool is_there;
+};
+
+// Panels of 64 columns, from `first` on, of rows of one operand into a tile: row(i) is the i-th of the four rows that
+// this lane copies. Columns from `columns` on become zeros.
+template <int Panels, class Row>
+__device__ __forceinline__ void copy_tile(Row row, int columns, int first, const void* tile) {
+    const int chunk = ListWalk::lane() % 8, row_of_four = ListWalk::lane() / 8;
+    const uint32_t to =
+        ptx::shared_address(tile) + (ListWalk::first_row() + row_of_four) * 128 + ((chunk ^ row_of_four) << 4);
     const auto copy = [&](int i, int panels) {
-        const Element* from = rows + walk.keys[i] * stride + 64 * first + 8 * chunk;
+        const auto source = row(i);
+        const auto* const from = source.columns + 64 * first + 8 * chunk;
         const uint32_t at = (to + i * 512) ^ (i % 2 * 64);  // rows of i and i + 2 are 8 apart: the same swizzle
 #pragma unroll
         for (int panel = 0; panel < Panels; ++panel)
             ptx::cp_async_16(at + panel * gather_panel_bytes, from + 64 * panel,
-                             walk.keys[i] != no_token && panel < panels ? 16 : 0);
+                             source.is_there && panel < panels ? 16 : 0);
     };
     if (columns >= 64 * (first + Panels)) {
 #pragma unroll
@@ -115,6 +123,22 @@ __device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* r
 #pragma unroll
         for (int i = 0; i < 4; ++i) copy(i, panels);
     }
+}
+
+// The same of a walk's keys.
+template <int Panels, class Element>
+__device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* rows, int64_t stride, int columns,
+                                          int first, const void* tile) {
+    const auto row = [&](int i) {
+        return SourceRow<Element>{rows + walk.keys[i] * stride, walk.keys[i] != no_token};
+    };
+    copy_tile<Panels>(row, columns, first, tile);
+}
+
+// Whether there is the key of a thread's value i of a tile of scores; `keys` has a bit for each key of the tile.
+__device__ __forceinline__ bool has_key(const uint32_t (&keys)[2], int thread, int i) {
+    const int column = tile::fragment_column(0, i);
+    return keys[column / 32] >> 2 * (thread % 4) & (1u << column % 32);
 }
 
 }  // namespace spattn::sm90

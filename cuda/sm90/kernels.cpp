@@ -18,6 +18,7 @@
 #include "sm90/block_backward.h"
 #include "sm90/block_backward_apart.h"
 #include "sm90/block_forward.h"
+#include "sm90/gather_backward.h"
 #include "sm90/gather_forward.h"
 #include "tile/fragment.h"
 
@@ -48,6 +49,15 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
     counters = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
     notes = counters + alignment;
     bytes = notes + size_t(tasks * warps * note_bytes);
+}
+
+GatherBackwardSpace::GatherBackwardSpace(const Problem& p, const TokenListsView& tokens) {
+    constexpr int64_t alignment = 256;
+    const size_t keys = size_t(p.batch * p.heads_kv * p.seq_k) * sizeof(float);
+    sums = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, {}, {}, {})), alignment));
+    dv = sums + (p.value_in_key ? 0 : keys * size_t(p.head_dim));
+    const size_t own = sums + keys * size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    bytes = std::max(own, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
 }
 
 namespace {
@@ -155,17 +165,31 @@ Kernel block_forward(const char* name) {
 // ---- lists ----
 // Tiles have 64 query rows, the heads of a group; what a group leaves of its last tile is worked on in vain.
 template <int HeadDim, int HeadDimV>
-const char* gather_forward_fits(const Problem& p) {
+const char* gather_fits(const Problem& p) {
     constexpr bool value_in_key = HeadDim > 256;
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
     if (const char* why = rows_of_16_bytes(p)) return why;
     if (value_in_key && !p.value_in_key) return "reads values as columns of keys, and these stand apart";
-    if (const char* why = any::maximum_fits(p)) return why;
     constexpr int64_t most_tasks = int64_t(1) << 30;
     if (p.batch * p.heads_q * p.seq_q > most_tasks || p.call_lists.tokens() > most_tasks)
         return "more rows, or longer lists, than it counts";
     return nullptr;
 }
+
+template <int HeadDim, int HeadDimV>
+const char* gather_forward_fits(const Problem& p) {
+    if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
+    return any::maximum_fits(p);
+}
+
+// What tasks of lists are: so many tiles of 64 rows, of so many blocks of 64 keys each.
+struct ListTasks {
+    double tasks, blocks;
+    static ListTasks of(const Problem& p, const LayoutStats& s) {
+        const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
+        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / 64), std::ceil(list / 64)};
+    }
+};
 
 // Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or
 // the way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
@@ -176,10 +200,9 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double fetched_bytes = 25, task = 3000;  // a cycle of an SM; cycles
     constexpr double launch = 4;                       // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
-    const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
-    const double tasks = double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / 64);
+    const ListTasks work = ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
-    const double cycles = tasks * (std::ceil(list / 64) * block + task);
+    const double cycles = work.tasks * (work.blocks * block + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
     return any::overlapped(launch, any::compute_us(cycles, machine),
@@ -198,7 +221,7 @@ void gather(const ForwardArgs& args) {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_gather(int32_t device) {
+void prepare_gather_forward(int32_t device) {
     GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
     any::GatherForward<D>::prepare(device);
 }
@@ -214,12 +237,39 @@ Kernel gather_forward(const char* name) {
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
             .workspace = no_workspace,
             .forward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .prepare = prepare_gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare_gather_forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .family = Family::gather,
             .max_logits = true,
             .shares_lists = true,
             .assumes = assumes};
 }
+
+template <int HeadDim, int HeadDimV>
+const char* gather_backward_fits(const Problem& p) {
+    if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
+    if (p.deterministic) return "adds dk and dv in the order of arrival";
+    return nullptr;
+}
+
+// As forward with five products, and with the sums of dk and dv that L2 takes, a row of floats for each listed key.
+template <int HeadDim, int HeadDimV>
+Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr bool value_in_key = HeadDim > 256;
+    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.5, elements = 3000;
+    constexpr double added_bytes = 14, task = 6000;  // a cycle of an SM; cycles
+    constexpr double launches = 20;                  // us
+    const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
+    const ListTasks work = ListTasks::of(p, s);
+    const double block = std::max({products / reached, elements, 64 * columns * 4 / added_bytes});
+    const double cycles = work.tasks * (work.blocks * block + task);
+    const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
+    const double keys = double(p.batch * p.heads_kv * p.seq_k) * columns;
+    const double around = any::memory_us(4 * rows + 10 * keys, machine, streamed);  // delta; sums cleared, and read
+    return any::overlapped(launches + around, any::compute_us(cycles, machine),
+                           any::memory_us(4 * rows + 2 * keys, machine, beside_products));
+}
+
+size_t gather_backward_workspace(const Sizing& s) { return GatherBackwardSpace(s.problem, s.tokens).bytes; }
 
 // ---- backward ----
 template <int HeadDim, int HeadDimV>
@@ -259,6 +309,38 @@ bool is_addressable(const BackwardArgs& args) {
            runtime::has_tensor_map(args.dq, runtime::q_sizes(p)) &&
            runtime::has_tensor_map(args.dk, runtime::k_sizes(p)) &&
            (p.value_in_key || runtime::has_tensor_map(args.dv, runtime::v_sizes(p)));
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void gather(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    if (is_addressable(args))
+        GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+    else
+        any::GatherBackward<D>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void prepare_gather_backward(int32_t device) {
+    GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
+    any::GatherBackward<D>::prepare(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel gather_backward(const char* name) {
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .runs_here = runs_here,
+            .fits = gather_backward_fits<HeadDim, HeadDimV>,
+            .cost = gather_backward_cost<HeadDim, HeadDimV>,
+            .workspace = gather_backward_workspace,
+            .backward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .prepare = prepare_gather_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .family = Family::gather,
+            .shares_lists = true,
+            .assumes = assumes};
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>

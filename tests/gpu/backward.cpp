@@ -19,10 +19,11 @@ Case backward_case(const std::string& row, Case c) {
     return c;
 }
 
-void run_row(const Context& context, const std::string& row, const Case& c) {
-    check::context = row + " " + c.name();
+// `rows`: those that the plan may take, one for each pass.
+void run_row(const Context& context, const std::string& rows, const Case& c) {
+    check::context = rows + " " + c.name();
     const Truth truth = make_truth(c, unsigned(c.seq_q * 131 + c.seq_k));
-    const Force force(pair_with(row));
+    const Force force(rows);
     const Plan plan = make_plan(context, c);
     if (!plan) return;
     Run run(plan, c, truth);
@@ -45,12 +46,39 @@ TEST(tensor_core_rows_backward) {
             if (n % 3 == 0) c.head_dim -= 24;
             if (n % 5 == 0) c.head_dim_v -= 8 * (n % 7);
             c.softcap = n % 7 == 1 ? 1.5 : 0, c.sinks = n % 5 == 2, c.dlse = n % 11 < 6;
-            run_row(context, row, c);
+            run_row(context, pair_with(row), c);
             ++cases;
         }
         std::printf("%s: %d cases\n", row.c_str(), cases);
     }
     if (backward_rows().empty()) check::skip("no GPU of 2020 or later");
+}
+
+// Lists that the plan makes, of groups that fill a tile of rows, part of one, or several; what a call lists is drawn in
+// tests/random.
+TEST(tensor_core_rows_of_lists_backward) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const std::vector<std::string> rows = tensor_core_rows("_gather_backward_");
+    constexpr int64_t groups[] = {1, 5, 64, 70};
+    int n = 0;
+    for (const std::string& row : rows) {
+        std::string forward = row;
+        forward.replace(forward.find("backward"), std::string("backward").size(), "forward");
+        int cases = 0;
+        for (Case c : shapes_of(dtype_of(row))) {
+            if (++n % 8 || c.pattern.find("per_head") != std::string::npos) continue;  // groups share their lists
+            c = backward_case(row, c);
+            c.value_in_key = c.head_dim > 256;
+            if (n % 3 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
+            c.heads_q = c.heads_kv * groups[n / 8 % 4];
+            c.softcap = n % 5 == 1 ? 1.5 : 0, c.sinks = n % 7 < 3, c.dlse = n % 11 < 6;
+            run_row(context, forward + "," + row, c);
+            ++cases;
+        }
+        std::printf("%s: %d cases\n", row.c_str(), cases);
+    }
+    if (rows.empty()) check::skip("no sm90 GPU");
 }
 
 // More tasks than the chip has processors, with and without work; keys that all queries see are split.
@@ -65,7 +93,7 @@ TEST(many_tasks_backward) {
         split.pattern = "causal & (sink(64) | window(40,0))", split.seq_q = split.seq_k = 10000, split.heads_q = 1;
         for (Case c : {packed, split}) {
             c.dtype = dtype_of(row);
-            run_row(context, row, backward_case(row, c));
+            run_row(context, pair_with(row), backward_case(row, c));
         }
     }
 }
@@ -77,7 +105,7 @@ TEST(misaligned_views_backward) {
         Case c;
         c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = 4, c.padding = 4;
         c.dtype = dtype_of(row);
-        run_row(context, row, backward_case(row, c));
+        run_row(context, pair_with(row), backward_case(row, c));
     }
 }
 

@@ -33,7 +33,7 @@ problems=${SPATTN_TEST_PROBLEMS:-20000}
 printf '\n$ test_random --device cuda --problems %s\n' "$problems" >> "$file"
 $random --problems "$problems" >> "$file" 2>&1 || failed=1
 # What takes minutes under a tool is left out: long rows.
-cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
+cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
     small_heads_and_blocks two_streams_at_once
     graph_capture_and_replay allocator_hooks_are_honoured"
 tools=${SPATTN_TEST_TOOLS-memcheck racecheck initcheck synccheck}

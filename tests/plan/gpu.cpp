@@ -64,6 +64,10 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}

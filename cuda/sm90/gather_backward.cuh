@@ -1,0 +1,628 @@
+// SPDX-License-Identifier: MIT
+//
+//     s = q kT,  p = exp2(scale_log2 s - lse),  dp = dout vT,  ds = p (dp - delta)
+//     dq += ds k,  dk += dsT q,  dv += pT dout
+//
+// over lists of keys that the heads of a group share: 64 query rows meet the keys of their list 64 at a time, as in
+// gather_forward.cuh. lse and delta of the rows come from any's kernel before.
+//
+//   grid      one CTA an SM, persistent; tasks in turn, tiles of a list side by side, so that L2 has its keys
+//   producer  one warpgroup finds keys in the list and copies their rows into a ring of tiles; q and dout of a task
+//             come once
+//   weights   the first warpgroup makes p of a block of keys, the second dp and, with the p that it reads, ds. Both go
+//             through shared memory, where all products find them
+//   products  every warpgroup has some columns of dq, whose sums stay in registers, and some of dk and dv. Of 576
+//             columns there are three warpgroups and room for one tile of keys: keys are free when dq has met them, and
+//             the next ones come while dk and dv are made
+//   dk, dv    are sums of what many tasks make: they go to memory from registers, 64 columns at a time, and are added
+//             there in the order of arrival. Memory takes them as floats, which a kernel before clears and one after
+//             turns into elements. Where values are columns of keys, a key's two gradients are one sum
+//   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
+//
+// Who shares columns of keys as here, and makes ds from p in shared memory, follows from room: q, dout and keys of 576
+// columns take 208 of 227 KiB.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "any/block_backward.h"
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/reduce.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "runtime/launch.h"
+#include "sm90/gather_backward.h"
+#include "sm90/gather_rows.cuh"
+#include "sm90/pipeline.cuh"
+#include "tile/fragment.h"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm90 {
+
+// ---- configuration ----
+template <Dtype D, int HeadDim, int HeadDimV>
+struct GatherGradientConfig : TileConfig<D, HeadDim, HeadDimV> {
+    using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Base::panels, Base::v_panels;
+    static constexpr bool value_in_key = HeadDim > 256;
+    static constexpr int warpgroups = value_in_key ? 3 : 2;  // that make products
+    static constexpr int warps = 4 * warpgroups, threads = 128 * (warpgroups + 1);
+    static constexpr int panel_bytes = gather_panel_bytes, panel_step = panel_bytes / 16;  // of descriptors
+    static constexpr int key_panels = panels + (value_in_key ? 0 : v_panels);             // of a tile of the ring
+    static constexpr int dq_panels = (panels + warpgroups - 1) / warpgroups;              // of a warpgroup, at most
+    static constexpr int most_bytes = 227 * 1024, barrier_bytes = 3072;
+    static constexpr int fitting = ((most_bytes - barrier_bytes) / panel_bytes - panels - v_panels - 2) / key_panels;
+    static constexpr int stages = std::min(fitting, 4);
+    static constexpr int producer_registers = value_in_key ? 32 : 40, consumer_registers = value_in_key ? 160 : 232;
+    static_assert(!value_in_key || panels == v_panels + 1, "the last panel of keys has no values");
+    static_assert(stages >= 1, "a tile has room");
+    static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
+};
+
+struct GatherBackwardParams {
+    TensorView q, k, v, dout, dq;
+    float *dk_sums, *dv_sums;  // [batch, heads_kv, seq_k] rows of head_dim and of dv_row
+    const float *lse, *delta;  // [batch, heads_q, seq_q]
+    any::GatherLists lists;
+    ListRows rows;
+    int head_dim, head_dim_v, dv_row;
+    float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
+    float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
+};
+
+// ---- shared memory ----
+template <class C>
+struct GatherGradientShared {
+    uint8_t q[C::panels][C::panel_bytes];
+    uint8_t dout[C::v_panels][C::panel_bytes];
+    uint8_t keys[C::stages][C::key_panels][C::panel_bytes];  // and their values
+    uint8_t p[C::panel_bytes], ds[C::panel_bytes];           // ds: with a softcap it first holds p times its slope
+    int32_t key[C::stages][gather_tile];                     // which key a row is, or no_token
+    uint64_t there[C::stages];                               // a bit for each row that is one
+    float lift, most[4];                                     // of ds: what fp16 leaves of its lift; by warp, the largest
+    GatherTask task;
+    uint64_t rows_full, rows_empty;  // of q, dout and the task: every producer and a warp's; a warp of products
+    uint64_t keys_full[C::stages], keys_empty[C::stages];  // likewise
+    uint64_t p_full, ds_full;                              // a warp that makes them
+    uint64_t weights_empty;                                // of p and ds: a warp of products
+};
+
+// ---- producers ----
+template <class C>
+struct GatherGradientProducer {
+    using Element = typename C::Element;
+
+    const GatherBackwardParams& params;
+    GatherGradientShared<C>& shared;
+    Cursor<C::stages> slot;
+    uint32_t rows_phase = 0;
+
+    __device__ __forceinline__ void run() {
+        for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
+            GatherTask task = GatherTask::at(params.rows, params.lists, at);
+            ListWalk walk(params.lists, task);
+            task.blocks = walk.blocks();
+            // The first keys go ahead: there is room for them before q and dout of the task before are done with.
+            if (task.blocks > 0) load(walk, 0);
+            announce(task);
+#pragma unroll 1
+            for (int block = 1; block < walk.blocks(); ++block) load(walk, block);
+        }
+        announce({0, 0, 0, 0, end_of_work});
+    }
+
+    __device__ __forceinline__ void announce(const GatherTask& task) {
+        ptx::mbarrier_wait(&shared.rows_empty, rows_phase ^ 1);
+        if (threadIdx.x % 128 == 0) shared.task = task;
+        if (task.blocks > 0) {
+            copy<C::panels>(task, params.q, params.head_dim, shared.q);
+            copy<C::v_panels>(task, params.dout, params.head_dim_v, shared.dout);
+        }
+        __syncwarp();  // the task is there before lane 0 tells of it
+        if (ListWalk::lane() == 0) ptx::mbarrier_arrive(&shared.rows_full);
+        ptx::cp_async_arrive(&shared.rows_full);
+        rows_phase ^= 1;
+    }
+
+    // Rows beyond the last become zeros, and so does what they would add to dk and dv.
+    template <int Panels>
+    __device__ __forceinline__ void copy(const GatherTask& task, const TensorView& x, int columns, const void* tile) {
+        const auto row = [&](int i) {
+            const TileRow at(params.rows, params.lists, task, ListWalk::first_row() + 4 * i + ListWalk::lane() / 8);
+            return SourceRow<Element>{any::row_of<Element>(x, task.batch, at.head, at.query), at.is_there};
+        };
+        copy_tile<Panels>(row, columns, 0, tile);
+    }
+
+    __device__ __forceinline__ void load(ListWalk& walk, int block) {
+        const uint32_t there = walk.take(block);
+        ptx::mbarrier_wait(&shared.keys_empty[slot.index], slot.phase ^ 1);
+        const int lane = ListWalk::lane(), first = ListWalk::first_row();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (lane % 8 == 0) shared.key[slot.index][first + 4 * i + lane / 8] = walk.keys[i];
+        if (lane == 0) reinterpret_cast<uint16_t*>(&shared.there[slot.index])[first / 16] = uint16_t(there);
+        __syncwarp();  // keys are there before lane 0 tells of them
+        if (lane == 0) ptx::mbarrier_arrive(&shared.keys_full[slot.index]);
+        auto& tile = shared.keys[slot.index];
+        copy_rows<C::panels>(walk, any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0), params.k.row,
+                             params.head_dim, 0, tile);
+        if constexpr (!C::value_in_key)
+            copy_rows<C::v_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0), params.v.row,
+                                   params.head_dim_v, 0, tile[C::panels]);
+        ptx::cp_async_arrive(&shared.keys_full[slot.index]);
+        slot.advance();
+    }
+};
+
+// ---- products: what warpgroup Part does ----
+// HasCap: with a softcap.
+template <class C, bool HasCap, int Part>
+struct GatherGradients {
+    using Element = typename C::Element;
+    static constexpr bool makes_p = Part == 0, makes_ds = Part == 1;
+    static constexpr int first_panel = Part * C::dq_panels;  // of dq
+    static constexpr int own_panels = std::max(std::min(C::panels - first_panel, C::dq_panels), 0);
+    // Where values stand apart the first warpgroup makes dv, while the second makes ds, and that one dk.
+    static constexpr bool makes_dk = C::value_in_key || makes_ds, makes_dv = C::value_in_key || makes_p;
+    // p and ds are lifted above their own size, by factors that the sums lose at their end.
+    static constexpr float p_unlift = tile::unlift<C::dtype>, ds_unlift = tile::ds_unlift<C::dtype>;
+    static constexpr bool is_f16 = C::dtype == Dtype::f16;
+    static constexpr float dp_factor = p_unlift * tile::ds_lift<C::dtype>;
+
+    const GatherBackwardParams& params;
+    GatherGradientShared<C>& shared;
+    const int thread;  // of the warpgroup
+    Cursor<C::stages> slot;
+    uint32_t phase = 0;  // of p and ds
+    GatherTask task;
+    float of_row[2];          // of this thread's rows, what p is relative to, or delta
+    float lift = 1, dq_lift;  // of fp16: what is left of the lift of ds, and that of dq's sums
+    float dq[own_panels > 0 ? own_panels * 32 : 1];
+
+    __device__ __forceinline__ bool is_first_lane() const { return thread % 32 == 0; }
+    __device__ __forceinline__ static auto tag() { return tile::MatrixTag<C::dtype>{}; }
+
+    __device__ __forceinline__ void run() {
+        for (uint32_t rows_phase = 0;; rows_phase ^= 1) {
+            ptx::mbarrier_wait(&shared.rows_full, rows_phase);
+            ptx::fence_async_shared();
+            task = shared.task;
+            if (task.blocks == end_of_work) return;
+            if constexpr (makes_p || makes_ds) read_rows();
+            lift = dq_lift = 1;
+            if (task.blocks == 0) {
+#pragma unroll
+                for (float& x : dq) x = 0;
+                release(&shared.rows_empty);
+            }
+#pragma unroll 1
+            for (int n = 0; n < task.blocks; ++n) block(n > 0, n == task.blocks - 1);
+            if constexpr (own_panels > 0) store();
+        }
+    }
+
+    // This warp's arrival, when all its lanes are done.
+    __device__ __forceinline__ void release(uint64_t* bar) {
+        __syncwarp();
+        if (is_first_lane()) ptx::mbarrier_arrive(bar);
+    }
+
+    __device__ __forceinline__ void read_rows() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const TileRow row(params.rows, params.lists, task, tile::fragment_row(thread, 2 * h));
+            const int64_t at = (int64_t(task.batch) * params.lists.heads_q + row.head) * params.lists.seq_q + row.query;
+            if constexpr (makes_p) {
+                // A row without a key has lse = -infinity, and an infinite offset would make NaN of its masked scores.
+                const float lse = params.lse[at];
+                const float offset = lse == -INFINITY ? FLT_MAX : tile::lift<C::dtype> - lse * float(M_LOG2E);
+                of_row[h] = row.is_there ? offset : -INFINITY;
+            } else {
+                of_row[h] = row.is_there ? params.delta[at] * dp_factor : 0;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void block(bool accumulates, bool is_last) {
+        ptx::mbarrier_wait(&shared.keys_full[slot.index], slot.phase);
+        ptx::fence_async_shared();
+        int keys[4];  // of the rows for whose sums eight lanes stand together
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            keys[i] = shared.key[slot.index][16 * (thread / 32) + thread % 32 / 8 * 2 + i / 2 * 8 + i % 2];
+        const uint32_t tile = ptx::wgmma_descriptor(shared.keys[slot.index], C::panel_bytes);
+        if constexpr (makes_p) make_p(tile);
+        if constexpr (makes_ds) make_ds(tile + (C::value_in_key ? 0 : C::panels * C::panel_step));
+        if constexpr (!makes_ds) ptx::mbarrier_wait(&shared.p_full, phase);
+        if constexpr (makes_dv && !C::value_in_key) add_dv(keys);
+        ptx::mbarrier_wait(&shared.ds_full, phase);
+        if constexpr (is_f16) follow_lift();
+        const uint32_t ds = ptx::wgmma_descriptor(shared.ds, 0);
+        ptx::wgmma_fence();
+        if constexpr (own_panels > 0) {
+#pragma unroll
+            for (int i = 0; i < gather_tile / 16; ++i)
+                ptx::wgmma_transposed_b(dq, ds + i * 2, tile + first_panel * C::panel_step + i * 128,
+                                        i > 0 || accumulates, tag());
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
+        }
+        release(&shared.keys_empty[slot.index]);
+        if constexpr (makes_dk)
+            add_dk(keys, is_last);
+        else
+            end_block(is_last);
+        slot.advance();
+        phase ^= 1;
+    }
+
+    // All that this block's products read but keys is free.
+    __device__ __forceinline__ void end_block(bool is_last) {
+        release(&shared.weights_empty);
+        if (is_last) release(&shared.rows_empty);
+    }
+
+    // Scores or dp: products of two tiles whose columns both run along k.
+    template <int Panels>
+    __device__ __forceinline__ void multiply(float (&s)[32], const void* rows, uint32_t keys) {
+        const uint32_t a = ptx::wgmma_descriptor(rows, 0);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int panel = 0; panel < Panels; ++panel)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                ptx::wgmma(s, a + panel * C::panel_step + i * 2, keys + panel * C::panel_step + i * 2,
+                           panel > 0 || i > 0, tag());
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+    }
+
+    // Whether some key of the block is absent.
+    __device__ __forceinline__ bool take_keys(uint32_t (&keys)[2]) const {
+        const uint64_t all = shared.there[slot.index];
+        keys[0] = uint32_t(all), keys[1] = uint32_t(all >> 32);
+        return (keys[0] & keys[1]) != ~0u;
+    }
+
+    __device__ __forceinline__ void make_p(uint32_t tile) {
+        float s[32], weight[HasCap ? 32 : 1];
+        multiply<C::panels>(s, shared.q, tile);
+        if constexpr (HasCap) {
+            tile::cap(s, params.into_cap);
+#pragma unroll
+            for (int i = 0; i < 32; ++i) weight[i] = 1 - s[i] * s[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+            s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, of_row[tile::row_of(i)]));
+        uint32_t keys[2];
+        if (take_keys(keys)) [[unlikely]] {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) ptx::zero_unless(s[i], has_key(keys, thread, i));
+        }
+        ptx::mbarrier_wait(&shared.weights_empty, phase ^ 1);
+        put(s, shared.p);
+        if constexpr (HasCap) {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) weight[i] *= s[i];
+            put(weight, shared.ds);
+        }
+        ptx::fence_async_shared();
+        release(&shared.p_full);
+    }
+
+    __device__ __forceinline__ void put(const float (&x)[32], const void* to) {
+        uint32_t words[4][4];
+        tile::pack_tile<C::dtype>(x, words);
+        tile::store_swizzled(words, ptx::shared_address(to), C::panel_bytes, thread);
+    }
+
+    __device__ __forceinline__ void make_ds(uint32_t tile) {
+        float ds[32];
+        multiply<C::v_panels>(ds, shared.dout, tile);
+        ptx::mbarrier_wait(&shared.p_full, phase);
+        const int row = 16 * (thread / 32) + thread % 16;
+        const uint32_t from = ptx::shared_address(HasCap ? shared.ds : shared.p) + row * 128;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            uint32_t words[4];
+            ptx::load_matrix_x4(words, from + ((32 * c + 16 * (thread / 16 % 2)) ^ (row % 8 << 4)));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float& x = ds[8 * c + i];
+                x = weight(words[i / 2], i % 2) * fmaf(x, dp_factor, -of_row[tile::row_of(i)]);
+            }
+        }
+        uint32_t keys[2];
+        if (take_keys(keys)) [[unlikely]] {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) ptx::zero_unless(ds[i], has_key(keys, thread, i));
+        }
+        if constexpr (is_f16) fit(ds);
+        put(ds, shared.ds);
+        ptx::fence_async_shared();
+        release(&shared.ds_full);
+    }
+
+    // fp16 ends at 65504. Where ds goes beyond, it is lifted by less, and so is all of it that the task still makes.
+    __device__ __forceinline__ void fit(float (&ds)[32]) {
+        constexpr float largest = 65504, fitting = 32768;
+        float most = 0;
+#pragma unroll
+        for (float& x : ds) x *= lift, most = fmaxf(most, fabsf(x) < INFINITY ? fabsf(x) : 0);
+        if (ptx::named_barrier_any(1, 128, most > largest)) {
+            for (int n = 16; n; n /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
+            if (is_first_lane()) shared.most[thread / 32] = most;
+            ptx::named_barrier_sync(1, 128);  // the largest of all warps are there
+            for (float x : shared.most) most = fmaxf(most, x);
+            const float less = exp2f(-ceilf(log2f(most / fitting)));
+#pragma unroll
+            for (float& x : ds) x *= less;
+            lift *= less;
+        }
+        if (thread == 0) shared.lift = lift;
+    }
+    __device__ __forceinline__ void follow_lift() {
+        lift = shared.lift;
+        if (lift == dq_lift) return;
+#pragma unroll
+        for (float& x : dq) x *= lift / dq_lift;
+        dq_lift = lift;
+    }
+
+    __device__ __forceinline__ static float weight(uint32_t word, int half) {
+        const uint32_t bits = half ? word >> 16 : word & 0xFFFF;
+        if constexpr (C::dtype == Dtype::bf16) return __uint_as_float(bits << 16);
+        else return __half2float(__ushort_as_half(uint16_t(bits)));
+    }
+
+    // One panel of pT dout or dsT q, begun.
+    __device__ __forceinline__ void multiply_transposed(float (&sums)[32], const void* weights, const void* rows,
+                                                        int panel, bool accumulates) {
+        const uint32_t a = ptx::wgmma_descriptor(weights, 0);
+        const uint32_t b = ptx::wgmma_descriptor(rows, C::panel_bytes) + panel * C::panel_step;
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < gather_tile / 16; ++i)
+            ptx::wgmma_transposed(sums, a + i * 128, b + i * 128, i > 0 || accumulates, tag());
+        ptx::wgmma_commit();
+    }
+
+    __device__ __forceinline__ void add_dv(const int (&keys)[4]) {
+#pragma unroll
+        for (int panel = 0; panel < C::v_panels; ++panel) {
+            float sums[32];
+            multiply_transposed(sums, shared.p, shared.dout, panel, false);
+            ptx::wgmma_wait<0>();
+            add(sums, p_unlift, keys, params.dv_sums, params.dv_row, panel, params.head_dim_v);
+        }
+    }
+
+    // Also ends the block.
+    __device__ __forceinline__ void add_dk(const int (&keys)[4], bool is_last) {
+        constexpr int first = C::value_in_key ? first_panel : 0, end = C::value_in_key ? first + own_panels : C::panels;
+#pragma unroll
+        for (int panel = first; panel < end; ++panel) {
+            float sums[32];
+            multiply_transposed(sums, shared.ds, shared.q, panel, false);
+            ptx::wgmma_wait<0>();
+            float factor = params.scale * (ds_unlift / lift);
+            if (C::value_in_key && panel < C::v_panels) {
+#pragma unroll
+                for (float& x : sums) x *= factor / p_unlift;
+                factor = p_unlift;
+                multiply_transposed(sums, shared.p, shared.dout, panel, true);
+                ptx::wgmma_wait<0>();
+            }
+            if (panel == end - 1) end_block(is_last);
+            add(sums, factor, keys, params.dk_sums, params.head_dim, panel, params.head_dim);
+        }
+    }
+
+    // A tile of 64 keys and 64 columns, times a factor, to the sums. L2 adds whole lines of 128 bytes at 3.8 TB/s, but
+    // rows of 8 columns, as the four lanes of a quad have them, at 2.3: two quads exchange what they have of 32 columns
+    // and four rows until eight lanes have a row.
+    __device__ __forceinline__ void add(const float (&x)[32], float factor, const int (&keys)[4], float* sums, int row,
+                                        int panel, int columns) {
+        const bool is_odd = thread & 1, is_second = thread & 4;
+        const int column = 64 * panel + thread / 4 % 2 * 16 + thread % 2 * 8 + thread / 2 % 2 * 4;
+        const int64_t plane = int64_t(task.batch) * params.lists.heads_kv + task.head_kv;
+        sums += plane * params.lists.seq_k * row + column;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float y[2][4];  // of 8 columns and of those 16 further: the lane's 4
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int n = i / 4, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
+                    if (i % 4 > 1) continue;
+                    const float mine = factor * (is_odd ? x[at + 4] : x[at]);
+                    const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
+                    y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
+                }
+                float first[4], second[4];  // of two rows side by side
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float mine = is_second ? y[1][e] : y[0][e];
+                    const float theirs = __shfl_xor_sync(~0u, is_second ? y[0][e] : y[1][e], 4);
+                    first[e] = is_second ? theirs : mine, second[e] = is_second ? mine : theirs;
+                }
+                if (column + 32 * half >= columns) continue;
+                add_row(sums + 32 * half, keys[2 * h], row, first);
+                add_row(sums + 32 * half, keys[2 * h + 1], row, second);
+            }
+    }
+
+    __device__ __forceinline__ static void add_row(float* sums, int key, int row, const float (&x)[4]) {
+        if (key != no_token) ptx::add_global(sums + int64_t(key) * row, x[0], x[1], x[2], x[3]);
+    }
+
+    __device__ __forceinline__ void store() {
+        const float factor = params.scale * (ds_unlift / dq_lift);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const TileRow row(params.rows, params.lists, task, tile::fragment_row(thread, 2 * h));
+            if (!row.is_there) continue;
+            Element* const to = any::row_of<Element>(params.dq, task.batch, row.head, row.query);
+#pragma unroll
+            for (int i = 2 * h; i < own_panels * 32; i += 4) {
+                const int column = 64 * first_panel + tile::fragment_column(thread, i);
+                if (column < params.head_dim)  // a multiple of 8, as the first of this column's 8
+                    *reinterpret_cast<uint32_t*>(to + column) =
+                        tile::pack<C::dtype>(dq[i] * factor, dq[i + 1] * factor);
+            }
+        }
+    }
+};
+
+// ---- kernel ----
+template <class C, bool HasCap>
+__global__ void __launch_bounds__(C::threads, 1)
+    gather_backward_kernel(const __grid_constant__ GatherBackwardParams params) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    GatherGradientShared<C>& shared = *reinterpret_cast<GatherGradientShared<C>*>(memory);
+    if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&shared.rows_full, gather_producers + gather_producers / 32);
+        ptx::mbarrier_init(&shared.rows_empty, C::warps);
+        for (int i = 0; i < C::stages; ++i) {
+            ptx::mbarrier_init(&shared.keys_full[i], gather_producers + gather_producers / 32);
+            ptx::mbarrier_init(&shared.keys_empty[i], C::warps);
+        }
+        ptx::mbarrier_init(&shared.p_full, 4);
+        ptx::mbarrier_init(&shared.ds_full, 4);
+        ptx::mbarrier_init(&shared.weights_empty, C::warps);
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup =
+        __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
+    const int thread = int(threadIdx.x % 128);
+    if (warpgroup == C::warpgroups) {
+        ptx::give_registers<C::producer_registers>();
+        GatherGradientProducer<C>{params, shared}.run();
+        return;
+    }
+    ptx::take_registers<C::consumer_registers>();
+    if (warpgroup == 0)
+        GatherGradients<C, HasCap, 0>{params, shared, thread}.run();
+    else if (C::warpgroups == 2 || warpgroup == 1)
+        GatherGradients<C, HasCap, 1>{params, shared, thread}.run();
+    else
+        GatherGradients<C, HasCap, 2>{params, shared, thread}.run();
+}
+
+// ---- dk and dv: sums into elements ----
+constexpr int sums_threads = 256, sums_chunk = 8;  // columns of a thread
+
+struct SumsParams {
+    const float* sums;  // [batch, heads_kv, seq_k, columns]
+    TensorView to;
+    int64_t chunks;  // of all rows
+    int chunks_of_row, heads_kv;
+    int64_t seq_k;
+};
+
+template <Dtype D>
+__global__ void __launch_bounds__(sums_threads) sums_kernel(const __grid_constant__ SumsParams params) {
+    using Element = typename tile::Element<D>::type;
+    for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < params.chunks;
+         at += int64_t(gridDim.x) * sums_threads) {
+        const int64_t row = at / params.chunks_of_row, plane = row / params.seq_k;
+        const int column = int(at % params.chunks_of_row) * sums_chunk;
+        const float4* from = reinterpret_cast<const float4*>(params.sums + at * sums_chunk);
+        const float4 x = from[0], y = from[1];
+        Element* to = any::row_of<Element>(params.to, plane / params.heads_kv, plane % params.heads_kv,
+                                           row % params.seq_k) + column;
+        *reinterpret_cast<uint4*>(to) =
+            uint4{tile::pack<D>(x.x, x.y), tile::pack<D>(x.z, x.w), tile::pack<D>(y.x, y.y), tile::pack<D>(y.z, y.w)};
+    }
+}
+
+// ---- launch ----
+template <class C>
+struct GatherBackwardLaunch {
+    const BackwardArgs& args;
+    const Problem& p;
+    const GatherBackwardSpace space;
+    GatherBackwardParams params;
+
+    explicit GatherBackwardLaunch(const BackwardArgs& args)
+        : args(args), p(*args.problem), space(p, args.tokens) {
+        char* const workspace = static_cast<char*>(args.workspace);
+        const auto rows = any::BackwardSpace<float>::at(workspace, p, {}, {});
+        const double scale = p.softcap != 0 ? p.softcap : p.scale;
+        const any::GatherLists lists = any::GatherLists::of(args);
+        params = {args.q,
+                  args.k,
+                  args.v,
+                  args.dout,
+                  args.dq,
+                  reinterpret_cast<float*>(workspace + space.sums),
+                  reinterpret_cast<float*>(workspace + space.dv),
+                  rows.lse,
+                  rows.delta,
+                  lists,
+                  ListRows::of(p, lists),
+                  int(p.head_dim),
+                  int(p.head_dim_v),
+                  int(p.value_in_key ? p.head_dim : p.head_dim_v),
+                  float(p.scale),
+                  float(scale * M_LOG2E),
+                  p.softcap != 0 ? float(p.scale / p.softcap) : 0};
+    }
+
+    void clear() const {
+        const size_t columns = size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+        runtime::clear(params.dk_sums, size_t(p.batch * p.heads_kv * p.seq_k) * columns * sizeof(float), args.stream);
+    }
+
+    void products() const {
+        const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
+        const auto kernel = p.softcap != 0 ? gather_backward_kernel<C, true> : gather_backward_kernel<C, false>;
+        runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherGradientShared<C>)}, args.stream,
+                        params);
+    }
+
+    void write(const float* sums, const TensorView& to, int64_t columns) const {
+        const int64_t chunks = p.batch * p.heads_kv * p.seq_k * columns / sums_chunk;
+        constexpr int64_t most_ctas = 1 << 16;
+        const unsigned ctas = unsigned(std::min(any::divide_up(chunks, sums_threads), most_ctas));
+        runtime::launch(sums_kernel<C::dtype>, {ctas, unsigned(sums_threads), 0}, args.stream,
+                        SumsParams{sums, to, chunks, int(columns / sums_chunk), int(p.heads_kv), p.seq_k});
+    }
+
+    void write_gradients() const {
+        write(params.dk_sums, args.dk, p.head_dim);
+        if (!p.value_in_key) write(params.dv_sums, args.dv, p.head_dim_v);
+    }
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
+    static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
+    const GatherBackwardLaunch<GatherGradientConfig<D, HeadDim, HeadDimV>> launch(args);
+    launch.clear();
+    any::BlockBackward<D>::rows(args);
+    launch.products();
+    launch.write_gradients();
+    any::BlockBackward<D>::sinks(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = GatherGradientConfig<D, HeadDim, HeadDimV>;
+    any::BlockBackward<D>::prepare(device);
+    const runtime::CurrentDevice current(device);
+    static_assert(sizeof(GatherGradientShared<C>) <= C::most_bytes, "a CTA has no more");
+    runtime::prepare(gather_backward_kernel<C, false>, sizeof(GatherGradientShared<C>));
+    runtime::prepare(gather_backward_kernel<C, true>, sizeof(GatherGradientShared<C>));
+    runtime::prepare(sums_kernel<D>, 0);
+}
+
+}  // namespace spattn::sm90
