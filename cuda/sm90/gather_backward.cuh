@@ -19,8 +19,21 @@
 //             turns into elements. Where values are columns of keys, a key's two gradients are one sum
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
 //
-// Who shares columns of keys as here, and makes ds from p in shared memory, follows from room: q, dout and keys of 576
-// columns take 208 of 227 KiB.
+// That a warpgroup makes ds from p in shared memory, and that there is but one tile of keys, follows from room: q, dout
+// and keys of 576 columns take 208 of 227 KiB.
+//
+// What binds: L2. A block of 64 keys of 576 columns is 5504 cycles of the tensor unit, and takes about 13,000: L2 gives
+// 72 KiB of keys and adds 144 KiB of floats, whose limit is 3.8 TB/s. Without the additions a block takes 10,000. Lists
+// that name more keys than L2 has room for sums are slower still. What would halve both is two CTAs that have half the
+// columns of 128 heads each.
+//
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 794 in the same
+// run): 128 heads, 576/512, lists of 2,048 among 16K keys 386, among 32K 341, among 128K 331; 64 heads 292; lists of 512
+// among 4K 312; 16 heads of 128 65, 64 heads of 128 253, of 256 255.
+//
+// Tried and dropped (128 heads, 16K, in one run): additions of rows of 32 bytes, as accumulators lie (301); panels of
+// keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by the warpgroup that
+// makes neither p nor ds (371 to 381); keys of the next block brought into L2 ahead (365).
 #pragma once
 
 #include <algorithm>

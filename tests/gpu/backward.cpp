@@ -14,6 +14,12 @@ std::string pair_with(const std::string& row) {
            "_d256_v256_64x64," + row;
 }
 
+// A row of lists and that of the other pass.
+std::string with_its_forward(const std::string& row) {
+    const std::string backward = "backward";
+    return std::string(row).replace(row.find(backward), backward.size(), "forward") + "," + row;
+}
+
 Case backward_case(const std::string& row, Case c) {
     c.backward = true, c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
     return c;
@@ -63,8 +69,6 @@ TEST(tensor_core_rows_of_lists_backward) {
     constexpr int64_t groups[] = {1, 5, 64, 70};
     int n = 0;
     for (const std::string& row : rows) {
-        std::string forward = row;
-        forward.replace(forward.find("backward"), std::string("backward").size(), "forward");
         int cases = 0;
         for (Case c : shapes_of(dtype_of(row))) {
             if (++n % 8 || c.pattern.find("per_head") != std::string::npos) continue;  // groups share their lists
@@ -73,12 +77,27 @@ TEST(tensor_core_rows_of_lists_backward) {
             if (n % 3 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
             c.heads_q = c.heads_kv * groups[n / 8 % 4];
             c.softcap = n % 5 == 1 ? 1.5 : 0, c.sinks = n % 7 < 3, c.dlse = n % 11 < 6;
-            run_row(context, forward + "," + row, c);
+            run_row(context, with_its_forward(row), c);
             ++cases;
         }
         std::printf("%s: %d cases\n", row.c_str(), cases);
     }
     if (rows.empty()) check::skip("no sm90 GPU");
+}
+
+// Every processor has several tasks of many blocks, and L2 all that it can take: warps run far apart.
+TEST(lists_of_many_heads_at_full_load) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const std::string& row : tensor_core_rows("_gather_backward_")) {
+        if (row.find("_bf16_") == std::string::npos) continue;
+        Case c;
+        c.pattern = "causal & window(511,0)", c.dtype = abi::bf16;
+        c.seq_q = 264, c.seq_k = 775, c.heads_q = 128, c.heads_kv = 1;
+        c = backward_case(row, c);
+        c.value_in_key = c.head_dim > 256;
+        run_row(context, with_its_forward(row), c);
+    }
 }
 
 // More tasks than the chip has processors, with and without work; keys that all queries see are split.
