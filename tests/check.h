@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A test is a plain program: TEST functions run in order, CHECK counts, the last line is "N passed, N failed", and
 // ", N skipped" where a test made no check and said why. A test that says nothing and checks nothing fails: it proves
-// nothing. `program NAME...` runs only those tests.
+// nothing. `program NAME...` runs only those tests; the seconds of long ones are printed.
 #pragma once
 
 #include <sstream>

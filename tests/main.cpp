@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What all test programs share: the list of their tests, and the loop that runs them.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,17 +26,22 @@ std::vector<Test>& tests() {
 long failures = 0;
 std::vector<std::string> skips;
 
+constexpr double worth_telling = 0.1;  // seconds of a test
+
 enum class Outcome { passed, failed, skipped };
 
 Outcome run(const Test& test, const char* program) {
     const long checks_before = checks, failures_before = failures;
     const size_t skips_before = skips.size();
     context.clear();
+    const auto start = std::chrono::steady_clock::now();
     try {
         test.body();
     } catch (const std::exception& e) {
         report(false, test.name, 0, std::string("threw ") + e.what());
     }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (took.count() >= worth_telling) std::printf("%8.1f s  %s\n", took.count(), test.name);
     const bool made_checks = checks > checks_before, gave_reason = skips.size() > skips_before;
     if (!made_checks && !gave_reason) report(false, test.name, 0, "made no check");
     if (failures > failures_before) {
