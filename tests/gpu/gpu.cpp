@@ -5,10 +5,13 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <future>
 #include <map>
 #include <random>
 #include <sstream>
+#include <thread>
 
 namespace gpu {
 
@@ -49,7 +52,17 @@ double rounded(double x, spattn_dtype dtype) {
     return load(dtype, element);
 }
 
-// ---- inputs ----
+// ---- truths, which are made on many threads, where a CHECK would race: what fails throws ----
+
+void demand(spattn_status status, const char* what) {
+    if (status != SPATTN_OK) throw std::runtime_error(std::string(what) + ": " + spattn_last_error_text());
+}
+
+Pattern parse(const std::string& text) {
+    spattn_pattern* result = nullptr;
+    demand(spattn_pattern_parse(text.c_str(), &result), text.c_str());
+    return Pattern(result);
+}
 
 void draw_inputs(const Case& c, unsigned seed, Truth& t) {
     std::mt19937 random(seed);
@@ -71,7 +84,7 @@ std::vector<uint8_t> make_mask(const Case& c) {
     auto extent = abi::make_extent(c.seq_q, c.seq_k);
     extent.batch = c.batch, extent.heads = c.heads_q;
     abi::Tensor mask({c.batch, c.heads_q, c.seq_q, c.seq_k}, abi::u8);
-    succeed(spattn_pattern_to_mask(abi::parse(c.pattern.c_str()).get(), &extent, &mask.view), "mask");
+    demand(spattn_pattern_to_mask(parse(c.pattern).get(), &extent, &mask.view), "mask");
     return mask.content();
 }
 
@@ -165,18 +178,28 @@ struct HostOperands {
 
 template <class Args>
 void run_on_host(spattn_status (*pass)(const spattn_plan*, const Args*), const Plan& plan, spattn_enum op, Args args) {
-    succeed(spattn_plan_workspace(plan.get(), op, &args.workspace_bytes, nullptr), "workspace of reference");
+    demand(spattn_plan_workspace(plan.get(), op, &args.workspace_bytes, nullptr), "workspace of reference");
     abi::Tensor workspace({int64_t(args.workspace_bytes)}, abi::u8);
     args.workspace = workspace.data;
-    succeed(pass(plan.get(), &args), "reference");
+    demand(pass(plan.get(), &args), "reference");
 }
 
-void run_reference(const Case& c, Truth& t) {
+Plan make_reference_plan(const Case& c, int threads) {
+    auto options = abi::cpu_options();
+    options.cpu_threads = threads;
+    spattn_context* context = nullptr;
+    demand(spattn_context_create(&options, &context), "context of reference");
+    const Context owned(context);
     auto problem = c.problem();
     problem.flags |= SPATTN_PLAN_REFERENCE;
     problem.dtype = abi::f64, problem.axes = SPATTN_BHSD;
-    const Context context = abi::make_context();
-    const Plan plan = abi::make_plan(context.get(), abi::parse(c.pattern.c_str()).get(), problem);
+    spattn_plan* result = nullptr;
+    demand(spattn_plan_create(context, parse(c.pattern).get(), &problem, nullptr, &result), "plan of reference");
+    return Plan(result);
+}
+
+void run_reference(const Case& c, Truth& t, int threads) {
+    const Plan plan = make_reference_plan(c, threads);
     HostOperands x(c, t);
     run_on_host(spattn_forward, plan, SPATTN_OP_FORWARD, forward_args(c, x));
     t.out = x.out.read(), t.lse = x.lse.read();
@@ -185,6 +208,21 @@ void run_reference(const Case& c, Truth& t) {
     t.max_logits = x.max_logits.read(), t.dq = x.dq.read(), t.dk = x.dk.read();
     if (!c.value_in_key) t.dv = x.dv.read();
     if (c.sinks) t.dsinks = x.dsinks.read();
+}
+
+Truth compute_truth(const Case& c, unsigned seed, int threads) {
+    Truth t = make_inputs(c, seed);
+    run_reference(c, t, threads);
+    return t;
+}
+
+// Rows of several archs meet the same cases, and the truth of a long one takes the CPU seconds.
+std::map<std::string, Truth> known_truths;
+
+std::string exact_name(const Case& c, unsigned seed) {
+    std::ostringstream name;
+    name << c.name() << std::hexfloat << " " << c.scale << (c.backward ? " backward " : " forward ") << seed;
+    return name.str();
 }
 
 // ---- comparisons ----
@@ -290,15 +328,21 @@ DeviceTensor::~DeviceTensor() { cudaFree(memory_); }
 
 void DeviceTensor::spoil() { cuda(cudaMemset(memory_, guard_byte, memory_bytes_), "cudaMemset"); }
 
-char* DeviceTensor::at(std::vector<char>& bytes, size_t element) const {
-    int64_t rest = int64_t(element), at = first_;
-    for (size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis]) at += rest % sizes_[axis] * strides_[axis];
-    return bytes.data() + size_t(at) * element_bytes();
+template <class Body>
+void DeviceTensor::each_element(std::vector<char>& bytes, Body body) const {
+    const size_t columns = size_t(sizes_.back()), step = size_t(strides_.back()) * element_bytes();
+    for (size_t n = 0; n < count_;) {
+        int64_t rest = int64_t(n / columns), first = first_;
+        for (size_t axis = sizes_.size() - 1; axis-- > 0; rest /= sizes_[axis])
+            first += rest % sizes_[axis] * strides_[axis];
+        char* element = bytes.data() + size_t(first) * element_bytes();
+        for (size_t column = 0; column < columns; ++column) body(n++, element + column * step);
+    }
 }
 
 void DeviceTensor::write(const Values& values) {
     std::vector<char> bytes(memory_bytes_, guard_byte);
-    for (size_t i = 0; i < count_; ++i) store(values[i], view_.dtype, at(bytes, i));
+    each_element(bytes, [&](size_t n, char* element) { store(values[n], view_.dtype, element); });
     cuda(cudaMemcpy(memory_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
@@ -306,32 +350,57 @@ Values DeviceTensor::read() const {
     std::vector<char> bytes(memory_bytes_);
     cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
     Values values(count_);
-    for (size_t i = 0; i < count_; ++i) values[i] = load(view_.dtype, at(bytes, i));
+    each_element(bytes, [&](size_t n, const char* element) { values[n] = load(view_.dtype, element); });
     return values;
 }
 
 bool DeviceTensor::guards_hold() const {
     std::vector<char> bytes(memory_bytes_);
     cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    for (size_t i = 0; i < count_; ++i) std::memset(at(bytes, i), guard_byte, element_bytes());
+    each_element(bytes, [&](size_t, char* element) { std::memset(element, guard_byte, element_bytes()); });
     return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == guard_byte; });
 }
 
 // ---- runs ----
 
-// Rows of several archs meet the same cases, and the truth of a long one takes the CPU seconds.
-Truth make_truth(const Case& c, unsigned seed) {
-    static std::map<std::string, Truth> known;
-    std::ostringstream exact;
-    exact << c.name() << std::hexfloat << " " << c.scale << (c.backward ? " backward " : " forward ") << seed;
-    const std::string key = exact.str();
-    if (const auto found = known.find(key); found != known.end()) return found->second;
+Truth make_inputs(const Case& c, unsigned seed) {
     Truth t;
     draw_inputs(c, seed, t);
     poison(c, t);
     if (c.value_in_key) copy_values_into_keys(c, t);
-    run_reference(c, t);
-    return known[key] = std::move(t);
+    return t;
+}
+
+unsigned seed_of(const Case& c) { return unsigned(c.seq_q * 131 + c.seq_k); }
+
+const Truth& make_truth(const Case& c, unsigned seed) {
+    const std::string name = exact_name(c, seed);
+    const auto found = known_truths.find(name);
+    if (found != known_truths.end()) return found->second;
+    constexpr int all_cores = 0;
+    return known_truths[name] = compute_truth(c, seed, all_cores);
+}
+
+void prepare_truths(const std::vector<Case>& cases) {
+    struct Wanted {
+        const Case* c;
+        Truth truth;
+    };
+    std::map<std::string, Wanted> by_name;
+    for (const Case& c : cases)
+        if (const std::string name = exact_name(c, seed_of(c)); !known_truths.count(name)) by_name[name].c = &c;
+    std::vector<Wanted*> wanted;
+    for (auto& [name, truth] : by_name) wanted.push_back(&truth);
+    std::atomic<size_t> next = 0;
+    const auto work = [&] {
+        for (size_t i; (i = next++) < wanted.size();)
+            wanted[i]->truth = compute_truth(*wanted[i]->c, seed_of(*wanted[i]->c), 1);
+    };
+    std::vector<std::future<void>> workers;
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i)
+        workers.push_back(std::async(std::launch::async, work));
+    for (std::future<void>& worker : workers) worker.get();
+    for (auto& [name, made] : by_name) known_truths[name] = std::move(made.truth);
 }
 
 Context make_context() {

@@ -79,7 +79,8 @@ public:
 private:
     using Sizes = std::vector<int64_t>;
     DeviceTensor(spattn_dtype dtype, Sizes sizes, Sizes strides, const std::vector<int>& axes, int64_t shift);
-    char* at(std::vector<char>& bytes, size_t element) const;
+    template <class Body>  // body(place among Values, where the element lies in a copy of the memory)
+    void each_element(std::vector<char>& bytes, Body body) const;
     size_t element_bytes() const { return view_.dtype.bits / 8; }
 
     Sizes sizes_, strides_;  // in the order of Values
@@ -96,7 +97,13 @@ struct Truth {
     Values q, k, v, dout, dlse, sinks;
     Values out, lse, max_logits, dq, dk, dv, dsinks;
 };
-Truth make_truth(const Case& c, unsigned seed);
+const Truth& make_truth(const Case& c, unsigned seed);
+Truth make_inputs(const Case& c, unsigned seed);  // all results empty
+unsigned seed_of(const Case& c);
+
+// Makes the truths of these cases, each with its seed_of(), on all cores, for the calls of make_truth() that follow. Not
+// while a Force lives: plans of reference would obey it, too.
+void prepare_truths(const std::vector<Case>& cases);
 
 Context make_context();
 Plan make_plan(const Context& context, const Case& c, cudaStream_t stream = nullptr);

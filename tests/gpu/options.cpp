@@ -28,9 +28,14 @@ std::string rows_of(const Kind& kind, int block) {
     return "any_block_forward_" + tail + ",any_block_backward_" + tail;
 }
 
+struct Wanted {
+    std::string rows;
+    Case c;
+};
+
 void demand_truth(const Context& context, const std::string& rows, const Case& c) {
     check::context = rows + ": " + c.name();
-    const Truth truth = make_truth(c, unsigned(c.seq_q * 131 + c.seq_k));
+    const Truth& truth = make_truth(c, seed_of(c));
     const Force force(rows);
     const Plan plan = make_plan(context, c);
     if (!plan) return;
@@ -40,6 +45,13 @@ void demand_truth(const Context& context, const std::string& rows, const Case& c
 }
 void demand_truth(const Context& context, const Kind& kind, int block, const Case& c) {
     demand_truth(context, rows_of(kind, block), c);
+}
+void demand_truths(const std::vector<Wanted>& all) {
+    std::vector<Case> cases;
+    for (const Wanted& wanted : all) cases.push_back(wanted.c);
+    prepare_truths(cases);
+    const Context context = make_context();
+    for (const Wanted& wanted : all) demand_truth(context, wanted.rows, wanted.c);
 }
 
 // Blocks, residue classes, tiles of packed and of listed tokens, unions in pieces.
@@ -63,7 +75,7 @@ const char* const patterns[] = {"full",
 
 TEST(options_of_all_plain_rows) {
     NEEDS_GPU();
-    const Context context = make_context();
+    std::vector<Wanted> all;
     const int64_t dims[][2] = {{32, 32}, {1, 1}, {7, 3}, {64, 80}, {130, 40}, {300, 129}};
     const int64_t lengths[][2] = {{100, 100}, {63, 130}, {129, 70}, {1, 1}};
     int n = 0;
@@ -78,8 +90,9 @@ TEST(options_of_all_plain_rows) {
                 c.axes = c.batch == 1 && n % 5 == 0 ? SPATTN_THD : n % 5 < 3 ? SPATTN_BHSD : SPATTN_BSHD;
                 c.padding = n % 7 == 0 ? 3 : 0, c.column = n % 4 == 1 ? 2 : 1;
                 c.softcap = n % 3 == 1 ? 1.5 : 0, c.sinks = n % 4 == 2, c.dlse = n % 2;
-                demand_truth(context, kind, block, c);
+                all.push_back({rows_of(kind, block), c});
             }
+    demand_truths(all);
 }
 
 TEST(values_in_keys) {
@@ -97,7 +110,7 @@ TEST(values_in_keys) {
 // The rows for tensor cores that read tokens in any order: classes, hot and listed tokens, pieces; values in keys.
 TEST(orders_by_tensor_cores) {
     NEEDS_GPU();
-    const Context context = make_context();
+    std::vector<Wanted> all;
     const char* const wide[] = {"dilated(700,700,16)",
                                 "causal & dilated(1008,0,16)",
                                 "residue(5,2) | sink(3)",
@@ -125,11 +138,11 @@ TEST(orders_by_tensor_cores) {
                 c.heads_q = n % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = n % 3 == 0, c.dlse = n % 2;
                 c.softcap = n % 4 == 1 ? 1.5 : 0, c.value_in_key = n % 6 == 5 && c.head_dim <= 128;
                 const std::string dtype = std::string(kind.name) + "_";
-                demand_truth(
-                    context,
-                    "sm80_block_forward_" + dtype + row.forward + ",sm80_block_backward_" + dtype + row.backward, c);
+                all.push_back(
+                    {"sm80_block_forward_" + dtype + row.forward + ",sm80_block_backward_" + dtype + row.backward, c});
             }
         }
+    demand_truths(all);
 }
 
 // Lengths that split rows and columns.
@@ -176,7 +189,7 @@ TEST(isolation) {
             Case c = case_of(kind, pattern);
             c.heads_q = 4, c.heads_kv = 2, c.dlse = true;
             check::context = c.name();
-            const Truth clean = make_truth(c, 5);
+            const Truth clean = make_inputs(c, 5);
             const Force force(rows_of(kind, kind.dtype.bits == 16 ? 64 : 32));
             const Plan plan = make_plan(context, c);
             Run before(plan, c, clean), again(plan, c, clean);

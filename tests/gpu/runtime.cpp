@@ -26,7 +26,7 @@ TEST(two_streams_at_once) {
     NEEDS_GPU();
     const Context context = make_context();
     const Case c = window_case();
-    const Truth truth = make_truth(c, 1);
+    const Truth& truth = make_truth(c, 1);
     const Plan plan = make_plan(context, c);
     Run first(plan, c, truth), second(plan, c, truth);
     Stream a, b;
@@ -43,7 +43,7 @@ TEST(graph_capture_and_replay) {
     NEEDS_GPU();
     const Context context = make_context();
     const Case c = window_case();
-    const Truth truth = make_truth(c, 2);
+    const Truth& truth = make_truth(c, 2);
     const Plan plan = make_plan(context, c);
     Run run(plan, c, truth);
     Stream stream;
@@ -83,9 +83,8 @@ TEST(errors_name_cuda_and_stay_typed) {
     NEEDS_GPU();
     const Context context = make_context();
     const Case c = window_case();
-    const Truth truth = make_truth(c, 3);
     const Plan plan = make_plan(context, c);
-    Run run(plan, c, truth);
+    Run run(plan, c, make_inputs(c, 3));
     auto args = abi::sized<spattn_forward_args>();
     spattn_tensor on_host = *run.q.view();
     on_host.device = {SPATTN_CPU, 0};
@@ -136,7 +135,7 @@ TEST(allocator_hooks_are_honoured) {
     {
         const Context context = abi::make_context(options);
         const Case c = window_case();
-        const Truth truth = make_truth(c, 4);
+        const Truth& truth = make_truth(c, 4);
         const Plan plan = make_plan(context, c);
         CHECK(ledger.calls > 0 && ledger.live > 0);
         const size_t calls = ledger.calls;
@@ -173,7 +172,6 @@ TEST(plans_from_many_threads) {
     NEEDS_GPU();
     const Context context = make_context();
     const Case c = window_case();
-    const Truth truth = make_truth(c, 5);
     std::vector<std::thread> threads;
     std::vector<int> statuses(8, -1);
     for (int i = 0; i < 8; ++i)
