@@ -59,11 +59,11 @@ inline bool attempt(const Case& c, long n, memory::Fault fault) {
     return had_fault;
 }
 
-// Late allocations of long calls stand where earlier ones stood, in loops: one in seven fails, and with
-// SPATTN_TEST_ALL_FAULTS each.
+// Late allocations of long calls stand where earlier ones stood, in loops: one in seven fails, with SPATTN_TEST_EVERY
+// one of so many of those, and with SPATTN_TEST_ALL_FAULTS each.
 inline bool is_wanted(long n) {
     static const bool all = std::getenv("SPATTN_TEST_ALL_FAULTS");
-    return all || n <= 100 || n % 7 == 0;
+    return all || n <= 100 || n % (7 * long(check::every())) == 0;
 }
 
 // Returns the number of allocations that were made to fail.
