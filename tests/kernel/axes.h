@@ -3,8 +3,8 @@
 // drawn among the places that its query and its key have. Slow, and shares nothing with src/layout but the structs.
 #pragma once
 
+#include <algorithm>
 #include <map>
-#include <set>
 
 #include "attention.h"
 
@@ -139,27 +139,30 @@ private:
         }
     }
 
+    using Alive = std::vector<bool>;  // of the tokens of a tile
+
     void add_live(const Tiles& tiles) {
-        std::vector<std::set<int64_t>> rows(size_t(queries_.tiles)), keys(size_t(keys_.tiles));
+        std::vector<Alive> rows(size_t(queries_.tiles), Alive(size_t(layout_.block_q)));
+        std::vector<Alive> keys(size_t(keys_.tiles), Alive(size_t(layout_.block_k)));
         for (const auto& [at, bits] : tiles)
             for (int64_t bit = 0; bit < int64_t(layout_.block_q) * layout_.block_k; ++bit) {
                 if (!(bits[size_t(bit / 64)] >> (bit % 64) & 1)) continue;
-                rows[size_t(at.first)].insert(bit / layout_.block_k);
-                keys[size_t(at.second)].insert(bit % layout_.block_k);
+                rows[size_t(at.first)][size_t(bit / layout_.block_k)] = true;
+                keys[size_t(at.second)][size_t(bit % layout_.block_k)] = true;
             }
-        append(rows, layout_.block_q, layout_.live_queries);
-        append(keys, layout_.block_k, layout_.live_keys);
+        append(rows, layout_.live_queries);
+        append(keys, layout_.live_keys);
     }
 
-    static void append(const std::vector<std::set<int64_t>>& tiles, int32_t block, Live& live) {
-        for (const std::set<int64_t>& alive : tiles) {
-            if (int32_t(alive.size()) == block) {
+    static void append(const std::vector<Alive>& tiles, Live& live) {
+        for (const Alive& alive : tiles) {
+            if (std::find(alive.begin(), alive.end(), false) == alive.end()) {
                 live.set_of.push_back(all_live);
                 continue;
             }
             live.set_of.push_back(int32_t(live.sets.size()) / live.words);
             std::vector<uint64_t> set(size_t(live.words));
-            for (const int64_t row : alive) set[size_t(row / 64)] |= uint64_t(1) << (row % 64);
+            for (size_t row = 0; row < alive.size(); ++row) set[row / 64] |= uint64_t(alive[row]) << (row % 64);
             live.sets.insert(live.sets.end(), set.begin(), set.end());
         }
     }
