@@ -341,6 +341,14 @@ def test_compiled_code_takes_no_context():
         assert sat.attention(x, x, x, "full").shape == (1, 8, 1, 8)
 
 
+def test_errors_of_compiled_code_are_ours():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, v: sat.attention(q, q, v, "full"), backend="eager")
+    with pytest.raises(sa.DTypeError, match="argument v is list") as caught:
+        compiled(torch.randn(1, 8, 1, 8), [1.0])
+    assert caught.value.argument == "v" and caught.value.status == "SPATTN_E_DTYPE"
+
+
 def test_dispatch_modes_see_the_operator():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode

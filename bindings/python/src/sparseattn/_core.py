@@ -21,7 +21,7 @@ class SparseAttentionError(Exception):
     argument: str  #: the C name of what was wrong, "q" or "problem.head_dim"; "" where no argument is to blame
 
     def __init__(self, message: str, status: str = "SPATTN_E_ARGUMENT", argument: str = ""):
-        super().__init__(message)
+        self.args = (message,)  # and not super().__init__(message), which torch.compile of torch 2.11 cannot follow
         self.status = status
         self.argument = argument
 
