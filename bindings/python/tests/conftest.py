@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The oracle of tests/ is the truth here too: written from the definitions alone, sharing no line with the library."""
 
+import contextlib
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -25,3 +31,29 @@ class Array:
 
 def from_dlpack(array):
     return Array(np.from_dlpack(array))
+
+
+def hear_ctrl_c(handler=signal.SIG_DFL):
+    """Undoes what a shell does to programs in its background, and their children: Ctrl-C is ignored, or held back.
+
+    Returns what was before, for signal.signal and signal.pthread_sigmask. A child hears it with this for a preexec_fn.
+    """
+    return signal.signal(signal.SIGINT, handler), signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def ctrl_c():
+    """Presses it after 0.3 s, which must end what is inside soon after."""
+    handler, held_back = hear_ctrl_c(signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        assert 0.2 < time.monotonic() - start < 10
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        signal.signal(signal.SIGINT, handler)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention of NumPy arrays against the oracle: layouts, dtypes, threads, and every way to call it wrongly."""
 
-import contextlib
 import gc
 import json
 import os
@@ -15,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from conftest import ctrl_c
 
 import sparseattn as sa
 
@@ -294,20 +294,6 @@ def test_empty_batches(sizes, more):
         assert gradient.shape == array.shape and not gradient.any()
 
 
-@contextlib.contextmanager
-def ctrl_c():
-    """Presses it after 0.3 s, which must end what is inside soon after."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    assert 0.2 < time.monotonic() - start < 10
-    timer.join()
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_ctrl_c_ends_a_run(backward):
     """The reference kernels would take a minute."""
@@ -334,9 +320,10 @@ def test_ctrl_c_ends_what_makes_a_plan():
 @pytest.mark.parametrize("milliseconds", [0, 3, 10, 20, 40])
 def test_ctrl_c_ends_an_import(milliseconds):
     """At whatever it is: a process that has not imported the package by then is ended by the signal, at once."""
+    hear = "import signal; signal.signal(2, signal.default_int_handler); signal.pthread_sigmask(signal.SIG_UNBLOCK, [2])\n"
     program = "import numpy, sys; print('begin', flush=True); import sparseattn; print('end', flush=True); input()"
-    command = [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler);" + program]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    child = subprocess.Popen([sys.executable, "-c", hear + program], **pipes, text=True)
     assert child.stdout.readline() == "begin\n"
     time.sleep(milliseconds / 1000)
     child.send_signal(signal.SIGINT)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import hear_ctrl_c
 
 import sparseattn as sa
 from sparseattn import bench, questions
@@ -135,8 +136,7 @@ def test_what_cannot_be_is_a_sentence(arguments, says):
 def test_ctrl_c_ends_long_work():
     """A pass over 256K tokens takes minutes on any machine; what is left of it must not."""
     arguments = ["bench", "--least", "262144", "--most", "262144", "--pattern", "full", "--heads", "8"]
-    # A shell that runs the tests in its background has them, and their children, ignore Ctrl-C.
-    child = start(*arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    child = start(*arguments, preexec_fn=hear_ctrl_c)
     time.sleep(6)  # past the imports, and into the first pass
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
