@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from importlib.metadata import version
 
+import cffi
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -366,6 +367,23 @@ def test_nothing_is_declared_that_is_not_compared():
     header = FFI_H.read_text()
     assert {name for name, _ in structs(header)} == {ours for ours, *_ in LAYOUTS}
     assert set(NUMBERS) == set(re.findall(r"(XLA_[A-Z0-9_]+) =", header))
+
+
+@pytest.mark.parametrize("api, version", [(None, (0, 1)), ((0, 3), (0, 3))], ids=["jaxlib 0.5", "jaxlib 0.10"])
+def test_handlers_answer_with_the_version_that_asks(api, version):
+    """The XLA of jaxlib up to 0.8.0 asks without a word on itself."""
+    ffi = cffi.FFI()
+    names = [f"spattn_xla_{op}_{device}" for op in ("forward", "backward") for device in ("cpu", "cuda")]
+    ffi.cdef("\n".join(line for line in FFI_H.read_text().splitlines() if not line.startswith("#")))
+    ffi.cdef("\n".join(f"xla_error* {name}(const xla_call* call);" for name in names))
+    handlers = ffi.dlopen(str(pathlib.Path(sa.__file__).with_name("_xla.so")))
+    for name in names:
+        metadata = ffi.new("xla_metadata *")
+        asked = ffi.new("xla_metadata_extension *", {"base": {"kind": handlers.XLA_METADATA}, "metadata": metadata})
+        asking = api and ffi.new("xla_api *", {"version": {"major": api[0], "minor": api[1]}})
+        call = ffi.new("xla_call *", {"extensions": ffi.addressof(asked, "base"), "api": asking or ffi.NULL})
+        assert getattr(handlers, name)(call) == ffi.NULL
+        assert (metadata.version.major, metadata.version.minor) == version
 
 
 def has_gpu():

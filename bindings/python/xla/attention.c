@@ -262,12 +262,13 @@ static xla_error* execute(const xla_call* call, spattn_enum op, int32_t device_t
 }
 
 /* XLA asks what version a handler was made for before it calls it. The structs of ffi.h are the same in all that have
- * this interface, so the answer is the version that asks. */
+ * this interface, so the answer is the version that asks. One that does not say its own, as in jaxlib 0.5 to
+ * 0.8.0, has 0.1. */
 static int describe(const xla_call* call) {
     xla_metadata_extension* asked = (xla_metadata_extension*)call->extensions;
     if (!asked || asked->base.kind != XLA_METADATA) return 0;
-    asked->metadata->version.major = call->api->version.major;
-    asked->metadata->version.minor = call->api->version.minor;
+    asked->metadata->version.major = call->api ? call->api->version.major : 0;
+    asked->metadata->version.minor = call->api ? call->api->version.minor : 1;
     asked->metadata->traits = 0;
     return 1;
 }
