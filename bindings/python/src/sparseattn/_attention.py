@@ -181,24 +181,9 @@ def attention(
             return_lse=return_lse,
             **options_for(module, context, out=out, return_max_logits=return_max_logits),
         )
-    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
-    made = find_plan(
-        Plan,
-        default_context() if context is None else context,
-        pattern,
-        None,
-        q.dtype,
-        (q.shape, k.shape, None if v is None else v.shape),
-        axes,
-        scale,
-        softcap,
-        q_offset,
-        head_dim_v,
-        sink_logits is not None,
-        False,
-        deterministic,
-        reference,
-    )
+    options = (axes, scale, softcap, q_offset, head_dim_v)
+    flags = (sink_logits is not None, False, deterministic, reference)
+    made, q, k, v = _plan_of(q, k, v, pattern, options, flags, context)
     return made.forward(
         q,
         k,
@@ -262,23 +247,18 @@ def attention_backward(
             **options_for(module, context),
         )
         return found
-    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
-    made = find_plan(
-        Plan,
-        default_context() if context is None else context,
-        pattern,
-        None,
-        q.dtype,
-        (q.shape, k.shape, None if v is None else v.shape),
-        axes,
-        scale,
-        softcap,
-        q_offset,
-        head_dim_v,
-        sink_logits is not None,
-        True,
-        deterministic,
-        reference,
-    )
+    options = (axes, scale, softcap, q_offset, head_dim_v)
+    flags = (sink_logits is not None, True, deterministic, reference)
+    made, q, k, v = _plan_of(q, k, v, pattern, options, flags, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     return made.backward(q, k, v, out, lse, dout, **more)
+
+
+def _plan_of(
+    q: Any, k: Any, v: Any, pattern: AnyPattern, options: tuple[Any, ...], flags: tuple[bool, ...], context: Any
+) -> tuple[Plan, Any, Any, Any]:
+    """The plan of a call, found again, and q, k and v as NumPy's arrays; options and flags are those of find_plan."""
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    shapes = q.shape, k.shape, None if v is None else v.shape
+    context = default_context() if context is None else context
+    return find_plan(Plan, context, pattern, None, q.dtype, shapes, *options, *flags), q, k, v
