@@ -7,7 +7,7 @@ import argparse
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from . import SparseAttentionError, bench, questions, selftest, version
 from .demo import run as demo
@@ -24,7 +24,7 @@ def nothing(_: argparse.ArgumentParser) -> None:
 
 
 # Name -> what it does, the options that it takes, how help describes it.
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[[Any], int], Callable[[argparse.ArgumentParser], None], str]] = {
     "demo": (demo.run, demo.add_arguments, "a language model reads a novel with sparse attention"),
     "show": (questions.show, questions.add_show, "draw a pattern and count it"),
     "explain": (questions.explain, questions.add_explain, "say which kernels a pattern gets for a shape, and why"),

@@ -8,7 +8,8 @@ import os
 import threading
 from typing import Any, Callable
 
-from ._native import ffi, lib
+from ._native import ffi as ffi
+from ._native import lib as lib
 
 
 class SparseAttentionError(Exception):
@@ -112,7 +113,8 @@ def check(status: int) -> None:
 
 def string(text: Any) -> str:
     """A char* of the library as str."""
-    return ffi.string(text).decode()
+    decoded: str = ffi.string(text).decode()
+    return decoded
 
 
 def integer(value: Any, argument: str) -> int:
@@ -189,7 +191,8 @@ def read_bytes(function: Callable[..., int], handle: Any) -> bytes:
     check(function(handle, ffi.NULL, 0, needed))
     buffer = ffi.new("char[]", needed[0])
     check(function(handle, buffer, needed[0], needed))
-    return ffi.buffer(buffer)[:]
+    written: bytes = ffi.buffer(buffer)[:]
+    return written
 
 
 def read_text(function: Callable[..., int], handle: Any) -> str:

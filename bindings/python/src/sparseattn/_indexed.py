@@ -109,7 +109,7 @@ def topk(scores: Any, k: int) -> Any:
     Raises ShapeError, DTypeError, ArgumentError: .argument is "scores" or "k".
     """
     is_tensor = hasattr(scores, "topk")
-    values = scores.detach() if is_tensor else as_array(scores, "scores")
+    values: Any = scores.detach() if is_tensor else as_array(scores, "scores")
     if not len(values.shape):
         raise ShapeError("argument scores has no axis; accepted: [..., keys]", "SPATTN_E_SHAPE", "scores")
     if not (values.is_floating_point() if is_tensor else values.dtype.kind in "fV"):
@@ -149,7 +149,7 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
             return -1
 
     def sample(*arguments: Any) -> int:
-        status = lib.spattn_pattern_predicate(ask, ffi.NULL, *arguments)
+        status: int = lib.spattn_pattern_predicate(ask, ffi.NULL, *arguments)
         if raised:
             raise raised.pop()
         return status

@@ -101,12 +101,18 @@ def read_stats(function: Any, *arguments: Any) -> Stats:
     return Stats(*(getattr(result, name) for name in Stats._fields))
 
 
-def _whole(extent: AnyExtent) -> Extent:
-    """An Extent with its seq_k filled in."""
+@dataclass(frozen=True)
+class _Whole(Extent):
+    """An Extent whose seq_k is there."""
+
+    seq_k: int = 0
+
+
+def _whole(extent: AnyExtent) -> _Whole:
     if not isinstance(extent, Extent):
         extent = Extent(*extent) if isinstance(extent, tuple) else Extent(extent)
     given = {name: integer(value, f"extent.{name}") for name, value in vars(extent).items() if value is not None}
-    return Extent(**{"seq_k": given["seq_q"], **given})
+    return _Whole(**{"seq_k": given["seq_q"], **given})
 
 
 def _c_extent(extent: Extent) -> Any:
@@ -247,7 +253,7 @@ class Pattern:
         except SparseAttentionError:  # lists of a call, and sizes that only the pattern's text knows
             return html(repr(self), "", None)
 
-    def _whole_or_own(self, extent: AnyExtent | None, tokens: int = 64) -> Extent:
+    def _whole_or_own(self, extent: AnyExtent | None, tokens: int = 64) -> _Whole:
         return _whole(Extent(**{"seq_q": tokens, **self._sizes}) if extent is None else extent)
 
 

@@ -15,7 +15,8 @@ def _read_axes(axes: str) -> int:
     if axes not in _AXES:
         accepted = ", ".join(map(repr, _AXES))
         raise ArgumentError(f"axes is {axes!r}; accepted: {accepted}", "SPATTN_E_RANGE", "problem.axes")
-    return _AXES[axes]
+    code: int = _AXES[axes]
+    return code
 
 
 def sizes_of(q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None) -> dict[str, Any]:

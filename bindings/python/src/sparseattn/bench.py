@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Callable
 
 import numpy as np
 
@@ -96,11 +97,12 @@ def print_tables(patterns: list[Pattern], sizes: list[int], seconds: np.ndarray,
         screen.chart(sizes, seconds)
     widths = [42, *[8] * len(sizes)]
     names = [f"{screen.letter(n)}  {pattern}" for n, pattern in enumerate(patterns)]
-    for heading, cell in (
-        ("milliseconds", lambda n, column: f"{1e3 * seconds[n, column]:.3g}"),
-        ("times faster than a", lambda n, column: f"{seconds[0, column] / seconds[n, column]:.2f}"),
-        ("share of pairs", lambda n, column: f"{100 * patterns[n].density(Extent(sizes[column], heads=heads)):.2g} %"),
-    ):
+    tables: dict[str, Callable[[int, int], str]] = {
+        "milliseconds": lambda n, column: f"{1e3 * seconds[n, column]:.3g}",
+        "times faster than a": lambda n, column: f"{seconds[0, column] / seconds[n, column]:.2f}",
+        "share of pairs": lambda n, column: f"{100 * patterns[n].density(Extent(sizes[column], heads=heads)):.2g} %",
+    }
+    for heading, cell in tables.items():
         print()
         screen.row([heading, *map(screen.tokens, sizes)], widths)
         for n, name in enumerate(names):

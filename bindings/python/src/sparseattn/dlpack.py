@@ -80,7 +80,7 @@ class _Library:
         return convert
 
     def _current_stream(self) -> int:
-        cuda = getattr(self._module, "cuda", None)
+        cuda: Any = getattr(self._module, "cuda", None)
         if not hasattr(cuda, "get_current_stream") or not hasattr(self._module, "empty"):
             message = (
                 f"argument q lies on a GPU, in an array of {self._module.__name__}; accepted there: CuPy's arrays, "
@@ -129,12 +129,15 @@ def _prepare(
     library: _Library, arrays: dict[str, Any], axes: str, head_dim_v: int | None, options: dict[str, Any]
 ) -> Any:
     """The views of what was given, the sizes of the problem, the problem, and NumPy's name of its dtype."""
-    views = {name: None if array is None else _View(array, name, library.stream) for name, array in arrays.items()}
+    views: dict[str, Any] = {
+        name: None if array is None else _View(array, name, library.stream) for name, array in arrays.items()
+    }
     dtype = views["q"].dtype
     if dtype not in _DTYPES:
         message = f"argument q is of DLPack's type {dtype[0]} with {dtype[1]} bits; accepted: float16, float32, float64"
         raise DTypeError(message, "SPATTN_E_DTYPE", "q")
-    sizes = sizes_of(*(views[name] and views[name].shape for name in ("q", "k", "v")), axes, head_dim_v)
+    q, k, v = (views[name] and views[name].shape for name in ("q", "k", "v"))
+    sizes = sizes_of(q, k, v, axes, head_dim_v)
     problem = make_problem(dtype, **sizes, sink_logits=views["sink_logits"] is not None, **options)
     return views, problem, sizes, _DTYPES[dtype]
 

@@ -65,7 +65,7 @@ class _Mask(torch.Tensor):
         made.pattern = pattern
         return made
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # nobody prints the elements of this one
         return f"_Mask({self.pattern}, {tuple(self.shape)})"
 
     def contiguous(self, *_: Any, **__: Any) -> _Mask:
@@ -214,7 +214,8 @@ def _read_mask(attention_mask: torch.Tensor) -> torch.Tensor:
             "attention_mask adds biases to scores; accepted: bool, or 0 where seen and the lowest number elsewhere"
         )
         raise UnsupportedError(message, argument="attention_mask")
-    return ~hidden
+    seen: torch.Tensor = ~hidden
+    return seen
 
 
 def _refuse(dropout: float, position_bias: Any = None, cache: Any = None, **_: Any) -> None:

@@ -130,7 +130,8 @@ def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Opera
     results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands.dense())
     arrays = (*operands.dense(), out, lse, dout, dlse, *operands.lists())
     left = iter(_run("backward", _with_backward(call), results, *arrays))
-    return (_Operands(*(None if array is None else next(left) for array in operands[:4]), None, None),)
+    gradients = [None if array is None else next(left) for array in operands[:4]]
+    return (_Operands._make([*gradients, None, None]),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -209,9 +210,9 @@ def attention(
     GPU alone refuses comes as XLA's error when the program runs.
     """
     lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-    options = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
-    flags = {"deterministic": deterministic, "reference": reference}
-    out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options, **flags))
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
+    options |= {"deterministic": deterministic, "reference": reference}
+    out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options))
     return (out, lse) if return_lse else out
 
 
@@ -242,9 +243,9 @@ def attention_backward(
     dv is None where v is. dout is shaped as out, dlse as lse; None is 0. Shapes, options and errors as in attention.
     """
     lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-    options = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
-    flags = {"deterministic": deterministic, "reference": reference, "backward": True}
-    call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options, **flags)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
+    options |= {"deterministic": deterministic, "reference": reference, "backward": True}
+    call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options)
     dense = (*operands.q.shape[:-1], _problem(call).head_dim_v), operands.q.dtype
     rows = tuple(operands.q.shape[axis] for axis in row_axes(axes)), np.dtype(np.float32)
     given = {"out": (out, *dense), "lse": (lse, *rows), "dout": (dout, *dense), "dlse": (dlse, *rows)}
@@ -263,7 +264,7 @@ def _prepare(
     softcap: float | None,
     q_offset: int | None,
     head_dim_v: int | None,
-    **flags: bool,
+    **flags: Any,
 ) -> tuple[_Call, _Operands]:
     """What is constant in a call, and its operands, checked; flags are deterministic, reference and backward."""
     _register()

@@ -16,8 +16,8 @@ import numpy as np
 
 from . import Context, Extent, Plan, build_json, kernels, version
 from ._core import check, ffi, lib
+from .demo import device, screen
 from .demo import run as demo
-from .demo import screen
 
 BESIDE = ["numpy", "torch", "jax", "cupy", "transformers", "matplotlib"]
 
@@ -115,7 +115,7 @@ def info(_: Any = None) -> int:
         "library": str(Path(__file__).resolve().parent / "lib" / f"libsparseattn.so.{lib.spattn_abi()}"),
         "built": ", ".join(f"{key} {value}" for key, value in build.items() if not isinstance(value, (list, dict))),
         **{key: ", ".join(map(str, value)) for key, value in build.items() if isinstance(value, list)},
-        "machine": f"{demo.device.Device()}, {platform.machine()}, {platform.system()} {platform.release()}",
+        "machine": f"{device.Device()}, {platform.machine()}, {platform.system()} {platform.release()}",
         "GPUs": str(count[0]),
         "kernels": f"{len(here)} of {len(rows)} run here; the best is {here[0]}",
         "Python": platform.python_version(),

@@ -36,9 +36,10 @@ class Device:
 
     def fetch(self, operand: Any) -> np.ndarray:
         """An operand or a result [1, ...] as the array [...]."""
-        return operand[0]
+        array: np.ndarray = operand[0]
+        return array
 
-    def plan(self, pattern: Pattern, **sizes: int) -> Run:
+    def plan(self, pattern: Pattern, **sizes: Any) -> Run:
         """Attention with this pattern on these sizes, which are options of Plan."""
         made = Plan(pattern, context=self._context, dtype=self.dtype, **sizes)
         return lambda q, k, v, out=None: made.forward(q, k, v, return_lse=True, out=out)
@@ -83,15 +84,16 @@ class TorchDevice(Device):
         return tensor[None].to(self._device, getattr(self._torch, self.dtype))
 
     def fetch(self, operand: Any) -> np.ndarray:
-        return operand.detach()[0].float().cpu().numpy()
+        array: np.ndarray = operand.detach()[0].float().cpu().numpy()
+        return array
 
-    def plan(self, pattern: Pattern, **sizes: int) -> Run:
+    def plan(self, pattern: Pattern, **sizes: Any) -> Run:
         return lambda q, k, v, out=None: self._attention(q, k, v, pattern, return_lse=True)
 
     def gradients(self, pattern: Pattern, q: Any, k: Any, v: Any, dout: Any) -> tuple[Any, ...]:
-        operands = [operand.detach().requires_grad_() for operand in (q, k, v)]
-        out, lse = self._attention(*operands, pattern, return_lse=True)
-        return out, lse, *self._torch.autograd.grad(out, operands, dout)
+        q, k, v = (operand.detach().requires_grad_() for operand in (q, k, v))
+        out, lse = self._attention(q, k, v, pattern, return_lse=True)
+        return out, lse, *self._torch.autograd.grad(out, (q, k, v), dout)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

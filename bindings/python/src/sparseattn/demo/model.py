@@ -44,26 +44,30 @@ class Layer:
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     """x / sqrt(mean(x^2)) times weight, over the last axis."""
     mean_square = np.einsum("nd,nd->n", x, x)[:, None] / x.shape[1]
-    return x * (weight / np.sqrt(mean_square + epsilon))
+    normed: np.ndarray = x * (weight / np.sqrt(mean_square + epsilon))
+    return normed
 
 
 def rotations(tokens: int, head_dim: int, base: float) -> np.ndarray:
     """[tokens, head_dim / 2] unit complex numbers: position times frequency, as an angle."""
     frequency = base ** (-np.arange(0, head_dim, 2) / head_dim)
-    return np.exp(1j * np.outer(np.arange(tokens), frequency)).astype(np.complex64)
+    turned: np.ndarray = np.exp(1j * np.outer(np.arange(tokens), frequency)).astype(np.complex64)
+    return turned
 
 
 def rotate(x: np.ndarray, rotation: np.ndarray) -> np.ndarray:
     """Rotary positions (https://arxiv.org/abs/2104.09864). GGUF stores each pair side by side: a complex number."""
     pairs = np.ascontiguousarray(x).view(np.complex64)  # [tokens, heads, head_dim / 2]
-    return (pairs * rotation[:, None, :]).view(np.float32)
+    rotated: np.ndarray = (pairs * rotation[:, None, :]).view(np.float32)
+    return rotated
 
 
 def gated(gate_up: np.ndarray) -> np.ndarray:
     """silu(gate) * up, of [tokens, 2 * width]."""
     gate, up = np.split(gate_up, 2, axis=1)
     with np.errstate(over="ignore"):  # exp(-gate) may be inf: the quotient is then the right 0
-        return gate / (1 + np.exp(-gate)) * up
+        product: np.ndarray = gate / (1 + np.exp(-gate)) * up
+    return product
 
 
 class Model:
@@ -126,7 +130,8 @@ class Model:
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [rows, vocabulary] of rows of hidden."""
-        return hidden @ self.output
+        found: np.ndarray = hidden @ self.output
+        return found
 
     def _heads(self, qkv: np.ndarray) -> list[np.ndarray]:
         heads = qkv.reshape(len(qkv), -1, self.shape.head_dim)

@@ -106,7 +106,7 @@ def build_tokenizer(tokens: list[str], merges: list[str]) -> Any:
     """The byte-level BPE of SmolLM2 as a tokenizers.Tokenizer: digits stand alone, bytes are written as letters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
     tokenizer = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

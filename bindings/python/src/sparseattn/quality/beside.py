@@ -150,4 +150,5 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _take(log_p: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return log_p[np.arange(len(log_p)), targets]
+    taken: np.ndarray = log_p[np.arange(len(log_p)), targets]
+    return taken

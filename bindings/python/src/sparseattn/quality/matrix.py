@@ -34,9 +34,10 @@ class Bfloat16Matrix:
 def round_weights(model: Model) -> Model:
     """The same model with products in bfloat16."""
     names = ("qkv", "attention_out", "gate_up", "down")
-    layers = [
-        replace(layer, **{name: Bfloat16Matrix(getattr(layer, name)) for name in names}) for layer in model.layers
-    ]
+    layers = []
+    for layer in model.layers:
+        matrices: dict[str, Any] = {name: Bfloat16Matrix(getattr(layer, name)) for name in names}
+        layers.append(replace(layer, **matrices))
     rounded = Model(model.shape, model.embedding, layers, model.norm)
     rounded.output = Bfloat16Matrix(model.output)
     return rounded

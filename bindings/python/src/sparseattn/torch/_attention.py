@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional
-from torch.autograd import forward_ad
 
 from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, found: TensorPlan | PlainCall, *operands: torch.Tensor | None) -> Any:
+    def forward(ctx: Any, found: TensorPlan | PlainCall, *operands: Any) -> Any:
         q, k, v, sink_logits, indices, index_counts = operands
         if isinstance(found, PlainCall):
             out, lse = found.run(q, k, v)
@@ -162,9 +162,10 @@ def attention(
     attention casts them.
     """
     lists = (sink_logits, indices, index_counts)
-    mask = None
+    mask: torch.Tensor | None = None
     if isinstance(pattern, torch.Tensor):
-        pattern, mask = "full", pattern
+        mask = pattern
+        pattern = "full"
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
     return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
@@ -205,12 +206,13 @@ def attention_backward(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is not None or name != "v":
             require_tensor(tensor, name)
-    mask = None
+    mask: torch.Tensor | None = None
     if isinstance(pattern, torch.Tensor):
-        pattern, mask = "full", pattern
+        mask = pattern
+        pattern = "full"
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
-    plan = plan_for(q, k, v, sink_logits, mask, pattern, *options, True, context)
+    plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
     return gradients
@@ -302,7 +304,7 @@ def _attend(
         if call is not None:
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
-    plan = plan_for(q, k, v, sink_logits, mask, pattern, *scalars, backward, context)
+    plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
     if not backward:
         lists = {"indices": indices, "index_counts": index_counts}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
@@ -348,9 +350,10 @@ def _make_plain_call(
     backward: bool,
     return_lse: bool,
 ) -> PlainCall:
-    (shape, _, dtype, device), (*options, deterministic, reference) = of_q, scalars
+    (shape, _, dtype, device), (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference) = of_q, scalars
     shapes, flags = (shape, of_k[0], of_v[0]), (False, backward, deterministic, reference)  # False: without sink_logits
-    plan = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
+    options = axes, scale, softcap, q_offset, head_dim_v
+    plan: Any = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
     return PlainCall(plan, return_lse)
 
 
@@ -430,9 +433,11 @@ def scaled_dot_product_attention(
     q, k, v = (_four_axes(x).transpose(1, 2) for x in (query, key, value))
     mask = None if attn_mask is None else _read_mask(attn_mask, seq_k)
     if isinstance(pattern, torch.Tensor):
-        pattern, mask = "full", pattern if mask is None else pattern & mask
+        mask = pattern if mask is None else pattern & mask
+        pattern = "full"
     scalars = ("bshd", scale, None, q_offset, None, torch.are_deterministic_algorithms_enabled(), False)
-    out = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars).transpose(1, 2)
+    found = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars)
+    out: torch.Tensor = found.transpose(1, 2)
     return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
 
 

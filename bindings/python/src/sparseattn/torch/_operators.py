@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 
@@ -35,17 +35,12 @@ def plan_for(
     sink_logits: torch.Tensor | None,
     mask: torch.Tensor | None,
     pattern: Any,
-    axes: str,
-    scale: float | None,
-    softcap: float | None,
-    q_offset: int | None,
-    head_dim_v: int | None,
-    deterministic: bool,
-    reference: bool,
+    scalars: Sequence[Any],
     backward: bool,
     context: Context | None = None,
 ) -> Any:
-    """The plan of a call, found again; mask is a bool tensor that cuts the pattern."""
+    """The plan of a call, found again; mask is a bool tensor that cuts the pattern, scalars are those of the schema."""
+    axes, scale, softcap, q_offset, head_dim_v, deterministic, reference = scalars
     if mask is not None:
         pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
     return find_plan(
@@ -71,7 +66,8 @@ def _forward(
     q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
 ) -> Any:
     """The operator; scalars are those of its schema."""
-    plan = plan_for(q, k, v, sink_logits, mask, *_named(scalars[0]), *scalars[1:])
+    pattern, *options, backward = scalars
+    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), options, backward)
     lists = {"indices": indices, "index_counts": index_counts}
     return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
 
@@ -79,16 +75,16 @@ def _forward(
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
     """The operator. What a call has no gradient of, dv or dsink_logits, is a tensor without elements."""
     sink_logits, indices, index_counts, mask, pattern, *scalars = more
-    plan = plan_for(q, k, v, sink_logits, mask, *_named(pattern), *scalars, True)
+    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), scalars, True)
     lists = {"indices": indices, "index_counts": index_counts}
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
     return dq, dk, q.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
 
 
-def _named(name: str) -> tuple[Any]:
+def _named(name: str) -> Any:
     """The pattern of a graph's constant: a text is as good as its pattern, and found again without a parse."""
-    return (pattern_named(name) if name.startswith("#") else name,)
+    return pattern_named(name) if name.startswith("#") else name
 
 
 def _forward_fake(
