@@ -3,6 +3,7 @@
 # Builds, runs the GPU tests and 20,000 problems drawn at random, runs some of both again under compute-sanitizer's
 # tools, and writes tests/results/<gpu>.txt.
 #   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
+# Programs run side by side, for each waits for its truths on the CPU most of the time; then, as it is, those under tools.
 # SPATTN_TEST_EVERY=n runs one case of n, SPATTN_TEST_PROBLEMS=n as many problems; SPATTN_TEST_TOOLS names the tools.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -15,8 +16,9 @@ cmake --build "$build" -j "$(nproc)" --target test_gpu test_random > "$build/bui
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
 file=$results/$(echo "$gpu" | tr 'A-Z' 'a-z' | sed 's/nvidia //; s/[^a-z0-9]/_/g').txt
 test=$build/tests/test_gpu random="$build/tests/test_random --device cuda"
+parts=$(mktemp -d)
+trap 'rm -rf "$parts"' EXIT
 mkdir -p "$results"
-failed=0
 {
     echo "gpu      $gpu"
     echo "driver   $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
@@ -25,31 +27,44 @@ failed=0
     echo "date     $(date -u +%Y-%m-%dT%H:%M:%SZ)"
     echo "source   $(find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)"
     [ -z "${SPATTN_TEST_EVERY:-}" ] || echo "cases    one of $SPATTN_TEST_EVERY"
-    echo
-    echo "\$ test_gpu"
 } > "$file"
-"$test" >> "$file" 2>&1 || failed=1
+
+# part TITLE COMMAND...: begins a part of the record.
+count=0
+part() {
+    count=$((count + 1))
+    here=$parts/$(printf %02d $count) title=$1
+    shift
+    {
+        printf '\n$ %s\n' "$title"
+        "$@" 2>&1 || touch "$parts/failed"
+    } > "$here" &
+}
+
 problems=${SPATTN_TEST_PROBLEMS:-20000}
-printf '\n$ test_random --device cuda --problems %s\n' "$problems" >> "$file"
-$random --problems "$problems" >> "$file" 2>&1 || failed=1
+part test_gpu "$test"
+# shellcheck disable=SC2086
+part "test_random --device cuda --problems $problems" $random --problems "$problems"
+wait
+
 # What takes minutes under a tool is left out: long rows.
-cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
-    small_heads_and_blocks two_streams_at_once
-    graph_capture_and_replay allocator_hooks_are_honoured"
-tools=${SPATTN_TEST_TOOLS-memcheck racecheck initcheck synccheck}
-for tool in $tools; do
-    printf '\n$ compute-sanitizer --tool %s test_gpu ...\n' $tool >> "$file"
-    # shellcheck disable=SC2086
-    SPATTN_TEST_EVERY=${SPATTN_TEST_EVERY:-7} compute-sanitizer --tool $tool --error-exitcode 3 "$test" $cases \
-        >> "$file" 2>&1 || failed=1
-done
+cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward
+    orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
+    small_heads_and_blocks two_streams_at_once graph_capture_and_replay allocator_hooks_are_honoured"
 # Small problems: under a tool a kernel takes a hundred times as long.
 small="--problems 250 --work 3e6 --tokens 600 --patience 200"
-for tool in $tools; do
-    case $tool in memcheck | racecheck) ;; *) continue ;; esac
-    printf '\n$ compute-sanitizer --tool %s test_random --device cuda %s\n' $tool "$small" >> "$file"
+for tool in ${SPATTN_TEST_TOOLS-memcheck racecheck initcheck synccheck}; do
+    check="compute-sanitizer --tool $tool --error-exitcode 3"
     # shellcheck disable=SC2086
-    compute-sanitizer --tool $tool --error-exitcode 3 $random $small >> "$file" 2>&1 || failed=1
+    part "compute-sanitizer --tool $tool test_gpu ..." \
+        env SPATTN_TEST_EVERY="${SPATTN_TEST_EVERY:-7}" $check "$test" $cases
+    case $tool in memcheck | racecheck)
+        # shellcheck disable=SC2086
+        part "compute-sanitizer --tool $tool test_random --device cuda $small" $check $random $small
+        ;;
+    esac
 done
+wait
+cat "$parts"/[0-9]* >> "$file"
 cat "$file"
-exit $failed
+[ ! -e "$parts/failed" ]
