@@ -4,6 +4,7 @@
 
 #include "any/mask_order.h"
 #include "any/shape.h"
+#include "core/math.h"
 #include "plan/kernel.h"
 
 namespace spattn::any {
@@ -30,17 +31,19 @@ struct BackwardSpace {
     static size_t rows_q(const Problem& p) { return size_t(p.batch * p.heads_q * p.seq_q); }
     static size_t bytes(const Problem& p, const LayoutView& layout, const TasksView& by_key,
                         const TasksView& by_query) {
-        return (2 * rows_q(p) + key_parts(p, layout, by_key) +
+        return (row_sums(p) + key_parts(p, layout, by_key) +
                 size_t(by_query.num_parts) * size_t(layout.block_q) * size_t(p.head_dim)) *
                sizeof(Real);
     }
     static BackwardSpace at(void* memory, const Problem& p, const LayoutView& layout, const TasksView& by_key) {
         Real* rows = static_cast<Real*>(memory);
-        Real* parts = rows + 2 * rows_q(p);
+        Real* parts = rows + row_sums(p);
         return {rows, rows + rows_q(p), parts, parts + key_parts(p, layout, by_key)};
     }
 
 private:
+    // lse and delta, and a gap where their number is odd: kernels write four columns of a part at once.
+    static size_t row_sums(const Problem& p) { return size_t(round_up(int64_t(2 * rows_q(p)), 4)); }
     static size_t key_parts(const Problem& p, const LayoutView& layout, const TasksView& by_key) {
         return size_t(by_key.num_parts) * size_t(layout.block_k) * size_t(p.head_dim + p.head_dim_v);
     }
