@@ -101,8 +101,8 @@ const Truth& make_truth(const Case& c, unsigned seed);
 Truth make_inputs(const Case& c, unsigned seed);  // all results empty
 unsigned seed_of(const Case& c);
 
-// Makes the truths of these cases, each with its seed_of(), on all cores, for the calls of make_truth() that follow. Not
-// while a Force lives: plans of reference would obey it, too.
+// Makes the truths of these cases, each with its seed_of(), on all cores, for the calls of make_truth() that follow.
+// Not while a Force lives: plans of reference would obey it, too.
 void prepare_truths(const std::vector<Case>& cases);
 
 Context make_context();
