@@ -2,8 +2,10 @@
 """The oracle of tests/ is the truth here too: written from the definitions alone, sharing no line with the library."""
 
 import contextlib
+import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -57,3 +59,24 @@ def ctrl_c():
         timer.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
         signal.signal(signal.SIGINT, handler)
+
+
+def in_process(*arguments):
+    """What `python -m sparseattn` prints, and ends with, without a process whose imports take half a second.
+
+    What would be a traceback there is an exception here.
+    """
+    from sparseattn.__main__ import main
+
+    out, err, on_pipe = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGPIPE)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(list(arguments))
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        signal.signal(signal.SIGPIPE, on_pipe)
+    if isinstance(code, str):  # Python prints it
+        err.write(f"{code}\n")
+        code = 1
+    return subprocess.CompletedProcess(arguments, code or 0, out.getvalue(), err.getvalue())

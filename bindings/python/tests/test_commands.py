@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import hear_ctrl_c
+from conftest import hear_ctrl_c, in_process
 
 import sparseattn as sa
 from sparseattn import bench, questions
+from sparseattn.demo import speed
 
 
 def start(*arguments, **more):
@@ -89,10 +90,11 @@ def test_info():
     assert said["GPUs"].isdigit() and "run here" in said["kernels"] and said["numpy"] != "not here"
 
 
-def test_bench_prints_tables(tmp_path):
+def test_bench_prints_tables(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(speed, "ENOUGH", 0.0)
     options = ["--least", "16", "--most", "48", "--heads", "2/1", "--head-dim", "8", "--pattern", "window(3,0)"]
-    done = command("bench", *options, "--out", str(tmp_path))
+    done = in_process("bench", *options, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "milliseconds" in done.stdout and "times faster than a" in done.stdout and "48 tokens" in done.stdout
     assert done.stdout.count("a  causal") == 3 and done.stdout.count("b  window(3,0)") == 3
@@ -129,15 +131,21 @@ def test_lengths_double():
     ],
 )
 def test_what_cannot_be_is_a_sentence(arguments, says):
-    bad = command(*arguments)
-    assert bad.returncode in (1, 2) and says in bad.stderr and "Traceback" not in bad.stderr
+    bad = in_process(*arguments)
+    assert bad.returncode in (1, 2) and says in bad.stderr
+
+
+def test_what_cannot_be_is_no_traceback():
+    bad = command("show", "wind(3)")
+    assert bad.returncode == 2 and "argument pattern: " in bad.stderr and "Traceback" not in bad.stderr
 
 
 def test_ctrl_c_ends_long_work():
     """A pass over 256K tokens takes minutes on any machine; what is left of it must not."""
     arguments = ["bench", "--least", "262144", "--most", "262144", "--pattern", "full", "--heads", "8"]
-    child = start(*arguments, preexec_fn=hear_ctrl_c)
-    time.sleep(6)  # past the imports, and into the first pass
+    child = start(*arguments, preexec_fn=hear_ctrl_c, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert child.stdout.readline().startswith("sparseattn ")  # what it says before the first pass
+    time.sleep(1)
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
     try:
