@@ -320,7 +320,7 @@ def test_ctrl_c_ends_what_makes_a_plan():
 @pytest.mark.parametrize("milliseconds", [0, 3, 10, 20, 40])
 def test_ctrl_c_ends_an_import(milliseconds):
     """At whatever it is: a process that has not imported the package by then is ended by the signal, at once."""
-    hear = "import signal; signal.signal(2, signal.default_int_handler); signal.pthread_sigmask(signal.SIG_UNBLOCK, [2])\n"
+    hear = "from signal import *; signal(SIGINT, default_int_handler); pthread_sigmask(SIG_UNBLOCK, [SIGINT])\n"
     program = "import numpy, sys; print('begin', flush=True); import sparseattn; print('end', flush=True); input()"
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     child = subprocess.Popen([sys.executable, "-c", hear + program], **pipes, text=True)

@@ -73,9 +73,9 @@ strict = True
 [mypy-torch.*,jax.*,transformers.*,matplotlib.*,tokenizers.*,gguf.*,ml_dtypes.*]
 follow_imports = skip
 ignore_missing_imports = True
-[mypy-torch,torch._tensor,torch._C,torch.autograd,torch.autograd.function,torch.nn,torch.nn.modules,torch.nn.modules.module]
+[mypy-torch,torch._tensor,torch._C,jax,jax._src.basearray]
 follow_imports = normal
-[mypy-jax,jax._src.basearray]
+[mypy-torch.autograd,torch.autograd.function,torch.nn,torch.nn.modules,torch.nn.modules.module]
 follow_imports = normal
 """
 
