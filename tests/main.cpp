@@ -71,6 +71,7 @@ size_t every() {
 }
 
 int run(int argc, char** argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // whoever ends a program that hangs reads how far it came
     int counts[3] = {};
     for (const Test& test : tests()) {
         bool wanted = argc < 2;

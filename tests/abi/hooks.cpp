@@ -305,7 +305,8 @@ TEST(a_backward_run_can_be_cancelled) {
     }
 }
 
-// A plan that takes a tenth of a second, after doubling until it does: its makers are asked at any of its steps, and nothing unfinished is kept.
+// A plan that takes a tenth of a second, for its length is doubled until it does: its makers are asked at any of its
+// steps, and nothing unfinished is kept.
 TEST(a_plan_can_be_cancelled) {
     const Pattern pattern = parse("logsparse");
     auto problem = make_problem();
