@@ -452,9 +452,8 @@ struct GatherGradients {
             for (int h = 0; h < 2; ++h) {
                 float y[2][4];  // of 8 columns and of those 16 further: the lane's 4
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int n = i / 4, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
-                    if (i % 4 > 1) continue;
+                for (int i = 0; i < 4; ++i) {
+                    const int n = i / 2, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
                     const float mine = factor * (is_odd ? x[at + 4] : x[at]);
                     const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
                     y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
