@@ -9,6 +9,12 @@ using namespace attention;
 
 constexpr unsigned seed = 77;
 
+// Some results can tell that dirt reached them, and some cannot: else nothing is proved.
+static void demand_both_kinds(const Told& told) {
+    CHECK(told.queries > 0 && told.queries < told.all_queries);
+    CHECK(told.keys > 0 && told.keys < told.all_keys);
+}
+
 // Rows of five keys at random.
 static std::string scattered(int64_t rows, int64_t keys) {
     std::mt19937 random(seed);
@@ -53,8 +59,9 @@ TEST(what_a_query_does_not_see_cannot_change_its_result) {
         {"runtime_blocks(16,8,4)", 1, 4, 4, 50, 70, 16, 16},
     };
     unsigned draw = seed;
+    Told told;  // by each case; where few pairs of case and row are tried, by all of them
     for (const Case& c : cases) {
-        Told told;
+        if (check::every() == 1) told = {};
         for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
             const Inputs in = make_inputs(c, dtype, seed);
             for (const Rows& rows : cpu_rows(false)) {
@@ -66,9 +73,9 @@ TEST(what_a_query_does_not_see_cannot_change_its_result) {
             }
         }
         check::context = describe(c);
-        CHECK(told.queries > 0 && told.queries < told.all_queries);
-        CHECK(told.keys > 0 && told.keys < told.all_keys);
+        if (check::every() == 1) demand_both_kinds(told);
     }
+    demand_both_kinds(told);
 }
 
 // Inputs may overlap: V is a view of K, as in multi-query latent attention.
