@@ -27,13 +27,13 @@
 // that name more keys than L2 has room for sums are slower still. What would halve both is two CTAs that have half the
 // columns of 128 heads each.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 794 in the same
-// run): 128 heads, 576/512, lists of 2,048 among 16K keys 386, among 32K 341, among 128K 331; 64 heads 292; lists of 512
-// among 4K 312; 16 heads of 128 65, 64 heads of 128 253, of 256 255.
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 798 in the
+// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 325; 64 heads 287; lists
+// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253.
 //
-// Tried and dropped (128 heads, 16K, in one run): additions of rows of 32 bytes, as accumulators lie (301); panels of
-// keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by the warpgroup that
-// makes neither p nor ds (371 to 381); keys of the next block brought into L2 ahead (365).
+// Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
+// lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
+// the warpgroup that makes neither p nor ds (371 to 381); keys of the next block brought into L2 ahead (365).
 #pragma once
 
 #include <algorithm>
@@ -96,7 +96,7 @@ struct GatherGradientShared {
     uint8_t p[C::panel_bytes], ds[C::panel_bytes];           // ds: with a softcap it first holds p times its slope
     int32_t key[C::stages][gather_tile];                     // which key a row is, or no_token
     uint64_t there[C::stages];                               // a bit for each row that is one
-    float lift, most[4];                                     // of ds: what fp16 leaves of its lift; by warp, the largest
+    float lift, most[4];                                     // of ds: what is left of fp16's lift; by warp, the largest
     GatherTask task;
     uint64_t rows_full, rows_empty;  // of q, dout and the task: every producer and a warp's; a warp of products
     uint64_t keys_full[C::stages], keys_empty[C::stages];  // likewise
@@ -295,7 +295,7 @@ struct GatherGradients {
         ptx::wgmma_wait<0>();
     }
 
-    // Whether some key of the block is absent.
+    // Which keys of the block there are, and whether some is absent.
     __device__ __forceinline__ bool take_keys(uint32_t (&keys)[2]) const {
         const uint64_t all = shared.there[slot.index];
         keys[0] = uint32_t(all), keys[1] = uint32_t(all >> 32);
@@ -590,8 +590,7 @@ struct GatherBackwardLaunch {
     }
 
     void clear() const {
-        const size_t columns = size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
-        runtime::clear(params.dk_sums, size_t(p.batch * p.heads_kv * p.seq_k) * columns * sizeof(float), args.stream);
+        runtime::clear(params.dk_sums, space.sums_bytes, args.stream);
     }
 
     void products() const {

@@ -8,10 +8,10 @@
 namespace spattn::sm90 {
 
 // What a workspace holds: at its start lse and delta as any's kernels leave them, then the sums of dk and dv, a row for
-// each key of each kv head; or all that any's kernels want, which views go to that have no rows of 16 bytes. Where
+// each key of each kv head; or what any's kernels lay out, which serve views that copies of 16 bytes cannot read. Where
 // values are columns of keys, sums of dv are columns of those of dk.
 struct GatherBackwardSpace {
-    size_t sums, dv, bytes;  // offsets of all sums and of dv's, and the whole
+    size_t sums, dv, sums_bytes, bytes;  // offsets of all sums and of dv's, the size of all sums, and the whole
 
     GatherBackwardSpace(const Problem& problem, const TokenListsView& tokens);
 };

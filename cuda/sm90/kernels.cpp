@@ -56,8 +56,8 @@ GatherBackwardSpace::GatherBackwardSpace(const Problem& p, const TokenListsView&
     const size_t keys = size_t(p.batch * p.heads_kv * p.seq_k) * sizeof(float);
     sums = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, {}, {}, {})), alignment));
     dv = sums + (p.value_in_key ? 0 : keys * size_t(p.head_dim));
-    const size_t own = sums + keys * size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
-    bytes = std::max(own, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
+    sums_bytes = keys * size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    bytes = std::max(sums + sums_bytes, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
 }
 
 namespace {
@@ -112,6 +112,17 @@ bool is_addressable(const ForwardArgs& args) {
            runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
            runtime::has_tensor_map(args.v, runtime::v_sizes(p)) &&
            runtime::has_tensor_map(args.out, runtime::out_sizes(p));
+}
+
+bool is_addressable(const BackwardArgs& args) {
+    const Problem& p = *args.problem;
+    return runtime::has_tensor_map(args.q, runtime::q_sizes(p)) &&
+           runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
+           runtime::has_tensor_map(args.v, runtime::v_sizes(p)) &&
+           runtime::has_tensor_map(args.dout, runtime::out_sizes(p)) &&
+           runtime::has_tensor_map(args.dq, runtime::q_sizes(p)) &&
+           runtime::has_tensor_map(args.dk, runtime::k_sizes(p)) &&
+           (p.value_in_key || runtime::has_tensor_map(args.dv, runtime::v_sizes(p)));
 }
 
 // Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
@@ -252,7 +263,8 @@ const char* gather_backward_fits(const Problem& p) {
 }
 
 // As forward with five products. L2 gives the rows of listed keys, and takes a row of floats for each, one after the
-// other. Read off lists of 512 to 2,048 keys (H200): within 13 %.
+// other. Read off lists of 2,048 keys (H200): within 13 % where L2 holds keys and sums. Lists over more keys, and
+// those of 512, take a quarter longer.
 template <int HeadDim, int HeadDimV>
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
@@ -271,46 +283,6 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
 }
 
 size_t gather_backward_workspace(const Sizing& s) { return GatherBackwardSpace(s.problem, s.tokens).bytes; }
-
-// ---- backward ----
-template <int HeadDim, int HeadDimV>
-const char* block_backward_fits(const Problem& p) {
-    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
-    if (p.deterministic) return "adds dq in the order of arrival";
-    return nullptr;
-}
-
-// As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
-// to, and read after.
-template <int HeadDim, int HeadDimV, int BlockQ>
-Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.73;
-    constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
-    constexpr double launches = 15;  // us
-    const double cycles =
-        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
-    const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
-    const double around = any::memory_us(1.5 * any::query_bytes(p) + 2 * sums, machine, streamed);
-    const double beside =
-        any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
-    return any::overlapped(launches + around, any::compute_us(cycles, machine), beside);
-}
-
-template <int HeadDim>
-size_t block_backward_workspace(const Sizing& s) {
-    return BlockBackwardSpace(s.problem, s.layout, s.tasks, s.second_tasks, HeadDim).bytes;
-}
-
-bool is_addressable(const BackwardArgs& args) {
-    const Problem& p = *args.problem;
-    return runtime::has_tensor_map(args.q, runtime::q_sizes(p)) &&
-           runtime::has_tensor_map(args.k, runtime::k_sizes(p)) &&
-           runtime::has_tensor_map(args.v, runtime::v_sizes(p)) &&
-           runtime::has_tensor_map(args.dout, runtime::out_sizes(p)) &&
-           runtime::has_tensor_map(args.dq, runtime::q_sizes(p)) &&
-           runtime::has_tensor_map(args.dk, runtime::k_sizes(p)) &&
-           (p.value_in_key || runtime::has_tensor_map(args.dv, runtime::v_sizes(p)));
-}
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const BackwardArgs& args) {
@@ -342,6 +314,35 @@ Kernel gather_backward(const char* name) {
             .family = Family::gather,
             .shares_lists = true,
             .assumes = assumes};
+}
+
+// ---- backward ----
+template <int HeadDim, int HeadDimV>
+const char* block_backward_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (p.deterministic) return "adds dq in the order of arrival";
+    return nullptr;
+}
+
+// As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
+// to, and read after.
+template <int HeadDim, int HeadDimV, int BlockQ>
+Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.73;
+    constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
+    constexpr double launches = 15;  // us
+    const double cycles =
+        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
+    const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
+    const double around = any::memory_us(1.5 * any::query_bytes(p) + 2 * sums, machine, streamed);
+    const double beside =
+        any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
+    return any::overlapped(launches + around, any::compute_us(cycles, machine), beside);
+}
+
+template <int HeadDim>
+size_t block_backward_workspace(const Sizing& s) {
+    return BlockBackwardSpace(s.problem, s.layout, s.tasks, s.second_tasks, HeadDim).bytes;
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>

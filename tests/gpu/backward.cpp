@@ -136,7 +136,8 @@ TEST(misaligned_views_backward) {
         c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = 4, c.padding = 4;
         c.dtype = dtype_of(row);
         run_row(context, pair_with(row), backward_case(row, c));
-        // An odd number of rows, and keys that so many see that they are split: what parts of them are written by four.
+        // After an odd number of rows, parts of the keys that all queries see must still lie where four floats are
+        // written at once.
         c.pattern = "causal & (sink(3) | window(1,0))", c.seq_q = 9047, c.seq_k = 5365, c.heads_q = c.heads_kv;
         run_row(context, pair_with(row), backward_case(row, c));
     }

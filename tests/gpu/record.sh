@@ -3,7 +3,7 @@
 # Builds, runs the GPU tests and 20,000 problems drawn at random, runs some of both again under compute-sanitizer's
 # tools, and writes tests/results/<gpu>.txt.
 #   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
-# Programs run side by side, for each waits for its truths on the CPU most of the time; then, as it is, those under tools.
+# Programs run side by side, since each waits for its truths on the CPU most of the time; those under tools follow.
 # SPATTN_TEST_EVERY=n runs one case of n, SPATTN_TEST_PROBLEMS=n as many problems; SPATTN_TEST_TOOLS names the tools.
 set -eu
 cd "$(dirname "$0")/../.."

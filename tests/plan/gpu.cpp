@@ -163,13 +163,14 @@ TEST(older_gpus_get_rows_of_their_own) {
 }
 
 TEST(parts_of_gradients_lie_where_four_columns_are_written_at_once) {
-    TasksView by_key{};
+    TasksView by_key{}, by_query{};
     by_key.num_parts = 2;
     LayoutView layout{};
     layout.block_q = layout.block_k = 128;
     for (int64_t rows : {1, 2, 3, 4, 9047}) {
         const Problem p = imaginary::problem(rows, 64, 128);
-        const auto space = any::BackwardSpace<float>::at(nullptr, p, layout, by_key);
+        std::vector<float> memory(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query) / sizeof(float));
+        const auto space = any::BackwardSpace<float>::at(memory.data(), p, layout, by_key);
         CHECK_EQ(uintptr_t(space.parts_key) % 16, uintptr_t(0));
         CHECK_EQ(uintptr_t(space.parts_query) % 16, uintptr_t(0));
         CHECK(space.parts_key >= space.delta + any::BackwardSpace<float>::rows_q(p));

@@ -65,8 +65,8 @@ def run(q: jax.Array) -> jax.Array:
     reveal_type(out)
     return sa.attention(out, q, q, "causal") + lse
 """
-# Of others the checker reads where arrays, and classes that we derive from, are declared, and not a thousand modules
-# more, nor what is not here. Older torch has no types for apply of autograd's functions.
+# The checker reads where others declare arrays, and classes that we derive from, and not a thousand modules more, nor
+# what is not here. Older torch has no types for apply of autograd's functions.
 CONFIG = """
 [mypy]
 strict = True
