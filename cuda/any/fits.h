@@ -24,6 +24,18 @@ inline const char* columns_fit(const Problem& p, int64_t head_dim, int64_t head_
     return p.head_dim_v > head_dim_v ? "head_dim_v above the tile's" : nullptr;
 }
 
+// Rows that gather listed keys count tiles, and places of a list, by 32 bits.
+inline const char* lists_fit(const Problem& p) {
+    constexpr int64_t most = int64_t(1) << 30;
+    const bool fits = p.batch * p.heads_q * p.seq_q <= most && p.call_lists.tokens() <= most;
+    return fits ? nullptr : "more rows, or longer lists, than it counts";
+}
+
+// Tiles of more than 256 columns are for values that are the first columns of keys.
+inline const char* values_fit(const Problem& p, int64_t head_dim) {
+    return head_dim > 256 && !p.value_in_key ? "reads values as columns of keys, and these stand apart" : nullptr;
+}
+
 // Rows that look for the maximum of products, before the scale, need one that keeps their order.
 inline const char* maximum_fits(const Problem& p) {
     return !(p.scale > 0) && p.softcap == 0 ? "scale not above 0" : nullptr;

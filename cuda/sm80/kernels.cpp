@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The rows of this folder, with what the plan asks of them.
+#include <algorithm>
+
 #include "any/block_backward.h"
 #include "any/carried.h"
 #include "any/combine.h"
@@ -8,6 +10,7 @@
 #include "runtime/device.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
+#include "sm80/gather_forward.h"
 #include "tile/fragment.h"
 
 namespace spattn::sm80 {
@@ -82,6 +85,56 @@ Kernel block_forward(const char* name) {
             .orders = true,
             .max_logits = true,
             .carries = any::ForwardCarried<float>::bytes};
+}
+
+// ---- forward, lists ----
+template <int HeadDim, int HeadDimV>
+const char* gather_forward_fits(const Problem& p) {
+    if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
+    if (const char* why = any::values_fit(p, HeadDim)) return why;
+    if (const char* why = any::lists_fit(p)) return why;
+    return any::maximum_fits(p);
+}
+
+// Cycles of a processor for 64 rows and 64 keys: the products, of which those over head_dim are made once a part of
+// out's columns, or the way of the keys' rows from L2.
+template <int HeadDim, int HeadDimV>
+Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr bool value_in_key = HeadDim > 256;
+    constexpr double flops_per_cycle = 1050, fetched_bytes = 25, task = 4000, launch = 4;  // us
+    constexpr double products = 2.0 * 64 * 64 * ((HeadDimV > 256 ? 2 : 1) * HeadDim + HeadDimV) / flops_per_cycle;
+    const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
+    const any::ListTasks work = any::ListTasks::of(p, s);
+    const double block = std::max(products + 400, 64 * columns * 2 / fetched_bytes);
+    const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
+    return any::overlapped(launch, any::compute_us(work.tasks * (work.blocks * block + task), machine),
+                           any::memory_us(any::query_bytes(p) + 2 * keys, machine, 0.8));
+}
+
+size_t no_workspace(const Sizing&) { return 0; }
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void gather(const ForwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    GatherForward<D, HeadDim, HeadDimV, Block>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+Kernel gather_forward(const char* name) {
+    using K = GatherForward<D, HeadDim, HeadDimV, Block>;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::forward,
+            .dtype = D,
+            .runs_here = runs_here<K::shared_bytes>,
+            .fits = gather_forward_fits<HeadDim, HeadDimV>,
+            .cost = gather_forward_cost<HeadDim, HeadDimV>,
+            .workspace = no_workspace,
+            .forward = gather<D, HeadDim, HeadDimV, Block>,
+            .prepare = K::prepare,
+            .family = Family::gather,
+            .max_logits = true,
+            .shares_lists = true};
 }
 
 // ---- backward ----

@@ -18,13 +18,13 @@ namespace spattn::sm80 {
 constexpr int warps = 4, threads = 32 * warps;  // of a CTA
 constexpr int step_tokens = 64;                 // of the other axis that a CTA meets at once
 
-// Rows of `Columns` elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of one column are read
-// without a conflict.
-template <int Columns>
+// `Columns` of rows of as many or more elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of one
+// column are read without a conflict.
+template <int Columns, int RowColumns = Columns>
 struct SharedTile {
-    static constexpr int columns = Columns, row_bytes = 2 * Columns, chunks = Columns / 8;
+    static constexpr int columns = Columns, row_bytes = 2 * RowColumns, chunks = Columns / 8;
     static constexpr int bytes16 = 16 * row_bytes;  // of as many rows
-    static_assert(Columns % 64 == 0, "the swizzle permutes eight chunks");
+    static_assert(Columns % 64 == 0 && RowColumns % 64 == 0, "the swizzle permutes eight chunks");
     static constexpr int bytes(int rows) { return rows * row_bytes; }
     __device__ static uint32_t at(uint32_t base, int row, int chunk) {
         return base + row * row_bytes + ((chunk ^ (row & 7)) << 4);
@@ -107,23 +107,24 @@ __device__ __forceinline__ void load_rows(uint32_t to, const Rows& rows, const T
     }
 }
 
-// s[g][...] of this warp's rows, 16 a group, with 64 tokens: own tile's rows from `row` on, times the step's.
-template <Dtype D, class Tile, int Groups>
-__device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][32]) {
+// s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
+// times the step's.
+template <Dtype D, class Tile, int Groups, int Values>
+__device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
     const uint32_t b_at = Tile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
     for (int g = 0; g < Groups; ++g)
 #pragma unroll
-        for (int i = 0; i < 32; ++i) s[g][i] = 0;
+        for (int i = 0; i < Values; ++i) s[g][i] = 0;
 #pragma unroll
     for (int k = 0; k < Tile::columns / 16; ++k) {
         uint32_t a[Groups][4];
 #pragma unroll
         for (int g = 0; g < Groups; ++g) ptx::load_matrix_x4(a[g], Tile::further(a_at, k) + g * Tile::bytes16);
 #pragma unroll
-        for (int n = 0; n < step_tokens / 16; ++n) {
+        for (int n = 0; n < Values / 8; ++n) {
             uint32_t b[4];
             ptx::load_matrix_x4(b, Tile::further(b_at, k) + n * Tile::bytes16);
 #pragma unroll
@@ -136,13 +137,13 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
 }
 
 // sums += p . step, whose rows are tokens: p as multiply_rows leaves it, packed.
-template <Dtype D, class Tile, int Groups>
-__device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][4][4], uint32_t step,
+template <Dtype D, class Tile, int Groups, int Words>
+__device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][Words][4], uint32_t step,
                                             float (&sums)[Groups][Tile::columns / 2]) {
     const int lane = threadIdx.x % 32;
     const uint32_t b_at = Tile::at(step, lane % 16, lane / 16);
 #pragma unroll
-    for (int k = 0; k < step_tokens / 16; ++k)
+    for (int k = 0; k < Words; ++k)
 #pragma unroll
         for (int c = 0; c < Tile::columns / 16; ++c) {
             uint32_t b[4];

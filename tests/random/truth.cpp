@@ -159,11 +159,12 @@ private:
     }
 
     // Roundings of a sum that add up. Those of equal parts all go one way, and so do those of matrix units, which cut
-    // off what lies below the digits of the largest part.
+    // off what lies below the digits of the largest part: up to a whole unit, where rounding leaves half.
     double roundings(int64_t parts) const {
         const bool is_even = problem_.values == Values::constant || problem_.values == Values::ramp;
         const bool is_cut = type_.dtype.bits == 16;
-        return is_even || is_cut ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
+        if (is_cut) return 2 * double(parts) + 4;
+        return is_even ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
     }
 
     void compute_row(int64_t b, int64_t h, int64_t row, Row& r) {
@@ -250,9 +251,13 @@ private:
     // ---- backward ----
 
     struct Gradient {
-        Numbers values, errors;
-        void reset(int64_t size) { values.assign(size_t(size), 0), errors.assign(size_t(size), 0); }
-        void add(size_t at, double x, double error) { values[at] += x, errors[at] += error; }
+        Numbers values, errors, squares;  // squares: of all partial sums, each of which is rounded
+        void reset(int64_t size) {
+            for (Numbers* x : {&values, &errors, &squares}) x->assign(size_t(size), 0);
+        }
+        void add(size_t at, double x, double error) {
+            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at];
+        }
     };
 
     // Whole kv heads over all batch entries, so that sums over rows are whole.
@@ -310,7 +315,8 @@ private:
     }
 
     double stored(const Gradient& x, size_t at) const {
-        return x.errors[at] + type_.rounded * std::fabs(x.values[at]) + type_.tiniest;
+        const double sums = 4 * type_.sum * std::sqrt(x.squares[at]);
+        return x.errors[at] + sums + type_.rounded * std::fabs(x.values[at]) + type_.tiniest;
     }
 
     void add_empty_row(int64_t b, int64_t h, int64_t row, Gradient& dsinks, size_t g) {

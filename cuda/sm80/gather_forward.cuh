@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+//
+//     s = q kT,  p = exp2(scale_log2 s - m),  out = sum(p v) / sum(p),  lse = scale m + log(sum(p))
+//
+// over lists of keys that the heads of a group share: 64 query rows, the heads of one query or of those that have a
+// list in common, meet the keys of their list 32 or 64 at a time. Values may be the first columns of keys, which then
+// come once.
+//
+//   grid      a CTA a tile of 64 rows; tiles of a list follow each other, so that L2 has its keys
+//   a step    the next keys are on their way while scores, p and p v of these are made:
+//
+//               find     | keys 2     | keys 3
+//               copy     | keys 1     | keys 2
+//               products | q k0, p0 v0 | q k1, p1 v1
+//
+//   warps     four, of 16 rows. More than 256 columns of out do not fit a warp's registers: eight warps then have
+//             half of them each, and make scores twice, which costs a half more than making them once
+//   softmax   as in block_forward.cuh
+//   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
+//
+// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 793 in the same
+// run): 128 heads, 576/512, lists of 2,048 among 16K keys 129, lists of 512 among 4K 114; 16 heads of 128 37, 64 heads
+// 147, 64 heads of 256 150. No older GPU was tried.
+#pragma once
+
+#include <cmath>
+
+#include "any/gather_tile.cuh"
+#include "any/row_end.cuh"
+#include "runtime/launch.h"
+#include "sm80/gather_forward.h"
+#include "sm80/tile.cuh"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm80 {
+
+// ---- configuration ----
+template <Dtype D, int HeadDim, int HeadDimV>
+struct GatherConfig {
+    using Kernel = GatherForward<D, HeadDim, HeadDimV, any::gather_tile>;
+    static constexpr Dtype dtype = D;
+    using Element = typename tile::Element<D>::type;
+    static constexpr bool value_in_key = Kernel::value_in_key;
+    static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
+    static constexpr int threads = 128 * column_parts, step = Kernel::step_keys, stages = Kernel::stages;
+    using KeyTile = SharedTile<HeadDim>;
+    using ValueTile = SharedTile<HeadDimV>;
+    using PartTile = SharedTile<part_columns, value_in_key ? HeadDim : HeadDimV>;  // of values, a warp's columns
+    static constexpr int q_bytes = KeyTile::bytes(any::gather_tile), k_bytes = KeyTile::bytes(step);
+    static constexpr int stage_bytes = k_bytes + (value_in_key ? 0 : ValueTile::bytes(step));
+    static_assert(q_bytes + stages * stage_bytes == Kernel::tile_bytes, "what the host was told");
+    static constexpr int ctas = part_columns <= 64 ? 3 : part_columns <= 128 ? 2 : 1;  // an SM
+};
+
+struct GatherForwardParams {
+    TensorView q, k, v;
+    any::GatherLists lists;
+    any::ListRows rows;
+    any::ForwardOutputs to;
+    int head_dim, head_dim_v;
+    bool q_is_wide, k_is_wide, v_is_wide;
+    bool has_pairs;           // two columns of out are one aligned word
+    float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
+    bool has_cap;             // scores become tanh(into_cap s) first
+    float into_cap;
+};
+
+// Which keys a step has. There is one more than stages: a warp may still read its own when another finds those that
+// come after the next.
+template <class C>
+struct StepKeys {
+    int32_t key[C::stages + 1][C::step];     // or no_token
+    uint32_t there[C::stages + 1][2];        // a bit for each key that is one
+};
+
+// ---- copies ----
+// One row of an operand, or none, which becomes zeros.
+struct SourceRow {
+    const uint16_t* columns;
+    bool is_there;
+};
+
+// Rows from(row) into a tile, 0 beyond the last column. Complete with the group that the caller commits, for wide rows;
+// others at once.
+template <int RowCount, class Tile, int Threads, class From>
+__device__ __forceinline__ void load_gathered(uint32_t to, int columns, int64_t column, bool is_wide, From from) {
+    static_assert(RowCount * Tile::chunks % Threads == 0, "threads copy as many chunks each");
+#pragma unroll 2
+    for (int i = 0; i < RowCount * Tile::chunks / Threads; ++i) {
+        const int at = int(threadIdx.x) + i * Threads, row = at / Tile::chunks, chunk = at % Tile::chunks;
+        const SourceRow source = from(row);
+        const int left = source.is_there ? columns - 8 * chunk : 0;  // columns from this chunk on
+        if (is_wide) {
+            ptx::cp_async_16(Tile::at(to, row, chunk), source.columns + (left > 0 ? 8 * chunk : 0),
+                             min(max(2 * left, 0), 16));
+        } else {
+            uint32_t words[4] = {};
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+                if (n < left) words[n / 2] |= uint32_t(source.columns[(8 * chunk + n) * column]) << 16 * (n % 2);
+            ptx::store_shared(Tile::at(to, row, chunk), words);
+        }
+    }
+}
+
+// ---- the CTA ----
+template <class C>
+struct Gathered {
+    using Element = typename C::Element;
+
+    const GatherForwardParams& params;
+    StepKeys<C>& keys;
+    const uint32_t q_tile, stages;  // shared addresses
+    const any::GatherTask task;
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, part = threadIdx.x / 128;
+    float out[1][C::part_columns / 2];
+    tile::RowState rows;
+
+    __device__ Gathered(const GatherForwardParams& params, uint8_t* memory)
+        : params(params),
+          keys(*reinterpret_cast<StepKeys<C>*>(memory + C::q_bytes + C::stages * C::stage_bytes)),
+          q_tile(ptx::shared_address(memory)),
+          stages(q_tile + C::q_bytes),
+          task(any::GatherTask::at(params.rows, params.lists, int(blockIdx.x))) {}
+
+    __device__ __forceinline__ void run() {
+        const int64_t head = int64_t(task.head_kv) * params.lists.group;
+        const any::KeyList list =
+            params.lists.list_of_head(task.batch, int(head), task.query / params.lists.sizes.block_q);
+        const int places = list.count * params.lists.sizes.block_k, steps = (places + C::step - 1) / C::step;
+        const auto find = [&](int step) {
+            if (int(threadIdx.x) >= C::step) return;
+            const int place = step * C::step + int(threadIdx.x), at = step % (C::stages + 1);
+            const int64_t row = task.batch * int64_t(params.lists.heads_q) + head;
+            const int key = place < places ? params.lists.key_at(list, place, row, task.query) : no_token;
+            keys.key[at][threadIdx.x] = key;
+            const uint32_t there = __ballot_sync(~0u, key != no_token);
+            if (lane == 0) keys.there[at][threadIdx.x / 32] = there;
+        };
+#pragma unroll
+        for (float& x : out[0]) x = 0;
+        load_q();
+        find(0);
+        __syncthreads();  // the first keys are known
+        if (steps > 0) load(0);
+        ptx::cp_async_commit();
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            find(step + 1);
+            ptx::cp_async_wait<0>();
+            __syncthreads();  // the step is there, the next one's keys are known, and everyone is done with the one before
+            if (step + 1 < steps) load(step + 1);
+            ptx::cp_async_commit();
+            attend(step);
+        }
+        ptx::cp_async_wait<0>();
+        finish();
+    }
+
+    __device__ __forceinline__ uint32_t stage(int step) const { return stages + step % C::stages * C::stage_bytes; }
+
+    __device__ __forceinline__ void load_q() {
+        const auto from = [&](int row) {
+            const any::TileRow at(params.rows, params.lists, task, row);
+            return SourceRow{any::row_of<uint16_t>(params.q, task.batch, at.head, at.query), true};
+        };
+        load_gathered<any::gather_tile, typename C::KeyTile, C::threads>(q_tile, params.head_dim, params.q.column,
+                                                                         params.q_is_wide, from);
+    }
+
+    __device__ __forceinline__ void load(int step) {
+        const int32_t* const key = keys.key[step % (C::stages + 1)];
+        const auto rows_of = [&](const TensorView& x) {
+            const auto* const first = any::row_of<uint16_t>(x, task.batch, task.head_kv, 0);
+            return [first, key, stride = x.row](int row) {
+                return SourceRow{first + max(key[row], 0) * stride, key[row] != no_token};
+            };
+        };
+        load_gathered<C::step, typename C::KeyTile, C::threads>(stage(step), params.head_dim, params.k.column,
+                                                                params.k_is_wide, rows_of(params.k));
+        if constexpr (!C::value_in_key)
+            load_gathered<C::step, typename C::ValueTile, C::threads>(
+                stage(step) + C::k_bytes, params.head_dim_v, params.v.column, params.v_is_wide, rows_of(params.v));
+    }
+
+    __device__ __forceinline__ void attend(int step) {
+        float s[1][C::step / 2];
+        multiply_rows<C::dtype, typename C::KeyTile>(q_tile, warp_row, stage(step), s);
+        if (params.has_cap) tile::cap(s[0], params.into_cap);
+        mask(s[0], step);
+        uint32_t p[1][C::step / 16][4];
+        float factor[2];
+        const bool fresh = step == 0;
+        // Who asks for the largest score gets it by following the maximum in each step.
+        const bool follows = fresh || params.to.max_logits.data;
+        if (tile::softmax<C::dtype>(s[0], rows, params.scale_log2, follows, p[0], factor) && !fresh)
+            tile::scale_rows(out[0], factor[0], factor[1]);
+        const uint32_t values = stage(step) + (C::value_in_key ? 0 : C::k_bytes) + part * C::part_columns * 2;
+        add_product<C::dtype, typename C::PartTile>(p, values, out);
+    }
+
+    __device__ __forceinline__ void mask(float (&s)[C::step / 2], int step) const {
+        const uint32_t* const there = keys.there[step % (C::stages + 1)];
+        uint32_t words[2] = {there[0], C::step > 32 ? there[1] : ~0u};
+        if ((words[0] & words[1]) == ~0u) return;
+#pragma unroll
+        for (int i = 0; i < C::step / 2; ++i) {
+            const int column = tile::fragment_column(0, i);
+            ptx::minus_infinity_unless(s[i], words[column / 32] >> 2 * (lane % 4) & (1u << column % 32));
+        }
+    }
+
+    __device__ __forceinline__ void finish() const {
+        constexpr float unlift = tile::unlift<C::dtype>;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const any::TileRow row(params.rows, params.lists, task, warp_row + lane / 4 + 8 * h);
+            const float m = rows.m[h] * params.scale, l = tile::quad_sum(rows.l[h]) * unlift;
+            const any::RowState<float> state{m, l, m};
+            any::RowEnd<C::dtype> end(params.to, task.batch, row.head, row.query);
+            end.finish(state);
+            if (!row.is_there) continue;
+            if (part == 0 && lane % 4 == 0) end.write_state(state, 0);
+            Element* const to = any::row_of<Element>(params.to.out, task.batch, row.head, row.query);
+            const float factor = end.mine * unlift;
+#pragma unroll
+            for (int i = 2 * h; i < C::part_columns / 2; i += 4) {
+                const int column = part * C::part_columns + tile::fragment_column(lane, i);
+                const float x = out[0][i] * factor, y = out[0][i + 1] * factor;
+                if (params.has_pairs) {
+                    if (column < params.head_dim_v)
+                        *reinterpret_cast<uint32_t*>(to + column) = tile::pack<C::dtype>(x, y);
+                } else {
+                    if (column < params.head_dim_v) any::from_real(x, to[column * params.to.out.column]);
+                    if (column + 1 < params.head_dim_v) any::from_real(y, to[(column + 1) * params.to.out.column]);
+                }
+            }
+        }
+    }
+};
+
+// ---- kernel ----
+template <class C>
+__global__ void __launch_bounds__(C::threads, C::ctas)
+    gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    Gathered<C>(params, memory).run();
+}
+
+// ---- launch ----
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
+    static_assert(Block == any::gather_tile, "tiles of 64 rows");
+    using C = GatherConfig<D, HeadDim, HeadDimV>;
+    static_assert(sizeof(StepKeys<C>) <= shared_bytes - tile_bytes, "what the host was told");
+    const Problem& p = *args.problem;
+    const any::GatherLists lists = any::GatherLists::of(args);
+    const double scale = p.softcap != 0 ? p.softcap : p.scale;
+    const bool has_pairs = p.head_dim_v % 2 == 0 && args.out.column == 1 &&
+                           (args.out.batch | args.out.head | args.out.row) % 2 == 0 &&
+                           reinterpret_cast<uintptr_t>(args.out.data) % 4 == 0;
+    const GatherForwardParams params{args.q,
+                                     args.k,
+                                     args.v,
+                                     lists,
+                                     any::ListRows::of(p, lists),
+                                     any::make_outputs<float>(args),
+                                     int(p.head_dim),
+                                     int(p.head_dim_v),
+                                     is_wide(args.q),
+                                     is_wide(args.k),
+                                     is_wide(args.v),
+                                     has_pairs,
+                                     float(scale),
+                                     float(scale * M_LOG2E),
+                                     p.softcap != 0,
+                                     p.softcap != 0 ? float(p.scale / p.softcap) : 0};
+    runtime::launch(gather_forward_kernel<C>, {unsigned(params.rows.tasks), unsigned(C::threads), size_t(shared_bytes)},
+                    args.stream, params);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherForward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(gather_forward_kernel<GatherConfig<D, HeadDim, HeadDimV>>, shared_bytes);
+}
+
+}  // namespace spattn::sm80
