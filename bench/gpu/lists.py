@@ -28,6 +28,7 @@ class Case(typing.NamedTuple):
     head_dim: int = 576
     head_dim_v: int = 512
     value_in_key: bool = True
+    deterministic: bool = False  # backward alone: the forward always is
     goals: dict = {}
     recorded: dict = {}
 
@@ -42,6 +43,7 @@ CASES = [
     Case("mqa64_16k", 64, 4096, 16384, 2048, 128, 128, False),
     Case("mqa64_d256_16k", 64, 4096, 16384, 2048, 256, 256, False),
 ]
+CASES += [case._replace(name=case.name + bench.DETERMINISTIC, deterministic=True, goals={}) for case in CASES]
 
 
 def draw_lists(case):
@@ -78,7 +80,7 @@ class Tensors:
 
 
 def max_error(case, t, what):
-    """Of out, lse and dq against double precision, on sampled queries."""
+    """Of out, lse, dq and dk against double precision, on sampled queries and keys."""
     worst, scale = 0.0, case.head_dim**-0.5
     for query in (0, 1, case.seq_q // 2 + 7, case.seq_q - 1):
         listed = t.lists[0, query, 0].long()
@@ -93,12 +95,30 @@ def max_error(case, t, what):
         for name, truth in truths.items():
             worst = max(worst, (truth - getattr(t, name)[0, query].double()).abs().max().item())
         worst = max(worst, (s.logsumexp(1) - t.lse[0, :, query].double()).abs().max().item())
+    for key in (0, case.seq_k // 2 + 7, case.seq_k - case.seq_q + 1) if what == "backward" else ():
+        truth = key_gradient(case, t, key, scale)
+        worst = max(worst, ((truth - t.dk[0, key, 0].double()).abs().max() / truth.abs().max().clamp(min=1)).item())
     return worst
+
+
+def key_gradient(case, t, key, scale):
+    """What dk is of a key, of the queries that list it, as often as they do."""
+    count = (t.lists[0, :, 0] == key).sum(1).double()
+    queries = count.nonzero()[:, 0]
+    q, dout, out = (x[0, queries].double() for x in (t.q, t.dout, t.out))
+    weight = count[queries, None]
+    p = weight * (q @ t.k[0, key, 0].double() * scale - t.lse[0, :, queries].T.double()).exp()
+    ds = p * (dout @ t.v[0, key, 0].double() - (dout * out).sum(2))
+    gradient = scale * torch.einsum("nh,nhd->d", ds, q)
+    if case.value_in_key:
+        gradient[:case.head_dim_v] += torch.einsum("nh,nhd->d", p, dout)
+    return gradient
 
 
 def make_plan(library, case, backward):
     lib = library.lib
     flags = (lib.SPATTN_PLAN_BACKWARD if backward else 0) | (lib.SPATTN_PLAN_VALUE_IN_KEY if case.value_in_key else 0)
+    flags |= lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0
     problem = bench.sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=1, seq_q=case.seq_q,
                           seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
                           dtype=bench.DTYPES[torch.bfloat16], axes=lib.SPATTN_BSHD)
@@ -144,8 +164,9 @@ def main():
             stream.write(json.dumps({**line, **common}) + "\n")
             stream.flush()
         for case in CASES:
-            if fnmatch.fnmatch(case.name, args.case):
-                run_case(library, case, args.passes or ["forward"], write)
+            passes = [what for what in args.passes or ["forward"] if what == "backward" or not case.deterministic]
+            if passes and fnmatch.fnmatch(case.name, args.case):
+                run_case(library, case, passes, write)
 
 
 if __name__ == "__main__":

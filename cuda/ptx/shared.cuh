@@ -15,6 +15,12 @@ __device__ __forceinline__ void load_shared(float (&x)[4], uint32_t from) {
                  : "r"(from)
                  : "memory");
 }
+__device__ __forceinline__ void load_shared(uint32_t (&words)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(from)
+                 : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }

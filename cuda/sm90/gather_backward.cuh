@@ -17,6 +17,9 @@
 //   dk, dv    are sums of what many tasks make: they go to memory from registers, 64 columns at a time, and are added
 //             there in the order of arrival. Memory takes them as floats, which a kernel before clears and one after
 //             turns into elements. Where values are columns of keys, a key's two gradients are one sum
+//   same bits  asked for, they are sums of integers (key_sums.cuh). The kernel then runs twice: at first it makes p and ds
+//             alone, and of a key's column the bound of what is added to a row, which has the largest column of q and
+//             dout of each query row as its factor
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
 //
 // That a warpgroup makes ds from p in shared memory, and that there is but one tile of keys, follows from room: q, dout
@@ -29,7 +32,8 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 798 in the
 // same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 325; 64 heads 287; lists
-// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253.
+// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253. With the same bits in
+// every call, in that order: 184, 181, 180; 174; 166; 30, 117, 140.
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
@@ -43,13 +47,14 @@
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/reduce.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 #include "runtime/launch.h"
 #include "sm90/gather_backward.h"
 #include "sm90/gather_rows.cuh"
+#include "sm90/key_sums.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
@@ -78,11 +83,11 @@ struct GatherGradientConfig : TileConfig<D, HeadDim, HeadDimV> {
 
 struct GatherBackwardParams {
     TensorView q, k, v, dout, dq;
-    float *dk_sums, *dv_sums;  // [batch, heads_kv, seq_k] rows of head_dim and of dv_row
+    KeySums dk, dv;
     const float *lse, *delta;  // [batch, heads_q, seq_q]
     any::GatherLists lists;
     ListRows rows;
-    int head_dim, head_dim_v, dv_row;
+    int head_dim, head_dim_v;
     float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
     float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
 };
@@ -174,12 +179,14 @@ struct GatherGradientProducer {
 
 // ---- products: what warpgroup Part does ----
 // HasCap: with a softcap.
-template <class C, bool HasCap, int Part>
+template <class C, Adding A, bool HasCap, int Part>
 struct GatherGradients {
     using Element = typename C::Element;
+    static constexpr bool finds_bounds = A == Adding::bounds;
+    using Rows = std::conditional_t<A == Adding::integers, IntegerRows, FloatRows>;
     static constexpr bool makes_p = Part == 0, makes_ds = Part == 1;
     static constexpr int first_panel = Part * C::dq_panels;  // of dq
-    static constexpr int own_panels = std::max(std::min(C::panels - first_panel, C::dq_panels), 0);
+    static constexpr int own_panels = finds_bounds ? 0 : std::max(std::min(C::panels - first_panel, C::dq_panels), 0);
     // Where values stand apart the first warpgroup makes dv, while the second makes ds, and that one dk.
     static constexpr bool makes_dk = C::value_in_key || makes_ds, makes_dv = C::value_in_key || makes_p;
     // p and ds are lifted above their own size, by factors that the sums lose at their end.
@@ -195,6 +202,7 @@ struct GatherGradients {
     GatherTask task;
     float of_row[2];          // of this thread's rows, what p is relative to, or delta
     float lift = 1, dq_lift;  // of fp16: what is left of the lift of ds, and that of dq's sums
+    float largest[2];         // of bounds: the largest column of dout or q of these rows
     float dq[own_panels > 0 ? own_panels * 32 : 1];
 
     __device__ __forceinline__ bool is_first_lane() const { return thread % 32 == 0; }
@@ -207,6 +215,8 @@ struct GatherGradients {
             task = shared.task;
             if (task.blocks == end_of_work) return;
             if constexpr (makes_p || makes_ds) read_rows();
+            if constexpr (finds_bounds && makes_p) find_largest<C::v_panels>(shared.dout);
+            if constexpr (finds_bounds && makes_ds) find_largest<C::panels>(shared.q);
             lift = dq_lift = 1;
             if (task.blocks == 0) {
 #pragma unroll
@@ -244,15 +254,23 @@ struct GatherGradients {
     __device__ __forceinline__ void block(bool accumulates, bool is_last) {
         ptx::mbarrier_wait(&shared.keys_full[slot.index], slot.phase);
         ptx::fence_async_shared();
-        int keys[4];  // of the rows for whose sums eight lanes stand together
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            keys[i] = shared.key[slot.index][16 * (thread / 32) + thread % 32 / 8 * 2 + i / 2 * 8 + i % 2];
         const uint32_t tile = ptx::wgmma_descriptor(shared.keys[slot.index], C::panel_bytes);
         if constexpr (makes_p) make_p(tile);
         if constexpr (makes_ds) make_ds(tile + (C::value_in_key ? 0 : C::panels * C::panel_step));
+        if constexpr (finds_bounds) {
+            release(&shared.keys_empty[slot.index]);
+            end_block(is_last);
+        } else {
+            add_products(tile, accumulates, is_last);
+        }
+        slot.advance();
+        phase ^= 1;
+    }
+
+    __device__ __forceinline__ void add_products(uint32_t tile, bool accumulates, bool is_last) {
+        const Rows rows = rows_of_tile(makes_dk ? params.dk : params.dv);
         if constexpr (!makes_ds) ptx::mbarrier_wait(&shared.p_full, phase);
-        if constexpr (makes_dv && !C::value_in_key) add_dv(keys);
+        if constexpr (makes_dv && !C::value_in_key) add_dv(rows);
         ptx::mbarrier_wait(&shared.ds_full, phase);
         if constexpr (is_f16) follow_lift();
         const uint32_t ds = ptx::wgmma_descriptor(shared.ds, 0);
@@ -267,11 +285,20 @@ struct GatherGradients {
         }
         release(&shared.keys_empty[slot.index]);
         if constexpr (makes_dk)
-            add_dk(keys, is_last);
+            add_dk(rows, is_last);
         else
             end_block(is_last);
-        slot.advance();
-        phase ^= 1;
+    }
+
+    __device__ __forceinline__ int64_t plane() const {
+        return int64_t(task.batch) * params.lists.heads_kv + task.head_kv;
+    }
+    // The rows of a tile of dk or dv for which this warp stands.
+    __device__ __forceinline__ Rows rows_of_tile(const KeySums& to) const {
+        if constexpr (A == Adding::integers)
+            return {shared.key[slot.index], to.quanta + plane() * params.lists.seq_k, thread};
+        else
+            return {shared.key[slot.index], thread};
     }
 
     // All that this block's products read but keys is free.
@@ -319,6 +346,7 @@ struct GatherGradients {
             for (int i = 0; i < 32; ++i) ptx::zero_unless(s[i], has_key(keys, thread, i));
         }
         ptx::mbarrier_wait(&shared.weights_empty, phase ^ 1);
+        if constexpr (finds_bounds) add_bounds(s, p_unlift, params.dv);
         put(s, shared.p);
         if constexpr (HasCap) {
 #pragma unroll
@@ -357,10 +385,73 @@ struct GatherGradients {
             for (int i = 0; i < 32; ++i) ptx::zero_unless(ds[i], has_key(keys, thread, i));
         }
         if constexpr (is_f16) fit(ds);
-        put(ds, shared.ds);
-        ptx::fence_async_shared();
-        release(&shared.ds_full);
+        if constexpr (finds_bounds) {
+            add_bounds(ds, dk_factor(), params.dk);
+        } else {
+            put(ds, shared.ds);
+            ptx::fence_async_shared();
+            release(&shared.ds_full);
+        }
     }
+
+    // ---- bounds ----
+    // Chunks of 16 bytes stand in another order in each row: the largest knows none. Bits of what is not negative are
+    // in order as integers, NaN last.
+    template <int Panels>
+    __device__ __forceinline__ void find_largest(const void* tile) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = tile::fragment_row(thread, 2 * h);
+            uint32_t most = 0;
+#pragma unroll
+            for (int i = 0; i < 2 * Panels; ++i) {
+                const int chunk = thread % 4 + (i + thread / 4) % 2 * 4;
+                uint32_t words[4];
+                ptx::load_shared(words, ptx::shared_address(tile) + i / 2 * C::panel_bytes + row * 128 + chunk * 16);
+                for (uint32_t word : words) most = __vmaxu2(most, word & 0x7FFF7FFF);
+            }
+            for (int n = 1; n < 4; n *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, n));
+            largest[h] = weight(max(most & 0xFFFF, most >> 16), 0);
+        }
+    }
+
+    // What p or ds, as products read them, can add to a column of their keys' rows. Terms are of 16 query rows.
+    __device__ __forceinline__ void add_bounds(const float (&x)[32], float factor, const KeySums& to) const {
+        constexpr float slack = 1.03f;  // more than sums and products of 16 floats round
+        uint32_t words[4][4];
+        tile::pack_tile<C::dtype>(x, words);
+        float columns[16];  // of which a quad has 8 pairs, from its two rows each
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int at = 4 * (i / 2) + i % 2;
+            const auto size = [&](int i) { return fabsf(weight(words[i / 8][i % 8 / 2], i % 2)); };
+            columns[i] = fmaf(size(at), largest[0], size(at + 2) * largest[1]);
+        }
+        // The quads' sums, of which a lane keeps those of two neighbouring columns.
+        join_halves<8>(columns);
+        join_halves<4>(columns);
+        join_halves<2>(columns);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int key = shared.key[slot.index][2 * (thread % 32) + e];
+            if (key == no_token) continue;
+            add_bound(to.bounds + (plane() * params.lists.seq_k + key) * bound_words, columns[e] * factor * slack);
+        }
+    }
+
+    // Of 2 * Count values, a lane keeps the sums of one half, and the lane 2 * Count further those of the other.
+    template <int Count>
+    __device__ __forceinline__ void join_halves(float (&x)[16]) const {
+        const bool is_upper = thread & 2 * Count;
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            const float theirs = __shfl_xor_sync(~0u, is_upper ? x[i] : x[i + Count], 2 * Count);
+            x[i] = (is_upper ? x[i + Count] : x[i]) + theirs;
+        }
+    }
+
+    // What ds is multiplied by on its way to dk.
+    __device__ __forceinline__ float dk_factor() const { return params.scale * (ds_unlift / lift); }
 
     // fp16 ends at 65504. Where ds goes beyond, it is lifted by less, and so is all of it that the task still makes.
     __device__ __forceinline__ void fit(float (&ds)[32]) {
@@ -406,25 +497,25 @@ struct GatherGradients {
         ptx::wgmma_commit();
     }
 
-    __device__ __forceinline__ void add_dv(const int (&keys)[4]) {
+    __device__ __forceinline__ void add_dv(const Rows& rows) {
 #pragma unroll
         for (int panel = 0; panel < C::v_panels; ++panel) {
             float sums[32];
             multiply_transposed(sums, shared.p, shared.dout, panel, false);
             ptx::wgmma_wait<0>();
-            add(sums, p_unlift, keys, params.dv_sums, params.dv_row, panel, params.head_dim_v);
+            add(rows, sums, p_unlift, params.dv, panel, params.head_dim_v);
         }
     }
 
     // Also ends the block.
-    __device__ __forceinline__ void add_dk(const int (&keys)[4], bool is_last) {
+    __device__ __forceinline__ void add_dk(const Rows& rows, bool is_last) {
         constexpr int first = C::value_in_key ? first_panel : 0, end = C::value_in_key ? first + own_panels : C::panels;
 #pragma unroll
         for (int panel = first; panel < end; ++panel) {
             float sums[32];
             multiply_transposed(sums, shared.ds, shared.q, panel, false);
             ptx::wgmma_wait<0>();
-            float factor = params.scale * (ds_unlift / lift);
+            float factor = dk_factor();
             if (C::value_in_key && panel < C::v_panels) {
 #pragma unroll
                 for (float& x : sums) x *= factor / p_unlift;
@@ -433,46 +524,13 @@ struct GatherGradients {
                 ptx::wgmma_wait<0>();
             }
             if (panel == end - 1) end_block(is_last);
-            add(sums, factor, keys, params.dk_sums, params.head_dim, panel, params.head_dim);
+            add(rows, sums, factor, params.dk, panel, params.head_dim);
         }
     }
 
-    // A tile of 64 keys and 64 columns, times a factor, to the sums. L2 adds whole lines of 128 bytes at 3.8 TB/s, but
-    // rows of 8 columns, as the four lanes of a quad have them, at 2.3: two quads exchange what they have of 32 columns
-    // and four rows until eight lanes have a row.
-    __device__ __forceinline__ void add(const float (&x)[32], float factor, const int (&keys)[4], float* sums, int row,
+    __device__ __forceinline__ void add(const Rows& rows, const float (&x)[32], float factor, const KeySums& to,
                                         int panel, int columns) {
-        const bool is_odd = thread & 1, is_second = thread & 4;
-        const int column = 64 * panel + thread / 4 % 2 * 16 + thread % 2 * 8 + thread / 2 % 2 * 4;
-        const int64_t plane = int64_t(task.batch) * params.lists.heads_kv + task.head_kv;
-        sums += plane * params.lists.seq_k * row + column;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float y[2][4];  // of 8 columns and of those 16 further: the lane's 4
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int n = i / 2, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
-                    const float mine = factor * (is_odd ? x[at + 4] : x[at]);
-                    const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
-                    y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
-                }
-                float first[4], second[4];  // of two rows side by side
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float mine = is_second ? y[1][e] : y[0][e];
-                    const float theirs = __shfl_xor_sync(~0u, is_second ? y[0][e] : y[1][e], 4);
-                    first[e] = is_second ? theirs : mine, second[e] = is_second ? mine : theirs;
-                }
-                if (column + 32 * half >= columns) continue;
-                add_row(sums + 32 * half, keys[2 * h], row, first);
-                add_row(sums + 32 * half, keys[2 * h + 1], row, second);
-            }
-    }
-
-    __device__ __forceinline__ static void add_row(float* sums, int key, int row, const float (&x)[4]) {
-        if (key != no_token) ptx::add_global(sums + int64_t(key) * row, x[0], x[1], x[2], x[3]);
+        rows.add(x, factor, to.sums + plane() * params.lists.seq_k * to.columns, to.columns, 64 * panel, columns, thread);
     }
 
     __device__ __forceinline__ void store() {
@@ -494,7 +552,7 @@ struct GatherGradients {
 };
 
 // ---- kernel ----
-template <class C, bool HasCap>
+template <class C, Adding A, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     gather_backward_kernel(const __grid_constant__ GatherBackwardParams params) {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -522,37 +580,49 @@ __global__ void __launch_bounds__(C::threads, 1)
     }
     ptx::take_registers<C::consumer_registers>();
     if (warpgroup == 0)
-        GatherGradients<C, HasCap, 0>{params, shared, thread}.run();
+        GatherGradients<C, A, HasCap, 0>{params, shared, thread}.run();
     else if (C::warpgroups == 2 || warpgroup == 1)
-        GatherGradients<C, HasCap, 1>{params, shared, thread}.run();
+        GatherGradients<C, A, HasCap, 1>{params, shared, thread}.run();
     else
-        GatherGradients<C, HasCap, 2>{params, shared, thread}.run();
+        GatherGradients<C, A, HasCap, 2>{params, shared, thread}.run();
 }
 
-// ---- dk and dv: sums into elements ----
+// ---- dk and dv: bounds into quanta, sums into elements ----
 constexpr int sums_threads = 256, sums_chunk = 8;  // columns of a thread
 
+static __global__ void __launch_bounds__(sums_threads) quanta_kernel(KeySums of, int64_t rows) {
+    for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < rows;
+         at += int64_t(gridDim.x) * sums_threads)
+        of.quanta[at] = quanta_of(of.bounds + at * bound_words);
+}
+
 struct SumsParams {
-    const float* sums;  // [batch, heads_kv, seq_k, columns]
+    KeySums from;
     TensorView to;
     int64_t chunks;  // of all rows
     int chunks_of_row, heads_kv;
     int64_t seq_k;
 };
 
-template <Dtype D>
+template <Dtype D, Adding A>
 __global__ void __launch_bounds__(sums_threads) sums_kernel(const __grid_constant__ SumsParams params) {
     using Element = typename tile::Element<D>::type;
     for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < params.chunks;
          at += int64_t(gridDim.x) * sums_threads) {
         const int64_t row = at / params.chunks_of_row, plane = row / params.seq_k;
         const int column = int(at % params.chunks_of_row) * sums_chunk;
-        const float4* from = reinterpret_cast<const float4*>(params.sums + at * sums_chunk);
-        const float4 x = from[0], y = from[1];
+        const float* from = params.from.sums + at * sums_chunk;
+        const float quantum = A == Adding::integers ? 1 / params.from.quanta[row] : 1;
+        uint32_t words[sums_chunk / 2];
+#pragma unroll
+        for (int i = 0; i < sums_chunk / 2; ++i) {
+            float x[2];
+            read_sums<A>(from + 2 * i, quantum, x);
+            words[i] = tile::pack<D>(x[0], x[1]);
+        }
         Element* to = any::row_of<Element>(params.to, plane / params.heads_kv, plane % params.heads_kv,
                                            row % params.seq_k) + column;
-        *reinterpret_cast<uint4*>(to) =
-            uint4{tile::pack<D>(x.x, x.y), tile::pack<D>(x.z, x.w), tile::pack<D>(y.x, y.y), tile::pack<D>(y.z, y.w)};
+        *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
     }
 }
 
@@ -575,42 +645,64 @@ struct GatherBackwardLaunch {
                   args.v,
                   args.dout,
                   args.dq,
-                  reinterpret_cast<float*>(workspace + space.sums),
-                  reinterpret_cast<float*>(workspace + space.dv),
+                  sums_at(workspace, space.dk, p.head_dim),
+                  // Where the problem's values are columns of keys, but not the tile's, both go to the same rows.
+                  p.value_in_key ? sums_at(workspace, space.dk, p.head_dim) : sums_at(workspace, space.dv, p.head_dim_v),
                   rows.lse,
                   rows.delta,
                   lists,
                   ListRows::of(p, lists),
                   int(p.head_dim),
                   int(p.head_dim_v),
-                  int(p.value_in_key ? p.head_dim : p.head_dim_v),
                   float(p.scale),
                   float(scale * M_LOG2E),
                   p.softcap != 0 ? float(p.scale / p.softcap) : 0};
     }
 
-    void clear() const {
-        runtime::clear(params.dk_sums, space.sums_bytes, args.stream);
+    static KeySums sums_at(char* workspace, const GatherBackwardSpace::Sums& at, int64_t columns) {
+        return {reinterpret_cast<float*>(workspace + at.sums), int(columns),
+                reinterpret_cast<uint64_t*>(workspace + at.bounds), reinterpret_cast<float*>(workspace + at.quanta)};
     }
 
+    void clear() const { runtime::clear(static_cast<char*>(args.workspace) + space.begin, space.cleared, args.stream); }
+
+    template <Adding A>
     void products() const {
         const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
-        const auto kernel = p.softcap != 0 ? gather_backward_kernel<C, true> : gather_backward_kernel<C, false>;
+        const auto kernel = p.softcap != 0 ? gather_backward_kernel<C, A, true> : gather_backward_kernel<C, A, false>;
         runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherGradientShared<C>)}, args.stream,
                         params);
     }
 
-    void write(const float* sums, const TensorView& to, int64_t columns) const {
-        const int64_t chunks = p.batch * p.heads_kv * p.seq_k * columns / sums_chunk;
-        constexpr int64_t most_ctas = 1 << 16;
-        const unsigned ctas = unsigned(std::min(any::divide_up(chunks, sums_threads), most_ctas));
-        runtime::launch(sums_kernel<C::dtype>, {ctas, unsigned(sums_threads), 0}, args.stream,
-                        SumsParams{sums, to, chunks, int(columns / sums_chunk), int(p.heads_kv), p.seq_k});
+    void sum() const {
+        if (!p.deterministic) return products<Adding::floats>();
+        products<Adding::bounds>();
+        find_quanta(params.dk);
+        if (!p.value_in_key) find_quanta(params.dv);
+        products<Adding::integers>();
+    }
+
+    static unsigned ctas_of(int64_t threads) {
+        constexpr int64_t most = 1 << 16;
+        return unsigned(std::min(any::divide_up(threads, sums_threads), most));
+    }
+
+    void find_quanta(const KeySums& of) const {
+        const int64_t rows = p.batch * p.heads_kv * p.seq_k;
+        runtime::launch(quanta_kernel, {ctas_of(rows), unsigned(sums_threads), 0}, args.stream, of, rows);
+    }
+
+    void write(const KeySums& sums, const TensorView& to) const {
+        const int64_t chunks = p.batch * p.heads_kv * p.seq_k * sums.columns / sums_chunk;
+        const auto kernel =
+            p.deterministic ? sums_kernel<C::dtype, Adding::integers> : sums_kernel<C::dtype, Adding::floats>;
+        runtime::launch(kernel, {ctas_of(chunks), unsigned(sums_threads), 0}, args.stream,
+                        SumsParams{sums, to, chunks, sums.columns / sums_chunk, int(p.heads_kv), p.seq_k});
     }
 
     void write_gradients() const {
-        write(params.dk_sums, args.dk, p.head_dim);
-        if (!p.value_in_key) write(params.dv_sums, args.dv, p.head_dim_v);
+        write(params.dk, args.dk);
+        if (!p.value_in_key) write(params.dv, args.dv);
     }
 };
 
@@ -620,9 +712,15 @@ void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArg
     const GatherBackwardLaunch<GatherGradientConfig<D, HeadDim, HeadDimV>> launch(args);
     launch.clear();
     any::BlockBackward<D>::rows(args);
-    launch.products();
+    launch.sum();
     launch.write_gradients();
     any::BlockBackward<D>::sinks(args);
+}
+
+template <class C, Adding A>
+void prepare_products() {
+    runtime::prepare(gather_backward_kernel<C, A, false>, sizeof(GatherGradientShared<C>));
+    runtime::prepare(gather_backward_kernel<C, A, true>, sizeof(GatherGradientShared<C>));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -631,9 +729,12 @@ void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t devic
     any::BlockBackward<D>::prepare(device);
     const runtime::CurrentDevice current(device);
     static_assert(sizeof(GatherGradientShared<C>) <= C::most_bytes, "a CTA has no more");
-    runtime::prepare(gather_backward_kernel<C, false>, sizeof(GatherGradientShared<C>));
-    runtime::prepare(gather_backward_kernel<C, true>, sizeof(GatherGradientShared<C>));
-    runtime::prepare(sums_kernel<D>, 0);
+    prepare_products<C, Adding::floats>();
+    prepare_products<C, Adding::bounds>();
+    prepare_products<C, Adding::integers>();
+    runtime::prepare(quanta_kernel, 0);
+    runtime::prepare(sums_kernel<D, Adding::floats>, 0);
+    runtime::prepare(sums_kernel<D, Adding::integers>, 0);
 }
 
 }  // namespace spattn::sm90

@@ -7,11 +7,16 @@
 
 namespace spattn::sm90 {
 
-// What a workspace holds: at its start lse and delta as any's kernels leave them, then the sums of dk and dv, a row for
-// each key of each kv head; or what any's kernels lay out, which serve views that copies of 16 bytes cannot read. Where
-// values are columns of keys, sums of dv are columns of those of dk.
+// What a workspace holds, as offsets: at its start lse and delta as any's kernels leave them, then the sums of dk and dv,
+// a row for each key of each kv head, and what a deterministic plan needs for them (key_sums.cuh); or what any's kernels
+// lay out, which serve views that copies of 16 bytes cannot read.
 struct GatherBackwardSpace {
-    size_t sums, dv, sums_bytes, bytes;  // offsets of all sums and of dv's, the size of all sums, and the whole
+    struct Sums {
+        size_t sums, bounds, quanta;
+    };
+    Sums dk, dv;            // where values are columns of keys, sums of dv are columns of those of dk
+    size_t begin, cleared;  // what is 0 at first: so many bytes from there on
+    size_t bytes;           // the whole
 
     GatherBackwardSpace(const Problem& problem, const TokenListsView& tokens);
 };

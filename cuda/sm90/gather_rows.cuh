@@ -1,60 +1,20 @@
 // SPDX-License-Identifier: MIT
-// What gather kernels share: which rows a tile has, which keys they list, and how listed rows of an operand come into
-// swizzled tiles.
+// What gather kernels share: which keys a tile's rows list, and how listed rows of an operand come into swizzled tiles.
 #pragma once
 
 #include <cstdint>
 
 #include "any/element.cuh"
-#include "any/gather_lists.cuh"
+#include "any/gather_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace spattn::sm90 {
 
-constexpr int gather_tile = 64, gather_panel_bytes = gather_tile * 128;  // rows of a tile; 64 columns of all of them
-constexpr int gather_producers = 128;                                    // threads that copy listed rows
+using any::gather_tile, any::GatherTask, any::ListRows, any::TileRow;
 
-// Query rows that share a list: the heads of a group, for one query or for all queries of a list. They are numbered
-// query by query, and tiles take 64 of them at a time.
-struct ListRows {
-    int queries, group, tiles;  // of a list; a known part of the pattern sees each query apart, and then queries is 1
-    int units;                  // such sets of rows, of each kv head of each batch entry
-    int64_t tasks;              // tiles of all of them: fewer than 2^31 where the kernels run
-
-    static ListRows of(const Problem& p, const any::GatherLists& lists) {
-        const int64_t queries = lists.known.kind_of_head ? 1 : lists.sizes.block_q;
-        const int64_t tiles = any::divide_up(queries * p.group(), gather_tile);
-        const int64_t units = any::divide_up(p.seq_q, queries);
-        return {int(queries), int(p.group()), int(tiles), int(units), p.batch * p.heads_kv * units * tiles};
-    }
-};
-
-// A tile's rows and its list. Tiles of a list follow each other, so that they gather the same keys at the same time.
-struct GatherTask {
-    int32_t batch, head_kv, query, first, blocks;  // first: row of the list's; blocks: of keys, or end_of_work
-
-    __device__ static GatherTask at(const ListRows& rows, const any::GatherLists& lists, int index) {
-        const int unit = index / rows.tiles, plane = unit / rows.units;
-        return {plane / lists.heads_kv, plane % lists.heads_kv, unit % rows.units * rows.queries,
-                index % rows.tiles * gather_tile, 0};
-    }
-};
-
-// One row of a tile: a query and its head. Rows beyond the last repeat it, and are not written.
-struct TileRow {
-    int64_t query;
-    int head;
-    bool is_there;
-
-    __device__ TileRow(const ListRows& rows, const any::GatherLists& lists, const GatherTask& task, int in_tile) {
-        const int last = int(min(int64_t(rows.queries), lists.seq_q - task.query)) * rows.group - 1;
-        const int row = task.first + in_tile, at = min(row, last);
-        query = task.query + at / rows.group;
-        head = task.head_kv * rows.group + at % rows.group;
-        is_there = row <= last;
-    }
-};
+constexpr int gather_panel_bytes = gather_tile * 128;  // 64 columns of a tile's rows
+constexpr int gather_producers = 128;                  // threads that copy listed rows
 
 // Keys of one list, 64 at a time: a warp of the producers has 16 of them and copies their rows, 8 lanes a row.
 // Producers have few registers: what the parameters or the thread's number say is asked again.

@@ -9,17 +9,18 @@
 #include "any/combine.h"
 #include "any/cost.h"
 #include "any/fits.h"
-#include "any/gather_forward.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
+#include "sm80/gather_forward.h"
 #include "sm90/block_backward.h"
 #include "sm90/block_backward_apart.h"
 #include "sm90/block_forward.h"
 #include "sm90/gather_backward.h"
 #include "sm90/gather_forward.h"
+#include "sm90/key_sums.h"
 #include "tile/fragment.h"
 
 namespace spattn::sm90 {
@@ -53,11 +54,19 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
 
 GatherBackwardSpace::GatherBackwardSpace(const Problem& p, const TokenListsView& tokens) {
     constexpr int64_t alignment = 256;
-    const size_t keys = size_t(p.batch * p.heads_kv * p.seq_k) * sizeof(float);
-    sums = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, {}, {}, {})), alignment));
-    dv = sums + (p.value_in_key ? 0 : keys * size_t(p.head_dim));
-    sums_bytes = keys * size_t(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
-    bytes = std::max(sums + sums_bytes, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
+    const size_t keys = size_t(p.batch * p.heads_kv * p.seq_k);
+    begin = bytes = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, {}, {}, {})), alignment));
+    const auto add = [&](size_t row_bytes) {
+        const size_t at = bytes;
+        bytes = size_t(round_up(int64_t(at + keys * row_bytes), alignment));
+        return at;
+    };
+    const size_t bound = p.deterministic ? bound_words * sizeof(uint64_t) : 0;
+    dk.sums = add(size_t(p.head_dim) * sizeof(float)), dk.bounds = add(bound);
+    dv.sums = add(p.value_in_key ? 0 : size_t(p.head_dim_v) * sizeof(float)), dv.bounds = add(p.value_in_key ? 0 : bound);
+    cleared = bytes - begin;
+    dk.quanta = add(p.deterministic ? sizeof(float) : 0), dv.quanta = add(p.deterministic ? sizeof(float) : 0);
+    bytes = std::max(bytes, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
 }
 
 namespace {
@@ -177,14 +186,10 @@ Kernel block_forward(const char* name) {
 // Tiles have 64 query rows, the heads of a group; what a group leaves of its last tile is worked on in vain.
 template <int HeadDim, int HeadDimV>
 const char* gather_fits(const Problem& p) {
-    constexpr bool value_in_key = HeadDim > 256;
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
     if (const char* why = rows_of_16_bytes(p)) return why;
-    if (value_in_key && !p.value_in_key) return "reads values as columns of keys, and these stand apart";
-    constexpr int64_t most_tasks = int64_t(1) << 30;
-    if (p.batch * p.heads_q * p.seq_q > most_tasks || p.call_lists.tokens() > most_tasks)
-        return "more rows, or longer lists, than it counts";
-    return nullptr;
+    if (const char* why = any::values_fit(p, HeadDim)) return why;
+    return any::lists_fit(p);
 }
 
 template <int HeadDim, int HeadDimV>
@@ -192,15 +197,6 @@ const char* gather_forward_fits(const Problem& p) {
     if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
     return any::maximum_fits(p);
 }
-
-// What tasks of lists are: so many tiles of 64 rows, of so many blocks of 64 keys each.
-struct ListTasks {
-    double tasks, blocks;
-    static ListTasks of(const Problem& p, const LayoutStats& s) {
-        const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
-        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / 64), std::ceil(list / 64)};
-    }
-};
 
 // Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or
 // the way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
@@ -211,7 +207,7 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double fetched_bytes = 25, task = 3000;  // a cycle of an SM; cycles
     constexpr double launch = 4;                       // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
-    const ListTasks work = ListTasks::of(p, s);
+    const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
     const double cycles = work.tasks * (work.blocks * block + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
@@ -222,19 +218,23 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 
 size_t no_workspace(const Sizing&) { return 0; }
 
+template <Dtype D, int HeadDim>
+using OlderGatherForward =
+    sm80::GatherForward<D, HeadDim <= 256 ? older_dim(HeadDim) : HeadDim, HeadDim <= 256 ? older_dim(HeadDim) : 512, 64>;
+
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     if (is_addressable(args))
         GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        any::GatherForward<D>::run(args);
+        OlderGatherForward<D, HeadDim>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_gather_forward(int32_t device) {
     GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    any::GatherForward<D>::prepare(device);
+    OlderGatherForward<D, HeadDim>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -255,13 +255,6 @@ Kernel gather_forward(const char* name) {
             .assumes = assumes};
 }
 
-template <int HeadDim, int HeadDimV>
-const char* gather_backward_fits(const Problem& p) {
-    if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
-    if (p.deterministic) return "adds dk and dv in the order of arrival";
-    return nullptr;
-}
-
 // As forward with five products. L2 gives the rows of listed keys, and takes a row of floats for each, one after the
 // other. Read off lists of 2,048 keys (H200): within 13 % where L2 holds keys and sums. Lists over more keys, and
 // those of 512, take a quarter longer.
@@ -272,9 +265,11 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
     constexpr double fetched_bytes = 27, added_bytes = 17, task = 6000;  // a cycle of an SM; cycles
     constexpr double launches = 20;                                      // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
-    const ListTasks work = ListTasks::of(p, s);
+    const any::ListTasks work = any::ListTasks::of(p, s);
     const double exchanged = 64 * columns * (2 / fetched_bytes + 4 / added_bytes);
-    const double cycles = work.tasks * (work.blocks * std::max({products / reached, elements, exchanged}) + task);
+    const double walks = p.deterministic ? 2.1 : 1;  // the bounds, and additions of integers that take longer
+    const double block = std::max({products / reached, elements, exchanged});
+    const double cycles = walks * work.tasks * (work.blocks * block + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = double(p.batch * p.heads_kv * p.seq_k) * columns;
     const double around = any::memory_us(4 * rows + 10 * keys, machine, streamed);  // delta; sums cleared, and read
@@ -306,7 +301,7 @@ Kernel gather_backward(const char* name) {
             .pass = Pass::backward,
             .dtype = D,
             .runs_here = runs_here,
-            .fits = gather_backward_fits<HeadDim, HeadDimV>,
+            .fits = gather_fits<HeadDim, HeadDimV>,
             .cost = gather_backward_cost<HeadDim, HeadDimV>,
             .workspace = gather_backward_workspace,
             .backward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,

@@ -270,7 +270,8 @@ std::string Case::name() const {
     constexpr const char* axes_names[] = {" bshd", " bhsd", " thd"};
     text += (dtype.code == SPATTN_BFLOAT ? " bf" : " f") + std::to_string(dtype.bits) + axes_names[axes];
     if (softcap != 0) text += " softcap " + std::to_string(softcap);
-    return text + (sinks ? " sinks" : "") + (dlse ? " dlse" : "") + (value_in_key ? " value_in_key" : "");
+    return text + (sinks ? " sinks" : "") + (dlse ? " dlse" : "") + (value_in_key ? " value_in_key" : "") +
+           (deterministic ? " deterministic" : "");
 }
 
 spattn_problem Case::problem() const {
@@ -278,7 +279,7 @@ spattn_problem Case::problem() const {
     p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = seq_q, p.seq_k = seq_k;
     p.head_dim = head_dim, p.head_dim_v = head_dim_v, p.dtype = dtype, p.axes = axes, p.softcap = softcap;
     p.flags = (backward ? SPATTN_PLAN_BACKWARD : 0) | (sinks ? SPATTN_PLAN_SINK_LOGITS : 0) |
-              (value_in_key ? SPATTN_PLAN_VALUE_IN_KEY : 0);
+              (value_in_key ? SPATTN_PLAN_VALUE_IN_KEY : 0) | (deterministic ? SPATTN_PLAN_DETERMINISTIC : 0);
     if (scale != 0) p.flags |= SPATTN_PLAN_SCALE, p.scale = scale;
     return p;
 }

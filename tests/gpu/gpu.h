@@ -52,6 +52,7 @@ struct Case {
     double scale = 0;         // 0: as the library does
     double softcap = 0;
     bool backward = false;    // both passes, and the largest logits
+    bool deterministic = false;
     bool sinks = false, dlse = false, value_in_key = false;
     double bound = 0;         // of an error of an element; 0: what tensor cores reach in the dtype
     double row_bound = 1e-4;  // of lse and of the largest logits, which are float32

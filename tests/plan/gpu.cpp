@@ -117,6 +117,8 @@ const Golden goldens[] = {
     {"call_lists", "causal & runtime_tokens(2048)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_lists_of_groups", "causal & runtime_tokens(2048)", 16, 4096, 16384, 128, Dtype::bf16, true, false, 16},
     {"call_lists_latent", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, false, 128, 512, true},
+    {"call_lists_deterministic", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, true, 128, 512,
+     true},
     {"call_lists_f64", "runtime_blocks(64,64,16)", 2, 4096, 4096, 100, Dtype::f64, true},
 };
 
@@ -155,7 +157,13 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm80_block_forward_bf16_d128_v128_128x64");
     const Golden wide{"", "full", 2, 512, 512, 256, Dtype::bf16, true};
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
+    const Golden latent{"", "runtime_tokens(512)", 128, 64, 4096, 576, Dtype::bf16, false, false, 128, 512, true};
+    const Golden lists{"", "runtime_tokens(512)", 32, 64, 4096, 128, Dtype::f16, false, false, 8};
+    CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
+    CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
     imaginary_capability = 86;  // whose CTAs have less shared memory
+    CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
+    CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).forward), "sm80_block_forward_bf16_d256_v256_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_block_backward_bf16_64x64");
     imaginary_capability = 90;

@@ -116,6 +116,17 @@ public:
                 device_.copy_out(bytes->data(), copy.memory, bytes->size());
     }
 
+    // The bytes of all operands.
+    std::vector<std::vector<char>> content() const {
+        std::vector<std::vector<char>> all;
+        for (const Copy& copy : copies_) {
+            if (!copy.operand) continue;
+            std::vector<char>& bytes = all.emplace_back(copy.operand->memory().size());
+            device_.copy_out(bytes.data(), copy.memory, bytes.size());
+        }
+        return all;
+    }
+
 private:
     struct Copy {
         void* memory;
@@ -247,6 +258,12 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
         b.workspace_bytes = workspace_bytes(plan, SPATTN_OP_BACKWARD), b.workspace = memory.spoiled(b.workspace_bytes);
         demand(spattn_backward(plan, &b), "backward");
         device.synchronize();
+        if (problem.has(SPATTN_PLAN_DETERMINISTIC)) {
+            const auto first = memory.content();
+            demand(spattn_backward(plan, &b), "second backward");
+            device.synchronize();
+            if (memory.content() != first) throw std::runtime_error("a second backward has other bits");
+        }
     }
     memory.bring_back();
     if (!has_max_logits) t.max_logits = {};

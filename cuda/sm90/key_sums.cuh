@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+// Sums of rows of keys that many CTAs make together in global memory: as floats, which take terms in the order of
+// arrival, or as integers, whose bits no order changes.
+//
+// For integers a pass before learns how large the terms of each row become, in integers, too: terms are counted by
+// their power of two. A row's terms are then multiples of a quantum, the least power of two for which their sum has 31
+// bits whatever their signs. So a row's error is a root of its terms' number of quanta, far below what 16-bit elements
+// keep. Two neighbouring columns are one 64-bit word, so that an addition serves both: the even one is the low half, and
+// what it borrows from the high half comes back at the end. A row with a term that is not finite is NaN.
+//
+// Sums that do not depend on order by a quantum known ahead: Demmel and Nguyen, Fast reproducible floating-point
+// summation, 2013 (https://doi.org/10.1109/ARITH.2013.9); by windows of exponents: Kulisch's accumulators.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "any/element.cuh"
+#include "ptx/reduce.cuh"
+#include "sm90/key_sums.h"
+
+namespace spattn::sm90 {
+
+// ---- how large a row's terms become ----
+// Word w of 64 bits counts powers of two from 2^(32 w - 127) on, in units of that one. Terms that are not finite count
+// as 2^128, so that the sum says of itself that it is not.
+constexpr int bound_window = 32;
+static_assert(bound_words * bound_window == 256, "all powers of two of floats");
+
+// A term of at most x.
+__device__ __forceinline__ void add_bound(uint64_t* row, float x) {
+    constexpr unsigned largest_exponent = 255, mantissa = 0x7FFFFF;
+    const unsigned exponent = min(((__float_as_uint(x) & 0x7FFFFFFF) + mantissa) >> 23, largest_exponent);
+    if (exponent > 0) ptx::add_global(row + exponent / bound_window, uint64_t(1) << exponent % bound_window);
+}
+
+// A power of two; NaN where a term is not finite.
+__device__ __forceinline__ float quanta_of(const uint64_t* row) {
+    double sum = 0;
+    for (int i = bound_words; i-- > 0;) sum += ldexp(double(row[i]), bound_window * i - 127);
+    if (!(sum < double(FLT_MAX))) return NAN;
+    constexpr int bits = 30, most = 126;  // the inverse of 2^126 is still a normal float
+    return sum == 0 ? 1 : ldexpf(1, min(bits - 1 - ilogb(sum), most));
+}
+
+// ---- a warp's 16 rows of a tile of 64 keys and 64 columns, as accumulators have them ----
+// L2 adds whole lines of 128 bytes at 3.8 TB/s, but the 32 bytes that a quad has of a row at 2.3: lanes exchange what
+// they have of 32 columns until a row's line is one instruction's.
+
+// Sums of floats; eight lanes have a row.
+struct FloatRows {
+    int keys[4];  // of the rows for which this lane stands
+
+    __device__ FloatRows(const int32_t* tile_keys, int thread) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            keys[i] = tile_keys[16 * (thread / 32) + thread % 32 / 8 * 2 + i / 2 * 8 + i % 2];
+    }
+
+    // To columns from `first` on, below `end`, of rows of so many columns.
+    __device__ __forceinline__ void add(const float (&x)[32], float factor, float* sums, int columns, int first,
+                                        int end, int thread) const {
+        const bool is_odd = thread & 1, is_second = thread & 4;
+        const int column = first + thread / 4 % 2 * 16 + thread % 2 * 8 + thread / 2 % 2 * 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float y[2][4];  // of 8 columns and of those 16 further: the lane's 4
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int n = i / 2, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
+                    const float mine = factor * (is_odd ? x[at + 4] : x[at]);
+                    const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
+                    y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
+                }
+                float rows[2][4];  // two side by side
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float mine = is_second ? y[1][e] : y[0][e];
+                    const float theirs = __shfl_xor_sync(~0u, is_second ? y[0][e] : y[1][e], 4);
+                    rows[0][e] = is_second ? theirs : mine, rows[1][e] = is_second ? mine : theirs;
+                }
+                const int at = column + 32 * half;
+                if (at >= end) continue;
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (const int key = keys[2 * h + i]; key != no_token)
+                        ptx::add_global(sums + int64_t(key) * columns + at, rows[i][0], rows[i][1], rows[i][2],
+                                        rows[i][3]);
+            }
+    }
+};
+
+// Sums of integers; sixteen lanes have a row.
+struct IntegerRows {
+    int key;  // of row lane % 16 of the warp's
+    float quanta;
+
+    // `quanta` of all keys of the plane.
+    __device__ IntegerRows(const int32_t* tile_keys, const float* quanta, int thread)
+        : key(tile_keys[16 * (thread / 32) + thread % 16]), quanta(key == no_token ? 0 : quanta[key]) {}
+
+    __device__ __forceinline__ void add(const float (&x)[32], float factor, float* sums, int columns, int first,
+                                        int end, int thread) const {
+        const int lane = thread % 32, quad = lane / 4 % 4;
+        const int column = first + 8 * quad + 2 * (lane % 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float scale = factor * __shfl_sync(~0u, quanta, lane / 4 + 8 * h);
+            int rows[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rows[i] = __shfl_sync(~0u, key, lane / 16 * 4 + i + 8 * h);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint64_t words[4];  // two columns of this lane's row, of every eighth column
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int at = 16 * half + 4 * i + 2 * h;
+                    words[i] = (uint64_t(uint32_t(__float2int_rn(scale * x[at + 1]))) << 32) +
+                               uint64_t(int64_t(__float2int_rn(scale * x[at])));
+                }
+                // From there: of this lane's eight columns, of four rows.
+                exchange<2>(words, quad);
+                exchange<1>(words, quad);
+                const int at = column + 32 * half;
+                if (at >= end) continue;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (rows[i] != no_token)
+                        ptx::add_global(reinterpret_cast<uint64_t*>(sums + int64_t(rows[i]) * columns + at), words[i]);
+            }
+        }
+    }
+
+private:
+    // One step of transposing four words of four quads: words whose number has another bit `Step` than the quad's go.
+    template <int Step>
+    __device__ __forceinline__ static void exchange(uint64_t (&words)[4], int quad) {
+        const bool is_upper = quad & Step;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & Step) continue;
+            const uint64_t theirs = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + Step], 4 * Step);
+            words[i] = is_upper ? theirs : words[i], words[i + Step] = is_upper ? words[i + Step] : theirs;
+        }
+    }
+};
+
+// ---- how sums are read ----
+// Two neighbouring columns; `quantum` of integers.
+template <Adding A>
+__device__ __forceinline__ void read_sums(const float* from, float quantum, float (&x)[2]) {
+    const float2 word = *reinterpret_cast<const float2*>(from);
+    x[0] = word.x, x[1] = word.y;
+    if constexpr (A == Adding::integers) {
+        const int low = __float_as_int(word.x), high = __float_as_int(word.y) + (low < 0);
+        x[0] = float(low) * quantum, x[1] = float(high) * quantum;
+    }
+}
+
+}  // namespace spattn::sm90
