@@ -4,7 +4,9 @@
 
     python3 bench/quality/corpus.py [--cache DIR]            fetches what is missing, and checks every hash
     python3 bench/quality/corpus.py --choose [--cache DIR]   chooses the documents anew, by the rule in manifest.json
+    python3 bench/quality/corpus.py --pack [--cache DIR]     writes texts.zip into the cache: all texts of the study
 
+Where the cache has texts.zip, texts come from there and packages are not needed: for a machine without a network.
 manifest.json names packages with their versions, the rule, and each document with its sha256. A document is text; what
 differs from its hash is refused, whatever package it came from.
 """
@@ -24,6 +26,7 @@ from sparseattn.demo import book, weights
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 MANIFEST = FOLDER / "manifest.json"
+PACKED = "texts.zip"
 COMMANDS = {  # client -> its command, which leaves the package in the folder where it runs
     "pip": [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"],
     "npm": ["npm", "pack", "--silent"],
@@ -132,10 +135,12 @@ def passages_of(_, kind):
 READERS = {"files": files_of, "interfaces": interfaces_of, "passages": passages_of}
 
 
-def candidates(kind, packages, cache):
-    package = packages.get(kind.get("package"))
+def candidates(kind, manifest, cache):
+    """A document is the beginning of a text: no stage reads more of it."""
+    package = manifest["packages"].get(kind.get("package"))
     path = fetch(kind["package"], package, cache) if package else None
-    return READERS[kind["reader"]](path, kind)
+    for name, text in READERS[kind["reader"]](path, kind):
+        yield name, text[: manifest["rule"]["characters"]]
 
 
 # ---- documents ----
@@ -159,7 +164,7 @@ def choose(manifest, cache):
 def rank(kind, manifest, cache):
     """Of each text that is long enough, the key by which it is ordered, with its name and text."""
     found = {}
-    for name, text in candidates(kind, manifest["packages"], cache):
+    for name, text in candidates(kind, manifest, cache):
         if len(text) >= manifest["rule"]["least_characters"]:
             page = name.removesuffix(kind["ending"]) if kind.get("paired") else name
             found[sha256(page.encode())] = (name, text)
@@ -173,7 +178,8 @@ def load(cache, kinds=None):
     texts = {}
     for kind_name, kind in manifest["kinds"].items():
         if kinds is None or kind_name in kinds:
-            for name, text in candidates(kind, manifest["packages"], cache):
+            packed = packed_texts(cache, kind_name)
+            for name, text in candidates(kind, manifest, cache) if packed is None else packed:
                 if (kind_name, name) in wanted:
                     texts[kind_name, name] = text
     documents = []
@@ -185,6 +191,47 @@ def load(cache, kinds=None):
             raise CorpusError(f"{entry['name']} of {entry['kind']} {what}: get the version in {MANIFEST.name}")
         documents.append(Document(**entry, text=texts[key]))
     return documents
+
+
+def training_texts(cache):
+    """The texts that S3 learns from and is judged by, ordered by their sha256, each once."""
+    manifest = read_manifest()
+    texts = packed_texts(cache, "training")
+    if texts is None:
+        kind = {"under": "", "ending": manifest["training"]["ending"]}
+        paths = [fetch(name, manifest["packages"][name], cache) for name in manifest["training"]["packages"]]
+        texts = [found for path in paths for found in files_of(path, kind)]
+    hashed = {sha256(text.encode()): text for _, text in texts}
+    if sha256("".join(sorted(hashed)).encode()) != manifest["training"]["sha256"]:
+        raise CorpusError(f"the texts of S3 are not those that {MANIFEST.name} names: get its versions of the packages")
+    return {key: hashed[key] for key in sorted(hashed)}
+
+
+# ---- texts without their packages ----
+
+
+def packed_texts(cache, folder):
+    """[(name, text)] of a folder of texts.zip; None where the cache has no such file."""
+    path = cache / PACKED if cache else None
+    if path is None or not path.is_file():
+        return None
+    with zipfile.ZipFile(path) as package:
+        names = [name for name in package.namelist() if name.startswith(f"{folder}/")]
+        return [(name.removeprefix(f"{folder}/"), package.read(name).decode()) for name in names]
+
+
+def pack(cache):
+    """Writes texts.zip into the cache, the same bytes each time. Returns its path."""
+    texts = {f"{document.kind}/{document.name}": document.text for document in load(cache)}
+    texts |= {f"training/{key}": text for key, text in training_texts(cache).items()}
+    path = cache / PACKED
+    with zipfile.ZipFile(path.with_suffix(".part"), "w") as package:
+        for name in sorted(texts):
+            package.writestr(zipfile.ZipInfo(name), texts[name].encode(), zipfile.ZIP_DEFLATED, 9)
+    return path.with_suffix(".part").rename(path)
+
+
+# ---- the model ----
 
 
 def model_path(cache):
@@ -201,7 +248,8 @@ def model_path(cache):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--cache", type=pathlib.Path, default=default_cache())
-    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--choose", action="store_true", help="write the documents into manifest.json")
+    parser.add_argument("--pack", action="store_true", help="write texts.zip")
     options = parser.parse_args()
     if options.choose:
         manifest = read_manifest()
@@ -212,6 +260,8 @@ def main():
         use = "tuning" if document.tuning else "study"
         print(f"{document.kind:12} {use:7} {len(document.text):8,} characters  {document.name}")
     print(model_path(options.cache))
+    if options.pack:
+        print(pack(options.cache))
 
 
 if __name__ == "__main__":

@@ -9,24 +9,27 @@
     python3 bench/quality/run.py --stage s1 --small      all of its code in seconds: a random model, nothing downloaded
 
 Results are lines of JSON in results/STAGE.jsonl. A line that is there is not computed again: a run that was stopped
-goes on where it was. It needs the library's Python package with its extra [demo]; S3 needs torch.
+goes on where it was. It needs torch and the library's Python package with its extra [demo].
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
 
 import corpus
+import reading
 import small
 import stages
+from lines import Results
 from sparseattn.demo import run as demo
 from sparseattn.demo import weights
-from sparseattn.quality.matrix import round_weights
-from study import Results, Subject
+from study import Subject
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 SMALL_TOKENS, SMALL_BUDGET = 512, 176
+SECONDS_BETWEEN_LINES = 5  # of progress
 
 
 def read_options(arguments):
@@ -35,17 +38,17 @@ def read_options(arguments):
     parser.add_argument("--small", action="store_true", help="a tiny random model and texts that are here")
     parser.add_argument("--cache", type=pathlib.Path, default=corpus.default_cache(), help="packages and weights")
     parser.add_argument("--results", type=pathlib.Path, help="the folder of the lines (default: results beside this)")
-    parser.add_argument("--tokens", type=int, help="of a text (default 2048)")
-    parser.add_argument("--budget", type=int, help="keys of a query (default 224)")
+    parser.add_argument("--tokens", type=numbers, help="of a text, one or more numbers: 2048,4096 (default 2048)")
+    parser.add_argument("--budget", type=numbers, help="keys of a query, one or more numbers (default 224)")
     parser.add_argument("--patterns", help="names separated by commas: see patterns.py; default: those of the stage")
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
-    parser.add_argument("--documents", type=int, help="of each kind at most; S2: seeds; S3: seeds (default 8, 24, 3)")
-    parser.add_argument("--bfloat16", action="store_true", help="products with weights in bfloat16, by torch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where S3 trains")
+    parser.add_argument("--documents", type=int, help="of each kind at most (default: all)")
+    parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); S3: of weights (default 0,1,2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
     parser.add_argument("--steps", type=int, help="of S3's training")
     options = parser.parse_args(arguments)
-    options.tokens = options.tokens or (SMALL_TOKENS if options.small else 2048)
-    options.budget = options.budget or (SMALL_BUDGET if options.small else 224)
+    options.tokens = options.tokens or [SMALL_TOKENS if options.small else 2048]
+    options.budget = options.budget or [SMALL_BUDGET if options.small else 224]
     if options.results is None:
         if options.small:
             parser.error("--small needs --results: what a random model gives is no result of the study")
@@ -53,14 +56,17 @@ def read_options(arguments):
     return options
 
 
-def load_subject(options):
+def numbers(text):
+    return [int(number) for number in text.split(",")]
+
+
+@functools.cache
+def load_subject(cache, device):
     """The model of the manifest."""
-    demo.require_packages("gguf", "tokenizers", *["torch"] * options.bfloat16)
-    reader = weights.open_gguf(corpus.model_path(options.cache))
-    model = weights.load_model(reader, lambda share: None)
-    model = round_weights(model) if options.bfloat16 else model
-    name = corpus.read_manifest()["model"]["name"]
-    return Subject(model, weights.load_tokenizer(reader), name, "bfloat16" if options.bfloat16 else "float32")
+    demo.require_packages("gguf", "tokenizers")
+    reader = weights.open_gguf(corpus.model_path(cache))
+    model = reading.Model(weights.load_model(reader, lambda share: None), device)
+    return Subject(model, weights.load_tokenizer(reader), corpus.read_manifest()["model"]["name"])
 
 
 def load_documents(options, tuning):
@@ -80,31 +86,34 @@ def load_documents(options, tuning):
 def read(options, progress):
     """Tuning, S1 and S2: a frozen model reads."""
     results = Results(options.results / f"{options.stage}.jsonl")
-    subject = small.subject() if options.small else load_subject(options)
+    subject = small.subject(options.device) if options.small else load_subject(options.cache, options.device)
     if options.stage == "tune":
-        names = options.patterns.split(",") if options.patterns else stages.patterns.TOPK
-        documents = load_documents(options, tuning=True)
-        return stages.read_documents(
-            "tune", subject, documents, options.tokens, names, options.budget, results, progress
-        )
-    # What matters most is read of all documents before the rest is.
-    rounds = [options.patterns.split(",")] if options.patterns else [stages.MAIN, stages.MORE]
-    documents = load_documents(options, tuning=False) if options.stage == "s1" else None
+        rounds = [options.patterns.split(",") if options.patterns else stages.patterns.TOPK]
+    else:
+        # What matters most is read of all documents before the rest is.
+        rounds = [options.patterns.split(",")] if options.patterns else [stages.MAIN, stages.MORE]
+        rounds = [stages.named(names, options.results / "tune.jsonl") for names in rounds]
+    documents = [] if options.stage == "s2" else load_documents(options, tuning=options.stage == "tune")
     for names in rounds:
-        names = stages.named(names, options.results / "tune.jsonl")
-        if options.stage == "s1":
-            stages.read_documents("s1", subject, documents, options.tokens, names, options.budget, results, progress)
-        else:
-            seeds = range(options.documents or (2 if options.small else 24))
-            stages.run_tasks(subject, seeds, options.tokens, names, options.budget, results, progress)
+        for tokens in options.tokens:
+            more = tokens, options.budget, names, results, progress
+            if options.stage == "s2":
+                seeds = options.seeds or range(1 if options.small else 24)
+                stages.run_tasks(subject, seeds, *more)
+            else:
+                stages.read_documents(options.stage, subject, documents, *more)
 
 
 def main(arguments=None):
     options = read_options(arguments)
-    begin = time.monotonic()
+    begin = shown = time.monotonic()
 
-    def progress(text):
-        print(f"{options.stage} {time.monotonic() - begin:7.0f} s  {text}", flush=True)
+    def progress(text, last=False):
+        nonlocal shown
+        now = time.monotonic()
+        if last or now - shown >= SECONDS_BETWEEN_LINES:
+            shown = now
+            print(f"{options.stage} {now - begin:7.0f} s  {text}", flush=True)
 
     try:
         if options.stage == "s3":

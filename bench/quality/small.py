@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import sparseattn as sa
 from corpus import Document, sha256
+from reading import Model
 from sparseattn.demo import book
-from sparseattn.demo.model import Model, Shape
+from sparseattn.demo.model import Model as NumpyModel
+from sparseattn.demo.model import Shape
 from study import Subject
 
 SHAPE = Shape(layers=2, heads_q=3, heads_kv=1, head_dim=16, rope_base=1e4, norm_epsilon=1e-5, context=1024)
@@ -27,7 +29,7 @@ class Bytes:
         return bytes(ids).decode("latin-1")
 
 
-def subject():
+def numpy_model():
     rng = np.random.default_rng(0)
 
     def matrix(rows, columns):
@@ -47,7 +49,11 @@ def subject():
     for layer in range(SHAPE.layers):
         weights |= {f"blk.{layer}.{name}.weight": matrix(*size) for name, size in sizes.items()}
         weights |= {f"blk.{layer}.{name}.weight": np.ones(WIDTH, np.float32) for name in ("attn_norm", "ffn_norm")}
-    return Subject(Model.from_gguf(SHAPE, weights), Bytes(), "random", "float32")
+    return NumpyModel.from_gguf(SHAPE, weights)
+
+
+def subject(device="cpu"):
+    return Subject(Model(numpy_model(), device), Bytes(), "random")
 
 
 def documents():

@@ -4,11 +4,11 @@
 import numpy as np
 import patterns
 import tasks
-from study import identifier_spans, means, measure, read_lines
+from lines import read_lines
+from study import identifier_spans, means, measure
 
 MAIN = ["sink_window", "xref", "block_topk", "xref_ngrams"]  # in the order in which a run that is cut short needs them
-MORE = ["strided", "bigbird", "xref_identifiers", "window"]
-ABLATIONS = ["xref_all_links", "xref_no_stop", "oracle"]
+MORE = ["strided", "bigbird", "xref_identifiers", "window", "xref_all_links", "xref_no_stop"]
 
 
 def best_topk(path):
@@ -38,13 +38,15 @@ def in_turn(documents):
     return [document for _, document in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def read_documents(stage, subject, documents, tokens, names, budget, results, progress):
+def read_documents(stage, subject, documents, tokens, budgets, names, results, progress):
     """Tuning and S1: beginnings of documents, of which all behind the first quarter is judged."""
+    wanted = [(budget, name) for budget in budgets for name in names]
+    short = 0
     for number, document in enumerate(documents):
         encoded = subject.tokenizer.encode(document.text)
         ids = encoded.ids[:tokens]
         if len(ids) < tokens:
-            progress(f"{document.name} has {len(ids)} tokens of {tokens}: left out")
+            short += 1
             continue
         facts = {
             "id": f"{stage}/{document.kind}/{document.name}/{tokens}",
@@ -55,15 +57,17 @@ def read_documents(stage, subject, documents, tokens, names, budget, results, pr
             "seed": 0,
         }
         spans = identifier_spans(document.text, encoded.offsets[:tokens], tokens // 4)
-        measure(subject, ids, tokens // 4, names, budget, spans, facts, results, shorten=means)
-        progress(f"{number + 1} of {len(documents)}: {document.kind} {document.name}")
+        measure(subject, ids, tokens // 4, wanted, spans, facts, results, shorten=means)
+        progress(f"{tokens} tokens: {number + 1} of {len(documents)}, {document.kind} {document.name}")
+    progress(f"{len(documents)} documents of which {short} have fewer than {tokens} tokens", last=True)
 
 
-def run_tasks(subject, seeds, tokens, names, budget, results, progress):
+def run_tasks(subject, seeds, tokens, budgets, names, results, progress):
     """S2: texts made from a seed, which end with questions about what stands far above."""
+    wanted = [(budget, name) for budget in budgets for name in names]
     for seed in seeds:
         for task in tasks.TASKS:
             ids, spans, watched = tasks.make(task, seed, tokens, subject.tokenizer)
-            facts = {"id": f"s2/{task}/{seed}/{tokens}", "stage": "s2", "kind": task, "seed": seed}
-            measure(subject, ids, min(span.begin for span in spans) - 1, names, budget, spans, facts, results, watched)
-        progress(f"seed {seed}: {', '.join(tasks.TASKS)}")
+            facts = {"id": f"s2/{task}/{seed}/{tokens}", "stage": "s2", "kind": task, "seed": seed, "length": tokens}
+            measure(subject, ids, min(span.begin for span in spans) - 1, wanted, spans, facts, results, watched)
+        progress(f"{tokens} tokens, seed {seed}: {', '.join(tasks.TASKS)}")

@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 import paired
 import patterns
-from study import read_lines
+from lines import read_lines
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed beforehand

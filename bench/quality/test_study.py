@@ -5,16 +5,21 @@ import json
 import re
 import zipfile
 
-import corpus
 import numpy as np
-import patterns
 import pytest
-import run
-import small
 import sparseattn as sa
-import stages
-import study
-import tasks
+
+pytest.importorskip("torch")
+import choices  # noqa: E402
+import corpus  # noqa: E402
+import lines  # noqa: E402
+import patterns  # noqa: E402
+import run  # noqa: E402
+import small  # noqa: E402
+import stages  # noqa: E402
+import study  # noqa: E402
+import tasks  # noqa: E402
+import torch  # noqa: E402
 
 TOKENS, BUDGET = 512, 224
 
@@ -27,7 +32,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def operands():
-    return np.random.default_rng(0).standard_normal((2, TOKENS, 3, 16), dtype=np.float32)
+    return torch.from_numpy(np.random.default_rng(0).standard_normal((2, TOKENS, 3, 16), dtype=np.float32))
 
 
 # ---- patterns ----
@@ -37,7 +42,7 @@ def keys_of(pattern, choose, operands):
     """bool [heads or 1, tokens, tokens]"""
     if choose is None:
         return pattern.to_mask(TOKENS)[0]
-    lists = choose(*operands)
+    lists = choose(*operands).numpy()
     assert lists.shape[2] <= choose.places
     keep = np.zeros((lists.shape[1], TOKENS, TOKENS), bool)
     for head, row in np.ndindex(keep.shape[:2]):
@@ -59,9 +64,9 @@ def test_every_row_spends_the_budget_and_sees_no_future(name, text, operands):
 
 @pytest.mark.parametrize("block, summary", [(16, "mean"), (32, "minmax")])
 def test_block_topk_takes_the_blocks_of_the_largest_scores(block, summary, operands):
-    q, k = operands
-    choose = patterns.BlockTopK(BUDGET, block, summary)
+    choose = choices.BlockTopK(BUDGET, block, summary)
     keep = keys_of(None, choose, operands)
+    q, k = operands.numpy()
     for row, head in [(300, 0), (511, 2), (440, 1)]:
         scores = {}
         for begin in range(patterns.SINKS, row - patterns.WINDOW + 1, block):
@@ -78,7 +83,7 @@ def test_block_topk_takes_the_blocks_of_the_largest_scores(block, summary, opera
 
 
 def test_oracle_keeps_the_most_mass(text, operands):
-    q, k = operands
+    q, k = operands.numpy()
     s = np.where(np.tri(TOKENS, dtype=bool), q[:, 0] @ k[:, 0].T, -np.inf)
     p = np.exp(s - s.max(axis=1, keepdims=True))
     mass = {
@@ -91,7 +96,7 @@ def test_oracle_keeps_the_most_mass(text, operands):
 def test_what_is_too_dense_or_too_small_is_refused(text):
     with pytest.raises(ValueError, match="accepted: at most 224"):
         patterns.filled(sa.causal(), TOKENS, BUDGET)
-    with pytest.raises(ValueError, match="accepted: 160 or more"):
+    with pytest.raises(ValueError, match="accepted for block_topk_64_mean: 160 or more"):
         patterns.make("block_topk_64_mean", text, 128)
 
 
@@ -128,33 +133,24 @@ def test_paraphrases_share_no_word_with_their_fact():
 
 
 def test_lines_survive_a_crash(tmp_path, capsys):
-    results = study.Results(tmp_path / "s1.jsonl")
+    results = lines.Results(tmp_path / "s1.jsonl")
     results.add({"id": "one", "nll": 1.0})
     with open(results.path, "a") as file:
         file.write('{"id": "two", "nl')
-    assert study.Results(results.path).known == {"one"} and "cut short" in capsys.readouterr().out
-    study.Results(results.path).add({"id": "two", "nll": 2.0})
-    assert [line["id"] for line in study.read_lines(results.path)] == ["one", "two"]
-
-
-def test_wrong_attention_ends_the_study(text):
-    subject = small.subject()
-    wrong = study.Checked(sa.parse("causal"))
-    wrong.pattern = sa.parse("causal & window(30,0)")
-    wrong._rows = sa.causal().to_mask(TOKENS)[0, 0][np.linspace(0, TOKENS - 1, study.CHECKED_ROWS).astype(int)]
-    with pytest.raises(SystemExit, match="differs from dense masked attention"):
-        study.read_dense(subject.model, text.ids, 100, {"wrong": wrong}, lambda share: None)
+    assert lines.Results(results.path).known == {"one"} and "cut short" in capsys.readouterr().out
+    lines.Results(results.path).add({"id": "two", "nll": 2.0})
+    assert [line["id"] for line in lines.read_lines(results.path)] == ["one", "two"]
 
 
 def test_tuning_takes_the_least_loss(tmp_path):
-    lines = [
+    tuned = [
         {"id": f"{name}{n}", "pattern": name, "delta_nll": 0.1 * (1 + (name != "block_topk_32_mean"))}
         for n in range(2)
         for name in patterns.TOPK
     ]
-    (tmp_path / "tune.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "tune.jsonl").write_text("\n".join(map(json.dumps, tuned)))
     assert stages.best_topk(tmp_path / "tune.jsonl") == "block_topk_32_mean"
-    (tmp_path / "tune.jsonl").write_text(json.dumps(lines[0]))
+    (tmp_path / "tune.jsonl").write_text(json.dumps(tuned[0]))
     with pytest.raises(SystemExit, match="1 of 6"):
         stages.best_topk(tmp_path / "tune.jsonl")
 
@@ -164,19 +160,19 @@ def test_tuning_takes_the_least_loss(tmp_path):
 
 def test_small_stages_run_once(tmp_path):
     for stage in ("tune", "s1", "s2"):
-        call = ["--stage", stage, "--small", "--results", str(tmp_path), "--documents", "1"]
+        call = ["--stage", stage, "--small", "--results", str(tmp_path)]
         assert run.main(call) == 0
         path = tmp_path / f"{stage}.jsonl"
         before = path.read_text()
         assert run.main(call) == 0 and path.read_text() == before
-    lines = study.read_lines(tmp_path / "s1.jsonl")
-    names = {line["pattern"] for line in lines}
-    assert {"dense", "sink_window", "xref", "xref_ngrams", "strided", "bigbird"} <= names and len(names) == 9
-    assert len({line["id"] for line in lines}) == len(lines) == 9 * len(small.documents())
-    for line in lines:
+    found = lines.read_lines(tmp_path / "s1.jsonl")
+    names = {line["pattern"] for line in found}
+    assert {"dense", "sink_window", "xref", "xref_ngrams", "strided", "bigbird"} <= names and len(names) == 11
+    assert len({line["id"] for line in found}) == len(found) == 11 * len(small.documents())
+    for line in found:
         assert line["pattern"] == "dense" or line["check"] < 1e-5 and 0 < line["mass"] <= 1 and line["kl"] > 0
-    answers = [line["spans"] for line in study.read_lines(tmp_path / "s2.jsonl")]
-    assert all(len(found["right"]) == len(found["nll"]) >= 4 for spans in answers for found in spans.values())
+    answers = [line["spans"] for line in lines.read_lines(tmp_path / "s2.jsonl")]
+    assert all(len(one["right"]) == len(one["nll"]) >= 4 for spans in answers for one in spans.values())
 
 
 def test_results_of_random_models_have_no_home():
@@ -189,8 +185,10 @@ def test_results_of_random_models_have_no_home():
 
 def test_manifest_names_every_document():
     manifest = corpus.read_manifest()
-    per_kind = manifest["rule"]["tuning"] + manifest["rule"]["documents"]
-    assert len(manifest["documents"]) == per_kind * len(manifest["kinds"])
+    rule = manifest["rule"]
+    for kind in manifest["kinds"]:
+        tuning = [one["tuning"] for one in manifest["documents"] if one["kind"] == kind]
+        assert sum(tuning) == rule["tuning"] and 0 < len(tuning) - sum(tuning) <= rule["documents"]
     assert all(re.fullmatch(r"[0-9a-f]{64}", one["sha256"]) for one in [*manifest["documents"], manifest["model"]])
     pages = [
         {re.sub(r"\.\w+$", "", one["name"]) for one in manifest["documents"] if one["kind"] == kind}
@@ -204,7 +202,7 @@ def test_novel_is_chosen_as_the_manifest_says():
     manifest = corpus.read_manifest()
     manifest["kinds"] = {name: kind for name, kind in manifest["kinds"].items() if name == "novel"}
     assert corpus.choose(manifest, None) == [one for one in manifest["documents"] if one["kind"] == "novel"]
-    assert len(corpus.load(None, ["novel"])) == 9
+    assert len(corpus.load(None, ["novel"])) == 17
 
 
 def test_changed_text_is_refused(tmp_path, monkeypatch):
@@ -213,7 +211,7 @@ def test_changed_text_is_refused(tmp_path, monkeypatch):
     manifest = {
         "packages": {"p": package},
         "kinds": {"code": kind},
-        "rule": {"least_characters": 5, "tuning": 1, "documents": 2},
+        "rule": {"least_characters": 5, "characters": 8, "tuning": 1, "documents": 2},
         "documents": [],
     }
     (tmp_path / "p").mkdir()
@@ -229,6 +227,7 @@ def test_changed_text_is_refused(tmp_path, monkeypatch):
     manifest["documents"] = corpus.choose(manifest, tmp_path)
     assert sorted(one.name for one in corpus.load(tmp_path)) == ["a.py", "b.py", "d.py"]
     assert sum(one.tuning for one in corpus.load(tmp_path)) == 1
+    assert {one.name: one.text for one in corpus.load(tmp_path)}["a.py"] == "x = 1234"
     pack(a="x = 54321", b="y = 1", c="=", d="z = 12345")
     with pytest.raises(corpus.CorpusError, match="a.py of code is not the text"):
         corpus.load(tmp_path)
@@ -238,3 +237,23 @@ def test_changed_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(corpus.COMMANDS, "pip", ["/nowhere/pip"])
     with pytest.raises(corpus.CorpusError, match="put p-1.whl into"):
         corpus.load(tmp_path / "empty")
+
+
+def test_packed_texts_are_the_documents(tmp_path, monkeypatch):
+    """texts.zip has what the packages have, in the same bytes each time, and its texts are checked, too."""
+    manifest = corpus.read_manifest()
+    manifest["kinds"] = {"novel": manifest["kinds"]["novel"]}
+    manifest["documents"] = [one for one in manifest["documents"] if one["kind"] == "novel"]
+    manifest["training"] |= {"packages": [], "sha256": corpus.sha256(b"")}
+    monkeypatch.setattr(corpus, "read_manifest", lambda: manifest)
+    documents = corpus.load(tmp_path)
+    before = corpus.pack(tmp_path).read_bytes()
+    monkeypatch.setattr(corpus, "candidates", None)
+    assert corpus.load(tmp_path) == documents and corpus.pack(tmp_path).read_bytes() == before
+    manifest["training"]["sha256"] = "0" * 64
+    with pytest.raises(corpus.CorpusError, match="texts of S3"):
+        corpus.training_texts(tmp_path)
+    with zipfile.ZipFile(tmp_path / corpus.PACKED, "w") as package:
+        package.writestr(f"novel/{documents[0].name}", "another text")
+    with pytest.raises(corpus.CorpusError, match="is not the text"):
+        corpus.load(tmp_path)

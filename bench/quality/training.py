@@ -6,6 +6,8 @@ The transformer and its optimizer are those of ../train.py. Block top-k is not h
 with the model's own scores, which its authors do with kernels of their own.
 """
 
+import functools
+import multiprocessing
 import pathlib
 import sys
 import time
@@ -24,6 +26,7 @@ import train  # noqa: E402
 
 PATTERNS = ["dense", "sink_window", "xref", "xref_ngrams"]
 SINKS, WINDOW = 32, 64
+SYMBOLS_AT_ONCE = 500_000  # tokens whose identifiers a process reads: some two seconds
 # 20 million parameters, of which 6.3 in the vocabulary; on a CPU, and where only the code is tried, a toy.
 SIZES = {
     "cuda": {"vocabulary": 8192, "seq": 2048, "batch": 8, "embed": 384, "heads": 6, "layers": 8, "steps": 3000},
@@ -39,11 +42,11 @@ def run(options, results, progress):
         "steps": options.steps or sizes["steps"],
         "rate": 1e-3,
         "device": options.device,
-        "budget": options.budget,
+        "budget": options.budget[0],
     }
     wanted = [
         (seed, name)
-        for seed in range(options.documents or (1 if options.small else 3))
+        for seed in options.seeds or range(1 if options.small else 3)
         for name in (options.patterns.split(",") if options.patterns else PATTERNS)
         if line_id(name, seed, sizes) not in results.known
     ]
@@ -71,15 +74,10 @@ def load_texts(options):
     if options.small:
         texts = [document.text for document in small.documents()]
         return texts[:2], texts[2:]
-    manifest = corpus.read_manifest()
-    kind = {"under": "", "ending": manifest["training"]["ending"]}
-    texts = {}
-    for name in manifest["training"]["packages"]:
-        path = corpus.fetch(name, manifest["packages"][name], options.cache)
-        texts |= {corpus.sha256(text.encode()): text for _, text in corpus.files_of(path, kind)}
+    texts = corpus.training_texts(options.cache)
     return (
-        [texts[key] for key in sorted(texts) if not key.startswith("0")],
-        [texts[key] for key in sorted(texts) if key.startswith("0")],
+        [text for key, text in texts.items() if not key.startswith("0")],
+        [text for key, text in texts.items() if key.startswith("0")],
     )
 
 
@@ -100,8 +98,17 @@ class Stream:
     """Texts one after the other: their tokens, and the identifiers that xref needs."""
 
     def __init__(self, tokenizer, texts):
-        self.ids = np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64)
-        self.symbols = sa.symbols_of(tokenizer, self.ids)
+        self.ids = np.concatenate([one.ids for one in tokenizer.encode_batch(texts)]).astype(np.int64)
+        parts = np.array_split(self.ids, -(-len(self.ids) // SYMBOLS_AT_ONCE))
+        if len(parts) == 1:
+            self.symbols = sa.symbols_of(tokenizer, self.ids)
+            return
+        # Each process numbers the identifiers of its part from 0: those of two parts are told apart.
+        with multiprocessing.get_context("spawn").Pool() as pool:
+            found = pool.map(functools.partial(sa.symbols_of, tokenizer), parts, chunksize=1)
+        for number, symbols in enumerate(found):
+            symbols[symbols >= 0] += number * SYMBOLS_AT_ONCE
+        self.symbols = np.concatenate(found)
 
 
 # ---- one run ----
