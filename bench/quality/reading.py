@@ -88,15 +88,13 @@ class Attention:
         self._choose, self._heads, self._device = choose, model.shape.heads_kv, model.device
         self.rows = torch.linspace(0, tokens - 1, CHECKED_ROWS, dtype=torch.float64).long().to(self._device)
         self.worst = torch.zeros((), dtype=torch.float64, device=self._device)
-        self.bound, self._fixed, self._fixed_rows = BOUNDS[model.operands], None, None
+        self.bound, self._fixed, self._fixed_far, self._fixed_rows = BOUNDS[model.operands], None, None, None
         if choose is None:
-            row_ptr, col_idx = pattern.to_csr(tokens)
-            counts = np.diff(row_ptr)
-            lists = np.full((tokens, counts.max()), -1, np.int32)
-            lists[np.arange(counts.max()) < counts[:, None]] = col_idx
-            lists = torch.from_numpy(lists).to(self._device)
+            lists = torch.from_numpy(listed(pattern, tokens)).to(self._device)
             self._fixed = lists[None, :, None].expand(1, -1, self._heads, -1).contiguous()
+            self._fixed_far = only_far(self._fixed)
             keep = np.zeros((CHECKED_ROWS, 1, tokens), bool)
+            row_ptr, col_idx = pattern.to_csr(tokens)
             for place, row in enumerate(self.rows.tolist()):
                 keep[place, 0, col_idx[row_ptr[row] : row_ptr[row + 1]]] = True
             self._fixed_rows = torch.from_numpy(keep).to(self._device)
@@ -109,6 +107,10 @@ class Attention:
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         return k, v, self._choose(q, k)[None]
+
+    def far(self, lists):
+        """Those of the lists that are far."""
+        return only_far(lists) if self._fixed is None else self._fixed_far
 
     def check(self, q, k, v, lists, out):
         """Compares sampled rows with dense masked attention in float64."""
@@ -131,6 +133,15 @@ class Attention:
         if not worst <= self.bound:
             raise SystemExit(f"{name} differs from dense masked attention by {worst:.1e} of the largest output")
         return worst
+
+
+def listed(pattern, tokens, most=None):
+    """int32 [tokens, most]: the keys of each query, -1 behind them; most None is those of the longest row."""
+    row_ptr, col_idx = pattern.to_csr(tokens)
+    counts = np.diff(row_ptr)
+    lists = np.full((tokens, most or counts.max()), -1, np.int32)
+    lists[np.arange(lists.shape[1]) < counts[:, None]] = col_idx
+    return lists
 
 
 def attend_to_lists(q, k, v, lists):
@@ -193,7 +204,7 @@ def read_dense(model, tokens, first, others, watched=()):
         for name, other in others.items():
             their_k, their_v, lists = other.lists(q, k, v)
             their_out, their_lse = attend_to_lists(q, their_k, their_v, lists)
-            _, far_lse = attend_to_lists(q, their_k, their_v, only_far(lists))
+            _, far_lse = attend_to_lists(q, their_k, their_v, other.far(lists))
             kept[name]["output_error"].append((their_out - out)[first:].float().norm() / norm)
             kept[name]["mass"].append(share(their_lse))
             kept[name]["far_mass"].append(share(far_lse) / all_far)

@@ -6,6 +6,8 @@ The transformer and its optimizer are those of ../train.py. Block top-k is not h
 with the model's own scores, which its authors do with kernels of their own.
 """
 
+import collections
+import concurrent.futures
 import functools
 import multiprocessing
 import pathlib
@@ -19,6 +21,7 @@ import small
 import sparseattn as sa
 import sparseattn.torch as sat
 import torch
+from reading import listed
 from torch.nn import functional
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -26,6 +29,7 @@ import train  # noqa: E402
 
 PATTERNS = ["dense", "sink_window", "xref", "xref_ngrams"]
 SINKS, WINDOW = 32, 64
+AHEAD = 8  # batches that are made ahead, each by a thread
 SYMBOLS_AT_ONCE = 500_000  # tokens whose identifiers a process reads: some two seconds
 # 20 million parameters, of which 6.3 in the vocabulary; on a CPU, and where only the code is tried, a toy.
 SIZES = {
@@ -53,11 +57,12 @@ def run(options, results, progress):
     if not wanted:
         return
     learned, held_out = load_texts(options)
-    tokenizer = train_tokenizer(learned, sizes["vocabulary"])
-    stream, files = Stream(tokenizer, learned), [Stream(tokenizer, [text]) for text in held_out]
-    progress(
-        f"{len(stream.ids):,} tokens to learn, {sum(len(file.ids) for file in files):,} held out in {len(files)} files"
-    )
+    tokenizer = train_tokenizer(learned[:: 1 if options.small else 8], sizes["vocabulary"])
+    stream = Stream(tokenizer, learned)
+    files = [Stream(tokenizer, [text]) for text in held_out]
+    rows = sizes["seq"] + 1
+    files = [(file.ids[:rows], file.symbols[:rows]) for file in files if len(file.ids) >= rows]
+    progress(f"{len(stream.ids):,} tokens to learn, {len(files)} files held out", last=True)
     for seed, name in wanted:
         results.add(learn(name, seed, SimpleNamespace(**sizes), stream, files, progress))
 
@@ -82,7 +87,7 @@ def load_texts(options):
 
 
 def train_tokenizer(texts, vocabulary):
-    """A byte-level BPE of the texts that are learned."""
+    """A byte-level BPE of texts that are learned."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -103,8 +108,9 @@ class Stream:
         if len(parts) == 1:
             self.symbols = sa.symbols_of(tokenizer, self.ids)
             return
-        # Each process numbers the identifiers of its part from 0: those of two parts are told apart.
-        with multiprocessing.get_context("spawn").Pool() as pool:
+        # Each process numbers the identifiers of its part from 0: those of two parts are told apart. Forked, they need not
+        # import torch, which they do not use.
+        with multiprocessing.get_context("fork").Pool() as pool:
             found = pool.map(functools.partial(sa.symbols_of, tokenizer), parts, chunksize=1)
         for number, symbols in enumerate(found):
             symbols[symbols >= 0] += number * SYMBOLS_AT_ONCE
@@ -114,71 +120,89 @@ class Stream:
 # ---- one run ----
 
 
-class Attend:
-    """The attention of all layers. `pattern` is set before each batch: that of xref is made from the batch's tokens."""
+class Batch:
+    """Rows of a stream, and what their queries see: a pattern, or lists of keys that are made from the rows' tokens."""
 
-    def __init__(self, name, options):
-        self.name, self.options, self.pattern = name, options, None
+    def __init__(self, name, options, rows):
+        """rows: (ids [tokens + 1], symbols [tokens + 1, 2]) of each"""
+        tokens, budget = len(rows[0][0]) - 1, options.budget
+        self.ids, self.lists = torch.from_numpy(np.stack([ids for ids, _ in rows])), None
+        if name in ("dense", "sink_window"):
+            near = sa.sink(SINKS) | sa.window(budget - SINKS - 1, 0)
+            self.pattern = sa.causal() if name == "dense" else sa.causal() & near
+            return
+        options = {"sinks": SINKS, "window": WINDOW, "budget": budget}
+        patterns = [sa.xref(ids[:-1], symbols[:-1] if name == "xref" else None, **options) for ids, symbols in rows]
+        self.lists = torch.from_numpy(np.stack([listed(pattern, tokens, budget) for pattern in patterns]))
+        self.pattern = sa.runtime_tokens(budget)
+
+
+class Attend:
+    """The attention of all layers, which sees as the batch says that is set before it is read."""
+
+    def __init__(self, heads):
+        self.heads, self.pattern, self.lists = heads, None, None
+
+    def see(self, batch, device):
+        self.pattern, self.lists = batch.pattern, None
+        if batch.lists is not None:  # a layer's heads have the same
+            self.lists = batch.lists.to(device)[:, :, None].expand(-1, -1, self.heads, -1).contiguous()
 
     def __call__(self, q, k, v):
-        return sat.attention(q, k, v, self.pattern)
-
-    def see(self, stream, starts, tokens):
-        """The pattern of rows of so many tokens that begin at these places of a stream."""
-        budget = self.options.budget
-        if self.name in ("dense", "sink_window"):
-            near = sa.sink(SINKS) | sa.window(budget - SINKS - 1, 0)
-            self.pattern = sa.causal() if self.name == "dense" else sa.causal() & near
-            return
-        rows = [slice(start, start + tokens) for start in starts]
-        symbols = [stream.symbols[row] if self.name == "xref" else None for row in rows]
-        self.pattern = sa.per_batch(
-            [
-                sa.xref(stream.ids[row], found, sinks=SINKS, window=WINDOW, budget=budget)
-                for row, found in zip(rows, symbols)
-            ]
-        )
+        return sat.attention(q, k, v, self.pattern, indices=self.lists)
 
 
-def losses_of(model, attend, stream, starts, tokens, device):
-    """float32 [rows, tokens]: the loss of each next token of rows of a stream."""
-    attend.see(stream, starts, tokens)
-    rows = torch.from_numpy(np.stack([stream.ids[start : start + tokens + 1] for start in starts])).to(device)
+def batches_of(name, options, stream, starts):
+    """A Batch for each row of starts, made by threads some steps ahead of the one that is learned."""
+    with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
+
+        def make(row):
+            places = [slice(start, start + options.seq + 1) for start in row]
+            return Batch(name, options, [(stream.ids[place], stream.symbols[place]) for place in places])
+
+        coming = collections.deque()
+        for row in starts:
+            coming.append(pool.submit(make, row))
+            if len(coming) > AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def losses_of(model, attend, batch, device):
+    """float32 [rows, tokens]: the loss of each next token of a batch."""
+    attend.see(batch, device)
+    ids = batch.ids.to(device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        scores = model(rows[:, :-1])
-    return functional.cross_entropy(scores.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(
-        len(rows), -1
-    )
+        scores = model(ids[:, :-1])
+    losses = functional.cross_entropy(scores.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(ids), -1)
 
 
-def learn(name, seed, options, stream, files, progress):
+def learn(name, seed, options, stream, held_out, progress):
     """The result line of one pattern and seed."""
     if len(stream.ids) <= options.seq + 1:
         raise SystemExit(f"{len(stream.ids)} tokens to learn; accepted: more than a row of {options.seq}")
     torch.manual_seed(seed)
-    attend = Attend(name, options)
+    attend = Attend(options.heads)
     model = train.Model(options, attend, options.vocabulary).to(options.device)
-    optimizer, rng, curve, begin = (
-        train.make_optimizer(model, options),
-        np.random.default_rng(seed),
-        [],
-        time.perf_counter(),
+    optimizer, curve, begin = train.make_optimizer(model, options), [], time.perf_counter()
+    starts = np.random.default_rng(seed).integers(
+        0, len(stream.ids) - options.seq - 1, (options.steps, options.batch)
     )
-    for step in range(options.steps):
-        starts = rng.integers(0, len(stream.ids) - options.seq - 1, options.batch)
-        loss = losses_of(model, attend, stream, starts, options.seq, options.device).mean()
+    for step, batch in enumerate(batches_of(name, options, stream, starts)):
+        loss = losses_of(model, attend, batch, options.device).mean()
         train.descend(model, optimizer, loss, step, options)
         if step % max(1, options.steps // 100) == 0 or step == options.steps - 1:
             curve.append([step, round(loss.item(), 4)])
-        if step % 50 == 0 or step == options.steps - 1:
-            progress(f"{name} seed {seed} step {step}: {curve[-1][1]:.3f}")
+        progress(f"{name} seed {seed} step {step}: {curve[-1][1]:.3f}")
     seconds = time.perf_counter() - begin
-    held_out = []
+    files = []
     with torch.no_grad():
-        for file in files:
-            tokens = min(options.seq, len(file.ids) - 1)
-            if tokens > 0:
-                held_out.append(round(losses_of(model, attend, file, [0], tokens, options.device).mean().item(), 4))
+        for place in range(0, len(held_out), options.batch):
+            batch = Batch(name, options, held_out[place : place + options.batch])
+            losses = losses_of(model, attend, batch, options.device).mean(dim=1)
+            files += [round(loss, 4) for loss in losses.tolist()]
     parameters = sum(weight.numel() for weight in model.parameters())
     return {
         "id": line_id(name, seed, vars(options)),
@@ -188,8 +212,8 @@ def learn(name, seed, options, stream, files, progress):
         **vars(options),
         "parameters": parameters,
         "curve": curve,
-        "held_out": held_out,
-        "nll": float(np.mean(held_out)),
+        "held_out": files,
+        "nll": float(np.mean(files)),
         "seconds": round(seconds, 1),
         "torch": torch.__version__,
         "library": sa.version(),
