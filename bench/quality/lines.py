@@ -30,3 +30,15 @@ def read_lines(path):
         except json.JSONDecodeError:
             print(f"{path}: a line that was cut short is left out: {text[:60]}")
     return lines
+
+
+def mean_losses(lines, names):
+    """(documents, {name: mean loss above dense attention}) of the documents that were read with all of the named
+    patterns; (0, {}) where there is none."""
+    found = {name: {} for name in names}
+    for line in lines:
+        if line["pattern"] in found:
+            found[line["pattern"]][line["kind"], line["document"]] = line["delta_nll"]
+    common = set.intersection(*map(set, found.values()))
+    losses = {name: sum(of[one] for one in common) / len(common) for name, of in found.items()} if common else {}
+    return len(common), losses

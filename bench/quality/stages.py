@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Stage by stage, what is read with which patterns. S3, which trains, has a file of its own."""
 
-import numpy as np
 import patterns
 import tasks
-from lines import read_lines
+from lines import mean_losses, read_lines
 from study import identifier_spans, means, measure
 
 MAIN = ["sink_window", "xref", "block_topk", "xref_ngrams"]  # in the order in which a run that is cut short needs them
@@ -13,15 +12,10 @@ MORE = ["strided", "bigbird", "xref_identifiers", "window", "xref_all_links", "x
 
 def best_topk(path):
     """The block top-k that lost least on the tuning documents. Raises SystemExit where tuning is not done."""
-    losses = {}
-    for line in read_lines(path):
-        if line["pattern"] in patterns.TOPK:
-            losses.setdefault(line["pattern"], []).append(line["delta_nll"])
-    most = max(map(len, losses.values()), default=0)
-    whole = {name: float(np.mean(found)) for name, found in losses.items() if len(found) == most}
-    if len(whole) < len(patterns.TOPK):
-        raise SystemExit(f"{path} has tuning of {len(whole)} of {len(patterns.TOPK)} patterns: run --stage tune first")
-    return min(whole, key=whole.get)
+    losses = mean_losses(read_lines(path), patterns.TOPK)[1]
+    if not losses:
+        raise SystemExit(f"{path} has no document that was read with all {len(patterns.TOPK)} patterns: --stage tune first")
+    return min(losses, key=losses.get)
 
 
 def named(names, path):

@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 import paired
 import patterns
-from lines import read_lines
+from lines import mean_losses, read_lines
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed beforehand
@@ -52,17 +52,9 @@ def name_of(line, tuned):
 
 
 def of_tuning(lines):
-    losses = collections.defaultdict(list)
-    for line in lines:
-        if line["pattern"] in patterns.TOPK:
-            losses[line["pattern"]].append(line["delta_nll"])
-    values = {f"tune.{name}.delta": float(np.mean(found)) for name, found in losses.items()}
-    most = max(map(len, losses.values()), default=0)
-    whole = [name for name in patterns.TOPK if len(losses[name]) == most]
-    values |= {"tune.documents": most, "tune.patterns": len(whole)}
-    if len(whole) == len(patterns.TOPK):
-        values["tune.best"] = min(whole, key=lambda name: values[f"tune.{name}.delta"])
-    return values
+    documents, losses = mean_losses(lines, patterns.TOPK)
+    values = {"tune.documents": documents} | {f"tune.{name}.delta": loss for name, loss in losses.items()}
+    return values | ({"tune.best": min(losses, key=losses.get)} if losses else {})
 
 
 # ---- S1 ----

@@ -58,7 +58,7 @@ def folder(tmp_path):
                 }
             )
         for name in summary.patterns.TOPK:
-            tuning.append({"id": f"{number}{name}", "pattern": name, "delta_nll": 0.1 + (name != NAMES[2])})
+            tuning.append(facts | {"pattern": name, "delta_nll": 0.1 + (name != NAMES[2])})
         for name in ("dense", *NAMES):
             right = [1, int(name in ("dense", "xref"))]
             tasks.append(

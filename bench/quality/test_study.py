@@ -144,14 +144,14 @@ def test_lines_survive_a_crash(tmp_path, capsys):
 
 def test_tuning_takes_the_least_loss(tmp_path):
     tuned = [
-        {"id": f"{name}{n}", "pattern": name, "delta_nll": 0.1 * (1 + (name != "block_topk_32_mean"))}
+        {"pattern": name, "kind": "novel", "document": n, "delta_nll": 0.1 * (1 + (name != "block_topk_32_mean"))}
         for n in range(2)
         for name in patterns.TOPK
     ]
     (tmp_path / "tune.jsonl").write_text("\n".join(map(json.dumps, tuned)))
     assert stages.best_topk(tmp_path / "tune.jsonl") == "block_topk_32_mean"
     (tmp_path / "tune.jsonl").write_text(json.dumps(tuned[0]))
-    with pytest.raises(SystemExit, match="1 of 6"):
+    with pytest.raises(SystemExit, match="no document"):
         stages.best_topk(tmp_path / "tune.jsonl")
 
 
