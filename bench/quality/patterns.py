@@ -17,13 +17,17 @@ SINKS, WINDOW = 32, 64  # what every pattern here has in common
 def filled(pattern, tokens, budget):
     """pattern, causal, with sinks and the widest window that leaves each row at most `budget` keys.
 
+    pattern  one of the library's, or a bool array [tokens, tokens]
+
     Raises ValueError where a row has more than that already.
     """
     causal = np.tri(tokens, dtype=bool)
-    keep = (pattern | sa.sink(SINKS) | sa.window(WINDOW - 1, 0)).to_mask(tokens)[0, 0] & causal
+    keep = pattern if isinstance(pattern, np.ndarray) else pattern.to_mask(tokens)[0, 0]
+    keep = (keep | (sa.sink(SINKS) | sa.window(WINDOW - 1, 0)).to_mask(tokens)[0, 0]) & causal
     missing = budget - keep.sum(axis=1, keepdims=True)
     if missing.min() < 0:
-        raise ValueError(f"{pattern} has rows of {budget - missing.min()} keys; accepted: at most {budget}")
+        name = "the array" if isinstance(pattern, np.ndarray) else pattern
+        raise ValueError(f"{name} has rows of {budget - missing.min()} keys; accepted: at most {budget}")
     left_out = causal & ~keep
     nearest_first = np.cumsum(left_out[:, ::-1], axis=1, dtype=np.int32)[:, ::-1]  # 1 at the nearest key that is left out
     return sa.mask(keep | (left_out & (nearest_first <= missing)))
@@ -36,11 +40,22 @@ class Text:
     """What patterns are made from: a text's tokens and identifiers."""
 
     def __init__(self, tokenizer, ids):
-        self.ids = np.asarray(ids)
+        self.ids, self._tokenizer = np.asarray(ids), tokenizer
         self.symbols = sa.symbols_of(tokenizer, self.ids)
 
     def __len__(self):
         return len(self.ids)
+
+    def lines(self):
+        """[(begin, end, text)]: the tokens of each line. A token belongs to the line in which it ends."""
+        decode = functools.cache(lambda token: self._tokenizer.decode([token]))
+        lines, begin = [], 0
+        for place, token in enumerate(self.ids.tolist()):
+            if "\n" in decode(token) or place == len(self.ids) - 1:
+                text = self._tokenizer.decode(self.ids[begin : place + 1].tolist())
+                lines.append((begin, place + 1, text.strip("\n")))
+                begin = place + 1
+        return lines
 
 
 def xref(text, budget, identifiers=True, **more):
@@ -62,7 +77,81 @@ def bigbird(tokens, budget):
     drawn = np.zeros((blocks, blocks), dtype=bool)
     for row in range(1, blocks):
         drawn[row, rng.permutation(row)[: (budget - SINKS - WINDOW) // 16]] = True
-    return filled(sa.mask(np.kron(drawn, np.ones((16, 16), bool))[:tokens, :tokens]), tokens, budget)
+    return filled(np.kron(drawn, np.ones((16, 16), bool))[:tokens, :tokens], tokens, budget)
+
+
+@functools.lru_cache(16)
+def longnet(tokens, budget):
+    """LongNet (https://arxiv.org/abs/2307.02486): in segments that grow by four, every n-th key with n growing as fast,
+    so that each segment has as many. A query sees the keys of its own residue, as LongNet's heads together let it."""
+    share = (budget - SINKS - WINDOW) // 4
+    parts = [sa.block_diagonal(share * 4**n) & sa.strided(4**n) for n in range(1, 5)]
+    return filled(sa.causal() & sa.union(parts), tokens, budget)
+
+
+@functools.lru_cache(16)
+def longformer(tokens, budget):
+    """Longformer (https://arxiv.org/abs/2004.05150): a window, one with gaps of three keys that reaches four times as
+    far, and global tokens, which are the sinks that every pattern here has."""
+    keys = budget - SINKS - WINDOW
+    return filled(sa.causal() & sa.dilated(4 * (keys - 1), 0, 4), tokens, budget)
+
+
+# ---- what code is known to need: for each row the latest of some tokens, as many as blocks or links get ----
+
+
+def same_identifier(text, budget):
+    """As the identifier attention of SparseCoder (https://arxiv.org/abs/2401.14727): earlier tokens of the identifier
+    that is open at the query."""
+    symbols, keep = text.symbols[:, 0], np.zeros((len(text), len(text)), bool)
+    for symbol in np.unique(symbols[symbols >= 0]):
+        places = np.flatnonzero(symbols == symbol)
+        for number, row in enumerate(places):
+            keep[row, places[max(0, number - (budget - SINKS - WINDOW)) : number]] = True
+    return filled(keep, len(text), budget)
+
+
+def code_memory(text, budget):
+    """As the memory tokens of LongCoder (https://arxiv.org/abs/2306.14893): lines that import or define, which all that
+    follows sees. Its bridge tokens are learned and not here."""
+    memory = re.compile(r"\s*(export |async |public |static )*(import|from|def|class|function|interface|#include)\b")
+    return latest_lines(text, budget, lambda line, next_line: memory.match(line))
+
+
+def outline(text, budget):
+    """The headings of a document: lines under which others are indented, and those that Markdown and HTML have."""
+    heading = re.compile(r"#{1,6} |\s*<h[1-6]\b")
+
+    def begins(line, next_line):
+        return heading.match(line) or (line.strip() and indent(next_line) > indent(line))
+
+    return latest_lines(text, budget, begins)
+
+
+def indent(line):
+    return len(line) - len(line.lstrip()) if line.strip() else 0
+
+
+def latest_lines(text, budget, wanted):
+    """Each row sees the last tokens of lines for which wanted(line, next line) is true."""
+    lines = text.lines()
+    marked = np.zeros(len(text), bool)
+    for (begin, end, line), (_, _, next_line) in zip(lines, [*lines[1:], (0, 0, "")]):
+        marked[begin:end] = bool(wanted(line, next_line))
+    # A heading is known to be one where the next line begins: what reads it before would see the future.
+    known = marked_before(marked, lines)
+    count = np.cumsum(marked)
+    keep = marked & (count > known[:, None] - (budget - SINKS - WINDOW)) & (count <= known[:, None])
+    return filled(keep, len(text), budget)
+
+
+def marked_before(marked, lines):
+    """For each token, how many marked ones there are in lines whose next line has ended before it."""
+    known, seen, last = np.zeros(len(marked), np.int64), 0, 0
+    for begin, end, _ in lines:
+        known[begin:end] = seen
+        seen, last = seen + last, int(marked[begin:end].sum())
+    return known
 
 
 STATIC = {
@@ -70,11 +159,18 @@ STATIC = {
     "sink_window": lambda text, budget: sa.causal() & (sa.sink(SINKS) | sa.window(budget - SINKS - 1, 0)),
     "strided": lambda text, budget: strided(len(text), budget),
     "bigbird": lambda text, budget: bigbird(len(text), budget),
+    "longnet": lambda text, budget: longnet(len(text), budget),
+    "longformer": lambda text, budget: longformer(len(text), budget),
+    "same_identifier": same_identifier,
+    "code_memory": code_memory,
+    "outline": outline,
     "xref": xref,
     "xref_ngrams": lambda text, budget: xref(text, budget, identifiers=False),
     "xref_identifiers": lambda text, budget: xref(text, budget, ngram_keys=0),
     "xref_all_links": lambda text, budget: xref(text, budget, links=budget - SINKS - WINDOW),
     "xref_no_stop": lambda text, budget: xref(text, budget, stop_ratio=0),
+    "xref_short_spans": lambda text, budget: xref(text, budget, ngram_keys=3, symbol_before=1, symbol_after=5),
+    "xref_long_spans": lambda text, budget: xref(text, budget, ngram_keys=14, symbol_before=6, symbol_after=20),
 }
 TOPK = [f"block_topk_{block}_{summary}" for block in (16, 32, 64) for summary in ("mean", "minmax")]
 NAMES = [*STATIC, *TOPK, "oracle"]

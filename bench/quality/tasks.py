@@ -4,6 +4,7 @@ where the model, reading, holds each of their tokens for the likeliest: what gre
 
 json_lookup   the value of a key in a long JSON object
 definition    what a function of a long Python file returns
+variable      which of four variables of such a file was made of what is named now
 same_words    a fact in a novel, asked for in the words in which it stands there
 paraphrase    the same fact in words that share none with it: links between equal tokens must fail
 """
@@ -19,6 +20,7 @@ WORDS = (
     "amber birch cedar delta ember flint grove hazel ivory jade karst lilac maple noble ocean pearl quartz raven "
     "slate topaz umber velvet willow xenon yarrow zephyr"
 ).split()
+CITIES = "Athens Berlin Cairo Dublin Geneva Lisbon Madrid Naples Oslo Prague Rome Vienna".split()
 ACTIONS = "scale shift blend clamp trim merge split round count order".split()
 # Of one meaning, without a common word; and countries with initials of their own, so that any tokenizer tells them
 # apart by their first token.
@@ -48,7 +50,7 @@ def make(task, seed, tokens, tokenizer):
     encoded = tokenizer.encode(text)
     spans = [token_span(task, encoded.offsets, *place) for place in places]
     first = {encoded.ids[span.begin] for span in spans}
-    return encoded.ids, spans, sorted(first) if task in ("same_words", "paraphrase") else ()
+    return encoded.ids, spans, sorted(first) if task in CHOSEN else ()
 
 
 def token_span(label, offsets, begin, end):
@@ -119,4 +121,20 @@ def paraphrase(rng, tokens, tokenizer):
     return above, [(f"Home country of our {other}: ", country, ".\n") for _, other, country in facts]
 
 
-TASKS = {"json_lookup": json_lookup, "definition": definition, "same_words": same_words, "paraphrase": paraphrase}
+def variable(rng, tokens, tokenizer):
+    """Functions, and between them CHOICES assignments of which each variable is asked for by what it was made of."""
+
+    def draw():
+        name = f"{rng.choice(ACTIONS)}_{rng.choice(WORDS)}_{rng.choice(WORDS)}"
+        return name, f"def {name}(value):\n    return value * {rng.randrange(10, 100)}\n\n\n", None
+
+    entries = [text for text, _ in as_many(draw, tokens - 40 * CHOICES, tokenizer).values()]
+    facts = list(zip(rng.sample(CITIES, CHOICES), rng.sample(WORDS, CHOICES)))
+    for city, name in facts:
+        entries.insert(rng.randrange(max(1, len(entries) * 3 // 4)), f'{name} = open_channel("{city}")\n\n\n')
+    return "".join(entries), [(f'close_channel("{city}", ', name, ")\n") for city, name in rng.sample(facts, CHOICES)]
+
+
+TASKS = {"json_lookup": json_lookup, "definition": definition, "variable": variable, "same_words": same_words}
+TASKS |= {"paraphrase": paraphrase}
+CHOSEN = ("variable", "same_words", "paraphrase")  # whose answers are also judged as a choice among all of a text
