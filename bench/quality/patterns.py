@@ -29,7 +29,8 @@ def filled(pattern, tokens, budget):
         name = "the array" if isinstance(pattern, np.ndarray) else pattern
         raise ValueError(f"{name} has rows of {budget - missing.min()} keys; accepted: at most {budget}")
     left_out = causal & ~keep
-    nearest_first = np.cumsum(left_out[:, ::-1], axis=1, dtype=np.int32)[:, ::-1]  # 1 at the nearest key that is left out
+    # 1 at the nearest key that is left out
+    nearest_first = np.cumsum(left_out[:, ::-1], axis=1, dtype=np.int32)[:, ::-1]
     return sa.mask(keep | (left_out & (nearest_first <= missing)))
 
 

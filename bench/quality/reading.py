@@ -20,7 +20,7 @@ from torch.nn import functional
 ROWS_AT_ONCE = 1024  # rows of logits in memory at a time, beside those of dense attention: 200 MB
 FAR_SINKS, FAR_WINDOW = 32, 256  # what FAR leaves out
 CHECKED_ROWS = 4  # of each layer, compared with dense masked attention in float64
-# Of the largest output in those rows. Half precision rounds weights and outputs to 11 bits.
+# An error is divided by the largest output in those rows. Half precision rounds weights and outputs to 11 bits.
 BOUNDS = {torch.float32: 1e-3, torch.float16: 5e-3}
 
 

@@ -15,7 +15,7 @@ def best_topk(path):
     """The block top-k that lost least on the tuning documents. Raises SystemExit where tuning is not done."""
     losses = mean_losses(read_lines(path), patterns.TOPK)[1]
     if not losses:
-        raise SystemExit(f"{path} has no document that was read with all {len(patterns.TOPK)} patterns: --stage tune first")
+        raise SystemExit(f"{path} has no document that was read with every block top-k: run --stage tune first")
     return min(losses, key=losses.get)
 
 

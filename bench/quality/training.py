@@ -108,8 +108,8 @@ class Stream:
         if len(parts) == 1:
             self.symbols = sa.symbols_of(tokenizer, self.ids)
             return
-        # Each process numbers the identifiers of its part from 0: those of two parts are told apart. Forked, they need not
-        # import torch, which they do not use.
+        # Each process numbers the identifiers of its part from 0: those of two parts are told apart. Forked processes
+        # need not import torch, which they do not use.
         with multiprocessing.get_context("fork").Pool() as pool:
             found = pool.map(functools.partial(sa.symbols_of, tokenizer), parts, chunksize=1)
         for number, symbols in enumerate(found):
