@@ -50,6 +50,10 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherForward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
