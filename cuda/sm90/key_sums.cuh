@@ -75,21 +75,22 @@ struct FloatRows {
                     const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
                     y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
                 }
-                float rows[2][4];  // two side by side
+                float first_row[4], second_row[4];  // of two rows side by side
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const float mine = is_second ? y[1][e] : y[0][e];
                     const float theirs = __shfl_xor_sync(~0u, is_second ? y[0][e] : y[1][e], 4);
-                    rows[0][e] = is_second ? theirs : mine, rows[1][e] = is_second ? mine : theirs;
+                    first_row[e] = is_second ? theirs : mine, second_row[e] = is_second ? mine : theirs;
                 }
-                const int at = column + 32 * half;
-                if (at >= end) continue;
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    if (const int key = keys[2 * h + i]; key != no_token)
-                        ptx::add_global(sums + int64_t(key) * columns + at, rows[i][0], rows[i][1], rows[i][2],
-                                        rows[i][3]);
+                if (column + 32 * half >= end) continue;
+                add_row(sums + column + 32 * half, keys[2 * h], columns, first_row);
+                add_row(sums + column + 32 * half, keys[2 * h + 1], columns, second_row);
             }
+    }
+
+private:
+    __device__ __forceinline__ static void add_row(float* sums, int key, int columns, const float (&x)[4]) {
+        if (key != no_token) ptx::add_global(sums + int64_t(key) * columns, x[0], x[1], x[2], x[3]);
     }
 };
 
