@@ -327,7 +327,11 @@ DeviceTensor DeviceTensor::of_heads(const Case& c) { return {abi::f32, {c.heads_
 
 DeviceTensor::~DeviceTensor() { cudaFree(memory_); }
 
-void DeviceTensor::spoil() { cuda(cudaMemset(memory_, guard_byte, memory_bytes_), "cudaMemset"); }
+// Streams of their own do not wait for cudaMemset, which returns before it is done.
+void DeviceTensor::spoil() {
+    cuda(cudaMemset(memory_, guard_byte, memory_bytes_), "cudaMemset");
+    cuda(cudaDeviceSynchronize(), "cudaMemset");
+}
 
 template <class Body>
 void DeviceTensor::each_element(std::vector<char>& bytes, Body body) const {
