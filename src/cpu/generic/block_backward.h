@@ -33,10 +33,11 @@
 namespace spattn::cpu {
 namespace {
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 struct BackwardLane {
     const BackwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     const BackwardSpace& space;
     BackwardScratch lane;
     const SoftcapFactors cap;  // read where the problem has one
@@ -46,12 +47,13 @@ struct BackwardLane {
     Held held_q, held_dout;
     uint64_t keys_apart = 0;  // of the column at hand: keys that are not finite
 
-    BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index)
-        : BackwardLane(a, s, index, round_up(a.problem->head_dim, lanes)) {}
+    BackwardLane(const BackwardArgs& a, const Elements& e, const BackwardSpace& s, int64_t index)
+        : BackwardLane(a, e, s, index, round_up(a.problem->head_dim, lanes)) {}
 
-    BackwardLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index, int columns)
+    BackwardLane(const BackwardArgs& a, const Elements& e, const BackwardSpace& s, int64_t index, int columns)
         : args(a),
           p(*a.problem),
+          elements(e),
           space(s),
           cap(softcap_factors(p)),
           scale_log2(p.softcap != 0 ? cap.out : Real(p.scale * log2_e)),
@@ -102,14 +104,16 @@ struct BackwardLane {
     void column(const Task& t) {
         const Place at = keys(t.head, t.row);
         if (t.take > 0) {  // dk and dv are where rows are staged until sums begin
-            pack_transposed<T>(args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.dk);
-            pack_transposed<T>(args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dv);
+            pack_transposed(elements, args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.dk);
+            pack_transposed(elements, args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dv);
         }
         zero(lane.dk, int64_t(bk) * columns);
         zero(lane.dv, int64_t(bk) * columns_v);
         if (t.take > 0) {
-            keys_apart = all_finite(lane.k_t, p.head_dim * bk) ? 0 : rows_not_finite<T>(args.k, at, int(p.head_dim));
-            const Rows k = load_padded<T>(args.k, without(at, keys_apart), int(p.head_dim), lane.k);
+            keys_apart = 0;
+            if (!all_finite(lane.k_t, p.head_dim * bk))
+                keys_apart = rows_not_finite(elements, args.k, at, int(p.head_dim));
+            const Rows k = load_padded(elements, args.k, without(at, keys_apart), int(p.head_dim), lane.k);
             each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
                 visit(head, g, row, mask, k, at);
             });
@@ -164,8 +168,8 @@ struct BackwardLane {
     enum class Step { both, scores, gradients };
 
     void load_queries(Visit& v, const Place& at, int32_t row) {
-        v.q = held_q.rows(args.q, at, row, int(p.head_dim), load_padded<T>);
-        v.dout = held_dout.rows(args.dout, at, row, int(p.head_dim_v), load_padded<T>);
+        v.q = held_q.rows(elements, args.q, at, row, int(p.head_dim), load_padded);
+        v.dout = held_dout.rows(elements, args.dout, at, row, int(p.head_dim_v), load_padded);
     }
 
     void attend_all(Visit& v, int queries, Step step) {
@@ -231,9 +235,9 @@ struct BackwardLane {
                 add_row(args.k, at, key, int(p.head_dim), lane.dp[query * bk + key], v.dq + query * columns);
     }
 
-    static void add_row(const TensorView& x, const Place& at, int i, int count, Real factor, Real* sum) {
-        const T* row = address<T>(x, at, i);
-        for (int c = 0; c < count; ++c) sum[c] += factor * to_real(row[c * x.column]);
+    void add_row(const TensorView& x, const Place& at, int i, int count, Real factor, Real* sum, int64_t step = 1) {
+        const char* row = elements.address(x, at, i);
+        for (int c = 0; c < count; ++c) sum[c * step] += factor * elements.to_real(row + c * x.column * elements.bytes);
     }
 
     // The queries of a tile that space.not_finite names: those of a repeating tile are gathered.
@@ -331,8 +335,8 @@ struct BackwardLane {
         sum_pieces(space.carried.dv, at, int(p.head_dim_v), lane.dv, columns_v);
         if (!args.piece.is_last) return;
         if (p.value_in_key) return finish_sum(at);
-        store_rows<T>(lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
-        store_rows<T>(lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
+        store_rows(elements, lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
+        store_rows(elements, lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
     }
 
     // Values are the first columns of keys, and so are their gradients.
@@ -343,7 +347,7 @@ struct BackwardLane {
                 const Vec scaled = load(dk) * set1(Real(p.scale));
                 store(dk, c < columns_v ? scaled + load(lane.dv + i * columns_v + c) : scaled);
             }
-        store_rows<T>(lane.dk, columns, 1.f, int(p.head_dim), args.dk, at);
+        store_rows(elements, lane.dk, columns, 1.f, int(p.head_dim), args.dk, at);
     }
 
     // Adds what the pieces before left of these rows, and leaves the sum for the next.
@@ -379,7 +383,7 @@ struct BackwardLane {
         sum_queues(head, tile);
         sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
         if (!args.piece.is_last) return;
-        store_rows<T>(lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);
+        store_rows(elements, lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);
     }
 
     void sum_queues(int64_t head, int32_t tile) {
@@ -408,8 +412,9 @@ struct BackwardLane {
             if (!is_empty) {
                 space.minus_lse[to] = args.piece.sweep == 0 ? Real(-log2_e * lse)
                                                             : *address<Real>(space.carried.minus_lse, at, i);
-                space.delta[to] = dot(address<T>(args.out, at, i), args.out.column, address<T>(args.dout, at, i),
-                                      args.dout.column, int(p.head_dim_v));
+                space.delta[to] = elements.dot(elements.address(args.out, at, i), args.out.column,
+                                               elements.address(args.dout, at, i), args.dout.column,
+                                               int(p.head_dim_v));
             }
             if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
             if (!shows_finite(space.minus_lse[to], space.delta[to], at, i)) not_finite |= uint64_t(1) << i;
@@ -422,7 +427,7 @@ struct BackwardLane {
     // not, unless a cap makes numbers of infinite scores or a sink is a score that stays.
     bool shows_finite(Real minus_lse, Real delta, const Place& at, int i) const {
         if (!is_finite(minus_lse) || !is_finite(delta)) return false;
-        return (p.softcap == 0 && !p.has_sink_logits) || is_row_finite<T>(args.q, at, i, int(p.head_dim));
+        return (p.softcap == 0 && !p.has_sink_logits) || is_row_finite(elements, args.q, at, i, int(p.head_dim));
     }
 
     // Sinks are in every row, and a row may see a key in one piece and none in another.
@@ -450,32 +455,33 @@ struct BackwardLane {
 
 struct BackwardCall {
     const BackwardArgs* args;
+    const Elements* elements;
     BackwardSpace space;
     int64_t next_row, next_queue, next_result;
 };
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void backward_rows(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
-    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    BackwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     const int64_t rows = call.space.rows, queues = call.args->tasks.queues, end = queues + call.space.heads * rows;
     for (int64_t i; (i = next_of(call.next_row, *call.args->parallel)) < end;)
         if (i < queues) find_reached(call.space, *call.args->problem, call.args->layout, call.args->tasks, i);
         else lane.prepare((i - queues) / rows, int32_t((i - queues) % rows));
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void backward_tasks(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
-    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    BackwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
     end_streams();
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void backward_results(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
-    BackwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    BackwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
     const int64_t joins = blocks + call.args->tasks.num_joins;
     const bool has_dsink = call.args->dsink_logits.data && call.args->piece.is_last;
@@ -487,28 +493,34 @@ inline void backward_results(void* argument, int64_t index) {
     end_streams();
 }
 
-template <class T, int bq, int bk>
-inline BackwardCall begin_backward(const BackwardArgs& args, Carver carver) {
-    BackwardCall call{
-        &args, carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
+template <int bq, int bk>
+inline BackwardCall begin_backward(const BackwardArgs& args, const Elements& elements, Carver carver) {
+    const BackwardSpace space =
+        carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes());
+    BackwardCall call{&args, &elements, space, 0, 0, 0};
     Carver carried{(uintptr_t)args.piece.carried};
     call.space.carried = carve_carried(carried, *args.problem);
     if (args.problem->has_sink_logits) find_seeing<bq>(call.space, args.layout);
-    args.parallel->run(backward_rows<T, bq, bk>, &call);
+    args.parallel->run(backward_rows<bq, bk>, &call);
     carve_dq<bq>(carver, call.space, *args.problem, place_queues(call.space, *args.problem, args.tasks));
     return call;
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void complete_backward(BackwardCall& call) {
-    call.args->parallel->run(backward_tasks<T, bq, bk>, &call);
-    call.args->parallel->run(backward_results<T, bq, bk>, &call);
+    call.args->parallel->run(backward_tasks<bq, bk>, &call);
+    call.args->parallel->run(backward_results<bq, bk>, &call);
+}
+
+template <int bq, int bk>
+inline void block_backward_of(const BackwardArgs& args, const Elements& elements) {
+    BackwardCall call = begin_backward<bq, bk>(args, elements, {(uintptr_t)args.workspace});
+    complete_backward<bq, bk>(call);
 }
 
 template <class T, int bq, int bk>
 void block_backward(const BackwardArgs& args) {
-    BackwardCall call = begin_backward<T, bq, bk>(args, {(uintptr_t)args.workspace});
-    complete_backward<T, bq, bk>(call);
+    block_backward_of<bq, bk>(args, elements_of<T>);
 }
 
 template <int bq, int bk>

@@ -15,12 +15,13 @@
 namespace spattn::cpu {
 namespace {
 
-template <class T, int bq, int bk>
-struct SumLane : BackwardLane<T, bq, bk> {
-    using Lane = BackwardLane<T, bq, bk>;
-    using Lane::args, Lane::p, Lane::space, Lane::lane, Lane::columns;
+template <int bq, int bk>
+struct SumLane : BackwardLane<bq, bk> {
+    using Lane = BackwardLane<bq, bk>;
+    using Lane::args, Lane::p, Lane::elements, Lane::space, Lane::lane, Lane::columns;
 
-    SumLane(const BackwardArgs& a, const BackwardSpace& s, int64_t index) : Lane(a, s, index, lanes) {}
+    SumLane(const BackwardArgs& a, const Elements& e, const BackwardSpace& s, int64_t index)
+        : Lane(a, e, s, index, lanes) {}
 
     void take_queue(int64_t w) {
         Lane::start_queue(w);
@@ -32,7 +33,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
     void column(const Task& t) {
         if (t.take == 0) return;
         const Place at = Lane::keys(t.head, t.row);
-        pack_transposed<T>(args.k, at, int(p.head_dim), 1, lane.k_t, bk, lane.q);
+        pack_transposed(elements, args.k, at, int(p.head_dim), 1, lane.k_t, bk, lane.q);
         Lane::each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
             visit(head, g, row, mask, at.count);
         });
@@ -40,7 +41,7 @@ struct SumLane : BackwardLane<T, bq, bk> {
 
     void visit(int64_t head, int64_t g, int32_t row, int32_t mask, int keys) {
         const Place at = Lane::queries(head, row);
-        const Rows q = load_rows<T>(args.q, at, int(p.head_dim), lane.q), ones{lane.k, lanes};
+        const Rows q = load_rows(elements, args.q, at, int(p.head_dim), lane.q), ones{lane.k, lanes};
         bool is_first = true;
         Real* sums = Lane::repeats(row) ? lane.dq
                                         : Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
@@ -72,17 +73,17 @@ struct SumLane : BackwardLane<T, bq, bk> {
     }
 };
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void backward_sums(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
-    SumLane<T, bq, bk> lane(*call.args, call.space, index);
+    SumLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void backward_lse(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
-    SumLane<T, bq, bk> lane(*call.args, call.space, index);
+    SumLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
     for (int64_t i; (i = next_of(call.next_row, *call.args->parallel)) < blocks;)
         lane.refine(i / rows, int32_t(i % rows));
@@ -90,14 +91,14 @@ inline void backward_lse(void* argument, int64_t index) {
 
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
-    BackwardCall call = begin_backward<T, bq, bk>(args, {(uintptr_t)args.workspace});
+    BackwardCall call = begin_backward<bq, bk>(args, elements_of<T>, {(uintptr_t)args.workspace});
     if (args.piece.sweep == 0) {
-        args.parallel->run(backward_sums<T, bq, bk>, &call);
+        args.parallel->run(backward_sums<bq, bk>, &call);
         call.next_row = 0;
-        args.parallel->run(backward_lse<T, bq, bk>, &call);
+        args.parallel->run(backward_lse<bq, bk>, &call);
         call.next_queue = 0;
     }
-    if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<T, bq, bk>(call);
+    if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<bq, bk>(call);
 }
 
 }  // namespace

@@ -76,12 +76,13 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
     return space;
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 struct ForwardLane {
     static constexpr int width = bq / lanes;             // vectors of a row of sT
 
     const ForwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     ForwardSpace space;
     ForwardScratch<bq, bk> lane;
     State state;
@@ -90,8 +91,8 @@ struct ForwardLane {
     bool met_mask = false;     // this task
     bool is_anew = false;      // it is worked anew, with values that are not finite left out of products
 
-    ForwardLane(const ForwardArgs& a, const ForwardSpace& s, int64_t index)
-        : args(a), p(*a.problem), space(s), cap(softcap_factors(p)) {
+    ForwardLane(const ForwardArgs& a, const Elements& e, const ForwardSpace& s, int64_t index)
+        : args(a), p(*a.problem), elements(e), space(s), cap(softcap_factors(p)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p);
         state = state_at(lane.state, bq);
@@ -123,7 +124,8 @@ struct ForwardLane {
     void task(const Task& t) {
         const Place q = queries(t.head, t.row);
         const int32_t head_kind = args.layout.kind_of_head[t.head];
-        if (t.take > 0) pack_transposed<T>(args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
+        if (t.take > 0)
+            pack_transposed(elements, args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
         for (is_anew = false;; is_anew = true) {
             start();
             const ListsView& lists = args.layout.by_query;
@@ -144,9 +146,9 @@ struct ForwardLane {
     void visit(const Place& at, int32_t block, int32_t mask) {
         const uint64_t* bits = mask_bits(args.layout, mask);
         met_mask |= bits != nullptr;
-        const uint64_t apart = is_anew && bits ? rows_not_finite<T>(args.v, at, int(p.head_dim_v)) : 0;
-        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        const Rows v = values.rows(args.v, without(at, apart), block, int(p.head_dim_v), load_swept<T>);
+        const uint64_t apart = is_anew && bits ? rows_not_finite(elements, args.v, at, int(p.head_dim_v)) : 0;
+        const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
+        const Rows v = values.rows(elements, args.v, without(at, apart), block, int(p.head_dim_v), load_swept);
         if (!bits || bq == strip_lanes) {
             attend<width>(k, v, {0, at.count}, 0, bits);
         } else {
@@ -161,11 +163,12 @@ struct ForwardLane {
     // Values that the product left out go to the queries that see their keys.
     SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const uint64_t* bits) {
         each_bit(apart, [&](int key) {
-            const T* v = address<T>(args.v, at, key);
+            const char* v = elements.address(args.v, at, key);
             for (int64_t d = 0; d < p.head_dim_v; ++d)
                 for (int i = 0; i < bq; i += lanes) {
                     Real* out = state.out + d * bq + i;
-                    const Vec more = fma(set1(to_real(v[d * args.v.column])), load(lane.s + key * bq + i), load(out));
+                    const Vec value = set1(elements.to_real(v + d * args.v.column * elements.bytes));
+                    const Vec more = fma(value, load(lane.s + key * bq + i), load(out));
                     store(out, select(bits_at(bits, key * bq + i), more, load(out)));
                 }
         });
@@ -293,7 +296,7 @@ struct ForwardLane {
     };
 
     void finish_row(const Place& at, int i, const RowState& row, const RowEnd& end, const Real* out) {
-        store_row<T>(out, int(p.head_dim_v), end.factor, args.out, at, i);
+        elements.store_row(out, int(p.head_dim_v), end.factor, args.out, at, i);
         if (args.lse.data) *address<float>(args.lse, at, i) = end.lse();
         if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(row.top) * ln_2);
     }
@@ -325,35 +328,42 @@ struct ForwardLane {
 
 struct ForwardCall {
     const ForwardArgs* args;
+    const Elements* elements;
     ForwardSpace space;
     int64_t next_queue, next_join;
 };
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void forward_tasks(void* argument, int64_t index) {
     ForwardCall& call = *(ForwardCall*)argument;
     const TasksView& tasks = call.args->tasks;
-    ForwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    ForwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
     end_streams();
 }
 
-template <class T, int bq, int bk>
+template <int bq, int bk>
 inline void forward_joins(void* argument, int64_t index) {
     ForwardCall& call = *(ForwardCall*)argument;
-    ForwardLane<T, bq, bk> lane(*call.args, call.space, index);
+    ForwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
     for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
         lane.join(call.args->tasks.joins[j]);
     end_streams();
 }
 
+template <int bq, int bk>
+inline void block_forward_of(const ForwardArgs& args, const Elements& elements) {
+    Carver carver{(uintptr_t)args.workspace};
+    const ForwardSpace space = carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes());
+    ForwardCall call{&args, &elements, space, 0, 0};
+    args.parallel->run(forward_tasks<bq, bk>, &call);
+    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<bq, bk>, &call);
+}
+
 template <class T, int bq, int bk>
 void block_forward(const ForwardArgs& args) {
-    Carver carver{(uintptr_t)args.workspace};
-    ForwardCall call{&args, carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes()), 0, 0};
-    args.parallel->run(forward_tasks<T, bq, bk>, &call);
-    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<T, bq, bk>, &call);
+    block_forward_of<bq, bk>(args, elements_of<T>);
 }
 
 template <int bq, int bk>

@@ -34,15 +34,17 @@ struct RowStats {
 
 // Statistics of query head t.head + head in row t.row. A row that saw nothing has p = 0, and its dout is not read; with
 // a sink, its lse is z and dlse counts.
-template <class T>
-inline RowStats row_stats(const BackwardArgs& args, const HeadTile& t, int head, bool is_empty) {
+inline RowStats row_stats(const BackwardArgs& args, const Elements& elements, const HeadTile& t, int head,
+                          bool is_empty) {
     const auto row = [&](const TensorView& x) {
         return t.batch * x.batch + (t.head + head) * x.head + t.row * x.row;
     };
     const float lse = ((const float*)args.lse.data)[row(args.lse)];
     if (lse == -INFINITY) return {-INFINITY, 0.f, 0, 0};
-    const T *out = (const T*)args.out.data + row(args.out), *dout = (const T*)args.dout.data + row(args.dout);
-    Real delta = is_empty ? 0.f : dot(out, args.out.column, dout, args.dout.column, int(args.problem->head_dim_v));
+    const char* out = (const char*)args.out.data + row(args.out) * elements.bytes;
+    const char* dout = (const char*)args.dout.data + row(args.dout) * elements.bytes;
+    const int columns = int(args.problem->head_dim_v);
+    Real delta = is_empty ? 0.f : elements.dot(out, args.out.column, dout, args.dout.column, columns);
     if (args.dlse.data) delta -= ((const float*)args.dlse.data)[row(args.dlse)];
     const double sink = sink_of(args.sink_logits, t.head + head);
     const double share = sink == -INFINITY ? 0 : exp(sink - double(lse));
@@ -76,11 +78,12 @@ struct Differentiation {
 template <class Lane>
 struct GatherBackwardCall {
     const BackwardArgs* args;
+    const Elements* elements;
     typename Lane::Map map;
     int64_t next;
 
     Lane lane(int64_t index) const {
-        return {*args, map, (uintptr_t)(map.space.scratch + index * map.space.lane_bytes)};
+        return {*args, *elements, map, (uintptr_t)(map.space.scratch + index * map.space.lane_bytes)};
     }
 };
 
@@ -108,12 +111,12 @@ inline void gather_backward_owners(void* argument, int64_t index) {
 }
 
 template <class Lane>
-void gather_backward(const BackwardArgs& args) {
+inline void gather_backward_of(const BackwardArgs& args, const Elements& elements) {
     const Problem& p = *args.problem;
     Carver carver{(uintptr_t)args.workspace};
     const auto space = carve_gather<Lane>(carver, p, args.parallel->lanes());
     const Tiling tiling(args, Lane::Pairs::heads_of_tile);
-    GatherBackwardCall<Lane> call{&args, {args, p, space, tiling, {}}, 0};
+    GatherBackwardCall<Lane> call{&args, &elements, {args, p, space, tiling, {}}, 0};
     while (call.map.next()) {
         call.next = 0;
         args.parallel->run(gather_backward_tiles<Lane>, &call);
@@ -122,6 +125,11 @@ void gather_backward(const BackwardArgs& args) {
     }
     for (int64_t head = 0; args.dsink_logits.data && head < p.heads_q; ++head)
         ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(call.map.dsink_of(head));
+}
+
+template <class T, class Lane>
+void gather_backward(const BackwardArgs& args) {
+    gather_backward_of<Lane>(args, elements_of<T>);
 }
 
 template <class Lane>

@@ -23,7 +23,6 @@ constexpr int64_t rows_bytes = int64_t(1) << 21;  // of q, dout and dq of rows t
 constexpr int64_t turns_a_lane = 4;               // at least, so that lanes end together
 constexpr int64_t cells_ahead = 2;                // that are on their way
 
-template <class T>
 struct DimsBackward {
     static constexpr bool owns_ranges = true;  // of keys
     using Pairs = DimPairs;
@@ -71,18 +70,20 @@ struct DimsBackward {
 
     const BackwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     const Map& map;
     Scratch lane;
-    GatheredRows<T> k, v;
+    GatheredRows k, v;
     const int columns, columns_v;
     const Differentiation differentiation;
     const int64_t range;  // keys that an owner has
     HeadTile place{};     // of rows that are worked on: their batch entry and kv head
     int64_t rows = 0;
 
-    DimsBackward(const BackwardArgs& a, const Map& m, uintptr_t scratch)
+    DimsBackward(const BackwardArgs& a, const Elements& e, const Map& m, uintptr_t scratch)
         : args(a),
           p(*a.problem),
+          elements(e),
           map(m),
           columns(columns_of(p)),
           columns_v(values_of(p)),
@@ -111,10 +112,11 @@ struct DimsBackward {
         const Keys keys = map.read_list(t, lane.keys);
         lane.rows[rows++] = {keys, map.first_pair(t), map.tile_of(t), t.heads, at, 0};
         zero(lane.dq + int64_t(at) * columns, int64_t(t.heads) * columns);
-        for (int i = 0; i < t.heads; ++i) lane.stats[at + i] = row_stats<T>(args, t, i, keys.count == 0);
+        for (int i = 0; i < t.heads; ++i) lane.stats[at + i] = row_stats(args, elements, t, i, keys.count == 0);
         if (keys.count == 0) return;
-        copy_rows<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), lane.q + int64_t(at) * columns);
-        copy_rows<T>(heads_as_rows(args.dout), place_of(t), int(p.head_dim_v), lane.dout + int64_t(at) * columns_v);
+        const Place heads = place_of(t);
+        copy_rows(elements, heads_as_rows(args.q), heads, int(p.head_dim), lane.q + int64_t(at) * columns);
+        copy_rows(elements, heads_as_rows(args.dout), heads, int(p.head_dim_v), lane.dout + int64_t(at) * columns_v);
     }
 
     void each_cell() {
@@ -137,12 +139,12 @@ struct DimsBackward {
     }
 
     void visit(const Row& row, int from, int end) {
-        if (p.call_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, from);
+        if (p.call_lists.at_run_time()) prefetch_keys(args, elements, args.k, args.v, place, row.keys, from);
         for (int i = from; i < end; i += lanes) {
-            if (p.call_lists.at_run_time()) prefetch_keys<T>(args, args.k, args.v, place, row.keys, i + lanes);
+            if (p.call_lists.at_run_time()) prefetch_keys(args, elements, args.k, args.v, place, row.keys, i + lanes);
             const Place at = place_of(place, row.keys.at + i, least(lanes, end - i));
-            k.load(args.k, at, int(p.head_dim), lane.k);
-            if (!p.value_in_key) v.load(args.v, at, int(p.head_dim_v), lane.v);
+            k.load(elements, args.k, at, int(p.head_dim), lane.k);
+            if (!p.value_in_key) v.load(elements, args.v, at, int(p.head_dim_v), lane.v);
             for (int head = 0; head < row.heads; ++head)
                 meet(row.at + head, at.count, row.pair + head * row.keys.count + i);
         }
@@ -165,7 +167,7 @@ struct DimsBackward {
     void finish(const HeadTile& t, const Row& row) {
         for (int i = 0; i < t.heads; ++i) correct(t, i, row);
         const Real* dq = lane.dq + int64_t(row.at) * columns;
-        store_rows<T>(dq, columns, 1.f, int(p.head_dim), heads_as_rows(args.dq), place_of(t));
+        store_rows(elements, dq, columns, 1.f, int(p.head_dim), heads_as_rows(args.dq), place_of(t));
     }
 
     void correct(const HeadTile& t, int head, const Row& row) {
@@ -267,16 +269,17 @@ struct DimsBackward {
         }
         const TensorView q = heads_as_rows(args.q), dout = heads_as_rows(args.dout);
         const Place at = place_of(cell.t);
-        if (q.column == 1) prefetch_row(address<T>(q, at), p.head_dim * int64_t(sizeof(T)));
-        if (dout.column == 1) prefetch_row(address<T>(dout, at), p.head_dim_v * int64_t(sizeof(T)));
+        if (q.column == 1) prefetch_row(elements.address(q, at), p.head_dim * elements.bytes);
+        if (dout.column == 1) prefetch_row(elements.address(dout, at), p.head_dim_v * elements.bytes);
     }
 
     void add_cell(Cell cell, int64_t begin, int64_t end, Sums dk, Sums dv) {
         Rows q{}, dout{};
         for (const int last = cell.to; next_piece(cell, last, begin, end); cell.from = cell.to) {
             if (!q.x) {
-                q = load_padded<T>(heads_as_rows(args.q), place_of(cell.t), int(p.head_dim), lane.q);
-                dout = load_padded<T>(heads_as_rows(args.dout), place_of(cell.t), int(p.head_dim_v), lane.dout);
+                const Place heads = place_of(cell.t);
+                q = load_padded(elements, heads_as_rows(args.q), heads, int(p.head_dim), lane.q);
+                dout = load_padded(elements, heads_as_rows(args.dout), heads, int(p.head_dim_v), lane.dout);
             }
             if (cell.t.heads == 1) {
                 add_products<true>(map.space.ds + cell.pair, cell, q, columns, dk);
@@ -328,9 +331,9 @@ struct DimsBackward {
     void write(int64_t plane, int64_t begin, int64_t end, Sums dk, Sums dv) {
         const Place at{{0, 1, 0, nullptr}, plane / p.heads_kv, plane % p.heads_kv, 0, 0};
         for (int64_t key = begin; key < end; ++key) {
-            store_row(dk[key], int(p.head_dim), 1.f, address<T>(args.dk, at, int(key)), args.dk.column);
+            elements.store_row(dk[key], int(p.head_dim), 1.f, args.dk, at, int(key));
             if (p.value_in_key) continue;
-            store_row(dv[key], int(p.head_dim_v), 1.f, address<T>(args.dv, at, int(key)), args.dv.column);
+            elements.store_row(dv[key], int(p.head_dim_v), 1.f, args.dv, at, int(key));
         }
     }
 };

@@ -8,7 +8,6 @@
 namespace spattn::cpu {
 namespace {
 
-template <class T>
 struct HeadsBackward {
     static constexpr bool owns_ranges = false;
     using Pairs = HeadPairs;
@@ -41,14 +40,16 @@ struct HeadsBackward {
 
     const BackwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     const Map& map;
     Scratch lane;
     const Differentiation differentiation;
     TensorView q_heads, dout_heads, dq_heads;
 
-    HeadsBackward(const BackwardArgs& a, const Map& m, uintptr_t scratch)
+    HeadsBackward(const BackwardArgs& a, const Elements& e, const Map& m, uintptr_t scratch)
         : args(a),
           p(*a.problem),
+          elements(e),
           map(m),
           differentiation(p),
           q_heads(heads_as_rows(a.q)),
@@ -71,12 +72,13 @@ struct HeadsBackward {
         const int width = round_up(t.heads, lanes), ld = columns_of(p);
         zero(lane.dq, p.head_dim * width);
         if (keys.count > 0) {
-            pack_transposed<T>(q_heads, place_of(t), int(p.head_dim), 1.f, lane.q, width, lane.row);
-            pack_transposed<T>(dout_heads, place_of(t), int(p.head_dim_v), 1.f, lane.dout, width, lane.row);
+            const Place heads = place_of(t);
+            pack_transposed(elements, q_heads, heads, int(p.head_dim), 1.f, lane.q, width, lane.row);
+            pack_transposed(elements, dout_heads, heads, int(p.head_dim_v), 1.f, lane.dout, width, lane.row);
         }
         for (int i = 0; i < width; ++i) lane.lse[i] = -INFINITY, lane.delta[i] = 0.f;
         for (int i = 0; i < t.heads; ++i) {
-            lane.stats[i] = row_stats<T>(args, t, i, keys.count == 0);
+            lane.stats[i] = row_stats(args, elements, t, i, keys.count == 0);
             lane.lse[i] = lane.stats[i].minus_lse, lane.delta[i] = lane.stats[i].delta;
         }
         const int64_t first = map.first_pair(t);
@@ -84,13 +86,13 @@ struct HeadsBackward {
             visit(place_of(t, keys.at + i, least(gather_chunk, keys.count - i)), width, first + i * width);
         for (int i = 0; i < width; i += lanes) correct(t, i, first + i, keys.count, width);
         transpose({lane.dq, width}, int(p.head_dim), t.heads, 1.f, lane.row, ld);
-        store_rows<T>(lane.row, ld, 1.f, int(p.head_dim), dq_heads, place_of(t));
+        store_rows(elements, lane.row, ld, 1.f, int(p.head_dim), dq_heads, place_of(t));
     }
 
     void visit(const Place& at, int width, int64_t first) {
         Real *s = map.space.p + first, *ds = map.space.ds + first;
-        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
-        const Rows v = p.value_in_key ? k : load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
+        const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
+        const Rows v = p.value_in_key ? k : load_rows(elements, args.v, at, int(p.head_dim_v), lane.v);
         const int n = width / lanes;
         multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, width, s, width, int(p.head_dim)}, at.count, n);
         multiply<Left::rows, Store::set>({v.x, v.ld, lane.dout, width, ds, width, int(p.head_dim_v)}, at.count, n);
@@ -132,7 +134,7 @@ struct HeadsBackward {
     static int64_t owners(const Map& map) { return most_column_owners(map.p); }
 
     void own(int64_t plane, int64_t owner) {
-        own_columns<T>(args, map, plane, owner, [&](int64_t row, const OwnedColumns& c) {
+        own_columns(args, elements, map, plane, owner, [&](int64_t row, const OwnedColumns& c) {
             if (c.of_keys) add_row(plane, row, q_heads, map.space.ds, c.first, c.count, c.sums, c.ld);
             if (c.values > 0) add_row(plane, row, dout_heads, map.space.p, c.first, c.values, c.sums, c.ld);
         });
@@ -141,14 +143,14 @@ struct HeadsBackward {
     // sums[key] += weights[key][head] x[head], the columns of one slice.
     void add_row(int64_t plane, int64_t row, TensorView x, const Real* weights, int first, int columns, Real* sums,
                  int64_t ld) {
-        x.data = (T*)x.data + first * x.column;
+        x.data = (char*)x.data + first * x.column * elements.bytes;
         const int64_t tiles = map.tiling.tiles();
         const int vectors = (columns + lanes - 1) / lanes, width = vectors * lanes;
         for (int64_t n = 0; n < tiles; ++n) {
             const HeadTile t = map.tiling.at(p, plane, map.wave.row + row, 1, n);
             const Keys keys = map.keys(t);
             if (keys.count == 0) continue;
-            const Rows right = load_padded<T>(x, place_of(t), columns, lane.row);
+            const Rows right = load_padded(elements, x, place_of(t), columns, lane.row);
             const int pairs = round_up(t.heads, lanes);
             const Real* left = weights + map.first_pair(t);
             for (int64_t i = 0; i < keys.count; i += gather_chunk) {

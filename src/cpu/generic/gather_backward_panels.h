@@ -72,6 +72,7 @@ struct PanelsBackward {
 
     const BackwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     const Map& map;
     Scratch lane;
     const Differentiation differentiation;
@@ -84,9 +85,10 @@ struct PanelsBackward {
     int head_tiles = 0, stored_steps = 0, turn = 0;
     bool is_first = true;  // chunk of a list
 
-    PanelsBackward(const BackwardArgs& a, const Map& m, uintptr_t scratch)
+    PanelsBackward(const BackwardArgs& a, const Elements& e, const Map& m, uintptr_t scratch)
         : args(a),
           p(*a.problem),
+          elements(e),
           map(m),
           differentiation(p),
           ld(sums_columns(p.head_dim)),
@@ -119,7 +121,7 @@ struct PanelsBackward {
         }
         for (int i = 0; i < head_tiles * tile_rows; ++i) lane.minus_lse[i] = -INFINITY, lane.delta[i] = 0.f;
         for (int i = 0; i < t.heads; ++i) {
-            lane.stats[i] = row_stats<Bf16>(args, t, i, keys.count == 0);
+            lane.stats[i] = row_stats(args, elements, t, i, keys.count == 0);
             lane.minus_lse[i] = lane.stats[i].minus_lse, lane.delta[i] = lane.stats[i].delta;
             map.keep_dsink(t, i, lane.stats[i].dsink);
         }
@@ -140,7 +142,7 @@ struct PanelsBackward {
             is_first = false;
         }
         for (int i = 0; i < t.heads; ++i)
-            store_row<Bf16>(lane.dq + i * ld, int(p.head_dim), 1.f, dq_heads, place_of(t), i);
+            elements.store_row(lane.dq + i * ld, int(p.head_dim), 1.f, dq_heads, place_of(t), i);
     }
 
     // Begins with the chunk of keys from number `first` on, or with none. Terms of dq that are still read lie in the
@@ -261,7 +263,7 @@ struct PanelsBackward {
 
     void own(int64_t plane, int64_t owner) {
         begin_products();
-        own_columns<Bf16>(args, map, plane, owner, [&](int64_t row, const OwnedColumns& c) {
+        own_columns(args, elements, map, plane, owner, [&](int64_t row, const OwnedColumns& c) {
             for (int64_t n = 0; n < map.tiling.tiles(); ++n)
                 add_tile(map.tiling.at(p, plane, map.wave.row + row, 1, n), c);
         });

@@ -23,8 +23,9 @@ struct OwnedColumns {
 };
 
 // add(row of the wave, columns) adds what a query row has for them.
-template <class T, class Map, class AddRow>
-inline void own_columns(const BackwardArgs& args, const Map& map, int64_t plane, int64_t owner, AddRow add) {
+template <class Map, class AddRow>
+inline void own_columns(const BackwardArgs& args, const Elements& elements, const Map& map, int64_t plane,
+                        int64_t owner, AddRow add) {
     const Problem& p = map.p;
     const bool of_keys = owner < column_slices(p.head_dim);
     const int first = int(of_keys ? owner : owner - column_slices(p.head_dim)) * owned_columns;
@@ -37,10 +38,9 @@ inline void own_columns(const BackwardArgs& args, const Map& map, int64_t plane,
     for (int64_t row = 0; row < map.wave.rows; ++row) add(row, OwnedColumns{of_keys, first, count, values, sums, ld});
     if (map.wave.row + map.wave.rows < p.seq_q) return;
     TensorView x = of_keys ? args.dk : args.dv;
-    x.data = (T*)x.data + first * x.column;
+    x.data = (char*)x.data + first * x.column * elements.bytes;
     const Place at{{0, 1, 0, nullptr}, plane / p.heads_kv, plane % p.heads_kv, 0, 0};
-    for (int64_t key = 0; key < p.seq_k; ++key)
-        store_row(sums + key * ld, count, 1.f, address<T>(x, at, int(key)), x.column);
+    for (int64_t key = 0; key < p.seq_k; ++key) elements.store_row(sums + key * ld, count, 1.f, x, at, int(key));
 }
 
 }  // namespace

@@ -25,10 +25,9 @@ inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int el
 }
 
 // Meetings of query rows with ranges of keys, at most one a pair.
-template <class T>
 inline double cells(const Problem& p, const LayoutStats& stats, int num_lanes) {
     const double listed = stats.pairs / most_of(1, stats.rows);
-    const int64_t range = DimsBackward<T>::range_of(p, slots_of(p), listed, num_lanes);
+    const int64_t range = DimsBackward::range_of(p, slots_of(p), listed, num_lanes);
     const double met = double(stats.rows) * double((p.seq_k + range - 1) / range);
     return met < stats.pairs ? met : stats.pairs;
 }
@@ -47,7 +46,7 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
     if (pass == Pass::forward)
         clocks += gathered_clocks(p, stats, sizeof(T), in_ranges ? range_float : far_float);
     else if (in_ranges)
-        clocks += cells<T>(p, stats, machine.lanes) * cell * sizeof(Real);
+        clocks += cells(p, stats, machine.lanes) * cell * sizeof(Real);
     else  // what is gathered for dq is met again by dk and dv, which are loaded and stored
         clocks += gathered_clocks(p, stats, sizeof(T)) * 5.5;
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);

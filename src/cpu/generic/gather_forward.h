@@ -50,6 +50,7 @@ inline Real query_factor(const Problem& p) {
 // Lanes take tiles of a kv head, as many at once as a form works on together.
 struct GatherForwardCall {
     const ForwardArgs* args;
+    const Elements* elements;
     Tiling tiling;
     int64_t tiles, at_once, lane_bytes, next;  // tiles of a kv head
 };
@@ -66,7 +67,7 @@ inline void gather_forward_tiles(void* argument, int64_t index) {
     GatherForwardCall& call = *(GatherForwardCall*)argument;
     const ForwardArgs& args = *call.args;
     const int64_t turns = (call.tiles + call.at_once - 1) / call.at_once;
-    Lane lane(args, (uintptr_t)args.workspace + uintptr_t(index * call.lane_bytes));
+    Lane lane(args, *call.elements, (uintptr_t)args.workspace + uintptr_t(index * call.lane_bytes));
     for (int64_t n; (n = next_of(call.next, *args.parallel)) < args.problem->batch * args.problem->heads_kv * turns;) {
         const int64_t begin = n % turns * call.at_once;
         lane.take(call.tiling, n / turns, begin, least_of(begin + call.at_once, call.tiles));
@@ -74,13 +75,18 @@ inline void gather_forward_tiles(void* argument, int64_t index) {
 }
 
 template <class Lane>
-void gather_forward(const ForwardArgs& args) {
+inline void gather_forward_of(const ForwardArgs& args, const Elements& elements) {
     const Problem& p = *args.problem;
     const Tiling tiling(args, Lane::heads_of_tile);
     const int num_lanes = args.parallel->lanes();
-    GatherForwardCall call{&args, tiling, p.seq_q * tiling.tiles(), Lane::tiles_at_once(p, tiling, num_lanes),
-                         gather_lane_bytes<Lane>(p, num_lanes), 0};
+    GatherForwardCall call{&args, &elements, tiling, p.seq_q * tiling.tiles(),
+                           Lane::tiles_at_once(p, tiling, num_lanes), gather_lane_bytes<Lane>(p, num_lanes), 0};
     args.parallel->run(gather_forward_tiles<Lane>, &call);
+}
+
+template <class T, class Lane>
+void gather_forward(const ForwardArgs& args) {
+    gather_forward_of<Lane>(args, elements_of<T>);
 }
 
 template <class Lane>

@@ -27,7 +27,6 @@ constexpr int64_t waves_a_lane = 4;                // so that lanes end together
 constexpr int64_t rows_ahead = 2;                  // whose cells are on their way
 constexpr int64_t least_cell = 4;  // keys of a row in a range on average: fewer do not pay for q and out once more
 
-template <class T>
 struct DimsForward {
     static constexpr int heads_of_tile = most_heads;
     // A query row of the wave, and the part of its list that is worked on.
@@ -83,15 +82,21 @@ struct DimsForward {
 
     const ForwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     Scratch lane;
-    GatheredRows<T> k, v;
+    GatheredRows k, v;
     const int columns, columns_v;
     const SoftcapFactors cap;  // read where the problem has one
     HeadTile place{};          // of the wave: its batch entry and kv head
     int64_t rows = 0, pairs = 0, listed = 0, low = 0, high = 0;  // of the wave; its lists are in [low, high)
 
-    DimsForward(const ForwardArgs& a, uintptr_t scratch)
-        : args(a), p(*a.problem), columns(columns_of(p)), columns_v(values_of(p)), cap(softcap_factors(p)) {
+    DimsForward(const ForwardArgs& a, const Elements& e, uintptr_t scratch)
+        : args(a),
+          p(*a.problem),
+          elements(e),
+          columns(columns_of(p)),
+          columns_v(values_of(p)),
+          cap(softcap_factors(p)) {
         Carver carver{scratch};
         lane = carve(carver, p, a.parallel->lanes());
     }
@@ -132,7 +137,7 @@ struct DimsForward {
     }
 
     void load_queries(const HeadTile& t, Real* q) {
-        copy_rows<T>(heads_as_rows(args.q), place_of(t), int(p.head_dim), q);
+        copy_rows(elements, heads_as_rows(args.q), place_of(t), int(p.head_dim), q);
         const Vec scale = set1(query_factor(p));
         for (int i = 0; i < t.heads * columns; i += lanes) store(q + i, load(q + i) * scale);
     }
@@ -199,12 +204,12 @@ struct DimsForward {
 
     // Keys from i on: all of them, or `lanes` where they are copied. A list of a call knows no ranges: `lanes` keys at
     // once, what comes next in it is fetched from afar.
-    void load_keys(GatheredRows<T>& to, const TensorView& x, int dims, const Row& row, int i, int end, Real* scratch) {
-        const bool all = GatheredRows<T>::in_place(x, dims) && !p.call_lists.at_run_time();
-        to.load(x, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
+    void load_keys(GatheredRows& to, const TensorView& x, int dims, const Row& row, int i, int end, Real* scratch) {
+        const bool all = GatheredRows::in_place(elements, x, dims) && !p.call_lists.at_run_time();
+        to.load(elements, x, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
         if (p.call_lists.at_run_time() && x.column == 1)
             for (int next = i + lanes; next < least(end, i + 2 * lanes); ++next)
-                prefetch_row(address<T>(x, place_of(place, row.keys + next, 1)), dims * int64_t(sizeof(T)));
+                prefetch_row(elements.address(x, place_of(place, row.keys + next, 1)), int64_t(dims) * elements.bytes);
     }
 
     // Scores of a part become p.
@@ -259,7 +264,7 @@ struct DimsForward {
         for (int i = 0; i < t.heads; ++i) {
             const Place at = {{t.head + i, 1, 1, nullptr}, t.batch, t.row, all_rows, all_rows};
             const Real factor = end_head(args, t, i, state);
-            store_rows<T>(state.out + i * columns_v, columns_v, factor, int(p.head_dim_v), out, at);
+            store_rows(elements, state.out + i * columns_v, columns_v, factor, int(p.head_dim_v), out, at);
         }
     }
 };

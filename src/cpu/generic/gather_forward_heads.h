@@ -7,7 +7,6 @@
 namespace spattn::cpu {
 namespace {
 
-template <class T>
 struct HeadsForward {
     static constexpr int heads_of_tile = most_heads;
     struct Scratch {
@@ -32,12 +31,13 @@ struct HeadsForward {
 
     const ForwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     Scratch lane;
     TensorView q_heads, out_heads;
     int width = 0;  // of the tile at hand, whole vectors
 
-    HeadsForward(const ForwardArgs& a, uintptr_t scratch)
-        : args(a), p(*a.problem), q_heads(heads_as_rows(a.q)), out_heads(heads_as_rows(a.out)) {
+    HeadsForward(const ForwardArgs& a, const Elements& e, uintptr_t scratch)
+        : args(a), p(*a.problem), elements(e), q_heads(heads_as_rows(a.q)), out_heads(heads_as_rows(a.out)) {
         Carver carver{scratch};
         lane = carve(carver, p, a.parallel->lanes());
     }
@@ -54,19 +54,19 @@ struct HeadsForward {
         for (int64_t i = 0; i < p.head_dim_v * width; ++i) state.out[i] = 0.f;
         for (int i = 0; i < width; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
         if (keys.count > 0)
-            pack_transposed<T>(q_heads, place_of(t), int(p.head_dim), query_factor(p), lane.q, width, lane.k);
+            pack_transposed(elements, q_heads, place_of(t), int(p.head_dim), query_factor(p), lane.q, width, lane.k);
         for (int64_t i = 0; i < keys.count; i += gather_chunk)
             visit(place_of(t, keys.at + i, least(gather_chunk, keys.count - i)));
         finish(t);
     }
 
     void visit(const Place& at) {
-        const Rows k = load_rows<T>(args.k, at, int(p.head_dim), lane.k);
+        const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
         multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, width, lane.s, width, int(p.head_dim)}, at.count,
                                          width / lanes);
         if (p.softcap != 0) cap_scores(lane.s, int64_t(at.count) * width, softcap_factors(p).out);
         for (int i = 0; i < width; i += lanes) softmax(at.count, i);
-        const Rows v = p.value_in_key ? k : load_rows<T>(args.v, at, int(p.head_dim_v), lane.v);
+        const Rows v = p.value_in_key ? k : load_rows(elements, args.v, at, int(p.head_dim_v), lane.v);
         multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, width, lane.state.out, width, at.count},
                                                int(p.head_dim_v), width / lanes);
     }
@@ -110,7 +110,7 @@ struct HeadsForward {
             for (int i = 0; i < width; i += lanes)
                 store(state.out + d * width + i, load(state.out + d * width + i) * load(lane.s + i));
         transpose({state.out, width}, int(p.head_dim_v), t.heads, 1.f, lane.k, ld);
-        store_rows<T>(lane.k, ld, 1.f, int(p.head_dim_v), out_heads, place_of(t));
+        store_rows(elements, lane.k, ld, 1.f, int(p.head_dim_v), out_heads, place_of(t));
     }
 };
 

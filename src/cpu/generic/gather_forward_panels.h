@@ -69,6 +69,7 @@ struct PanelsForward {
 
     const ForwardArgs& args;
     const Problem& p;
+    const Elements& elements;
     Scratch lane;
     const SoftcapFactors cap;
     const Real factor;  // from products to scores in units of log2, where no cap lies between
@@ -81,9 +82,10 @@ struct PanelsForward {
     int head_tiles = 0, turn = 0;
     bool is_first = true;  // chunk of a list
 
-    PanelsForward(const ForwardArgs& a, uintptr_t scratch)
+    PanelsForward(const ForwardArgs& a, const Elements& e, uintptr_t scratch)
         : args(a),
           p(*a.problem),
+          elements(e),
           cap(softcap_factors(p)),
           factor(Real(p.scale * log2_e)),
           ld(sums_columns(p.head_dim_v)),
@@ -125,7 +127,7 @@ struct PanelsForward {
         }
         for (int i = 0; i < t.heads; ++i) {
             const Real share = end_head(args, t, i, state);
-            store_row<Bf16>(state.out + i * ld, int(p.head_dim_v), share, out_heads, place_of(t), i);
+            elements.store_row(state.out + i * ld, int(p.head_dim_v), share, out_heads, place_of(t), i);
         }
     }
 

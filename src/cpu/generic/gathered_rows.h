@@ -13,7 +13,6 @@ namespace {
 constexpr int dots_step = least(4, lanes), dots_beyond = dots_step - 1;
 
 // Rows of listed keys: where they lie, or copies, up to `lanes` of them.
-template <class T>
 struct GatheredRows {
     const Real* x = nullptr;
     int64_t ld = 0;
@@ -21,18 +20,18 @@ struct GatheredRows {
     int count = 0;
 
     // Whether any number of rows may be taken at once.
-    static bool in_place(const TensorView& x, int columns) {
-        return __is_same(T, Real) && x.column == 1 && columns % lanes == 0;
+    static bool in_place(const Elements& elements, const TensorView& x, int columns) {
+        return elements.are_real && x.column == 1 && columns % lanes == 0;
     }
-    void load(const TensorView& from, const Place& at, int columns, Real* scratch) {
+    void load(const Elements& elements, const TensorView& from, const Place& at, int columns, Real* scratch) {
         static constexpr int32_t one_by_one[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         static_assert(lanes <= int(sizeof one_by_one / sizeof *one_by_one), "a copy's rows are counted");
         count = at.count;
-        if (in_place(from, columns)) {
+        if (in_place(elements, from, columns)) {
             x = (const Real*)from.data + at.batch * from.batch + at.head * from.head;
             ld = from.row, token = at.tokens;
         } else {
-            const Rows copy = copy_rows<T>(from, at, columns, scratch);
+            const Rows copy = copy_rows(elements, from, at, columns, scratch);
             x = copy.x, ld = copy.ld, token = one_by_one;
         }
     }
@@ -55,8 +54,8 @@ inline void add_products(const Real* a, const Real* const (&rows)[N], int c, Vec
 }
 
 // out[i] = a . row first + i, of N rows; the last row fills up what there is not.
-template <int N, class T>
-inline void dots_of(const Real* a, const GatheredRows<T>& b, int first, int columns, Real* out) {
+template <int N>
+inline void dots_of(const Real* a, const GatheredRows& b, int first, int columns, Real* out) {
     const Real* row[N];
     Vec acc[N];
 #pragma GCC unroll 8
@@ -68,8 +67,7 @@ inline void dots_of(const Real* a, const GatheredRows<T>& b, int first, int colu
 }
 
 // Products of a with all rows, and with dots_beyond more at most.
-template <class T>
-inline void dots(const Real* a, const GatheredRows<T>& b, int columns, Real* out) {
+inline void dots(const Real* a, const GatheredRows& b, int columns, Real* out) {
     int i = 0;
     for (; i + dots_step < b.count; i += 2 * dots_step) dots_of<2 * dots_step>(a, b, i, columns, out + i);
     if (i < b.count) dots_of<dots_step>(a, b, i, columns, out + i);
@@ -77,8 +75,8 @@ inline void dots(const Real* a, const GatheredRows<T>& b, int columns, Real* out
 
 // out += sum of weight[i] rows[i], N vectors of columns from `first` on; one row after the other, so that sums are the
 // same wherever a list is cut.
-template <int N, class T>
-inline void add_weighted(const Real* weight, const GatheredRows<T>& rows, int first, Real* out) {
+template <int N>
+inline void add_weighted(const Real* weight, const GatheredRows& rows, int first, Real* out) {
     Vec acc[N];
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) acc[j] = load(out + first + j * lanes);
@@ -93,22 +91,21 @@ inline void add_weighted(const Real* weight, const GatheredRows<T>& rows, int fi
     for (int j = 0; j < N; ++j) store(out + first + j * lanes, acc[j]);
 }
 
-template <int N = 8, class T>
-inline void add_weighted_rows(const Real* weight, const GatheredRows<T>& rows, int columns, Real* out, int first = 0) {
+template <int N = 8>
+inline void add_weighted_rows(const Real* weight, const GatheredRows& rows, int columns, Real* out, int first = 0) {
     for (; columns - first >= N * lanes; first += N * lanes) add_weighted<N>(weight, rows, first, out);
     if constexpr (N > 1)
         if (first < columns) add_weighted_rows<N / 2>(weight, rows, columns, out, first);
 }
 
 // Asks for the rows of k and v of keys [i, i + lanes) of a list.
-template <class T>
-inline void prefetch_keys(const CallArgs& args, const TensorView& k, const TensorView& v, const HeadTile& t, Keys keys,
-                          int64_t i) {
+inline void prefetch_keys(const CallArgs& args, const Elements& elements, const TensorView& k, const TensorView& v,
+                          const HeadTile& t, Keys keys, int64_t i) {
     const Problem& p = *args.problem;
     for (const int64_t end = i + lanes < keys.count ? i + lanes : keys.count; i < end; ++i) {
         const Place at = place_of(t, keys.at + i, 1);
-        if (k.column == 1) prefetch_row(address<T>(k, at), p.head_dim * int64_t(sizeof(T)));
-        if (v.column == 1 && !p.value_in_key) prefetch_row(address<T>(v, at), p.head_dim_v * int64_t(sizeof(T)));
+        if (k.column == 1) prefetch_row(elements.address(k, at), p.head_dim * elements.bytes);
+        if (v.column == 1 && !p.value_in_key) prefetch_row(elements.address(v, at), p.head_dim_v * elements.bytes);
     }
 }
 

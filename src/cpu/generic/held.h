@@ -15,11 +15,11 @@ public:
 
     // Rows of a block as `load` gives them, and as it left them if it copied the same ones before.
     template <class Load>
-    Rows rows(const TensorView& x, const Place& at, int32_t block, int columns, Load load) {
+    Rows rows(const Elements& elements, const TensorView& x, const Place& at, int32_t block, int columns, Load load) {
         Copy& copy = copies_[block & 1];
         if (copy.block == block && copy.batch == at.batch && copy.head == at.head && copy.alive == at.alive)
             return {copy.rows, round_up(columns, lanes)};
-        const Rows loaded = load(x, at, columns, copy.rows);
+        const Rows loaded = load(elements, x, at, columns, copy.rows);
         copy = {copy.rows, at.batch, at.head, at.alive, loaded.x == copy.rows ? block : none};
         return loaded;
     }

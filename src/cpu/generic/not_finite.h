@@ -36,18 +36,17 @@ inline bool all_finite(const Real* x, int64_t count) {
 
 // Whether a row of a tensor is surely finite: a row of numbers whose squares overflow is taken for one that is not.
 // That costs time, and no more.
-template <class T>
-inline bool is_row_finite(const TensorView& x, const Place& at, int i, int columns) {
-    const T* row = address<T>(x, at, i);
-    return is_finite(dot(row, x.column, row, x.column, columns));
+inline bool is_row_finite(const Elements& elements, const TensorView& x, const Place& at, int i, int columns) {
+    const void* row = elements.address(x, at, i);
+    return is_finite(elements.dot(row, x.column, row, x.column, columns));
 }
 
 // Those of the rows that may be read that are not finite.
-template <class T>
-SPATTN_RARE uint64_t rows_not_finite(const TensorView& x, const Place& at, int columns) {
+SPATTN_RARE inline uint64_t rows_not_finite(const Elements& elements, const TensorView& x, const Place& at,
+                                            int columns) {
     uint64_t rows = 0;
     for (int i = 0; i < at.count; ++i)
-        if (at.alive >> i & 1 && !is_row_finite<T>(x, at, i, columns)) rows |= uint64_t(1) << i;
+        if (at.alive >> i & 1 && !is_row_finite(elements, x, at, i, columns)) rows |= uint64_t(1) << i;
     return rows;
 }
 

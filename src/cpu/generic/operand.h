@@ -2,6 +2,10 @@
 // Between tensors and the rows of Real that products read. Rows of Real in equal steps whose columns are contiguous are
 // read where they lie; all else (narrow elements, strided columns, listed tokens, rows that must not leak) is copied to
 // scratch first.
+//
+// What a tensor's elements are is known to the functions of `Elements` alone, which are called by the tile or by the
+// row. So each algorithm is compiled once for all dtypes: a copy for each was three times the code and three times the
+// time to compile it.
 #pragma once
 
 #include "plan/kernel.h"
@@ -32,6 +36,23 @@ struct Rows {
     int64_t ld;
 };
 
+// ---- elements -----------------------------------------------------------------------------------------------------
+
+struct Elements {
+    int bytes;
+    bool are_real;  // rows of them may be read where they lie
+    void (*copy_rows)(const TensorView& x, const Place& at, int columns, Real* out);
+    void (*store_row)(const Real* in, int columns, Real factor, const TensorView& x, const Place& at, int i);
+    Real (*dot)(const void* a, int64_t stride_a, const void* b, int64_t stride_b, int columns);
+    Real (*to_real)(const void* element);
+
+    // Row i of a tile.
+    char* address(const TensorView& x, const Place& at, int i = 0) const {
+        const int64_t token = at.tokens ? at.tokens[i] : at.first + i * at.stride;
+        return (char*)x.data + (at.batch * x.batch + at.head * x.head + token * x.row) * bytes;
+    }
+};
+
 template <class T>
 inline void load_row(const T* in, int64_t stride, int columns, Real* out) {
     int c = 0;
@@ -40,53 +61,17 @@ inline void load_row(const T* in, int64_t stride, int columns, Real* out) {
     for (; c < columns; ++c) out[c] = to_real(in[c * stride]);
 }
 
-// Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
-// products.
+// What the loop reads lies in copies: its stores could change the arguments for all that the compiler knows.
 template <class T>
-inline Rows copy_rows(const TensorView& x, const Place& at, int columns, Real* scratch) {
+inline void copy_rows_of(const TensorView& from, const Place& place, int columns, Real* out) {
+    const TensorView x = from;
+    const Place at = place;
     const int ld = round_up(columns, lanes);
     for (int i = 0; i < at.count; ++i) {
         const bool alive = at.alive >> i & 1;
-        if (alive) load_row(address<T>(x, at, i), x.column, columns, scratch + i * ld);
-        for (int c = alive ? columns : 0; c < ld; ++c) scratch[i * ld + c] = 0.f;
+        if (alive) load_row(address<T>(x, at, i), x.column, columns, out + i * ld);
+        for (int c = alive ? columns : 0; c < ld; ++c) out[i * ld + c] = 0.f;
     }
-    return {scratch, ld};
-}
-
-inline bool all_of(const Place& at) { return at.count == 0 || (~at.alive & (all_rows >> (64 - at.count))) == 0; }
-
-// Rows as a left operand: nothing beyond `columns` is read.
-template <class T>
-inline Rows load_rows(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    return copy_rows<T>(x, at, columns, scratch);
-}
-template <>
-inline Rows load_rows<Real>(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    const bool in_steps = !at.tokens && (x.column == 1 || columns == 1);
-    if (in_steps && all_of(at)) return {address<Real>(x, at), x.row * at.stride};
-    return copy_rows<Real>(x, at, columns, scratch);
-}
-
-// Rows in equal steps start at 4 KiB / spacing places of a way of an L1 cache, which is 4 KiB wide.
-inline int64_t spacing(int64_t floats) {
-    const int64_t step = (floats * int64_t(sizeof(Real))) | 4096;
-    return step & -step;
-}
-
-// Rows that a product sweeps through again and again, some columns at a time. Where steps put more of them into a place
-// than eight ways hold, they are copied: p.V takes half the time then on rows 8 KiB apart.
-template <class T>
-inline Rows load_swept(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    const int64_t apart = spacing(x.row * at.stride);
-    const bool collide = at.count * apart > 8 * 4096 && apart > spacing(round_up(columns, lanes));
-    return collide ? copy_rows<T>(x, at, columns, scratch) : load_rows<T>(x, at, columns, scratch);
-}
-
-// Rows as a right operand too: columns are read in whole vectors.
-template <class T>
-inline Rows load_padded(const TensorView& x, const Place& at, int columns, Real* scratch) {
-    if (columns % lanes == 0) return load_swept<T>(x, at, columns, scratch);
-    return copy_rows<T>(x, at, columns, scratch);
 }
 
 template <class T>
@@ -106,7 +91,7 @@ inline bool is_streamed(const Real* out, int columns, int64_t stride, const Plac
     return apart && stride == 1 && ((uintptr_t)out | size_t(columns) * sizeof(Real)) % line == 0;
 }
 template <class T>
-inline void store_row(const Real* in, int columns, Real factor, const TensorView& x, const Place& at, int i) {
+inline void store_row_of(const Real* in, int columns, Real factor, const TensorView& x, const Place& at, int i) {
     T* out = address<T>(x, at, i);
     if constexpr (sizeof(T) == sizeof(Real))
         if (is_streamed(out, columns, x.column, at)) {
@@ -115,14 +100,10 @@ inline void store_row(const Real* in, int columns, Real factor, const TensorView
         }
     store_row(in, columns, factor, out, x.column);
 }
-template <class T>
-inline void store_rows(const Real* in, int64_t ld, Real factor, int columns, const TensorView& x, const Place& at) {
-    for (int i = 0; i < at.count; ++i)
-        if (at.owned >> i & 1) store_row<T>(in + i * ld, columns, factor, x, at, i);
-}
 
 template <class T>
-inline Real dot(const T* a, int64_t stride_a, const T* b, int64_t stride_b, int columns) {
+inline Real dot_of(const void* left, int64_t stride_a, const void* right, int64_t stride_b, int columns) {
+    const T *a = (const T*)left, *b = (const T*)right;
     Vec sums = set1(0.f);
     int c = 0;
     if (stride_a == 1 && stride_b == 1)
@@ -132,6 +113,59 @@ inline Real dot(const T* a, int64_t stride_a, const T* b, int64_t stride_b, int 
     for (Real x : each) sum += x;
     for (; c < columns; ++c) sum += to_real(a[c * stride_a]) * to_real(b[c * stride_b]);
     return sum;
+}
+
+template <class T>
+inline Real to_real_of(const void* element) {
+    return to_real(*(const T*)element);
+}
+
+template <class T>
+constexpr Elements elements_of{int(sizeof(T)), __is_same(T, Real), copy_rows_of<T>, store_row_of<T>, dot_of<T>,
+                               to_real_of<T>};
+
+// ---- rows ---------------------------------------------------------------------------------------------------------
+
+// Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
+// products.
+inline Rows copy_rows(const Elements& elements, const TensorView& x, const Place& at, int columns, Real* scratch) {
+    elements.copy_rows(x, at, columns, scratch);
+    return {scratch, round_up(columns, lanes)};
+}
+
+inline bool all_of(const Place& at) { return at.count == 0 || (~at.alive & (all_rows >> (64 - at.count))) == 0; }
+
+// Rows as a left operand: nothing beyond `columns` is read.
+inline Rows load_rows(const Elements& elements, const TensorView& x, const Place& at, int columns, Real* scratch) {
+    const bool in_steps = elements.are_real && !at.tokens && (x.column == 1 || columns == 1);
+    if (in_steps && all_of(at)) return {address<Real>(x, at), x.row * at.stride};
+    return copy_rows(elements, x, at, columns, scratch);
+}
+
+// Rows in equal steps start at 4 KiB / spacing places of a way of an L1 cache, which is 4 KiB wide.
+inline int64_t spacing(int64_t floats) {
+    const int64_t step = (floats * int64_t(sizeof(Real))) | 4096;
+    return step & -step;
+}
+
+// Rows that a product sweeps through again and again, some columns at a time. Where steps put more of them into a place
+// than eight ways hold, they are copied: p.V takes half the time then on rows 8 KiB apart.
+inline Rows load_swept(const Elements& elements, const TensorView& x, const Place& at, int columns, Real* scratch) {
+    const int64_t apart = spacing(x.row * at.stride);
+    const bool collide = at.count * apart > 8 * 4096 && apart > spacing(round_up(columns, lanes));
+    return collide ? copy_rows(elements, x, at, columns, scratch) : load_rows(elements, x, at, columns, scratch);
+}
+
+// Rows as a right operand too: columns are read in whole vectors.
+inline Rows load_padded(const Elements& elements, const TensorView& x, const Place& at, int columns, Real* scratch) {
+    if (columns % lanes == 0) return load_swept(elements, x, at, columns, scratch);
+    return copy_rows(elements, x, at, columns, scratch);
+}
+
+inline void store_rows(const Elements& elements, const Real* in, int64_t ld, Real factor, int columns,
+                       const TensorView& x, const Place& at) {
+    for (int i = 0; i < at.count; ++i)
+        if (at.owned >> i & 1) elements.store_row(in + i * ld, columns, factor, x, at, i);
 }
 
 // ---- transposes ---------------------------------------------------------------------------------------------------
@@ -173,10 +207,9 @@ inline void transpose(Rows in, int rows, int columns, Real factor, Real* out, in
 }
 
 // Rows of a tensor to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
-template <class T>
-inline void pack_transposed(const TensorView& x, const Place& at, int columns, Real factor, Real* out, int width,
-                            Real* scratch) {
-    transpose(load_rows<T>(x, at, columns, scratch), at.count, columns, factor, out, width);
+inline void pack_transposed(const Elements& elements, const TensorView& x, const Place& at, int columns, Real factor,
+                            Real* out, int width, Real* scratch) {
+    transpose(load_rows(elements, x, at, columns, scratch), at.count, columns, factor, out, width);
     for (int c = 0; at.count < width && c < columns; ++c)
         for (int i = at.count; i < width; ++i) out[c * width + i] = 0.f;
 }

@@ -84,9 +84,9 @@ inline PanelBackwardSpace carve_panel_backward(Carver& carver, const Problem& p,
 }
 
 template <int bq, int bk>
-struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
-    using Lane = BackwardLane<Bf16, bq, bk>;
-    using Lane::args, Lane::p, Lane::lane, Lane::cap, Lane::scale_log2, Lane::columns, Lane::columns_v;
+struct PanelBackwardLane : BackwardLane<bq, bk> {
+    using Lane = BackwardLane<bq, bk>;
+    using Lane::args, Lane::p, Lane::elements, Lane::lane, Lane::cap, Lane::scale_log2, Lane::columns, Lane::columns_v;
     using Lane::keys_apart;
     using typename Lane::RowStatistics;
     static constexpr int halves = bk / unit_keys, unit_tiles = unit_keys / tile_rows, width = unit_keys / lanes;
@@ -115,7 +115,7 @@ struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
     }
     PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index,
                       Carver carver)
-        : Lane(a, s, index), panels(panels), scratch(carver, *a.problem) {}
+        : Lane(a, elements_of<Bf16>, s, index), panels(panels), scratch(carver, *a.problem) {}
     PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index)
         : PanelBackwardLane(a, s, panels, index, at(panels, index)) {}
 
@@ -175,7 +175,7 @@ struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
         pack_right(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), scratch.v_t);
         Staged k = stage(args.k, at, int(p.head_dim), bk, scratch.rows);
         pack_right(k, bk, int(p.head_dim), scratch.k_t);
-        keys_apart = all_finite(k.x, bk * k.ld) ? 0 : rows_not_finite<Bf16>(args.k, at, int(p.head_dim));
+        keys_apart = all_finite(k.x, bk * k.ld) ? 0 : rows_not_finite(elements, args.k, at, int(p.head_dim));
         if (keys_apart != 0) k = stage(args.k, without(at, keys_apart), int(p.head_dim), bk, scratch.rows);
         pack_terms_right(k, bk, int(p.head_dim), scratch.k);
     }
@@ -293,11 +293,11 @@ struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
     SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const Place& keys, const uint64_t* bits, Real* dq) {
         each_pair(apart, all_rows, at.count, keys.count, bits, [&](int query, int key) {
             const int pair = query * bk + key;
-            add_row(args.dout, at, query, int(p.head_dim_v), lane.s[pair], scratch.dv_t + key, bk);
-            add_row(args.q, at, query, int(p.head_dim), lane.dp[pair], scratch.dk_t + key, bk);
+            Lane::add_row(args.dout, at, query, int(p.head_dim_v), lane.s[pair], scratch.dv_t + key, bk);
+            Lane::add_row(args.q, at, query, int(p.head_dim), lane.dp[pair], scratch.dk_t + key, bk);
         });
         each_pair(all_rows, keys_apart, at.count, keys.count, bits, [&](int query, int key) {
-            add_row(args.k, keys, key, int(p.head_dim), lane.dp[query * bk + key], dq + query * columns, 1);
+            Lane::add_row(args.k, keys, key, int(p.head_dim), lane.dp[query * bk + key], dq + query * columns);
         });
     }
 
@@ -309,11 +309,6 @@ struct PanelBackwardLane : BackwardLane<Bf16, bq, bk> {
                 const bool is_kept = !bits || (bits[bit / 64] >> (bit % 64) & 1);
                 if (is_kept && (queries >> query & 1) && (keys >> key & 1)) body(query, key);
             }
-    }
-
-    static void add_row(const TensorView& x, const Place& at, int i, int count, Real factor, Real* sum, int64_t step) {
-        const Bf16* row = address<Bf16>(x, at, i);
-        for (int c = 0; c < count; ++c) sum[c * step] += factor * to_real(row[c * x.column]);
     }
 };
 
@@ -351,10 +346,10 @@ void panel_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     const PanelBackwardSpace panels =
         carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.parallel->lanes());
-    PanelBackwardCall call{begin_backward<Bf16, bq, bk>(args, carver), panels, 0};
+    PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Bf16>, carver), panels, 0};
     args.parallel->run(panel_backward_queries<bq, bk>, &call);
     args.parallel->run(panel_backward_tasks<bq, bk>, &call);
-    args.parallel->run(backward_results<Bf16, bq, bk>, &call.floats);
+    args.parallel->run(backward_results<bq, bk>, &call.floats);
 }
 
 template <int bq, int bk>

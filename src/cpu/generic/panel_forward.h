@@ -71,10 +71,10 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
 }
 
 template <int bq, int bk>
-struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
-    using Lane = ForwardLane<Bf16, bq, bk>;
+struct PanelForwardLane : ForwardLane<bq, bk> {
+    using Lane = ForwardLane<bq, bk>;
     using Scratch = PanelScratch<bq, bk>;
-    using Lane::args, Lane::p, Lane::state, Lane::cap, Lane::met_mask, Lane::is_anew;
+    using Lane::args, Lane::p, Lane::elements, Lane::state, Lane::cap, Lane::met_mask, Lane::is_anew;
     static constexpr int width = unit_queries / lanes;
 
     struct Unit {
@@ -99,7 +99,10 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
 
     static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
     PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index, Carver carver)
-        : Lane(a, s.floats, index), panels(s), scratch(carver, *a.problem), factor(Real(p.scale * log2_e)) {}
+        : Lane(a, elements_of<Bf16>, s.floats, index),
+          panels(s),
+          scratch(carver, *a.problem),
+          factor(Real(p.scale * log2_e)) {}
     PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index)
         : PanelForwardLane(a, s, index, at(s, index)) {}
 
@@ -163,7 +166,7 @@ struct PanelForwardLane : ForwardLane<Bf16, bq, bk> {
     void visit(const Place& at, int32_t block, int32_t mask) {
         const uint64_t* bits = mask_bits(args.layout, mask);
         met_mask |= bits != nullptr;
-        const uint64_t apart = is_anew && bits ? rows_not_finite<Bf16>(args.v, at, int(p.head_dim_v)) : 0;
+        const uint64_t apart = is_anew && bits ? rows_not_finite(elements, args.v, at, int(p.head_dim_v)) : 0;
         const int32_t home = block - args.layout.keys.listed;
         const bool is_home = home >= 0 && !(is_anew && bits);
         const int64_t plane = at.batch * p.heads_kv + at.head;

@@ -116,7 +116,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .fits = gather_fits,                                                                     \
      .cost = cost_of<T, Pass::forward>,                                                       \
      .workspace = workspace_of<gather_forward_workspace<Forward>>,                            \
-     .forward = gather_forward<Forward>,                                                      \
+     .forward = gather_forward<T, Forward>,                                                   \
      .family = Family::gather,                                                                \
      .max_logits = true,                                                                      \
      .shares_lists = shared},                                                                 \
@@ -128,12 +128,12 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .fits = gather_fits,                                                                     \
      .cost = cost_of<T, Pass::backward>,                                                      \
      .workspace = workspace_of<gather_backward_workspace<Backward>>,                          \
-     .backward = gather_backward<Backward>,                                                   \
+     .backward = gather_backward<T, Backward>,                                                \
      .family = Family::gather,                                                                \
      .shares_lists = shared}
 #define SPATTN_CPU_GATHERS(arch, T, dtype)                                                             \
-    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, heads, HeadsForward<T>, HeadsBackward<T>, heads_cost, true), \
-    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, dims, DimsForward<T>, DimsBackward<T>, dims_cost, false)
+    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, heads, HeadsForward, HeadsBackward, heads_cost, true), \
+    SPATTN_CPU_GATHER_ROWS(arch, T, dtype, dims, DimsForward, DimsBackward, dims_cost, false)
 #define SPATTN_CPU_BLOCK(arch, bq, bk)                                                                        \
     SPATTN_CPU_PAIR(arch, float, f32, bq, bk), SPATTN_CPU_PAIR(arch, F16, f16, bq, bk),                       \
     SPATTN_CPU_PAIR(arch, Bf16, bf16, bq, bk)
