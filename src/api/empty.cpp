@@ -9,13 +9,13 @@
 namespace spattn {
 namespace {
 
-constexpr int64_t alignment = 256;  // of each stand-in: enough for any device
+constexpr int64_t stand_in_alignment = 256;  // of each stand-in: enough for any device
 
 size_t matrix_bytes(const Problem& p, int64_t heads, int64_t dim) {
-    return size_t(round_up(p.batch * heads * dim * dtype_row(p.dtype).bytes, alignment));
+    return size_t(round_up(p.batch * heads * dim * dtype_row(p.dtype).bytes, stand_in_alignment));
 }
 size_t rows_bytes(const Problem& p) {
-    return size_t(round_up(p.batch * p.heads_q * int64_t(sizeof(float)), alignment));
+    return size_t(round_up(p.batch * p.heads_q * int64_t(sizeof(float)), stand_in_alignment));
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ Problem stand_in_problem(Problem p) {
 }
 
 size_t kernel_workspace(const spattn_plan& plan, spattn_enum op) {
-    return size_t(round_up(int64_t(plan.pass(op).workspace), alignment));
+    return size_t(round_up(int64_t(plan.pass(op).workspace), stand_in_alignment));
 }
 
 size_t run_workspace(const spattn_plan& plan, spattn_enum op) {

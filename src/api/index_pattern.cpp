@@ -9,7 +9,7 @@ using namespace spattn;
 
 namespace {
 
-void check_flags(uint32_t flags) {
+void check_index_flags(uint32_t flags) {
     const uint32_t known = SPATTN_BORROW | SPATTN_TRUST;
     if (flags & ~known) fail(SPATTN_E_UNKNOWN_FIELD, "flags", text("is ", flags, "; accepted: bits of ", known));
 }
@@ -83,7 +83,7 @@ extern "C" {
 spattn_status spattn_pattern_csr(const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t seq_k,
                                  uint32_t flags, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
-        check_flags(flags);
+        check_index_flags(flags);
         return make_csr(take_integers(row_ptr, "row_ptr", flags), take_integers(col_idx, "col_idx", flags), seq_k,
                         flags & SPATTN_TRUST);
     });
@@ -93,7 +93,7 @@ spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tens
                                  int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
                                  spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
-        check_flags(flags);
+        check_index_flags(flags);
         return make_bsr(take_integers(row_ptr, "row_ptr", flags), take_integers(col_idx, "col_idx", flags), block_q,
                         block_k, seq_q, seq_k, flags & SPATTN_TRUST);
     });
@@ -101,7 +101,7 @@ spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const spattn_tens
 
 spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
-        check_flags(flags);
+        check_index_flags(flags);
         const MaskTensor t = read_mask(mask);
         return make_mask(flags & SPATTN_BORROW ? borrow(t) : pack(t), t.sizes);
     });

@@ -61,13 +61,13 @@ void write_columns(const Intervals& kept, void* columns, int64_t stride, int64_t
 }
 
 // Where a row of CSR goes; either tensor may be absent.
-struct Csr {
+struct CsrTarget {
     const HostTensor* row_ptr;
     const HostTensor* col_idx;
 };
 
 // Visits all rows: the number of kept pairs; writes what is asked for.
-int64_t walk_csr(const Pattern& pattern, const Plane& plane, const Csr& csr) {
+int64_t walk_csr(const Pattern& pattern, const Plane& plane, const CsrTarget& csr) {
     int64_t pairs = 0;
     Intervals kept;
     for (int64_t row = 0; row <= plane.extent.seq_q; ++row) {
@@ -160,7 +160,7 @@ spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, const spattn_
         require_range(head, 0, e.heads - 1, "head");
         required(nnz, "nnz");
         HostTensor rows, columns;
-        Csr csr{};
+        CsrTarget csr{};
         if (row_ptr) {
             rows = read_host_tensor(row_ptr, "row_ptr", std::array<int64_t, 1>{e.seq_q + 1}, {dtype_i64});
             csr.row_ptr = &rows;

@@ -245,7 +245,7 @@ CancellableParallel threads_of(const spattn_plan& plan) {
     return {plan.device->parallel(), plan.device->cancel(), plan.device->cancel_user()};
 }
 
-void check_flags(uint32_t flags) {
+void check_call_flags(uint32_t flags) {
     if (flags) fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0"));
 }
 
@@ -258,7 +258,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").given;
         const spattn_forward_args a = read_struct(given, "args");
-        check_flags(a.flags);
+        check_call_flags(a.flags);
         const PassPlan& pass = plan->compiled.forward;
         Operands operands(*plan, SPATTN_OP_FORWARD, a);
         ForwardArgs call{};
@@ -284,7 +284,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").given;
         const spattn_backward_args a = read_struct(given, "args");
-        check_flags(a.flags);
+        check_call_flags(a.flags);
         const PassPlan& pass = plan->compiled.backward;
         require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");

@@ -8,7 +8,7 @@
 namespace spattn {
 
 namespace {
-constexpr int32_t none = -1;
+constexpr int32_t no_slot = -1;
 // One keys() call serves several wanted blocks where few intervals lie between them: all blocks of the row at up to
 // few_intervals a block, otherwise those that are at most near_blocks apart.
 constexpr size_t few_intervals = 4;
@@ -23,10 +23,11 @@ size_t count_common(const Intervals& a, const Intervals& b) {
 
 BlockRowBits::BlockRowBits(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k)
     : pattern_(pattern), seq_q_(extent.seq_q), seq_k_(extent.seq_k), block_q_(block_q), block_k_(block_k),
-      words_(words_for(int64_t(block_q) * block_k)), slot_of_(size_t((extent.seq_k + block_k - 1) / block_k), none) {}
+      words_(words_for(int64_t(block_q) * block_k)),
+      slot_of_(size_t((extent.seq_k + block_k - 1) / block_k), no_slot) {}
 
 void BlockRowBits::clear() {
-    for (int32_t column : columns_) slot_of_[column] = none;
+    for (int32_t column : columns_) slot_of_[column] = no_slot;
     columns_.clear();
     bits_.clear();
 }
@@ -108,7 +109,7 @@ void BlockRowBits::strike_all(size_t struck) {
         int32_t column = int32_t(interval.begin / block_k_);
         for (int64_t key = interval.begin; key < interval.end; ++column) {
             const int64_t start = int64_t(column) * block_k_, end = std::min(interval.end, start + block_k_);
-            const int32_t slot = slot_of_[column] == none ? want(column) : slot_of_[column];
+            const int32_t slot = slot_of_[column] == no_slot ? want(column) : slot_of_[column];
             strokes_.push_back({slot, int32_t(key - start), int32_t(end - start)});
             key = end;
         }

@@ -16,14 +16,14 @@ namespace {
 
 // Each piece repeats those before it, so nested compositions could grow without end: such large ones stay whole.
 constexpr size_t most_pieces = 4;
-constexpr int64_t most_nodes = 256;
-constexpr int32_t most_levels = 64;
+constexpr int64_t most_piece_nodes = 256;
+constexpr int32_t most_piece_levels = 64;
 
 bool is_small(const Patterns& parts) {
     int64_t nodes = 0;
     for (const PatternRef& part : parts) nodes += part->nodes;
-    const auto is_deep = [](const PatternRef& part) { return part->levels > most_levels; };
-    return nodes <= most_nodes && std::none_of(parts.begin(), parts.end(), is_deep);
+    const auto is_deep = [](const PatternRef& part) { return part->levels > most_piece_levels; };
+    return nodes <= most_piece_nodes && std::none_of(parts.begin(), parts.end(), is_deep);
 }
 
 // 1 where residue classes are no help.

@@ -18,14 +18,14 @@ Backend backend();
 
 namespace {
 
-constexpr std::align_val_t alignment{256};
+constexpr std::align_val_t host_alignment{256};
 
 const Backend cpu_backend = {
     "cpu",
     SPATTN_CPU,
     [] { return 1; },
-    [](int, size_t bytes, void*) { return ::operator new(bytes, alignment); },
-    [](int, void* memory, size_t, void*) { ::operator delete(memory, alignment); },
+    [](int, size_t bytes, void*) { return ::operator new(bytes, host_alignment); },
+    [](int, void* memory, size_t, void*) { ::operator delete(memory, host_alignment); },
     [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
     [](int, void* memory, size_t bytes, void*) { std::memset(memory, 0, bytes); },
     [](int, int lanes) { return this_machine(lanes); },

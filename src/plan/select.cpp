@@ -14,7 +14,7 @@ LayoutView PiecePlan::layout_view() const { return place_piece(*this, PointAtHos
 
 namespace {
 
-constexpr int64_t alignment = 256;  // of what follows what pieces hand on
+constexpr int64_t carried_alignment = 256;  // of what follows what pieces hand on
 
 class Planner {
 public:
@@ -102,7 +102,7 @@ private:
             most = std::max(most, made.cost.us);
             plan.workspace = std::max(plan.workspace, made.workspace);
         }
-        plan.carried = size_t(round_up(int64_t(plan.pieces[0].kernel->carries(admission_.problem)), alignment));
+        plan.carried = size_t(round_up(int64_t(plan.pieces[0].kernel->carries(admission_.problem)), carried_alignment));
         plan.workspace += plan.carried;
         return plan;
     }

@@ -13,7 +13,7 @@ namespace {
 
 // Packing puts the pattern into products and differences with others. Patterns that are near the bounds of compositions
 // already are not packed.
-constexpr int32_t most_levels = 64, most_nodes = 256;
+constexpr int32_t most_packed_levels = 64, most_packed_nodes = 256;
 
 int64_t count_blocks(const std::vector<int64_t>& tokens, int32_t block) {
     int64_t blocks = 0, last = -1;
@@ -136,7 +136,7 @@ private:
 }  // namespace
 
 std::optional<HotTokens> find_scattered(const Pattern& pattern, const Extent& extent, int32_t block) {
-    if (pattern.levels > most_levels || pattern.nodes > most_nodes) return {};
+    if (pattern.levels > most_packed_levels || pattern.nodes > most_packed_nodes) return {};
     std::optional<HotTokens> hot = pattern.hot(extent);
     if (!hot || !is_scattered(hot->keys, block) || !is_scattered(hot->queries, block)) return {};
     return hot;
