@@ -16,7 +16,8 @@ SKIPPED = {
                     "gather_forward_panels", "gather_backward_panels")},
 }
 X86 = ("avx2", "avx512", "avx512bf16", "amx")
-ARCHS = {"x86_64": X86, "AMD64": X86, "aarch64": ("neon",), "arm64": ("neon",)}
+NEON = ("neon", "neonbf16")
+ARCHS = {"x86_64": X86, "AMD64": X86, "aarch64": NEON, "arm64": NEON}
 
 
 def first_include(path):
@@ -45,7 +46,7 @@ def find_proven(root, headers):
 
 def flags_of(root, name):
     """Compiler flags of an arch's folder, or None where it is for another processor."""
-    match = re.match(r"cpu/(avx2|avx512|avx512bf16|amx|neon)/", name)
+    match = re.match(r"cpu/(avx2|avx512|avx512bf16|amx|neon|neonbf16)/", name)
     if not match:
         return []
     rows = dict(re.findall(r"^SPATTN_CPU_ARCH\((\w+), ?(.*)\)", (root / "src/cpu/archs.inc").read_text(), flags=re.M))

@@ -34,7 +34,7 @@ inline const Bound& bound_of(Dtype dtype, const std::string& what) {
 
 inline bool multiplies_bf16(const Kernel& kernel) {
     const std::string name = kernel.name;
-    return name.rfind("amx_", 0) == 0 || name.rfind("avx512bf16_", 0) == 0;
+    return name.rfind("amx_", 0) == 0 || name.rfind("avx512bf16_", 0) == 0 || name.rfind("neonbf16_", 0) == 0;
 }
 inline Bound bound_of(const Rows& rows, const std::string& what) {
     Bound bound = bound_of(rows.forward.dtype, what);
