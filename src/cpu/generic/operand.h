@@ -4,8 +4,8 @@
 // scratch first.
 //
 // What a tensor's elements are is known to the functions of `Elements` alone, which are called by the tile or by the
-// row. So each algorithm is compiled once for all dtypes: a copy for each was three times the code and three times the
-// time to compile it.
+// row. So each algorithm is compiled once for all dtypes: a copy for each was twice the code and took twice the time to
+// compile.
 #pragma once
 
 #include "plan/kernel.h"
