@@ -5,8 +5,8 @@
 //
 // n lies in vector lanes, A is read one number at a time and broadcast. A may be stored row-major [m][k] or transposed
 // [k][m], so neither K nor V nor P is ever repacked: what a product sums over is a matter of two strides. Register
-// tiles are tile_m x tile_n vectors; edges along m and n have tiles of their own size, and k is any number. The sum
-// over k starts at zero and is added to C once: block sums added to a running sum lose less than one long chain.
+// tiles are tile_m x tile_n vectors; edges along m and n have smaller tiles, and k is any number. The sum over k starts
+// at zero and is added to C once: block sums added to a running sum lose less than one long chain.
 #pragma once
 
 #include "cpu/generic/verbs.h"
@@ -56,30 +56,32 @@ inline void tile(const Product& g) {
         }
 }
 
-// All rows of a strip of N vectors: whole tiles, then one tile of what is left.
+// The next smaller tile for what is left: 4, 2 and 1. Blocks and heads are rarely 3 or 5 beyond a multiple of tile_m, and
+// each size of a tile is compiled for every product.
+constexpr int smaller(int size) { return size > 4 ? 4 : size / 2; }
+
+// All rows of a strip of N vectors: the largest tiles first.
 template <int N, Left left, Store mode, int M = tile_m>
 inline void strip(Product g, int m) {
-    if constexpr (M > 0) {
-        for (; m >= M; m -= M) {
-            tile<M, N, left, mode>(g);
-            g.a += M * (left == Left::rows ? g.lda : 1);
-            g.c += M * g.ldc;
-        }
-        if (m > 0) strip<N, left, mode, M - 1>(g, m);
+    for (; m >= M; m -= M) {
+        tile<M, N, left, mode>(g);
+        g.a += M * (left == Left::rows ? g.lda : 1);
+        g.c += M * g.ldc;
     }
+    if constexpr (M > 1)
+        if (m > 0) strip<N, left, mode, smaller(M)>(g, m);
 }
 
 // n in vectors.
 template <Left left, Store mode, int N = tile_n>
 inline void multiply(Product g, int m, int n) {
-    if constexpr (N > 0) {
-        for (; n >= N; n -= N) {
-            strip<N, left, mode>(g, m);
-            g.b += N * lanes;
-            g.c += N * lanes;
-        }
-        if (n > 0) multiply<left, mode, N - 1>(g, m, n);
+    for (; n >= N; n -= N) {
+        strip<N, left, mode>(g, m);
+        g.b += N * lanes;
+        g.c += N * lanes;
     }
+    if constexpr (N > 1)
+        if (n > 0) multiply<left, mode, smaller(N)>(g, m, n);
 }
 
 }  // namespace
