@@ -148,7 +148,7 @@ struct Gathered {
         for (int step = 0; step < steps; ++step) {
             find(step + 1);
             ptx::cp_async_wait<0>();
-            __syncthreads();  // the step is there, the next one's keys are known, and everyone is done with the one before
+            __syncthreads();  // the step is there, the next one's keys are known, and all are done with the one before
             if (step + 1 < steps) load(step + 1);
             ptx::cp_async_commit();
             attend(step);

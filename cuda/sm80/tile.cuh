@@ -18,8 +18,8 @@ namespace spattn::sm80 {
 constexpr int warps = 4, threads = 32 * warps;  // of a CTA
 constexpr int step_tokens = 64;                 // of the other axis that a CTA meets at once
 
-// `Columns` of rows of as many or more elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of one
-// column are read without a conflict.
+// `Columns` of rows of as many or more elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of
+// one column are read without a conflict.
 template <int Columns, int RowColumns = Columns>
 struct SharedTile {
     static constexpr int columns = Columns, row_bytes = 2 * RowColumns, chunks = Columns / 8;

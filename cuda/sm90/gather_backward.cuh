@@ -17,9 +17,9 @@
 //   dk, dv    are sums of what many tasks make: they go to memory from registers, 64 columns at a time, and are added
 //             there in the order of arrival. Memory takes them as floats, which a kernel before clears and one after
 //             turns into elements. Where values are columns of keys, a key's two gradients are one sum
-//   same bits  asked for, they are sums of integers (key_sums.cuh). The kernel then runs twice: at first it makes p and ds
-//             alone, and of a key's column the bound of what is added to a row, which has the largest column of q and
-//             dout of each query row as its factor
+//   bits      that are the same in every call, where a plan asks for them, come of integers (key_sums.cuh). The kernel
+//             then runs twice: at first it makes p and ds alone, and bounds of what each key's sums will be told to
+//             add: what p and ds are, times the largest element of dout or q of their rows
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
 //
 // That a warpgroup makes ds from p in shared memory, and that there is but one tile of keys, follows from room: q, dout
@@ -530,7 +530,8 @@ struct GatherGradients {
 
     __device__ __forceinline__ void add(const Rows& rows, const float (&x)[32], float factor, const KeySums& to,
                                         int panel, int columns) {
-        rows.add(x, factor, to.sums + plane() * params.lists.seq_k * to.columns, to.columns, 64 * panel, columns, thread);
+        float* const sums = to.sums + plane() * params.lists.seq_k * to.columns;
+        rows.add(x, factor, sums, to.columns, 64 * panel, columns, thread);
     }
 
     __device__ __forceinline__ void store() {
@@ -647,7 +648,8 @@ struct GatherBackwardLaunch {
                   args.dq,
                   sums_at(workspace, space.dk, p.head_dim),
                   // Where the problem's values are columns of keys, but not the tile's, both go to the same rows.
-                  p.value_in_key ? sums_at(workspace, space.dk, p.head_dim) : sums_at(workspace, space.dv, p.head_dim_v),
+                  p.value_in_key ? sums_at(workspace, space.dk, p.head_dim)
+                                 : sums_at(workspace, space.dv, p.head_dim_v),
                   rows.lse,
                   rows.delta,
                   lists,

@@ -63,7 +63,8 @@ GatherBackwardSpace::GatherBackwardSpace(const Problem& p, const TokenListsView&
     };
     const size_t bound = p.deterministic ? bound_words * sizeof(uint64_t) : 0;
     dk.sums = add(size_t(p.head_dim) * sizeof(float)), dk.bounds = add(bound);
-    dv.sums = add(p.value_in_key ? 0 : size_t(p.head_dim_v) * sizeof(float)), dv.bounds = add(p.value_in_key ? 0 : bound);
+    dv.sums = add(p.value_in_key ? 0 : size_t(p.head_dim_v) * sizeof(float));
+    dv.bounds = add(p.value_in_key ? 0 : bound);
     cleared = bytes - begin;
     dk.quanta = add(p.deterministic ? sizeof(float) : 0), dv.quanta = add(p.deterministic ? sizeof(float) : 0);
     bytes = std::max(bytes, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
@@ -218,9 +219,11 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 
 size_t no_workspace(const Sizing&) { return 0; }
 
+constexpr int older_gather_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : head_dim; }
 template <Dtype D, int HeadDim>
 using OlderGatherForward =
-    sm80::GatherForward<D, HeadDim <= 256 ? older_dim(HeadDim) : HeadDim, HeadDim <= 256 ? older_dim(HeadDim) : 512, 64>;
+    sm80::GatherForward<D, older_gather_dim(HeadDim), older_gather_dim(HeadDim) > 256 ? 512 : older_gather_dim(HeadDim),
+                        64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const ForwardArgs& args) {

@@ -4,9 +4,14 @@
 //
 // For integers a pass before learns how large the terms of each row become, in integers, too: terms are counted by
 // their power of two. A row's terms are then multiples of a quantum, the least power of two for which their sum has 31
-// bits whatever their signs. So a row's error is a root of its terms' number of quanta, far below what 16-bit elements
-// keep. Two neighbouring columns are one 64-bit word, so that an addition serves both: the even one is the low half, and
-// what it borrows from the high half comes back at the end. A row with a term that is not finite is NaN.
+// bits whatever their signs. A sum of n terms is off by about the square root of n quanta, far below what elements of
+// 16 bits keep. Two neighbouring columns are one 64-bit word, so that an addition serves both: the even one is the low
+// half, and what it borrows from the high half comes back at the end. A row with a term that is not finite is NaN.
+//
+// What it costs: the pass of bounds is 0.4 of that of floats (6.3 of 15.0 ms, 128 heads of 576/512, lists of 2,048
+// among 16K keys, H200), and additions of integers take 24.9 ms. Not the additions themselves: alone, words of 64 bits
+// reach the 3.9 TB/s that four floats do. What is left is converting, 16 a cycle of an SM, and moving words between
+// lanes.
 //
 // Sums that do not depend on order by a quantum known ahead: Demmel and Nguyen, Fast reproducible floating-point
 // summation, 2013 (https://doi.org/10.1109/ARITH.2013.9); by windows of exponents: Kulisch's accumulators.
