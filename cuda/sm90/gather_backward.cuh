@@ -439,7 +439,7 @@ struct GatherGradients {
         }
     }
 
-    // Of 2 * Count values, a lane keeps the sums of one half, and the lane 2 * Count further those of the other.
+    // A lane keeps the sums of one half of 2 * Count values, and the lane 2 * Count further those of the other.
     template <int Count>
     __device__ __forceinline__ void join_halves(float (&x)[16]) const {
         const bool is_upper = thread & 2 * Count;

@@ -219,11 +219,11 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 
 size_t no_workspace(const Sizing&) { return 0; }
 
-constexpr int older_gather_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : head_dim; }
+// Beyond 256 columns there is one tile of either.
+constexpr int older_key_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : 576; }
+constexpr int older_value_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : 512; }
 template <Dtype D, int HeadDim>
-using OlderGatherForward =
-    sm80::GatherForward<D, older_gather_dim(HeadDim), older_gather_dim(HeadDim) > 256 ? 512 : older_gather_dim(HeadDim),
-                        64>;
+using OlderGatherForward = sm80::GatherForward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const ForwardArgs& args) {

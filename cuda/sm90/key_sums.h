@@ -9,7 +9,7 @@ namespace spattn::sm90 {
 // What a kernel does about such sums.
 enum class Adding { floats, bounds, integers };
 
-// Of all keys, [batch, heads_kv, seq_k]. Integers alone have bounds and quanta.
+// The sums of all keys, [batch, heads_kv, seq_k]. Integers alone have bounds and quanta.
 struct KeySums {
     float* sums;       // a row each, of so many columns; its integers have 32 bits, too
     int columns;
