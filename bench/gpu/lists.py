@@ -8,7 +8,8 @@
 Of a case: queries of so many heads on one key head, each query with a list of its own. 31 of 32 listed keys lie within
 the last 20,000 before the query, as in DeepSeek's demonstration of its sparse attention. Inputs N(0,1); times as in
 bench.py, and a JSON line for each case goes to <out>/<gpu>_lists.jsonl. FLOPs: 2 heads queries list (head_dim +
-head_dim_v) forward, 2.5 times that backward.
+head_dim_v) forward, 2.5 times that backward. Cases with `_deterministic` behind their name have a backward of the same
+bits in every call.
 """
 import argparse
 import fnmatch

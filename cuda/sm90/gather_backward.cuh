@@ -32,8 +32,8 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 798 in the
 // same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 325; 64 heads 287; lists
-// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253. With the same bits in
-// every call, in that order: 184, 181, 180; 174; 166; 30, 117, 140.
+// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253. With the same bits in every call, in that
+// order: 184, 181, 180; 174; 166; 30, 117, 140.
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
