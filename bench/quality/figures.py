@@ -1,85 +1,123 @@
 # SPDX-License-Identifier: MIT
-"""The report's figures, drawn from the numbers of summary.py alone."""
+"""The report's figures, drawn from the numbers of summary.py alone; pictures.py has those that show patterns."""
 
 import matplotlib
-import summary
+import tables
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from summary import LABELS, OURS, SAME_PAGES
 
 # The same numbers give the same file, byte by byte: text stays text, and nothing is drawn from the clock.
 matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none", "font.size": 9})
-COLOURS = {"xref": "#d62728", "block_topk": "#1f77b4", "sink_window": "#7f7f7f"}
+COLOURS = {"xref": "#d62728", "xref_ngrams": "#ff9896", "block_topk": "#1f77b4", "sink_window": "#7f7f7f"}
+COLOURS |= {"oracle": "#2ca02c", "dense": "#000000"}
+PERPLEXITY = "perplexity above dense, %"
 
 
 def draw_all(values, folder, names=None):
     """The figures of these names, or all, for which there are numbers, as SVG files."""
-    folder.mkdir(exist_ok=True)
     drawn = []
-    for draw in (losses, kinds, mass, identifiers, answers):
+    for draw in (losses, kinds, budgets, mass, identifiers, answers, training):
         figure = draw(values) if names is None or draw.__name__ in names else None
         if figure:
-            FigureCanvasSVG(figure)
-            path = folder / f"{draw.__name__}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            drawn.append(path)
+            drawn.append(save(figure, folder / f"{draw.__name__}.svg"))
     return drawn
+
+
+def save(figure, path):
+    path.parent.mkdir(exist_ok=True)
+    FigureCanvasSVG(figure)
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def colour(name):
     return COLOURS.get(name, "#bcbd22" if name.startswith("xref") else "#17becf")
 
 
-def blank(width=6.4, height=3.4):
+def blank(width=6.4, height=3.4, **panels):
+    """A figure and its axes, one or several beside each other."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
+    axes = figure.subplots(**panels)
+    for panel in axes.flat if panels else [axes]:
+        panel.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def legend(figure, axes):
+    """The names of one panel, above all panels."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=7, frameon=False)
+
+
+def main_patterns(values):
+    """Those that have read all documents of S1: means of others would not compare."""
+    return [name for name in tables.MAIN if values.get(f"s1.{name}.documents", 0) == values.get("s1.documents")]
 
 
 def losses(values):
     """What each pattern costs, with the interval of the bootstrap."""
-    names = summary.found_patterns(values, "s1.*.loss")
+    names = tables.found_patterns(values, "s1.*.percent")
     if not names:
         return None
-    figure, axes = blank()
+    figure, axes = blank(height=1 + 0.2 * len(names))
     for place, name in enumerate(reversed(names)):
-        middle, low, high = (values[f"s1.{name}.loss{end}"] for end in ("", "_low", "_high"))
+        middle, low, high = (values[f"s1.{name}.percent{end}"] for end in ("", ".low", ".high"))
         axes.plot([low, high], [place, place], color=colour(name), linewidth=2)
         axes.plot(middle, place, "o", color=colour(name))
     axes.set_yticks(range(len(names)), reversed(names))
     axes.set_xlim(left=0)
-    axes.set_xlabel(
-        f"perplexity above dense, %, with {values['budget']} keys a query ({values['s1.documents']} documents)"
-    )
+    axes.set_xlabel(f"{PERPLEXITY}, with {values['budget']} keys a query")
     return figure
 
 
 def kinds(values):
-    """The same by kind of document; markdown, html and json are the same pages."""
-    names, found = summary.found_patterns(values, "s1.*.loss"), summary.kinds_of(values)
+    """Losses by kind of document, and, with lines, those of the same pages in three formats."""
+    names, found = main_patterns(values), tables.kinds_of(values)
     if not names:
         return None
-    figure, axes = blank()
-    for name in names:
-        there = [kind for kind in found if f"s1.{name}.{kind}" in values]
-        axes.plot(
-            [found.index(kind) for kind in there],
-            [values[f"s1.{name}.{kind}"] for kind in there],
-            "o-" if name in COLOURS else "o:",
-            color=colour(name),
-            label=name,
-            markersize=4,
-        )
-    axes.set_xticks(range(len(found)), found)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("loss above dense, nats a token")
-    axes.legend(fontsize=7, frameon=False)
+    pages = [kind for kind in SAME_PAGES if kind in found]
+    figure, panels = blank(width=7.2, ncols=2, sharey=True, width_ratios=[2, 1])
+    for axes, shown, line in zip(panels, ([kind for kind in found if kind not in pages], pages), ("o", "o-")):
+        for name in names:
+            places = [place for place, kind in enumerate(shown) if f"s1.{name}.{kind}" in values]
+            heights = [values[f"s1.{name}.{shown[place]}"] for place in places]
+            axes.plot(places, heights, line, color=colour(name), label=name, markersize=4)
+        axes.set_xticks(range(len(shown)), shown)
+        axes.margins(x=0.15)
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("loss above dense, nats a token")
+    legend(figure, panels[0])
+    panels[1].set_xlabel("the same pages of a manual")
+    return figure
+
+
+def budgets(values):
+    """Losses against the number of keys, a panel for each length."""
+    lengths = tables.found_numbers(values, "s1.length")
+    found = {tokens: sizes for tokens in lengths if (sizes := tables.found_numbers(values, f"s1.size.{tokens}"))}
+    if not found:
+        return None
+    figure, panels = blank(width=7.2, height=2.8, ncols=len(found), sharey=True, squeeze=False)
+    for axes, (tokens, sizes) in zip(panels[0], found.items()):
+        for name in tables.MAIN:
+            there = [one for one in sizes if f"s1.size.{tokens}.{one}.{name}.percent" in values]
+            key = f"s1.size.{tokens}.{{}}.{name}.percent"
+            if there:
+                middle, low, high = ([values[key.format(one) + end] for one in there] for end in ("", ".low", ".high"))
+                axes.plot(there, middle, "o-", color=colour(name), label=name, markersize=4)
+                axes.fill_between(there, low, high, color=colour(name), alpha=0.15, linewidth=0)
+        axes.set_xticks(sizes)
+        axes.set_xlabel("keys a query")
+        axes.set_title(f"{tokens} tokens, {values[f's1.size.{tokens}.{sizes[0]}.documents']} documents", fontsize=8)
+    panels[0, 0].set_ylim(bottom=0)
+    panels[0, 0].set_ylabel(PERPLEXITY)
+    legend(figure, panels[0, 0])
     return figure
 
 
 def mass(values):
     """Share of the dense weight that is kept, against what the pattern costs."""
-    names = summary.found_patterns(values, "s1.*.loss")
+    names = tables.found_patterns(values, "s1.*.percent")
     if not names:
         return None
     figure, axes = blank()
@@ -87,7 +125,7 @@ def mass(values):
         at = values[f"s1.{name}.mass"], values[f"s1.{name}.delta"]
         axes.plot(*at, "o", color=colour(name))
         axes.annotate(name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
-    axes.set_xlim(0, 1)
+    axes.margins(x=0.15)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("share of the dense weight on the pattern's keys")
     axes.set_ylabel("loss above dense, nats a token")
@@ -96,48 +134,60 @@ def mass(values):
 
 def identifiers(values):
     """Share of identifiers that are read right, by where they occurred last."""
-    names = summary.found_patterns(values, "s1.*.far.right") or [
-        name for name in summary.found_patterns(values, "s1.*.loss") if f"s1.{name}.far.right" in values
-    ]
+    names = main_patterns(values)
     if not names:
         return None
-    figure, axes = blank()
-    width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        heights = [values[f"s1.{name}.{label}.right"] for label in summary.LABELS]
-        axes.bar(
-            [x + place * width for x in range(3)], heights, width, color=colour(name), label=name, edgecolor="white"
-        )
-    for x, label in enumerate(summary.LABELS):
-        dense = values[f"s1.{names[0]}.{label}.dense_right"]
-        axes.plot(
-            [x - width / 2, x + 0.8 - width / 2],
-            [dense, dense],
-            color="black",
-            linewidth=1,
-            label="dense" if x == 0 else None,
-        )
-    axes.set_xticks([x + 0.4 - width / 2 for x in range(3)], summary.LABELS)
+    figure, axes = blank(height=2.8)
+    bars(axes, {name: [values[f"s1.{name}.{label}.right"] for label in LABELS] for name in names})
+    for x, label in enumerate(LABELS):
+        dense = values[f"s1.{OURS}.{label}.dense_right"]
+        axes.plot([x - 0.45, x + 0.45], [dense, dense], color="black", label=None if x else "dense")
+    axes.set_xticks(range(len(LABELS)), LABELS)
     axes.set_ylabel("share of identifiers read right")
-    axes.legend(fontsize=7, frameon=False, ncols=2)
+    legend(figure, axes)
     return figure
 
 
+def bars(axes, heights):
+    """A bar for each name beside the others, at each of the whole numbers."""
+    width = 0.8 / len(heights)
+    for place, (name, numbers) in enumerate(heights.items()):
+        at = [x + (place + 0.5) * width - 0.4 for x in range(len(numbers))]
+        axes.bar(at, numbers, width, color=colour(name), label=name, edgecolor="white")
+
+
 def answers(values):
-    """Share of right answers of S2."""
-    tasks = [key.split(".")[1] for key in values if key.startswith("s2.") and key.endswith(".texts")]
-    names = list(dict.fromkeys(key.split(".")[2] for key in values if key.startswith("s2.") and key.endswith(".right")))
-    if not tasks:
+    """Share of right answers of S2, a panel for each task, against the length of the text."""
+    found = tables.tasks_of(values)
+    if not found:
         return None
-    figure, axes = blank()
-    width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        heights = [values.get(f"s2.{task}.{name}.choice", values.get(f"s2.{task}.{name}.right", 0)) for task in tasks]
-        shade = "black" if name == "dense" else colour(name)
-        axes.bar(
-            [x + place * width for x in range(len(tasks))], heights, width, color=shade, label=name, edgecolor="white"
-        )
-    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(tasks))], tasks)
-    axes.set_ylabel("share of right answers (facts: of four)")
-    axes.legend(fontsize=7, frameon=False, ncols=2)
+    figure, panels = blank(width=7.2, height=2.4, ncols=len(found), sharey=True, squeeze=False)
+    for axes, task in zip(panels[0], found):
+        lengths = tables.found_numbers(values, f"s2.{task}", ".texts")
+        for name in ("dense", *tables.MAIN):
+            heights = [values.get(f"s2.{task}.{length}.{name}.right") for length in lengths]
+            if None not in heights:
+                axes.plot(range(len(lengths)), heights, "o-", color=colour(name), label=name, markersize=3)
+        axes.set_xticks(range(len(lengths)), [f"{length / 1024:.0f}K" for length in lengths])
+        axes.set_title(task, fontsize=8)
+    panels[0, 0].set_ylim(0, 1)
+    panels[0, 0].set_ylabel("share of right answers")
+    legend(figure, panels[0, 0])
+    return figure
+
+
+def training(values):
+    """Losses of S3 while models learn, means over seeds and ten neighbours, of which a batch's chance is less."""
+    names = tables.found_patterns(values, "s3.*.nll")
+    if not names:
+        return None
+    figure, axes = blank(height=2.8)
+    for name in names:
+        curve = values[f"s3.{name}.curve"]
+        tens = [curve[begin : begin + 10] for begin in range(0, len(curve), 10)]
+        steps, nll = ([sum(pair[part] for pair in ten) / len(ten) for ten in tens] for part in (0, 1))
+        axes.plot(steps, nll, color=colour(name), label=f"{name}: {values[f's3.{name}.nll']:.3f} of held-out files")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats a token")
+    axes.legend(fontsize=7, frameon=False)
     return figure

@@ -15,6 +15,7 @@ import re
 import sys
 
 import summary
+import tables
 
 REPORT = pathlib.Path(__file__).resolve().parent / "REPORT.md"
 NUMBER = re.compile(r"<!--([\w.]+) ([^\s>]+?)-->(.*?)<!--/-->")
@@ -23,9 +24,9 @@ TABLE = re.compile(r"<!--table (\w+)-->\n.*?<!--/table-->", flags=re.S)
 
 def render(text, values):
     """The report with all numbers and tables as the results have them. Raises KeyError for a name that they lack."""
-    tables = summary.tables(values)
+    made = tables.tables(values)
     text = TABLE.sub(
-        lambda match: "\n".join([f"<!--table {match[1]}-->", "", *tables[match[1]], "", "<!--/table-->"]), text
+        lambda match: "\n".join([f"<!--table {match[1]}-->", "", *made[match[1]], "", "<!--/table-->"]), text
     )
     return NUMBER.sub(lambda match: f"<!--{match[1]} {match[2]}-->{as_text(values[match[1]], match[2])}<!--/-->", text)
 

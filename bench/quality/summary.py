@@ -10,6 +10,7 @@ sink + window, by the paired differences of documents, p-values raised after Hol
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 
@@ -22,21 +23,23 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed beforehand
 OURS = "xref"
 LABELS = ("far", "near", "new")
-LINE = ("nll", "delta_nll", "kl", "output_error", "mass", "far_mass")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
+SAME_PAGES = ("markdown", "html", "json")
+MEANS = ("kl", "output_error", "mass", "far_mass", "right", "same")
 
 
 def summarise(folder=RESULTS, tokens=2048, budget=224):
-    """{name: number or text} of all stages that have lines."""
+    """{name: number, text or curve} of all stages that have lines."""
     tuning, s1, s2, s3 = (read_lines(folder / f"{stage}.jsonl") for stage in ("tune", "s1", "s2", "s3"))
     values = {"tokens": tokens, "budget": budget}
     if tuning:
         values |= of_tuning(tuning)
     tuned = values.get("tune.best")
-    if chosen := [line for line in s1 if fits(line, tokens, budget)]:
-        values |= of_reading(chosen, tuned)
-    if chosen := [line for line in s2 if line.get("budget", budget) == budget]:
-        values |= of_tasks(chosen, tuned)
+    if s1:
+        values |= of_reading([line for line in s1 if fits(line, tokens, budget)], tuned)
+        values |= of_sizes(s1, tuned, budget)
+    if s2:
+        values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
     if s3:
         values |= of_training(s3)
     return values
@@ -57,6 +60,16 @@ def of_tuning(lines):
     return values | ({"tune.best": min(losses, key=losses.get)} if losses else {})
 
 
+def with_interval(key, numbers):
+    """Their mean and its interval of the bootstrap, by names."""
+    return dict(zip((key, f"{key}.low", f"{key}.high"), paired.bootstrap(numbers)))
+
+
+def percent(values, key):
+    """By how many percent a loss, and its interval, raise perplexity."""
+    return {f"{key}.percent{end}": 100 * float(np.expm1(values[f"{key}.delta{end}"])) for end in ("", ".low", ".high")}
+
+
 # ---- S1 ----
 
 
@@ -66,69 +79,79 @@ def by_document(lines, tuned):
     table = collections.defaultdict(dict)
     for line in lines:
         table[name_of(line, tuned)][line["kind"], line["document"]] = line
-    common = set.intersection(*(set(table[name]) for name in ("dense", OURS, *RIVALS) if name in table))
-    return {name: {key: line for key, line in found.items() if key in common} for name, found in table.items()}
+    present = [set(table[name]) for name in ("dense", OURS, *RIVALS) if name in table]
+    common = set.intersection(*present) if present else set()
+    kept = {name: {key: line for key, line in found.items() if key in common} for name, found in table.items()}
+    return {name: found for name, found in kept.items() if found}
 
 
 def of_reading(lines, tuned):
-    table = {name: found for name, found in by_document(lines, tuned).items() if found}
-    lines = [line for found in table.values() for line in found.values()]
+    """All that one length and budget say."""
+    table = by_document(lines, tuned)
     if len(table) < 2:
         return {}  # no document was read with a pattern yet
+    lines = [line for found in table.values() for line in found.values()]
+    dense = table.pop("dense")
     values = {
         "s1.check": max(line["check"] for line in lines if "check" in line),
         "s1.arithmetic": " and ".join(sorted({line["arithmetic"] for line in lines})),
-        "s1.documents": len(table["dense"]),
-        "s1.kinds": len({kind for kind, _ in table["dense"]}),
-        "s1.lines": sorted(lines, key=lambda line: (line["kind"], line["document"], line["pattern"] != "dense")),
-        "s1.far_share": float(np.mean([one["far_share"] for one in table["dense"].values() if one["far_share"]])),
+        "s1.documents": len(dense),
+        "s1.kinds": len({kind for kind, _ in dense}),
+        "s1.far_share": float(np.mean([one["far_share"] for one in dense.values() if one["far_share"]])),
     }
+    for kind, ones in by_kind(dense):
+        values[f"s1.kind.{kind}.documents"] = len(ones)
+        values[f"s1.kind.{kind}.nll"] = float(np.mean([one["nll"] for one in ones]))
     for name, found in table.items():
-        if name == "dense":
-            continue
         key, ones = f"s1.{name}", list(found.values())
-        delta, low, high = paired.bootstrap([one["delta_nll"] for one in ones])
-        values |= {f"{key}.documents": len(ones), f"{key}.delta": delta, f"{key}.low": low, f"{key}.high": high}
-        values |= {
-            f"{key}.loss{end}": 100 * float(np.expm1(number))
-            for end, number in (("", delta), ("_low", low), ("_high", high))
-        }
-        for number in ("kl", "output_error", "mass", "far_mass", "right", "same"):
-            values[f"{key}.{number}"] = float(np.mean([one[number] for one in ones]))
-        for kind in sorted({one["kind"] for one in ones}):
-            values[f"{key}.{kind}"] = float(np.mean([one["delta_nll"] for one in ones if one["kind"] == kind]))
-        values |= of_identifiers(key, found, table["dense"])
+        values[f"{key}.documents"] = len(ones)
+        values |= with_interval(f"{key}.delta", [one["delta_nll"] for one in ones])
+        values |= percent(values, key)
+        values |= {f"{key}.{number}": float(np.mean([one[number] for one in ones])) for number in MEANS}
+        values |= {f"{key}.{kind}": float(np.mean([one["delta_nll"] for one in of])) for kind, of in by_kind(found)}
+        values |= of_identifiers(key, found, dense)
         if name != OURS and OURS in table:
             values |= compare(name, table)
-    tests = [f"s1.vs.{name}.p" for name in RIVALS]
-    if all(test in values for test in tests):
-        values |= dict(zip((f"{test}_holm" for test in tests), paired.holm([values[test] for test in tests])))
-    return values
+    raise_p(values, [f"s1.vs.{name}.p" for name in RIVALS])
+    raise_p(values, [key for key in values if key.startswith("s1.kind.") and key.endswith(".p")])
+    return values | of_proxies(values, [name for name in table if len(table[name]) == len(dense)])
+
+
+def by_kind(found):
+    """(kind, lines) for each kind of document."""
+    kinds = sorted({kind for kind, _ in found})
+    return [(kind, [line for (one, _), line in found.items() if one == kind]) for kind in kinds]
+
+
+def raise_p(values, tests):
+    """After Holm, where all of the tests are there."""
+    if tests and all(test in values for test in tests):
+        values |= zip((f"{test}_holm" for test in tests), paired.holm([values[test] for test in tests]))
 
 
 def compare(name, table):
     """The pattern against xref on the documents that both read: loss of the one less loss of xref, nats a token."""
     both = [document for document in table[name] if document in table[OURS]]
     one, ours = ([table[which][document]["delta_nll"] for document in both] for which in (name, OURS))
-    differences = np.subtract(one, ours)
-    mean, low, high = paired.bootstrap(differences)
-    key = f"s1.vs.{name}"
-    values = {
-        f"{key}.documents": len(both),
-        f"{key}.difference": mean,
-        f"{key}.low": low,
-        f"{key}.high": high,
-        f"{key}.p": paired.wilcoxon(differences),
-        f"{key}.cliff": paired.cliffs_delta(one, ours),
-        f"{key}.wins": int((differences > 0).sum()),
-    }
+    differences, key = np.subtract(one, ours), f"s1.vs.{name}"
+    values = {f"{key}.documents": len(both), f"{key}.wins": int((differences > 0).sum())}
+    values |= with_interval(f"{key}.difference", differences)
+    if name not in RIVALS:
+        return values
+    values |= {f"{key}.p": paired.wilcoxon(differences), f"{key}.cliff": paired.cliffs_delta(one, ours)}
+    # The formats of a page are no independent documents: the same comparison with one difference a page.
+    pages = collections.defaultdict(list)
+    for (kind, document), difference in zip(both, differences):
+        page = pathlib.PurePath(document).stem if kind in SAME_PAGES else f"{kind}/{document}"
+        pages[page].append(difference)
+    of_pages = [np.mean(found) for found in pages.values()]
+    values |= {f"{key}.pages": len(of_pages), f"{key}.pages_p": paired.wilcoxon(of_pages)}
+    values |= with_interval(f"{key}.pages_difference", of_pages)
     for kind in sorted({kind for kind, _ in both}):
-        of_kind = [d for d, (k, _) in zip(differences, both) if k == kind]
-        values |= {
-            f"{key}.{kind}": float(np.mean(of_kind)),
-            f"{key}.{kind}.wins": int(np.sum(np.array(of_kind) > 0)),
-            f"{key}.{kind}.documents": len(of_kind),
-        }
+        of_kind = np.array([d for d, (k, _) in zip(differences, both) if k == kind])
+        key = f"s1.kind.{kind}.vs.{name}"
+        values |= with_interval(f"{key}.difference", of_kind)
+        values |= {f"{key}.wins": int((of_kind > 0).sum()), f"{key}.p": paired.wilcoxon(of_kind)}
     return values
 
 
@@ -151,201 +174,120 @@ def of_identifiers(key, found, dense):
     return values
 
 
+def of_proxies(values, names):
+    """Spearman's correlation, over these patterns, of what attention keeps with what the model loses."""
+    if len(names) < 3:
+        return {}
+    losses = paired.ranks([values[f"s1.{name}.delta"] for name in names])
+    found = {"s1.proxy.patterns": len(names)}
+    for number in ("mass", "far_mass", "output_error", "kl"):
+        ranks = paired.ranks([values[f"s1.{name}.{number}"] for name in names])
+        found[f"s1.proxy.{number}"] = float(np.corrcoef(losses, ranks)[0, 1])
+    return found
+
+
+# ---- S1 at other lengths and budgets ----
+
+
+def of_sizes(lines, tuned, budget):
+    """For each length with the budget of the study what its documents say; and for each length and budget what those
+    documents say that were read with all budgets of this length, so that its budgets compare."""
+    values = {}
+    for tokens in sorted({line["tokens"] for line in lines}):
+        budgets = sorted({line["budget"] for line in lines if line["tokens"] == tokens and "budget" in line})
+        tables = {one: by_document([line for line in lines if fits(line, tokens, one)], tuned) for one in budgets}
+        tables = {one: table for one, table in tables.items() if OURS in table}
+        if budget in tables:
+            values |= of_size(f"s1.length.{tokens}", tables[budget], set(tables[budget][OURS]))
+        common = set.intersection(*(set(table[OURS]) for table in tables.values())) if tables else set()
+        if common and len(tables) > 1:
+            for one, table in tables.items():
+                values |= of_size(f"s1.size.{tokens}.{one}", table, common)
+    return values
+
+
+def of_size(key, table, documents):
+    """Losses of the patterns that have read all of these documents, and differences from xref."""
+    values = {f"{key}.documents": len(documents)}
+    for name, found in table.items():
+        if name != "dense" and documents <= set(found):
+            losses, ours = ([table[which][one]["delta_nll"] for one in sorted(documents)] for which in (name, OURS))
+            values |= with_interval(f"{key}.{name}.delta", losses)
+            values |= percent(values, f"{key}.{name}")
+            if name != OURS:
+                values |= with_interval(f"{key}.{name}.difference", np.subtract(losses, ours))
+                values[f"{key}.{name}.wins"] = int(np.greater(losses, ours).sum())
+    return values
+
+
 # ---- S2 and S3 ----
 
 
 def of_tasks(lines, tuned):
-    """The share of right answers, of the texts that all patterns read, and McNemar's p against xref over questions."""
-    answers = collections.defaultdict(lambda: collections.defaultdict(dict))  # task -> pattern -> seed -> span
+    """The share of right answers, of the texts that all patterns read, for each task and each of its lengths; and
+    against xref the difference, texts being the units of its interval, and McNemar's p over questions."""
+    answers = collections.defaultdict(lambda: collections.defaultdict(dict))  # task -> pattern -> text -> spans
     for line in lines:
-        answers[line["kind"]][name_of(line, tuned)][line["seed"], line["tokens"]] = line["spans"][line["kind"]]
+        text = line.get("length", line["tokens"]), line["seed"]
+        answers[line["kind"]][name_of(line, tuned)][text] = line["spans"][line["kind"]]
     values = {}
     for task, table in answers.items():
         common = sorted(set.intersection(*(set(found) for found in table.values())))
-        values |= {f"s2.{task}.texts": len(common)}
-        for measure in ("right", "choice"):
-            flat = {name: [x for text in common for x in found[text][measure]] for name, found in table.items()}
-            for name, found in flat.items():
-                if found:
-                    values |= {f"s2.{task}.{name}.{measure}": float(np.mean(found)), f"s2.{task}.questions": len(found)}
-                    if name not in (OURS, "dense") and OURS in flat:
-                        values[f"s2.{task}.{name}.{measure}.p"] = paired.mcnemar(found, flat[OURS])
+        if not common:
+            continue
+        values |= of_answers(f"s2.{task}", table, common)
+        for length, texts in itertools.groupby(common, key=lambda text: text[0]):
+            values |= of_answers(f"s2.{task}.{length}", table, list(texts))
+    raise_p(values, [f"s2.{task}.{name}.p" for task in answers for name in RIVALS if f"s2.{task}.{name}.p" in values])
+    return values
+
+
+def of_answers(key, table, texts):
+    """Where the answer was to be chosen from some, `right` counts that choice."""
+    values = {f"{key}.texts": len(texts)}
+    shares = {}
+    for name, found in table.items():
+        chosen = all(found[text].get("choice") for text in texts)
+        flat = {text: found[text]["choice" if chosen else "right"] for text in texts}
+        shares[name] = flat
+        values[f"{key}.questions"] = sum(map(len, flat.values()))
+        values[f"{key}.{name}.right"] = float(np.mean([x for text in texts for x in flat[text]]))
+        if chosen:
+            values[f"{key}.{name}.written"] = float(np.mean([x for text in texts for x in found[text]["right"]]))
+    for name, flat in shares.items():
+        if name not in (OURS, "dense") and OURS in shares:
+            differences = [np.mean(shares[OURS][text]) - np.mean(flat[text]) for text in texts]
+            values |= with_interval(f"{key}.{name}.behind", differences)
+            both = [[x for text in texts for x in one[text]] for one in (flat, shares[OURS])]
+            if key.count(".") == 1:  # of all lengths together
+                values[f"{key}.{name}.p"] = paired.mcnemar(*both)
     return values
 
 
 def of_training(lines):
+    """Means over seeds; held-out files are the units of differences."""
+    shape = {name: lines[0][name] for name in ("parameters", "steps", "seq", "batch", "budget")}
     found = collections.defaultdict(dict)
     for line in lines:
-        found[line["pattern"]][line["seed"]] = line
-    values = {"s3.parameters": lines[0]["parameters"], "s3.steps": lines[0]["steps"]}
+        if all(line[name] == number for name, number in shape.items()):
+            found[line["pattern"]][line["seed"]] = line
+    values = {f"s3.{name}": number for name, number in shape.items()} | {"s3.files": len(lines[0]["held_out"])}
+    values["s3.tokens"] = shape["steps"] * shape["batch"] * shape["seq"]
     for name, runs in found.items():
-        values |= {
-            f"s3.{name}.nll": float(np.mean([one["nll"] for one in runs.values()])),
-            f"s3.{name}.seeds": len(runs),
-        }
-        if name != "dense" and "dense" in found:
-            seeds = sorted(set(runs) & set(found["dense"]))
-            files = [np.subtract(runs[seed]["held_out"], found["dense"][seed]["held_out"]) for seed in seeds]
-            if seeds:
-                mean, low, high = paired.bootstrap(np.mean(files, axis=0))  # the unit is the held-out file
-                values |= {f"s3.{name}.delta": mean, f"s3.{name}.low": low, f"s3.{name}.high": high}
+        of_seeds = [one["nll"] for one in runs.values()]
+        values |= {f"s3.{name}.nll": float(np.mean(of_seeds)), f"s3.{name}.seeds": len(runs)}
+        values |= {f"s3.{name}.least": min(of_seeds), f"s3.{name}.most": max(of_seeds)}
+        steps = [step for step, _ in next(iter(runs.values()))["curve"]]
+        losses = np.mean([[loss for _, loss in one["curve"]] for one in runs.values()], axis=0)
+        values[f"s3.{name}.curve"] = [list(pair) for pair in zip(steps, losses.tolist())]
+        for other, part in (("dense", "delta"), (OURS, "difference")):
+            seeds = sorted(set(runs) & set(found.get(other, {})))
+            if name not in (other, "dense") and seeds:
+                files = [np.subtract(runs[seed]["held_out"], found[other][seed]["held_out"]) for seed in seeds]
+                values |= with_interval(f"s3.{name}.{part}", np.mean(files, axis=0))
+        if f"s3.{name}.delta" in values:
+            values |= percent(values, f"s3.{name}")
     return values
-
-
-# ---- tables ----
-
-
-def tables(values):
-    """{name: lines of Markdown}."""
-    return {
-        name: table(values)
-        for name, table in (
-            ("documents", table_documents),
-            ("s1", table_s1),
-            ("kinds", table_kinds),
-            ("vs", table_vs),
-            ("identifiers", table_identifiers),
-            ("tune", table_tune),
-            ("s2", table_s2),
-        )
-    }
-
-
-def found_patterns(values, form):
-    """Names for which the number is there, cheapest first."""
-    prefix, suffix = form.split("*")
-    names = [key[len(prefix) : -len(suffix)] for key in values if key.startswith(prefix) and key.endswith(suffix)]
-    return sorted((name for name in names if "." not in name), key=lambda name: values[f"{prefix}{name}{suffix}"])
-
-
-def rows_of(head, rows):
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def table_s1(values):
-    head = [
-        "pattern",
-        "documents",
-        "perplexity above dense, %",
-        "Δ nll, nats",
-        "KL",
-        "output error",
-        "mass",
-        "far mass",
-    ]
-    rows = []
-    for name in found_patterns(values, "s1.*.loss"):
-        v = {
-            part: values[f"s1.{name}.{part}"]
-            for part in (
-                "documents",
-                "loss",
-                "loss_low",
-                "loss_high",
-                "delta",
-                "kl",
-                "output_error",
-                "mass",
-                "far_mass",
-            )
-        }
-        rows.append(
-            [
-                f"`{name}`",
-                str(v["documents"]),
-                f"{v['loss']:.1f} [{v['loss_low']:.1f}, {v['loss_high']:.1f}]",
-                f"{v['delta']:.3f}",
-                f"{v['kl']:.3f}",
-                f"{v['output_error']:.3f}",
-                f"{v['mass']:.3f}",
-                f"{v['far_mass']:.3f}",
-            ]
-        )
-    return rows_of(head, rows)
-
-
-def kinds_of(values):
-    return [kind for kind in KINDS if f"s1.{OURS}.{kind}" in values]
-
-
-def table_documents(values):
-    """Every document by itself, for as long as they are few."""
-    head = ["document", "pattern", "nll, nats", "Δ nll", "KL", "output error", "mass", "far mass"]
-    rows = []
-    for line in values.get("s1.lines", []):
-        numbers = [f"{line[name]:.3f}" for name in LINE if name in line]
-        rows.append([f"{line['kind']}: {line['document']}", f"`{line['pattern']}`", *numbers])
-    return rows_of(head, [row + [""] * (len(head) - len(row)) for row in rows])
-
-
-def table_kinds(values):
-    names, kinds = found_patterns(values, "s1.*.loss"), kinds_of(values)
-
-    def cell(name, kind):
-        return f"{values[f's1.{name}.{kind}']:.3f}" if f"s1.{name}.{kind}" in values else ""
-
-    return rows_of(["Δ nll", *kinds], [[f"`{name}`", *(cell(name, kind) for kind in kinds)] for name in names])
-
-
-def table_vs(values):
-    head = [
-        "against `xref`",
-        "documents",
-        "loses more by, nats",
-        "p (signed ranks)",
-        "p (Holm)",
-        "Cliff's δ",
-        "`xref` better",
-    ]
-    rows = []
-    for name in found_patterns(values, "s1.vs.*.difference"):
-        v = {
-            part: values[f"s1.vs.{name}.{part}"]
-            for part in ("documents", "difference", "low", "high", "p", "cliff", "wins")
-        }
-        raised = values.get(f"s1.vs.{name}.p_holm")
-        rows.append(
-            [
-                f"`{name}`",
-                str(v["documents"]),
-                f"{v['difference']:+.3f} [{v['low']:+.3f}, {v['high']:+.3f}]",
-                f"{v['p']:.2g}",
-                "" if raised is None else f"{raised:.2g}",
-                f"{v['cliff']:+.2f}",
-                f"{v['wins']} of {v['documents']}",
-            ]
-        )
-    return rows_of(head, rows)
-
-
-def table_identifiers(values):
-    head = ["share read right", *(f"{label} ({values.get(f's1.{OURS}.{label}.count', 0)})" for label in LABELS)]
-    names = found_patterns(values, "s1.*.loss")
-    rows = [["dense", *(f"{values[f's1.{OURS}.{label}.dense_right']:.3f}" for label in LABELS)]] if names else []
-    rows += [[f"`{name}`", *(f"{values[f's1.{name}.{label}.right']:.3f}" for label in LABELS)] for name in names]
-    return rows_of(head, rows)
-
-
-def table_tune(values):
-    names = [name for name in patterns.TOPK if f"tune.{name}.delta" in values]
-    rows = [[f"`{name}`", f"{values[f'tune.{name}.delta']:.3f}"] for name in names]
-    return rows_of(["pattern", "Δ nll, nats"], rows)
-
-
-def table_s2(values):
-    tasks = [key.split(".")[1] for key in values if key.startswith("s2.") and key.endswith(".texts")]
-    names = []
-    for key in values:
-        parts = key.split(".")
-        if parts[0] == "s2" and parts[-1] == "right" and parts[2] not in names:
-            names.append(parts[2])
-    head = ["share of right answers", *(f"{task} ({values[f's2.{task}.questions']})" for task in tasks)]
-
-    def cell(task, name):
-        right, choice = (values.get(f"s2.{task}.{name}.{measure}") for measure in ("right", "choice"))
-        return "" if right is None else f"{right:.3f}" if choice is None else f"{right:.3f}, of four {choice:.3f}"
-
-    return rows_of(head, [[f"`{name}`", *(cell(task, name) for task in tasks)] for name in names])
 
 
 def main():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Summaries of made-up lines, whose numbers are known; and the report held to the lines that are there."""
 
+import itertools
 import json
 import re
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import report
 import summary
+import tables
 
 NAMES = ("sink_window", "xref", "block_topk_32_mean")
 
@@ -17,62 +19,73 @@ def span(right, nll):
     return {"count": 3, "right": right, "nll": nll}
 
 
+def document_lines(number, tokens=2048, budget=224, **deltas):
+    """Those of a document that was read with some patterns; markdown and html have the same pages."""
+    kind, name = ("markdown", "html", "novel")[number % 3], ("{}.md", "{}.html", "part_{}")[number % 3]
+    facts = {"kind": kind, "document": name.format(number // 3), "tokens": tokens, "seed": 0, "arithmetic": "float32"}
+    spans = {label: span(0.8, 1.0) for label in summary.LABELS}
+    dense = {"id": f"{number}/{tokens}/dense", "pattern": "dense", "nll": 2.0, "far_share": 0.15, "spans": spans}
+    lines = [facts | dense]
+    for name, delta in deltas.items():
+        lines.append(
+            facts
+            | {
+                "id": f"{number}/{tokens}/{budget}/{name}",
+                "pattern": name,
+                "budget": budget,
+                "delta_nll": delta,
+                "nll": 2 + delta,
+                "kl": delta,
+                "output_error": 0.3 + delta,
+                "mass": 0.9 - delta,
+                "far_mass": 0.1 - delta / 20,
+                "right": 0.5,
+                "same": 0.9,
+                "check": 1e-7,
+                "spans": {label: span(0.6, 1.5) for label in summary.LABELS},
+            }
+        )
+    return lines
+
+
+def add_lines(folder, stage, lines):
+    with open(folder / f"{stage}.jsonl", "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    """Ten documents of two kinds: xref costs 0.1 to 0.19, sink + window twice that, block top-k 0.05 more."""
-    common = {
-        "tokens": 2048,
-        "seed": 0,
-        "kl": 0.2,
-        "output_error": 0.3,
-        "mass": 0.7,
-        "far_mass": 0.1,
-        "same": 0.9,
-        "check": 1e-7,
-        "budget": 224,
-        "arithmetic": "float32",
-    }
-    lines, tuning, tasks = [], [], []
+    """Ten documents of three kinds: xref costs 0.1 to 0.19, sink + window twice that, block top-k 0.05 more. The oracle
+    has read two of them. With fewer keys and more tokens all lose more."""
     for number in range(10):
-        facts = {"kind": ("python", "novel")[number % 2], "document": str(number)}
-        dense = {
-            "id": f"{number}/dense",
-            "pattern": "dense",
-            "arithmetic": "float32",
-            "tokens": 2048,
-            "nll": 2.0,
-            "far_share": 0.15,
-        }
-        lines.append(facts | dense | {"spans": {label: span(0.8, 1.0) for label in summary.LABELS}})
-        for name, delta in zip(NAMES, (0.2 + 0.02 * number, 0.1 + 0.01 * number, 0.15 + 0.01 * number)):
-            lines.append(
-                facts
-                | common
-                | {
-                    "id": f"{number}/{name}",
-                    "pattern": name,
-                    "delta_nll": delta,
-                    "nll": 2 + delta,
-                    "right": 0.5,
-                    "spans": {label: span(0.6, 1.5) for label in summary.LABELS},
-                }
-            )
-        for name in summary.patterns.TOPK:
-            tuning.append(facts | {"pattern": name, "delta_nll": 0.1 + (name != NAMES[2])})
+        small = 0.01 * number
+        losses = dict(zip(NAMES, (0.2 + 2 * small, 0.1 + small, 0.15 + small)))
+        losses |= {"oracle": 0.01} if number < 2 else {}
+        add_lines(tmp_path, "s1", document_lines(number, **losses))
+        if number < 4:
+            for tokens, budget in ((2048, 128), (4096, 224), (4096, 128)):
+                more = {name: loss + 1 for name, loss in losses.items() if name != "oracle"}
+                add_lines(tmp_path, "s1", document_lines(number, tokens, budget, **more))
+        add_lines(
+            tmp_path,
+            "tune",
+            [
+                {"kind": "novel", "document": number, "pattern": name, "delta_nll": 0.1 + (name != NAMES[2])}
+                for name in summary.patterns.TOPK
+            ],
+        )
+    for number, task, length in itertools.product(range(5), ("definition", "paraphrase"), (2048, 4096)):
         for name in ("dense", *NAMES):
             right = [1, int(name in ("dense", "xref"))]
-            tasks.append(
-                {
-                    "id": f"{number}{name}",
-                    "kind": "definition",
-                    "seed": number,
-                    "tokens": 2048,
-                    "pattern": name,
-                    "spans": {"definition": {"right": right, "nll": [1, 1], "choice": []}},
-                }
-            )
-    for stage, some in (("tune", tuning), ("s1", lines), ("s2", tasks)):
-        (tmp_path / f"{stage}.jsonl").write_text("\n".join(map(json.dumps, some)) + "\n")
+            found = {"right": right, "nll": [1, 1], "choice": right[::-1] if task == "paraphrase" else []}
+            facts = {"kind": task, "seed": number, "length": length, "tokens": length - 7, "pattern": name}
+            add_lines(tmp_path, "s2", [facts | {"id": f"{task}{number}{length}{name}", "spans": {task: found}}])
+    for seed, (number, name) in itertools.product(range(2), enumerate(("dense", "sink_window", "xref"))):
+        held_out = [2 + 0.1 * number + 0.01 * number * file for file in range(6)]
+        run = {"pattern": name, "seed": seed, "held_out": held_out, "nll": sum(held_out) / 6 + 0.02 * seed}
+        shape = {"parameters": 100, "steps": 30, "seq": 8, "batch": 2, "budget": 4}
+        run |= {"curve": [[step, 5 - step / 10 + seed] for step in range(30)]}
+        add_lines(tmp_path, "s3", [run | shape | {"id": f"{name}{seed}"}])
     return tmp_path
 
 
@@ -80,42 +93,78 @@ def test_summary_of_known_lines(folder):
     values = summary.summarise(folder)
     assert values["tune.best"] == NAMES[2] and values["tune.block_topk_32_mean.delta"] == pytest.approx(0.1)
     assert values["s1.xref.delta"] == pytest.approx(0.145) and values["s1.documents"] == 10
-    assert values["s1.xref.loss"] == pytest.approx(100 * (np.exp(0.145) - 1))
-    assert values["s1.xref.loss_low"] < values["s1.xref.loss"] < values["s1.xref.loss_high"]
-    assert values["s1.xref.python"] == pytest.approx(0.14) and values["s1.xref.far.delta"] == pytest.approx(0.5)
+    assert values["s1.xref.percent"] == pytest.approx(100 * (np.exp(0.145) - 1))
+    assert values["s1.xref.percent.low"] < values["s1.xref.percent"] < values["s1.xref.percent.high"]
+    assert values["s1.xref.html"] == pytest.approx(0.14) and values["s1.xref.far.delta"] == pytest.approx(0.5)
+    assert values["s1.kind.html.documents"] == 3 and values["s1.oracle.documents"] == 2
     assert values["s1.vs.sink_window.difference"] == pytest.approx(0.145) and values["s1.vs.sink_window.wins"] == 10
     assert values["s1.vs.block_topk.difference"] == pytest.approx(0.05)
+    assert values["s1.vs.oracle.difference"] == pytest.approx(-0.095)  # beside the two documents that both read
     assert values["s1.vs.block_topk.p"] == pytest.approx(2 / 1024)
     assert values["s1.vs.block_topk.p_holm"] == pytest.approx(4 / 1024)
     assert values["s1.vs.block_topk.cliff"] == pytest.approx(0.75, abs=0.06)  # 10 of 100 pairs go the other way, 5 tie
+    assert values["s1.kind.html.vs.block_topk.p"] == 2 / 8 and values["s1.kind.html.vs.block_topk.p_holm"] == 1
+    assert values["s1.proxy.patterns"] == 3 and values["s1.proxy.mass"] == pytest.approx(-1)
+    assert values["s1.proxy.kl"] == pytest.approx(1)
+
+
+def test_formats_of_a_page_are_one_unit(folder):
+    """Documents 0, 1, 3, 4, 6, 7 are three pages in two formats, 9 is a page of which html is missing."""
+    values = summary.summarise(folder)
+    assert values["s1.vs.sink_window.pages"] == 4 + 3 and values["s1.vs.sink_window.pages_p"] == 2 / 2**7
+    differences = [np.mean([0.1 + 0.01 * one for one in page]) for page in ([0, 1], [3, 4], [6, 7], [9], [2], [5], [8])]
+    assert values["s1.vs.sink_window.pages_difference"] == pytest.approx(np.mean(differences))
+
+
+def test_lengths_and_budgets(folder):
+    values = summary.summarise(folder)
+    assert values["s1.length.2048.documents"] == 10 and values["s1.length.4096.documents"] == 4
+    assert values["s1.length.2048.xref.delta"] == pytest.approx(0.145)
+    assert values["s1.length.4096.block_topk.difference"] == pytest.approx(0.05)
+    # Those of a length that were read with both budgets, and no others.
+    assert values["s1.size.2048.224.documents"] == values["s1.size.2048.128.documents"] == 4
+    assert values["s1.size.2048.224.xref.delta"] == pytest.approx(0.115)
+    assert values["s1.size.2048.128.xref.percent"] == pytest.approx(100 * (np.exp(1.115) - 1))
+    assert values["s1.size.4096.128.sink_window.wins"] == 4 and "s1.size.2048.224.oracle.delta" not in values
+    made = tables.tables(values)
+    assert [line.split(" | ")[:3] for line in made["sizes"][2:]] == [
+        [f"| {tokens}", "4", str(budget)] for tokens in (2048, 4096) for budget in (128, 224)
+    ]
+    assert [line.split(" | ")[:2] for line in made["lengths"][2:]] == [["| 2048", "10"], ["| 4096", "4"]]
+
+
+def test_answers_and_training(folder):
+    values = summary.summarise(folder)
     assert values["s2.definition.xref.right"] == 1 and values["s2.definition.sink_window.right"] == 0.5
-    assert values["s2.definition.sink_window.right.p"] == pytest.approx(2 / 1024)
+    assert values["s2.definition.questions"] == 20 and values["s2.definition.2048.questions"] == 10
+    assert values["s2.definition.sink_window.behind"] == values["s2.definition.sink_window.behind.low"] == 0.5
+    assert values["s2.definition.sink_window.p"] == pytest.approx(2 / 1024)
+    assert values["s2.definition.sink_window.p_holm"] == pytest.approx(8 / 1024)  # two tasks, two rivals
+    assert values["s2.paraphrase.sink_window.written"] == 0.5 and "s2.definition.xref.written" not in values
+    assert values["s3.xref.nll"] == pytest.approx(2.26) and values["s3.xref.delta"] == pytest.approx(0.25)
+    assert values["s3.sink_window.difference"] == pytest.approx(-0.125) and values["s3.files"] == 6
+    assert values["s3.xref.curve"][:2] == [[0, 5.5], [1, 5.4]] and values["s3.tokens"] == 480
+    assert [line.split(" | ")[0] for line in tables.tables(values)["training"][2:]] == [
+        f"| `{name}`" for name in ("dense", "sink_window", "xref")
+    ]
 
 
 def test_means_are_of_the_same_documents(folder):
     """A run that was stopped has read a document with some patterns: it does not count yet."""
     lines = (folder / "s1.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["id"] != "9/xref"]
+    kept = [line for line in lines if json.loads(line)["id"] != "9/2048/224/xref"]
     (folder / "s1.jsonl").write_text("\n".join(kept) + "\n")
     values = summary.summarise(folder)
     assert values["s1.documents"] == values["s1.sink_window.documents"] == values["s1.xref.documents"] == 9
-    assert values["s1.sink_window.delta"] == pytest.approx(0.28) and len(values["s1.lines"]) == 4 * 9
-    assert summary.tables(values)["documents"][2].startswith("| novel: 1 | `dense` | 2.000 |  |")
-
-
-def test_another_budget_or_length_is_another_study(folder):
-    other = json.loads((folder / "s1.jsonl").read_text().splitlines()[1]) | {"budget": 320, "delta_nll": 9, "id": "x"}
-    with open(folder / "s1.jsonl", "a") as file:
-        file.write(json.dumps(other) + "\n")
-    assert summary.summarise(folder)["s1.sink_window.delta"] < 1
+    assert values["s1.sink_window.delta"] == pytest.approx(0.28)
 
 
 def test_report_is_written_from_names(folder):
     values = summary.summarise(folder)
-    text = "costs <!--s1.xref.loss .1f-->9<!--/--> %, best <!--tune.best s-->?<!--/-->\n"
+    text = "costs <!--s1.xref.percent .1f-->9<!--/--> %, best <!--tune.best s-->?<!--/-->\n"
     text += "<!--table s1-->\nold\n<!--/table-->\n"
     right = report.render(text, values)
-    assert f"-->{values['s1.xref.loss']:.1f}<!--/-->" in right and "block_topk_32_mean<!--/-->" in right
+    assert f"-->{values['s1.xref.percent']:.1f}<!--/-->" in right and "block_topk_32_mean<!--/-->" in right
     assert "| `xref` | 10 |" in right and "old" not in right and report.render(right, values) == right
     with pytest.raises(KeyError):
         report.render("<!--s1.nothing .1f-->1<!--/-->", values)
@@ -128,7 +177,15 @@ def test_report_is_written_from_names(folder):
 def test_figures_are_the_same_twice(folder, tmp_path):
     values = summary.summarise(folder)
     paths = figures.draw_all(values, tmp_path / "one")
-    assert [path.stem for path in paths] == ["losses", "kinds", "mass", "identifiers", "answers"]
+    assert [path.stem for path in paths] == [
+        "losses",
+        "kinds",
+        "budgets",
+        "mass",
+        "identifiers",
+        "answers",
+        "training",
+    ]
     again = figures.draw_all(values, tmp_path / "two")
     for one, other in zip(paths, again):
         assert one.read_bytes() == other.read_bytes() and len(one.read_bytes()) > 2000

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""The report's tables in Markdown, made of the numbers of summary.py alone."""
+
+import patterns
+from summary import KINDS, LABELS, OURS, RIVALS
+
+MAIN = ("sink_window", "xref", "xref_ngrams", "block_topk", "oracle")  # of tables that have no room for all
+
+
+def tables(values):
+    """{name: lines of Markdown}."""
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, lengths, sizes, answers, answers_by_length, training)
+    return {table.__name__: table(values) for table in made}
+
+
+# ---- what there is ----
+
+
+def found_patterns(values, form):
+    """Names for which the number is there, cheapest first."""
+    prefix, suffix = form.split("*")
+    names = [key[len(prefix) : -len(suffix)] for key in values if key.startswith(prefix) and key.endswith(suffix)]
+    return sorted((name for name in names if "." not in name), key=lambda name: values[f"{prefix}{name}{suffix}"])
+
+
+def found_numbers(values, prefix, suffix=".documents"):
+    """The numbers n, ascending, for which there is prefix.n and the suffix."""
+    parts = [key[len(prefix) + 1 : -len(suffix)] for key in values if key.startswith(prefix) and key.endswith(suffix)]
+    return sorted(int(part) for part in parts if part.isdigit())
+
+
+def kinds_of(values):
+    return [kind for kind in KINDS if f"s1.{OURS}.{kind}" in values]
+
+
+def tasks_of(values):
+    parts = [key.split(".") for key in values if key.startswith("s2.") and key.endswith(".texts")]
+    return [task for _, task, *rest in parts if len(rest) == 1]
+
+
+# ---- how it is written ----
+
+
+def rows_of(head, rows):
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def plain(values, key, form=".3f"):
+    return format(values[key], form) if key in values else ""
+
+
+def spread(values, key, form=".3f"):
+    """A number with its interval."""
+    if key not in values:
+        return ""
+    return f"{values[key]:{form}} [{values[f'{key}.low']:{form}}, {values[f'{key}.high']:{form}}]"
+
+
+def signed(values, key):
+    return spread(values, key, "+.3f")
+
+
+# ---- S1 ----
+
+
+def tune(values):
+    names = [name for name in patterns.TOPK if f"tune.{name}.delta" in values]
+    return rows_of(["pattern", "Δ nll, nats"], [[f"`{name}`", plain(values, f"tune.{name}.delta")] for name in names])
+
+
+def s1(values):
+    head = ["pattern", "documents", "perplexity above dense, %", "Δ nll, nats", "more than `xref` on the same, nats"]
+    head += ["KL", "output error", "mass", "far mass"]
+    rows = []
+    for name in found_patterns(values, "s1.*.percent"):
+        key = f"s1.{name}"
+        row = [f"`{name}`", str(values[f"{key}.documents"]), spread(values, f"{key}.percent", ".1f")]
+        row += [plain(values, f"{key}.delta"), signed(values, f"s1.vs.{name}.difference")]
+        rows.append(row + [plain(values, f"{key}.{one}") for one in ("kl", "output_error", "mass", "far_mass")])
+    return rows_of(head, rows)
+
+
+def kinds(values):
+    found = kinds_of(values)
+    rows = [
+        ["documents", *(plain(values, f"s1.kind.{kind}.documents", "d") for kind in found)],
+        ["dense: nll", *(plain(values, f"s1.kind.{kind}.nll") for kind in found)],
+    ]
+    for name in found_patterns(values, "s1.*.percent"):
+        rows.append([f"`{name}`", *(plain(values, f"s1.{name}.{kind}") for kind in found)])
+    return rows_of(["Δ nll, nats", *found], rows if found else [])
+
+
+def vs(values):
+    head = ["against `xref`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", "Cliff's δ"]
+    head += ["`xref` better", "loses more by, a difference a page", "p of pages"]
+    rows = []
+    for name in RIVALS:
+        key = f"s1.vs.{name}"
+        if f"{key}.p" in values:
+            row = [f"`{name}`", str(values[f"{key}.documents"]), signed(values, f"{key}.difference")]
+            row += [plain(values, f"{key}.p", ".2g"), plain(values, f"{key}.p_holm", ".2g")]
+            row += [plain(values, f"{key}.cliff", "+.2f")]
+            row += [f"{values[f'{key}.wins']} of {values[f'{key}.documents']}"]
+            rows.append([*row, signed(values, f"{key}.pages_difference"), plain(values, f"{key}.pages_p", ".2g")])
+    return rows_of(head, rows)
+
+
+def vs_kinds(values):
+    names = [name for name in RIVALS if f"s1.vs.{name}.p" in values]
+    head = ["kind", "documents"]
+    for name in names:
+        head += [f"`{name}` loses more by, nats", "p (Holm)", "`xref` better"]
+    rows = []
+    for kind in kinds_of(values):
+        row = [kind, plain(values, f"s1.kind.{kind}.documents", "d")]
+        for name in names:
+            key = f"s1.kind.{kind}.vs.{name}"
+            row += [signed(values, f"{key}.difference"), plain(values, f"{key}.p_holm", ".2g")]
+            row += [plain(values, f"{key}.wins", "d")]
+        rows.append(row)
+    return rows_of(head, rows)
+
+
+def identifiers(values):
+    head = ["share read right", *(f"{label} ({values.get(f's1.{OURS}.{label}.count', 0)})" for label in LABELS)]
+    rows = []
+    if f"s1.{OURS}.documents" in values:
+        rows.append(["dense", *(plain(values, f"s1.{OURS}.{label}.dense_right") for label in LABELS)])
+    for name in found_patterns(values, "s1.*.percent"):
+        if values[f"s1.{name}.documents"] == values["s1.documents"]:
+            rows.append([f"`{name}`", *(plain(values, f"s1.{name}.{label}.right") for label in LABELS)])
+    return rows_of(head, rows)
+
+
+def lengths(values):
+    """All documents of each length, with the budget of the study."""
+    head = ["tokens", "documents", *(f"`{name}`: Δ nll" for name in MAIN if name != "oracle")]
+    head += [f"`{name}` loses more than `xref` by" for name in RIVALS]
+    rows = []
+    for tokens in found_numbers(values, "s1.length"):
+        key = f"s1.length.{tokens}"
+        row = [str(tokens), str(values[f"{key}.documents"])]
+        row += [plain(values, f"{key}.{name}.delta") for name in MAIN if name != "oracle"]
+        rows.append(row + [signed(values, f"{key}.{name}.difference") for name in RIVALS])
+    return rows_of(head, rows)
+
+
+def sizes(values):
+    """Each length and budget, the documents of a length being the same for all of its budgets."""
+    names = [name for name in MAIN if any(f".{name}.percent" in key for key in values if key.startswith("s1.size."))]
+    head = ["tokens", "documents", "keys", *(f"`{name}`" for name in names)]
+    head += ["`block_topk` loses more than `xref` by, nats"]
+    rows = []
+    for tokens in found_numbers(values, "s1.length"):
+        for budget in found_numbers(values, f"s1.size.{tokens}"):
+            key = f"s1.size.{tokens}.{budget}"
+            row = [str(tokens), str(values[f"{key}.documents"]), str(budget)]
+            row += [plain(values, f"{key}.{name}.percent", ".1f") for name in names]
+            rows.append([*row, signed(values, f"{key}.block_topk.difference")])
+    return rows_of(head, rows)
+
+
+# ---- S2 and S3 ----
+
+
+def answers(values):
+    names = ("dense", *(name for name in MAIN if any(key.startswith("s2.") and f".{name}." in key for key in values)))
+    head = ["task", "questions", *(f"`{name}`" for name in names)]
+    head += [part for name in RIVALS for part in (f"`{name}` behind `xref` by", "p (Holm)")]
+    rows = []
+    for task in tasks_of(values):
+        key = f"s2.{task}"
+        row = [task, str(values[f"{key}.questions"]), *(plain(values, f"{key}.{name}.right") for name in names)]
+        for name in RIVALS:
+            row += [signed(values, f"{key}.{name}.behind"), plain(values, f"{key}.{name}.p_holm", ".2g")]
+        rows.append(row)
+    return rows_of(head, rows)
+
+
+def answers_by_length(values):
+    names = ("dense", *(name for name in MAIN if any(key.startswith("s2.") and f".{name}." in key for key in values)))
+    rows = []
+    for task in tasks_of(values):
+        for length in found_numbers(values, f"s2.{task}", ".texts"):
+            key = f"s2.{task}.{length}"
+            row = [task, str(length), str(values[f"{key}.questions"])]
+            rows.append(row + [plain(values, f"{key}.{name}.right") for name in names])
+    return rows_of(["task", "tokens", "questions", *(f"`{name}`" for name in names)], rows)
+
+
+def training(values):
+    head = ["pattern", "seeds", "nll of held-out files", "least and most of seeds", "above dense, nats"]
+    head += ["perplexity above dense, %", "more than `xref`, nats"]
+    rows = []
+    for name in found_patterns(values, "s3.*.nll"):
+        key = f"s3.{name}"
+        row = [f"`{name}`", str(values[f"{key}.seeds"]), plain(values, f"{key}.nll")]
+        row += [f"{values[f'{key}.least']:.3f}, {values[f'{key}.most']:.3f}", signed(values, f"{key}.delta")]
+        rows.append([*row, spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")])
+    return rows_of(head, rows)
