@@ -120,7 +120,9 @@ def code_memory(text, budget):
 
 
 def outline(text, budget):
-    """The headings of a document: lines under which others are indented, and those that Markdown and HTML have."""
+    """The headings of a document: lines under which others are indented, and those that Markdown and HTML have. Where
+    a tokenizer brings a line's indentation together with the line break before it, but for one space, as the study's
+    does, lines are outermost or indented, and only outermost ones are headings."""
     heading = re.compile(r"#{1,6} |\s*<h[1-6]\b")
 
     def begins(line, next_line):

@@ -50,10 +50,13 @@ def main():
     right = render(text, values)
     if not options.check:
         import figures  # matplotlib is needed only to draw
+        import pictures
 
         REPORT.write_text(right)
         shown = re.findall(r"\]\(figures/(\w+)\.svg\)", text)
-        print("\n".join(map(str, figures.draw_all(values, REPORT.parent / "figures", shown))))
+        folder = REPORT.parent / "figures"
+        drawn = figures.draw_all(values, folder, shown) + pictures.draw_all(folder, shown)
+        print("\n".join(map(str, drawn)))
         return 0
     for is_there, should_be in zip(text.splitlines(), right.splitlines()):
         if is_there != should_be:

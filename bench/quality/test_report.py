@@ -7,8 +7,10 @@ import re
 
 import figures
 import numpy as np
+import pictures
 import pytest
 import report
+import sparseattn as sa
 import summary
 import tables
 
@@ -190,6 +192,36 @@ def test_figures_are_the_same_twice(folder, tmp_path):
     for one, other in zip(paths, again):
         assert one.read_bytes() == other.read_bytes() and len(one.read_bytes()) > 2000
     assert figures.draw_all({}, tmp_path / "none") == []
+
+
+def test_pictures_are_the_same_twice(tmp_path):
+    paths = pictures.draw_all(tmp_path / "one")
+    assert [path.stem for path in paths] == ["row", "masks"]
+    for one, other in zip(paths, pictures.draw_all(tmp_path / "two")):
+        assert one.read_bytes() == other.read_bytes() and len(one.read_bytes()) > 20_000
+
+
+def test_keys_of_a_row_are_told_apart():
+    """The query's xyz stands behind a space, as once before, and once behind a bracket; gamma was used just now."""
+    words, budget = pictures.Words(), pictures.ROW["budget"]
+    text = (
+        "one two three four five six (xyz: alpha.beta\n"
+        + "1 2 3 4 5 6 7 8 9 " * 2
+        + "gamma = 1\n"
+        + "+ - * / % & " * 20
+        + "8 - xyz[3]\n"
+        + "! ? ^ ~ " * 20
+        + "gamma, xyz"
+    )
+    ids = words.ids(text)
+    found = pictures.links(ids, sa.symbols_of(words, ids), len(ids) - 1)
+    keys = sorted(key for some in found.values() for key in some)
+    assert len(set(keys)) == len(keys) == budget
+    texts = {name: words.decode(ids[some].tolist()) for name, some in found.items()}
+    assert "(xyz: alpha" in texts["open identifier"] and texts["last tokens"].startswith("xyz[3]")
+    assert "gamma =" in texts["recent identifiers"] and texts["window"].endswith("gamma, ") and texts["query"] == "xyz"
+    row = sa.xref(ids, sa.symbols_of(words, ids), **pictures.ROW).to_mask(len(ids))[0, 0, -1]
+    assert keys == np.flatnonzero(row).tolist()
 
 
 # ---- the report that is there ----
