@@ -43,6 +43,7 @@ def read_options(arguments):
     parser.add_argument("--patterns", help="names separated by commas: see patterns.py; default: those of the stage")
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
     parser.add_argument("--documents", type=int, help="of each kind at most (default: all)")
+    parser.add_argument("--skip", type=int, default=0, help="documents of each kind that are left out before these")
     parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); S3: of weights (default 0,1,2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
     parser.add_argument("--steps", type=int, help="of S3's training")
@@ -76,9 +77,10 @@ def load_documents(options, tuning):
     kinds = options.kinds.split(",") if options.kinds else None
     documents = [one for one in corpus.load(options.cache, kinds) if one.tuning == tuning]
     counts, chosen = {}, []
+    last = float("inf") if options.documents is None else options.skip + options.documents
     for document in documents:
         counts[document.kind] = counts.get(document.kind, 0) + 1
-        if options.documents is None or counts[document.kind] <= options.documents:
+        if options.skip < counts[document.kind] <= last:
             chosen.append(document)
     return stages.in_turn(chosen)
 

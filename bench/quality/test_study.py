@@ -200,6 +200,23 @@ def test_small_stages_run_once(tmp_path):
     assert all(len(one["right"]) == len(one["nll"]) >= 4 for spans in answers for one in spans.values())
 
 
+def test_documents_are_left_out_and_counted_for_each_kind(tmp_path, monkeypatch):
+    names = [("python", number) for number in range(5)] + [("novel", number) for number in range(2)]
+    documents = [corpus.Document(kind, str(number), "", False, "") for kind, number in names]
+    monkeypatch.setattr(corpus, "load", lambda cache, kinds: documents)
+
+    def chosen(*more):
+        options = run.read_options(["--stage", "s1", "--results", str(tmp_path), *more])
+        return [document.kind[0] + document.name for document in run.load_documents(options, tuning=False)]
+
+    assert chosen() == ["p0", "n0", "p1", "n1", "p2", "p3", "p4"]
+    assert chosen("--skip", "2") == ["p2", "p3", "p4"] and chosen("--skip", "1", "--documents", "2") == [
+        "p1",
+        "n1",
+        "p2",
+    ]
+
+
 def test_results_of_random_models_have_no_home():
     with pytest.raises(SystemExit):
         run.main(["--stage", "s1", "--small"])
