@@ -5,12 +5,12 @@ import matplotlib
 import tables
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from summary import LABELS, OURS, SAME_PAGES
+from summary import LABELS, MAIN, OURS, SAME_PAGES
 
 # The same numbers give the same file, byte by byte: text stays text, and nothing is drawn from the clock.
 matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none", "font.size": 9})
 COLOURS = {"xref": "#d62728", "xref_ngrams": "#ff9896", "block_topk": "#1f77b4", "sink_window": "#7f7f7f"}
-COLOURS |= {"oracle": "#2ca02c", "dense": "#000000"}
+COLOURS |= {"oracle": "#2ca02c", "dense": "#000000", "xref_long_spans": "#8c1414"}
 PERPLEXITY = "perplexity above dense, %"
 
 
@@ -50,23 +50,25 @@ def legend(figure, axes):
 
 
 def main_patterns(values):
-    """Those that have read all documents of S1: means of others would not compare."""
-    return [name for name in tables.MAIN if values.get(f"s1.{name}.documents", 0) == values.get("s1.documents")]
+    return [name for name in MAIN if f"s1.{name}.delta" in values]
 
 
 def losses(values):
     """What each pattern costs, with the interval of the bootstrap."""
-    names = tables.found_patterns(values, "s1.*.percent")
+    names = tables.found_patterns(values, "more.*.percent")
     if not names:
         return None
     figure, axes = blank(height=1 + 0.2 * len(names))
     for place, name in enumerate(reversed(names)):
-        middle, low, high = (values[f"s1.{name}.percent{end}"] for end in ("", ".low", ".high"))
+        middle, low, high = (values[f"more.{name}.percent{end}"] for end in ("", ".low", ".high"))
         axes.plot([low, high], [place, place], color=colour(name), linewidth=2)
         axes.plot(middle, place, "o", color=colour(name))
     axes.set_yticks(range(len(names)), reversed(names))
-    axes.set_xlim(left=0)
-    axes.set_xlabel(f"{PERPLEXITY}, with {values['budget']} keys a query")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(
+        f"{PERPLEXITY} (logarithmic), with {values['budget']} keys a query; {values['more.documents']} documents"
+    )
     return figure
 
 
@@ -84,7 +86,7 @@ def kinds(values):
             axes.plot(places, heights, line, color=colour(name), label=name, markersize=4)
         axes.set_xticks(range(len(shown)), shown)
         axes.margins(x=0.15)
-    panels[0].set_ylim(bottom=0)
+    panels[0].set_yscale("log")
     panels[0].set_ylabel("loss above dense, nats a token")
     legend(figure, panels[0])
     panels[1].set_xlabel("the same pages of a manual")
@@ -99,7 +101,7 @@ def budgets(values):
         return None
     figure, panels = blank(width=7.2, height=2.8, ncols=len(found), sharey=True, squeeze=False)
     for axes, (tokens, sizes) in zip(panels[0], found.items()):
-        for name in tables.MAIN:
+        for name in MAIN:
             there = [one for one in sizes if f"s1.size.{tokens}.{one}.{name}.percent" in values]
             key = f"s1.size.{tokens}.{{}}.{name}.percent"
             if there:
@@ -109,26 +111,30 @@ def budgets(values):
         axes.set_xticks(sizes)
         axes.set_xlabel("keys a query")
         axes.set_title(f"{tokens} tokens, {values[f's1.size.{tokens}.{sizes[0]}.documents']} documents", fontsize=8)
-    panels[0, 0].set_ylim(bottom=0)
+    panels[0, 0].set_yscale("log")
+    panels[0, 0].yaxis.set_major_formatter("{x:g}")
     panels[0, 0].set_ylabel(PERPLEXITY)
     legend(figure, panels[0, 0])
     return figure
 
 
 def mass(values):
-    """Share of the dense weight that is kept, against what the pattern costs."""
-    names = tables.found_patterns(values, "s1.*.percent")
+    """What each pattern costs, against the share of the dense weight it keeps and the error of a layer's output."""
+    names = tables.found_patterns(values, "more.*.percent")
     if not names:
         return None
-    figure, axes = blank()
-    for name in names:
-        at = values[f"s1.{name}.mass"], values[f"s1.{name}.delta"]
-        axes.plot(*at, "o", color=colour(name))
-        axes.annotate(name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
-    axes.margins(x=0.15)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("share of the dense weight on the pattern's keys")
-    axes.set_ylabel("loss above dense, nats a token")
+    figure, panels = blank(width=7.2, ncols=2, sharey=True)
+    for axes, number in zip(panels, ("mass", "output_error")):
+        for name in names:
+            at = values[f"more.{name}.{number}"], values[f"more.{name}.delta"]
+            axes.plot(*at, "o", color=colour(name), markersize=5)
+            if name in COLOURS or name == "window":  # the others are told by their colours
+                axes.annotate(name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes.margins(x=0.2)
+        axes.set_yscale("log")
+    panels[0].set_xlabel("share of the dense weight on the pattern's keys")
+    panels[1].set_xlabel("error of a layer's output")
+    panels[0].set_ylabel("loss above dense, nats a token")
     return figure
 
 
@@ -164,7 +170,7 @@ def answers(values):
     figure, panels = blank(width=7.2, height=2.4, ncols=len(found), sharey=True, squeeze=False)
     for axes, task in zip(panels[0], found):
         lengths = tables.found_numbers(values, f"s2.{task}", ".texts")
-        for name in ("dense", *tables.MAIN):
+        for name in ("dense", *MAIN):
             heights = [values.get(f"s2.{task}.{length}.{name}.right") for length in lengths]
             if None not in heights:
                 axes.plot(range(len(lengths)), heights, "o-", color=colour(name), label=name, markersize=3)

@@ -6,6 +6,7 @@
 
 Fixed before any result was seen: xref (C = 112 links of B = 224 keys) is compared with the tuned block top-k and with
 sink + window, by the paired differences of documents, p-values raised after Holm for these two; all else describes.
+What was seen to be better than xref then, longer spans, has documents of its own in results/confirm.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from lines import mean_losses, read_lines
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed beforehand
 OURS = "xref"
+MAIN = (OURS, *RIVALS, "xref_ngrams")  # what was read of most documents
+BETTER = "xref_long_spans"
 LABELS = ("far", "near", "new")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
 SAME_PAGES = ("markdown", "html", "json")
@@ -36,8 +39,12 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_tuning(tuning)
     tuned = values.get("tune.best")
     if s1:
-        values |= of_reading([line for line in s1 if fits(line, tokens, budget)], tuned)
+        table = by_document([line for line in s1 if fits(line, tokens, budget)], tuned)
+        values |= of_main(aligned(table, MAIN))
+        values |= of_more(aligned(table, table))
         values |= of_sizes(s1, tuned, budget)
+    if lines := read_lines(folder / "confirm" / "s1.jsonl"):
+        values |= of_confirmation(aligned(by_document(lines, tuned), (OURS, BETTER, "block_topk")))
     if s2:
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
     if s3:
@@ -74,47 +81,97 @@ def percent(values, key):
 
 
 def by_document(lines, tuned):
-    """{pattern: {document: line}}, of the documents that xref, its rivals and dense attention have all read, as far as
-    there are lines of theirs: means over different documents would not compare."""
+    """{pattern: {document: line}}"""
     table = collections.defaultdict(dict)
     for line in lines:
         table[name_of(line, tuned)][line["kind"], line["document"]] = line
-    present = [set(table[name]) for name in ("dense", OURS, *RIVALS) if name in table]
-    common = set.intersection(*present) if present else set()
-    kept = {name: {key: line for key, line in found.items() if key in common} for name, found in table.items()}
-    return {name: found for name, found in kept.items() if found}
+    return dict(table)
 
 
-def of_reading(lines, tuned):
-    """All that one length and budget say."""
-    table = by_document(lines, tuned)
-    if len(table) < 2:
-        return {}  # no document was read with a pattern yet
-    lines = [line for found in table.values() for line in found.values()]
-    dense = table.pop("dense")
-    values = {
-        "s1.check": max(line["check"] for line in lines if "check" in line),
-        "s1.arithmetic": " and ".join(sorted({line["arithmetic"] for line in lines})),
-        "s1.documents": len(dense),
-        "s1.kinds": len({kind for kind, _ in dense}),
-        "s1.far_share": float(np.mean([one["far_share"] for one in dense.values() if one["far_share"]])),
-    }
-    for kind, ones in by_kind(dense):
-        values[f"s1.kind.{kind}.documents"] = len(ones)
-        values[f"s1.kind.{kind}.nll"] = float(np.mean([one["nll"] for one in ones]))
-    for name, found in table.items():
-        key, ones = f"s1.{name}", list(found.values())
-        values[f"{key}.documents"] = len(ones)
-        values |= with_interval(f"{key}.delta", [one["delta_nll"] for one in ones])
-        values |= percent(values, key)
-        values |= {f"{key}.{number}": float(np.mean([one[number] for one in ones])) for number in MEANS}
-        values |= {f"{key}.{kind}": float(np.mean([one["delta_nll"] for one in of])) for kind, of in by_kind(found)}
-        values |= of_identifiers(key, found, dense)
-        if name != OURS and OURS in table:
-            values |= compare(name, table)
+def aligned(table, names):
+    """The table of dense attention and these patterns, as far as there are lines of theirs, and of the documents that
+    all of these have read: means over different documents would not compare."""
+    there = [name for name in dict.fromkeys(("dense", *names)) if name in table]
+    common = sorted(set.intersection(*(set(table[name]) for name in there))) if there else []
+    return {name: {document: table[name][document] for document in common} for name in there} if common else {}
+
+
+def of_main(table):
+    """What was read of most documents, with the comparisons that were fixed beforehand."""
+    values = of_reading("s1", table)
+    for name in RIVALS:
+        if name in table and OURS in table:
+            values |= test("s1", name, table)
     raise_p(values, [f"s1.vs.{name}.p" for name in RIVALS])
     raise_p(values, [key for key in values if key.startswith("s1.kind.") and key.endswith(".p")])
-    return values | of_proxies(values, [name for name in table if len(table[name]) == len(dense)])
+    return values
+
+
+def of_more(table):
+    """All patterns, on fewer documents."""
+    values = of_reading("more", table)
+    for name in table:
+        if name not in ("dense", "block_topk") and "block_topk" in table:
+            values |= with_interval(f"more.topk.{name}", differences(name, "block_topk", table))
+    return values | of_proxies(values, "more", [name for name in table if name != "dense"])
+
+
+def of_confirmation(table):
+    """Longer spans against xref and against block top-k."""
+    values = of_reading("confirm", table)
+    for name in (OURS, "block_topk"):
+        if name in table and BETTER in table:
+            found, key = differences(name, BETTER, table), f"confirm.against.{name}"
+            values |= with_interval(f"{key}.difference", found)
+            values |= {f"{key}.p": paired.wilcoxon(found), f"{key}.wins": int((found > 0).sum())}
+    raise_p(values, [f"confirm.against.{name}.p" for name in (OURS, "block_topk")])
+    return values
+
+
+def of_reading(key, table):
+    """What each pattern costs in the mean of these documents, by kind, and beside xref."""
+    if len(table) < 2:
+        return {}  # no document was read with a pattern yet
+    dense = table["dense"]
+    lines = [line for found in table.values() for line in found.values()]
+    values = {
+        f"{key}.check": max(line["check"] for line in lines if "check" in line),
+        f"{key}.arithmetic": " and ".join(sorted({line["arithmetic"] for line in lines})),
+        f"{key}.documents": len(dense),
+        f"{key}.kinds": len({kind for kind, _ in dense}),
+        f"{key}.far_share": float(np.mean([one["far_share"] for one in dense.values() if one["far_share"]])),
+    }
+    for kind, ones in by_kind(dense):
+        values[f"{key}.kind.{kind}.documents"] = len(ones)
+        values[f"{key}.kind.{kind}.nll"] = float(np.mean([one["nll"] for one in ones]))
+    for name, found in table.items():
+        if name == "dense":
+            continue
+        values |= with_interval(f"{key}.{name}.delta", [one["delta_nll"] for one in found.values()])
+        values |= percent(values, f"{key}.{name}")
+        for number in MEANS:
+            values[f"{key}.{name}.{number}"] = float(np.mean([one[number] for one in found.values()]))
+        for kind, ones in by_kind(found):
+            values[f"{key}.{name}.{kind}"] = float(np.mean([one["delta_nll"] for one in ones]))
+        values |= of_identifiers(f"{key}.{name}", found, dense)
+        if name != OURS and OURS in table:
+            more = differences(name, OURS, table)
+            values |= with_interval(f"{key}.vs.{name}.difference", more)
+            values[f"{key}.vs.{name}.wins"] = int((more > 0).sum())
+            if far := far_identifiers(name, table):
+                values |= with_interval(f"{key}.vs.{name}.far", far)
+    return values
+
+
+def far_identifiers(name, table):
+    """By how much xref reads a larger share of far identifiers right than the pattern does, a number a document."""
+    both = [(ours["spans"], table[name][document]["spans"]) for document, ours in table[OURS].items()]
+    return [ours["far"]["right"] - other["far"]["right"] for ours, other in both if "far" in ours]
+
+
+def differences(name, other, table):
+    """By how many nats a token the one pattern loses more than the other, a number a document."""
+    return np.array([line["delta_nll"] - table[other][one]["delta_nll"] for one, line in table[name].items()])
 
 
 def by_kind(found):
@@ -129,29 +186,24 @@ def raise_p(values, tests):
         values |= zip((f"{test}_holm" for test in tests), paired.holm([values[test] for test in tests]))
 
 
-def compare(name, table):
-    """The pattern against xref on the documents that both read: loss of the one less loss of xref, nats a token."""
-    both = [document for document in table[name] if document in table[OURS]]
-    one, ours = ([table[which][document]["delta_nll"] for document in both] for which in (name, OURS))
-    differences, key = np.subtract(one, ours), f"s1.vs.{name}"
-    values = {f"{key}.documents": len(both), f"{key}.wins": int((differences > 0).sum())}
-    values |= with_interval(f"{key}.difference", differences)
-    if name not in RIVALS:
-        return values
-    values |= {f"{key}.p": paired.wilcoxon(differences), f"{key}.cliff": paired.cliffs_delta(one, ours)}
+def test(key, name, table):
+    """The pattern against xref: signed ranks over documents, over pages, and for each kind."""
+    found, of = differences(name, OURS, table), f"{key}.vs.{name}"
+    losses = ([line["delta_nll"] for line in table[one].values()] for one in (name, OURS))
+    values = {f"{of}.p": paired.wilcoxon(found), f"{of}.cliff": paired.cliffs_delta(*losses)}
     # The formats of a page are no independent documents: the same comparison with one difference a page.
     pages = collections.defaultdict(list)
-    for (kind, document), difference in zip(both, differences):
+    for (kind, document), difference in zip(table[name], found):
         page = pathlib.PurePath(document).stem if kind in SAME_PAGES else f"{kind}/{document}"
         pages[page].append(difference)
-    of_pages = [np.mean(found) for found in pages.values()]
-    values |= {f"{key}.pages": len(of_pages), f"{key}.pages_p": paired.wilcoxon(of_pages)}
-    values |= with_interval(f"{key}.pages_difference", of_pages)
-    for kind in sorted({kind for kind, _ in both}):
-        of_kind = np.array([d for d, (k, _) in zip(differences, both) if k == kind])
-        key = f"s1.kind.{kind}.vs.{name}"
-        values |= with_interval(f"{key}.difference", of_kind)
-        values |= {f"{key}.wins": int((of_kind > 0).sum()), f"{key}.p": paired.wilcoxon(of_kind)}
+    of_pages = [np.mean(some) for some in pages.values()]
+    values |= {f"{of}.pages": len(of_pages), f"{of}.pages_p": paired.wilcoxon(of_pages)}
+    values |= with_interval(f"{of}.pages_difference", of_pages)
+    for kind in sorted({kind for kind, _ in table[name]}):
+        of_kind = np.array([one for one, (its, _) in zip(found, table[name]) if its == kind])
+        of = f"{key}.kind.{kind}.vs.{name}"
+        values |= with_interval(f"{of}.difference", of_kind)
+        values |= {f"{of}.wins": int((of_kind > 0).sum()), f"{of}.p": paired.wilcoxon(of_kind)}
     return values
 
 
@@ -174,15 +226,15 @@ def of_identifiers(key, found, dense):
     return values
 
 
-def of_proxies(values, names):
+def of_proxies(values, key, names):
     """Spearman's correlation, over these patterns, of what attention keeps with what the model loses."""
     if len(names) < 3:
         return {}
-    losses = paired.ranks([values[f"s1.{name}.delta"] for name in names])
-    found = {"s1.proxy.patterns": len(names)}
+    losses = paired.ranks([values[f"{key}.{name}.delta"] for name in names])
+    found = {f"{key}.patterns": len(names)}
     for number in ("mass", "far_mass", "output_error", "kl"):
-        ranks = paired.ranks([values[f"s1.{name}.{number}"] for name in names])
-        found[f"s1.proxy.{number}"] = float(np.corrcoef(losses, ranks)[0, 1])
+        ranks = paired.ranks([values[f"{key}.{name}.{number}"] for name in names])
+        found[f"{key}.proxy.{number}"] = float(np.corrcoef(losses, ranks)[0, 1])
     return found
 
 
@@ -196,10 +248,10 @@ def of_sizes(lines, tuned, budget):
     for tokens in sorted({line["tokens"] for line in lines}):
         budgets = sorted({line["budget"] for line in lines if line["tokens"] == tokens and "budget" in line})
         tables = {one: by_document([line for line in lines if fits(line, tokens, one)], tuned) for one in budgets}
-        tables = {one: table for one, table in tables.items() if OURS in table}
-        if budget in tables:
+        tables = {one: aligned(table, MAIN) for one, table in tables.items() if OURS in table}
+        if tables.get(budget):
             values |= of_size(f"s1.length.{tokens}", tables[budget], set(tables[budget][OURS]))
-        common = set.intersection(*(set(table[OURS]) for table in tables.values())) if tables else set()
+        common = set.intersection(*(set(table.get(OURS, ())) for table in tables.values())) if tables else set()
         if common and len(tables) > 1:
             for one, table in tables.items():
                 values |= of_size(f"s1.size.{tokens}.{one}", table, common)
@@ -207,10 +259,10 @@ def of_sizes(lines, tuned, budget):
 
 
 def of_size(key, table, documents):
-    """Losses of the patterns that have read all of these documents, and differences from xref."""
+    """Losses of the patterns on these documents, and differences from xref."""
     values = {f"{key}.documents": len(documents)}
-    for name, found in table.items():
-        if name != "dense" and documents <= set(found):
+    for name in table:
+        if name != "dense":
             losses, ours = ([table[which][one]["delta_nll"] for one in sorted(documents)] for which in (name, OURS))
             values |= with_interval(f"{key}.{name}.delta", losses)
             values |= percent(values, f"{key}.{name}")

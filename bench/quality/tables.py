@@ -2,14 +2,13 @@
 """The report's tables in Markdown, made of the numbers of summary.py alone."""
 
 import patterns
-from summary import KINDS, LABELS, OURS, RIVALS
-
-MAIN = ("sink_window", "xref", "xref_ngrams", "block_topk", "oracle")  # of tables that have no room for all
+from summary import BETTER, KINDS, LABELS, MAIN, OURS, RIVALS
 
 
 def tables(values):
     """{name: lines of Markdown}."""
-    made = (tune, s1, kinds, vs, vs_kinds, identifiers, lengths, sizes, answers, answers_by_length, training)
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, lengths, sizes)
+    made += (answers, answers_by_length, training)
     return {table.__name__: table(values) for table in made}
 
 
@@ -30,7 +29,7 @@ def found_numbers(values, prefix, suffix=".documents"):
 
 
 def kinds_of(values):
-    return [kind for kind in KINDS if f"s1.{OURS}.{kind}" in values]
+    return [kind for kind in KINDS if f"s1.kind.{kind}.documents" in values]
 
 
 def tasks_of(values):
@@ -69,40 +68,71 @@ def tune(values):
 
 
 def s1(values):
-    head = ["pattern", "documents", "perplexity above dense, %", "Δ nll, nats", "more than `xref` on the same, nats"]
-    head += ["KL", "output error", "mass", "far mass"]
+    return losses("s1", values)
+
+
+def more(values):
+    return losses("more", values)
+
+
+def losses(key, values):
+    """What each pattern costs in the mean of the documents."""
+    head = ["pattern", "perplexity above dense, %", "Δ nll, nats", "more than `xref`, nats"]
+    by_topk = key == "more"
+    head += ["more than `block_topk`, nats"] * by_topk + ["KL", "output error", "mass", "far mass"]
     rows = []
-    for name in found_patterns(values, "s1.*.percent"):
-        key = f"s1.{name}"
-        row = [f"`{name}`", str(values[f"{key}.documents"]), spread(values, f"{key}.percent", ".1f")]
-        row += [plain(values, f"{key}.delta"), signed(values, f"s1.vs.{name}.difference")]
-        rows.append(row + [plain(values, f"{key}.{one}") for one in ("kl", "output_error", "mass", "far_mass")])
+    for name in found_patterns(values, f"{key}.*.percent"):
+        row = [f"`{name}`", spread(values, f"{key}.{name}.percent", ".1f"), plain(values, f"{key}.{name}.delta")]
+        row += [signed(values, f"{key}.vs.{name}.difference")] + [signed(values, f"{key}.topk.{name}")] * by_topk
+        numbers = ("kl", "output_error", "mass", "far_mass")
+        rows.append(row + [plain(values, f"{key}.{name}.{one}") for one in numbers])
     return rows_of(head, rows)
 
 
 def kinds(values):
-    found = kinds_of(values)
+    return by_kind("s1", values)
+
+
+def more_kinds(values):
+    return by_kind("more", values)
+
+
+def by_kind(key, values):
+    found = [kind for kind in KINDS if f"{key}.kind.{kind}.documents" in values]
     rows = [
-        ["documents", *(plain(values, f"s1.kind.{kind}.documents", "d") for kind in found)],
-        ["dense: nll", *(plain(values, f"s1.kind.{kind}.nll") for kind in found)],
+        ["documents", *(plain(values, f"{key}.kind.{kind}.documents", "d") for kind in found)],
+        ["dense: nll", *(plain(values, f"{key}.kind.{kind}.nll") for kind in found)],
     ]
-    for name in found_patterns(values, "s1.*.percent"):
-        rows.append([f"`{name}`", *(plain(values, f"s1.{name}.{kind}") for kind in found)])
+    for name in found_patterns(values, f"{key}.*.percent"):
+        rows.append([f"`{name}`", *(plain(values, f"{key}.{name}.{kind}") for kind in found)])
     return rows_of(["Δ nll, nats", *found], rows if found else [])
 
 
 def vs(values):
     head = ["against `xref`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", "Cliff's δ"]
-    head += ["`xref` better", "loses more by, a difference a page", "p of pages"]
+    head += ["`xref` better", "pages", "loses more by, pages", "p of pages"]
     rows = []
     for name in RIVALS:
         key = f"s1.vs.{name}"
         if f"{key}.p" in values:
-            row = [f"`{name}`", str(values[f"{key}.documents"]), signed(values, f"{key}.difference")]
-            row += [plain(values, f"{key}.p", ".2g"), plain(values, f"{key}.p_holm", ".2g")]
-            row += [plain(values, f"{key}.cliff", "+.2f")]
-            row += [f"{values[f'{key}.wins']} of {values[f'{key}.documents']}"]
-            rows.append([*row, signed(values, f"{key}.pages_difference"), plain(values, f"{key}.pages_p", ".2g")])
+            row = [f"`{name}`", str(values["s1.documents"]), signed(values, f"{key}.difference")]
+            row += [plain(values, f"{key}.p", ".1e"), plain(values, f"{key}.p_holm", ".1e")]
+            row += [plain(values, f"{key}.cliff", "+.2f"), str(values[f"{key}.wins"]), str(values[f"{key}.pages"])]
+            rows.append([*row, signed(values, f"{key}.pages_difference"), plain(values, f"{key}.pages_p", ".1e")])
+    return rows_of(head, rows)
+
+
+def confirm(values):
+    """Longer spans, on documents that had not been read when they were seen to be better."""
+    head = [f"against `{BETTER}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)"]
+    head += [f"`{BETTER}` better"]
+    rows = []
+    for name in (OURS, "block_topk"):
+        key = f"confirm.against.{name}"
+        if f"{key}.p" in values:
+            row = [f"`{name}`", str(values["confirm.documents"]), signed(values, f"{key}.difference")]
+            rows.append(row + [plain(values, f"{key}.{one}", ".1e") for one in ("p", "p_holm")])
+            rows[-1].append(str(values[f"{key}.wins"]))
     return rows_of(head, rows)
 
 
@@ -125,23 +155,22 @@ def vs_kinds(values):
 def identifiers(values):
     head = ["share read right", *(f"{label} ({values.get(f's1.{OURS}.{label}.count', 0)})" for label in LABELS)]
     rows = []
-    if f"s1.{OURS}.documents" in values:
+    if f"s1.{OURS}.delta" in values:
         rows.append(["dense", *(plain(values, f"s1.{OURS}.{label}.dense_right") for label in LABELS)])
     for name in found_patterns(values, "s1.*.percent"):
-        if values[f"s1.{name}.documents"] == values["s1.documents"]:
-            rows.append([f"`{name}`", *(plain(values, f"s1.{name}.{label}.right") for label in LABELS)])
+        rows.append([f"`{name}`", *(plain(values, f"s1.{name}.{label}.right") for label in LABELS)])
     return rows_of(head, rows)
 
 
 def lengths(values):
     """All documents of each length, with the budget of the study."""
-    head = ["tokens", "documents", *(f"`{name}`: Δ nll" for name in MAIN if name != "oracle")]
+    head = ["tokens", "documents", *(f"`{name}`: Δ nll" for name in MAIN)]
     head += [f"`{name}` loses more than `xref` by" for name in RIVALS]
     rows = []
     for tokens in found_numbers(values, "s1.length"):
         key = f"s1.length.{tokens}"
         row = [str(tokens), str(values[f"{key}.documents"])]
-        row += [plain(values, f"{key}.{name}.delta") for name in MAIN if name != "oracle"]
+        row += [plain(values, f"{key}.{name}.delta") for name in MAIN]
         rows.append(row + [signed(values, f"{key}.{name}.difference") for name in RIVALS])
     return rows_of(head, rows)
 

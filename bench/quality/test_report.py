@@ -44,7 +44,7 @@ def document_lines(number, tokens=2048, budget=224, **deltas):
                 "right": 0.5,
                 "same": 0.9,
                 "check": 1e-7,
-                "spans": {label: span(0.6, 1.5) for label in summary.LABELS},
+                "spans": {label: span(0.6 if name == "xref" else 0.4, 1.5) for label in summary.LABELS},
             }
         )
     return lines
@@ -98,16 +98,20 @@ def test_summary_of_known_lines(folder):
     assert values["s1.xref.percent"] == pytest.approx(100 * (np.exp(0.145) - 1))
     assert values["s1.xref.percent.low"] < values["s1.xref.percent"] < values["s1.xref.percent.high"]
     assert values["s1.xref.html"] == pytest.approx(0.14) and values["s1.xref.far.delta"] == pytest.approx(0.5)
-    assert values["s1.kind.html.documents"] == 3 and values["s1.oracle.documents"] == 2
+    assert values["s1.kind.html.documents"] == 3 and "s1.oracle.delta" not in values
     assert values["s1.vs.sink_window.difference"] == pytest.approx(0.145) and values["s1.vs.sink_window.wins"] == 10
     assert values["s1.vs.block_topk.difference"] == pytest.approx(0.05)
-    assert values["s1.vs.oracle.difference"] == pytest.approx(-0.095)  # beside the two documents that both read
+    assert values["s1.vs.block_topk.far"] == pytest.approx(0.2) == values["s1.vs.sink_window.far"]
+    # All patterns beside each other: two documents.
+    assert values["more.documents"] == 2 and values["more.xref.delta"] == pytest.approx(0.105)
+    assert values["more.vs.oracle.difference"] == pytest.approx(-0.095)
+    assert values["more.topk.oracle"] == pytest.approx(-0.145)
     assert values["s1.vs.block_topk.p"] == pytest.approx(2 / 1024)
     assert values["s1.vs.block_topk.p_holm"] == pytest.approx(4 / 1024)
     assert values["s1.vs.block_topk.cliff"] == pytest.approx(0.75, abs=0.06)  # 10 of 100 pairs go the other way, 5 tie
     assert values["s1.kind.html.vs.block_topk.p"] == 2 / 8 and values["s1.kind.html.vs.block_topk.p_holm"] == 1
-    assert values["s1.proxy.patterns"] == 3 and values["s1.proxy.mass"] == pytest.approx(-1)
-    assert values["s1.proxy.kl"] == pytest.approx(1)
+    assert values["more.patterns"] == 4 and values["more.proxy.mass"] == pytest.approx(-1)
+    assert values["more.proxy.kl"] == pytest.approx(1)
 
 
 def test_formats_of_a_page_are_one_unit(folder):
@@ -157,8 +161,23 @@ def test_means_are_of_the_same_documents(folder):
     kept = [line for line in lines if json.loads(line)["id"] != "9/2048/224/xref"]
     (folder / "s1.jsonl").write_text("\n".join(kept) + "\n")
     values = summary.summarise(folder)
-    assert values["s1.documents"] == values["s1.sink_window.documents"] == values["s1.xref.documents"] == 9
+    assert values["s1.documents"] == 9
     assert values["s1.sink_window.delta"] == pytest.approx(0.28)
+
+
+def test_longer_spans_have_documents_of_their_own(folder):
+    (folder / "confirm").mkdir()
+    for number in range(6):
+        losses = {"xref": 0.2 + 0.01 * number, "xref_long_spans": 0.1, "block_topk_32_mean": 0.11 - 0.01 * number}
+        add_lines(folder / "confirm", "s1", document_lines(number, **losses))
+    values = summary.summarise(folder)
+    assert values["confirm.documents"] == 6 and values["s1.documents"] == 10
+    assert (
+        values["confirm.against.xref.difference"] == pytest.approx(0.125) and values["confirm.against.xref.wins"] == 6
+    )
+    assert values["confirm.against.xref.p_holm"] == 2 * values["confirm.against.xref.p"] == 4 / 2**6
+    assert values["confirm.against.block_topk.wins"] == 1
+    assert len(tables.tables(values)["confirm"]) == 4
 
 
 def test_report_is_written_from_names(folder):
@@ -167,7 +186,7 @@ def test_report_is_written_from_names(folder):
     text += "<!--table s1-->\nold\n<!--/table-->\n"
     right = report.render(text, values)
     assert f"-->{values['s1.xref.percent']:.1f}<!--/-->" in right and "block_topk_32_mean<!--/-->" in right
-    assert "| `xref` | 10 |" in right and "old" not in right and report.render(right, values) == right
+    assert "| `xref` | 15.6 [" in right and "old" not in right and report.render(right, values) == right
     with pytest.raises(KeyError):
         report.render("<!--s1.nothing .1f-->1<!--/-->", values)
     assert report.loose_numbers("xref costs 3.5 nats") and report.loose_numbers("loses 12 %")
