@@ -94,16 +94,18 @@ def kinds(values):
 
 
 def more_kinds(values):
-    return by_kind("more", values)
+    """Of those that beat a sink and a window, and of these."""
+    names = found_patterns(values, "more.*.percent")
+    return by_kind("more", values, names[: names.index("sink_window") + 1] if "sink_window" in names else names)
 
 
-def by_kind(key, values):
+def by_kind(key, values, names=None):
     found = [kind for kind in KINDS if f"{key}.kind.{kind}.documents" in values]
     rows = [
         ["documents", *(plain(values, f"{key}.kind.{kind}.documents", "d") for kind in found)],
         ["dense: nll", *(plain(values, f"{key}.kind.{kind}.nll") for kind in found)],
     ]
-    for name in found_patterns(values, f"{key}.*.percent"):
+    for name in names or found_patterns(values, f"{key}.*.percent"):
         rows.append([f"`{name}`", *(plain(values, f"{key}.{name}.{kind}") for kind in found)])
     return rows_of(["Δ nll, nats", *found], rows if found else [])
 
