@@ -6,7 +6,7 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
-#include "cpu/generic/exp2.h"
+#include "cpu/neon/exp2_four.h"
 
 namespace spattn::cpu {
 namespace {
@@ -41,19 +41,7 @@ inline Bits bits_at(const uint64_t* mask, int first) {
     return vtstq_u32(vdupq_n_u32(uint32_t(mask[first / 64] >> (first % 64))), each);
 }
 
-// 2^x within 2.1 ulp up to x = 127.5, from where on it is inf; below 2^-126 it is 0. FMAX, FMIN and FRINTN hand NaN on.
-inline Vec exp2(Vec x) {
-    const Bits tiny = vcltq_f32(x, set1(-126.f));
-    x = vminq_f32(set1(128.f), vmaxq_f32(set1(-126.f), x));
-    const Vec n = vrndnq_f32(x), f = vsubq_f32(x, n);
-    const int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)), 23);
-    Vec p = fma(f, set1(exp2_c5), set1(exp2_c4));
-    p = fma(f, p, set1(exp2_c3));
-    p = fma(f, p, set1(exp2_c2));
-    p = fma(f, p, set1(exp2_c1));
-    const Vec result = vmulq_f32(fma(f, p, set1(1.f)), vreinterpretq_f32_s32(power));
-    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(result), tiny));
-}
+inline Vec exp2(Vec x) { return exp2_four(x); }
 
 inline Vec load_bf16(const uint16_t* x) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(x)), 16));

@@ -6,7 +6,7 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
-#include "cpu/generic/exp2.h"
+#include "cpu/neon/exp2_four.h"
 
 namespace spattn::cpu {
 namespace {
@@ -25,16 +25,9 @@ constexpr int tile_m = 5, tile_n = 1;  // as many registers as the tile of neon/
 constexpr double flops_per_clock = 14, softmax_clocks = 48;
 
 // f of each part of the operands.
-template <class F, class... Operands>
-inline Vec each_part(F f, const Operands&... x) {
-    Vec y;
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) y.part[i] = f(x.part[i]...);
-    return y;
-}
-template <class F, class... Operands>
-inline Bits each_test(F f, const Operands&... x) {
-    Bits y;
+template <class Result = Vec, class F, class... Operands>
+inline Result each_part(F f, const Operands&... x) {
+    Result y;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) y.part[i] = f(x.part[i]...);
     return y;
@@ -65,7 +58,7 @@ inline Vec select(Bits bits, Vec a, Vec b) {  // a where set
     return each_part([](auto bit, auto x, auto y) { return vbslq_f32(bit, x, y); }, bits, a, b);
 }
 inline Bits above(Vec a, Vec b) {  // false where either is NaN
-    return each_test([](auto x, auto y) { return vcgtq_f32(x, y); }, a, b);
+    return each_part<Bits>([](auto x, auto y) { return vcgtq_f32(x, y); }, a, b);
 }
 inline Vec max(Vec a, Vec b) { return select(above(a, b), a, b); }  // b where either is NaN
 inline bool any(Bits bits) {
@@ -80,21 +73,8 @@ inline Bits bits_at(const uint64_t* mask, int first) {
              vtstq_u32(all, vshlq_n_u32(each, 12))}};
 }
 
-// As in neon/vec.h.
-inline float32x4_t exp2_part(float32x4_t x) {
-    const uint32x4_t tiny = vcltq_f32(x, vdupq_n_f32(-126.f));
-    x = vminq_f32(vdupq_n_f32(128.f), vmaxq_f32(vdupq_n_f32(-126.f), x));
-    const float32x4_t n = vrndnq_f32(x), f = vsubq_f32(x, n);
-    const int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)), 23);
-    float32x4_t p = vfmaq_f32(vdupq_n_f32(exp2_c4), f, vdupq_n_f32(exp2_c5));
-    p = vfmaq_f32(vdupq_n_f32(exp2_c3), f, p);
-    p = vfmaq_f32(vdupq_n_f32(exp2_c2), f, p);
-    p = vfmaq_f32(vdupq_n_f32(exp2_c1), f, p);
-    p = vmulq_f32(vfmaq_f32(vdupq_n_f32(1.f), f, p), vreinterpretq_f32_s32(power));
-    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p), tiny));
-}
 inline Vec exp2(Vec x) {
-    return each_part([](auto part) { return exp2_part(part); }, x);
+    return each_part([](auto part) { return exp2_four(part); }, x);
 }
 
 // The forms of generic/sums.h for such vectors.
