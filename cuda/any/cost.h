@@ -2,6 +2,7 @@
 // Times that costs are put together from.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "plan/kernel.h"

@@ -28,7 +28,7 @@ struct ListRows {
 
 // A tile's rows and its list. Tiles of a list follow each other, so that they gather the same keys at the same time.
 struct GatherTask {
-    int32_t batch, head_kv, query, first, blocks;  // first: row of the list's; blocks: of keys
+    int32_t batch, head_kv, query, first, blocks;  // first: row of the list's; blocks: of keys, 0 until counted
 
     __device__ static GatherTask at(const ListRows& rows, const GatherLists& lists, int index) {
         const int unit = index / rows.tiles, plane = unit / rows.units;

@@ -9,8 +9,8 @@
 //   grid      a CTA a tile of 64 rows; tiles of a list follow each other, so that L2 has its keys
 //   a step    the next keys are on their way while scores, p and p v of these are made:
 //
-//               find     | keys 2     | keys 3
-//               copy     | keys 1     | keys 2
+//               find     | keys 1      | keys 2
+//               copy     | keys 1      | keys 2
 //               products | q k0, p0 v0 | q k1, p1 v1
 //
 //   warps     four, of 16 rows. More than 256 columns of out do not fit a warp's registers: eight warps then have
@@ -69,8 +69,8 @@ struct GatherForwardParams {
 // come after the next.
 template <class C>
 struct StepKeys {
-    int32_t key[C::stages + 1][C::step];     // or no_token
-    uint32_t there[C::stages + 1][2];        // a bit for each key that is one
+    int32_t key[C::stages + 1][C::step];  // or no_token
+    uint32_t there[C::stages + 1][2];     // a bit for each key that is one
 };
 
 // ---- copies ----

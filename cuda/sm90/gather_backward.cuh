@@ -30,10 +30,11 @@
 // that name more keys than L2 has room for sums are slower still. What would halve both is two CTAs that have half the
 // columns of 128 heads each.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 798 in the
-// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 325; 64 heads 287; lists
-// of 512 among 4K 313; 16 heads of 128 65, 64 heads of 128 253, of 256 253. With the same bits in every call, in that
-// order: 184, 181, 180; 174; 166; 30, 117, 140.
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 790 in the
+// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 321; 64 heads 289; lists
+// of 512 among 4K 309; 16 heads of 128 60, 64 heads of 128 234, of 256 238. With the same bits in every call, in that
+// order: 185, 182, 181; 174; 164; 30, 117, 141. 16 and 64 heads of 128, and 64 of 256, reached 65, 253 and 253 in a run
+// before; what cost them is mended, and was not timed since.
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
@@ -42,6 +43,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "any/block_backward.h"
 #include "ptx/convert.cuh"

@@ -10,8 +10,8 @@
 //
 // What it costs: the pass of bounds is 0.4 of that of floats (6.3 of 15.0 ms, 128 heads of 576/512, lists of 2,048
 // among 16K keys, H200), and additions of integers take 24.9 ms. Not the additions themselves: alone, words of 64 bits
-// reach the 3.9 TB/s that four floats do. What is left is converting, 16 a cycle of an SM, and moving words between
-// lanes.
+// reach the 3.9 TB/s that four floats do. What is left, and was not measured apart, is converting, 16 a cycle of an SM,
+// and moving words between lanes.
 //
 // Sums that do not depend on order by a quantum known ahead: Demmel and Nguyen, Fast reproducible floating-point
 // summation, 2013 (https://doi.org/10.1109/ARITH.2013.9); by windows of exponents: Kulisch's accumulators.
