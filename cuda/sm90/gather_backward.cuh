@@ -59,6 +59,7 @@
 #include "sm90/key_sums.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
+#include "tile/lift.cuh"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
@@ -103,7 +104,7 @@ struct GatherGradientShared {
     uint8_t p[C::panel_bytes], ds[C::panel_bytes];           // ds: with a softcap it first holds p times its slope
     int32_t key[C::stages][gather_tile];                     // which key a row is, or no_token
     uint64_t there[C::stages];                               // a bit for each row that is one
-    float lift, most[4];                                     // of ds: what is left of fp16's lift; by warp, the largest
+    tile::SharedLift lift;                                   // of ds in fp16
     GatherTask task;
     uint64_t rows_full, rows_empty;  // of q, dout and the task: every producer and a warp's; a warp of products
     uint64_t keys_full[C::stages], keys_empty[C::stages];  // likewise
@@ -378,7 +379,7 @@ struct GatherGradients {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 float& x = ds[8 * c + i];
-                x = weight(words[i / 2], i % 2) * fmaf(x, dp_factor, -of_row[tile::row_of(i)]);
+                x = tile::unpack<C::dtype>(words[i / 2], i % 2) * fmaf(x, dp_factor, -of_row[tile::row_of(i)]);
             }
         }
         uint32_t keys[2];
@@ -386,7 +387,7 @@ struct GatherGradients {
 #pragma unroll
             for (int i = 0; i < 32; ++i) ptx::zero_unless(ds[i], has_key(keys, thread, i));
         }
-        if constexpr (is_f16) fit(ds);
+        if constexpr (is_f16) tile::fit(ds, lift, shared.lift, thread);
         if constexpr (finds_bounds) {
             add_bounds(ds, dk_factor(), params.dk);
         } else {
@@ -413,7 +414,7 @@ struct GatherGradients {
                 for (uint32_t word : words) most = __vmaxu2(most, word & 0x7FFF7FFF);
             }
             for (int n = 1; n < 4; n *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, n));
-            largest[h] = weight(max(most & 0xFFFF, most >> 16), 0);
+            largest[h] = tile::unpack<C::dtype>(max(most & 0xFFFF, most >> 16), 0);
         }
     }
 
@@ -426,7 +427,7 @@ struct GatherGradients {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const int at = 4 * (i / 2) + i % 2;
-            const auto size = [&](int i) { return fabsf(weight(words[i / 8][i % 8 / 2], i % 2)); };
+            const auto size = [&](int i) { return fabsf(tile::unpack<C::dtype>(words[i / 8][i % 8 / 2], i % 2)); };
             columns[i] = fmaf(size(at), largest[0], size(at + 2) * largest[1]);
         }
         // The quads' sums, of which a lane keeps those of two neighbouring columns.
@@ -455,36 +456,12 @@ struct GatherGradients {
     // What ds is multiplied by on its way to dk.
     __device__ __forceinline__ float dk_factor() const { return params.scale * (ds_unlift / lift); }
 
-    // fp16 ends at 65504. Where ds goes beyond, it is lifted by less, and so is all of it that the task still makes.
-    __device__ __forceinline__ void fit(float (&ds)[32]) {
-        constexpr float largest = 65504, fitting = 32768;
-        float most = 0;
-#pragma unroll
-        for (float& x : ds) x *= lift, most = fmaxf(most, fabsf(x) < INFINITY ? fabsf(x) : 0);
-        if (ptx::named_barrier_any(1, 128, most > largest)) {
-            for (int n = 16; n; n /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
-            if (is_first_lane()) shared.most[thread / 32] = most;
-            ptx::named_barrier_sync(1, 128);  // the largest of all warps are there
-            for (float x : shared.most) most = fmaxf(most, x);
-            const float less = exp2f(-ceilf(log2f(most / fitting)));
-#pragma unroll
-            for (float& x : ds) x *= less;
-            lift *= less;
-        }
-        if (thread == 0) shared.lift = lift;
-    }
     __device__ __forceinline__ void follow_lift() {
-        lift = shared.lift;
+        lift = shared.lift.lift;
         if (lift == dq_lift) return;
 #pragma unroll
         for (float& x : dq) x *= lift / dq_lift;
         dq_lift = lift;
-    }
-
-    __device__ __forceinline__ static float weight(uint32_t word, int half) {
-        const uint32_t bits = half ? word >> 16 : word & 0xFFFF;
-        if constexpr (C::dtype == Dtype::bf16) return __uint_as_float(bits << 16);
-        else return __half2float(__ushort_as_half(uint16_t(bits)));
     }
 
     // One panel of pT dout or dsT q, begun.

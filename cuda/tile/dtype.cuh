@@ -38,5 +38,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     static_assert(D == Dtype::f16 || D == Dtype::bf16, "two elements fill a word");
     return D == Dtype::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
 }
+// One of them.
+template <Dtype D>
+__device__ __forceinline__ float unpack(uint32_t word, int half) {
+    static_assert(D == Dtype::f16 || D == Dtype::bf16, "two elements fill a word");
+    const uint32_t bits = half ? word >> 16 : word & 0xFFFF;
+    if constexpr (D == Dtype::bf16) return __uint_as_float(bits << 16);
+    else return __half2float(__ushort_as_half(uint16_t(bits)));
+}
 
 }  // namespace spattn::tile
