@@ -48,9 +48,7 @@ struct Rows {
           is_wide(is_wide) {}
 };
 
-inline bool is_wide(const TensorView& x) {
-    return x.column == 1 && (x.batch | x.head | x.row) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
+using any::is_wide;
 
 // Eight elements of a row, one by one.
 __device__ __forceinline__ void copy_chunk(uint32_t to, const Rows& rows, int64_t token, int first_column) {

@@ -17,9 +17,9 @@
 //   dk, dv    are sums of what many tasks make: they go to memory from registers, 64 columns at a time, and are added
 //             there in the order of arrival. Memory takes them as floats, which a kernel before clears and one after
 //             turns into elements. Where values are columns of keys, a key's two gradients are one sum
-//   bits      that are the same in every call, where a plan asks for them, come of integers (key_sums.cuh). The kernel
-//             then runs twice: at first it makes p and ds alone, and bounds of what each key's sums will be told to
-//             add: what p and ds are, times the largest element of dout or q of their rows
+//   bits      that are the same in every call, where a plan asks for them, come of integers (any/key_sums.cuh). The
+//             kernel then runs twice: at first it makes p and ds alone, and bounds of what each key's sums will be
+//             told to add: what p and ds are, times the largest element of dout or q of their rows
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
 //
 // That a warpgroup makes ds from p in shared memory, and that there is but one tile of keys, follows from room: q, dout
@@ -46,6 +46,8 @@
 #include <type_traits>
 
 #include "any/block_backward.h"
+#include "any/key_gradients.h"
+#include "any/key_sums.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
@@ -54,15 +56,17 @@
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 #include "runtime/launch.h"
+#include "sm90/float_rows.cuh"
 #include "sm90/gather_backward.h"
 #include "sm90/gather_rows.cuh"
-#include "sm90/key_sums.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/lift.cuh"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
+
+using any::Adding, any::KeySums, any::IntegerRows;
 
 // ---- configuration ----
 template <Dtype D, int HeadDim, int HeadDimV>
@@ -438,7 +442,8 @@ struct GatherGradients {
         for (int e = 0; e < 2; ++e) {
             const int key = shared.key[slot.index][2 * (thread % 32) + e];
             if (key == no_token) continue;
-            add_bound(to.bounds + (plane() * params.lists.seq_k + key) * bound_words, columns[e] * factor * slack);
+            const int64_t row = plane() * params.lists.seq_k + key;
+            any::add_bound(to.bounds + row * any::bound_words, columns[e] * factor * slack);
         }
     }
 
@@ -567,57 +572,17 @@ __global__ void __launch_bounds__(C::threads, 1)
         GatherGradients<C, A, HasCap, 2>{params, shared, thread}.run();
 }
 
-// ---- dk and dv: bounds into quanta, sums into elements ----
-constexpr int sums_threads = 256, sums_chunk = 8;  // columns of a thread
-
-static __global__ void __launch_bounds__(sums_threads) quanta_kernel(KeySums of, int64_t rows) {
-    for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < rows;
-         at += int64_t(gridDim.x) * sums_threads)
-        of.quanta[at] = quanta_of(of.bounds + at * bound_words);
-}
-
-struct SumsParams {
-    KeySums from;
-    TensorView to;
-    int64_t chunks;  // of all rows
-    int chunks_of_row, heads_kv;
-    int64_t seq_k;
-};
-
-template <Dtype D, Adding A>
-__global__ void __launch_bounds__(sums_threads) sums_kernel(const __grid_constant__ SumsParams params) {
-    using Element = typename tile::Element<D>::type;
-    for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < params.chunks;
-         at += int64_t(gridDim.x) * sums_threads) {
-        const int64_t row = at / params.chunks_of_row, plane = row / params.seq_k;
-        const int column = int(at % params.chunks_of_row) * sums_chunk;
-        const float* from = params.from.sums + at * sums_chunk;
-        const float quantum = A == Adding::integers ? 1 / params.from.quanta[row] : 1;
-        uint32_t words[sums_chunk / 2];
-#pragma unroll
-        for (int i = 0; i < sums_chunk / 2; ++i) {
-            float x[2];
-            read_sums<A>(from + 2 * i, quantum, x);
-            words[i] = tile::pack<D>(x[0], x[1]);
-        }
-        Element* to = any::row_of<Element>(params.to, plane / params.heads_kv, plane % params.heads_kv,
-                                           row % params.seq_k) + column;
-        *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
-    }
-}
-
 // ---- launch ----
 template <class C>
 struct GatherBackwardLaunch {
     const BackwardArgs& args;
     const Problem& p;
-    const GatherBackwardSpace space;
     GatherBackwardParams params;
 
     explicit GatherBackwardLaunch(const BackwardArgs& args)
-        : args(args), p(*args.problem), space(p, args.tokens) {
-        char* const workspace = static_cast<char*>(args.workspace);
-        const auto rows = any::BackwardSpace<float>::at(workspace, p, {}, {});
+        : args(args), p(*args.problem) {
+        const any::KeySumsSpace space(p);
+        const auto rows = any::BackwardSpace<float>::at(args.workspace, p, {}, {});
         const double scale = p.softcap != 0 ? p.softcap : p.scale;
         const any::GatherLists lists = any::GatherLists::of(args);
         params = {args.q,
@@ -625,10 +590,8 @@ struct GatherBackwardLaunch {
                   args.v,
                   args.dout,
                   args.dq,
-                  sums_at(workspace, space.dk, p.head_dim),
-                  // Where the problem's values are columns of keys, but not the tile's, both go to the same rows.
-                  p.value_in_key ? sums_at(workspace, space.dk, p.head_dim)
-                                 : sums_at(workspace, space.dv, p.head_dim_v),
+                  space.dk_at(args.workspace, p),
+                  space.dv_at(args.workspace, p),
                   rows.lse,
                   rows.delta,
                   lists,
@@ -639,13 +602,6 @@ struct GatherBackwardLaunch {
                   float(scale * M_LOG2E),
                   p.softcap != 0 ? float(p.scale / p.softcap) : 0};
     }
-
-    static KeySums sums_at(char* workspace, const GatherBackwardSpace::Sums& at, int64_t columns) {
-        return {reinterpret_cast<float*>(workspace + at.sums), int(columns),
-                reinterpret_cast<uint64_t*>(workspace + at.bounds), reinterpret_cast<float*>(workspace + at.quanta)};
-    }
-
-    void clear() const { runtime::clear(static_cast<char*>(args.workspace) + space.begin, space.cleared, args.stream); }
 
     template <Adding A>
     void products() const {
@@ -658,32 +614,8 @@ struct GatherBackwardLaunch {
     void sum() const {
         if (!p.deterministic) return products<Adding::floats>();
         products<Adding::bounds>();
-        find_quanta(params.dk);
-        if (!p.value_in_key) find_quanta(params.dv);
+        any::KeyGradients<C::dtype>::find_quanta(args);
         products<Adding::integers>();
-    }
-
-    static unsigned ctas_of(int64_t threads) {
-        constexpr int64_t most = 1 << 16;
-        return unsigned(std::min(any::divide_up(threads, sums_threads), most));
-    }
-
-    void find_quanta(const KeySums& of) const {
-        const int64_t rows = p.batch * p.heads_kv * p.seq_k;
-        runtime::launch(quanta_kernel, {ctas_of(rows), unsigned(sums_threads), 0}, args.stream, of, rows);
-    }
-
-    void write(const KeySums& sums, const TensorView& to) const {
-        const int64_t chunks = p.batch * p.heads_kv * p.seq_k * sums.columns / sums_chunk;
-        const auto kernel =
-            p.deterministic ? sums_kernel<C::dtype, Adding::integers> : sums_kernel<C::dtype, Adding::floats>;
-        runtime::launch(kernel, {ctas_of(chunks), unsigned(sums_threads), 0}, args.stream,
-                        SumsParams{sums, to, chunks, sums.columns / sums_chunk, int(p.heads_kv), p.seq_k});
-    }
-
-    void write_gradients() const {
-        write(params.dk, args.dk);
-        if (!p.value_in_key) write(params.dv, args.dv);
     }
 };
 
@@ -691,10 +623,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
     const GatherBackwardLaunch<GatherGradientConfig<D, HeadDim, HeadDimV>> launch(args);
-    launch.clear();
+    any::KeyGradients<D>::clear(args);
     any::BlockBackward<D>::rows(args);
     launch.sum();
-    launch.write_gradients();
+    any::KeyGradients<D>::write(args);
     any::BlockBackward<D>::sinks(args);
 }
 
@@ -708,14 +640,12 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     using C = GatherGradientConfig<D, HeadDim, HeadDimV>;
     any::BlockBackward<D>::prepare(device);
+    any::KeyGradients<D>::prepare(device);
     const runtime::CurrentDevice current(device);
     static_assert(sizeof(GatherGradientShared<C>) <= C::most_bytes, "a CTA has no more");
     prepare_products<C, Adding::floats>();
     prepare_products<C, Adding::bounds>();
     prepare_products<C, Adding::integers>();
-    runtime::prepare(quanta_kernel, 0);
-    runtime::prepare(sums_kernel<D, Adding::floats>, 0);
-    runtime::prepare(sums_kernel<D, Adding::integers>, 0);
 }
 
 }  // namespace spattn::sm90

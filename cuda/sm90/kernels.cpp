@@ -9,6 +9,8 @@
 #include "any/combine.h"
 #include "any/cost.h"
 #include "any/fits.h"
+#include "any/gather_backward.h"
+#include "any/key_sums.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
@@ -20,7 +22,6 @@
 #include "sm90/block_forward.h"
 #include "sm90/gather_backward.h"
 #include "sm90/gather_forward.h"
-#include "sm90/key_sums.h"
 #include "tile/fragment.h"
 
 namespace spattn::sm90 {
@@ -50,24 +51,6 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
     counters = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
     notes = counters + alignment;
     bytes = notes + size_t(tasks * warps * note_bytes);
-}
-
-GatherBackwardSpace::GatherBackwardSpace(const Problem& p, const TokenListsView& tokens) {
-    constexpr int64_t alignment = 256;
-    const size_t keys = size_t(p.batch * p.heads_kv * p.seq_k);
-    begin = bytes = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, {}, {}, {})), alignment));
-    const auto add = [&](size_t row_bytes) {
-        const size_t at = bytes;
-        bytes = size_t(round_up(int64_t(at + keys * row_bytes), alignment));
-        return at;
-    };
-    const size_t bound = p.deterministic ? bound_words * sizeof(uint64_t) : 0;
-    dk.sums = add(size_t(p.head_dim) * sizeof(float)), dk.bounds = add(bound);
-    dv.sums = add(p.value_in_key ? 0 : size_t(p.head_dim_v) * sizeof(float));
-    dv.bounds = add(p.value_in_key ? 0 : bound);
-    cleared = bytes - begin;
-    dk.quanta = add(p.deterministic ? sizeof(float) : 0), dv.quanta = add(p.deterministic ? sizeof(float) : 0);
-    bytes = std::max(bytes, any::GatherSpace<float>::bytes(p, any::ListSizes::of(p, tokens)));
 }
 
 namespace {
@@ -280,7 +263,11 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
                            any::memory_us(4 * rows + 2 * keys, machine, beside_products));
 }
 
-size_t gather_backward_workspace(const Sizing& s) { return GatherBackwardSpace(s.problem, s.tokens).bytes; }
+// Of any's kernels, too, which serve views that copies of 16 bytes cannot read.
+size_t gather_backward_workspace(const Sizing& s) {
+    return std::max(any::KeySumsSpace(s.problem).bytes,
+                    any::GatherSpace<float>::bytes(s.problem, any::ListSizes::of(s.problem, s.tokens)));
+}
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const BackwardArgs& args) {

@@ -22,10 +22,10 @@
 #include <cstdint>
 
 #include "any/element.cuh"
+#include "any/key_sums.h"
 #include "ptx/reduce.cuh"
-#include "sm90/key_sums.h"
 
-namespace spattn::sm90 {
+namespace spattn::any {
 
 // ---- how large a row's terms become ----
 // Word w of 64 bits counts powers of two from 2^(32 w - 127) on, in units of that one. Terms that are not finite count
@@ -53,51 +53,18 @@ __device__ __forceinline__ float quanta_of(const uint64_t* row) {
 // L2 adds whole lines of 128 bytes at 3.8 TB/s, but the 32 bytes that a quad has of a row at 2.3: lanes exchange what
 // they have of 32 columns until a row's line is one instruction's.
 
-// Sums of floats; eight lanes have a row.
-struct FloatRows {
-    int keys[4];  // of the rows for which this lane stands
-
-    __device__ FloatRows(const int32_t* tile_keys, int thread) {
+// One step of transposing words of quads that have a row each: in the end word i of quad j is what word j of quad i
+// was. Words whose number has another bit `Step` than the quad's go.
+template <int Step, int Count, class Word>
+__device__ __forceinline__ void exchange(Word (&words)[Count], int quad) {
+    const bool is_upper = quad & Step;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            keys[i] = tile_keys[16 * (thread / 32) + thread % 32 / 8 * 2 + i / 2 * 8 + i % 2];
+    for (int i = 0; i < Count; ++i) {
+        if (i & Step) continue;
+        const Word theirs = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + Step], 4 * Step);
+        words[i] = is_upper ? theirs : words[i], words[i + Step] = is_upper ? words[i + Step] : theirs;
     }
-
-    // To columns from `first` on, below `end`, of rows of so many columns.
-    __device__ __forceinline__ void add(const float (&x)[32], float factor, float* sums, int columns, int first,
-                                        int end, int thread) const {
-        const bool is_odd = thread & 1, is_second = thread & 4;
-        const int column = first + thread / 4 % 2 * 16 + thread % 2 * 8 + thread / 2 % 2 * 4;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float y[2][4];  // of 8 columns and of those 16 further: the lane's 4
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int n = i / 2, e = i % 2, at = 16 * half + 8 * n + 2 * h + e;
-                    const float mine = factor * (is_odd ? x[at + 4] : x[at]);
-                    const float theirs = __shfl_xor_sync(~0u, factor * (is_odd ? x[at] : x[at + 4]), 1);
-                    y[n][e] = is_odd ? theirs : mine, y[n][2 + e] = is_odd ? mine : theirs;
-                }
-                float first_row[4], second_row[4];  // of two rows side by side
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float mine = is_second ? y[1][e] : y[0][e];
-                    const float theirs = __shfl_xor_sync(~0u, is_second ? y[0][e] : y[1][e], 4);
-                    first_row[e] = is_second ? theirs : mine, second_row[e] = is_second ? mine : theirs;
-                }
-                if (column + 32 * half >= end) continue;
-                add_row(sums + column + 32 * half, keys[2 * h], columns, first_row);
-                add_row(sums + column + 32 * half, keys[2 * h + 1], columns, second_row);
-            }
-    }
-
-private:
-    __device__ __forceinline__ static void add_row(float* sums, int key, int columns, const float (&x)[4]) {
-        if (key != no_token) ptx::add_global(sums + int64_t(key) * columns, x[0], x[1], x[2], x[3]);
-    }
-};
+}
 
 // Sums of integers; sixteen lanes have a row.
 struct IntegerRows {
@@ -139,25 +106,12 @@ struct IntegerRows {
             }
         }
     }
-
-private:
-    // One step of transposing four words of four quads: words whose number has another bit `Step` than the quad's go.
-    template <int Step>
-    __device__ __forceinline__ static void exchange(uint64_t (&words)[4], int quad) {
-        const bool is_upper = quad & Step;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i & Step) continue;
-            const uint64_t theirs = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + Step], 4 * Step);
-            words[i] = is_upper ? theirs : words[i], words[i + Step] = is_upper ? words[i + Step] : theirs;
-        }
-    }
 };
 
 // ---- how sums are read ----
 // Two neighbouring columns; `quantum` of integers.
 template <Adding A>
-__device__ __forceinline__ void read_sums(const float* from, float quantum, float (&x)[2]) {
+__device__ __forceinline__ void read_sums(const float* from, float quantum, float* x) {
     const float2 word = *reinterpret_cast<const float2*>(from);
     x[0] = word.x, x[1] = word.y;
     if constexpr (A == Adding::integers) {
@@ -166,4 +120,4 @@ __device__ __forceinline__ void read_sums(const float* from, float quantum, floa
     }
 }
 
-}  // namespace spattn::sm90
+}  // namespace spattn::any
