@@ -25,10 +25,10 @@
 
 #include <cmath>
 
-#include "any/gather_tile.cuh"
 #include "any/row_end.cuh"
 #include "runtime/launch.h"
 #include "sm80/gather_forward.h"
+#include "sm80/gather_rows.cuh"
 #include "sm80/tile.cuh"
 #include "tile/softmax.cuh"
 
@@ -65,43 +65,9 @@ struct GatherForwardParams {
     float into_cap;
 };
 
-// Which keys a step has. There is one more than stages: a warp may still read its own when another finds those that
-// come after the next.
+// There is one slot more than stages: a warp may still read its own when another finds those that come after the next.
 template <class C>
-struct StepKeys {
-    int32_t key[C::stages + 1][C::step];  // or no_token
-    uint32_t there[C::stages + 1][2];     // a bit for each key that is one
-};
-
-// ---- copies ----
-// One row of an operand, or none, which becomes zeros.
-struct SourceRow {
-    const uint16_t* columns;
-    bool is_there;
-};
-
-// Rows from(row) into a tile, 0 beyond the last column. Complete with the group that the caller commits, for wide rows;
-// others at once.
-template <int RowCount, class Tile, int Threads, class From>
-__device__ __forceinline__ void load_gathered(uint32_t to, int columns, int64_t column, bool is_wide, From from) {
-    static_assert(RowCount * Tile::chunks % Threads == 0, "threads copy as many chunks each");
-#pragma unroll 2
-    for (int i = 0; i < RowCount * Tile::chunks / Threads; ++i) {
-        const int at = int(threadIdx.x) + i * Threads, row = at / Tile::chunks, chunk = at % Tile::chunks;
-        const SourceRow source = from(row);
-        const int left = source.is_there ? columns - 8 * chunk : 0;  // columns from this chunk on
-        if (is_wide) {
-            ptx::cp_async_16(Tile::at(to, row, chunk), source.columns + (left > 0 ? 8 * chunk : 0),
-                             min(max(2 * left, 0), 16));
-        } else {
-            uint32_t words[4] = {};
-#pragma unroll
-            for (int n = 0; n < 8; ++n)
-                if (n < left) words[n / 2] |= uint32_t(source.columns[(8 * chunk + n) * column]) << 16 * (n % 2);
-            ptx::store_shared(Tile::at(to, row, chunk), words);
-        }
-    }
-}
+using ListedKeys = StepKeys<C::step, C::stages + 1>;
 
 // ---- the CTA ----
 template <class C>
@@ -109,7 +75,7 @@ struct Gathered {
     using Element = typename C::Element;
 
     const GatherForwardParams& params;
-    StepKeys<C>& keys;
+    ListedKeys<C>& keys;
     const uint32_t q_tile, stages;  // shared addresses
     const any::GatherTask task;
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, part = threadIdx.x / 128;
@@ -118,28 +84,21 @@ struct Gathered {
 
     __device__ Gathered(const GatherForwardParams& params, uint8_t* memory)
         : params(params),
-          keys(*reinterpret_cast<StepKeys<C>*>(memory + C::q_bytes + C::stages * C::stage_bytes)),
+          keys(*reinterpret_cast<ListedKeys<C>*>(memory + C::q_bytes + C::stages * C::stage_bytes)),
           q_tile(ptx::shared_address(memory)),
           stages(q_tile + C::q_bytes),
           task(any::GatherTask::at(params.rows, params.lists, int(blockIdx.x))) {}
 
     __device__ __forceinline__ void run() {
-        const int64_t head = int64_t(task.head_kv) * params.lists.group;
-        const any::KeyList list =
-            params.lists.list_of_head(task.batch, int(head), task.query / params.lists.sizes.block_q);
-        const int places = list.count * params.lists.sizes.block_k, steps = (places + C::step - 1) / C::step;
+        const TileList list(params.lists, task);
+        const int steps = list.steps(C::step);
         const auto find = [&](int step) {
-            if (int(threadIdx.x) >= C::step) return;
-            const int place = step * C::step + int(threadIdx.x), at = step % (C::stages + 1);
-            const int64_t row = task.batch * int64_t(params.lists.heads_q) + head;
-            const int key = place < places ? params.lists.key_at(list, place, row, task.query) : no_token;
-            keys.key[at][threadIdx.x] = key;
-            const uint32_t there = __ballot_sync(~0u, key != no_token);
-            if (lane == 0) keys.there[at][threadIdx.x / 32] = there;
+            if (int(threadIdx.x) < C::step) list.find(keys, step, int(threadIdx.x));
         };
 #pragma unroll
         for (float& x : out[0]) x = 0;
-        load_q();
+        load_queries<typename C::KeyTile, C::threads>(q_tile, params.q, params.head_dim, params.q_is_wide, params.rows,
+                                                      params.lists, task);
         find(0);
         __syncthreads();  // the first keys are known
         if (steps > 0) load(0);
@@ -159,28 +118,12 @@ struct Gathered {
 
     __device__ __forceinline__ uint32_t stage(int step) const { return stages + step % C::stages * C::stage_bytes; }
 
-    __device__ __forceinline__ void load_q() {
-        const auto from = [&](int row) {
-            const any::TileRow at(params.rows, params.lists, task, row);
-            return SourceRow{any::row_of<uint16_t>(params.q, task.batch, at.head, at.query), true};
-        };
-        load_gathered<any::gather_tile, typename C::KeyTile, C::threads>(q_tile, params.head_dim, params.q.column,
-                                                                         params.q_is_wide, from);
-    }
-
     __device__ __forceinline__ void load(int step) {
-        const int32_t* const key = keys.key[step % (C::stages + 1)];
-        const auto rows_of = [&](const TensorView& x) {
-            const auto* const first = any::row_of<uint16_t>(x, task.batch, task.head_kv, 0);
-            return [first, key, stride = x.row](int row) {
-                return SourceRow{first + max(key[row], 0) * stride, key[row] != no_token};
-            };
-        };
-        load_gathered<C::step, typename C::KeyTile, C::threads>(stage(step), params.head_dim, params.k.column,
-                                                                params.k_is_wide, rows_of(params.k));
+        load_listed<C::step, typename C::KeyTile, C::threads>(stage(step), params.k, params.head_dim, params.k_is_wide,
+                                                              task, keys.keys(step));
         if constexpr (!C::value_in_key)
-            load_gathered<C::step, typename C::ValueTile, C::threads>(
-                stage(step) + C::k_bytes, params.head_dim_v, params.v.column, params.v_is_wide, rows_of(params.v));
+            load_listed<C::step, typename C::ValueTile, C::threads>(
+                stage(step) + C::k_bytes, params.v, params.head_dim_v, params.v_is_wide, task, keys.keys(step));
     }
 
     __device__ __forceinline__ void attend(int step) {
@@ -200,14 +143,10 @@ struct Gathered {
     }
 
     __device__ __forceinline__ void mask(float (&s)[C::step / 2], int step) const {
-        const uint32_t* const there = keys.there[step % (C::stages + 1)];
-        uint32_t words[2] = {there[0], C::step > 32 ? there[1] : ~0u};
-        if ((words[0] & words[1]) == ~0u) return;
+        const ThereBits there = keys.there(step);
+        if (there.all()) return;
 #pragma unroll
-        for (int i = 0; i < C::step / 2; ++i) {
-            const int column = tile::fragment_column(0, i);
-            ptx::minus_infinity_unless(s[i], words[column / 32] >> 2 * (lane % 4) & (1u << column % 32));
-        }
+        for (int i = 0; i < C::step / 2; ++i) ptx::minus_infinity_unless(s[i], there.has(i));
     }
 
     __device__ __forceinline__ void finish() const {
@@ -252,7 +191,7 @@ template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
     static_assert(Block == any::gather_tile, "tiles of 64 rows");
     using C = GatherConfig<D, HeadDim, HeadDimV>;
-    static_assert(sizeof(StepKeys<C>) <= shared_bytes - tile_bytes, "what the host was told");
+    static_assert(sizeof(ListedKeys<C>) <= shared_bytes - tile_bytes, "what the host was told");
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;

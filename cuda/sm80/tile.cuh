@@ -106,12 +106,12 @@ __device__ __forceinline__ void load_rows(uint32_t to, const Rows& rows, const T
 }
 
 // s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
-// times the step's.
-template <Dtype D, class Tile, int Groups, int Values>
+// times the step's, whose rows may lie further apart.
+template <Dtype D, class Tile, class StepTile = Tile, int Groups, int Values>
 __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
-    const uint32_t b_at = Tile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const uint32_t b_at = StepTile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
     for (int g = 0; g < Groups; ++g)
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
 #pragma unroll
         for (int n = 0; n < Values / 8; ++n) {
             uint32_t b[4];
-            ptx::load_matrix_x4(b, Tile::further(b_at, k) + n * Tile::bytes16);
+            ptx::load_matrix_x4(b, StepTile::further(b_at, k) + n * StepTile::bytes16);
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
                 ptx::mma(&s[g][8 * n], a[g], b[0], b[1], tile::MatrixTag<D>{});
