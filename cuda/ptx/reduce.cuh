@@ -13,6 +13,9 @@ __device__ __forceinline__ void add_global(float* to, float a, float b, float c,
                  : "memory");
 }
 
+__device__ __forceinline__ void add_global(float* to, float x) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
 __device__ __forceinline__ void add_global(uint64_t* to, uint64_t x) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }

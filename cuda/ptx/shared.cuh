@@ -24,6 +24,9 @@ __device__ __forceinline__ void load_shared(uint32_t (&words)[4], uint32_t from)
 __device__ __forceinline__ void store_shared(uint32_t to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t to, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }

@@ -7,9 +7,11 @@
 #include "any/combine.h"
 #include "any/cost.h"
 #include "any/fits.h"
+#include "any/key_sums.h"
 #include "runtime/device.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
+#include "sm80/gather_backward.h"
 #include "sm80/gather_forward.h"
 #include "tile/fragment.h"
 
@@ -89,10 +91,15 @@ Kernel block_forward(const char* name) {
 
 // ---- forward, lists ----
 template <int HeadDim, int HeadDimV>
-const char* gather_forward_fits(const Problem& p) {
+const char* gather_fits(const Problem& p) {
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
     if (const char* why = any::values_fit(p, HeadDim)) return why;
-    if (const char* why = any::lists_fit(p)) return why;
+    return any::lists_fit(p);
+}
+
+template <int HeadDim, int HeadDimV>
+const char* gather_forward_fits(const Problem& p) {
+    if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
     return any::maximum_fits(p);
 }
 
@@ -188,6 +195,50 @@ Kernel block_backward(const char* name) {
             .prepare = K::prepare,
             .orders = true,
             .carries = any::BackwardCarried<float>::bytes};
+}
+
+// ---- backward, lists ----
+// As forward with five products, after which each key's row of sums goes to L2. An estimate: no GPU has run it yet.
+template <int HeadDim, int HeadDimV>
+Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr bool value_in_key = HeadDim > 256;
+    constexpr double flops_per_cycle = 700, fetched_bytes = 25, added_bytes = 12, around = 3000, task = 6000;
+    constexpr double launches = 20;  // us
+    constexpr double products = 2.0 * 64 * 64 * (3 * HeadDim + 2 * HeadDimV) / flops_per_cycle;
+    const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
+    const any::ListTasks work = any::ListTasks::of(p, s);
+    const double exchanged = 64 * columns * (2 / fetched_bytes + 4 / added_bytes);
+    const double walks = p.deterministic ? 2.1 : 1;  // the bounds, and additions of integers that take longer
+    const double cycles = walks * work.tasks * (work.blocks * std::max(products + around, exchanged) + task);
+    const double keys = double(p.batch * p.heads_kv * p.seq_k) * columns;
+    const double around_us = any::memory_us(2 * any::query_bytes(p) + 10 * keys, machine, 0.7);
+    return any::overlapped(launches + around_us, any::compute_us(cycles, machine),
+                           any::memory_us(2 * any::query_bytes(p) + 2 * keys, machine, 0.8));
+}
+
+size_t gather_backward_workspace(const Sizing& s) { return any::KeySumsSpace(s.problem).bytes; }
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void gather(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    GatherBackward<D, HeadDim, HeadDimV, Block>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+Kernel gather_backward(const char* name) {
+    using K = GatherBackward<D, HeadDim, HeadDimV, Block>;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .runs_here = runs_here<K::shared_bytes>,
+            .fits = gather_fits<HeadDim, HeadDimV>,
+            .cost = gather_backward_cost<HeadDim, HeadDimV>,
+            .workspace = gather_backward_workspace,
+            .backward = gather<D, HeadDim, HeadDimV, Block>,
+            .prepare = K::prepare,
+            .family = Family::gather,
+            .shares_lists = true};
 }
 
 }  // namespace

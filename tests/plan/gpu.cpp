@@ -54,6 +54,10 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void GatherBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
@@ -161,13 +165,17 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm80_block_forward_bf16_d128_v128_128x64");
     const Golden wide{"", "full", 2, 512, 512, 256, Dtype::bf16, true};
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
-    const Golden latent{"", "runtime_tokens(512)", 128, 64, 4096, 576, Dtype::bf16, false, false, 128, 512, true};
-    const Golden lists{"", "runtime_tokens(512)", 32, 64, 4096, 128, Dtype::f16, false, false, 8};
+    const Golden latent{"", "runtime_tokens(512)", 128, 64, 4096, 576, Dtype::bf16, true, false, 128, 512, true};
+    const Golden lists{"", "runtime_tokens(512)", 32, 64, 4096, 128, Dtype::f16, true, true, 8};
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
+    CHECK_EQ(imaginary::name(plan_of(latent).backward), "sm80_gather_backward_bf16_d576_v512_64x64");
+    CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     imaginary_capability = 86;  // whose CTAs have less shared memory
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
+    CHECK_EQ(imaginary::name(plan_of(latent).backward), "any_gather_backward_bf16");
     CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
+    CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).forward), "sm80_block_forward_bf16_d256_v256_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_block_backward_bf16_64x64");
     imaginary_capability = 90;
