@@ -9,13 +9,13 @@
 #include "any/combine.h"
 #include "any/cost.h"
 #include "any/fits.h"
-#include "any/gather_backward.h"
 #include "any/key_sums.h"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/operand.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
+#include "sm80/gather_backward.h"
 #include "sm80/gather_forward.h"
 #include "sm90/block_backward.h"
 #include "sm90/block_backward_apart.h"
@@ -263,11 +263,10 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
                            any::memory_us(4 * rows + 2 * keys, machine, beside_products));
 }
 
-// Of any's kernels, too, which serve views that copies of 16 bytes cannot read.
-size_t gather_backward_workspace(const Sizing& s) {
-    return std::max(any::KeySumsSpace(s.problem).bytes,
-                    any::GatherSpace<float>::bytes(s.problem, any::ListSizes::of(s.problem, s.tokens)));
-}
+size_t gather_backward_workspace(const Sizing& s) { return any::KeySumsSpace(s.problem).bytes; }
+
+template <Dtype D, int HeadDim>
+using OlderGatherBackward = sm80::GatherBackward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void gather(const BackwardArgs& args) {
@@ -275,13 +274,13 @@ void gather(const BackwardArgs& args) {
     if (is_addressable(args))
         GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        any::GatherBackward<D>::run(args);
+        OlderGatherBackward<D, HeadDim>::run(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare_gather_backward(int32_t device) {
     GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    any::GatherBackward<D>::prepare(device);
+    OlderGatherBackward<D, HeadDim>::prepare(device);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
