@@ -40,9 +40,10 @@ def filled(pattern, tokens, budget):
 class Text:
     """What patterns are made from: a text's tokens and identifiers."""
 
-    def __init__(self, tokenizer, ids):
+    def __init__(self, tokenizer, ids, symbols=None):
+        """symbols: as sparseattn.symbols_of returns them; None: they are read here"""
         self.ids, self._tokenizer = np.asarray(ids), tokenizer
-        self.symbols = sa.symbols_of(tokenizer, self.ids)
+        self.symbols = sa.symbols_of(tokenizer, self.ids) if symbols is None else symbols
 
     def __len__(self):
         return len(self.ids)

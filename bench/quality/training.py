@@ -2,14 +2,16 @@
 """S3: small transformers that learn code from the start, each with one pattern in all of its layers, from the same
 seeds and batches. Does what a frozen model loses come back when the model may learn where to look?
 
-The transformer and its optimizer are those of ../train.py. Block top-k is not here: its lists would have to be learned
-with the model's own scores, which its authors do with kernels of their own.
+The transformer and its optimizer are those of ../train.py. A pattern that a text decides is made of each row's tokens,
+with its plan, by threads that are some batches ahead. Block top-k chooses by each layer's q and k, as MoBA does in
+training (https://arxiv.org/abs/2502.13189): no gradient comes through the choice.
 """
 
 import collections
 import concurrent.futures
 import functools
 import multiprocessing
+import os
 import pathlib
 import sys
 import time
@@ -17,19 +19,18 @@ from types import SimpleNamespace
 
 import corpus
 import numpy as np
+import patterns
 import small
 import sparseattn as sa
 import sparseattn.torch as sat
 import torch
-from reading import listed
 from torch.nn import functional
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import train  # noqa: E402
 
-PATTERNS = ["dense", "sink_window", "xref", "xref_ngrams"]
-SINKS, WINDOW = 32, 64
-AHEAD = 8  # batches that are made ahead, each by a thread
+PATTERNS = ["dense", "sink_window", "xref", "block_topk_16_mean"]  # the last is what tuning chose
+AHEAD = 16  # batches that are made ahead
 SYMBOLS_AT_ONCE = 500_000  # tokens whose identifiers a process reads: some two seconds
 # 20 million parameters, of which 6.3 in the vocabulary; on a CPU, and where only the code is tried, a toy.
 SIZES = {
@@ -56,12 +57,7 @@ def run(options, results, progress):
     ]
     if not wanted:
         return
-    learned, held_out = load_texts(options)
-    tokenizer = train_tokenizer(learned[:: 1 if options.small else 8], sizes["vocabulary"])
-    stream = Stream(tokenizer, learned)
-    files = [Stream(tokenizer, [text]) for text in held_out]
-    rows = sizes["seq"] + 1
-    files = [(file.ids[:rows], file.symbols[:rows]) for file in files if len(file.ids) >= rows]
+    stream, files = prepare(options, sizes)
     progress(f"{len(stream.ids):,} tokens to learn, {len(files)} files held out", last=True)
     for seed, name in wanted:
         results.add(learn(name, seed, SimpleNamespace(**sizes), stream, files, progress))
@@ -72,6 +68,34 @@ def line_id(name, seed, sizes):
 
 
 # ---- texts ----
+
+
+def prepare(options, sizes):
+    """(the stream to learn, the beginning of each held-out file), kept in the cache: identifiers take minutes of a core.
+
+    A beginning is (ids [seq + 1], symbols [seq + 1, 2]). Shorter files are left out.
+    """
+    if options.small:
+        return tokenize(*load_texts(options), sizes, every=1)
+    texts = corpus.read_manifest()["training"]["sha256"]
+    path = options.cache / f"training_{texts[:12]}_{sizes['vocabulary']}_{sizes['seq']}.npz"
+    if not path.is_file():
+        stream, files = tokenize(*load_texts(options), sizes, every=8)
+        part = path.with_suffix(f".{os.getpid()}.npz")
+        kept = {"ids": stream.ids, "symbols": stream.symbols}
+        kept |= {f"held_out_{name}": np.stack(of) for name, of in zip(kept, zip(*files))}
+        np.savez_compressed(part, **{name: array.astype(np.int32) for name, array in kept.items()})
+        part.rename(path)
+    with np.load(path) as kept:
+        stream = SimpleNamespace(ids=kept["ids"].astype(np.int64), symbols=kept["symbols"])
+        return stream, list(zip(kept["held_out_ids"].astype(np.int64), kept["held_out_symbols"]))
+
+
+def tokenize(learned, held_out, sizes, every):
+    """What prepare returns. The tokenizer is trained on one in `every` text."""
+    tokenizer, rows = train_tokenizer(learned[::every], sizes["vocabulary"]), sizes["seq"] + 1
+    encoded = [np.array(one.ids[:rows], np.int64) for one in tokenizer.encode_batch(held_out) if len(one.ids) >= rows]
+    return Stream(tokenizer, learned), [(ids, sa.symbols_of(tokenizer, ids)) for ids in encoded]
 
 
 def load_texts(options):
@@ -121,58 +145,78 @@ class Stream:
 
 
 class Batch:
-    """Rows of a stream, and what their queries see: a pattern, or lists of keys that are made from the rows' tokens."""
+    """Rows of a stream, and what their queries see.
 
-    def __init__(self, name, options, rows):
+    ids      int64 [rows, tokens + 1]
+    pattern  what all layers and heads see
+    choose   None, or what lists keys of a layer's q and k for it, as choices.BlockTopK does
+    """
+
+    def __init__(self, name, budget, rows):
         """rows: (ids [tokens + 1], symbols [tokens + 1, 2]) of each"""
-        tokens, budget = len(rows[0][0]) - 1, options.budget
-        self.ids, self.lists = torch.from_numpy(np.stack([ids for ids, _ in rows])), None
-        if name in ("dense", "sink_window"):
-            near = sa.sink(SINKS) | sa.window(budget - SINKS - 1, 0)
-            self.pattern = sa.causal() if name == "dense" else sa.causal() & near
+        self.ids, self.choose, self._plan = torch.from_numpy(np.stack([ids for ids, _ in rows])), None, None
+        if name == "dense":
+            self.pattern = sa.causal()
             return
-        options = {"sinks": SINKS, "window": WINDOW, "budget": budget}
-        patterns = [sa.xref(ids[:-1], symbols[:-1] if name == "xref" else None, **options) for ids, symbols in rows]
-        self.lists = torch.from_numpy(np.stack([listed(pattern, tokens, budget) for pattern in patterns]))
-        self.pattern = sa.runtime_tokens(budget)
+        texts = [patterns.Text(None, ids[:-1], symbols[:-1]) for ids, symbols in rows]
+        made, chooses = zip(*(patterns.make(name, text, budget) for text in texts))
+        self.pattern = made[0] if len(set(made)) == 1 else sa.per_batch(made)
+        self.choose = chooses[0]
+
+    def plan(self, options, learns):
+        """Makes the plan that attention() will find. A stream of its own lets its lists be copied beside other work."""
+        if self.choose is not None:  # one plan serves all batches
+            return
+        rows, tokens = self.ids.shape[0], self.ids.shape[1] - 1
+        dtype = torch.bfloat16 if options.device == "cuda" else torch.float32  # as autocast gives it to attention
+        one = torch.empty((), dtype=dtype, device=options.device)
+        operand = one.expand(rows, tokens, options.heads, options.embed // options.heads)
+        with torch.cuda.stream(torch.cuda.Stream() if options.device == "cuda" else None):
+            self._plan = sat.plan(self.pattern, operand, operand, operand, backward=learns)
 
 
 class Attend:
     """The attention of all layers, which sees as the batch says that is set before it is read."""
 
-    def __init__(self, heads):
-        self.heads, self.pattern, self.lists = heads, None, None
-
-    def see(self, batch, device):
-        self.pattern, self.lists = batch.pattern, None
-        if batch.lists is not None:  # a layer's heads have the same
-            self.lists = batch.lists.to(device)[:, :, None].expand(-1, -1, self.heads, -1).contiguous()
+    batch = None
 
     def __call__(self, q, k, v):
-        return sat.attention(q, k, v, self.pattern, indices=self.lists)
+        lists, choose = None, self.batch.choose
+        if choose is not None:
+            with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+                lists = choose(q, k)
+        return sat.attention(q, k, v, self.batch.pattern, indices=lists)
 
 
-def batches_of(name, options, stream, starts):
-    """A Batch for each row of starts, made by threads some steps ahead of the one that is learned."""
-    with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
+def made_ahead(name, options, batches, learns):
+    """A Batch for each list of rows in `batches`, with its plan, made by threads while those before it are computed."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
 
-        def make(row):
-            places = [slice(start, start + options.seq + 1) for start in row]
-            return Batch(name, options, [(stream.ids[place], stream.symbols[place]) for place in places])
+        def make(rows):
+            batch = Batch(name, options.budget, rows)
+            batch.plan(options, learns)
+            return batch
 
         coming = collections.deque()
-        for row in starts:
-            coming.append(pool.submit(make, row))
+        for rows in batches:
+            coming.append(pool.submit(make, rows))
             if len(coming) > AHEAD:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
 
 
+def drawn_rows(options, seed, stream):
+    """The rows of each step, which the seed decides."""
+    most = len(stream.ids) - options.seq - 1
+    for starts in np.random.default_rng(seed).integers(0, most, (options.steps, options.batch)):
+        places = [slice(start, start + options.seq + 1) for start in starts]
+        yield [(stream.ids[place], stream.symbols[place]) for place in places]
+
+
 def losses_of(model, attend, batch, device):
     """float32 [rows, tokens]: the loss of each next token of a batch."""
-    attend.see(batch, device)
-    ids = batch.ids.to(device)
+    attend.batch, ids = batch, batch.ids.to(device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         scores = model(ids[:, :-1])
     losses = functional.cross_entropy(scores.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -184,13 +228,10 @@ def learn(name, seed, options, stream, held_out, progress):
     if len(stream.ids) <= options.seq + 1:
         raise SystemExit(f"{len(stream.ids)} tokens to learn; accepted: more than a row of {options.seq}")
     torch.manual_seed(seed)
-    attend = Attend(options.heads)
+    attend = Attend()
     model = train.Model(options, attend, options.vocabulary).to(options.device)
     optimizer, curve, begin = train.make_optimizer(model, options), [], time.perf_counter()
-    starts = np.random.default_rng(seed).integers(
-        0, len(stream.ids) - options.seq - 1, (options.steps, options.batch)
-    )
-    for step, batch in enumerate(batches_of(name, options, stream, starts)):
+    for step, batch in enumerate(made_ahead(name, options, drawn_rows(options, seed, stream), learns=True)):
         loss = losses_of(model, attend, batch, options.device).mean()
         train.descend(model, optimizer, loss, step, options)
         if step % max(1, options.steps // 100) == 0 or step == options.steps - 1:
@@ -199,8 +240,8 @@ def learn(name, seed, options, stream, held_out, progress):
     seconds = time.perf_counter() - begin
     files = []
     with torch.no_grad():
-        for place in range(0, len(held_out), options.batch):
-            batch = Batch(name, options, held_out[place : place + options.batch])
+        some = [held_out[place : place + options.batch] for place in range(0, len(held_out), options.batch)]
+        for batch in made_ahead(name, options, some, learns=False):
             losses = losses_of(model, attend, batch, options.device).mean(dim=1)
             files += [round(loss, 4) for loss in losses.tolist()]
     parameters = sum(weight.numel() for weight in model.parameters())
