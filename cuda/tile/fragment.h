@@ -36,46 +36,75 @@ constexpr int fragment_words(int block_q, int block_k) {
     return block_q / fragment_rows * fragment_threads * (block_k / 2) / 64;
 }
 
-// A PermuteMask (plan/kernel.h) for blocks of multiples of 64 queries, and 64 or 128 keys.
-inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    const int values = block_k / 2;
-    for (int w = 0; w < fragment_words(block_q, block_k); ++w) out[w] = 0;
-    for (int part = 0; part < block_q / fragment_rows; ++part)
-        for (int thread = 0; thread < fragment_threads; ++thread) {
-            uint64_t word = 0;
-            for (int i = 0; i < values; ++i) {
-                const int bit = (part * fragment_rows + fragment_row(thread, i)) * block_k + fragment_column(thread, i);
-                word |= (bits[bit / 64] >> (bit % 64) & 1) << i;
-            }
-            const int at = (part * fragment_threads + thread) * values;
-            out[at / 64] |= word << (at % 64);
-        }
-}
-
 // Masks for tiles whose rows are keys: columns of 64 queries at a time, and for each the parts of 64 keys.
 SPATTN_HOST_DEVICE constexpr int key_fragment_bit(int query, int key, int block_k) {
     return query / 64 * (block_k * 64) + fragment_bit(key, query % 64, 64);
 }
 
-// A PermuteMask for blocks of multiples of 64 queries and keys.
-inline void permute_to_key_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    for (int w = 0; w < block_q * block_k / 64; ++w) out[w] = 0;
-    for (int query = 0; query < block_q; ++query)
-        for (int key = 0; key < block_k; ++key) {
-            const int from = query * block_k + key, to = key_fragment_bit(query, key, block_k);
-            out[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
+// ---- masks in this order, by words: a tile of 64 rows and 64 columns is a word for each row ----
+
+// The two lowest bits of each byte of two rows, eight apart, as the 32 bits of the thread that holds those columns.
+inline uint32_t join_pairs(uint64_t upper, uint64_t lower) {
+    constexpr uint64_t pairs = 0x0303030303030303;
+    uint64_t x = (upper & pairs) | (lower & pairs) << 2;
+    x = (x | x >> 4) & 0x00FF00FF00FF00FF;
+    x = (x | x >> 8) & 0x0000FFFF0000FFFF;
+    return uint32_t(x | x >> 16);
+}
+
+// Calls put(thread, bits) with the 32 bits of each thread for a tile; row(n) is a word.
+template <class Row, class Put>
+void for_each_fragment(Row&& row, Put&& put) {
+    for (int thread = 0; thread < fragment_threads; thread += 4) {
+        const uint64_t upper = row(fragment_row(thread, 0)), lower = row(fragment_row(thread, 2));
+        for (int pair = 0; pair < 4; ++pair) put(thread + pair, join_pairs(upper >> 2 * pair, lower >> 2 * pair));
+    }
+}
+
+// Rows of a tile become its columns: halves change places, then quarters within halves, down to single bits.
+// After Hacker's Delight, 7-3.
+inline void transpose_tile(uint64_t (&rows)[64]) {
+    uint64_t mask = 0x00000000FFFFFFFF;
+    for (int step = 32; step; step /= 2, mask ^= mask << step)
+        for (int n = 0; n < 64; n = (n + step + 1) & ~step) {
+            const uint64_t other = (rows[n] >> step ^ rows[n + step]) & mask;
+            rows[n] ^= other << step, rows[n + step] ^= other;
         }
 }
 
-// First for tiles whose rows are keys, then for such whose rows are queries, columns of 64 keys at a time.
+// A PermuteMask (plan/kernel.h) for blocks of multiples of 64 queries, and 64 or 128 keys.
+inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
+    const int values = block_k / 2, words = block_k / 64;
+    for (int w = 0; w < fragment_words(block_q, block_k); ++w) out[w] = 0;
+    for (int part = 0; part < block_q / fragment_rows; ++part)
+        for (int word = 0; word < words; ++word)
+            for_each_fragment([&](int row) { return bits[(part * fragment_rows + row) * words + word]; },
+                              [&](int thread, uint64_t found) {
+                                  const int at = (part * fragment_threads + thread) * values + word * 32;
+                                  out[at / 64] |= found << (at % 64);
+                              });
+}
+
+// A PermuteMask for blocks of multiples of 64 queries and keys: first for tiles whose rows are keys, then for such whose
+// rows are queries, columns of 64 keys at a time.
 inline void permute_to_both_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    permute_to_key_fragments(bits, block_q, block_k, out);
-    uint64_t* const second = out + block_q * block_k / 64;
-    for (int w = 0; w < block_q * block_k / 64; ++w) second[w] = 0;
-    for (int query = 0; query < block_q; ++query)
-        for (int key = 0; key < block_k; ++key) {
-            const int from = query * block_k + key, to = key_fragment_bit(key, query, block_q);
-            second[to / 64] |= (bits[from / 64] >> (from % 64) & 1) << (to % 64);
+    const int words = block_k / 64;
+    uint64_t* const second = out + block_q * words;
+    for (int w = 0; w < 2 * block_q * words; ++w) out[w] = 0;
+    for (int query = 0; query < block_q; query += 64)
+        for (int key = 0; key < block_k; key += 64) {
+            uint64_t tile[64];
+            for (int row = 0; row < 64; ++row) tile[row] = bits[(query + row) * words + key / 64];
+            const auto write = [&](uint64_t* to, int first) {
+                for_each_fragment([&](int row) { return tile[row]; },
+                                  [&](int thread, uint64_t found) {
+                                      const int at = first + thread * 32;
+                                      to[at / 64] |= found << (at % 64);
+                                  });
+            };
+            write(second, key_fragment_bit(key, query, block_q));
+            transpose_tile(tile);
+            write(out, key_fragment_bit(query, key, block_k));
         }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Plans of the CUDA rows for a GPU that exists nowhere: their fits, costs and schedules are host code, and are tested
 // where there is no GPU and no toolkit.
+#include <random>
+
 #include "any/kernels.cpp"
 #include "core/error.h"
 #include "golden.h"
@@ -150,6 +152,29 @@ CompiledPlan plan_of(const Golden& g) {
 TEST(gpu_plans_are_the_golden_ones) {
     imaginary_capability = 90;
     for (const Golden& g : goldens) golden::demand("plan", std::string("gpu_") + g.name + ".txt", explain(plan_of(g)));
+}
+
+// Masks are permuted by words. The definition, bit by bit, is what kernels reckon with.
+TEST(permuted_masks_are_the_fragments_that_kernels_read) {
+    std::mt19937_64 random(7);
+    const auto bit_of = [](const uint64_t* words, int bit) { return words[bit / 64] >> (bit % 64) & 1; };
+    for (int block_q : {64, 128, 192})
+        for (int block_k : {64, 128}) {
+            const int words = block_q * block_k / 64;
+            std::vector<uint64_t> bits(words), once(words), both(2 * words, ~uint64_t(0));
+            for (uint64_t& word : bits) word = random() & random();
+            tile::permute_to_fragments(bits.data(), block_q, block_k, once.data());
+            tile::permute_to_both_fragments(bits.data(), block_q, block_k, both.data());
+            int wrong = 0;
+            for (int query = 0; query < block_q; ++query)
+                for (int key = 0; key < block_k; ++key) {
+                    const uint64_t kept = bit_of(bits.data(), query * block_k + key);
+                    wrong += bit_of(once.data(), tile::fragment_bit(query, key, block_k)) != kept;
+                    wrong += bit_of(both.data(), tile::key_fragment_bit(query, key, block_k)) != kept;
+                    wrong += bit_of(both.data() + words, tile::key_fragment_bit(key, query, block_q)) != kept;
+                }
+            CHECK_EQ(wrong, 0);
+        }
 }
 
 TEST(older_gpus_get_rows_of_their_own) {
