@@ -65,6 +65,21 @@ def xref(text, budget, identifiers=True, **more):
     return sa.xref(text.ids, found, sinks=SINKS, window=WINDOW, budget=budget, **more)
 
 
+def xref_blocks(text, budget, block):
+    """xref for kernels that read whole blocks of keys: each row sees the blocks that hold most of its linked keys, the
+    nearest among equals, as many as sinks and window leave room for."""
+    tokens = len(text)
+    keep, places = xref(text, budget).to_mask(tokens)[0, 0], np.arange(tokens)
+    # Behind the last key that a row leaves out lies its window, and before it what is linked.
+    left_out = np.where(~keep & np.tri(tokens, dtype=bool), places, -1).max(axis=1)
+    linked = keep & (places < left_out[:, None]) & (places >= SINKS)
+    held = np.add.reduceat(linked, np.arange(0, tokens, block), axis=1, dtype=np.int32)
+    nearest_first = np.argsort(-held[:, ::-1], axis=1, kind="stable")[:, : (budget - SINKS - WINDOW) // block]
+    chosen = np.zeros_like(held, bool)
+    np.put_along_axis(chosen, held.shape[1] - 1 - nearest_first, True, axis=1)
+    return filled(np.repeat(chosen & (held > 0), block, axis=1)[:, :tokens], tokens, budget)
+
+
 @functools.lru_cache(16)
 def strided(tokens, budget):
     """Every n-th key back from the query, n such that the longest row has no more of them than blocks or links get."""
@@ -175,6 +190,8 @@ STATIC = {
     "xref_no_stop": lambda text, budget: xref(text, budget, stop_ratio=0),
     "xref_short_spans": lambda text, budget: xref(text, budget, ngram_keys=3, symbol_before=1, symbol_after=5),
     "xref_long_spans": lambda text, budget: xref(text, budget, ngram_keys=14, symbol_before=6, symbol_after=20),
+    "xref_blocks_16": lambda text, budget: xref_blocks(text, budget, 16),
+    "xref_blocks_64": lambda text, budget: xref_blocks(text, budget, 64),
 }
 TOPK = [f"block_topk_{block}_{summary}" for block in (16, 32, 64) for summary in ("mean", "minmax")]
 NAMES = [*STATIC, *TOPK, "oracle"]
@@ -182,7 +199,7 @@ NAMES = [*STATIC, *TOPK, "oracle"]
 
 def least_budget(name):
     """The keys of a row that the pattern needs at least."""
-    block = re.fullmatch(r"block_topk_(\d+)_.*", name)
+    block = re.fullmatch(r"(?:block_topk|xref_blocks)_(\d+).*", name)
     return SINKS + WINDOW + (int(block[1]) if block else 16)
 
 

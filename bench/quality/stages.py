@@ -9,6 +9,7 @@ from study import identifier_spans, means, measure
 MAIN = ["sink_window", "xref", "block_topk", "xref_ngrams"]  # in the order in which a run that is cut short needs them
 MORE = ["strided", "bigbird", "longnet", "longformer", "same_identifier", "code_memory", "outline", "window"]
 MORE += ["xref_identifiers", "xref_all_links", "xref_no_stop", "xref_short_spans", "xref_long_spans"]
+MORE += ["xref_blocks_16", "xref_blocks_64"]
 
 
 def best_topk(path):

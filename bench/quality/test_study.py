@@ -71,6 +71,21 @@ def test_rows_depend_on_no_later_token(name, text):
         np.testing.assert_array_equal(begun, whole[:tokens, :tokens])
 
 
+@pytest.mark.parametrize("block", [16, 64])
+def test_blocks_of_xref_are_those_that_most_links_lead_to(block, text):
+    linked = patterns.xref(text, BUDGET).to_mask(TOKENS)[0, 0]
+    made = patterns.xref_blocks(text, BUDGET, block).to_mask(TOKENS)[0, 0]
+    seen = 0
+    for row in range(BUDGET + 16, TOKENS, 7):
+        window = row - next(back for back in range(row) if not linked[row, row - back])
+        far = [key for key in np.flatnonzero(linked[row]) if patterns.SINKS <= key < window]
+        held = {first: sum(first <= key < first + block for key in far) for first in range(0, TOKENS, block)}
+        best = sorted((count, first) for first, count in held.items() if count)[-(128 // block) :]
+        assert all(made[row, max(first, patterns.SINKS) : min(first + block, row + 1)].all() for _, first in best)
+        seen += len(best)
+    assert seen > 30
+
+
 def test_lines_are_those_of_the_text(text):
     source = small.Bytes().decode(text.ids.tolist())
     lines = text.lines()
