@@ -48,7 +48,7 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
     if s2:
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
     if s3:
-        values |= of_training(s3)
+        values |= of_training(s3, tuned)
     return values
 
 
@@ -316,29 +316,42 @@ def of_answers(key, table, texts):
     return values
 
 
-def of_training(lines):
-    """Means over seeds; held-out files are the units of differences."""
-    shape = {name: lines[0][name] for name in ("parameters", "steps", "seq", "batch", "budget")}
-    found = collections.defaultdict(dict)
+SHAPE = ("parameters", "seq", "batch", "budget", "steps")  # of a training
+
+
+def of_training(lines, tuned):
+    """Of the training with most patterns, the longest among equals, and of shorter and longer ones beside it."""
+    shapes = collections.defaultdict(lambda: collections.defaultdict(dict))
     for line in lines:
-        if all(line[name] == number for name, number in shape.items()):
-            found[line["pattern"]][line["seed"]] = line
-    values = {f"s3.{name}": number for name, number in shape.items()} | {"s3.files": len(lines[0]["held_out"])}
-    values["s3.tokens"] = shape["steps"] * shape["batch"] * shape["seq"]
-    for name, runs in found.items():
-        of_seeds = [one["nll"] for one in runs.values()]
-        values |= {f"s3.{name}.nll": float(np.mean(of_seeds)), f"s3.{name}.seeds": len(runs)}
-        values |= {f"s3.{name}.least": min(of_seeds), f"s3.{name}.most": max(of_seeds)}
+        shapes[tuple(line[name] for name in SHAPE)][name_of(line, tuned)][line["seed"]] = line
+    chosen = max(shapes, key=lambda shape: (len(shapes[shape]), shape[-1]))
+    values = {f"s3.{name}": number for name, number in zip(SHAPE, chosen)} | {"s3.files": len(lines[0]["held_out"])}
+    values["s3.tokens"] = values["s3.steps"] * values["s3.batch"] * values["s3.seq"]
+    values |= of_runs("s3", shapes[chosen])
+    for name, runs in shapes[chosen].items():
         steps = [step for step, _ in next(iter(runs.values()))["curve"]]
         losses = np.mean([[loss for _, loss in one["curve"]] for one in runs.values()], axis=0)
         values[f"s3.{name}.curve"] = [list(pair) for pair in zip(steps, losses.tolist())]
+    for shape, found in sorted(shapes.items()):
+        if shape[:-1] == chosen[:-1]:
+            values |= of_runs(f"s3.length.{shape[-1]}", found)
+    return values
+
+
+def of_runs(prefix, found):
+    """Means over seeds of {pattern: {seed: line}}; held-out files are the units of differences."""
+    values = {}
+    for name, runs in found.items():
+        of_seeds, key = [one["nll"] for one in runs.values()], f"{prefix}.{name}"
+        values |= {f"{key}.nll": float(np.mean(of_seeds)), f"{key}.seeds": len(runs)}
+        values |= {f"{key}.least": min(of_seeds), f"{key}.most": max(of_seeds)}
         for other, part in (("dense", "delta"), (OURS, "difference")):
             seeds = sorted(set(runs) & set(found.get(other, {})))
             if name not in (other, "dense") and seeds:
                 files = [np.subtract(runs[seed]["held_out"], found[other][seed]["held_out"]) for seed in seeds]
-                values |= with_interval(f"s3.{name}.{part}", np.mean(files, axis=0))
-        if f"s3.{name}.delta" in values:
-            values |= percent(values, f"s3.{name}")
+                values |= with_interval(f"{key}.{part}", np.mean(files, axis=0))
+        if f"{key}.delta" in values:
+            values |= percent(values, key)
     return values
 
 

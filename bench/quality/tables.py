@@ -8,7 +8,7 @@ from summary import BETTER, KINDS, LABELS, MAIN, OURS, RIVALS
 def tables(values):
     """{name: lines of Markdown}."""
     made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, lengths, sizes)
-    made += (answers, answers_by_length, training)
+    made += (answers, answers_by_length, training, training_lengths)
     return {table.__name__: table(values) for table in made}
 
 
@@ -221,12 +221,25 @@ def answers_by_length(values):
 
 
 def training(values):
-    head = ["pattern", "seeds", "nll of held-out files", "least and most of seeds", "above dense, nats"]
-    head += ["perplexity above dense, %", "more than `xref`, nats"]
+    return rows_of(["pattern", *TRAINED], rows_of_runs(values, "s3"))
+
+
+def training_lengths(values):
+    """Of trainings of several lengths, each with its patterns."""
+    lengths = sorted({int(key.split(".")[2]) for key in values if key.startswith("s3.length.")})
+    rows = [[f"{length:,}", *row] for length in lengths for row in rows_of_runs(values, f"s3.length.{length}")]
+    return rows_of(["steps", "pattern", *TRAINED], rows)
+
+
+TRAINED = ["seeds", "nll of held-out files", "least and most of seeds", "above dense, nats"]
+TRAINED += ["perplexity above dense, %", "more than `xref`, nats"]
+
+
+def rows_of_runs(values, prefix):
     rows = []
-    for name in found_patterns(values, "s3.*.nll"):
-        key = f"s3.{name}"
+    for name in found_patterns(values, f"{prefix}.*.nll"):
+        key = f"{prefix}.{name}"
         row = [f"`{name}`", str(values[f"{key}.seeds"]), plain(values, f"{key}.nll")]
         row += [f"{values[f'{key}.least']:.3f}, {values[f'{key}.most']:.3f}", signed(values, f"{key}.delta")]
         rows.append([*row, spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")])
-    return rows_of(head, rows)
+    return rows

@@ -155,6 +155,23 @@ def test_answers_and_training(folder):
     ]
 
 
+def test_trainings_of_several_lengths(folder):
+    """What has most patterns is what the report is about; the block top-k that tuning chose is called so."""
+    shape = {"parameters": 100, "seq": 8, "batch": 2, "budget": 4, "seed": 0}
+    for steps, names in ((60, ("xref", "dense")), (10, ("xref", "dense", "sink_window", NAMES[2]))):
+        for number, name in enumerate(names):
+            held_out = [steps + number + file for file in range(3)]
+            run = {"pattern": name, "held_out": held_out, "nll": held_out[1], "curve": [[0, 5.0]], "steps": steps}
+            add_lines(folder, "s3", [run | shape | {"id": f"{steps}{name}"}])
+    values = summary.summarise(folder)
+    assert values["s3.steps"] == 10 and values["s3.block_topk.difference"] == 3
+    assert values["s3.length.60.xref.nll"] == 61 and values["s3.length.60.xref.delta"] == -1
+    assert values["s3.length.30.xref.nll"] == pytest.approx(2.26)
+    rows = [line.strip("| ").split(" | ")[:3] for line in tables.tables(values)["training_lengths"][2:]]
+    assert [steps for steps, _, _ in rows] == ["10"] * 4 + ["30"] * 3 + ["60"] * 2
+    assert rows[0] == ["10", "`xref`", "1"] and rows[-1] == ["60", "`dense`", "1"]
+
+
 def test_means_are_of_the_same_documents(folder):
     """A run that was stopped has read a document with some patterns: it does not count yet."""
     lines = (folder / "s1.jsonl").read_text().splitlines()
