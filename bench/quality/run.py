@@ -6,6 +6,7 @@
     python3 bench/quality/run.py --stage s1              a frozen model reads documents with each pattern
     python3 bench/quality/run.py --stage s2              and answers questions about what stands far above
     python3 bench/quality/run.py --stage s3 --device cuda    small models learn with each pattern from the start
+    python3 bench/quality/run.py --stage adapt --device cuda    the model of S1 learns to see with a pattern
     python3 bench/quality/run.py --stage s1 --small      all of its code in seconds: a random model, nothing downloaded
 
 Results are lines of JSON in results/STAGE.jsonl. A line that is there is not computed again: a run that was stopped
@@ -34,7 +35,7 @@ SECONDS_BETWEEN_LINES = 5  # of progress
 
 def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--stage", choices=("tune", "s1", "s2", "s3"), required=True)
+    parser.add_argument("--stage", choices=("tune", "s1", "s2", "s3", "adapt"), required=True)
     parser.add_argument("--small", action="store_true", help="a tiny random model and texts that are here")
     parser.add_argument("--cache", type=pathlib.Path, default=corpus.default_cache(), help="packages and weights")
     parser.add_argument("--results", type=pathlib.Path, help="the folder of the lines (default: results beside this)")
@@ -44,9 +45,9 @@ def read_options(arguments):
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
     parser.add_argument("--documents", type=int, help="of each kind at most (default: all)")
     parser.add_argument("--skip", type=int, default=0, help="documents of each kind that are left out before these")
-    parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); S3: of weights (default 0,1,2)")
+    parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); training: of weights and rows (default 0,1,2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
-    parser.add_argument("--steps", type=int, help="of S3's training")
+    parser.add_argument("--steps", type=int, help="of a training")
     options = parser.parse_args(arguments)
     options.tokens = options.tokens or [SMALL_TOKENS if options.small else 2048]
     options.budget = options.budget or [SMALL_BUDGET if options.small else 224]
@@ -62,12 +63,17 @@ def numbers(text):
 
 
 @functools.cache
-def load_subject(cache, device):
-    """The model of the manifest."""
+def load_model(cache):
+    """(the model of the manifest in NumPy, its tokenizer)"""
     demo.require_packages("gguf", "tokenizers")
     reader = weights.open_gguf(corpus.model_path(cache))
-    model = reading.Model(weights.load_model(reader, lambda share: None), device)
-    return Subject(model, weights.load_tokenizer(reader), corpus.read_manifest()["model"]["name"])
+    return weights.load_model(reader, lambda share: None), weights.load_tokenizer(reader)
+
+
+@functools.cache
+def load_subject(cache, device):
+    model, tokenizer = load_model(cache)
+    return Subject(reading.Model(model, device), tokenizer, corpus.read_manifest()["model"]["name"])
 
 
 def load_documents(options, tuning):
@@ -122,6 +128,11 @@ def main(arguments=None):
             import training  # torch is imported only where it is needed
 
             training.run(options, Results(options.results / "s3.jsonl"), progress)
+        elif options.stage == "adapt":
+            import adaptation
+
+            model, tokenizer = (small.numpy_model(), small.Bytes()) if options.small else load_model(options.cache)
+            adaptation.run(options, model, tokenizer, Results(options.results / "adapt.jsonl"), progress)
         else:
             read(options, progress)
     except corpus.CorpusError as error:

@@ -49,6 +49,8 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
     if s3:
         values |= of_training(s3, tuned)
+    if lines := read_lines(folder / "adapt.jsonl"):
+        values |= of_adaptation(lines, tuned)
     return values
 
 
@@ -352,6 +354,21 @@ def of_runs(prefix, found):
                 values |= with_interval(f"{key}.{part}", np.mean(files, axis=0))
         if f"{key}.delta" in values:
             values |= percent(values, key)
+    return values
+
+
+def of_adaptation(lines, tuned):
+    """Of the first line's size: losses before a step and after all."""
+    parts, size = {"before": {}, "after": {}}, ("device", "seq", "batch", "budget", "steps")
+    for line in lines:
+        if all(line[name] == lines[0][name] for name in size):
+            name = name_of(line, tuned)
+            before = {"held_out": line["held_out_before"], "nll": line["nll_before"]}
+            for part, found in (("before", before), ("after", line)):
+                parts[part].setdefault(name, {})[line["seed"]] = found
+    values = {f"adapt.{name}": lines[0][name] for name in size[1:]} | {"adapt.files": len(lines[0]["held_out"])}
+    for part, found in parts.items():
+        values |= of_runs(f"adapt.{part}", found)
     return values
 
 

@@ -8,7 +8,7 @@ from summary import BETTER, KINDS, LABELS, MAIN, OURS, RIVALS
 def tables(values):
     """{name: lines of Markdown}."""
     made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, lengths, sizes)
-    made += (answers, answers_by_length, training, training_lengths)
+    made += (answers, answers_by_length, training, training_lengths, adaptation)
     return {table.__name__: table(values) for table in made}
 
 
@@ -243,3 +243,14 @@ def rows_of_runs(values, prefix):
         row += [f"{values[f'{key}.least']:.3f}, {values[f'{key}.most']:.3f}", signed(values, f"{key}.delta")]
         rows.append([*row, spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")])
     return rows
+
+
+def adaptation(values):
+    head = ["pattern", "seeds", "nll before", "nll after", "above dense before, nats", "above dense after, nats"]
+    rows = []
+    for name in found_patterns(values, "adapt.after.*.nll"):
+        before, after = f"adapt.before.{name}", f"adapt.after.{name}"
+        row = [f"`{name}`", str(values[f"{after}.seeds"]), plain(values, f"{before}.nll"), plain(values, f"{after}.nll")]
+        row += [signed(values, f"{before}.delta"), signed(values, f"{after}.delta")]
+        rows.append([*row, signed(values, f"{after}.difference")])
+    return rows_of([*head, "more than `xref` after, nats"], rows)

@@ -172,6 +172,21 @@ def test_trainings_of_several_lengths(folder):
     assert rows[0] == ["10", "`xref`", "1"] and rows[-1] == ["60", "`dense`", "1"]
 
 
+def test_adaptation_of_known_lines(folder):
+    shape = {"device": "cpu", "seq": 8, "batch": 1, "budget": 4, "steps": 5}
+    for seed, (number, name) in itertools.product(range(3), enumerate(("dense", "xref", NAMES[2]))):
+        before, after = [2.0 + number, 3.0 + number], [1.0 + number / 4, 2.0 + number / 4]
+        run = {"pattern": name, "seed": seed, "held_out_before": before, "held_out": after}
+        run |= {"nll_before": 2.5 + number, "nll": 1.5 + number / 4}
+        add_lines(folder, "adapt", [run | shape | {"id": f"adapt/{name}/{seed}"}])
+    values = summary.summarise(folder)
+    assert values["adapt.before.xref.delta"] == 1 and values["adapt.after.xref.delta"] == 0.25
+    assert values["adapt.after.block_topk.difference"] == 0.25 and values["adapt.files"] == 2
+    rows = [line.strip("| ").split(" | ") for line in tables.tables(values)["adaptation"][2:]]
+    assert [row[:4] for row in rows][1] == ["`xref`", "3", "3.500", "1.750"]
+    assert rows[2][4:] == ["+2.000 [+2.000, +2.000]", "+0.500 [+0.500, +0.500]", "+0.250 [+0.250, +0.250]"]
+
+
 def test_means_are_of_the_same_documents(folder):
     """A run that was stopped has read a document with some patterns: it does not count yet."""
     lines = (folder / "s1.jsonl").read_text().splitlines()

@@ -37,12 +37,13 @@ def some_batches(name, options, starts, learns=True):
     stream = training.Stream(training.train_tokenizer(texts, 300), texts)
     places = [[slice(start, start + options.seq + 1) for start in row] for row in starts]
     rows = [[(stream.ids[place], stream.symbols[place]) for place in of_step] for of_step in places]
-    return list(training.made_ahead(name, options, rows, learns)), rows
+    operands = training.Operands(options.heads, options.heads, 16, torch.float32, "cpu")
+    return list(training.made_ahead(name, options.budget, rows, operands, learns)), rows
 
 
 @pytest.mark.parametrize("name", [*training.PATTERNS, "xref_ngrams", "xref_long_spans"])
 def test_rows_of_a_batch_have_patterns_of_their_own(name):
-    options = training.SimpleNamespace(budget=176, seq=512, heads=1, embed=16, device="cpu")
+    options = training.SimpleNamespace(budget=176, seq=512, heads=1)
     (batch,), ((_, (ids, symbols)),) = some_batches(name, options, [[7, 1000]])
     assert (batch.ids[1].numpy() == ids).all() and batch.ids.shape == (2, 513)
     if batch.choose is None:
@@ -65,7 +66,7 @@ def test_rows_of_a_batch_have_patterns_of_their_own(name):
 @pytest.mark.parametrize("learns", [True, False])
 def test_plans_that_were_made_ahead_are_found(learns):
     """The library returns the plan that it keeps, where a problem is the same."""
-    options = training.SimpleNamespace(budget=176, seq=256, heads=2, embed=32, device="cpu")
+    options = training.SimpleNamespace(budget=176, seq=256, heads=2)
     batches, _ = some_batches("xref", options, [[0, 300], [600, 900]], learns)
     q = torch.randn(2, 256, 2, 16, requires_grad=learns)
     found = [training.sat.plan(batch.pattern, q, q, q, backward=learns)._handle for batch in batches]
@@ -73,7 +74,7 @@ def test_plans_that_were_made_ahead_are_found(learns):
 
 
 def test_batches_come_in_their_order():
-    options = training.SimpleNamespace(budget=176, seq=40, heads=1, embed=16, device="cpu")
+    options = training.SimpleNamespace(budget=176, seq=40, heads=1)
     starts = np.arange(80).reshape(40, 2)
     batches, rows = some_batches("xref", options, starts)
     assert [batch.ids.tolist() for batch in batches] == [[ids.tolist() for ids, _ in of_step] for of_step in rows]
@@ -87,7 +88,7 @@ def test_texts_are_read_once(tmp_path, monkeypatch):
     made = training.prepare(options, sizes)
     monkeypatch.setattr(training, "load_texts", None)
     for stream, held_out in (made, training.prepare(options, sizes)):
-        read, files = training.tokenize(texts[:2], texts[2:], sizes, every=8)
+        read, files = training.tokenize(texts[:2], texts[2:], sizes)
         np.testing.assert_array_equal(stream.ids, read.ids)
         np.testing.assert_array_equal(stream.symbols, read.symbols)
         assert len(held_out) == 1 and held_out[0][0].dtype == np.int64

@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import corpus
@@ -70,17 +71,20 @@ def line_id(name, seed, sizes):
 # ---- texts ----
 
 
-def prepare(options, sizes):
+def prepare(options, sizes, tokenizer=None):
     """(the stream to learn, the beginning of each held-out file), kept in the cache: identifiers take minutes of a core.
+
+    sizes      "vocabulary" and "seq"; "every": the stream has one text in so many
+    tokenizer  None: a byte-level BPE of the texts is trained, of `vocabulary` tokens
 
     A beginning is (ids [seq + 1], symbols [seq + 1, 2]). Shorter files are left out.
     """
     if options.small:
-        return tokenize(*load_texts(options), sizes, every=1)
+        return tokenize(*load_texts(options), sizes, tokenizer)
     texts = corpus.read_manifest()["training"]["sha256"]
     path = options.cache / f"training_{texts[:12]}_{sizes['vocabulary']}_{sizes['seq']}.npz"
     if not path.is_file():
-        stream, files = tokenize(*load_texts(options), sizes, every=8)
+        stream, files = tokenize(*load_texts(options), sizes, tokenizer)
         part = path.with_suffix(f".{os.getpid()}.npz")
         kept = {"ids": stream.ids, "symbols": stream.symbols}
         kept |= {f"held_out_{name}": np.stack(of) for name, of in zip(kept, zip(*files))}
@@ -91,11 +95,14 @@ def prepare(options, sizes):
         return stream, list(zip(kept["held_out_ids"].astype(np.int64), kept["held_out_symbols"]))
 
 
-def tokenize(learned, held_out, sizes, every):
-    """What prepare returns. The tokenizer is trained on one in `every` text."""
-    tokenizer, rows = train_tokenizer(learned[::every], sizes["vocabulary"]), sizes["seq"] + 1
-    encoded = [np.array(one.ids[:rows], np.int64) for one in tokenizer.encode_batch(held_out) if len(one.ids) >= rows]
-    return Stream(tokenizer, learned), [(ids, sa.symbols_of(tokenizer, ids)) for ids in encoded]
+def tokenize(learned, held_out, sizes, tokenizer=None):
+    """What prepare returns."""
+    if tokenizer is None:
+        tokenizer = train_tokenizer(learned[:: 8 if len(learned) > 8 else 1], sizes["vocabulary"])
+    rows = sizes["seq"] + 1
+    encoded = [np.array(tokenizer.encode(text).ids[:rows], np.int64) for text in held_out]
+    files = [(ids, sa.symbols_of(tokenizer, ids)) for ids in encoded if len(ids) == rows]
+    return Stream(tokenizer, learned[:: sizes.get("every", 1)]), files
 
 
 def load_texts(options):
@@ -127,7 +134,7 @@ class Stream:
     """Texts one after the other: their tokens, and the identifiers that xref needs."""
 
     def __init__(self, tokenizer, texts):
-        self.ids = np.concatenate([one.ids for one in tokenizer.encode_batch(texts)]).astype(np.int64)
+        self.ids = np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64)
         parts = np.array_split(self.ids, -(-len(self.ids) // SYMBOLS_AT_ONCE))
         if len(parts) == 1:
             self.symbols = sa.symbols_of(tokenizer, self.ids)
@@ -142,6 +149,17 @@ class Stream:
 
 
 # ---- one run ----
+
+
+@dataclass
+class Operands:
+    """What q, k and v of a layer are."""
+
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    dtype: torch.dtype
+    device: str
 
 
 class Batch:
@@ -163,16 +181,15 @@ class Batch:
         self.pattern = made[0] if len(set(made)) == 1 else sa.per_batch(made)
         self.choose = chooses[0]
 
-    def plan(self, options, learns):
+    def plan(self, operands, learns):
         """Makes the plan that attention() will find. A stream of its own lets its lists be copied beside other work."""
         if self.choose is not None:  # one plan serves all batches
             return
         rows, tokens = self.ids.shape[0], self.ids.shape[1] - 1
-        dtype = torch.bfloat16 if options.device == "cuda" else torch.float32  # as autocast gives it to attention
-        one = torch.empty((), dtype=dtype, device=options.device)
-        operand = one.expand(rows, tokens, options.heads, options.embed // options.heads)
-        with torch.cuda.stream(torch.cuda.Stream() if options.device == "cuda" else None):
-            self._plan = sat.plan(self.pattern, operand, operand, operand, backward=learns)
+        one = torch.empty((), dtype=operands.dtype, device=operands.device)
+        q, k = (one.expand(rows, tokens, heads, operands.head_dim) for heads in (operands.heads_q, operands.heads_kv))
+        with torch.cuda.stream(torch.cuda.Stream() if one.is_cuda else None):
+            self._plan = sat.plan(self.pattern, q, k, k, backward=learns)
 
 
 class Attend:
@@ -183,18 +200,20 @@ class Attend:
     def __call__(self, q, k, v):
         lists, choose = None, self.batch.choose
         if choose is not None:
+            if q.shape[2] > k.shape[2]:  # each query head has lists of its own, and they belong to key heads
+                k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
             with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
                 lists = choose(q, k)
         return sat.attention(q, k, v, self.batch.pattern, indices=lists)
 
 
-def made_ahead(name, options, batches, learns):
+def made_ahead(name, budget, batches, operands, learns):
     """A Batch for each list of rows in `batches`, with its plan, made by threads while those before it are computed."""
     with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
 
         def make(rows):
-            batch = Batch(name, options.budget, rows)
-            batch.plan(options, learns)
+            batch = Batch(name, budget, rows)
+            batch.plan(operands, learns)
             return batch
 
         coming = collections.deque()
@@ -231,7 +250,10 @@ def learn(name, seed, options, stream, held_out, progress):
     attend = Attend()
     model = train.Model(options, attend, options.vocabulary).to(options.device)
     optimizer, curve, begin = train.make_optimizer(model, options), [], time.perf_counter()
-    for step, batch in enumerate(made_ahead(name, options, drawn_rows(options, seed, stream), learns=True)):
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32  # as autocast gives them to attention
+    operands = Operands(options.heads, options.heads, options.embed // options.heads, dtype, options.device)
+    drawn = drawn_rows(options, seed, stream)
+    for step, batch in enumerate(made_ahead(name, options.budget, drawn, operands, learns=True)):
         loss = losses_of(model, attend, batch, options.device).mean()
         train.descend(model, optimizer, loss, step, options)
         if step % max(1, options.steps // 100) == 0 or step == options.steps - 1:
@@ -241,7 +263,7 @@ def learn(name, seed, options, stream, held_out, progress):
     files = []
     with torch.no_grad():
         some = [held_out[place : place + options.batch] for place in range(0, len(held_out), options.batch)]
-        for batch in made_ahead(name, options, some, learns=False):
+        for batch in made_ahead(name, options.budget, some, operands, learns=False):
             losses = losses_of(model, attend, batch, options.device).mean(dim=1)
             files += [round(loss, 4) for loss in losses.tolist()]
     parameters = sum(weight.numel() for weight in model.parameters())
