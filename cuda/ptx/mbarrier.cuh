@@ -22,6 +22,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
+// So many arrivals.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* bar, uint32_t arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
+}
+
 // One arrival, and `bytes` that copies will bring within this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)

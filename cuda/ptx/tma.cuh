@@ -25,6 +25,16 @@ __device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap* map
         : "memory");
 }
 
+__device__ __forceinline__ void tma_load_5d(void* shared, const CUtensorMap* map, int x, int y, int z, int w, int u,
+                                            uint64_t* bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+        "%5, %6}], "
+        "[%7];" ::"r"(shared_address(shared)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(u), "r"(shared_address(bar))
+        : "memory");
+}
+
 // Parts of the box outside the tensor are not written.
 __device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, int x, int y, int z, int w, const void* shared) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),

@@ -32,26 +32,59 @@ CUtensorMapDataType element_of(Dtype dtype) {
     }
 }
 
+// A tensor whose axes have these sizes and, from the second on, strides in bytes.
+template <int Rank>
+CUtensorMap encode(void* data, Dtype dtype, const cuuint64_t (&size)[Rank], const cuuint64_t (&stride)[Rank - 1],
+                   const cuuint32_t (&box)[Rank], CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_128B) {
+    CUtensorMap map;
+    cuuint32_t step[Rank];
+    for (cuuint32_t& one : step) one = 1;
+    const CUresult result =
+        encoder()(&map, element_of(dtype), Rank, data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        throw Error(SPATTN_E_CUDA, "", text("cuTensorMapEncodeTiled: CUresult ", int(result)), int(result), __LINE__);
+    return map;
+}
+
+cuuint32_t panel_columns(const Sizes& sizes) {
+    constexpr int64_t panel_bytes = 128;
+    return cuuint32_t(panel_bytes / sizes.element);
+}
+
 }  // namespace
 
 void prepare_tensor_maps() { encoder(); }
 
 CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows) {
-    constexpr int64_t panel_bytes = 128;
-    CUtensorMap map;
-    const cuuint64_t size[4] = {cuuint64_t(sizes.head_dim), cuuint64_t(sizes.heads), cuuint64_t(sizes.seq),
-                                cuuint64_t(sizes.batch)};
-    const cuuint64_t stride[3] = {cuuint64_t(stride_bytes(operand.head, sizes.heads, sizes.element)),
-                                  cuuint64_t(stride_bytes(operand.row, sizes.seq, sizes.element)),
-                                  cuuint64_t(stride_bytes(operand.batch, sizes.batch, sizes.element))};
-    const cuuint32_t box[4] = {cuuint32_t(panel_bytes / sizes.element), 1, cuuint32_t(rows), 1}, step[4] = {1, 1, 1, 1};
-    const CUresult result =
-        encoder()(&map, element_of(dtype), 4, operand.data, size, stride, box, step,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        throw Error(SPATTN_E_CUDA, "", text("cuTensorMapEncodeTiled: CUresult ", int(result)), int(result), __LINE__);
-    return map;
+    const cuuint64_t size[] = {cuuint64_t(sizes.head_dim), cuuint64_t(sizes.heads), cuuint64_t(sizes.seq),
+                               cuuint64_t(sizes.batch)};
+    const cuuint64_t stride[] = {cuuint64_t(stride_bytes(operand.head, sizes.heads, sizes.element)),
+                                 cuuint64_t(stride_bytes(operand.row, sizes.seq, sizes.element)),
+                                 cuuint64_t(stride_bytes(operand.batch, sizes.batch, sizes.element))};
+    const cuuint32_t box[] = {panel_columns(sizes), 1, cuuint32_t(rows), 1};
+    return encode<4>(operand.data, dtype, size, stride, box);
+}
+
+ResidueMaps make_residue_maps(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows, int64_t modulus) {
+    ResidueMaps maps{};
+    const int64_t tokens = sizes.seq / modulus, longer = sizes.seq % modulus;  // of a shorter class; how many have more
+    const int64_t row = stride_bytes(operand.row, sizes.seq, sizes.element);
+    const auto classes = [&](int64_t first, int64_t count, int64_t length) {
+        const cuuint64_t size[] = {cuuint64_t(sizes.head_dim), cuuint64_t(sizes.heads), cuuint64_t(count),
+                                   cuuint64_t(length), cuuint64_t(sizes.batch)};
+        const cuuint64_t stride[] = {cuuint64_t(stride_bytes(operand.head, sizes.heads, sizes.element)),
+                                     cuuint64_t(row), cuuint64_t(row * modulus),
+                                     cuuint64_t(stride_bytes(operand.batch, sizes.batch, sizes.element))};
+        const cuuint32_t box[] = {panel_columns(sizes), 1, 1, cuuint32_t(rows), 1};
+        // Rows stand apart: a row's second panel comes from L2 if the first one's request fetched it, too.
+        return encode<5>(static_cast<char*>(operand.data) + first * row, dtype, size, stride, box,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+    };
+    maps.longer_classes = int32_t(longer);
+    if (longer) maps.longer = classes(0, longer, tokens + 1);
+    if (tokens) maps.shorter = classes(longer, modulus - longer, tokens);
+    return maps;
 }
 
 }  // namespace spattn::runtime

@@ -15,4 +15,14 @@ void prepare_tensor_maps();
 // Columns beyond head_dim arrive as zeros and are not written.
 CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows);
 
+// The same of tokens that have the same remainder by `modulus`. Coordinates: column, head, remainder, number within
+// those of this remainder, batch. Where the modulus does not divide the sequence, the first remainders have a token
+// more: these have a map of their own, for each map ends where the sequence does, and the other counts remainders from
+// `longer_classes` on. A map that no remainder has is empty.
+struct ResidueMaps {
+    CUtensorMap longer, shorter;
+    int32_t longer_classes;
+};
+ResidueMaps make_residue_maps(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows, int64_t modulus);
+
 }  // namespace spattn::runtime
