@@ -22,9 +22,11 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "sm90/block_backward_apart.h"
 #include "sm90/gradient.cuh"
+#include "sm90/token_tiles.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -35,10 +37,12 @@ namespace spattn::sm90 {
 enum class Sums { dq, dk, dv, dk_dv };
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV, Sums S>
+// AnyOrder: as in the forward.
+template <Dtype D, int HeadDim, int HeadDimV, Sums S, bool AnyOrder>
 struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes, Base::v_panels;
+    static constexpr bool any_order = AnyOrder;
     static constexpr int block_q = 128, block_k = 128;
     static constexpr bool by_query = S == Sums::dq, has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
     static constexpr int own_rows = 128, step = 64;  // tokens of a tile, and of the other axis at a time
@@ -55,15 +59,24 @@ struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int slots = 2;
     static constexpr int second_slots =
         tiles * tile_bytes + slots * slot_bytes + 2 * second_slot_bytes <= most_bytes ? 2 : 1;
+    static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
+    static constexpr int own_tiles = any_order && has_dp ? 2 : 1;  // that come one by one
     static constexpr int producer_registers = 24, consumer_registers = 240;
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(tiles * tile_bytes + slots * slot_bytes + second_slots * second_slot_bytes <= most_bytes, "no room");
 };
 
 // Own tokens are queries where sums are dq's, else keys. `first` operands make s, `second` ones dp.
+struct ConsecutiveGradientMaps {
+    CUtensorMap own, own_second, other, other_second;  // boxes of one 64-column panel
+    CUtensorMap ds, p;                                 // where sums of ds (dq or dk) and of p (dv) go
+};
+struct ResidueGradientMaps {
+    runtime::ResidueMaps own, own_second, other, other_second;
+};
+template <bool AnyOrder>
 struct ApartParams : GradientParams {
-    CUtensorMap own_map, own_second_map, other_map, other_second_map;  // boxes of one 64-column panel
-    CUtensorMap ds_map, p_map;                                         // where sums of ds (dq or dk) and of p (dv) go
+    std::conditional_t<AnyOrder, ResidueGradientMaps, ConsecutiveGradientMaps> maps;
 };
 
 // ---- shared memory ----
@@ -79,25 +92,38 @@ struct ApartShared {
     uint64_t own_full[C::tiles], own_empty[C::tiles];
     uint64_t other_full[C::slots], other_empty[C::slots];
     uint64_t second_full[C::second_slots], second_empty[C::second_slots];
+    int32_t next[2];  // tasks that all producers take, in turn
 };
 
+// The tokens of an own tile that are written from it.
+template <class C>
+__device__ __forceinline__ any::OwnTokens own_tokens(const LayoutView& layout, int tile) {
+    return C::by_query ? any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, tile)
+                       : any::own_tokens_of(layout.keys, C::block_k, layout.seq_k, tile);
+}
+
 // ---- producer ----
+// One warp, or four, as in the forward.
 template <class C>
 struct ApartProducer {
-    const ApartParams& params;
+    using Element = typename C::Element;
+
+    const ApartParams<C::any_order>& params;
     ApartShared<C>& shared;
     const int lane;
+    const bool is_leader;  // one lane of all producers
     Cursor<C::tiles> tile;
     Cursor<C::slots> slot;
     Cursor<C::second_slots> second;
     int batch;
     int head_q, head_kv;
+    int turn = 0;  // of shared.next
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
             // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
             unsigned taken = 0;
-            if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
+            if (params.next_task && is_leader) taken = atomicAdd(params.next_task, 1);
             const Task& task = params.tasks.tasks[at];
             const int heads = C::by_query ? params.heads_q : params.heads_kv;
             batch = task.head / heads;
@@ -106,14 +132,20 @@ struct ApartProducer {
                 load_task(task, at);
             else
                 store_empty(task);
-            at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
+            at = params.next_task ? int(tell_producers<C::producers>(taken, is_leader, shared.next, turn,
+                                                                     1 + C::warpgroups)) +
+                                        int(gridDim.x)
+                                  : params.tasks.num_tasks;
         }
         announce({0, 0, 0, end_of_work, 0, 0});
     }
 
     // Tokens that see nothing, or that nobody sees. Consumers never hear of them, as in the forward.
     __device__ __forceinline__ void store_empty(const Task& task) {
-        using Element = typename C::Element;
+        if constexpr (C::any_order) {
+            end_empty(task);
+            return;
+        }
         const int first = task.row * C::own_rows;
         const int rows = min(C::own_rows, (C::by_query ? params.seq_q : params.seq_k) - first);
         if constexpr (C::by_query) {
@@ -123,6 +155,31 @@ struct ApartProducer {
             if (C::sums_p && !params.value_in_key)
                 clear_rows<Element>(params.dv, batch, head_kv, first, rows, params.head_dim_v, lane);
         }
+    }
+
+    __device__ __forceinline__ void end_empty(const Task& task) {
+        if (!params.piece.is_first || !params.piece.is_last) {
+            for (int place = int(threadIdx.x) / 32 % 4; place < C::own_rows; place += C::producers / 32)
+                hand_on(task, place);
+            return;
+        }
+        const any::OwnTokens own = own_tokens<C>(params.layout, task.row);
+        if constexpr (C::by_query)
+            clear_tokens<C::own_rows, Element>(own, params.dq, batch, head_q, params.head_dim);
+        else if constexpr (C::has_dp)
+            clear_tokens<C::own_rows, Element>(own, params.dk, batch, head_kv, params.head_dim);
+        if (C::sums_p && !params.value_in_key)
+            clear_tokens<C::own_rows, Element>(own, params.dv, batch, head_kv, params.head_dim_v);
+    }
+    // A token by a warp: other pieces of the pattern may have sums for it.
+    __device__ __forceinline__ void hand_on(const Task& task, int place) {
+        const int token = own_tokens<C>(params.layout, task.row).at(place);
+        if (token == no_token) return;
+        GradientRepair<C> nothing{params, lane, batch, C::has_dp, C::sums_p};
+        if constexpr (C::by_query)
+            nothing.store_query(task, head_q, token, place);
+        else
+            nothing.store_key(task, head_kv, token, place);
     }
 
     // Keys walk the list of each query head of the group, one after the other; parts are counted over all of them.
@@ -135,60 +192,102 @@ struct ApartProducer {
         for (head_q = first_head; head_q < first_head + heads && left; ++head_q) {
             const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
             each_block(lists, list * lists.rows + task.row, lane, skip, left, [&](int block, int mask) {
-                for (int n = 0; n < C::steps; ++n) load_step(block * C::steps + n, mask);
+                for (int n = 0; n < C::steps; ++n) load_step(block, n, mask);
             });
         }
     }
 
     // Publishes a task with its own tokens, or the end of work with none.
     __device__ __forceinline__ void announce(const TaskMessage& message) {
+        uint64_t* full = &shared.own_full[tile.index];
         ptx::mbarrier_wait(&shared.own_empty[tile.index], tile.phase ^ 1);
-        if (lane == 0) {
-            uint64_t* full = &shared.own_full[tile.index];
-            const bool is_end = message.count == end_of_work;
-            shared.task[tile.index] = message;
-            ptx::mbarrier_arrive_expect(full, is_end ? 0 : C::tile_bytes);
-            auto& own = shared.own[tile.index];
-            for (int panel = 0; !is_end && panel < C::panels + C::second_panels; ++panel) {
-                const bool is_first = panel < C::panels;
-                ptx::tma_load_4d(own[panel], is_first ? &params.own_map : &params.own_second_map,
-                                 C::panel_columns * (is_first ? panel : panel - C::panels), message.head,
-                                 message.row * C::own_rows, message.batch, full);
-            }
-        }
+        if (is_leader) shared.task[tile.index] = message;
+        if (message.count != end_of_work)
+            load_own(message, full);
+        else if constexpr (C::any_order)
+            for (int i = 0; i < C::own_tiles; ++i) arrive_without_tile(full);
+        else if (is_leader)
+            ptx::mbarrier_arrive(full);
         tile.advance();
     }
 
-    __device__ __forceinline__ void load_step(int at, int mask) {
+    __device__ __forceinline__ void load_own(const TaskMessage& task, uint64_t* full) {
+        auto& own = shared.own[tile.index];
+        if constexpr (C::any_order) {
+            const auto load = [&]<int Panels>(const runtime::ResidueMaps& maps, const TensorView& view, int columns,
+                                              uint8_t* to) {
+                load_rows<C::own_rows, Panels, Element>(source<C::by_query>(maps, view, columns), task.row, 0,
+                                                        task.batch, task.head, nullptr, to, full);
+            };
+            load.template operator()<C::panels>(params.maps.own, C::by_query ? params.q : params.k, params.head_dim,
+                                                own[0]);
+            if constexpr (C::has_dp)
+                load.template operator()<C::v_panels>(params.maps.own_second, C::by_query ? params.dout : params.v,
+                                                      params.head_dim_v, own[C::panels]);
+        } else if (is_leader) {
+            ptx::mbarrier_arrive_expect(full, C::tile_bytes);
+            for (int panel = 0; panel < C::panels + C::second_panels; ++panel) {
+                const bool is_first = panel < C::panels;
+                ptx::tma_load_4d(own[panel], is_first ? &params.maps.own : &params.maps.own_second,
+                                 C::panel_columns * (is_first ? panel : panel - C::panels), task.head,
+                                 task.row * C::own_rows, task.batch, full);
+            }
+        }
+    }
+
+    // An operand along the queries, or along the keys.
+    template <bool IsQueries>
+    __device__ __forceinline__ TileSource source(const runtime::ResidueMaps& maps, const TensorView& view,
+                                                 int columns) const {
+        const LayoutView& layout = params.layout;
+        return {maps,    view, IsQueries ? layout.queries : layout.keys, IsQueries ? layout.seq_q : layout.seq_k,
+                C::block_q, columns};
+    }
+
+    // Part n of a block of the other axis.
+    __device__ __forceinline__ void load_step(int block, int n, int mask) {
         QueryStats stats[C::step / 32];  // asked for before the slot is free
+        const bool has_stats = !C::by_query && threadIdx.x % C::producers < 32;
+        if (has_stats)
 #pragma unroll
-        for (int i = 0; !C::by_query && i < C::step / 32; ++i)
-            stats[i] = query_stats<C>(params, batch * params.heads_q + head_q, at * C::step + lane + 32 * i);
+            for (int i = 0; i < C::step / 32; ++i) {
+                const int place = n * C::step + lane + 32 * i;
+                const int token = C::any_order ? any::token_at(params.layout.queries, C::block_q, params.layout.seq_q,
+                                                               block, place)
+                                               : block * C::block_q + place;
+                stats[i] = query_stats<C>(params, batch * params.heads_q + head_q, token);
+            }
         ptx::mbarrier_wait(&shared.other_empty[slot.index], slot.phase ^ 1);
+        if (has_stats)
 #pragma unroll
-        for (int i = 0; !C::by_query && i < C::step / 32; ++i) {
-            shared.offset[slot.index][lane + 32 * i] = stats[i].offset;
-            shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
-        }
-        __syncwarp();  // all lanes' before lane 0 tells the consumers
-        if (lane == 0) {
-            shared.mask[slot.index] = mask == full_block ? full_block : mask * C::steps + at % C::steps;
-            load(shared.other[slot.index], &params.other_map, at, &shared.other_full[slot.index]);
-        }
+            for (int i = 0; i < C::step / 32; ++i) {
+                shared.offset[slot.index][lane + 32 * i] = stats[i].offset;
+                shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
+            }
+        __syncwarp();  // all lanes' before the leader tells the consumers
+        if (is_leader) shared.mask[slot.index] = mask == full_block ? full_block : mask * C::steps + n;
+        load_other(block, n, params.maps.other, C::by_query ? params.k : params.q, params.head_dim,
+                   shared.other[slot.index], &shared.other_full[slot.index]);
         slot.advance();
         ptx::mbarrier_wait(&shared.second_empty[second.index], second.phase ^ 1);
-        if (lane == 0)
-            load(shared.other_second[second.index], &params.other_second_map, at, &shared.second_full[second.index]);
+        load_other(block, n, params.maps.other_second, C::by_query ? params.v : params.dout, params.head_dim_v,
+                   shared.other_second[second.index], &shared.second_full[second.index]);
         second.advance();
     }
 
-    template <int Panels>
-    __device__ __forceinline__ void load(uint8_t (&to)[Panels][C::step_bytes], const CUtensorMap* map, int at,
-                                         uint64_t* full) {
-        ptx::mbarrier_arrive_expect(full, Panels * C::step_bytes);
-        for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to[panel], map, C::panel_columns * panel, C::by_query ? head_kv : head_q, at * C::step,
-                             batch, full);
+    template <int Panels, class Maps>
+    __device__ __forceinline__ void load_other(int block, int n, const Maps& map, const TensorView& view, int columns,
+                                               uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {
+        const int head = C::by_query ? head_kv : head_q;
+        if constexpr (C::any_order) {
+            load_rows<C::step, Panels, Element>(source<!C::by_query>(map, view, columns), block, n * C::step, batch,
+                                                head, nullptr, to[0], full);
+        } else if (is_leader) {
+            ptx::mbarrier_arrive_expect(full, Panels * C::step_bytes);
+            for (int panel = 0; panel < Panels; ++panel)
+                ptx::tma_load_4d(to[panel], &map, C::panel_columns * panel, head, block * C::block_q + n * C::step,
+                                 batch, full);
+        }
     }
 };
 
@@ -200,7 +299,7 @@ struct ApartConsumer {
     static constexpr int values = C::step / 2;  // a thread's of s
     static constexpr int of_ds = C::has_dp ? C::head_dim / 2 : 2, of_p = C::sums_p ? C::head_dim_v / 2 : 2;
 
-    const ApartParams& params;
+    const ApartParams<C::any_order>& params;
     ApartShared<C>& shared;
     const int warpgroup, thread;  // of the warpgroup
     Cursor<C::tiles> tile;
@@ -213,16 +312,13 @@ struct ApartConsumer {
 
     __device__ __forceinline__ void run() {
         for (;;) {
-            ptx::mbarrier_wait(&shared.own_full[tile.index], tile.phase);
+            wait_tile<C>(&shared.own_full[tile.index], tile.phase);
             const TaskMessage task = shared.task[tile.index];
             __syncwarp();  // all lanes have read the message before its tile can be released
             if (task.count == end_of_work) break;
             if constexpr (C::by_query)
-                for (int h = 0; h < 2; ++h)
-                    own[h] = query_stats<C>(
-                        params, task.batch * params.heads_q + task.head,
-                        task.row * C::own_rows + warpgroup * C::warpgroup_rows + tile::fragment_row(thread, 2 * h));
-            ptx::mbarrier_wait(&shared.other_full[slot.index], slot.phase);
+                for (int h = 0; h < 2; ++h) own[h] = stats_of(task, tile::fragment_row(thread, 2 * h));
+            wait_tile<C>(&shared.other_full[slot.index], slot.phase);
             begin_scores();
             ptx::wgmma_wait<0>();
             for (int n = 0; n < task.count - 1; ++n) step<false>(n == 0);
@@ -231,6 +327,14 @@ struct ApartConsumer {
             tile.advance();
         }
         repair_noted();
+    }
+
+    __device__ __forceinline__ QueryStats stats_of(const TaskMessage& task, int row) const {
+        const int place = warpgroup * C::warpgroup_rows + row;
+        const LayoutView& layout = params.layout;
+        const int token = C::any_order ? any::token_at(layout.queries, C::block_q, layout.seq_q, task.row, place)
+                                       : task.row * C::own_rows + place;
+        return query_stats<C>(params, task.batch * params.heads_q + task.head, token);
     }
 
     // ---- products, begun ----
@@ -263,7 +367,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void step(bool is_first) {
         float dp[values];
         const int at = slot.index, second_at = second.index;
-        ptx::mbarrier_wait(&shared.second_full[second_at], second.phase);
+        wait_tile<C>(&shared.second_full[second_at], second.phase);
         if constexpr (C::has_dp)
             begin_product<C::head_dim_v>(dp, shared.own[tile.index][C::panels], shared.other_second[second_at][0]);
         // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
@@ -303,7 +407,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void next_scores() {
         slot.advance();
         if constexpr (!IsLast) {
-            ptx::mbarrier_wait(&shared.other_full[slot.index], slot.phase);
+            wait_tile<C>(&shared.other_full[slot.index], slot.phase);
             begin_scores();
         }
     }
@@ -352,7 +456,8 @@ struct ApartConsumer {
     // s becomes ds. A pair that is not kept has p = 0, which leaves NaN of its dp to the repairs.
     __device__ __forceinline__ void multiply_by_dp(int at, const float (&dp)[values]) {
 #pragma unroll
-        for (int i = 0; i < values; ++i) s[i] *= fmaf(dp[i], dp_factor<C>, -stat(shared.delta, at, i, &QueryStats::delta));
+        for (int i = 0; i < values; ++i)
+            s[i] *= fmaf(dp[i], dp_factor<C>, -stat(shared.delta, at, i, &QueryStats::delta));
     }
 
     __device__ __forceinline__ void release(uint64_t* empty) {
@@ -375,55 +480,121 @@ struct ApartConsumer {
             for (float& x : r_p) x *= tile::unlift<C::dtype>;
         if constexpr (C::has_dp)
             for (float& x : r_ds) x *= tile::ds_unlift<C::dtype>;
-        note_not_finite(task.index);
+        const unsigned odd = note_not_finite(task.index);
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have done with the own tokens
-        if (task.part == whole_row)
-            store_whole(task);
-        else
+        if (task.part != whole_row) {
             store_part(task);
+        } else if constexpr (C::any_order) {
+            store_tokens(task, odd);
+        } else {
+            finish_sums();
+            store_whole(task);
+        }
         held = tile.index;
         // One tile: nothing comes that it must be free for later.
         if constexpr (C::tiles == 1) wait_for_copies();
     }
 
-    __device__ __forceinline__ void note_not_finite(int index) {
+    // Returns a bit for each of the warp's rows that are noted.
+    __device__ __forceinline__ unsigned note_not_finite(int index) {
         float of[2] = {0, 0}, more[2] = {0, 0};
         if constexpr (C::has_dp) tile::find_not_finite(r_ds, of);
         if constexpr (C::sums_p) tile::find_not_finite(r_p, more);
         const bool is_finite[2] = {of[0] + more[0] == 0, of[1] + more[1] == 0};
         if (__all_sync(~0u, is_finite[0] && is_finite[1])) [[likely]]
-            return;
+            return 0;
         const unsigned bits = tile::rows_with(!is_finite[0], !is_finite[1]);
         if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
         noted = index;
+        return bits;
     }
     __device__ __forceinline__ int2* note_of(int task) const {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(const TaskMessage& task) {
-        const int warp = 4 * warpgroup + thread / 32;
-        auto& own_tile = shared.own[tile.index];
+    // Sums of pairs become gradients.
+    __device__ __forceinline__ void finish_sums() {
         if constexpr (C::has_dp) {
 #pragma unroll
             for (int i = 0; i < of_ds; ++i) {
                 r_ds[i] *= params.scale;
                 if (C::sums_p && i < of_p && params.value_in_key) r_ds[i] += r_p[i];
             }
-            stage(r_ds, own_tile[0] + warp * C::warp_bytes);
         }
-        if constexpr (C::sums_p) stage(r_p, own_tile[C::has_dp ? C::panels : 0] + warp * C::warp_bytes);
+    }
+    // Where sums of p are staged; those of ds are before them.
+    static constexpr int p_panel = C::has_dp ? C::panels : 0;
+    __device__ __forceinline__ uint8_t* staged(int panel) const {
+        return shared.own[tile.index][panel] + (4 * warpgroup + thread / 32) * C::warp_bytes;
+    }
+    __device__ __forceinline__ void stage_sums() {
+        if constexpr (C::has_dp) stage(r_ds, staged(0));
+        if constexpr (C::sums_p) stage(r_p, staged(p_panel));
+    }
+
+    __device__ __forceinline__ void store_whole(const TaskMessage& task) {
+        stage_sums();
         ptx::fence_async_shared();
         __syncwarp();  // the warp's rows are written before lane 0 sends them
         if (thread % 32) return;
-        const int row = task.row * C::own_rows + C::warp_rows * warp;
+        const int row = task.row * C::own_rows + C::warp_rows * (4 * warpgroup + thread / 32);
         for (int panel = 0; C::has_dp && panel < C::panels; ++panel)
-            ptx::tma_store_4d(&params.ds_map, C::panel_columns * panel, task.head, row, task.batch,
-                              own_tile[panel] + warp * C::warp_bytes);
+            ptx::tma_store_4d(&params.maps.ds, C::panel_columns * panel, task.head, row, task.batch, staged(panel));
         for (int panel = 0; C::sums_p && panel < C::v_panels && !params.value_in_key; ++panel)
-            ptx::tma_store_4d(&params.p_map, C::panel_columns * panel, task.head, row, task.batch,
-                              own_tile[(C::has_dp ? C::panels : 0) + panel] + warp * C::warp_bytes);
+            ptx::tma_store_4d(&params.maps.p, C::panel_columns * panel, task.head, row, task.batch,
+                              staged(p_panel + panel));
         ptx::bulk_commit();
+    }
+
+    // Rows whose tokens stand anywhere, after what other pieces of the pattern made of them. The repair of a row that
+    // is not finite takes on what these left, so it is not written here.
+    __device__ __forceinline__ void store_tokens(const TaskMessage& task, unsigned odd) {
+        const any::OwnTokens own = own_tokens<C>(params.layout, task.row);
+        int token[2];
+        int64_t row[2];  // of all heads and batch entries
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int in_warpgroup = tile::fragment_row(thread, 2 * h);
+            token[h] = odd >> in_warpgroup % 16 & 1
+                           ? no_token
+                           : own.at(warpgroup * C::warpgroup_rows + in_warpgroup);
+            row[h] = C::by_query ? (int64_t(task.batch) * params.heads_q + task.head) * params.seq_q + token[h]
+                                 : (int64_t(task.batch) * params.heads_kv + task.head) * params.seq_k + token[h];
+        }
+        if (!params.piece.is_first || !params.piece.is_last) {
+            if constexpr (C::has_dp)
+                join_pieces(r_ds, token, row, C::by_query ? params.carried.dq : params.carried.dk, params.head_dim);
+            if constexpr (C::sums_p) join_pieces(r_p, token, row, params.carried.dv, params.head_dim_v);
+        }
+        if (params.piece.is_last) {
+            finish_sums();
+            stage_sums();
+            __syncwarp();  // the warp's rows are written before others of its lanes read them
+            if constexpr (C::has_dp)
+                write_rows<C::panels, typename C::Element>(ptx::shared_address(staged(0)), C::own_bytes,
+                                                           C::by_query ? params.dq : params.dk, task.batch, task.head,
+                                                           token, params.head_dim);
+            if (C::sums_p && !params.value_in_key)
+                write_rows<C::v_panels, typename C::Element>(ptx::shared_address(staged(p_panel)), C::own_bytes,
+                                                             params.dv, task.batch, task.head, token,
+                                                             params.head_dim_v);
+        }
+        ptx::fence_async_shared();  // of the tile, before the next one's boxes
+        __syncwarp();               // and of all lanes, before lane 0 releases it
+    }
+
+    // Sums of the pieces before come in, sums for the pieces to come go out.
+    template <int Size>
+    __device__ __forceinline__ void join_pieces(float (&sums)[Size], const int (&token)[2], const int64_t (&row)[2],
+                                                float* carried, int columns) const {
+#pragma unroll
+        for (int i = 0; i < Size; i += 2) {
+            const int h = tile::row_of(i), column = tile::fragment_column(thread, i);
+            if (token[h] == no_token || column >= columns) continue;
+            float2* const at = reinterpret_cast<float2*>(carried + row[h] * columns + column);
+            if (!params.piece.is_first) sums[i] += at->x, sums[i + 1] += at->y;
+            if (!params.piece.is_last) *at = make_float2(sums[i], sums[i + 1]);
+        }
     }
     template <int Size>
     __device__ __forceinline__ void stage(const float (&sums)[Size], uint8_t* to) const {
@@ -459,7 +630,8 @@ struct ApartConsumer {
             for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1) {
                 const int row = warpgroup * C::warpgroup_rows + thread / 32 * 16 + __ffs(int(bits)) - 1;
                 GradientRepair<C> repair{params, thread % 32,
-                                         task.head / (C::by_query ? params.heads_q : params.heads_kv)};
+                                         task.head / (C::by_query ? params.heads_q : params.heads_kv), C::has_dp,
+                                         C::sums_p};
                 if constexpr (C::by_query)
                     repair.query_row(task, row);
                 else
@@ -471,20 +643,21 @@ struct ApartConsumer {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::threads, 1) apart_kernel(const __grid_constant__ ApartParams params) {
+__global__ void __launch_bounds__(C::threads, 1)
+    apart_kernel(const __grid_constant__ ApartParams<C::any_order> params) {
     extern __shared__ __align__(1024) uint8_t apart_memory[];
     ApartShared<C>& shared = *reinterpret_cast<ApartShared<C>*>(apart_memory);
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::tiles; ++i) {
-            ptx::mbarrier_init(&shared.own_full[i], 1);
+            ptx::mbarrier_init(&shared.own_full[i], C::own_tiles * C::tile_counts);
             ptx::mbarrier_init(&shared.own_empty[i], C::warps);
         }
         for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.other_full[i], 1);
+            ptx::mbarrier_init(&shared.other_full[i], C::tile_counts);
             ptx::mbarrier_init(&shared.other_empty[i], C::warps);
         }
         for (int i = 0; i < C::second_slots; ++i) {
-            ptx::mbarrier_init(&shared.second_full[i], 1);
+            ptx::mbarrier_init(&shared.second_full[i], C::tile_counts);
             ptx::mbarrier_init(&shared.second_empty[i], C::warps);
         }
         ptx::fence_mbarrier_init();
@@ -494,7 +667,8 @@ __global__ void __launch_bounds__(C::threads, 1) apart_kernel(const __grid_const
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
-        if (threadIdx.x < C::consumers + 32) ApartProducer<C>{params, shared, int(threadIdx.x % 32)}.run();
+        const int thread = int(threadIdx.x) - C::consumers;
+        if (thread < C::producers) ApartProducer<C>{params, shared, thread % 32, thread == 0}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         ApartConsumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -502,7 +676,7 @@ __global__ void __launch_bounds__(C::threads, 1) apart_kernel(const __grid_const
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV>
+template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
 struct ApartLaunch {
     const BackwardArgs& args;
     const Problem& p;
@@ -518,67 +692,104 @@ struct ApartLaunch {
     // The walk number `walk` of this call.
     template <Sums S>
     void run(int walk) const {
-        using C = ApartConfig<D, HeadDim, HeadDimV, S>;
+        using C = ApartConfig<D, HeadDim, HeadDimV, S, AnyOrder>;
         char* const workspace = static_cast<char*>(args.workspace);
         const TasksView& tasks = C::by_query ? args.second_tasks : args.tasks;
-        ApartParams params;
+        ApartParams<AnyOrder> params;
         fill(params, args, tasks);
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);
-        const auto map = [&](const TensorView& x, const runtime::Sizes& sizes, int rows) {
-            return runtime::make_tensor_map(x, sizes, D, rows);
-        };
-        const int of_q = C::by_query ? C::own_rows : C::step, of_k = C::by_query ? C::step : C::own_rows;
-        const CUtensorMap q = map(args.q, runtime::q_sizes(p), of_q),
-                          dout = map(args.dout, runtime::out_sizes(p), of_q);
-        const CUtensorMap k = map(args.k, runtime::k_sizes(p), of_k), v = map(args.v, runtime::v_sizes(p), of_k);
-        params.own_map = C::by_query ? q : k, params.own_second_map = C::by_query ? dout : v;
-        params.other_map = C::by_query ? k : q, params.other_second_map = C::by_query ? v : dout;
-        if (C::has_dp)
-            params.ds_map = C::by_query ? map(args.dq, runtime::q_sizes(p), C::warp_rows)
-                                        : map(args.dk, runtime::k_sizes(p), C::warp_rows);
-        if (C::sums_p && !p.value_in_key) params.p_map = map(args.dv, runtime::v_sizes(p), C::warp_rows);
+        make_maps<C>(params.maps);
         const int blocks = std::min(tasks.num_tasks, runtime::count_processors(args.device));
         if (blocks < tasks.num_tasks) params.next_task = reinterpret_cast<unsigned*>(workspace + space.counters) + walk;
         runtime::launch(apart_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(ApartShared<C>)}, args.stream,
                         params);
     }
 
+    template <class C>
+    void make_maps(ConsecutiveGradientMaps& maps) const {
+        const auto map = [&](const TensorView& x, const runtime::Sizes& sizes, int rows) {
+            return runtime::make_tensor_map(x, sizes, D, rows);
+        };
+        make_operands<C>(maps, map, map);
+        if (C::has_dp)
+            maps.ds = C::by_query ? map(args.dq, runtime::q_sizes(p), C::warp_rows)
+                                  : map(args.dk, runtime::k_sizes(p), C::warp_rows);
+        if (C::sums_p && !p.value_in_key) maps.p = map(args.dv, runtime::v_sizes(p), C::warp_rows);
+    }
+    template <class C>
+    void make_maps(ResidueGradientMaps& maps) const {
+        const auto of = [&](const AxisView& axis) {
+            return [&](const TensorView& x, const runtime::Sizes& sizes, int rows) {
+                return runtime::make_residue_maps(x, sizes, D, rows, axis.modulus);
+            };
+        };
+        make_operands<C>(maps, of(args.layout.queries), of(args.layout.keys));
+    }
+    template <class C, class Maps, class QueryMap, class KeyMap>
+    void make_operands(Maps& maps, QueryMap query_map, KeyMap key_map) const {
+        const int of_q = C::by_query ? C::own_rows : C::step, of_k = C::by_query ? C::step : C::own_rows;
+        const auto q = query_map(args.q, runtime::q_sizes(p), of_q);
+        const auto dout = query_map(args.dout, runtime::out_sizes(p), of_q);
+        const auto k = key_map(args.k, runtime::k_sizes(p), of_k);
+        const auto v = key_map(args.v, runtime::v_sizes(p), of_k);
+        maps.own = C::by_query ? q : k, maps.own_second = C::by_query ? dout : v;
+        maps.other = C::by_query ? k : q, maps.other_second = C::by_query ? v : dout;
+    }
+
     template <Sums S>
     static void prepare() {
-        using C = ApartConfig<D, HeadDim, HeadDimV, S>;
+        using C = ApartConfig<D, HeadDim, HeadDimV, S, AnyOrder>;
         runtime::prepare(apart_kernel<C>, sizeof(ApartShared<C>));
     }
 };
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
-    static_assert(BlockQ == 128 && BlockK == 128, "tiles of own tokens are blocks");
-    const ApartLaunch<D, HeadDim, HeadDimV> launch(args);
+template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
+void run_apart(const BackwardArgs& args) {
+    const ApartLaunch<D, HeadDim, HeadDimV, AnyOrder> launch(args);
     launch.clear();
     any::BlockBackward<D>::rows(args);
-    if constexpr (joins_dk_dv) {
+    if constexpr (HeadDim <= joined_head_dim) {
         launch.template run<Sums::dk_dv>(0);
     } else {
         launch.template run<Sums::dk>(0);
         launch.template run<Sums::dv>(1);
     }
     any::BlockBackward<D>::join_keys(args);
-    launch.template run<Sums::dq>(2);
-    any::BlockBackward<D>::join_queries(args);
+    if (args.layout.queries.listed && !args.layout.queries.away) {
+        any::BlockBackward<D>::by_query(args);  // queries that stand in several tiles have several sums
+    } else {
+        launch.template run<Sums::dq>(2);
+        any::BlockBackward<D>::join_queries(args);
+    }
     any::BlockBackward<D>::sinks(args);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using Launch = ApartLaunch<D, HeadDim, HeadDimV>;
-    const runtime::CurrentDevice current(device);
-    if constexpr (joins_dk_dv) {
+template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
+void prepare_apart() {
+    using Launch = ApartLaunch<D, HeadDim, HeadDimV, AnyOrder>;
+    if constexpr (HeadDim <= joined_head_dim) {
         Launch::template prepare<Sums::dk_dv>();
     } else {
         Launch::template prepare<Sums::dk>();
         Launch::template prepare<Sums::dv>();
     }
     Launch::template prepare<Sums::dq>();
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
+    static_assert(BlockQ == 128 && BlockK == 128, "tiles of own tokens are blocks");
+    if (args.piece.is_whole() && is_consecutive(args.layout.queries) && is_consecutive(args.layout.keys))
+        run_apart<D, HeadDim, HeadDimV, false>(args);
+    else
+        run_apart<D, HeadDim, HeadDimV, true>(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    prepare_apart<D, HeadDim, HeadDimV, false>();
+    prepare_apart<D, HeadDim, HeadDimV, true>();
     runtime::prepare_tensor_maps();
 }
 

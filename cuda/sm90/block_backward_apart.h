@@ -17,12 +17,14 @@ struct BlockBackwardApartSpace {
                             const TasksView& by_query);
 };
 
+constexpr int joined_head_dim = 128;  // up to which one walk makes dk and dv
+
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
 // keys; masks hold tiles of keys, then tiles of queries (tile/fragment.h). args.tasks go by key, args.second_tasks by
 // query.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockBackwardApart {
-    static constexpr bool joins_dk_dv = HeadDim <= 128;  // one walk makes both
+    static constexpr bool joins_dk_dv = HeadDim <= joined_head_dim;
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

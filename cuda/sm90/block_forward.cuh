@@ -19,6 +19,10 @@
 //             good enough. Where it was not (a task's first block, rows that grow by 2^12) they are made once more from
 //             the scores, which still stand. So a block takes no maximum and no exchange between lanes
 //
+//   orders    where tokens do not stand in their own order, a second kernel of the same parts: residue classes are
+//             boxes of a tensor map whose rows are a class, rows of listed tiles are copied by number by four producer
+//             warps, and out leaves row by row
+//
 //   isolation out is p v, and 0 * NaN is NaN: a row whose sums are not finite may owe that to a key that it does not
 //             see. Warps note such rows and, when nothing else is left, make them again from kept pairs alone
 //
@@ -45,6 +49,7 @@
 
 #include "any/element.cuh"
 #include "any/partials.h"
+#include "any/tile.cuh"
 #include "core/math.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
@@ -56,52 +61,63 @@
 #include "sm90/block_forward.h"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
+#include "sm90/token_tiles.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+// AnyOrder: tokens stand in any order in the layout's tiles.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder>
 struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
+    static constexpr bool any_order = AnyOrder;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
     static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;          // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
-    static constexpr int producer_registers = 40, consumer_registers = 232;
+    static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
+    static constexpr int producer_registers = any_order ? 56 : 40, consumer_registers = any_order ? 224 : 232;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
     static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
 };
 
-// What a launch hands to the device.
+// What a launch hands to the device. Boxes are of one 64-column panel.
+struct ConsecutiveMaps {
+    CUtensorMap q, k, v, out;  // [batch, seq, head, head_dim]
+};
+struct ResidueClassMaps {
+    runtime::ResidueMaps q, k, v;
+};
+template <bool AnyOrder>
 struct BlockForwardParams {
-    CUtensorMap q_map, k_map, v_map, out_map;  // [batch, seq, head, head_dim], boxes of one 64-column panel
-    TensorView q, k, v, out;                   // the same by addresses
-    TensorView lse, max_logits, sink_logits;   // absent where nobody asked, or the problem has none
-    LayoutView layout;                         // in device memory, as the tasks
+    std::conditional_t<AnyOrder, ResidueClassMaps, ConsecutiveMaps> maps;
+    TensorView q, k, v, out;                  // the same by addresses
+    TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
+    LayoutView layout;                        // in device memory, as the tasks
     TasksView tasks;
     any::Partials<float> parts;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
     int2* notes;          // [task][warp]
-    int heads_q, group, seq_q, head_dim, head_dim_v;
+    int heads_q, group, head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
 };
 
 // Parts of a row end without the sink.
-__device__ __forceinline__ RowEnd end_row(const BlockForwardParams& params, int head, int part, float m, float l,
-                                          float lift) {
-    const bool has_sink = params.sink_logits.data && part == whole_row;
+template <class Params>
+__device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift) {
+    const TensorView& sinks = params.sink_logits;
+    const bool has_sink = sinks.data && part == whole_row;
     return end_row(m, l, lift, params.scale,
-                   has_sink ? static_cast<const float*>(params.sink_logits.data)[head * params.sink_logits.head]
-                            : -INFINITY);
+                   has_sink ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY);
 }
 
 // ---- shared memory ----
@@ -116,42 +132,70 @@ struct Shared {
     uint64_t full[C::slots];       // producer with the bytes of a block; consumers wait
     uint64_t empty[C::slots];      // one arrival a consumer warp; producer waits
     uint64_t landed;               // bytes of a v block with dead keys; producer waits
+    int32_t next[2];               // tasks that all producers take, in turn
 };
 
 // ---- producer: one warp walks the lists and keeps the ring full ----
+// Four warps where tokens stand in any order: each walks, and all copy the rows of listed tiles.
 template <class C>
 struct Producer {
-    const BlockForwardParams& params;
+    using Element = typename C::Element;
+
+    const BlockForwardParams<C::any_order>& params;
     Shared<C>& shared;
     const int lane;
+    const bool is_leader;  // one lane of all producers
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
     uint32_t landed_phase = 0;
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
+    int turn = 0;  // of shared.next
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
             // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
             unsigned taken = 0;
-            if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
+            if (params.next_task && is_leader) taken = atomicAdd(params.next_task, 1);
             const Task& task = params.tasks.tasks[at];
             if (task.take)
                 load_task(task, at);
             else
                 store_empty(task);
-            at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
+            at = params.next_task ? int(tell_producers<C::producers>(taken, is_leader, shared.next, turn,
+                                                                     1 + C::warpgroups)) +
+                                        int(gridDim.x)
+                                  : params.tasks.num_tasks;
         }
         if (pending >= 0) load_pending_v();
-        announce({0, 0, 0, end_of_work, 0, 0}, 0);
+        announce({0, 0, 0, end_of_work, 0, 0});
     }
 
     // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited
     // for the message after such a task would still hold the tile that this message needs.
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
-        const int first = task.row * C::block_q, rows = min(C::block_q, params.seq_q - first);
+        if constexpr (C::any_order)
+            end_empty(task.row, entry, head);
+        else
+            clear_rows(task.row, entry, head);
+    }
+
+    __device__ __forceinline__ void end_empty(int tile, int entry, int head) {
+        const any::OwnTokens own = any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, tile);
+        clear_tokens<C::block_q, Element>(own, params.out, entry, head, params.head_dim_v);
+        const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
+        for (int place = int(threadIdx.x) % C::producers; place < C::block_q; place += C::producers) {
+            const int token = own.at(place);
+            if (token == no_token) continue;
+            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, token) = lse;
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, token) = -INFINITY;
+        }
+    }
+
+    __device__ __forceinline__ void clear_rows(int tile, int entry, int head) {
+        const int first = tile * C::block_q, rows = min(C::block_q, int(params.layout.seq_q) - first);
         const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
         for (int row = 0; row < rows; ++row) {
             auto* out = any::row_of<typename C::Element>(params.out, entry, head, first + row);
@@ -160,7 +204,8 @@ struct Producer {
         const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
         for (int row = lane; row < rows; row += 32) {
             if (params.lse.data) *any::row_of<float>(params.lse, entry, head, first + row) = lse;
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, first + row) = -INFINITY;
+            if (params.max_logits.data)
+                *any::row_of<float>(params.max_logits, entry, head, first + row) = -INFINITY;
         }
     }
 
@@ -172,7 +217,7 @@ struct Producer {
         const int head = task.head - batch * params.heads_q;
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
-        announce({batch, head, task.row, task.take, task.part, index}, C::panels * C::panel_bytes);
+        announce({batch, head, task.row, task.take, task.part, index});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -191,25 +236,38 @@ struct Producer {
     }
 
     // Publishes a task with its q tile, or the end of work with none.
-    __device__ __forceinline__ void announce(const TaskMessage& message, int bytes) {
+    __device__ __forceinline__ void announce(const TaskMessage& message) {
+        uint64_t* full = &shared.q_full[q.index];
         ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
-        if (lane == 0) {
-            shared.task[q.index] = message;
-            ptx::mbarrier_arrive_expect(&shared.q_full[q.index], bytes);
-            for (int panel = 0; bytes && panel < C::panels; ++panel)
-                ptx::tma_load_4d(shared.q[q.index][panel], &params.q_map, C::panel_columns * panel, message.head,
-                                 message.row * C::block_q, message.batch, &shared.q_full[q.index]);
-        }
+        if (is_leader) shared.task[q.index] = message;
+        if (message.count != end_of_work)
+            load_q(message, full);
+        else if constexpr (C::any_order)
+            arrive_without_tile(full);
+        else if (is_leader)
+            ptx::mbarrier_arrive(full);
         q.advance();
     }
 
+    __device__ __forceinline__ void load_q(const TaskMessage& message, uint64_t* full) {
+        uint8_t* tile = shared.q[q.index][0];
+        if constexpr (C::any_order)
+            load_rows<C::block_q, C::panels, Element>(queries(), message.row, 0, message.batch, message.head, nullptr,
+                                                      tile, full);
+        else if (is_leader)
+            load<C::panels, C::panel_bytes>(&params.maps.q, message.row * C::block_q, message.head, message.batch, tile,
+                                            full);
+    }
+
     __device__ __forceinline__ void load_block(int block, int mask) {
+        uint64_t* full = &shared.full[slot.index];
+        uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
-        if (lane == 0) {
-            shared.mask[slot.index] = mask;
-            ptx::mbarrier_arrive_expect(&shared.full[slot.index], C::panels * C::box_bytes);
-            load(C::panels, &params.k_map, block, head_kv, batch, &shared.full[slot.index]);
-        }
+        if (is_leader) shared.mask[slot.index] = mask;
+        if constexpr (C::any_order)
+            load_rows<C::block_k, C::panels, Element>(keys(), block, 0, batch, head_kv, nullptr, tile, full);
+        else if (is_leader)
+            load<C::panels, C::box_bytes>(&params.maps.k, block * C::block_k, head_kv, batch, tile, full);
         slot.advance();
         if (pending >= 0) load_pending_v();
         pending = block, pending_batch = batch, pending_head = head_kv;
@@ -218,25 +276,31 @@ struct Producer {
 
     __device__ __forceinline__ void load_pending_v() {
         uint64_t* full = &shared.full[slot.index];
+        uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
-        uint64_t* bytes_to = pending_set == all_live ? full : &shared.landed;
-        if (lane == 0) {
-            ptx::mbarrier_arrive_expect(bytes_to, C::v_panels * C::box_bytes);
-            load(C::v_panels, &params.v_map, pending, pending_head, pending_batch, bytes_to);
+        const uint64_t* alive = pending_set == all_live
+                                    ? nullptr
+                                    : params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
+        if constexpr (C::any_order) {
+            load_rows<C::block_k, C::v_panels, Element>(values(), pending, 0, pending_batch, pending_head, alive, tile,
+                                                        full);
+        } else {
+            if (is_leader)
+                load<C::v_panels, C::box_bytes>(&params.maps.v, pending * C::block_k, pending_head, pending_batch, tile,
+                                                alive ? &shared.landed : full);
+            if (alive) clear_dead_keys(alive, full);
         }
-        if (pending_set != all_live) clear_dead_keys(full);
         slot.advance();
         pending = -1;
     }
 
     // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair
     // what comes of it, but padding is no exception, and a repair takes long.
-    __device__ __forceinline__ void clear_dead_keys(uint64_t* full) {
+    __device__ __forceinline__ void clear_dead_keys(const uint64_t* alive, uint64_t* full) {
         ptx::mbarrier_wait(&shared.landed, landed_phase);
         landed_phase ^= 1;
-        const uint64_t* set = params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
         for (int key = 0; key < C::block_k; ++key)
-            if (!(set[key / 64] >> (key % 64) & 1)) {
+            if (!(alive[key / 64] >> (key % 64) & 1)) {
                 for (int at = lane; at < C::v_panels * 16; at += 32) {
                     uint8_t* row = shared.ring[slot.index][at / 16] + key * C::row_bytes + at % 16 * 8;
                     *reinterpret_cast<uint64_t*>(row) = 0;
@@ -247,11 +311,22 @@ struct Producer {
         if (lane == 0) ptx::mbarrier_arrive(full);
     }
 
-    __device__ __forceinline__ void load(int panels, const CUtensorMap* map, int block, int head, int entry,
+    __device__ __forceinline__ TileSource queries() const {
+        return {params.maps.q, params.q, params.layout.queries, params.layout.seq_q, C::block_q, params.head_dim};
+    }
+    __device__ __forceinline__ TileSource keys() const {
+        return {params.maps.k, params.k, params.layout.keys, params.layout.seq_k, C::block_k, params.head_dim};
+    }
+    __device__ __forceinline__ TileSource values() const {
+        return {params.maps.v, params.v, params.layout.keys, params.layout.seq_k, C::block_k, params.head_dim_v};
+    }
+
+    template <int Panels, int Bytes>
+    __device__ __forceinline__ void load(const CUtensorMap* map, int row, int head, int entry, uint8_t* to,
                                          uint64_t* bar) {
-        for (int panel = 0; panel < panels; ++panel)
-            ptx::tma_load_4d(shared.ring[slot.index][panel], map, C::panel_columns * panel, head, block * C::block_k,
-                             entry, bar);
+        ptx::mbarrier_arrive_expect(bar, Panels * Bytes);
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_load_4d(to + panel * Bytes, map, C::panel_columns * panel, head, row, entry, bar);
     }
 };
 
@@ -261,7 +336,7 @@ struct Repair {
     using Element = typename C::Element;
     static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
 
-    const BlockForwardParams& params;
+    const BlockForwardParams<C::any_order>& params;
     const Task& task;
     const int lane;
     float q[columns], out[columns];
@@ -269,8 +344,9 @@ struct Repair {
 
     __device__ __noinline__ void row(int in_block) {
         const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
-        const int64_t token = int64_t(task.row) * C::block_q + in_block;
-        if (token >= params.seq_q) return;
+        const int token =
+            any::own_token_at(params.layout.queries, C::block_q, params.layout.seq_q, task.row, in_block);
+        if (token == no_token) return;
         const auto* from = any::row_of<Element>(params.q, batch, head, token);
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
@@ -298,12 +374,14 @@ struct Repair {
     }
 
     __device__ void block(int batch, int head_kv, int block, int mask, int in_block) {
-        const uint32_t* words = mask_words(params.layout, mask);
+        const LayoutView& layout = params.layout;
+        const uint32_t* words = mask_words(layout, mask);
+        const any::TileTokens tokens = any::tokens_of(layout.keys, C::block_k, layout.seq_k, block);
         for (int base = 0; base < C::block_k; base += 32) {
             const int bit = tile::fragment_bit(in_block, base + lane, C::block_k);
             const bool kept = mask == full_block || (words[bit / 32] >> (bit % 32) & 1);
             for (unsigned keys = __ballot_sync(~0u, kept); keys; keys &= keys - 1)
-                pair(batch, head_kv, int64_t(block) * C::block_k + base + __ffs(int(keys)) - 1);
+                pair(batch, head_kv, tokens.at(base + __ffs(int(keys)) - 1));
         }
     }
 
@@ -353,7 +431,7 @@ template <class C, bool HasCap>
 struct Consumer {
     using Probabilities = uint32_t[C::block_k / 16][4];  // the a operand of p v: steps of 16 keys
 
-    const BlockForwardParams& params;
+    const BlockForwardParams<C::any_order>& params;
     Shared<C>& shared;
     const int warpgroup, thread;  // of the warpgroup
     Cursor<C::q_tiles> q;         // the next task's
@@ -367,7 +445,7 @@ struct Consumer {
 
     // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
     __device__ __forceinline__ int take_task(int& taken) {
-        ptx::mbarrier_wait(&shared.q_full[q.index], q.phase);
+        wait_tile<C>(&shared.q_full[q.index], q.phase);
         taken = q.index;
         q.advance();
         return shared.task[taken].count;
@@ -410,6 +488,11 @@ struct Consumer {
             word = __ldg(reinterpret_cast<const typename C::MaskWord*>(mask_words(params.layout, mask)) +
                          warpgroup * 128 + thread);
         return mask;
+    }
+
+    __device__ __forceinline__ void cap_scores() {
+        if constexpr (HasCap)
+            if (!C::any_order || params.has_cap) tile::cap(s, params.into_cap);
     }
 
     __device__ __forceinline__ void release(int index) {
@@ -463,23 +546,44 @@ struct Consumer {
         tile::pack_tile<C::dtype>(r_out, words);
         tile::store_swizzled(words, panel, C::panel_bytes, thread);
         const int row = task.row * C::block_q + warpgroup * C::warpgroup_rows;
+        int token[2] = {row + tile::fragment_row(thread, 0), row + tile::fragment_row(thread, 2)};
+        if constexpr (C::any_order)
+            write_tokens(q_index, task, panel, token);
+        else
+            send(q_index, task, row);
+        if (thread % 4) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (unsigned(token[h]) >= unsigned(params.layout.seq_q)) continue;
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, task.head, token[h]) = lse[h];
+            if (params.max_logits.data)
+                *any::row_of<float>(params.max_logits, task.batch, task.head, token[h]) = top[h];
+        }
+    }
+    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int row) {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
             for (int panel = 0; panel < C::v_panels; ++panel)
-                ptx::tma_store_4d(&params.out_map, C::panel_columns * panel, task.head, row, task.batch,
+                ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, row, task.batch,
                                   shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
             ptx::bulk_commit();
         }
         held = q_index;
-        if (thread % 4) return;
+    }
+    // Each warp's 16 rows to where their tokens stand. Places become tokens.
+    __device__ __forceinline__ void write_tokens(int q_index, const TaskMessage& task, uint32_t panel,
+                                                 int (&token)[2]) {
+        const LayoutView& layout = params.layout;
+        const any::OwnTokens own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int at = row + tile::fragment_row(thread, 2 * h);
-            if (at >= params.seq_q) continue;
-            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, task.head, at) = lse[h];
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, task.head, at) = top[h];
-        }
+        for (int& at : token) at = own.at(at - task.row * C::block_q);
+        __syncwarp();  // the warp's rows are written before others of its lanes read them
+        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.out,
+                                                     task.batch, task.head, token, params.head_dim_v);
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+        if (thread == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
     }
 
     __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
@@ -515,11 +619,11 @@ struct Consumer {
         const Cursor<C::slots> v = slot;
         slot.advance();
         const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
-        ptx::mbarrier_wait(&shared.full[k.index], k.phase);
+        wait_tile<C>(&shared.full[k.index], k.phase);
         begin_scores(q_at, k_at);
         typename C::MaskWord word;
         const int mask = take_mask(k.index, word);
-        ptx::mbarrier_wait(&shared.full[v.index], v.phase);
+        wait_tile<C>(&shared.full[v.index], v.phase);
         begin_output(p, v_at);
         if (held >= 0) [[unlikely]]
             release_held();
@@ -528,7 +632,7 @@ struct Consumer {
         const tile::RowState done = rows;
         if (last) [[unlikely]]
             rows = tile::RowState{};
-        if constexpr (HasCap) tile::cap(s, params.into_cap);
+        cap_scores();
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
         float factor[2];
@@ -552,7 +656,7 @@ struct Consumer {
 
     // p v of the last block of all.
     __device__ __forceinline__ void finish(const Probabilities& p) {
-        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+        wait_tile<C>(&shared.full[slot.index], slot.phase);
         begin_output(p, v_descriptor(slot.index));
         ptx::wgmma_wait<0>();
         store(q_index, rows);
@@ -562,14 +666,14 @@ struct Consumer {
     __device__ __forceinline__ void run() {
         left = take_task(q_index);
         if (left == end_of_work) return;
-        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+        wait_tile<C>(&shared.full[slot.index], slot.phase);
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
         typename C::MaskWord word;
         const int mask = take_mask(slot.index, word);
         ptx::wgmma_wait<0>();
         release(slot.index);
         slot.advance();
-        if constexpr (HasCap) tile::cap(s, params.into_cap);
+        cap_scores();
         if (mask != full_block) tile::mask(s, word);
         Probabilities even, odd;
         float factor[2];
@@ -605,16 +709,16 @@ struct Consumer {
 // ---- kernel ----
 template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
-    block_forward_kernel(const __grid_constant__ BlockForwardParams params) {
+    block_forward_kernel(const __grid_constant__ BlockForwardParams<C::any_order> params) {
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
-            ptx::mbarrier_init(&shared.q_full[i], 1);
+            ptx::mbarrier_init(&shared.q_full[i], C::tile_counts);
             ptx::mbarrier_init(&shared.q_empty[i], C::warpgroups);
         }
         for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.full[i], 1);
+            ptx::mbarrier_init(&shared.full[i], C::tile_counts);
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
         ptx::mbarrier_init(&shared.landed, 1);
@@ -625,7 +729,8 @@ __global__ void __launch_bounds__(C::threads, 1)
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
-        if (threadIdx.x < 128 * C::warpgroups + 32) Producer<C>{params, shared, int(threadIdx.x % 32)}.run();
+        const int thread = int(threadIdx.x) - 128 * C::warpgroups;
+        if (thread < C::producers) Producer<C>{params, shared, thread % 32, thread == 0}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         Consumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -633,16 +738,28 @@ __global__ void __launch_bounds__(C::threads, 1)
 }
 
 // ---- launch ----
+inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ConsecutiveMaps& maps) {
+    const Problem& p = *args.problem;
+    maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q);
+    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, block_k);
+    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, block_k);
+    maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows);
+}
+inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {
+    const Problem& p = *args.problem;
+    const int64_t queries = args.layout.queries.modulus, keys = args.layout.keys.modulus;
+    maps.q = runtime::make_residue_maps(args.q, runtime::q_sizes(p), dtype, block_q, queries);
+    maps.k = runtime::make_residue_maps(args.k, runtime::k_sizes(p), dtype, block_k, keys);
+    maps.v = runtime::make_residue_maps(args.v, runtime::v_sizes(p), dtype, block_k, keys);
+}
+
 template <class C>
-BlockForwardParams make_params(const ForwardArgs& args) {
+BlockForwardParams<C::any_order> make_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const BlockForwardSpace space(p, args.layout, args.tasks);
     char* const workspace = static_cast<char*>(args.workspace);
-    BlockForwardParams params;
-    params.q_map = runtime::make_tensor_map(args.q, runtime::q_sizes(p), C::dtype, C::block_q);
-    params.k_map = runtime::make_tensor_map(args.k, runtime::k_sizes(p), C::dtype, C::block_k);
-    params.v_map = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, C::block_k);
-    params.out_map = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, C::warpgroup_rows);
+    BlockForwardParams<C::any_order> params;
+    make_maps(args, C::dtype, C::block_q, C::block_k, params.maps);
     params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out;
     params.lse = args.lse, params.max_logits = args.max_logits, params.sink_logits = args.sink_logits;
     params.layout = args.layout;
@@ -650,7 +767,7 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
     params.next_task = nullptr;
     params.notes = reinterpret_cast<int2*>(workspace + space.notes);
-    params.heads_q = int(p.heads_q), params.group = int(p.group()), params.seq_q = int(p.seq_q);
+    params.heads_q = int(p.heads_q), params.group = int(p.group());
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
@@ -659,26 +776,41 @@ BlockForwardParams make_params(const ForwardArgs& args) {
     return params;
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
-    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK>;
-    BlockForwardParams params = make_params<C>(args);
+template <class C, bool HasCap>
+void launch_forward(const ForwardArgs& args) {
+    auto params = make_params<C>(args);
     const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
     if (blocks < params.tasks.num_tasks) {
         const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
         params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
         runtime::clear(params.next_task, sizeof(unsigned), args.stream);
     }
-    const auto kernel = params.has_cap ? block_forward_kernel<C, true> : block_forward_kernel<C, false>;
-    runtime::launch(kernel, {unsigned(blocks), unsigned(C::threads), sizeof(Shared<C>)}, args.stream, params);
+    runtime::launch(block_forward_kernel<C, HasCap>, {unsigned(blocks), unsigned(C::threads), sizeof(Shared<C>)},
+                    args.stream, params);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
+    if constexpr (any_order)
+        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
+            return launch_forward<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>, true>(args);
+    if (args.problem->softcap != 0)
+        launch_forward<C, true>(args);
+    else
+        launch_forward<C, false>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
     const runtime::CurrentDevice current(device);
     runtime::prepare(block_forward_kernel<C, false>, sizeof(Shared<C>));
     runtime::prepare(block_forward_kernel<C, true>, sizeof(Shared<C>));
+    if constexpr (any_order) {
+        using Ordered = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>;
+        runtime::prepare(block_forward_kernel<Ordered, true>, sizeof(Shared<Ordered>));
+    }
     runtime::prepare_tensor_maps();
 }
 

@@ -8,6 +8,7 @@
 
 #include "any/block_backward.h"
 #include "any/element.cuh"
+#include "any/tile.cuh"
 #include "ptx/convert.cuh"
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
@@ -23,6 +24,8 @@ struct GradientParams {
     LayoutView layout;  // in device memory, as the tasks
     TasksView tasks;
     any::BackwardSpace<float> space;
+    any::BackwardCarried<float> carried;
+    PieceView piece;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
     int2* notes;          // [task][warp]
     int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
@@ -37,6 +40,8 @@ inline void fill(GradientParams& params, const BackwardArgs& args, const TasksVi
     params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
     params.layout = args.layout, params.tasks = tasks;
     params.space = any::BackwardSpace<float>::at(args.workspace, p, args.layout, args.tasks);
+    params.carried = any::BackwardCarried<float>::at(args.piece.carried, p);
+    params.piece = args.piece;
     params.next_task = nullptr, params.notes = nullptr;
     params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
     params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
@@ -47,17 +52,17 @@ inline void fill(GradientParams& params, const BackwardArgs& args, const TasksVi
     params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
 }
 
-// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp dp_factor - delta). p is lifted as in the forward,
-// ds by ds_lift.
+// What belongs to a query: p = exp2(scale_log2 s + offset), ds = p (dp dp_factor - delta). p is lifted as in the
+// forward, ds by ds_lift.
 template <class C>
 constexpr float dp_factor = tile::unlift<C::dtype> * tile::ds_lift<C::dtype>;
 struct QueryStats {
     float offset, delta;
 };
-// token is one of the head that `plane` counts over the batch; beyond the sequence p and ds are 0.
+// token is one of the head that `plane` counts over the batch; of no_token, and beyond the sequence, p and ds are 0.
 template <class C>
 __device__ __forceinline__ QueryStats query_stats(const GradientParams& params, int plane, int token) {
-    if (token >= params.seq_q) return {-INFINITY, 0};
+    if (unsigned(token) >= unsigned(params.seq_q)) return {-INFINITY, 0};
     const int64_t at = int64_t(plane) * params.seq_q + token;
     return {tile::lift<C::dtype> - params.space.lse[at] * float(M_LOG2E),
             params.space.delta[at] * dp_factor<C>};
@@ -100,6 +105,7 @@ struct GradientRepair {
 
     const GradientParams& params;
     const int lane, batch;
+    const bool makes_dk = true, makes_dv = true;  // of keys: what the kernel owns that asks
     float dk[columns] = {}, dv[columns] = {}, dq[columns] = {};
 
     // Sums of a pair into dk and dv, or into dq. The other's are not used.
@@ -143,9 +149,9 @@ struct GradientRepair {
     // ---- a row of keys, or the task's part of it ----
     __device__ __noinline__ void key_row(const Task& task, int in_block) {
         const int head_kv = task.head - batch * params.heads_kv;
-        const int64_t key = int64_t(task.row) * C::block_k + in_block;
-        if (key >= params.seq_k) return;
         const LayoutView& layout = params.layout;
+        const int key = any::own_token_at(layout.keys, C::block_k, layout.seq_k, task.row, in_block);
+        if (key == no_token) return;
         int skip = task.skip, left = task.take;
         for (int head_q = head_kv * params.group; head_q < (head_kv + 1) * params.group && left; ++head_q) {
             const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
@@ -160,27 +166,36 @@ struct GradientRepair {
         store_key(task, head_kv, key, in_block);
     }
     __device__ void queries_of(int head_q, int block, int mask, int in_block, int64_t key) {
+        const any::TileTokens queries =
+            any::tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, block);
         for (int base = 0; base < C::block_q; base += 32)
             for (unsigned bits = kept(mask, base + lane, in_block); bits; bits &= bits - 1)
-                pair(head_q, int64_t(block) * C::block_q + base + __ffs(int(bits)) - 1, key);
+                pair(head_q, queries.at(base + __ffs(int(bits)) - 1), key);
     }
-    __device__ void store_key(const Task& task, int head_kv, int64_t key, int in_block) {
-        float* part = params.space.parts_key +
-                      (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
+    // Adds what pieces before left. True where x is final.
+    __device__ bool join(float& x, float* carried) const {
+        if (!params.piece.is_first) x += *carried;
+        if (!params.piece.is_last) *carried = x;
+        return params.piece.is_last;
+    }
+    __device__ __forceinline__ void store_key(const Task& task, int head_kv, int64_t key, int in_block) {
+        float* const part = params.space.parts_key +
+                            (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
+        const int64_t row = (int64_t(batch) * params.heads_kv + head_kv) * params.seq_k + key;
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
-            if (column < params.head_dim) {
-                if (task.part != whole_row)
-                    part[column] = dk[i];
-                else
-                    any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
-                                   any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
-            }
-            if (column < params.head_dim_v) {
+            if (makes_dv && column < params.head_dim_v) {
                 if (task.part != whole_row)
                     part[params.head_dim + column] = dv[i];
-                else if (!params.value_in_key)
+                else if (join(dv[i], params.carried.dv + row * params.head_dim_v + column) && !params.value_in_key)
                     any::from_real(dv[i], any::row_of<Element>(params.dv, batch, head_kv, key)[column]);
+            }
+            if (makes_dk && column < params.head_dim) {
+                if (task.part != whole_row)
+                    part[column] = dk[i];
+                else if (join(dk[i], params.carried.dk + row * params.head_dim + column))
+                    any::from_real(params.scale * dk[i] + (params.value_in_key ? dv[i] : 0),
+                                   any::row_of<Element>(params.dk, batch, head_kv, key)[column]);
             }
         }
     }
@@ -189,8 +204,8 @@ struct GradientRepair {
     __device__ __noinline__ void query_row(const Task& task, int in_block) {
         const LayoutView& layout = params.layout;
         const int head_q = task.head - batch * params.heads_q;
-        const int64_t query = int64_t(task.row) * C::block_q + in_block;
-        if (query >= params.seq_q) return;
+        const int query = any::own_token_at(layout.queries, C::block_q, layout.seq_q, task.row, in_block);
+        if (query == no_token) return;
         const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
         const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
         int skip = task.skip, left = task.take;
@@ -203,18 +218,20 @@ struct GradientRepair {
         store_query(task, head_q, query, in_block);
     }
     __device__ void keys_of(int head_q, int block, int mask, int in_block, int64_t query) {
+        const any::TileTokens keys = any::tokens_of(params.layout.keys, C::block_k, params.layout.seq_k, block);
         for (int base = 0; base < C::block_k; base += 32)
             for (unsigned bits = kept(mask, in_block, base + lane); bits; bits &= bits - 1)
-                pair(head_q, query, int64_t(block) * C::block_k + base + __ffs(int(bits)) - 1);
+                pair(head_q, query, keys.at(base + __ffs(int(bits)) - 1));
     }
-    __device__ void store_query(const Task& task, int head_q, int64_t query, int in_block) {
+    __device__ __forceinline__ void store_query(const Task& task, int head_q, int64_t query, int in_block) {
+        const int64_t row = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + query;
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             if (column >= params.head_dim) continue;
             if (task.part != whole_row)
                 params.space.parts_query[(int64_t(task.part) * C::block_q + in_block) * params.head_dim + column] =
                     dq[i];
-            else
+            else if (join(dq[i], params.carried.dq + row * params.head_dim + column))
                 any::from_real(params.scale * dq[i], any::row_of<Element>(params.dq, batch, head_q, query)[column]);
         }
     }

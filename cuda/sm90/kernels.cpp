@@ -84,17 +84,20 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
 // their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
 // keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
-// 10 %, but for a task a block, 20 %. They settle which row a problem gets.
+// 10 %, but for a task a block, 20 %. They settle which row a problem gets. Where tokens are not consecutive a task
+// takes longer, and they cost half their bytes more; read off dilated and strided patterns.
 template <int HeadDim, int HeadDimV, int BlockK>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
     constexpr double elements = BlockK == 128 ? 1950 : 1500;
     constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 ? 2500 : 600;
     constexpr double launch = 4;  // us
+    const double order = s.gathered > 0 ? 3000 : 0;
     const double cycles =
-        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * task;
-    const double bytes = any::query_bytes(p) + any::key_bytes(p);
-    return any::overlapped(launch, any::compute_us(cycles, machine), any::memory_us(bytes, machine, beside_products));
+        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * (task + order);
+    const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, beside_products) +
+                          any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
+    return any::overlapped(launch, any::compute_us(cycles, machine), memory);
 }
 
 size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.problem, s.layout, s.tasks).bytes; }
@@ -144,6 +147,7 @@ void prepare(int32_t device) {
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_forward(const char* name) {
+    using K = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     constexpr int words = tile::fragment_words(BlockQ, BlockK);
     static_assert(sizeof(uint64_t) * words % 128 == 0, "masks start at lines of the cache");
     return {.name = name,
@@ -162,6 +166,7 @@ Kernel block_forward(const char* name) {
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .orders = K::any_order,
             .max_logits = true,
             .assumes = assumes};
 }
@@ -384,8 +389,9 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
     const double bytes =
         walks * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
-    return any::overlapped(launches + around, any::compute_us(cycles, machine),
-                           any::memory_us(bytes, machine, beside_products));
+    const double memory = any::memory_us(bytes, machine, beside_products) +
+                          any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
+    return any::overlapped(launches + around, any::compute_us(cycles, machine), memory);
 }
 
 size_t block_backward_apart_workspace(const Sizing& s) {
@@ -426,6 +432,8 @@ Kernel block_backward_apart(const char* name) {
             .workspace = block_backward_apart_workspace,
             .backward = backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare_backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .orders = true,
+            .carries = any::BackwardCarried<float>::bytes,
             .assumes = assumes};
 }
 

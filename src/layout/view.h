@@ -52,6 +52,7 @@ struct AxisView {
     const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of this home is away; null: none is
 };
 constexpr int32_t no_token = -1;
+static constexpr bool is_consecutive(const AxisView& axis) { return axis.listed == 0 && axis.modulus == 1; }
 
 // The tokens of one tile. A home has first + i * stride for i < count; a listed tile has tokens[i], where count is the
 // block's size and no_token may be among them. `tokens` is null for a home.

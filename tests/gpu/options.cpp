@@ -124,22 +124,31 @@ TEST(orders_by_tensor_cores) {
         for (const char* pattern : wide) {
             if (kind.dtype.bits != 16) continue;
             struct Row {
-                const char *forward, *backward;
+                std::string forward, backward;  // around the dtype
+                std::string forward_tile, backward_tile;
                 int64_t head_dim;  // all columns of its tiles, or some
             };
-            for (const Row& row :
-                 {Row{"d64_v64_64x64", "d64_v64_64x64", 56}, Row{"d64_v64_128x64", "d64_v64_64x64", 56},
-                  Row{"d128_v128_64x64", "d128_v128_64x64", 128}, Row{"d256_v256_64x64", "d256_v256_64x64", 200}}) {
+            const std::string older = "sm80_block_forward_", older_back = "sm80_block_backward_";
+            const std::string hopper = "sm90_block_forward_", hopper_back = "sm90_block_backward_apart_";
+            for (const Row& row : {Row{older, older_back, "d64_v64_64x64", "d64_v64_64x64", 56},
+                                   Row{older, older_back, "d64_v64_128x64", "d64_v64_64x64", 56},
+                                   Row{older, older_back, "d128_v128_64x64", "d128_v128_64x64", 128},
+                                   Row{older, older_back, "d256_v256_64x64", "d256_v256_64x64", 200},
+                                   Row{hopper, hopper_back, "d64_v64_128x64", "d64_v64_128x128", 56},
+                                   Row{hopper, hopper_back, "d128_v128_128x64", "d128_v128_128x128", 128},
+                                   Row{hopper, hopper_back, "d128_v128_128x64", "d128_v128_128x128", 104},
+                                   Row{hopper, hopper_back, "d256_v256_128x64", "d256_v256_128x128", 200}}) {
                 if (!is_wanted(++n)) continue;
+                const int mix = n + n / 8;  // so that no row always meets the same options
                 Case c = case_of(kind, pattern);
                 c.head_dim = c.head_dim_v = row.head_dim;
-                c.seq_q = 700 + n % 3 * 37, c.seq_k = 700 + n % 2 * 90, c.column = n % 5 ? 1 : 2,
-                c.shift = n % 7 ? 0 : 1;
-                c.heads_q = n % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = n % 3 == 0, c.dlse = n % 2;
-                c.softcap = n % 4 == 1 ? 1.5 : 0, c.value_in_key = n % 6 == 5 && c.head_dim <= 128;
+                c.seq_q = 700 + mix % 3 * 37, c.seq_k = 700 + mix % 2 * 90, c.column = mix % 5 ? 1 : 2,
+                c.shift = mix % 7 ? 0 : 1;
+                c.heads_q = mix % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = mix % 3 == 0, c.dlse = mix % 2;
+                c.softcap = mix % 4 == 1 ? 1.5 : 0, c.value_in_key = mix % 6 == 5 && c.head_dim <= 128;
                 const std::string dtype = std::string(kind.name) + "_";
-                all.push_back(
-                    {"sm80_block_forward_" + dtype + row.forward + ",sm80_block_backward_" + dtype + row.backward, c});
+                all.push_back({row.forward + dtype + row.forward_tile + "," + row.backward + dtype + row.backward_tile,
+                               c});
             }
         }
     demand_truths(all);

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+// Tiles of tokens in any order, on their way into swizzled panels: homes of residue classes as boxes of a tensor map
+// whose rows are a class, listed tiles row by row.
+#pragma once
+
+#include "any/element.cuh"
+#include "any/tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "runtime/tensor_map.h"
+#include "tile/dtype.cuh"
+
+namespace spattn::sm90 {
+
+constexpr int tile_copiers = 128;                  // threads that call load_rows together
+constexpr int tile_arrivals = tile_copiers + 1;    // that the barrier of such a tile counts: the first has two
+
+// Until a tile is there. Rows that threads copied are ordinary writes, which products must see.
+template <class C>
+__device__ __forceinline__ void wait_tile(uint64_t* full, uint32_t phase) {
+    ptx::mbarrier_wait(full, phase);
+    if constexpr (C::any_order) ptx::fence_async_shared();
+}
+
+// What the leader of a CTA's producers says, for all of them: a warp, or more, which exchange it through `words` in
+// turns.
+template <int Producers>
+__device__ __forceinline__ unsigned tell_producers(unsigned word, bool is_leader, int32_t (&words)[2], int& turn,
+                                                   int barrier) {
+    if constexpr (Producers == 32) return __shfl_sync(~0u, word, 0);
+    if (is_leader) words[turn] = int(word);
+    ptx::named_barrier_sync(barrier, Producers);  // said; and what was said two turns before is read
+    word = unsigned(words[turn]);
+    turn ^= 1;
+    return word;
+}
+
+// An axis of a layout, and one operand along it.
+struct TileSource {
+    const runtime::ResidueMaps& maps;
+    const TensorView& view;
+    const AxisView& axis;
+    int64_t seq;
+    int block, columns;  // tokens a tile; of the operand
+};
+
+// The arrivals of a warp of copiers that copies nothing itself. Each warp has to arrive, whoever loads the tile: one
+// that fell behind by a turn of the ring would take the next turn's phase for its own, and wait for ever.
+__device__ __forceinline__ void arrive_for_warp(uint64_t* bar) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(bar, 32);
+}
+// Those of all copiers to a barrier that no tile comes to.
+__device__ __forceinline__ void arrive_without_tile(uint64_t* bar) {
+    arrive_for_warp(bar);
+    if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
+}
+
+// Rows of a home, from place `begin` on, as `Panels` boxes of 64 columns; for one thread to call.
+template <int Panels, int PanelBytes>
+__device__ __forceinline__ void load_home(const TileSource& from, int tile, int begin, int entry, int head, uint8_t* to,
+                                          uint64_t* bar) {
+    const int home = tile - from.axis.listed, tiles = from.axis.residue_tiles;
+    const int residue = from.axis.modulus == 1 ? 0 : home / tiles;
+    const int first = (home - residue * tiles) * from.block + begin;
+    const bool is_longer = residue < from.maps.longer_classes;
+    const CUtensorMap* const map = is_longer ? &from.maps.longer : &from.maps.shorter;
+    ptx::mbarrier_arrive_expect(bar, Panels * PanelBytes);
+    for (int panel = 0; panel < Panels; ++panel)
+        ptx::tma_load_5d(to + panel * PanelBytes, map, 64 * panel, head,
+                         residue - (is_longer ? 0 : from.maps.longer_classes), first, entry, bar);
+}
+
+// Rows of a tile by token, from place `begin` on, for all copiers to call: 8 lanes a row of a panel. Where there is no
+// token, where `live` has no bit, and beyond the last column zeros come.
+template <int Rows, int Panels, class Element>
+__device__ __forceinline__ void copy_tokens(const TileSource& from, const any::TileTokens& tokens, int begin, int entry,
+                                            int head, const uint64_t* live, const uint8_t* to, uint64_t* bar) {
+    constexpr int passes = Rows / 16;  // a pass: four rows a warp
+    const int lane = int(threadIdx.x) % 32, chunk = lane % 8;
+    const int first = int(threadIdx.x) / 32 % 4 * 4 + lane / 8;
+    const auto* const rows = any::row_of<Element>(from.view, entry, head, 0) + 8 * chunk;
+    // A thread's rows are 16 apart: they swizzle alike.
+    const uint32_t at = ptx::shared_address(to) + first * 128 + ((chunk ^ first % 8) << 4);
+    int of_pass[passes];  // all of them first: each row would wait for its own otherwise
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+        const int place = begin + 16 * pass + first;
+        const bool is_alive = !live || live[place / 64] >> (place % 64) & 1;
+        of_pass[pass] = is_alive ? tokens.at(place) : no_token;
+    }
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+        const auto* const row = rows + int64_t(max(of_pass[pass], 0)) * from.view.row;
+#pragma unroll
+        for (int panel = 0; panel < Panels; ++panel) {
+            const bool is_there = of_pass[pass] != no_token && 64 * panel + 8 * chunk < from.columns;
+            ptx::cp_async_16(at + panel * (Rows * 128) + pass * 16 * 128, is_there ? row + 64 * panel : rows,
+                             is_there ? 16 : 0);
+        }
+    }
+    ptx::cp_async_arrive(bar);
+    if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
+}
+
+// Rows of tile `tile` of an operand, from place `begin` on, in Panels panels; for all copiers to call. live: bits of
+// the tile's tokens that are alive, or null where all are; others become zeros.
+template <int Rows, int Panels, class Element>
+__device__ __forceinline__ void load_rows(const TileSource& from, int tile, int begin, int entry, int head,
+                                          const uint64_t* live, uint8_t* to, uint64_t* bar) {
+    if (tile < from.axis.listed || live) {
+        copy_tokens<Rows, Panels, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin, entry,
+                                           head, live, to, bar);
+        return;
+    }
+    arrive_for_warp(bar);
+    if (threadIdx.x % tile_copiers == 0) load_home<Panels, Rows * 128>(from, tile, begin, entry, head, to, bar);
+}
+
+// Zeros into the rows of a tile's own tokens, for all copiers to call. Columns are a multiple of 8.
+template <int Rows, class Element>
+__device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const TensorView& view, int entry, int head,
+                                             int columns) {
+    auto* const rows = any::row_of<Element>(view, entry, head, 0);
+    const int chunks = columns / 8;  // of 16 bytes, a row
+#pragma unroll 4
+    for (int at = int(threadIdx.x) % tile_copiers; at < Rows * chunks; at += tile_copiers) {
+        const int row = at / chunks, token = own.at(row);
+        if (token != no_token)
+            *reinterpret_cast<uint4*>(rows + token * view.row + 8 * (at - row * chunks)) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// 16 rows of a swizzled tile in shared memory, whose panels are `panel_bytes` apart, to where their tokens stand; for
+// one warp to call. tokens: of a lane's rows lane / 4 and lane / 4 + 8, no_token where a row is not wanted.
+template <int Panels, class Element>
+__device__ __forceinline__ void write_rows(uint32_t from, uint32_t panel_bytes, const TensorView& view, int entry,
+                                           int head, const int (&tokens)[2], int columns) {
+    constexpr int chunks = 8 * Panels;  // of 16 bytes, a row
+    const int lane = int(threadIdx.x) % 32;
+    auto* const rows = any::row_of<Element>(view, entry, head, 0);
+    for (int pass = 0; pass < chunks / 2; ++pass) {
+        const int at = 32 * pass + lane, row = at / chunks, chunk = at % chunks;
+        const int low = __shfl_sync(~0u, tokens[0], 4 * (row % 8)), high = __shfl_sync(~0u, tokens[1], 4 * (row % 8));
+        const int token = row < 8 ? low : high;
+        if (token == no_token || 8 * chunk >= columns) continue;
+        uint32_t x[4];
+        ptx::load_shared(x, from + chunk / 8 * panel_bytes + row * 128 + ((chunk ^ row) % 8 << 4));
+        *reinterpret_cast<uint4*>(rows + token * view.row + 8 * chunk) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+}  // namespace spattn::sm90
