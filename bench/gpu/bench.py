@@ -298,8 +298,10 @@ def peers_here(case, what, mask, kept, use_flex, t):
     is_plain = case.dtype == torch.bfloat16 and case.head_dim == 128
     if case.deterministic:
         return  # none of them is, on sparse patterns
-    if fa4.is_here() and is_plain and what == "forward":
-        yield "FA4", lambda: fa4.make_call(case.name, mask, t.q, t.k, t.v)
+    if fa4.is_here() and is_plain and fa4.takes(case.name, mask):
+        make = fa4.make_call if what == "forward" else fa4.make_gradients
+        operands = [t.q, t.k, t.v] if what == "forward" else [t.q, t.k, t.v, t.dout]
+        yield "FA4", lambda: make(case.name, mask, *operands)
     if case.pattern in ("full", "causal"):
         backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
         for peer, backend in backends:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """What a training step pays for attention: `sparseattn.torch.attention`, forward and backward through autograd, beside
-compiled FlexAttention on the same pattern and torch's dense SDPA (causal), on the same tensors, from 4K to 128K tokens.
+compiled FlexAttention and, where its wheel is on PYTHONPATH, FA4 on the same pattern, and torch's dense SDPA (causal),
+on the same tensors, from 4K to 128K tokens.
 
     python3 bench/gpu/torch_op.py [--tokens 4096,...] [--out bench/results]
     python3 bench/gpu/torch_op.py --plot bench/results/h200_torch.svg --lines bench/results/h200_torch.jsonl
@@ -18,18 +19,21 @@ import time
 HEADS, HEAD_DIM = 16, 128
 TOKENS = [4096 << i for i in range(6)]
 PATTERNS = ("streaming", "window1k")  # those of bench.py's cases
-NAMES = {"ours": "sparseattn.torch", "flex": "FlexAttention", "sdpa": "dense SDPA, causal"}
+NAMES = {"ours": "sparseattn.torch", "flex": "FlexAttention", "fa4": "FA4", "sdpa": "dense SDPA, causal"}
 
 
-def peers(text, kept, tokens):
+def peers(name, text, kept, tokens):
     """Name and a function of (q, k, v), [batch, seq, heads, head_dim], for each that computes attention."""
     import bench
+    import fa4
     import sparseattn.torch as sat
     from torch.nn.functional import scaled_dot_product_attention
 
     yield "ours", lambda q, k, v: sat.attention(q, k, v, text)
     flex = bench.make_flex(kept, tokens)
     yield "flex", lambda q, k, v: flex(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    if fa4.is_here():
+        yield "fa4", fa4.make_attention(name, tokens)
     yield "sdpa", lambda q, k, v: scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
 
@@ -51,13 +55,19 @@ def run(options):
             for name in PATTERNS:
                 text, kept = patterns[name]
                 expected, lines = None, []
-                for peer, attention in peers(text, kept, tokens):
+                for peer, attention in peers(name, text, kept, tokens):
                     def step(attention=attention):
                         return torch.autograd.grad(attention(*inputs), inputs, dout)
                     torch.cuda.synchronize()
                     begin = time.perf_counter()
-                    gradients = step()
-                    torch.cuda.synchronize()
+                    try:
+                        gradients = step()
+                        torch.cuda.synchronize()
+                    except Exception as e:  # a peer that cannot is said, and is no line
+                        if peer == "ours":
+                            raise
+                        print(f"{name} {tokens} {peer}: {(str(e).splitlines() or [repr(e)])[0][:160]}", flush=True)
+                        continue
                     first = time.perf_counter() - begin
                     expected = expected or gradients
                     worst = max((a.float() - b.float()).abs().max().item() for a, b in zip(gradients, expected))
@@ -83,6 +93,8 @@ def plot(options):
     for axis, name in zip(axes, PATTERNS):
         for peer, label in NAMES.items():
             points = [(x["tokens"], x["us"] / 1e3) for x in lines if (x["pattern"], x["peer"]) == (name, peer)]
+            if not points:
+                continue
             axis.plot(*zip(*points), marker="o", label=label)
         axis.set(xscale="log", yscale="log", title=name, xlabel="tokens")
         axis.set_xticks(TOKENS, [f"{n >> 10}K" for n in TOKENS])
