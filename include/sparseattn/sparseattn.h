@@ -104,7 +104,7 @@ enum spattn_status_codes {
     SPATTN_E_CAPTURE = 4001,
     SPATTN_E_FORMAT = 5000, /* a text or bytes that cannot be read */
     SPATTN_E_CALLBACK = 6000,
-    SPATTN_E_CANCELLED = 6001, /* the context's cancel ended a call */
+    SPATTN_E_CANCELLED = 6001, /* the cancel of a context or an extent ended a call */
     SPATTN_E_INTERNAL = 9000
 };
 
@@ -144,8 +144,8 @@ typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, s
 typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
                                           void* argument);
 
-/* Asked during spattn_plan_create, and during a run on the CPU, some 20 ms apart, on the thread that made the call: not
- * 0 ends it with SPATTN_E_CANCELLED, and what a run has written means nothing. */
+/* Asked during spattn_plan_create, a run on the CPU, and a question of 4g, some 20 ms apart, on the thread that made the
+ * call: not 0 ends it with SPATTN_E_CANCELLED, and what a run or a question has written means nothing. */
 typedef int32_t (*spattn_cancel_fn)(void* user);
 
 typedef struct spattn_context_options {
@@ -376,6 +376,8 @@ typedef struct spattn_extent { /* the rectangle a question is asked on */
     int64_t seq_q, seq_k; /* >= 1, at most 2^31 - 1 */
     int64_t q_offset;     /* read only with SPATTN_EXTENT_Q_OFFSET; else seq_k - seq_q */
     int64_t block_q, block_k; /* unit of the block counts: 0 = 64, else 1..1024 */
+    spattn_cancel_fn cancel;  /* NULL = calls end when they are done */
+    void* cancel_user;
 } spattn_extent;
 
 typedef struct spattn_stats { /* sums over all batch entries and heads */

@@ -80,6 +80,8 @@ Question read_extent(const spattn_extent* given, const char* argument) {
         read_q_offset(e.flags & SPATTN_EXTENT_Q_OFFSET, e.q_offset, e.seq_q, e.seq_k, field("q_offset").c_str());
     q.block_q = e.block_q ? int32_t(range(e.block_q, 1, 1024, "block_q")) : 64;
     q.block_k = e.block_k ? int32_t(range(e.block_k, 1, 1024, "block_k")) : 64;
+    q.cancel = e.cancel;
+    q.cancel_user = e.cancel_user;
     return q;
 }
 

@@ -105,6 +105,8 @@ constexpr int64_t longest_sequence = (int64_t(1) << 31) - 1;
 struct Question {
     Extent extent;
     int32_t block_q, block_k;  // unit of block counts
+    spattn_cancel_fn cancel;
+    void* cancel_user;
 };
 Question read_extent(const spattn_extent* extent, const char* argument);
 

@@ -167,7 +167,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
         pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
-        const CancelScope scope(context->device->cancel(), context->device->cancel_user());
+        const CancelScope scope(context->device->cancel(), context->device->cancel_user(), "options.cancel");
         const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };
         if (context->cache.keeps_none()) return make();
         const std::string key = cache_key(*pattern, problem, p.flags, p.axes);

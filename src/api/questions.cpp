@@ -5,6 +5,7 @@
 #include "api/args.h"
 #include "api/guard.h"
 #include "api/stats.h"
+#include "core/cancel.h"
 #include "layout/image.h"
 #include "layout/layout.h"
 #include "layout/quadrants.h"
@@ -25,6 +26,9 @@ Question ask(const spattn_pattern* pattern, const spattn_extent* extent) {
     return question;
 }
 
+// What lets the caller end work on the question while it lives.
+CancelScope scope_of(const Question& q) { return {q.cancel, q.cancel_user, "extent.cancel"}; }
+
 // One row of a mask. Rows that lie tight are filled by whole intervals.
 void write_row(const Intervals& kept, uint8_t* row, int64_t keys, int64_t stride) {
     if (stride == 1) {
@@ -44,6 +48,7 @@ void write_mask(const Pattern& pattern, const Extent& extent, const HostTensor& 
         for (plane.head = 0; plane.head < extent.heads; ++plane.head) {
             auto* rows = static_cast<uint8_t*>(out.data) + plane.batch * out.strides[0] + plane.head * out.strides[1];
             for (int64_t row = 0; row < extent.seq_q; ++row) {
+                check_cancelled();
                 kept.clear();
                 pattern.keys(plane, row, {0, extent.seq_k}, kept);
                 write_row(kept, rows + row * out.strides[2], extent.seq_k, out.strides[3]);
@@ -73,6 +78,7 @@ int64_t walk_csr(const Pattern& pattern, const Plane& plane, const CsrTarget& cs
     for (int64_t row = 0; row <= plane.extent.seq_q; ++row) {
         if (csr.row_ptr) static_cast<int64_t*>(csr.row_ptr->data)[row * csr.row_ptr->strides[0]] = pairs;
         if (row == plane.extent.seq_q) break;
+        check_cancelled();
         kept.clear();
         pattern.keys(plane, row, {0, plane.extent.seq_k}, kept);
         if (csr.col_idx) {
@@ -106,6 +112,7 @@ spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_e
     return guard(__func__, [&] {
         const Question q = ask(pattern, extent);
         required(result, "result");
+        const CancelScope scope = scope_of(q);
         write_struct(result, make_pattern_stats(*pattern, q), "result");
     });
 }
@@ -128,7 +135,9 @@ spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, const spattn_e
 spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn_extent* extent,
                                      const spattn_tensor* out) {
     return guard(__func__, [&] {
-        const Extent e = ask(pattern, extent).extent;
+        const Question question = ask(pattern, extent);
+        const Extent& e = question.extent;
+        const CancelScope scope = scope_of(question);
         const std::array<int64_t, 4> shape{e.batch, e.heads, e.seq_q, e.seq_k};
         write_mask(*pattern, e, read_host_tensor(out, "out", shape, {dtype_bool, dtype_u8}));
     });
@@ -137,7 +146,9 @@ spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn
 spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
                                       const spattn_tensor* coverage) {
     return guard(__func__, [&] {
-        const Extent e = ask(pattern, extent).extent;
+        const Question question = ask(pattern, extent);
+        const Extent& e = question.extent;
+        const CancelScope scope = scope_of(question);
         require_range(head, 0, e.heads - 1, "head");
         const HostTensor to = read_host_tensor(coverage, "coverage", std::array<int64_t, 2>{-1, -1}, {dtype_f32});
         const int64_t height = to.shape[0], width = to.shape[1];
@@ -156,7 +167,9 @@ spattn_status spattn_pattern_to_image(const spattn_pattern* pattern, const spatt
 spattn_status spattn_pattern_to_csr(const spattn_pattern* pattern, const spattn_extent* extent, int64_t head,
                                     const spattn_tensor* row_ptr, const spattn_tensor* col_idx, int64_t* nnz) {
     return guard(__func__, [&] {
-        const Extent e = ask(pattern, extent).extent;
+        const Question question = ask(pattern, extent);
+        const Extent& e = question.extent;
+        const CancelScope scope = scope_of(question);
         require_range(head, 0, e.heads - 1, "head");
         required(nnz, "nnz");
         HostTensor rows, columns;

@@ -15,11 +15,6 @@ constexpr unsigned calls_between_looks = 32;
 
 thread_local CancelHook* of_thread = nullptr;
 thread_local unsigned calls = 0;
-
-[[noreturn]] void fail_cancelled() {
-    fail(SPATTN_E_CANCELLED, "options.cancel",
-         "ended the call before its results were complete; accepted: 0 to let it go on");
-}
 }  // namespace
 
 bool CancelHook::says_end() {
@@ -29,7 +24,13 @@ bool CancelHook::says_end() {
     return ask_(user_) != 0;
 }
 
-CancelScope::CancelScope(spattn_cancel_fn ask, void* user) : hook_(ask, user), before_(of_thread) {
+void CancelHook::fail() const {
+    spattn::fail(SPATTN_E_CANCELLED, argument_,
+                 "ended the call before its results were complete; accepted: 0 to let it go on");
+}
+
+CancelScope::CancelScope(spattn_cancel_fn ask, void* user, const char* argument)
+    : hook_(ask, user, argument), before_(of_thread) {
     of_thread = hook_ ? &hook_ : nullptr;
 }
 
@@ -37,7 +38,7 @@ CancelScope::~CancelScope() { of_thread = before_; }
 
 void check_cancelled() {
     if (!of_thread || ++calls % calls_between_looks != 0) return;
-    if (of_thread->says_end()) fail_cancelled();
+    if (of_thread->says_end()) of_thread->fail();
 }
 
 bool CancellableParallel::is_cancelled() {
@@ -50,7 +51,7 @@ bool CancellableParallel::is_cancelled() {
 
 void CancellableParallel::run(void (*body)(void*, int64_t), void* argument) {
     threads_.run(body, argument);
-    if (cancelled_.load(std::memory_order_relaxed)) fail_cancelled();
+    if (cancelled_.load(std::memory_order_relaxed)) hook_.fail();
 }
 
 }  // namespace spattn

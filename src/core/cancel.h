@@ -14,22 +14,26 @@ namespace spattn {
 // Asks a host's hook whether a call is to end, now and then.
 class CancelHook {
 public:
-    CancelHook(spattn_cancel_fn ask, void* user) : ask_(ask), user_(user) {}  // ask may be null: never
+    // ask may be null: never; argument is what the caller calls it.
+    CancelHook(spattn_cancel_fn ask, void* user, const char* argument) : ask_(ask), user_(user), argument_(argument) {}
     explicit operator bool() const { return ask_ != nullptr; }
     bool says_end();
+    [[noreturn]] void fail() const;
 
 private:
     using Clock = std::chrono::steady_clock;
 
     const spattn_cancel_fn ask_;
     void* const user_;
+    const char* const argument_;
     Clock::time_point asked_ = Clock::now();
 };
 
-// For work without tasks, as that on a plan: while this object lives, its thread's check_cancelled() asks the hook.
+// For work without tasks, as that on a plan or on a question about a pattern: while this object lives, its thread's
+// check_cancelled() asks the hook.
 class CancelScope {
 public:
-    CancelScope(spattn_cancel_fn ask, void* user);
+    CancelScope(spattn_cancel_fn ask, void* user, const char* argument);
     ~CancelScope();
     CancelScope(const CancelScope&) = delete;
     CancelScope& operator=(const CancelScope&) = delete;
@@ -48,7 +52,7 @@ void check_cancelled();
 class CancellableParallel : public Parallel {
 public:
     CancellableParallel(Parallel& threads, spattn_cancel_fn cancel, void* user)
-        : threads_(threads), hook_(cancel, user) {}
+        : threads_(threads), hook_(cancel, user, "options.cancel") {}
 
     int lanes() const override { return threads_.lanes(); }
     void run(void (*body)(void*, int64_t), void* argument) override;

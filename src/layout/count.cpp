@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/cancel.h"
 #include "core/math.h"
 #include "layout/layout.h"
 #include "layout/tables.h"
@@ -15,12 +16,14 @@ namespace {
 // Kept keys of each row of each mask, [num_masks * block_q].
 std::vector<int32_t> count_mask_rows(const Layout& layout) {
     std::vector<int32_t> kept(size_t(layout.num_masks) * layout.block_q);
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        check_cancelled();
         for (int32_t row = 0; row < layout.block_q; ++row)
             for (int32_t key = 0; key < layout.block_k; key += 64)
                 kept[size_t(mask) * layout.block_q + row] +=
                     std::popcount(get_bits(&layout.masks[size_t(mask) * layout.mask_words],
                                            int64_t(row) * layout.block_k + key, std::min(64, layout.block_k - key)));
+    }
     return kept;
 }
 

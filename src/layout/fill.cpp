@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
 #include "layout/tables.h"
 
 namespace spattn {
@@ -71,6 +72,7 @@ void BlockRowBits::fill_rows(const Plane& plane, int64_t row, Interval clip, Fin
     const int64_t rows = std::min<int64_t>(block_q_, seq_q_ - row);
     previous_.clear(), strokes_.clear(), stroke_ends_.clear();
     for (int64_t r = 0; r < rows; ++r) {
+        check_cancelled();
         intervals_.clear();
         pattern_.keys(plane, row + r, clip, intervals_);
         // Neighbours often see the same keys (documents, blocks), or begin with them (trees): their division into

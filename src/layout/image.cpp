@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/image.h"
 
+#include "core/cancel.h"
 #include "layout/index.h"
 #include "pattern/intervals.h"
 
@@ -19,6 +20,7 @@ public:
     };
 
     Answer ask(const Block& block) {
+        check_cancelled();
         Key key{block.rows, block.keys};
         bool known = true;
         const Coverage coverage = pattern_.classify(plane_, block, key, known);

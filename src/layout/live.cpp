@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
 #include "layout/index.h"
 #include "layout/tables.h"
 
@@ -91,8 +92,10 @@ void summarize(const Layout& layout, const uint64_t* bits, uint64_t* rows, uint6
 void build_live(Layout& layout) {
     const size_t words_q = words_for(layout.block_q), words_k = words_for(layout.block_k);
     std::vector<uint64_t> rows(layout.num_masks * words_q), keys(layout.num_masks * words_k);
-    for (size_t mask = 0; mask < size_t(layout.num_masks); ++mask)
+    for (size_t mask = 0; mask < size_t(layout.num_masks); ++mask) {
+        check_cancelled();
         summarize(layout, &layout.masks[mask * layout.mask_words], &rows[mask * words_q], &keys[mask * words_k]);
+    }
     LiveBuilder(layout.block_q, rows, layout.live_queries).build(layout.by_query);
     LiveBuilder(layout.block_k, keys, layout.live_keys).build(layout.by_key);
 }

@@ -19,6 +19,7 @@
 #include <array>
 #include <map>
 
+#include "core/cancel.h"
 #include "layout/index.h"
 
 namespace spattn {
@@ -97,6 +98,7 @@ private:
     int64_t width(int level) const { return int64_t(block_k_) << level; }
 
     void step(int64_t steps = 1) {
+        check_cancelled();
         steps_ += steps;
         if (steps_ > most_steps) throw TooManySteps();
     }

@@ -348,6 +348,57 @@ TEST(a_plan_can_be_cancelled) {
     CHECK_EQ(std::string(got), std::string(expected));
 }
 
+// Each question that goes through rows or blocks, on an extent whose length is doubled until that takes a while.
+TEST(a_question_can_be_cancelled) {
+    const Pattern pattern = parse("bigbird(1,1,0,64,0)");  // no two rows are alike
+    const struct {
+        const char* name;
+        int64_t most_keys;  // a mask has a byte for each pair
+        std::function<spattn_status(const spattn_extent&)> ask;
+    } questions[] = {
+        {"stats", 1 << 20,
+         [&](const spattn_extent& extent) {
+             auto stats = sized<spattn_stats>();
+             return spattn_pattern_stats(pattern.get(), &extent, &stats);
+         }},
+        {"to_mask", 1024,
+         [&](const spattn_extent& extent) {
+             Tensor mask({1, 1, extent.seq_q, extent.seq_k}, u8);
+             return spattn_pattern_to_mask(pattern.get(), &extent, &mask.view);
+         }},
+        {"to_image", 1 << 20,
+         [&](const spattn_extent& extent) {
+             Tensor image({64, 64}, f32);
+             return spattn_pattern_to_image(pattern.get(), &extent, 0, &image.view);
+         }},
+        {"to_csr", 1 << 20,
+         [&](const spattn_extent& extent) {
+             int64_t nnz = 0;
+             return spattn_pattern_to_csr(pattern.get(), &extent, 0, nullptr, nullptr, &nnz);
+         }},
+    };
+    for (const auto& question : questions) {
+        check::context = question.name;
+        Stopper stopper;
+        spattn_extent extent{};
+        for (int64_t seq = 1 << 8; seq <= 1 << 20 && stopper.asked < many_answers; seq *= 2) {
+            stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+            extent = make_extent(seq, std::min(seq, question.most_keys));
+            extent.cancel = Stopper::ask;
+            extent.cancel_user = &stopper;
+            succeed(question.ask(extent), "a patient host");
+        }
+        CHECK(stopper.asked >= many_answers);
+        stopper = {stopper.caller};
+        CHECK_EQ(question.ask(extent), SPATTN_E_CANCELLED);
+        auto error = sized<spattn_error>();
+        spattn_last_error(&error);
+        CHECK_EQ(std::string(error.argument), "extent.cancel");
+        CHECK_EQ(stopper.asked, 1);
+        CHECK_EQ(stopper.elsewhere, 0);
+    }
+}
+
 // Calls of microseconds do not wait for a host's answers.
 TEST(short_runs_do_not_ask) {
     Stopper stopper;

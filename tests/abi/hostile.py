@@ -119,6 +119,8 @@ ANYTHING = {
     ("spattn_context_options", "parallel_for_user"): "it is the callback's",
     ("spattn_context_options", "cancel_user"): "it is the callback's",
     ("spattn_context_options", "cancel"): "NULL lets runs end when they are done",
+    ("spattn_extent", "cancel_user"): "it is the callback's",
+    ("spattn_extent", "cancel"): "NULL lets questions end when they are done",
     ("spattn_context_options", "log"): "NULL is silent",
     ("spattn_context_options", "parallel_for"): "NULL is the library's own",
     ("spattn_context_options", "alloc"): "NULL is the library's own; alone it is an error of misuse_plan.cpp",

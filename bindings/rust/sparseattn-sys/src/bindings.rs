@@ -503,12 +503,14 @@ pub struct spattn_extent {
     pub q_offset: i64,
     pub block_q: i64,
     pub block_k: i64,
+    pub cancel: spattn_cancel_fn,
+    pub cancel_user: *mut ::core::ffi::c_void,
 }
 #[test]
 fn bindgen_test_layout_spattn_extent() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_extent> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_extent>(), 64usize, "Size of spattn_extent");
+    assert_eq!(::core::mem::size_of::<spattn_extent>(), 80usize, "Size of spattn_extent");
     assert_eq!(::core::mem::align_of::<spattn_extent>(), 8usize, "Alignment of spattn_extent");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -554,6 +556,16 @@ fn bindgen_test_layout_spattn_extent() {
         unsafe { ::core::ptr::addr_of!((*ptr).block_k) as usize - ptr as usize },
         56usize,
         "Offset of field: spattn_extent::block_k"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).cancel) as usize - ptr as usize },
+        64usize,
+        "Offset of field: spattn_extent::cancel"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).cancel_user) as usize - ptr as usize },
+        72usize,
+        "Offset of field: spattn_extent::cancel_user"
     );
 }
 #[repr(C)]
