@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import oracle
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ctrl_c
 
 import sparseattn as sa
 
@@ -335,3 +335,12 @@ def test_what_is_no_number_is_refused_by_name(call, kind, argument):
     with pytest.raises(kind, match="accepted: ") as caught:
         call()
     assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("question", ["stats", "to_mask", "to_image", "to_csr"])
+def test_ctrl_c_ends_a_question(question):
+    """A thousand keys at random for each query, at 0.3 ms a query: half a minute and more."""
+    pattern = sa.bigbird(1, 1, 0, 1000)
+    with ctrl_c():
+        getattr(pattern, question)((1 << 17, 2048))
+    assert sa.causal().stats(4).pairs == 10

@@ -92,7 +92,7 @@ def _keep_raised(kind: Any, error: BaseException, traceback: Any) -> None:
 
 
 @ffi.callback("spattn_cancel_fn", error=1, onerror=_keep_raised)
-def _handle_signals(user: Any) -> int:
+def handle_signals(user: Any) -> int:
     """Lets a call go on. Python runs the handlers of pending signals when this is entered on its main thread: Ctrl-C
     raises KeyboardInterrupt, and the call ends."""
     return 0
@@ -214,7 +214,7 @@ class Context:
     """
 
     def __init__(self, device: str | None = None, threads: int = 0, plan_cache: int = 0):
-        options = sized("spattn_context_options", cpu_threads=threads, plan_cache=plan_cache, cancel=_handle_signals)
+        options = sized("spattn_context_options", cpu_threads=threads, plan_cache=plan_cache, cancel=handle_signals)
         if device is not None:
             options.device.type, options.device.index = _read_device(device)
         self._handle = own("spattn_context", lib.spattn_context_create, options)

@@ -23,6 +23,7 @@ from ._core import (
     SparseAttentionError,
     check,
     ffi,
+    handle_signals,
     integer,
     lib,
     own,
@@ -117,7 +118,8 @@ def _whole(extent: AnyExtent) -> _Whole:
 
 def _c_extent(extent: Extent) -> Any:
     fields = {name: value for name, value in vars(extent).items() if value is not None}
-    return sized("spattn_extent", flags=lib.SPATTN_EXTENT_Q_OFFSET if "q_offset" in fields else 0, **fields)
+    flags = lib.SPATTN_EXTENT_Q_OFFSET if "q_offset" in fields else 0
+    return sized("spattn_extent", flags=flags, cancel=handle_signals, **fields)
 
 
 class Pattern:
@@ -126,9 +128,8 @@ class Pattern:
     print(p) is the text form, and Pattern(str(p)) == p while its lists are short (64 numbers); load(p.save()) == p
     always, and pickle uses it. Equality and hash flatten and sort unions and intersections. A notebook draws a pattern.
 
-    Ctrl-C ends what a Context does, and nothing here has one: it waits for the end of stats, density, to_mask, to_csr,
-    to_image and show. That is soon but for scattered keys: stats of 32 keys at random for each of 131,072 queries took
-    7 s on a busy machine, to_image 12 s.
+    Ctrl-C, and any signal whose handler raises, ends stats, density, to_mask, to_csr, to_image and show: they raise
+    what the handler raised. What makes, saves, loads or compares a pattern goes on to its end.
 
     Raises FormatError for a text that is no pattern.
     """
