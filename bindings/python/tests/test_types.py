@@ -19,7 +19,7 @@ def run(q: NDArray[np.float32]) -> NDArray[np.float32]:
     out, lse = sa.attention(q, q, q, "causal", return_lse=True, axes="bshd", scale=0.5)
     out, lse, largest = sa.attention(q, q, q, np.ones((16, 16), bool), return_lse=True, return_max_logits=True)
     plan: sa.Plan = sa.plan(pattern, q, q, q, backward=True)
-    pairs: float = plan.stats().pairs + pattern.density((8, 16)) + largest.max()
+    pairs: float = plan.stats().pairs + pattern.density((8, 16)) + float(largest.max())
     dq, dk, dv = sa.attention_backward(q, q, q, out, lse, out, pattern)
     try:
         sa.parse("nothing")
