@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The stage "adapt": the model of S1 goes on learning for some steps, with one pattern in all of its layers. How much of
-what a pattern costs a frozen model is only that the model never met it?
+"""The stage "adapt": the model of S1 goes on learning for some steps, with one pattern in all of its layers. How much
+of what a pattern costs a frozen model is only that the model never met it?
 
 Dense attention adapts, too, on the same rows: what is left of a pattern's loss is its distance from that. All weights
 are learned, in float32; attention is computed as in S3, and each row has a pattern of its own.

@@ -18,7 +18,7 @@ class BlockTopK:
         self.places = budget + self.count * block  # of a list, most of those for the window empty
 
     def __call__(self, q, k):
-        """int32 [..., tokens, heads, places]: the keys of each query and head, at most `budget`; -1 where there is none.
+        """int32 [..., tokens, heads, places]: the keys of each query and head, at most `budget`; -1 for none.
 
         q, k  tensors [..., tokens, heads, head_dim]
         """

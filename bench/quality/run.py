@@ -45,7 +45,7 @@ def read_options(arguments):
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
     parser.add_argument("--documents", type=int, help="of each kind at most (default: all)")
     parser.add_argument("--skip", type=int, default=0, help="documents of each kind that are left out before these")
-    parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); training: of weights and rows (default 0,1,2)")
+    parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); of trainings (default 0,1,2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
     parser.add_argument("--steps", type=int, help="of a training")
     options = parser.parse_args(arguments)

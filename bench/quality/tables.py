@@ -250,7 +250,8 @@ def adaptation(values):
     rows = []
     for name in found_patterns(values, "adapt.after.*.nll"):
         before, after = f"adapt.before.{name}", f"adapt.after.{name}"
-        row = [f"`{name}`", str(values[f"{after}.seeds"]), plain(values, f"{before}.nll"), plain(values, f"{after}.nll")]
+        row = [f"`{name}`", str(values[f"{after}.seeds"])]
+        row += [plain(values, f"{before}.nll"), plain(values, f"{after}.nll")]
         row += [signed(values, f"{before}.delta"), signed(values, f"{after}.delta")]
         rows.append([*row, signed(values, f"{after}.difference")])
     return rows_of([*head, "more than `xref` after, nats"], rows)

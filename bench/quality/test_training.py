@@ -16,11 +16,12 @@ import training  # noqa: E402
 
 
 def test_small_run_learns_and_is_there_once(tmp_path):
-    call = ["--stage", "s3", "--small", "--results", str(tmp_path), "--steps", "25", "--patterns", "dense,xref,block_topk_16_mean"]
+    names = ["dense", "xref", "block_topk_16_mean"]
+    call = ["--stage", "s3", "--small", "--results", str(tmp_path), "--steps", "25", "--patterns", ",".join(names)]
     assert run.main(call) == 0
     text = (tmp_path / "s3.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["pattern"] for line in lines] == ["dense", "xref", "block_topk_16_mean"]
+    assert [line["pattern"] for line in lines] == names
     for line in lines:
         first, last = line["curve"][0][1], line["curve"][-1][1]
         assert last < first - 0.3 and line["held_out"] and line["nll"] == pytest.approx(np.mean(line["held_out"]))

@@ -72,7 +72,7 @@ def line_id(name, seed, sizes):
 
 
 def prepare(options, sizes, tokenizer=None):
-    """(the stream to learn, the beginning of each held-out file), kept in the cache: identifiers take minutes of a core.
+    """(the stream to learn, the beginning of each held-out file), kept in the cache: they take minutes of a core.
 
     sizes      "vocabulary" and "seq"; "every": the stream has one text in so many
     tokenizer  None: a byte-level BPE of the texts is trained, of `vocabulary` tokens
