@@ -25,6 +25,8 @@ RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed be
 OURS = "xref"
 MAIN = (OURS, *RIVALS, "xref_ngrams")  # what was read of most documents
 BETTER = "xref_long_spans"
+# Folders of results with documents of their own: longer spans, which were seen to be better, and xref in whole blocks.
+APART = {"confirm": (BETTER, (OURS, "block_topk")), "blocks": (OURS, ("xref_blocks_16", "xref_blocks_64"))}
 LABELS = ("far", "near", "new")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
 SAME_PAGES = ("markdown", "html", "json")
@@ -43,8 +45,9 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_main(aligned(table, MAIN))
         values |= of_more(aligned(table, table))
         values |= of_sizes(s1, tuned, budget)
-    if lines := read_lines(folder / "confirm" / "s1.jsonl"):
-        values |= of_confirmation(aligned(by_document(lines, tuned), (OURS, BETTER, "block_topk")))
+    for apart, (ours, rivals) in APART.items():
+        if lines := read_lines(folder / apart / "s1.jsonl"):
+            values |= of_rivals(apart, ours, rivals, aligned(by_document(lines, tuned), (ours, *rivals)))
     if s2:
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
     if s3:
@@ -118,15 +121,15 @@ def of_more(table):
     return values | of_proxies(values, "more", [name for name in table if name != "dense"])
 
 
-def of_confirmation(table):
-    """Longer spans against xref and against block top-k."""
-    values = of_reading("confirm", table)
-    for name in (OURS, "block_topk"):
-        if name in table and BETTER in table:
-            found, key = differences(name, BETTER, table), f"confirm.against.{name}"
+def of_rivals(prefix, ours, rivals, table):
+    """What was read apart from the rest, one pattern against others."""
+    values = of_reading(prefix, table)
+    for name in rivals:
+        if name in table and ours in table:
+            found, key = differences(name, ours, table), f"{prefix}.against.{name}"
             values |= with_interval(f"{key}.difference", found)
             values |= {f"{key}.p": paired.wilcoxon(found), f"{key}.wins": int((found > 0).sum())}
-    raise_p(values, [f"confirm.against.{name}.p" for name in (OURS, "block_topk")])
+    raise_p(values, [f"{prefix}.against.{name}.p" for name in rivals])
     return values
 
 

@@ -2,12 +2,12 @@
 """The report's tables in Markdown, made of the numbers of summary.py alone."""
 
 import patterns
-from summary import BETTER, KINDS, LABELS, MAIN, OURS, RIVALS
+from summary import APART, KINDS, LABELS, MAIN, OURS, RIVALS
 
 
 def tables(values):
     """{name: lines of Markdown}."""
-    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, lengths, sizes)
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks, lengths, sizes)
     made += (answers, answers_by_length, training, training_lengths, adaptation)
     return {table.__name__: table(values) for table in made}
 
@@ -126,13 +126,22 @@ def vs(values):
 
 def confirm(values):
     """Longer spans, on documents that had not been read when they were seen to be better."""
-    head = [f"against `{BETTER}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)"]
-    head += [f"`{BETTER}` better"]
+    return apart(values, "confirm")
+
+
+def blocks(values):
+    """xref in whole blocks of keys."""
+    return apart(values, "blocks")
+
+
+def apart(values, prefix):
+    ours, rivals = APART[prefix]
+    head = [f"against `{ours}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", f"`{ours}` better"]
     rows = []
-    for name in (OURS, "block_topk"):
-        key = f"confirm.against.{name}"
+    for name in rivals:
+        key = f"{prefix}.against.{name}"
         if f"{key}.p" in values:
-            row = [f"`{name}`", str(values["confirm.documents"]), signed(values, f"{key}.difference")]
+            row = [f"`{name}`", str(values[f"{prefix}.documents"]), signed(values, f"{key}.difference")]
             rows.append(row + [plain(values, f"{key}.{one}", ".1e") for one in ("p", "p_holm")])
             rows[-1].append(str(values[f"{key}.wins"]))
     return rows_of(head, rows)

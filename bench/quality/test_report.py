@@ -210,6 +210,15 @@ def test_longer_spans_have_documents_of_their_own(folder):
     assert values["confirm.against.xref.p_holm"] == 2 * values["confirm.against.xref.p"] == 4 / 2**6
     assert values["confirm.against.block_topk.wins"] == 1
     assert len(tables.tables(values)["confirm"]) == 4
+    (folder / "blocks").mkdir()
+    for number in range(4):
+        add_lines(folder / "blocks", "s1", document_lines(number, xref=0.1, xref_blocks_16=0.3, xref_blocks_64=0.6))
+    values = summary.summarise(folder)
+    assert values["blocks.documents"] == 4 and values["blocks.against.xref_blocks_64.difference"] == pytest.approx(0.5)
+    assert [row.split(" | ")[0] for row in tables.tables(values)["blocks"][2:]] == [
+        "| `xref_blocks_16`",
+        "| `xref_blocks_64`",
+    ]
 
 
 def test_report_is_written_from_names(folder):
