@@ -207,8 +207,8 @@ def test_small_stages_run_once(tmp_path):
         assert run.main(call) == 0 and path.read_text() == before
     found = lines.read_lines(tmp_path / "s1.jsonl")
     names = {line["pattern"] for line in found}
-    assert {"dense", "sink_window", "xref", "xref_ngrams", "strided", "bigbird"} <= names and len(names) == 18
-    assert len({line["id"] for line in found}) == len(found) == 18 * len(small.documents())
+    assert {"dense", "sink_window", "xref", "xref_ngrams", "strided", "bigbird"} <= names and len(names) == 20
+    assert len({line["id"] for line in found}) == len(found) == 20 * len(small.documents())
     for line in found:
         assert line["pattern"] == "dense" or line["check"] < 1e-5 and 0 < line["mass"] <= 1 and line["kl"] > 0
     answers = [line["spans"] for line in lines.read_lines(tmp_path / "s2.jsonl")]
