@@ -66,8 +66,8 @@ def xref(text, budget, identifiers=True, **more):
 
 
 def xref_blocks(text, budget, block):
-    """xref for kernels that read whole blocks of keys: each row sees the blocks that hold most of its linked keys, the
-    nearest among equals, as many as sinks and window leave room for."""
+    """xref in whole blocks of keys, which is how block top-k chooses: each row sees the blocks that hold most of its
+    linked keys, the nearest among equals, as many as sinks and window leave room for."""
     tokens = len(text)
     keep, places = xref(text, budget).to_mask(tokens)[0, 0], np.arange(tokens)
     # Behind the last key that a row leaves out lies its window, and before it what is linked.
