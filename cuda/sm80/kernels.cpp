@@ -198,7 +198,8 @@ Kernel block_backward(const char* name) {
 }
 
 // ---- backward, lists ----
-// As forward with five products, after which each key's row of sums goes to L2. An estimate: no GPU has run it yet.
+// As forward with five products, after which each key's row of sums goes to L2. An estimate, which no older GPU has
+// tried.
 template <int HeadDim, int HeadDimV>
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
