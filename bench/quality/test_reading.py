@@ -52,7 +52,7 @@ def test_readings_are_those_of_numpy(made, numpy_readings, operands, rounding):
     def require_close(found, expected, name):
         """In the mean, and in nearly all rows: where two blocks suit a query alike, rounding may choose another one."""
         np.testing.assert_allclose(found.mean(), expected.mean(), **close, err_msg=name)
-        assert np.isclose(found, expected, **close).mean() >= (1 if operands == torch.float32 else 0.95), name
+        assert np.isclose(found, expected, **close).mean() >= (0.99 if operands == torch.float32 else 0.95), name
 
     np.testing.assert_allclose(dense.nll, right.nll, **close)
     np.testing.assert_allclose(dense.log_p, right.log_p, **close)
