@@ -14,6 +14,9 @@
 //               tensor   | dp | sum of p | sum of ds | next s |
 //               the rest   p    ds
 //
+//   orders    as in the forward, tokens may stand in any order; and a pattern may be run in pieces, each of which takes
+//             on the float sums of the one before
+//
 //   isolation as in block_backward.cuh: rows that are not finite are noted and made again from kept pairs.
 //
 // What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
