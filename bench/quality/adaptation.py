@@ -33,12 +33,7 @@ def run(options, original, tokenizer, results, progress):
     sizes = dict(SIZES["small" if options.small else options.device])
     sizes |= {"steps": options.steps or sizes["steps"], "rate": RATE, "device": options.device}
     sizes |= {"budget": options.budget[0]}
-    wanted = [
-        (seed, name)
-        for seed in options.seeds or range(1 if options.small else 3)
-        for name in (options.patterns.split(",") if options.patterns else PATTERNS)
-        if line_id(name, seed, sizes) not in results.known
-    ]
+    wanted = training.runs_wanted(options, PATTERNS, lambda name, seed: line_id(name, seed, sizes) not in results.known)
     if not wanted:
         return
     texts = {"vocabulary": len(original.embedding), "seq": sizes["seq"], "every": 1 if options.small else EVERY}

@@ -41,6 +41,16 @@ SIZES = {
 }
 
 
+def runs_wanted(options, patterns, is_missing):
+    """(seed, pattern) of each training that is missing, of those that the options name, else of three seeds."""
+    return [
+        (seed, name)
+        for seed in options.seeds or range(1 if options.small else 3)
+        for name in (options.patterns.split(",") if options.patterns else patterns)
+        if is_missing(name, seed)
+    ]
+
+
 def run(options, results, progress):
     """A line for each pattern and seed that is not there."""
     sizes = dict(SIZES["small" if options.small else options.device])
@@ -50,12 +60,7 @@ def run(options, results, progress):
         "device": options.device,
         "budget": options.budget[0],
     }
-    wanted = [
-        (seed, name)
-        for seed in options.seeds or range(1 if options.small else 3)
-        for name in (options.patterns.split(",") if options.patterns else PATTERNS)
-        if line_id(name, seed, sizes) not in results.known
-    ]
+    wanted = runs_wanted(options, PATTERNS, lambda name, seed: line_id(name, seed, sizes) not in results.known)
     if not wanted:
         return
     stream, files = prepare(options, sizes)
