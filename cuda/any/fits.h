@@ -24,6 +24,14 @@ inline const char* columns_fit(const Problem& p, int64_t head_dim, int64_t head_
     return p.head_dim_v > head_dim_v ? "head_dim_v above the tile's" : nullptr;
 }
 
+// Rows whose tiles have so many heads of a group, at most 16: of those that divide a group, the most.
+template <int Heads>
+const char* tile_heads_fit(const Problem& p) {
+    constexpr int most = 16;
+    if (p.group() % Heads) return "groups that its tiles' heads do not divide";
+    return Heads > 1 && Heads < most && p.group() % (2 * Heads) == 0 ? "groups for more heads a tile" : nullptr;
+}
+
 // Rows that gather listed keys count tiles, and places of a list, by 32 bits.
 inline const char* lists_fit(const Problem& p) {
     constexpr int64_t most = int64_t(1) << 30;

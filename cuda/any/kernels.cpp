@@ -6,6 +6,7 @@
 #include "any/block_forward.h"
 #include "any/carried.h"
 #include "any/combine.h"
+#include "any/cost.h"
 #include "any/fits.h"
 #include "any/gather_backward.h"
 #include "any/gather_forward.h"
@@ -61,6 +62,7 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
 // share a list.
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
 constexpr double row_cycles = 100;                       // of an SM, a row or a key
+constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
 struct GatherWork {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double fetches;              // of both rows of a pair
@@ -73,7 +75,8 @@ Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine,
     const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
     const double pair_cycles = std::max(bytes / fetched_bytes, 2 * columns / flops_per_cycle);
     const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows);
-    const double busy = cycles / (machine.lanes * machine.clock) * 1e-3;
+    const double tasks = std::max(double(work.rows) / busy_warps, 1.0);
+    const double busy = tasks_us(tasks, cycles / tasks, machine);
     const double memory = bytes * s.gathered / machine.bandwidth * 1e-3;
     return {work.launch_us + std::max(busy, memory), busy >= memory ? "compute" : "memory"};
 }

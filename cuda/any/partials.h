@@ -9,17 +9,20 @@ namespace spattn::any {
 
 template <class Real>
 struct Partials {
-    Real* out;  // [part][block_q][head_dim_v], normalised
-    Real* lse;  // [part][block_q]
-    Real* top;  // [part][block_q] the largest score: read where a call asks for max_logits
+    Real* out;  // [part][row of a tile][head_dim_v], normalised
+    Real* lse;  // [part][row]
+    Real* top;  // [part][row] the largest score: read where a call asks for max_logits
 
     static size_t bytes(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
-        return size_t(tasks.num_parts) * size_t(layout.block_q) * size_t(p.head_dim_v + 2) * sizeof(Real);
+        return rows(layout, tasks) * size_t(p.head_dim_v + 2) * sizeof(Real);
     }
     static Partials at(void* memory, const Problem& p, const LayoutView& layout, const TasksView& tasks) {
-        const size_t rows = size_t(tasks.num_parts) * size_t(layout.block_q);
+        const size_t all = rows(layout, tasks);
         Real* out = static_cast<Real*>(memory);
-        return {out, out + rows * size_t(p.head_dim_v), out + rows * size_t(p.head_dim_v + 1)};
+        return {out, out + all * size_t(p.head_dim_v), out + all * size_t(p.head_dim_v + 1)};
+    }
+    static size_t rows(const LayoutView& layout, const TasksView& tasks) {
+        return size_t(tasks.num_parts) * size_t(layout.block_q) * size_t(tasks.tile_heads);
     }
 };
 

@@ -6,6 +6,8 @@
 // thread finds out which of its 4 x 4 pairs are kept; steps that keep no pair of any thread are left out.
 #pragma once
 
+#include <bit>
+
 #include "any/mask_order.h"
 #include "any/product.cuh"
 #include "tile/fragment.h"
@@ -62,6 +64,15 @@ __device__ inline OwnTokens own_tokens_of(const AxisView& axis, int32_t block, i
 __device__ inline int32_t own_token_at(const AxisView& axis, int32_t block, int64_t seq, int32_t tile, int32_t place) {
     return own_tokens_of(axis, block, seq, tile).at(place);
 }
+
+// Whose a row of a tile is, where heads share tiles.
+struct TileRows {
+    int bits;  // 2^bits heads
+
+    explicit TileRows(const TasksView& tasks) : bits(std::countr_zero(unsigned(tasks.tile_heads))) {}
+    __device__ int place(int row) const { return row >> bits; }
+    __device__ int head(int row) const { return row & ((1 << bits) - 1); }  // counted from the task's
+};
 
 // Tiles that only repeat tokens, which are written from their homes.
 __device__ inline int32_t repeating_tiles(const AxisView& axis) { return axis.away ? 0 : axis.listed; }

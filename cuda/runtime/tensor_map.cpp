@@ -56,13 +56,13 @@ cuuint32_t panel_columns(const Sizes& sizes) {
 
 void prepare_tensor_maps() { encoder(); }
 
-CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows) {
+CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows, int heads) {
     const cuuint64_t size[] = {cuuint64_t(sizes.head_dim), cuuint64_t(sizes.heads), cuuint64_t(sizes.seq),
                                cuuint64_t(sizes.batch)};
     const cuuint64_t stride[] = {cuuint64_t(stride_bytes(operand.head, sizes.heads, sizes.element)),
                                  cuuint64_t(stride_bytes(operand.row, sizes.seq, sizes.element)),
                                  cuuint64_t(stride_bytes(operand.batch, sizes.batch, sizes.element))};
-    const cuuint32_t box[] = {panel_columns(sizes), 1, cuuint32_t(rows), 1};
+    const cuuint32_t box[] = {panel_columns(sizes), cuuint32_t(heads), cuuint32_t(rows), 1};
     return encode<4>(operand.data, dtype, size, stride, box);
 }
 

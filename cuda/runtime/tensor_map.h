@@ -11,9 +11,9 @@ namespace spattn::runtime {
 // Finds the driver's encoder, so that no launch has to.
 void prepare_tensor_maps();
 
-// Boxes of one swizzled panel of 128 bytes a row and `rows` rows of one head. Coordinates: column, head, row, batch.
-// Columns beyond head_dim arrive as zeros and are not written.
-CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows);
+// Boxes of one swizzled panel of 128 bytes a row and `rows` rows of `heads` heads, whose rows of a token follow each
+// other. Coordinates: column, head, row, batch. Columns beyond head_dim arrive as zeros and are not written.
+CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows, int heads = 1);
 
 // The same of tokens that have the same remainder by `modulus`. Coordinates: column, head, remainder, number within
 // those of this remainder, batch. Where the modulus does not divide the sequence, the first remainders have a token

@@ -59,6 +59,7 @@ struct ForwardParams {
     TasksView tasks;
     any::ForwardOutputs to;
     any::Partials<float> parts;
+    any::TileRows tile;
     int heads_q, group, head_dim, head_dim_v, row_parts;
     bool q_is_wide, k_is_wide, v_is_wide;
     bool has_quads;           // four columns of out are one aligned word
@@ -67,21 +68,25 @@ struct ForwardParams {
     float into_cap;
 };
 
-// Which of a block's rows are whose.
+// Which of a tile's rows are whose.
 struct Place {
     Task task;
-    int batch, head, kind, first_row;  // first_row: of the CTA, in the block
+    int batch, head, kind, first_row;  // head: the first of the tile's; first_row: of the CTA, in the tile
+    any::TileRows tile;
 
     __device__ Place(const ForwardParams& params, unsigned index, int rows)
         : task(params.tasks.tasks[index / unsigned(params.row_parts)]),
           batch(task.head / params.heads_q),
           head(task.head - batch * params.heads_q),
           kind(params.layout.kind_of_head[task.head]),
-          first_row(int(index % unsigned(params.row_parts)) * rows) {}
+          first_row(int(index % unsigned(params.row_parts)) * rows),
+          tile(params.tile) {}
     __device__ int head_kv(const ForwardParams& params) const { return head / params.group; }
-    __device__ any::OwnTokens tokens(const LayoutView& layout) const {
-        return any::own_tokens_of(layout.queries, layout.block_q, layout.seq_q, task.row);
+    // The token that a row of the CTA writes, and its head.
+    __device__ int token_of(const LayoutView& layout, int row) const {
+        return any::own_token_at(layout.queries, layout.block_q, layout.seq_q, task.row, tile.place(first_row + row));
     }
+    __device__ int head_of(int row) const { return head + tile.head(first_row + row); }
 };
 
 // ---- repair: one warp makes a row from the pairs that it keeps, and from nothing else ----
@@ -97,12 +102,12 @@ struct Repair {
     float q[columns], out[columns], m = -INFINITY, l = 0;
 
     __device__ Repair(const ForwardParams& params, const Place& place, int row)
-        : params(params), place(place), row(row), token(place.tokens(params.layout).at(place.first_row + row)) {}
+        : params(params), place(place), row(row), token(place.token_of(params.layout, row)) {}
 
     // Its sums go to the row of that tile, their maximum and the sum of p stay in m and l.
     __device__ __noinline__ void run(uint32_t sums) {
         if (token == no_token) return;
-        const auto* from = any::row_of<Element>(params.q, place.batch, place.head, token);
+        const auto* from = any::row_of<Element>(params.q, place.batch, place.head_of(row), token);
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             q[i] = column < params.head_dim ? any::to_real(from[column * params.q.column]) : 0;
@@ -222,7 +227,21 @@ struct Forward {
         const LayoutView& layout = params.layout;
         const Rows q(params.q, place.batch, place.head, params.head_dim, params.q_is_wide);
         const auto tokens = any::tokens_of(layout.queries, layout.block_q, layout.seq_q, place.task.row);
-        load_rows<C::block_q, typename C::KeyTile>(q_tile, q, {tokens, place.first_row});
+        if (place.tile.bits == 0)
+            load_rows<C::block_q, typename C::KeyTile>(q_tile, q, {tokens, place.first_row});
+        else
+            load_rows_of_heads(q_tile, q, params.q.head, tokens, place.tile, place.first_row);
+    }
+    // Once a task, element by element. Static, and all by value: `this` would keep the sums in memory.
+    __device__ __noinline__ static void load_rows_of_heads(uint32_t to, Rows q, int64_t head_stride,
+                                                           any::TileTokens tokens, any::TileRows tile, int first_row) {
+        constexpr int chunks = C::KeyTile::chunks;
+        const char* const first = q.data;
+        for (int at = threadIdx.x; at < C::block_q * chunks; at += threads) {
+            const int row = at / chunks, chunk = at % chunks, in_tile = first_row + row;
+            q.data = first + 2 * tile.head(in_tile) * head_stride;
+            copy_chunk(C::KeyTile::at(to, row, chunk), q, tokens.at(tile.place(in_tile)), 8 * chunk);
+        }
     }
     __device__ __forceinline__ void load_k(const any::TileTokens& tokens, int part) {
         const Rows k(params.k, place.batch, place.head_kv(params), params.head_dim, params.k_is_wide);
@@ -294,36 +313,38 @@ struct Forward {
     }
 
     __device__ __forceinline__ void write_rows(any::RowState<float> state) const {
-        const any::OwnTokens own = place.tokens(params.layout);
-        const int token = lane < C::warp_rows ? own.at(place.first_row + warp_row + lane) : no_token;
-        any::RowEnd<C::dtype> end(params.to, place.batch, place.head, max(token, 0));
+        const int own = warp_row + lane % C::warp_rows, head = place.head_of(own);
+        const int token = lane < C::warp_rows ? place.token_of(params.layout, own) : no_token;
+        any::RowEnd<C::dtype> end(params.to, place.batch, head, max(token, 0));
         if (token != no_token) end.take_on(state, 0);
         end.finish(state);
         if (token != no_token) end.write_state(state, 0);
         each_row([&](int row) {
-            const int to = __shfl_sync(~0u, token, row);
+            const int to = __shfl_sync(~0u, token, row), of = __shfl_sync(~0u, head, row);
             const float mine = __shfl_sync(~0u, end.mine, row), share = __shfl_sync(~0u, end.share, row);
-            if (to != no_token) each_quad(row, mine, [&](int column, float(&x)[4]) { write(to, share, column, x); });
+            if (to == no_token) return;
+            each_quad(row, mine, [&](int column, float(&x)[4]) { write(of, to, share, column, x); });
         });
     }
 
-    __device__ __forceinline__ void write(int token, float share, int column, float (&x)[4]) const {
+    __device__ __forceinline__ void write(int head, int token, float share, int column, float (&x)[4]) const {
         const any::ForwardOutputs& to = params.to;
         const int left = params.head_dim_v - column;
-        const int64_t row = (int64_t(place.batch) * to.heads_q + place.head) * to.seq_q + token;
+        const int64_t row = (int64_t(place.batch) * to.heads_q + head) * to.seq_q + token;
         float* const carried = static_cast<float*>(to.piece.carried) + row * to.carried_row + column;
         if (!to.piece.is_first) add_from(x, carried, share, params.has_quads, left);
         if (!to.piece.is_last)
             write_floats(x, carried, params.has_quads, left);
         else
             write_elements<C::dtype>(
-                x, any::row_of<typename C::Element>(to.out, place.batch, place.head, token) + column * to.out.column,
+                x, any::row_of<typename C::Element>(to.out, place.batch, head, token) + column * to.out.column,
                 to.out.column, params.has_quads, left);
     }
 
     // A part of a row.
     __device__ __forceinline__ void write_part(const any::RowState<float>& state) const {
-        const size_t first = size_t(place.task.part) * params.layout.block_q + place.first_row + warp_row;
+        const size_t tile_rows = size_t(params.layout.block_q) << place.tile.bits;
+        const size_t first = size_t(place.task.part) * tile_rows + place.first_row + warp_row;
         const float factor = state.l == 0 ? 0 : 1 / state.l;
         if (lane < C::warp_rows) {
             params.parts.lse[first + lane] = state.l == 0 ? -INFINITY : state.m + logf(state.l);
@@ -369,7 +390,7 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
     using C = ForwardConfig<D, HeadDim, HeadDimV, BlockQ>;
     const Problem& p = *args.problem;
-    ForwardParams params{};
+    ForwardParams params{.tile = any::TileRows(args.tasks)};
     params.q = args.q, params.k = args.k, params.v = args.v;
     params.layout = args.layout;
     params.tasks = args.tasks;
@@ -377,7 +398,7 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
     params.parts = any::Partials<float>::at(args.workspace, p, args.layout, args.tasks);
     params.heads_q = int(p.heads_q), params.group = int(p.group());
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
-    params.row_parts = args.layout.block_q / BlockQ;
+    params.row_parts = args.layout.block_q * args.tasks.tile_heads / BlockQ;
     params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
     params.has_quads = has_quads(args.out) && p.head_dim_v % 4 == 0;
     const double scale = p.softcap != 0 ? p.softcap : p.scale;

@@ -32,20 +32,21 @@ const char* tiles_fit(const Problem& p) {
 }
 
 // ---- forward ----
-template <int HeadDim, int HeadDimV>
+template <int HeadDim, int HeadDimV, int Heads>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
 // bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried.
-template <int HeadDim, int HeadDimV, int BlockQ>
+template <int HeadDim, int HeadDimV, int BlockQ, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double flops_per_cycle = BlockQ == 128 ? 1150 : 1050, launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
-    const double cycles = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task;
+    const double cycles = (s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
                           any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
@@ -66,26 +67,28 @@ void prepare_forward(int32_t device) {
     any::Combine<D>::prepare(device);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+// Heads: those of a group that share a tile of BlockQ rows.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads = 1>
 Kernel block_forward(const char* name) {
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::forward,
             .dtype = D,
-            .block_q = BlockQ,
+            .block_q = BlockQ / Heads,
             .block_k = 64,
             .mask_words = tile::fragment_words(BlockQ, 64),
-            .permute = tile::permute_to_fragments,
-            .walks = {{Owner::queries, {.workers = 0}}},
+            .permute = tile::permute_to_fragments<Heads>,
+            .walks = {{Owner::queries, any::forward_policy(64), Heads}},
             .num_walks = 1,
             .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes>,
-            .fits = block_forward_fits<HeadDim, HeadDimV>,
-            .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ>,
+            .fits = block_forward_fits<HeadDim, HeadDimV, Heads>,
+            .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, Heads>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ>,
             .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
-            .orders = true,
+            .orders = Heads == 1,
             .max_logits = true,
+            .shares_lists = Heads > 1,
             .carries = any::ForwardCarried<float>::bytes};
 }
 
@@ -114,7 +117,7 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max(products + around, 64 * columns * 2 / fetched_bytes);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
-    return any::overlapped(launch, any::compute_us(work.tasks * (work.blocks * block + task), machine),
+    return any::overlapped(launch, any::tasks_us(work.tasks, work.blocks * block + task, machine),
                            any::memory_us(any::query_bytes(p) + 2 * keys, machine, 0.8));
 }
 
@@ -210,10 +213,10 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double exchanged = 64 * columns * (2 / fetched_bytes + 4 / added_bytes);
     const double walks = p.deterministic ? 2.1 : 1;  // the bounds, and additions of integers that take longer
-    const double cycles = walks * work.tasks * (work.blocks * std::max(products + around, exchanged) + task);
+    const double cycles = walks * (work.blocks * std::max(products + around, exchanged) + task);  // a task
     const double keys = double(p.batch * p.heads_kv * p.seq_k) * columns;
     const double around_us = any::memory_us(2 * any::query_bytes(p) + 10 * keys, machine, 0.7);
-    return any::overlapped(launches + around_us, any::compute_us(cycles, machine),
+    return any::overlapped(launches + around_us, any::tasks_us(work.tasks, cycles, machine),
                            any::memory_us(2 * any::query_bytes(p) + 2 * keys, machine, 0.8));
 }
 
@@ -249,7 +252,11 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                                \
     kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v \
                                                       "_" #block "x64"),
+#define SPATTN_TILE_HEADS(kernel, dtype, head_dim, head_dim_v, block, heads)                              \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block, heads>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" \
+                                                             #head_dim_v "_" #block "x64_heads" #heads),
 #include "sm80/kernels.inc"
+#undef SPATTN_TILE_HEADS
 #undef SPATTN_KERNEL
     };
     return {rows, int(sizeof rows / sizeof *rows)};

@@ -103,6 +103,7 @@ struct BlockForwardParams {
     LayoutView layout;                        // in device memory, as the tasks
     TasksView tasks;
     any::Partials<float> parts;
+    any::TileRows tile;   // of orders that are not consecutive: of one head
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
     int2* notes;          // [task][warp]
     int heads_q, group, head_dim, head_dim_v;
@@ -195,17 +196,20 @@ struct Producer {
     }
 
     __device__ __forceinline__ void clear_rows(int tile, int entry, int head) {
-        const int first = tile * C::block_q, rows = min(C::block_q, int(params.layout.seq_q) - first);
+        const any::TileRows& of = params.tile;
+        const int first = tile * params.layout.block_q;
+        const int rows = min(params.layout.block_q, int(params.layout.seq_q) - first) << of.bits;
         const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
         for (int row = 0; row < rows; ++row) {
-            auto* out = any::row_of<typename C::Element>(params.out, entry, head, first + row);
+            auto* out = any::row_of<typename C::Element>(params.out, entry, head + of.head(row), first + of.place(row));
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
         }
-        const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
         for (int row = lane; row < rows; row += 32) {
-            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, first + row) = lse;
-            if (params.max_logits.data)
-                *any::row_of<float>(params.max_logits, entry, head, first + row) = -INFINITY;
+            const int of_row = head + of.head(row), token = first + of.place(row);
+            if (params.lse.data)
+                *any::row_of<float>(params.lse, entry, of_row, token) =
+                    end_row(params, of_row, whole_row, -INFINITY, 0, 0).lse;
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, of_row, token) = -INFINITY;
         }
     }
 
@@ -255,8 +259,8 @@ struct Producer {
             load_rows<C::block_q, C::panels, Element>(queries(), message.row, 0, message.batch, message.head, nullptr,
                                                       tile, full);
         else if (is_leader)
-            load<C::panels, C::panel_bytes>(&params.maps.q, message.row * C::block_q, message.head, message.batch, tile,
-                                            full);
+            load<C::panels, C::panel_bytes>(&params.maps.q, message.row * params.layout.block_q, message.head,
+                                            message.batch, tile, full);
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
@@ -343,9 +347,10 @@ struct Repair {
     float m, l;
 
     __device__ __noinline__ void row(int in_block) {
-        const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q;
-        const int token =
-            any::own_token_at(params.layout.queries, C::block_q, params.layout.seq_q, task.row, in_block);
+        const any::TileRows& rows = params.tile;
+        const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q + rows.head(in_block);
+        const int token = any::own_token_at(params.layout.queries, params.layout.block_q, params.layout.seq_q, task.row,
+                                            rows.place(in_block));
         if (token == no_token) return;
         const auto* from = any::row_of<Element>(params.q, batch, head, token);
         for (int i = 0; i < columns; ++i) {
@@ -510,10 +515,12 @@ struct Consumer {
 
     __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
         const TaskMessage task = shared.task[q_index];
+        const any::TileRows& of = params.tile;
         RowEnd ends[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            ends[h] = end_row(params, task.head, task.part, done.m[h], tile::quad_sum(done.l[h]), tile::lift<C::dtype>);
+            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h],
+                              tile::quad_sum(done.l[h]), tile::lift<C::dtype>);
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
@@ -535,6 +542,11 @@ struct Consumer {
         noted = index;
     }
 
+    // The tile's row whose state is in rows[h].
+    __device__ __forceinline__ int row_in_tile(int h) const {
+        return warpgroup * C::warpgroup_rows + tile::fragment_row(thread, 2 * h);
+    }
+
     __device__ __forceinline__ int2* note_of(int task) const {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
@@ -545,27 +557,28 @@ struct Consumer {
         uint32_t words[C::head_dim_v / 16][4];
         tile::pack_tile<C::dtype>(r_out, words);
         tile::store_swizzled(words, panel, C::panel_bytes, thread);
-        const int row = task.row * C::block_q + warpgroup * C::warpgroup_rows;
-        int token[2] = {row + tile::fragment_row(thread, 0), row + tile::fragment_row(thread, 2)};
+        const any::TileRows& of = params.tile;
+        const int first = task.row * params.layout.block_q;
+        int token[2] = {first + of.place(row_in_tile(0)), first + of.place(row_in_tile(1))};
         if constexpr (C::any_order)
             write_tokens(q_index, task, panel, token);
         else
-            send(q_index, task, row);
+            send(q_index, task, first + of.place(warpgroup * C::warpgroup_rows));
         if (thread % 4) return;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (unsigned(token[h]) >= unsigned(params.layout.seq_q)) continue;
-            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, task.head, token[h]) = lse[h];
-            if (params.max_logits.data)
-                *any::row_of<float>(params.max_logits, task.batch, task.head, token[h]) = top[h];
+            const int head = task.head + of.head(row_in_tile(h));
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, head, token[h]) = lse[h];
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, head, token[h]) = top[h];
         }
     }
-    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int row) {
+    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int token) {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
             for (int panel = 0; panel < C::v_panels; ++panel)
-                ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, row, task.batch,
+                ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch,
                                   shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
             ptx::bulk_commit();
         }
@@ -740,10 +753,11 @@ __global__ void __launch_bounds__(C::threads, 1)
 // ---- launch ----
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ConsecutiveMaps& maps) {
     const Problem& p = *args.problem;
-    maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q);
+    const int heads = args.tasks.tile_heads;
+    maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q / heads, heads);
     maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, block_k);
     maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, block_k);
-    maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows);
+    maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows / heads, heads);
 }
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {
     const Problem& p = *args.problem;
@@ -758,7 +772,7 @@ BlockForwardParams<C::any_order> make_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const BlockForwardSpace space(p, args.layout, args.tasks);
     char* const workspace = static_cast<char*>(args.workspace);
-    BlockForwardParams<C::any_order> params;
+    BlockForwardParams<C::any_order> params{.tile = any::TileRows(args.tasks)};
     make_maps(args, C::dtype, C::block_q, C::block_k, params.maps);
     params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out;
     params.lse = args.lse, params.max_logits = args.max_logits, params.sink_logits = args.sink_logits;

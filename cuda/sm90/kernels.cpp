@@ -28,7 +28,7 @@ namespace spattn::sm90 {
 
 BlockForwardSpace::BlockForwardSpace(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
     constexpr int64_t alignment = 256, note_bytes = 8;
-    const int64_t warps = layout.block_q / 16;
+    const int64_t warps = layout.block_q * tasks.tile_heads / 16;
     counter = size_t(round_up(int64_t(any::Partials<float>::bytes(p, layout, tasks)), alignment));
     notes = counter + alignment;
     bytes = notes + size_t(tasks.num_tasks * warps * note_bytes);
@@ -72,9 +72,10 @@ const char* tiles_fit(const Problem& p) {
     return rows_of_16_bytes(p);
 }
 
-template <int HeadDim, int HeadDimV>
+template <int HeadDim, int HeadDimV, int Heads>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
 
@@ -86,15 +87,16 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
 // 10 %, but for a task a block, 20 %. They settle which row a problem gets. Where tokens are not consecutive a task
 // takes longer, and they cost half their bytes more: for dilated windows at 16K a fifth more than was measured.
-template <int HeadDim, int HeadDimV, int BlockK>
+template <int HeadDim, int HeadDimV, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
     constexpr double elements = BlockK == 128 ? 1950 : 1500;
     constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 ? 2500 : 600;
     constexpr double launch = 4;  // us
     const double order = s.gathered > 0 ? 3000 : 0;
-    const double cycles =
+    const double of_heads =
         s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * (task + order);
+    const double cycles = of_heads / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, beside_products) +
                           any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
@@ -145,7 +147,8 @@ void prepare(int32_t device) {
     any::Combine<D>::prepare(device);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+// Heads: those of a group that share a tile of BlockQ rows.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads = 1>
 Kernel block_forward(const char* name) {
     using K = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     constexpr int words = tile::fragment_words(BlockQ, BlockK);
@@ -154,20 +157,21 @@ Kernel block_forward(const char* name) {
             .device = SPATTN_CUDA,
             .pass = Pass::forward,
             .dtype = D,
-            .block_q = BlockQ,
+            .block_q = BlockQ / Heads,
             .block_k = BlockK,
             .mask_words = words,
-            .permute = tile::permute_to_fragments,
-            .walks = {{Owner::queries, {.workers = 0}}},
+            .permute = tile::permute_to_fragments<Heads>,
+            .walks = {{Owner::queries, any::forward_policy(BlockK), Heads}},
             .num_walks = 1,
             .runs_here = runs_here,
-            .fits = block_forward_fits<HeadDim, HeadDimV>,
-            .cost = block_forward_cost<HeadDim, HeadDimV, BlockK>,
+            .fits = block_forward_fits<HeadDim, HeadDimV, Heads>,
+            .cost = block_forward_cost<HeadDim, HeadDimV, BlockK, Heads>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .orders = K::any_order,
+            .orders = K::any_order && Heads == 1,
             .max_logits = true,
+            .shares_lists = Heads > 1,
             .assumes = assumes};
 }
 
@@ -198,10 +202,10 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
-    const double cycles = work.tasks * (work.blocks * block + task);
+    const double cycles = work.blocks * block + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
-    return any::overlapped(launch, any::compute_us(cycles, machine),
+    return any::overlapped(launch, any::tasks_us(work.tasks, cycles, machine),
                            any::memory_us(2 * (rows + keys), machine, beside_products));
 }
 
@@ -260,11 +264,11 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
     const double exchanged = 64 * columns * (2 / fetched_bytes + 4 / added_bytes);
     const double walks = p.deterministic ? 2.1 : 1;  // the bounds, and additions of integers that take longer
     const double block = std::max({products / reached, elements, exchanged});
-    const double cycles = walks * work.tasks * (work.blocks * block + task);
+    const double cycles = walks * (work.blocks * block + task);  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = double(p.batch * p.heads_kv * p.seq_k) * columns;
     const double around = any::memory_us(4 * rows + 10 * keys, machine, streamed);  // delta; sums cleared, and read
-    return any::overlapped(launches + around, any::compute_us(cycles, machine),
+    return any::overlapped(launches + around, any::tasks_us(work.tasks, cycles, machine),
                            any::memory_us(4 * rows + 2 * keys, machine, beside_products));
 }
 
@@ -444,7 +448,12 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k)                               \
     kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>("sm90_" #kernel "_" #dtype "_d" #head_dim \
                                                                  "_v" #head_dim_v "_" #block_q "x" #block_k),
+#define SPATTN_TILE_HEADS(kernel, dtype, head_dim, head_dim_v, block_q, block_k, heads)                          \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>("sm90_" #kernel "_" #dtype "_d" #head_dim \
+                                                                        "_v" #head_dim_v "_" #block_q "x" #block_k \
+                                                                        "_heads" #heads),
 #include "sm90/kernels.inc"
+#undef SPATTN_TILE_HEADS
 #undef SPATTN_KERNEL
     };
     return {rows, int(sizeof rows / sizeof *rows)};

@@ -72,13 +72,14 @@ inline void transpose_tile(uint64_t (&rows)[64]) {
         }
 }
 
-// A PermuteMask (plan/kernel.h) for blocks of multiples of 64 queries, and 64 or 128 keys.
-inline void permute_to_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
-    const int values = block_k / 2, words = block_k / 64;
-    for (int w = 0; w < fragment_words(block_q, block_k); ++w) out[w] = 0;
-    for (int part = 0; part < block_q / fragment_rows; ++part)
+// A PermuteMask (plan/kernel.h) for tiles of multiples of 64 rows, of which each query has so many, and 64 or 128 keys.
+template <int Heads = 1>
+void permute_to_fragments(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
+    const int rows = block_q * Heads, values = block_k / 2, words = block_k / 64;
+    for (int w = 0; w < fragment_words(rows, block_k); ++w) out[w] = 0;
+    for (int part = 0; part < rows / fragment_rows; ++part)
         for (int word = 0; word < words; ++word)
-            for_each_fragment([&](int row) { return bits[(part * fragment_rows + row) * words + word]; },
+            for_each_fragment([&](int row) { return bits[(part * fragment_rows + row) / Heads * words + word]; },
                               [&](int thread, uint64_t found) {
                                   const int at = (part * fragment_threads + thread) * values + word * 32;
                                   out[at / 64] |= found << (at % 64);

@@ -119,6 +119,9 @@ struct TasksView {
     int32_t queues;
     const Join* joins;
     int32_t num_joins, num_parts, num_tasks;
+    // Query heads of a group that share a tile, a power of two: each token of the tile has a row of every head, one
+    // after the other. A task names the first of its heads.
+    int32_t tile_heads = 1;
 };
 
 }  // namespace spattn

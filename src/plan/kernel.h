@@ -77,6 +77,7 @@ struct SchedulePolicy {
 struct Walk {
     Owner owner;
     SchedulePolicy policy;
+    int32_t tile_heads = 1;  // see TasksView
 };
 
 // What every pass sees.
@@ -165,7 +166,7 @@ struct Kernel {
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
     bool max_logits = false;    // writes them where a call asks
-    bool shares_lists = false;  // gather rows: the heads of a group must see the same keys
+    bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype

@@ -18,7 +18,7 @@ struct Schedule {
     std::vector<Task> tasks;
     std::vector<int32_t> begin;  // [queues + 1]
     std::vector<Join> joins;
-    int32_t num_parts = 0;
+    int32_t num_parts = 0, tile_heads = 1;
 };
 
 // See layout/arrays.h.

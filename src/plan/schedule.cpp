@@ -17,6 +17,7 @@ TasksView shape_of(const Schedule& schedule) {
     v.num_joins = int32_t(schedule.joins.size());
     v.num_parts = schedule.num_parts;
     v.num_tasks = int32_t(schedule.tasks.size());
+    v.tile_heads = schedule.tile_heads;
     return v;
 }
 
@@ -196,16 +197,20 @@ int32_t row_in_turn(const AxisView& queries, int32_t at) {
 // How many heads own tasks, and how many blocks each of their rows has.
 class Work {
 public:
-    Work(const Problem& problem, const LayoutView& layout, Owner owner)
+    Work(const Problem& problem, const LayoutView& layout, const Walk& walk)
         : layout_(layout),
-          lists_(owner == Owner::keys ? layout.by_key : layout.by_query),
-          members_(owner == Owner::keys ? int32_t(problem.group()) : 1),
+          lists_(walk.owner == Owner::keys ? layout.by_key : layout.by_query),
+          members_(walk.owner == Owner::keys ? int32_t(problem.group()) : walk.tile_heads),
+          counted_(walk.owner == Owner::keys ? members_ : 1),
+          step_(walk.owner == Owner::keys ? 1 : members_),
           heads_(int32_t(problem.batch * problem.heads_q) / members_),
           lengths_(measure_lists(lists_, layout.head_kinds)),
           of_row_(size_t(lists_.rows)) {}
 
     int32_t heads() const { return heads_; }
     int32_t rows() const { return lists_.rows; }
+    // What tasks call a head that owns some.
+    int32_t name(int32_t head) const { return head * step_; }
 
     // Whether a head sees what the head before it sees.
     bool repeats(int32_t head) const {
@@ -217,7 +222,7 @@ public:
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
         std::fill(of_row_.begin(), of_row_.end(), 0);
-        for (int32_t member = head * members_; member < (head + 1) * members_; ++member) {
+        for (int32_t member = head * members_; member < head * members_ + counted_; ++member) {
             const int32_t* of_kind = &lengths_[size_t(layout_.kind_of_head[member]) * size_t(rows())];
             for (int32_t row = 0; row < rows(); ++row) of_row_[size_t(row)] += of_kind[row];
         }
@@ -230,13 +235,15 @@ public:
             of_kind.push_back(std::accumulate(row, row + rows(), int64_t(0)));
         int64_t sum = 0;
         for (int32_t head = 0; head < heads_ * members_; ++head) sum += of_kind[size_t(layout_.kind_of_head[head])];
-        return sum;
+        return sum * counted_ / members_;
     }
 
 private:
     const LayoutView& layout_;
     const ListsView& lists_;
-    const int32_t members_, heads_;  // query heads of a head that owns tasks; heads that do
+    // Query heads of a head that owns tasks; those whose blocks are its own, for heads that share a tile share these,
+    // too; how far its name is from the next; heads that own tasks.
+    const int32_t members_, counted_, step_, heads_;
     const std::vector<int32_t> lengths_;
     std::vector<int64_t> of_row_;
 };
@@ -247,19 +254,37 @@ Schedule schedule_heads(Work& work, Cut cut) {
     Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()));
     for (int32_t head = 0; head < work.heads(); ++head) {
         if (work.repeats(head)) {
-            scheduler.repeat_head(head);
+            scheduler.repeat_head(work.name(head));
             continue;
         }
-        scheduler.begin_head(head);
+        scheduler.begin_head(work.name(head));
         cut(work.of(head), scheduler);
         scheduler.close_queue();
     }
     return scheduler.finish();
 }
 
+int64_t count_tasks(Work& work, int64_t longest) {
+    int64_t tasks = 0;
+    for (int32_t head = 0; head < work.heads(); ++head)
+        for (int64_t blocks : work.of(head)) tasks += std::max<int64_t>(divide_up(blocks, longest), 1);
+    return tasks;
+}
+
+// The longest part of a row, for as many workers as the machine has. Parts of a few rows are somewhat longer than an
+// equal share where a task would else be left over when every worker has one.
+int64_t fit_machine(Work& work, const SchedulePolicy& policy, int64_t workers) {
+    const int64_t share = std::max(policy.longest_task, divide_up(work.total(), workers));
+    if (int64_t(work.heads()) * work.rows() > workers) return share;
+    for (int64_t longest = share; longest <= share + share / 2; longest += std::max<int64_t>(share / 16, 1))
+        if (count_tasks(work, longest) <= workers) return longest;
+    return share;
+}
+
 Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
     const int64_t total = work.total();
-    const int64_t longest = std::max(policy.longest_task, total / workers);
+    const int64_t longest = policy.workers ? std::max(policy.longest_task, total / workers)
+                                           : fit_machine(work, policy, workers);
     const bool in_turns = axis.modulus > 1;
     const int64_t most_single = in_turns ? policy.most_single_residue : policy.most_single;
     const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
@@ -313,10 +338,14 @@ Schedule schedule_shares(Work& work, int64_t workers) {
 }  // namespace
 
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes) {
-    Work work(problem, layout, walk.owner);
+    Work work(problem, layout, walk);
     const int64_t workers = walk.policy.workers ? walk.policy.workers : lanes;
-    if (walk.policy.equal_shares) return schedule_shares(work, workers);
-    return schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, walk.policy, workers);
+    Schedule schedule =
+        walk.policy.equal_shares
+            ? schedule_shares(work, workers)
+            : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, walk.policy, workers);
+    schedule.tile_heads = walk.tile_heads;
+    return schedule;
 }
 
 }  // namespace spattn

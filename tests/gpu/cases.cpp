@@ -50,6 +50,10 @@ spattn_dtype dtype_of(const std::string& row) {
 }
 int64_t dim_of(const std::string& row) { return std::stoll(row.substr(row.find("_d") + 2)); }
 int64_t dim_v_of(const std::string& row) { return std::stoll(row.substr(row.find("_v") + 2)); }
+int64_t tile_heads_of(const std::string& row) {
+    const size_t at = row.find("_heads");
+    return at == std::string::npos ? 1 : std::stoll(row.substr(at + 6));
+}
 
 std::vector<Case> shapes_of(spattn_dtype dtype) {
     std::vector<Case> cases;

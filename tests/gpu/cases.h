@@ -12,10 +12,11 @@ std::vector<std::string> rows_here(const char* prefix, const char* pass);
 // Rows of blocks that multiply by tensor cores, of the pass whose name is part of theirs.
 std::vector<std::string> tensor_core_rows(const char* pass);
 
-// What a name says: "sm90_block_forward_bf16_d128_v128_128x128".
+// What a name says: "sm90_block_forward_bf16_d128_v128_128x128", with "_heads8" where heads share tiles.
 spattn_dtype dtype_of(const std::string& row);
 int64_t dim_of(const std::string& row);
 int64_t dim_v_of(const std::string& row);
+int64_t tile_heads_of(const std::string& row);
 
 // Every pattern at every length, with batches, groups, axes and padding by turns.
 std::vector<Case> shapes_of(spattn_dtype dtype);

@@ -37,11 +37,18 @@ TEST(tensor_core_rows) {
     const Context context = make_context();
     int n = 0;
     for (const std::string& row : tensor_rows()) {
-        const int64_t most = dim_of(row), most_v = dim_v_of(row);
-        std::vector<Case> cases = shapes_of(dtype_of(row));
-        for (Case& c : cases) {
+        const int64_t most = dim_of(row), most_v = dim_v_of(row), tile_heads = tile_heads_of(row);
+        std::vector<Case> cases;
+        for (Case c : shapes_of(dtype_of(row))) {
             // All columns of the row's tile, or some of them.
             c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most_v : most_v - 8 * (n % 7);
+            if (tile_heads > 1) {
+                // Groups of one tile and of three. They see the same keys.
+                if (n % 7 || c.pattern.find("per_head") != std::string::npos) continue;
+                c.heads_q = c.heads_kv * tile_heads * (n % 2 ? 1 : 3);
+                c.softcap = n % 3 == 1 ? 1.5 : 0, c.sinks = n % 5 < 2;
+            }
+            cases.push_back(c);
         }
         run_row(context, row, cases);
     }
@@ -100,6 +107,7 @@ TEST(misaligned_views) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
             c.dtype = dtype_of(row), c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+            if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             c.padding = shift == 4 ? 4 : 0;
             run_row(context, row, c);
             c.column = 2;
@@ -130,6 +138,11 @@ TEST(split_rows) {
         c.pattern = "causal & (global_tokens(9990,9999) | window(40,0))", c.seq_q = c.seq_k = 10000, c.heads_q = 1;
         run_row(context, row, c);
     }
+    Case decoding;  // few queries of groups, whose heads share tiles
+    decoding.heads_q = 32, decoding.heads_kv = 2, decoding.seq_q = 3, decoding.seq_k = 30011, decoding.sinks = true;
+    run_row(context, "", decoding);
+    decoding.heads_q = 6, decoding.pattern = "sink(64) | window(9000,0)", decoding.seq_q = 70;
+    run_row(context, "", decoding);
 }
 
 // Batch 4, 4 heads, 128 tokens, head_dim 32, blocks of 32.
@@ -174,6 +187,7 @@ TEST(what_a_query_does_not_see_changes_nothing) {
             c.pattern = "documents(0,200,520) & (sink(7) | window(90,40))", c.seq_q = c.seq_k = seq;
             c.dtype = dtype_of(row);
             if (row.find("_v") != std::string::npos) c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+            if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             check::context = row + " " + c.name();
             const Truth& clean = make_truth(c, 7);
             Truth dirty = clean;

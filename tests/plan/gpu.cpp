@@ -124,6 +124,8 @@ const Golden goldens[] = {
     {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
     {"classes", "causal & dilated(1008,0,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"pieces", "causal & (window(128,0) | strided(128))", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"window_of_groups", "causal & window(1023,0)", 64, 16384, 16384, 128, Dtype::bf16, false, false, 8},
+    {"decoding_of_groups", "sink(64) | window(32767,0)", 64, 1, 131072, 128, Dtype::bf16, false, false, 8},
     {"call_lists", "causal & runtime_tokens(2048)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_lists_of_groups", "causal & runtime_tokens(2048)", 16, 4096, 16384, 128, Dtype::bf16, true, false, 16},
     {"call_lists_latent", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, false, 128, 512, true},
@@ -158,18 +160,22 @@ TEST(gpu_plans_are_the_golden_ones) {
 TEST(permuted_masks_are_the_fragments_that_kernels_read) {
     std::mt19937_64 random(7);
     const auto bit_of = [](const uint64_t* words, int bit) { return words[bit / 64] >> (bit % 64) & 1; };
+    const auto of_heads = tile::permute_to_fragments<8>;
     for (int block_q : {64, 128, 192})
         for (int block_k : {64, 128}) {
             const int words = block_q * block_k / 64;
-            std::vector<uint64_t> bits(words), once(words), both(2 * words, ~uint64_t(0));
+            std::vector<uint64_t> bits(words), once(words), shared(words), both(2 * words, ~uint64_t(0));
             for (uint64_t& word : bits) word = random() & random();
-            tile::permute_to_fragments(bits.data(), block_q, block_k, once.data());
+            tile::permute_to_fragments<1>(bits.data(), block_q, block_k, once.data());
+            of_heads(bits.data(), block_q / 8, block_k, shared.data());
             tile::permute_to_both_fragments(bits.data(), block_q, block_k, both.data());
             int wrong = 0;
             for (int query = 0; query < block_q; ++query)
                 for (int key = 0; key < block_k; ++key) {
                     const uint64_t kept = bit_of(bits.data(), query * block_k + key);
                     wrong += bit_of(once.data(), tile::fragment_bit(query, key, block_k)) != kept;
+                    wrong += bit_of(shared.data(), tile::fragment_bit(query, key, block_k)) !=
+                             bit_of(bits.data(), query / 8 * block_k + key);
                     wrong += bit_of(both.data(), tile::key_fragment_bit(query, key, block_k)) != kept;
                     wrong += bit_of(both.data() + words, tile::key_fragment_bit(key, query, block_q)) != kept;
                 }
@@ -220,6 +226,27 @@ TEST(parts_of_gradients_lie_where_four_columns_are_written_at_once) {
         CHECK_EQ(uintptr_t(space.parts_query) % 16, uintptr_t(0));
         CHECK(space.parts_key >= space.delta + any::BackwardSpace<float>::rows_q(p));
     }
+}
+
+TEST(heads_of_a_group_share_tiles_where_they_see_the_same) {
+    imaginary_capability = 90;
+    const auto chosen = [](const char* pattern, int64_t heads, int64_t group, int64_t seq_q) {
+        const Golden g{"", pattern, heads, seq_q, 32768, 128, Dtype::bf16, false, false, group};
+        return imaginary::name(plan_of(g).forward);
+    };
+    const std::string alone = "sm90_block_forward_bf16_d128_v128_128x128";
+    CHECK_EQ(chosen("full", 64, 8, 1), alone + "_heads8");
+    CHECK_EQ(chosen("full", 12, 12, 5), alone + "_heads4");
+    CHECK_EQ(chosen("full", 64, 32, 7), alone + "_heads16");
+    CHECK_EQ(chosen("full", 5, 5, 1), alone);
+    CHECK_EQ(chosen("per_head([0,0,1,1], window(900,0), full)", 4, 2, 1), alone + "_heads2");
+    CHECK_EQ(chosen("per_head([0,1,0,1], window(900,0), full)", 4, 2, 1), alone);
+    const Golden g{"", "full", 64, 40, 100000, 128, Dtype::bf16, false, false, 8};
+    const CompiledPlan plan = plan_of(g);
+    const Schedule& schedule = imaginary::whole(plan.forward).schedule;
+    CHECK_EQ(schedule.tile_heads, 8);
+    CHECK_EQ(schedule.joins.size(), size_t(8 * 3));
+    for (const Task& task : schedule.tasks) CHECK_EQ(task.head % 8, 0);
 }
 
 TEST(long_rows_are_split_among_the_processors) {

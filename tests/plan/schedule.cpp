@@ -29,15 +29,16 @@ int64_t row_length(const Problem& p, const LayoutView& layout, Pass pass, int32_
     return length;
 }
 
-Walk walk_of(Pass pass) {
-    if (pass == Pass::forward) return {Owner::queries, {}};
+Walk walk_of(Pass pass, int32_t tile_heads = 1) {
+    if (pass == Pass::forward) return {Owner::queries, {}, tile_heads};
     return {Owner::keys, {.equal_shares = true, .workers = 32}};
 }
 
-void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
-    const Schedule s = make_schedule(p, layout, walk_of(pass), 8);
+void check_schedule(const Problem& p, const LayoutView& layout, Pass pass, int32_t tile_heads = 1) {
+    const Schedule s = make_schedule(p, layout, walk_of(pass, tile_heads), 8);
     const TasksView tasks = view(s);
-    const int64_t heads = p.batch * (pass == Pass::forward ? p.heads_q : p.heads_kv);
+    CHECK_EQ(tasks.tile_heads, tile_heads);
+    const int64_t heads = p.batch * (pass == Pass::forward ? p.heads_q / tile_heads : p.heads_kv);
     const int32_t rows = pass == Pass::forward ? layout.by_query.rows : layout.by_key.rows;
 
     std::map<std::pair<int32_t, int32_t>, std::map<int32_t, Task>> pieces;  // of a row, by skip
@@ -50,7 +51,7 @@ void check_schedule(const Problem& p, const LayoutView& layout, Pass pass) {
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) {
             const Task& task = tasks.tasks[t];
             is_whole &= pieces[{task.head, task.row}].emplace(task.skip, task).second;
-            is_one_head &= task.head == tasks.tasks[tasks.begin[w]].head;
+            is_one_head &= task.head == tasks.tasks[tasks.begin[w]].head && task.head % tile_heads == 0;
             weight += std::max(task.take, 1);
         }
         // Exactly, or by the leading bit before the last of many queues.
@@ -155,6 +156,40 @@ TEST(long_rows_and_columns_are_split) {
         check_schedule(p, view(layout), pass);
         CHECK(longest_queue(s) <= std::max<int64_t>(64, (all_blocks(s) + 31) / 32));
     }
+}
+
+// Heads of a group have one task where they share a tile, named after the first of them.
+TEST(heads_that_share_tiles_share_tasks) {
+    for (int seed = 0; seed < 200; ++seed) {
+        Random random(uint64_t(seed) + 31);
+        const int32_t tile_heads = int32_t(random.in(0, 1) ? 2 : 4);
+        const Extent e{random.in(1, 2), tile_heads * random.in(1, 3), random.in(1, 90), random.in(1, 900), 0};
+        const PatternRef pattern = make_window(random.in(0, 700), random.in(0, 40));
+        check::context = "seed " + std::to_string(seed) + " " + pattern->print();
+        const Layout layout = build_layout(*pattern, e, 4, 8);
+        check_schedule(problem_of(e, e.heads / tile_heads), view(layout), Pass::forward, tile_heads);
+    }
+}
+
+// Where rows are fewer than the machine's lanes, each lane has a part, and none waits for a part that is left over.
+TEST(few_long_rows_are_cut_for_all_lanes) {
+    int uneven = 0;
+    for (int seed = 0; seed < 300; ++seed) {
+        Random random(uint64_t(seed) + 9);
+        const int lanes = int(random.in(2, 140));
+        const Extent e{1, random.in(1, 8), random.in(1, 3) * 16, 8 * random.in(500, 9000), 0};
+        const Layout layout = build_layout(*make_full(), e, 16, 8);
+        check::context = "seed " + std::to_string(seed);
+        const Walk walk{Owner::queries, {.workers = 0, .longest_task = 4}};
+        const Schedule s = make_schedule(problem_of(e, e.heads), view(layout), walk, lanes);
+        const int64_t rows = e.heads * e.seq_q / 16, share = (all_blocks(s) + lanes - 1) / lanes;
+        if (rows > lanes) continue;
+        uneven += share * lanes != all_blocks(s);
+        CHECK(int64_t(s.tasks.size()) <= lanes || rows * 3 > lanes);  // else no length of a part gives each lane one
+        CHECK(longest_queue(s) <= share + share / 2);
+    }
+    check::context.clear();
+    CHECK(uneven > 100);
 }
 
 // Lengths that differ little are no reason to leave a head: its keys are in the cache.

@@ -20,8 +20,10 @@ int64_t draw_length(Random& random, int64_t most) {
     return random.size(most);
 }
 
-void draw_heads(Random& random, spattn_problem& p, bool has_many_tasks) {
-    const int64_t group = random.one_in(2) ? 1 : random.of<int64_t>({2, 3, 4, 5, 8});
+void draw_heads(Random& random, spattn_problem& p, bool has_many_tasks, int64_t tile_heads) {
+    const int64_t group = tile_heads > 1     ? tile_heads * random.of<int64_t>({1, 1, 3})
+                          : random.one_in(2) ? 1
+                                             : random.of<int64_t>({2, 3, 4, 5, 8, 12, 16});
     p.batch = random.one_in(2) ? 1 : random.in(2, has_many_tasks ? 8 : 3);
     p.heads_kv = has_many_tasks ? random.in(8, 60) : random.one_in(2) ? 1 : random.in(2, 5);
     p.heads_q = p.heads_kv * group;
@@ -37,10 +39,11 @@ void draw_head_dims(Random& random, spattn_problem& p) {
 }
 
 // Shapes with long rows, with many short ones, and small ones.
-bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p) {
+bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p, const Row* pin) {
+    const int64_t tile_heads = pin ? pin->tile_heads : 1;
     const bool is_long = random.one_in(20), has_many_tasks = !is_long && random.one_in(4);
     draw_head_dims(random, p);
-    draw_heads(random, p, has_many_tasks);
+    draw_heads(random, p, has_many_tasks, tile_heads);
     const int64_t usual = random.one_in(4) ? 1500 : 330, many = random.one_in(2) ? 200 : 700;
     const int64_t most = std::min(choices.most_tokens, is_long ? int64_t(12000) : has_many_tasks ? many : usual);
     const bool fills_blocks = is_long || (has_many_tasks && random.one_in(2));
@@ -51,7 +54,7 @@ bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p) {
     };
     while (p.batch > 1 && elements() > most_elements) --p.batch;
     while (p.heads_kv > 1 && elements() > most_elements) p.heads_q -= p.heads_q / p.heads_kv, --p.heads_kv;
-    if (elements() > most_elements) p.heads_q = 1;
+    if (elements() > most_elements && tile_heads == 1) p.heads_q = 1;
     return is_long;
 }
 
@@ -282,7 +285,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     spattn_problem& p = problem.c;
     p.struct_size = sizeof p;
     problem.type = pin ? pin->type : &draw_type(random);
-    const bool is_long = draw_sizes(random, choices, p);
+    const bool is_long = draw_sizes(random, choices, p, pin);
     draw_options(random, problem, pin);
     const bool gathers = pin && pin->name.find("gather") != std::string::npos;
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);

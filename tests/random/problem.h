@@ -25,6 +25,7 @@ struct Row {
     std::string name;
     const Type* type = nullptr;
     bool is_backward = false, is_reference = false;
+    int64_t tile_heads = 1;  // heads of a group that share its tiles
 };
 
 // What a caller lets be drawn.

@@ -204,12 +204,15 @@ std::vector<Row> find_rows(const spattn_context* context) {
     for (int32_t i = 0; i < spattn_kernel_count(); ++i) {
         if (!spattn_kernel_runs_here(i)) continue;
         Row row{spattn_kernel_name(i)};
+        const size_t at = row.name.rfind("_heads");  // and how many, where they share tiles
+        if (at != std::string::npos && std::isdigit(row.name[at + 6]))
+            row.tile_heads = std::stoll(row.name.substr(at + 6));
         for (size_t n = 0; n < std::size(dims) * std::size(types) * 4 && !row.type; ++n) {
             Problem probe;
             probe.type = &types[n / 4 % std::size(types)];
             row.is_backward = n % 2, row.is_reference = n / 2 % 2;
             spattn_problem& c = probe.c;
-            c.struct_size = sizeof c, c.batch = c.heads_q = c.heads_kv = 1, c.seq_q = c.seq_k = 64;
+            c.struct_size = sizeof c, c.batch = c.heads_kv = 1, c.heads_q = row.tile_heads, c.seq_q = c.seq_k = 64;
             c.head_dim = dims[n / 4 / std::size(types)][0], c.head_dim_v = dims[n / 4 / std::size(types)][1];
             c.flags = uint32_t(row.is_backward * SPATTN_PLAN_BACKWARD + row.is_reference * SPATTN_PLAN_REFERENCE);
             if (c.head_dim > 512) c.flags |= SPATTN_PLAN_VALUE_IN_KEY;  // as latent attention has it
