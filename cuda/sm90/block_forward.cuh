@@ -78,7 +78,10 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
-    static constexpr int q_tiles = 2, most_bytes = 227 * 1024, barrier_bytes = 1024;          // of shared memory
+    // Tasks of few blocks end faster than q comes and out leaves: where there is room, more of them are under way.
+    // Producers that copy row by row are the slower ones, and gain more from blocks that are ahead.
+    static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
+    static constexpr int most_bytes = 227 * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
     static constexpr int producer_registers = any_order ? 56 : 40, consumer_registers = any_order ? 224 : 232;

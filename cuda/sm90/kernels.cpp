@@ -85,15 +85,15 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
 // their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
 // keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
-// 10 %, but for a task a block, 20 %. They settle which row a problem gets. Where tokens are not consecutive a task
+// 11 %, but for a task a block, 17 %. They settle which row a problem gets. Where tokens are not consecutive a task
 // takes longer, and they cost half their bytes more: for dilated windows at 16K a fifth more than was measured.
 template <int HeadDim, int HeadDimV, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
-    constexpr double elements = BlockK == 128 ? 1950 : 1500;
-    constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 ? 2500 : 600;
+    constexpr double elements = BlockK == 128 ? 1950 : 1550;
+    constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     constexpr double launch = 4;  // us
-    const double order = s.gathered > 0 ? 3000 : 0;
+    const double order = s.gathered > 0 ? 1400 : 0;
     const double of_heads =
         s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * (task + order);
     const double cycles = of_heads / Heads;
