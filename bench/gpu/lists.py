@@ -16,8 +16,11 @@ import fnmatch
 import json
 import typing
 
-import bench
 import torch
+from abi import DTYPES, Library, ffi, sized
+from cases import DETERMINISTIC, PASSES
+from measure import gemm_tflops, sustained_us, time_us
+from report import ROOT, origin, results_file
 
 
 class Case(typing.NamedTuple):
@@ -44,7 +47,7 @@ CASES = [
     Case("mqa64_16k", 64, 4096, 16384, 2048, 128, 128, False),
     Case("mqa64_d256_16k", 64, 4096, 16384, 2048, 256, 256, False),
 ]
-CASES += [case._replace(name=case.name + bench.DETERMINISTIC, deterministic=True, goals={}) for case in CASES]
+CASES += [case._replace(name=case.name + DETERMINISTIC, deterministic=True, goals={}) for case in CASES]
 
 
 def draw_lists(case):
@@ -120,11 +123,11 @@ def make_plan(library, case, backward):
     lib = library.lib
     flags = (lib.SPATTN_PLAN_BACKWARD if backward else 0) | (lib.SPATTN_PLAN_VALUE_IN_KEY if case.value_in_key else 0)
     flags |= lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0
-    problem = bench.sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=1, seq_q=case.seq_q,
-                          seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
-                          dtype=bench.DTYPES[torch.bfloat16], axes=lib.SPATTN_BSHD)
+    problem = sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=1, seq_q=case.seq_q,
+                    seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
+                    dtype=DTYPES[torch.bfloat16], axes=lib.SPATTN_BSHD)
     pattern = library.make("spattn_pattern", lib.spattn_pattern_parse, f"runtime_tokens({case.most})".encode())
-    return library.make("spattn_plan", lib.spattn_plan_create, library.context, pattern, problem, bench.ffi.NULL)
+    return library.make("spattn_plan", lib.spattn_plan_create, library.context, pattern, problem, ffi.NULL)
 
 
 def run_case(library, case, passes, write):
@@ -136,14 +139,14 @@ def run_case(library, case, passes, write):
     for what in passes:
         call = forward if what == "forward" else library.backward(plan, **t.operands(case, "backward"))
         size = flops if what == "forward" else 2.5 * flops
-        us = bench.time_us(call)
+        us = time_us(call)
         kernel = library.kernel(plan, getattr(library.lib, f"SPATTN_OP_{what.upper()}"))
         peer, theirs = case.recorded.get(what, ("none", None))
         line = {"case": case.name, "pass": what, "kernel": kernel, "heads": case.heads, "seq_q": case.seq_q,
                 "seq_k": case.seq_k, "most": case.most, "head_dim": case.head_dim, "head_dim_v": case.head_dim_v,
                 "us": round(us, 1), "tflops": round(size / us * 1e-6, 1),
-                "tflops_sustained": round(size / bench.sustained_us(call) * 1e-6, 1),
-                "max_err": max_error(case, t, what), "gemm": round(bench.gemm_tflops(), 1),
+                "tflops_sustained": round(size / sustained_us(call) * 1e-6, 1),
+                "max_err": max_error(case, t, what), "gemm": round(gemm_tflops(), 1),
                 "peer": f"{peer} (recorded)", "peer_tflops": theirs, "goal": case.goals.get(what)}
         write(line)
         print(f"{case.name:18} {what:8} {us:9.1f} us {line['tflops']:6.1f} TFLOP/s ({line['tflops_sustained']} "
@@ -155,12 +158,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
     parser.add_argument("--case", default="*")
-    parser.add_argument("--pass", dest="passes", choices=bench.PASSES, action="append", help="forward, unless given")
-    parser.add_argument("--out", default=str(bench.ROOT / "bench/results"))
+    parser.add_argument("--pass", dest="passes", choices=PASSES, action="append", help="forward, unless given")
+    parser.add_argument("--out", default=str(ROOT / "bench/results"))
     parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     args = parser.parse_args()
-    library, common = bench.Library(args.library), bench.origin(args.toolkit)
-    with bench.results_file(args.out, "_lists").open("w") as stream:
+    library, common = Library(args.library), origin(args.toolkit)
+    with results_file(args.out, "_lists").open("w") as stream:
         def write(line):
             stream.write(json.dumps({**line, **common}) + "\n")
             stream.flush()

@@ -18,19 +18,19 @@ import time
 
 HEADS, HEAD_DIM = 16, 128
 TOKENS = [4096 << i for i in range(6)]
-PATTERNS = ("streaming", "window1k")  # those of bench.py's cases
+PATTERNS = ("streaming", "window1k")  # those of cases.py
 NAMES = {"ours": "sparseattn.torch", "flex": "FlexAttention", "fa4": "FA4", "sdpa": "dense SDPA, causal"}
 
 
 def peers(name, text, kept, tokens):
     """Name and a function of (q, k, v), [batch, seq, heads, head_dim], for each that computes attention."""
-    import bench
     import fa4
     import sparseattn.torch as sat
+    import torch_peers
     from torch.nn.functional import scaled_dot_product_attention
 
     yield "ours", lambda q, k, v: sat.attention(q, k, v, text)
-    flex = bench.make_flex(kept, tokens)
+    flex = torch_peers.make_flex(kept, tokens)
     yield "flex", lambda q, k, v: flex(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     if fa4.is_here():
         yield "fa4", fa4.make_attention(name, tokens)
@@ -39,13 +39,15 @@ def peers(name, text, kept, tokens):
 
 
 def run(options):
-    import bench
+    import cases
+    import measure
+    import report
     import torch
 
-    common = bench.origin(options.toolkit)
-    patterns = {"streaming": (bench.STREAMING, bench.streaming),
-                "window1k": (bench.WINDOW, lambda i, j: bench.window(i, j, 1023))}
-    with bench.results_file(options.out, "_torch").open("w") as stream:
+    common = report.origin(options.toolkit)
+    patterns = {"streaming": (cases.STREAMING, cases.streaming),
+                "window1k": (cases.WINDOW, lambda i, j: cases.window(i, j, 1023))}
+    with report.results_file(options.out, "_torch").open("w") as stream:
         for tokens in options.tokens:
             torch.manual_seed(1)
             shape = 1, tokens, HEADS, HEAD_DIM
@@ -72,7 +74,7 @@ def run(options):
                     expected = expected or gradients
                     worst = max((a.float() - b.float()).abs().max().item() for a, b in zip(gradients, expected))
                     line = {"pattern": name, "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "peer": peer,
-                            "us": round(bench.sustained_us(step), 1), "first_ms": round(first * 1e3, 1),
+                            "us": round(measure.sustained_us(step), 1), "first_ms": round(first * 1e3, 1),
                             # between gradients and ours: those of dense attention are another function's
                             "difference": None if peer == "sdpa" else round(worst, 5)}
                     print(json.dumps(line), flush=True)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""The C ABI as the benches of this folder call it, with tensors of torch."""
+import sys
+
+import torch
+from cases import load_mask
+from report import ROOT
+
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+import native  # noqa: E402
+
+ffi = native.view()
+DTYPES = {torch.bfloat16: (4, 16, 1), torch.float16: (2, 16, 1), torch.float32: (2, 32, 1),
+          torch.int32: (0, 32, 1)}  # spattn_dtype
+
+
+def sized(struct, **fields):
+    return ffi.new(f"{struct} *", {"struct_size": ffi.sizeof(struct), **fields})
+
+
+def view(t):
+    """A spattn_tensor* of a torch tensor, and what must live as long."""
+    shape, strides = ffi.new("int64_t[]", list(t.shape)), ffi.new("int64_t[]", list(t.stride()))
+    device = (2, t.device.index or 0) if t.is_cuda else (1, 0)
+    data = ffi.cast("void *", t.data_ptr())
+    return ffi.new("spattn_tensor *", (data, device, t.dim(), DTYPES[t.dtype], shape, strides, 0)), shape, strides
+
+
+class Library:
+    def __init__(self, path):
+        self.lib = ffi.dlopen(str(path))
+        options = sized("spattn_context_options", device=(self.lib.SPATTN_CUDA, 0))
+        self.context = self.make("spattn_context", self.lib.spattn_context_create, options)
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(ffi.string(self.lib.spattn_last_error_text()).decode())
+
+    def make(self, kind, function, *args):
+        handle = ffi.new(f"{kind} **")
+        self.check(function(*args, handle))
+        return handle[0]
+
+    def pattern(self, case):
+        if not case.mask():
+            return self.make("spattn_pattern", self.lib.spattn_pattern_parse, case.pattern.encode())
+        rows = load_mask(case.mask())
+        row_ptr = torch.tensor([0] + [len(r.nonzero()) for r in rows]).cumsum(0).int()
+        col_idx = rows.nonzero()[:, 1].int().contiguous()
+        a, b = view(row_ptr), view(col_idx)
+        return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, case.seq, case.seq, 0)
+
+    def plan(self, case, backward):
+        flags = (self.lib.SPATTN_PLAN_BACKWARD if backward else 0) | (
+            self.lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0)
+        problem = sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=case.heads,
+                        seq_q=case.seq, seq_k=case.seq, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
+                        dtype=DTYPES[case.dtype], axes=self.lib.SPATTN_BHSD)
+        pattern = self.pattern(case)
+        plan = self.make("spattn_plan", self.lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
+        stats = sized("spattn_stats")
+        self.check(self.lib.spattn_plan_stats(plan, stats))
+        return plan, stats.pairs
+
+    def kernel(self, plan, op):
+        return ffi.string(self.lib.spattn_plan_kernel(plan, op)).decode()
+
+    def forward(self, plan, **operands):
+        return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands)
+
+    def backward(self, plan, **operands):
+        return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)
+
+    def _call(self, plan, op, function, operands):
+        """A function without arguments that makes the call, and keeps its operands alive."""
+        need, align = ffi.new("size_t *"), ffi.new("size_t *")
+        self.check(self.lib.spattn_plan_workspace(plan, op, need, align))
+        workspace = torch.empty(max(1, need[0]), dtype=torch.uint8, device="cuda")
+        views = {name: view(tensor) for name, tensor in operands.items()}
+        args = sized(function + "_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
+                     workspace=ffi.cast("void *", workspace.data_ptr()), workspace_bytes=need[0],
+                     **{name: tensor for name, (tensor, *_) in views.items()})
+        keep, run = (views, workspace), getattr(self.lib, function)
+        return lambda: keep and self.check(run(plan, args))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""torch's own attention on a case: one more peer of the run each."""
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def dense(is_causal):
+    """Name and attention of each dense kernel."""
+    backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
+    for name, backend in backends:
+        def attention(q, k, v, backend=backend):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        yield name, attention
+
+
+def of_pass(what, attention, t):
+    """The call of one pass of a differentiable attention. Returns what the library's pass makes."""
+    if what == "forward":
+        return lambda: [attention(t.q, t.k, t.v)]
+    inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
+    out = attention(*inputs)
+    return lambda: torch.autograd.grad(out, inputs, t.dout, retain_graph=True)
+
+
+def make_flex(kept, seq):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    make = torch.compile(create_block_mask, dynamic=False)
+    blocks = make(lambda b, h, i, j: kept(i, j), None, None, seq, seq, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
