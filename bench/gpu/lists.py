@@ -21,6 +21,7 @@ from abi import DTYPES, Library, ffi, sized
 from cases import DETERMINISTIC, PASSES
 from measure import gemm_tflops, sustained_us, time_us
 from report import ROOT, origin, results_file
+from truth import difference
 
 
 class Case(typing.NamedTuple):
@@ -97,11 +98,11 @@ def max_error(case, t, what):
             delta = (dout * (p @ v)).sum(1, keepdim=True)
             truths["dq"] = p * (dout @ v.T - delta) @ k * scale
         for name, truth in truths.items():
-            worst = max(worst, (truth - getattr(t, name)[0, query].double()).abs().max().item())
-        worst = max(worst, (s.logsumexp(1) - t.lse[0, :, query].double()).abs().max().item())
+            worst = max(worst, difference(name, getattr(t, name)[0, query], truth))
+        worst = max(worst, difference("lse", t.lse[0, :, query], s.logsumexp(1)))
     for key in (0, case.seq_k // 2 + 7, case.seq_k - case.seq_q + 1) if what == "backward" else ():
         truth = key_gradient(case, t, key, scale)
-        worst = max(worst, ((truth - t.dk[0, key, 0].double()).abs().max() / truth.abs().max().clamp(min=1)).item())
+        worst = max(worst, difference("dk", t.dk[0, key, 0], truth) / truth.abs().max().clamp(min=1).item())
     return worst
 
 
