@@ -135,30 +135,38 @@ def make_flex(case, mask, q, k, v, _dout):
     return {"forward": forward}
 
 
-def make_sparse(case, mask, q, k, v, _dout):
+def make_sparse(_case, mask, q, k, v, _dout):
     import torch
     if q.dtype != torch.float32:
         raise TypeError("sampled_addmm on a CPU takes float32")
     kept = torch.from_numpy(mask).to_sparse_csr()
-    rows, columns = kept.crow_indices(), kept.col_indices()
-    pattern = torch.sparse_csr_tensor(rows, columns, torch.ones(len(columns)), kept.shape)
-    lengths = rows.diff()
-    group = case["heads_q"] // case["heads_kv"]
-    scale = 1 / math.sqrt(case["head_dim"])
+    return {"forward": sparse_attention(kept.crow_indices(), kept.col_indices(), q, k, v)}
 
-    def softmax(s):  # every row of these cases keeps a key
-        m = torch.segment_reduce(s, "max", offsets=rows)
+
+def sparse_attention(row_ptr, col_idx, q, k, v):
+    """A call that returns out; q, k, v are [batch, heads, seq, head_dim]. Every head keeps the same keys."""
+    import torch
+    shape = q.shape[2], k.shape[2]
+    pattern = torch.sparse_csr_tensor(row_ptr, col_idx, q.new_ones(len(col_idx)), shape)
+    lengths = row_ptr.diff()
+    group = q.shape[1] // k.shape[1]
+    scale = 1 / math.sqrt(q.shape[3])
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+
+    def softmax(s):
+        m = torch.segment_reduce(s, "max", offsets=row_ptr)
         p = (s - m.repeat_interleave(lengths)).exp_()
-        return p.div_(torch.segment_reduce(p, "sum", offsets=rows).repeat_interleave(lengths))
+        return p.div_(torch.segment_reduce(p, "sum", offsets=row_ptr).repeat_interleave(lengths))
 
     def forward():
-        for b in range(case["batch"]):
-            for h in range(case["heads_q"]):
+        for b in range(q.shape[0]):
+            for h in range(q.shape[1]):
                 s = torch.sparse.sampled_addmm(pattern, q[b, h], k[b, h // group].T, beta=0.0, alpha=scale)
-                p = torch.sparse_csr_tensor(rows, columns, softmax(s.values()), pattern.shape)
-                p @ v[b, h // group]
+                p = torch.sparse_csr_tensor(row_ptr, col_idx, softmax(s.values()), shape)
+                out[b, h] = p @ v[b, h // group]
+        return out
 
-    return {"forward": forward}
+    return forward
 
 
 def make_gather(case, _mask, q, k, _v, dout):
