@@ -3,7 +3,6 @@
 import sys
 
 import torch
-from cases import load_mask
 from report import ROOT
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
@@ -11,7 +10,7 @@ import native  # noqa: E402
 
 ffi = native.view()
 DTYPES = {torch.bfloat16: (4, 16, 1), torch.float16: (2, 16, 1), torch.float32: (2, 32, 1),
-          torch.int32: (0, 32, 1)}  # spattn_dtype
+          torch.int32: (0, 32, 1), torch.int64: (0, 64, 1)}  # spattn_dtype
 
 
 def sized(struct, **fields):
@@ -41,28 +40,34 @@ class Library:
         self.check(function(*args, handle))
         return handle[0]
 
-    def pattern(self, case):
-        if not case.mask():
-            return self.make("spattn_pattern", self.lib.spattn_pattern_parse, case.pattern.encode())
-        rows = load_mask(case.mask())
-        row_ptr = torch.tensor([0] + [len(r.nonzero()) for r in rows]).cumsum(0).int()
-        col_idx = rows.nonzero()[:, 1].int().contiguous()
-        a, b = view(row_ptr), view(col_idx)
-        return self.make("spattn_pattern", self.lib.spattn_pattern_bsr, a[0], b[0], 128, 128, case.seq, case.seq, 0)
+    def pattern(self, text):
+        return self.make("spattn_pattern", self.lib.spattn_pattern_parse, text.encode())
 
     def plan(self, case, backward):
-        flags = (self.lib.SPATTN_PLAN_BACKWARD if backward else 0) | (
-            self.lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0)
-        problem = sized("spattn_problem", flags=flags, batch=1, heads_q=case.heads, heads_kv=case.heads,
-                        seq_q=case.seq, seq_k=case.seq, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
-                        dtype=DTYPES[case.dtype], axes=self.lib.SPATTN_BHSD)
-        pattern = self.pattern(case)
-        plan = self.make("spattn_plan", self.lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
+        """A plan, and the pairs that its pattern keeps."""
+        lib = self.lib
+        flags = (lib.SPATTN_PLAN_BACKWARD if backward else 0) | (
+            lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0)
+        problem = sized("spattn_problem", flags=flags, batch=case.batch, heads_q=case.heads, heads_kv=case.heads_kv,
+                        seq_q=case.seq, seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
+                        dtype=DTYPES[case.dtype], axes=lib.SPATTN_THD if case.is_packed else lib.SPATTN_BHSD)
+        plan = self.make("spattn_plan", lib.spattn_plan_create, self.context, self.pattern(case.pattern), problem,
+                         ffi.NULL)
         stats = sized("spattn_stats")
-        self.check(self.lib.spattn_plan_stats(plan, stats))
+        self.check(lib.spattn_plan_stats(plan, stats))
         return plan, stats.pairs
 
-    def kernel(self, plan, op):
+    def calls(self, case, t, passes):
+        """The calls of the passes on a case's tensors, after a first forward; the plan, and the pairs it keeps."""
+        plan, pairs = self.plan(case, "backward" in passes)
+        calls = {"forward": self.forward(plan, **t.operands("forward", case.is_packed))}
+        calls["forward"]()
+        if "backward" in passes:
+            calls["backward"] = self.backward(plan, **t.operands("backward", case.is_packed))
+        return calls, plan, pairs
+
+    def kernel(self, plan, what):
+        op = getattr(self.lib, f"SPATTN_OP_{what.upper()}")
         return ffi.string(self.lib.spattn_plan_kernel(plan, op)).decode()
 
     def forward(self, plan, **operands):

@@ -141,7 +141,7 @@ def run_case(library, case, passes, write):
         call = forward if what == "forward" else library.backward(plan, **t.operands(case, "backward"))
         size = flops if what == "forward" else 2.5 * flops
         us = time_us(call)
-        kernel = library.kernel(plan, getattr(library.lib, f"SPATTN_OP_{what.upper()}"))
+        kernel = library.kernel(plan, what)
         peer, theirs = case.recorded.get(what, ("none", None))
         line = {"case": case.name, "pass": what, "kernel": kernel, "heads": case.heads, "seq_q": case.seq_q,
                 "seq_k": case.seq_k, "most": case.most, "head_dim": case.head_dim, "head_dim_v": case.head_dim_v,

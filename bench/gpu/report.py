@@ -23,6 +23,15 @@ def origin(toolkit):
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")}
 
 
+def digits(x, count=4):
+    """The number as a line has it."""
+    return float(f"{x:.{count}g}")
+
+
+def first_line(error):
+    return (str(error).splitlines() or [repr(error)])[0][:120]
+
+
 def results_file(folder, suffix=""):
     gpu = torch.cuda.get_device_name().lower().replace("nvidia ", "")
     file = pathlib.Path(folder) / (re.sub("[^a-z0-9]", "_", gpu) + suffix + ".jsonl")

@@ -30,7 +30,7 @@ def peers(name, text, kept, tokens):
     from torch.nn.functional import scaled_dot_product_attention
 
     yield "ours", lambda q, k, v: sat.attention(q, k, v, text)
-    flex = torch_peers.make_flex(kept, tokens)
+    flex = torch_peers.make_flex(kept, tokens, tokens)
     yield "flex", lambda q, k, v: flex(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     if fa4.is_here():
         yield "fa4", fa4.make_attention(name, tokens)
@@ -46,7 +46,7 @@ def run(options):
 
     common = report.origin(options.toolkit)
     patterns = {"streaming": (cases.STREAMING, cases.streaming),
-                "window1k": (cases.WINDOW, lambda i, j: cases.window(i, j, 1023))}
+                "window1k": (cases.WINDOW, cases.window1k)}
     with report.results_file(options.out, "_torch").open("w") as stream:
         for tokens in options.tokens:
             torch.manual_seed(1)

@@ -6,13 +6,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def dense(is_causal):
-    """Name and attention of each dense kernel."""
+    """Name and attention of each dense kernel. A causal one takes as many queries as keys."""
     backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
     for name, backend in backends:
         def attention(q, k, v, backend=backend):
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] > k.shape[1])
         yield name, attention
+
+
+def of_documents(boundaries, device):
+    """Causal attention of packed documents: torch's kernels on nested tensors."""
+    lengths = [end - begin for begin, end in zip(boundaries, boundaries[1:])]
+    options = dict(offsets=torch.tensor(boundaries, device=device), min_seqlen=min(lengths), max_seqlen=max(lengths))
+
+    def attention(q, k, v):
+        nested = (torch.nested.nested_tensor_from_jagged(x[0].transpose(0, 1), **options) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in nested), is_causal=True)
+        return out.transpose(1, 2).values().transpose(0, 1)[None]
+    return attention
 
 
 def of_pass(what, attention, t):
@@ -24,9 +36,9 @@ def of_pass(what, attention, t):
     return lambda: torch.autograd.grad(out, inputs, t.dout, retain_graph=True)
 
 
-def make_flex(kept, seq):
+def make_flex(kept, seq_q, seq_k):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     make = torch.compile(create_block_mask, dynamic=False)
-    blocks = make(lambda b, h, i, j: kept(i, j), None, None, seq, seq, device="cuda")
+    blocks = make(lambda b, h, i, j: kept(i, j), None, None, seq_q, seq_k, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
+    return lambda q, k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] > k.shape[1])
