@@ -25,6 +25,10 @@ def view(t):
     return ffi.new("spattn_tensor *", (data, device, t.dim(), DTYPES[t.dtype], shape, strides, 0)), shape, strides
 
 
+def extent(case):
+    return sized("spattn_extent", batch=case.batch, heads=case.heads, seq_q=case.seq, seq_k=case.seq_k)
+
+
 class Library:
     def __init__(self, path):
         self.lib = ffi.dlopen(str(path))
@@ -65,6 +69,14 @@ class Library:
         if "backward" in passes:
             calls["backward"] = self.backward(plan, **t.operands("backward", case.is_packed))
         return calls, plan, pairs
+
+    def is_causal(self, case):
+        """Whether no query of the pattern sees a key behind it."""
+        future = self.make("spattn_pattern", self.lib.spattn_pattern_difference, self.pattern(case.pattern),
+                           self.pattern("causal"))
+        stats = sized("spattn_stats")
+        self.check(self.lib.spattn_pattern_stats(future, extent(case), stats))
+        return stats.pairs == 0
 
     def kernel(self, plan, what):
         op = getattr(self.lib, f"SPATTN_OP_{what.upper()}")

@@ -8,8 +8,9 @@
 One JSON line for each case and peer goes to <out>/<gpu>.jsonl. Peers that this python has are measured here (torch, and
 FA4 where its wheel is on PYTHONPATH); the best figure that was recorded elsewhere stands beside them and says so.
 Inputs N(0,1). `tflops`: L2 cold, a pause before each call, median of 25 calls by events. `tflops_sustained`: warm, back
-to back for 0.4 s, when the chip's power limit has lowered its clock, which is what a server sees. `empty_us` is an
-empty kernel. A case that fails, or whose results are wrong, is a line that says so, and the program ends with status 1.
+to back for 0.4 s, when the chip's power limit has lowered its clock, which is what a server sees. `dense_us` is the
+best dense kernel at the same shapes, ours or torch's, cold; `empty_us` an empty kernel. A case that fails, or whose
+results are wrong, is a line that says so, and the program ends with status 1.
 """
 import argparse
 import fnmatch
@@ -25,7 +26,8 @@ def describe(line):
         return f"{line['case']:28} FAILED: {line['failed']}"
     return (f"{line['case']:28} {line['pass']:8} {line['us']:9.1f} us {line['tflops']:6.4g} TFLOP/s "
             f"({line['tflops_sustained']} sustained)  goal {line['goal_us'] or line['goal']}  "
-            f"gemm {line['gemm']}  err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']} ({line['peer_tflops_sustained']})  "
+            f"{line['speedup_dense']}x {line['dense']} (goal {line['goal_dense']})  gemm {line['gemm']}  "
+            f"err {line['max_err']:.1e}  {line['peer']}: {line['peer_tflops']} ({line['peer_tflops_sustained']})  "
             f"{line['kernel']}")
 
 
@@ -35,6 +37,7 @@ def run(options):
     import torch
     from abi import Library
     from beside import run_case
+    from dense import Dense
     from measure import empty_us
     from report import digits, first_line, origin, results_file
 
@@ -43,7 +46,7 @@ def run(options):
     if not chosen:
         sys.exit(f"no case {options.case!r} with such a pass")
     library = Library(options.library)
-    failed = 0
+    dense, failed = Dense(library), 0
     common = {**origin(options.toolkit), "empty_us": digits(empty_us())}
     with results_file(options.out, "").open("w") as stream:
         def write(line):
@@ -55,7 +58,7 @@ def run(options):
             try:
                 torch.compiler.reset()  # each case is a new shape: past eight, torch would stop compiling
                 torch.cuda.empty_cache()
-                run_case(library, case, passes, not options.no_flex, common, write)
+                run_case(library, dense, case, passes, not options.no_flex, common, write)
             except Exception as e:
                 failed += 1
                 write({"case": case.name, "failed": first_line(e), **common})

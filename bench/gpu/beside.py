@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A case: the library and its peers, one after the other."""
+"""A case: the library, dense attention at the same shapes, and peers, one after the other."""
 import fa4
 import torch
 import torch_peers
@@ -39,7 +39,7 @@ def measure_peer(call, flops, results):
     return digits(flops / time_us(call) * 1e-6), digits(flops / sustained_us(call) * 1e-6)
 
 
-def run_case(library, case, passes, use_flex, common, write):
+def run_case(library, dense, case, passes, use_flex, common, write):
     t = Tensors(case)
     calls, plan, pairs = library.calls(case, t, passes)
     for what in passes:
@@ -50,7 +50,9 @@ def run_case(library, case, passes, use_flex, common, write):
                 "seq_k": case.seq_k, "head_dim_v": case.head_dim_v, "us": digits(us, 5),
                 "tflops": digits(flops / us * 1e-6), "tflops_sustained": digits(flops / sustained_us(ours) * 1e-6),
                 "max_err": max_error(case, t, case.keeps("cuda"), what)}
-        line["goal_us"] = case.goal_us if what == "forward" else None
+        dense_us, dense_name = dense.best(case, what)
+        line |= {"dense": dense_name, "dense_us": digits(dense_us, 5), "speedup_dense": digits(dense_us / us),
+                 "goal_dense": case.goal_dense, "goal_us": case.goal_us if what == "forward" else None}
         results = {name: getattr(t, name) for name in t.results[what]}
         peers = [(name + " (recorded)", tflops, None) for name, tflops in [case.recorded.get(what, ("none", None))]]
         for peer, make_call in peers_here(case, what, use_flex, t):
