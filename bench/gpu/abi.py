@@ -78,6 +78,17 @@ class Library:
         self.check(self.lib.spattn_pattern_stats(future, extent(case), stats))
         return stats.pairs == 0
 
+    def csr(self, case):
+        """row_ptr and col_idx of the pattern's first head, on the host."""
+        question = self.pattern(case.pattern), extent(case), 0
+        nnz, row_ptr = ffi.new("int64_t *"), torch.empty(case.seq + 1, dtype=torch.int64)
+        rows = view(row_ptr)
+        self.check(self.lib.spattn_pattern_to_csr(*question, rows[0], ffi.NULL, nnz))
+        col_idx = torch.empty(nnz[0], dtype=torch.int64)
+        columns = view(col_idx)
+        self.check(self.lib.spattn_pattern_to_csr(*question, rows[0], columns[0], nnz))
+        return row_ptr, col_idx
+
     def kernel(self, plan, what):
         op = getattr(self.lib, f"SPATTN_OP_{what.upper()}")
         return ffi.string(self.lib.spattn_plan_kernel(plan, op)).decode()

@@ -8,7 +8,7 @@ from report import digits, first_line
 from truth import Tensors, difference, max_error
 
 
-def peers_here(case, what, use_flex, t):
+def peers_here(library, case, what, flops, use_flex, t):
     """Name, and a function that makes the call, of each peer that this python has for the case."""
     if case.deterministic:
         return  # none of them is, on sparse patterns
@@ -25,6 +25,8 @@ def peers_here(case, what, use_flex, t):
         attentions.append(("torch nested SDPA", torch_peers.of_documents(case.documents, t.q.device)))
     for peer, attention in attentions:
         yield peer, lambda attention=attention: torch_peers.of_pass(what, attention, t)
+    if what == "forward" and is_bf16 and not case.is_dense() and flops <= torch_peers.MOST_SPARSE:
+        yield "torch.sparse, float32", lambda: torch_peers.sparse(library, case, t)
     if use_flex:
         yield "FlexAttention (Triton)", lambda: torch_peers.of_pass(
             what, torch_peers.make_flex(case.keeps("cuda"), case.seq, case.seq_k), t)
@@ -55,7 +57,7 @@ def run_case(library, dense, case, passes, use_flex, common, write):
                  "goal_dense": case.goal_dense, "goal_us": case.goal_us if what == "forward" else None}
         results = {name: getattr(t, name) for name in t.results[what]}
         peers = [(name + " (recorded)", tflops, None) for name, tflops in [case.recorded.get(what, ("none", None))]]
-        for peer, make_call in peers_here(case, what, use_flex, t):
+        for peer, make_call in peers_here(library, case, what, flops, use_flex, t):
             try:
                 peers.append((peer + " (same run)", *measure_peer(make_call(), flops, results)))
             except Exception as e:  # a peer that cannot is a fact to record

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: MIT
 """torch's own attention on a case: one more peer of the run each."""
+import sys
+
 import torch
 import torch.nn.functional as F
+from report import ROOT
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.append(str(ROOT / "bench"))
+import peers  # noqa: E402
+
+MOST_SPARSE = 2**37  # FLOPs of a case that torch.sparse is given: above, a call takes seconds
 
 
 def dense(is_causal):
@@ -34,6 +42,13 @@ def of_pass(what, attention, t):
     inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
     out = attention(*inputs)
     return lambda: torch.autograd.grad(out, inputs, t.dout, retain_graph=True)
+
+
+def sparse(library, case, t):
+    """torch.sparse's forward, which is of float32."""
+    arrays = (x.to(t.q.device) for x in library.csr(case))
+    call = peers.sparse_attention(*arrays, *(x.float() for x in (t.q, t.k, t.v)))
+    return lambda: [call()]
 
 
 def make_flex(kept, seq_q, seq_k):
