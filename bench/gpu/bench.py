@@ -3,14 +3,16 @@
 """The GPU bench: rates of the library and of its peers on the same tensors, in the same run.
 
     python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward] [--no-flex]
-                               [--out bench/results]
+                               [--sweep] [--out bench/results]
+    python3 bench/gpu/bench.py --plot FILE.svg --lines FILE.jsonl [FILE.jsonl...]
 
-One JSON line for each case and peer goes to <out>/<gpu>.jsonl. Peers that this python has are measured here (torch, and
-FA4 where its wheel is on PYTHONPATH); the best figure that was recorded elsewhere stands beside them and says so.
-Inputs N(0,1). `tflops`: L2 cold, a pause before each call, median of 25 calls by events. `tflops_sustained`: warm, back
-to back for 0.4 s, when the chip's power limit has lowered its clock, which is what a server sees. `dense_us` is the
-best dense kernel at the same shapes, ours or torch's, cold; `empty_us` an empty kernel. A case that fails, or whose
-results are wrong, is a line that says so, and the program ends with status 1.
+One JSON line for each case and peer goes to <out>/<gpu>.jsonl; --sweep runs five patterns over 4K to 128K tokens
+instead, into <out>/<gpu>_sweep.jsonl. Peers that this python has are measured here (torch, and FA4 where its wheel is
+on PYTHONPATH); the best figure that was recorded elsewhere stands beside them and says so. Inputs N(0,1). `tflops`: L2
+cold, a pause before each call, median of 25 calls by events. `tflops_sustained`: warm, back to back for 0.4 s, when the
+chip's power limit has lowered its clock, which is what a server sees. `dense_us` is the best dense kernel at the same
+shapes, ours or torch's, cold; `empty_us` an empty kernel. A case that fails, or whose results are wrong, is a line that
+says so, and the program ends with status 1.
 """
 import argparse
 import fnmatch
@@ -41,14 +43,14 @@ def run(options):
     from measure import empty_us
     from report import digits, first_line, origin, results_file
 
-    chosen = [case for case in cases.CASES
+    chosen = [case for case in (cases.sweep() if options.sweep else cases.CASES)
               if fnmatch.fnmatch(case.name, options.case) and set(case.passes) & set(options.passes or case.passes)]
     if not chosen:
         sys.exit(f"no case {options.case!r} with such a pass")
     library = Library(options.library)
     dense, failed = Dense(library), 0
     common = {**origin(options.toolkit), "empty_us": digits(empty_us())}
-    with results_file(options.out, "").open("w") as stream:
+    with results_file(options.out, "_sweep" if options.sweep else "").open("w") as stream:
         def write(line):
             stream.write(json.dumps(line) + "\n")
             stream.flush()
@@ -72,10 +74,18 @@ def main():
     parser.add_argument("--case", default="*")
     parser.add_argument("--pass", dest="passes", choices=("forward", "backward"), action="append",
                         help="both, unless given")
+    parser.add_argument("--sweep", action="store_true", help="five patterns over 4K to 128K tokens instead")
     parser.add_argument("--out", default=str(pathlib.Path(__file__).resolve().parents[1] / "results"))
     parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="only draws --lines")
+    parser.add_argument("--lines", type=pathlib.Path, nargs="+", metavar="FILE.jsonl")
     options = parser.parse_args()
+    if bool(options.plot) != bool(options.lines):
+        parser.error("--plot and --lines go together")
+    if options.plot:
+        import plot
+        return plot.draw(options.lines, options.plot)
     if not options.library:
         parser.error("--library names what is measured")
     return 1 if run(options) else 0

@@ -279,3 +279,19 @@ CASES = [
 DETERMINISTIC = "_deterministic"
 CASES += [case.but(case.name + DETERMINISTIC, goals={"backward": 0.85 * case.goals["backward"]}, deterministic=True,
                    passes=("backward",)) for case in CASES if "backward" in case.goals]
+
+
+# ---- the same patterns over lengths ----
+
+def sweep():
+    """Cases of 4K to 128K tokens. Those that CASES has are taken from there."""
+    known = {case.name: case for case in CASES}
+    families = (("full", "full", full), ("causal", "causal", causal), ("window1k", WINDOW, window1k),
+                ("streaming", STREAMING, streaming))
+    for seq in (4096 << i for i in range(6)):
+        heads, label = 16 if seq <= 32768 else 4, f"{seq >> 10}k"
+        for name, text, kept in families:
+            yield known.get(f"{name}_{label}", Case(f"{name}_{label}", text, heads, seq, kept))
+        chosen = round(seq / 128 / 10) - 1  # and the diagonal: 10 % of the blocks
+        name = f"bsr128_10_{label}"
+        yield known.get(name, Case(name, heads=heads, **bigbird(128, 1, 0, chosen, seq)))
