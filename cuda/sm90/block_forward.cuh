@@ -23,6 +23,9 @@
 //             boxes of a tensor map whose rows are a class, rows of listed tiles are copied by number by four producer
 //             warps, and out leaves row by row
 //
+//   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
+//             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
+//
 //   isolation out is p v, and 0 * NaN is NaN: a row whose sums are not finite may owe that to a key that it does not
 //             see. Warps note such rows and, when nothing else is left, make them again from kept pairs alone
 //
@@ -34,7 +37,8 @@
 //
 // Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 782 in the same
 // run): full_16k 799, causal_16k 770, window1k_16k 576, window4k_128k 742, streaming_16k 557, bsr128_10_16k 696. Single
-// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %.
+// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %. In another run full_16k at head_dim 64 551 (with two
+// q tiles instead of four 468), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
