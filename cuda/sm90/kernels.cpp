@@ -57,7 +57,7 @@ namespace {
 
 const char* const assumes =
     "column stride 1, addresses and other strides multiples of 16 bytes; what else comes runs on "
-    "the kernels of older GPUs, at two fifths of the rate or less";
+    "the kernels of older GPUs, at a quarter to a half of the rate";
 
 bool runs_here(int32_t device) { return runtime::capability(device) == 90; }
 
