@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import sparseattn as sa
+from links import links_of
 
 SINKS, WINDOW = 32, 64  # what every pattern here has in common
 
@@ -80,6 +81,14 @@ def xref_blocks(text, budget, block):
     return filled(np.repeat(chosen & (held > 0), block, axis=1)[:, :tokens], tokens, budget)
 
 
+def xref_in_order(text, budget, order):
+    """xref whose links are appended in another order, so that others are left out where there are too many."""
+    keep = np.zeros((len(text), len(text)), bool)
+    for row, linked in zip(keep, links_of(text.ids, text.symbols, SINKS, WINDOW, budget, order)):
+        row[list(linked)] = True
+    return filled(keep, len(text), budget)
+
+
 @functools.lru_cache(16)
 def strided(tokens, budget):
     """Every n-th key back from the query, n such that the longest row has no more of them than blocks or links get."""
@@ -135,6 +144,36 @@ def code_memory(text, budget):
     return latest_lines(text, budget, lambda line, next_line: memory.match(line))
 
 
+def call_graph(text, budget):
+    """As the graph of SabreCoder (https://github.com/DeepSoftwareAnalytics/SabreCoder), key by key: a token sees the
+    definitions that its own definition has named, the latest name first and each from its beginning on, and then import
+    lines. SabreCoder parses the text, links whole blocks, and makes links of the whole text; here a definition ends
+    where the next one begins, and a name links from where it has been written."""
+    begins = re.compile(r"\s*((?:[a-z]{3,} )*)(?:def|class|function|interface) [A-Za-z_]\w\w")
+    imports = re.compile(r"\s*(import|from|#include)\b|.*\brequire\(")
+    completed, tokens, most = text.symbols[:, 1].tolist(), len(text), budget - SINKS - WINDOW
+    # The places where the first line of each definition begins and ends; what stands before all of them is the first.
+    begun, known, named, imported = [0], [0], {}, []
+    for begin, end, line in text.lines():
+        if end < tokens and (match := begins.match(line)):  # a line that goes on is none yet
+            symbols = [symbol for symbol in completed[begin : end + 1] if symbol >= 0]
+            named.setdefault(symbols[len(match[1].split()) + 1], []).append(len(begun))
+            begun.append(begin)
+            known.append(end)
+        if imports.match(line):
+            imported.insert(0, (begin, end))
+    keep = np.zeros((tokens, tokens), bool)
+    for number, (first, last) in enumerate(zip(known, [*known[1:], tokens])):
+        seen = []  # definitions that this one has named, the latest name first
+        for row in range(first, last):
+            if before := [one for one in named.get(completed[row], []) if one < number]:
+                seen = [before[-1], *(one for one in seen if one != before[-1])]
+            spans = [(begun[one], begun[one + 1]) for one in seen] + [span for span in imported if span[1] <= row]
+            keys = [key for span in spans for key in range(*span) if SINKS <= key <= row - WINDOW]
+            keep[row, keys[:most]] = True
+    return filled(keep, tokens, budget)
+
+
 def outline(text, budget):
     """The headings of a document: lines under which others are indented, and those that Markdown and HTML have. Where
     a tokenizer brings a line's indentation together with the line break before it, but for one space, as the study's
@@ -182,6 +221,7 @@ STATIC = {
     "longformer": lambda text, budget: longformer(len(text), budget),
     "same_identifier": same_identifier,
     "code_memory": code_memory,
+    "call_graph": call_graph,
     "outline": outline,
     "xref": xref,
     "xref_ngrams": lambda text, budget: xref(text, budget, identifiers=False),
@@ -190,6 +230,7 @@ STATIC = {
     "xref_no_stop": lambda text, budget: xref(text, budget, stop_ratio=0),
     "xref_short_spans": lambda text, budget: xref(text, budget, ngram_keys=3, symbol_before=1, symbol_after=5),
     "xref_long_spans": lambda text, budget: xref(text, budget, ngram_keys=14, symbol_before=6, symbol_after=20),
+    "xref_identifiers_first": lambda text, budget: xref_in_order(text, budget, ("open", "recent", "ngrams")),
     "xref_blocks_16": lambda text, budget: xref_blocks(text, budget, 16),
     "xref_blocks_64": lambda text, budget: xref_blocks(text, budget, 64),
 }

@@ -9,6 +9,7 @@ import figures
 import numpy as np
 import patterns
 import sparseattn as sa
+from links import ORDER, links_of
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -24,6 +25,7 @@ SHOWN = {
     "recent identifiers": "#a1d99b",
     "query": "#ff4040",
 }
+NAMES = dict(zip(ORDER, ("last tokens", "open identifier", "recent identifiers")))
 MASKS = ("sink_window", "strided", "bigbird", "longnet", "longformer", "same_identifier", "outline", "xref")
 BUDGET = 144  # of the masks
 
@@ -53,32 +55,16 @@ def draw_all(folder, names=None):
 
 
 def links(ids, symbols, query):
-    """{name of SHOWN: keys} of a query's row, by what brought them: n-grams link first, so that a key of two is theirs.
-
-    The library says which keys a row has, and not why: n-grams and the open identifier are looked up here once more.
-    """
+    """{name of SHOWN: keys} of a query's row, by what brought them."""
     keys = sa.xref(ids, symbols, **ROW).to_mask(len(ids))[0, 0, query]
     begin = query  # of the window, which ends at the query
     while keys[begin - 1]:
         begin -= 1
-    linked = [key for key in np.flatnonzero(keys[:begin]).tolist() if key >= ROW["sinks"]]
-    last = query - ROW["window"]
-    ngrams = set()
-    for size in (4, 3, 2):
-        same = [
-            at
-            for at in range(size - 1, last)
-            if (ids[at - size + 1 : at + 1] == ids[query - size + 1 : query + 1]).all()
-        ]
-        ngrams |= {key for at in same[-3:] for key in range(at, at + 7)}
-    same = np.flatnonzero(symbols[: last + 1, 0] == symbols[query, 0]).tolist()
-    open_ones = {key for at in same[:1] + same[-2:] for key in range(at - 3, at + 11)}
+    found = links_of(ids, symbols, **ROW)[query]
     return {
         "sink": list(range(ROW["sinks"])),
         "window": list(range(begin, query)),
-        "last tokens": [key for key in linked if key in ngrams],
-        "open identifier": [key for key in linked if key in open_ones - ngrams],
-        "recent identifiers": [key for key in linked if key not in open_ones | ngrams],
+        **{NAMES[name]: sorted(key for key in found if found[key] == name and key < begin) for name in ORDER},
         "query": [query],
     }
 

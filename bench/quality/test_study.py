@@ -86,6 +86,14 @@ def test_blocks_of_xref_are_those_that_most_links_lead_to(block, text):
     assert seen > 30
 
 
+def test_a_definition_is_none_before_its_line_ends():
+    ids = small.Bytes().encode("def one():\n    return 11\n\n" + "y = 2\n" * 40 + "one()\ndef two():\n    one()\n").ids
+    whole = patterns.call_graph(patterns.Text(small.Bytes(), ids), 144).to_mask(len(ids))[0, 0]
+    for tokens in range(len(ids) - 30, len(ids)):
+        cut = patterns.call_graph(patterns.Text(small.Bytes(), ids[:tokens]), 144).to_mask(tokens)[0, 0]
+        np.testing.assert_array_equal(cut, whole[:tokens, :tokens])
+
+
 def test_lines_are_those_of_the_text(text):
     source = small.Bytes().decode(text.ids.tolist())
     lines = text.lines()
@@ -100,6 +108,19 @@ def test_imports_and_definitions_are_remembered(text):
     for name, seen in (("code_memory", ["import a", "class B"]), ("outline", ["class B"])):
         kept = made[name].to_mask(len(ids))[0, 0, -1]
         assert {part for part in ("import a", "class B", "x = 1") if kept[text.index(part) + 6]} >= set(seen)
+
+
+def test_definitions_are_seen_where_they_are_named():
+    source = "import abc\n\ndef one(first):\n    return 11\n\ndef two(second):\n    return 22\n\n" + "y = 2\n" * 100
+    source += "def other():\n    return one(5)" + "\n    z = 3" * 30 + "\n    return two(6)"
+    ids = small.Bytes().encode(source).ids
+    kept = patterns.make("call_graph", patterns.Text(small.Bytes(), ids), 176)[0].to_mask(len(ids))[0, 0]
+
+    def sees(row, part):
+        return kept[row, source.index(part) : source.index(part) + len(part)].all()
+
+    assert not sees(source.index("one(5)"), "return 11") and sees(source.index("(5)"), "return 11")
+    assert not sees(source.index("(6)") - 1, "return 22") and sees(len(ids) - 1, "return 22\n")
 
 
 @pytest.mark.parametrize("block, summary", [(16, "mean"), (32, "minmax")])
