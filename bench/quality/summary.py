@@ -6,6 +6,7 @@
 
 Fixed before any result was seen: xref (C = 112 links of B = 224 keys) is compared with the tuned block top-k and with
 sink + window, by the paired differences of documents, p-values raised after Holm for these two; all else describes.
+Trainings are compared so, too, held-out files being the documents and seeds' mean losses theirs.
 What was seen to be better than xref then, longer spans, has documents of its own in results/confirm.
 """
 
@@ -25,8 +26,12 @@ RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed be
 OURS = "xref"
 MAIN = (OURS, *RIVALS, "xref_ngrams")  # what was read of most documents
 BETTER = "xref_long_spans"
-# Folders of results with documents of their own: longer spans, which were seen to be better, and xref in whole blocks.
-APART = {"confirm": (BETTER, (OURS, "block_topk")), "blocks": (OURS, ("xref_blocks_16", "xref_blocks_64"))}
+# What was read apart from S1: a folder of results, a pattern, and those it is compared with. Longer spans, which were
+# seen to be better, have documents of their own.
+APART = {
+    "confirm": ("confirm", BETTER, (OURS, "block_topk")),
+    "blocks": ("ablations", OURS, ("xref_blocks_16", "xref_blocks_64")),
+}
 LABELS = ("far", "near", "new")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
 SAME_PAGES = ("markdown", "html", "json")
@@ -45,8 +50,8 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_main(aligned(table, MAIN))
         values |= of_more(aligned(table, table))
         values |= of_sizes(s1, tuned, budget)
-    for apart, (ours, rivals) in APART.items():
-        if lines := read_lines(folder / apart / "s1.jsonl"):
+    for apart, (where, ours, rivals) in APART.items():
+        if lines := read_lines(folder / where / "s1.jsonl"):
             values |= of_rivals(apart, ours, rivals, aligned(by_document(lines, tuned), (ours, *rivals)))
     if s2:
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
@@ -55,6 +60,7 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
     if lines := read_lines(folder / "adapt.jsonl"):
         values |= of_adaptation(lines, tuned)
     return values
+
 
 
 def fits(line, tokens, budget):
@@ -344,7 +350,8 @@ def of_training(lines, tuned):
 
 
 def of_runs(prefix, found):
-    """Means over seeds of {pattern: {seed: line}}; held-out files are the units of differences."""
+    """Means over seeds of {pattern: {seed: line}}; held-out files are the units of differences, and of the signed ranks
+    against the rivals."""
     values = {}
     for name, runs in found.items():
         of_seeds, key = [one["nll"] for one in runs.values()], f"{prefix}.{name}"
@@ -355,8 +362,13 @@ def of_runs(prefix, found):
             if name not in (other, "dense") and seeds:
                 files = [np.subtract(runs[seed]["held_out"], found[other][seed]["held_out"]) for seed in seeds]
                 values |= with_interval(f"{key}.{part}", np.mean(files, axis=0))
+                values[f"{key}.{part}.seeds"] = [float(np.mean(of_seed)) for of_seed in files]
+                if other == OURS:
+                    more = np.mean(files, axis=0)
+                    values |= {f"{key}.p": paired.wilcoxon(more), f"{key}.wins": int((more > 0).sum())}
         if f"{key}.delta" in values:
             values |= percent(values, key)
+    raise_p(values, [f"{prefix}.{name}.p" for name in RIVALS])
     return values
 
 
@@ -372,6 +384,10 @@ def of_adaptation(lines, tuned):
     values = {f"adapt.{name}": lines[0][name] for name in size[1:]} | {"adapt.files": len(lines[0]["held_out"])}
     for part, found in parts.items():
         values |= of_runs(f"adapt.{part}", found)
+    for name in parts["after"]:
+        if f"adapt.after.{name}.delta" in values:
+            before, after = (values[f"adapt.{part}.{name}.delta"] for part in parts)
+            values[f"adapt.{name}.left"] = 100 * after / before
     return values
 
 

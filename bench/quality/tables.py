@@ -7,8 +7,8 @@ from summary import APART, KINDS, LABELS, MAIN, OURS, RIVALS
 
 def tables(values):
     """{name: lines of Markdown}."""
-    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks, lengths, sizes)
-    made += (answers, answers_by_length, training, training_lengths, adaptation)
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks)
+    made += (lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation)
     return {table.__name__: table(values) for table in made}
 
 
@@ -135,7 +135,7 @@ def blocks(values):
 
 
 def apart(values, prefix):
-    ours, rivals = APART[prefix]
+    _, ours, rivals = APART[prefix]
     head = [f"against `{ours}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", f"`{ours}` better"]
     rows = []
     for name in rivals:
@@ -241,7 +241,7 @@ def training_lengths(values):
 
 
 TRAINED = ["seeds", "nll of held-out files", "least and most of seeds", "above dense, nats"]
-TRAINED += ["perplexity above dense, %", "more than `xref`, nats"]
+TRAINED += ["perplexity above dense, %", "more than `xref`, nats", "of each seed", "p (Holm)"]
 
 
 def rows_of_runs(values, prefix):
@@ -250,7 +250,9 @@ def rows_of_runs(values, prefix):
         key = f"{prefix}.{name}"
         row = [f"`{name}`", str(values[f"{key}.seeds"]), plain(values, f"{key}.nll")]
         row += [f"{values[f'{key}.least']:.3f}, {values[f'{key}.most']:.3f}", signed(values, f"{key}.delta")]
-        rows.append([*row, spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")])
+        row += [spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")]
+        seeds = ", ".join(f"{more:+.3f}" for more in values.get(f"{key}.difference.seeds", []))
+        rows.append([*row, seeds, plain(values, f"{key}.p_holm", ".0e")])
     return rows
 
 
@@ -262,5 +264,6 @@ def adaptation(values):
         row = [f"`{name}`", str(values[f"{after}.seeds"])]
         row += [plain(values, f"{before}.nll"), plain(values, f"{after}.nll")]
         row += [signed(values, f"{before}.delta"), signed(values, f"{after}.delta")]
-        rows.append([*row, signed(values, f"{after}.difference")])
-    return rows_of([*head, "more than `xref` after, nats"], rows)
+        row += [plain(values, f"adapt.{name}.left", ".0f"), signed(values, f"{after}.difference")]
+        rows.append([*row, plain(values, f"{after}.p_holm", ".0e")])
+    return rows_of([*head, "left, %", "more than `xref` after, nats", "p (Holm)"], rows)

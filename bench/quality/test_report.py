@@ -149,6 +149,9 @@ def test_answers_and_training(folder):
     assert values["s2.paraphrase.sink_window.written"] == 0.5 and "s2.definition.xref.written" not in values
     assert values["s3.xref.nll"] == pytest.approx(2.26) and values["s3.xref.delta"] == pytest.approx(0.25)
     assert values["s3.sink_window.difference"] == pytest.approx(-0.125) and values["s3.files"] == 6
+    assert values["s3.sink_window.difference.seeds"] == pytest.approx([-0.125, -0.125])
+    assert values["s3.sink_window.p"] == pytest.approx(2 / 64) and values["s3.sink_window.wins"] == 0
+    assert "s3.sink_window.p_holm" not in values  # of two comparisons, one is not there
     assert values["s3.xref.curve"][:2] == [[0, 5.5], [1, 5.4]] and values["s3.tokens"] == 480
     assert [line.split(" | ")[0] for line in tables.tables(values)["training"][2:]] == [
         f"| `{name}`" for name in ("dense", "sink_window", "xref")
@@ -165,6 +168,7 @@ def test_trainings_of_several_lengths(folder):
             add_lines(folder, "s3", [run | shape | {"id": f"{steps}{name}"}])
     values = summary.summarise(folder)
     assert values["s3.steps"] == 10 and values["s3.block_topk.difference"] == 3
+    assert values["s3.block_topk.p_holm"] == 2 * values["s3.block_topk.p"] == 2 * 2 / 8
     assert values["s3.length.60.xref.nll"] == 61 and values["s3.length.60.xref.delta"] == -1
     assert values["s3.length.30.xref.nll"] == pytest.approx(2.26)
     rows = [line.strip("| ").split(" | ")[:3] for line in tables.tables(values)["training_lengths"][2:]]
@@ -184,7 +188,8 @@ def test_adaptation_of_known_lines(folder):
     assert values["adapt.after.block_topk.difference"] == 0.25 and values["adapt.files"] == 2
     rows = [line.strip("| ").split(" | ") for line in tables.tables(values)["adaptation"][2:]]
     assert [row[:4] for row in rows][1] == ["`xref`", "3", "3.500", "1.750"]
-    assert rows[2][4:] == ["+2.000 [+2.000, +2.000]", "+0.500 [+0.500, +0.500]", "+0.250 [+0.250, +0.250]"]
+    spreads = ["+2.000 [+2.000, +2.000]", "+0.500 [+0.500, +0.500]", "25", "+0.250 [+0.250, +0.250]"]
+    assert rows[2][4:8] == spreads and values["adapt.xref.left"] == 25
 
 
 def test_means_are_of_the_same_documents(folder):
@@ -210,15 +215,17 @@ def test_longer_spans_have_documents_of_their_own(folder):
     assert values["confirm.against.xref.p_holm"] == 2 * values["confirm.against.xref.p"] == 4 / 2**6
     assert values["confirm.against.block_topk.wins"] == 1
     assert len(tables.tables(values)["confirm"]) == 4
-    (folder / "blocks").mkdir()
+    (folder / "ablations").mkdir()
     for number in range(4):
-        add_lines(folder / "blocks", "s1", document_lines(number, xref=0.1, xref_blocks_16=0.3, xref_blocks_64=0.6))
+        read = {"xref": 0.1, "xref_blocks_16": 0.3, "xref_blocks_64": 0.6}
+        add_lines(folder / "ablations", "s1", document_lines(number, **read))
     values = summary.summarise(folder)
     assert values["blocks.documents"] == 4 and values["blocks.against.xref_blocks_64.difference"] == pytest.approx(0.5)
     assert [row.split(" | ")[0] for row in tables.tables(values)["blocks"][2:]] == [
         "| `xref_blocks_16`",
         "| `xref_blocks_64`",
     ]
+
 
 
 def test_report_is_written_from_names(folder):
