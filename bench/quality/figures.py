@@ -17,7 +17,7 @@ PERPLEXITY = "perplexity above dense, %"
 def draw_all(values, folder, names=None):
     """The figures of these names, or all, for which there are numbers, as SVG files."""
     drawn = []
-    for draw in (losses, kinds, budgets, mass, identifiers, answers, training):
+    for draw in (losses, kinds, budgets, mass, identifiers, answers, training, speed):
         figure = draw(values) if names is None or draw.__name__ in names else None
         if figure:
             drawn.append(save(figure, folder / f"{draw.__name__}.svg"))
@@ -196,4 +196,29 @@ def training(values):
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats a token")
     axes.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def speed(values):
+    """Times of a layer as shares of dense attention's, a panel for each machine and pass."""
+    devices = [device for device in ("cpu", "cuda") if f"speed.{device}.machine" in values]
+    if not devices:
+        return None
+    figure, panels = blank(width=7.2, height=0.6 + 2 * len(devices), nrows=len(devices), ncols=2, squeeze=False)
+    for row, device in zip(panels, devices):
+        lengths = tables.found_numbers(values, f"speed.{device}", ".batch")
+        for axes, part in zip(row, ("layer", "backward")):
+            for name in MAIN:
+                there = [tokens for tokens in lengths if f"speed.{device}.{tokens}.{name}.{part}" in values]
+                shares = [values[f"speed.{device}.{tokens}.{name}.{part}"] for tokens in there]
+                if there:
+                    axes.plot(there, shares, "o-", color=colour(name), label=name, markersize=4)
+            axes.axhline(1, color=colour("dense"), linewidth=0.8)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(lengths, [f"{tokens / 1024:.0f}K" for tokens in lengths])
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_title(f"{values[f'speed.{device}.machine']}, {'forward' if part == 'layer' else part}", fontsize=8)
+        row[0].set_ylabel("share of dense attention's time")
+    legend(figure, panels[0, 0])
     return figure

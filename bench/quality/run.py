@@ -7,6 +7,7 @@
     python3 bench/quality/run.py --stage s2              and answers questions about what stands far above
     python3 bench/quality/run.py --stage s3 --device cuda    small models learn with each pattern from the start
     python3 bench/quality/run.py --stage adapt --device cuda    the model of S1 learns to see with a pattern
+    python3 bench/quality/run.py --stage speed --device cuda    the attention of one layer is timed, by length
     python3 bench/quality/run.py --stage s1 --small      all of its code in seconds: a random model, nothing downloaded
 
 Results are lines of JSON in results/STAGE.jsonl. A line that is there is not computed again: a run that was stopped
@@ -35,11 +36,11 @@ SECONDS_BETWEEN_LINES = 5  # of progress
 
 def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--stage", choices=("tune", "s1", "s2", "s3", "adapt"), required=True)
+    parser.add_argument("--stage", choices=("tune", "s1", "s2", "s3", "adapt", "speed"), required=True)
     parser.add_argument("--small", action="store_true", help="a tiny random model and texts that are here")
     parser.add_argument("--cache", type=pathlib.Path, default=corpus.default_cache(), help="packages and weights")
     parser.add_argument("--results", type=pathlib.Path, help="the folder of the lines (default: results beside this)")
-    parser.add_argument("--tokens", type=numbers, help="of a text, one or more numbers: 2048,4096 (default 2048)")
+    parser.add_argument("--tokens", type=numbers, help="of a text: 2048,4096 (default 2048; of speed, up to 32768)")
     parser.add_argument("--budget", type=numbers, help="keys of a query, one or more numbers (default 224)")
     parser.add_argument("--patterns", help="names separated by commas: see patterns.py; default: those of the stage")
     parser.add_argument("--kinds", help="kinds of document, separated by commas; default: all in manifest.json")
@@ -49,7 +50,9 @@ def read_options(arguments):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
     parser.add_argument("--steps", type=int, help="of a training")
     options = parser.parse_args(arguments)
-    options.tokens = options.tokens or [SMALL_TOKENS if options.small else 2048]
+    if not options.tokens:
+        lengths = [2048 << double for double in range(5)] if options.stage == "speed" else [2048]
+        options.tokens = [SMALL_TOKENS] if options.small else lengths
     options.budget = options.budget or [SMALL_BUDGET if options.small else 224]
     if options.results is None:
         if options.small:
@@ -133,6 +136,10 @@ def main(arguments=None):
 
             model, tokenizer = (small.numpy_model(), small.Bytes()) if options.small else load_model(options.cache)
             adaptation.run(options, model, tokenizer, Results(options.results / "adapt.jsonl"), progress)
+        elif options.stage == "speed":
+            import speed
+
+            speed.run(options, Results(options.results / "speed.jsonl"), progress)
         else:
             read(options, progress)
     except corpus.CorpusError as error:

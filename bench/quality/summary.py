@@ -59,8 +59,7 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_training(s3, tuned)
     if lines := read_lines(folder / "adapt.jsonl"):
         values |= of_adaptation(lines, tuned)
-    return values
-
+    return values | of_speed(read_lines(folder / "speed.jsonl"), tuned, budget)
 
 
 def fits(line, tokens, budget):
@@ -388,6 +387,37 @@ def of_adaptation(lines, tuned):
         if f"adapt.after.{name}.delta" in values:
             before, after = (values[f"adapt.{part}.{name}.delta"] for part in parts)
             values[f"adapt.{name}.left"] = 100 * after / before
+    return values
+
+
+# ---- speed ----
+
+
+def of_speed(lines, tuned, budget):
+    """Of each device, length and pattern the times of a layer as shares of those of dense attention, of the library's
+    or torch's the faster one; what a layer computes to choose keys is part of its forward pass."""
+    found = collections.defaultdict(dict)
+    for line in lines:
+        if line["budget"] == budget:
+            found[line["device"], line["tokens"]][name_of(line, tuned)] = line
+    values = {}
+    for (device, tokens), times in sorted(found.items()):
+        key = f"speed.{device}.{tokens}"
+        values |= {f"speed.{device}.machine": times["dense"]["machine"], f"{key}.batch": times["dense"]["batch"]}
+        values |= {f"speed.{device}.{number}": times["dense"][number] for number in ("threads", "dtype")}
+        values |= {f"speed.{number}": times["dense"][number] for number in ("heads_q", "heads_kv", "head_dim")}
+        for part in ("forward", "backward"):
+            dense = min(times[name][f"{part}_us"] for name in ("dense", "sdpa") if name in times)
+            values[f"{key}.{part}"] = dense / 1e3
+            for name, line in times.items():
+                values[f"{key}.{name}.{part}"] = line[f"{part}_us"] / dense
+                if part == "forward" and "choose_us" in line:
+                    values[f"{key}.{name}.choose"] = line["choose_us"] / dense
+        for name, line in times.items():
+            chosen = values.get(f"{key}.{name}.choose", 0)
+            values[f"{key}.{name}.layer"] = values[f"{key}.{name}.forward"] + chosen
+            if "plan_us" in line:
+                values[f"{key}.{name}.plan"] = line["plan_us"] / 1e3
     return values
 
 

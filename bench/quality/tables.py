@@ -8,7 +8,7 @@ from summary import APART, KINDS, LABELS, MAIN, OURS, RIVALS
 def tables(values):
     """{name: lines of Markdown}."""
     made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks)
-    made += (lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation)
+    made += (lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation, speed)
     return {table.__name__: table(values) for table in made}
 
 
@@ -267,3 +267,24 @@ def adaptation(values):
         row += [plain(values, f"adapt.{name}.left", ".0f"), signed(values, f"{after}.difference")]
         rows.append([*row, plain(values, f"{after}.p_holm", ".0e")])
     return rows_of([*head, "left, %", "more than `xref` after, nats", "p (Holm)"], rows)
+
+
+# ---- speed ----
+
+
+def speed(values):
+    """Shares of the time of dense attention, forward and backward; of block top-k, forward and the choice before it."""
+    names = [name for name in MAIN if any(key.endswith(f".{name}.backward") for key in values)]
+    rows = []
+    for device in ("cpu", "cuda"):
+        for tokens in found_numbers(values, f"speed.{device}", ".batch"):
+            key = f"speed.{device}.{tokens}"
+            row = [values[f"speed.{device}.machine"], f"{tokens:,}", str(values[f"{key}.batch"])]
+            row.append(" / ".join(plain(values, f"{key}.{part}", ".3g") for part in ("forward", "backward")))
+            for name in names:
+                chosen = plain(values, f"{key}.{name}.choose", "+.2f")
+                row.append(f"{plain(values, f'{key}.{name}.forward', '.2f')}{chosen} / ")
+                row[-1] += plain(values, f"{key}.{name}.backward", ".2f")
+            rows.append([*row, plain(values, f"{key}.{OURS}.plan", ".1f")])
+    head = ["machine", "tokens", "texts", "dense: ms", *(f"`{name}`" for name in names), "plans of `xref`, ms"]
+    return rows_of(head, rows)

@@ -192,6 +192,26 @@ def test_adaptation_of_known_lines(folder):
     assert rows[2][4:8] == spreads and values["adapt.xref.left"] == 25
 
 
+def test_speed_of_known_lines(folder):
+    """Torch's dense attention is the faster one at 4096 tokens, the library's at 2048."""
+    facts = {"device": "cpu", "machine": "some CPU", "threads": 2, "dtype": "float32", "batch": 1, "budget": 224}
+    facts |= {"heads_q": 9, "heads_kv": 3, "head_dim": 64}
+    for tokens, sdpa in ((2048, 200), (4096, 50)):
+        times = {"dense": (100, 200), "sdpa": (sdpa, 400), "xref": (25, 50), NAMES[2]: (75, 100)}
+        for name, (forward, backward) in times.items():
+            line = {"id": f"{name}{tokens}", "pattern": name, "tokens": tokens, "plan_us": 3000.0}
+            line |= {"choose_us": 30} if name == NAMES[2] else {}
+            add_lines(folder, "speed", [facts | line | {"forward_us": forward, "backward_us": backward}])
+    values = summary.summarise(folder)
+    assert values["speed.cpu.2048.xref.forward"] == 0.25 and values["speed.cpu.4096.xref.forward"] == 0.5
+    assert values["speed.cpu.4096.xref.backward"] == 0.25 and values["speed.cpu.4096.dense.forward"] == 2
+    assert values["speed.cpu.2048.block_topk.layer"] == pytest.approx(1.05)
+    assert tables.tables(values)["speed"][2:] == [
+        "| some CPU | 2,048 | 1 | 0.1 / 0.2 | 0.25 / 0.25 | 0.75+0.30 / 0.50 | 3.0 |",
+        "| some CPU | 4,096 | 1 | 0.05 / 0.2 | 0.50 / 0.25 | 1.50+0.60 / 0.50 | 3.0 |",
+    ]
+
+
 def test_means_are_of_the_same_documents(folder):
     """A run that was stopped has read a document with some patterns: it does not count yet."""
     lines = (folder / "s1.jsonl").read_text().splitlines()
@@ -227,7 +247,6 @@ def test_longer_spans_have_documents_of_their_own(folder):
     ]
 
 
-
 def test_report_is_written_from_names(folder):
     values = summary.summarise(folder)
     text = "costs <!--s1.xref.percent .1f-->9<!--/--> %, best <!--tune.best s-->?<!--/-->\n"
@@ -245,6 +264,10 @@ def test_report_is_written_from_names(folder):
 
 def test_figures_are_the_same_twice(folder, tmp_path):
     values = summary.summarise(folder)
+    values["speed.cpu.machine"] = "some CPU"
+    for tokens, share in ((2048, 0.5), (4096, 0.3)):
+        key = f"speed.cpu.{tokens}"
+        values |= {f"{key}.batch": 1, f"{key}.xref.layer": share, f"{key}.xref.backward": share / 2}
     paths = figures.draw_all(values, tmp_path / "one")
     assert [path.stem for path in paths] == [
         "losses",
@@ -254,6 +277,7 @@ def test_figures_are_the_same_twice(folder, tmp_path):
         "identifiers",
         "answers",
         "training",
+        "speed",
     ]
     again = figures.draw_all(values, tmp_path / "two")
     for one, other in zip(paths, again):
