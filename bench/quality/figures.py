@@ -220,5 +220,7 @@ def speed(values):
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_title(f"{values[f'speed.{device}.machine']}, {'forward' if part == 'layer' else part}", fontsize=8)
         row[0].set_ylabel("share of dense attention's time")
+    for axes in panels[-1]:
+        axes.set_xlabel("tokens")
     legend(figure, panels[0, 0])
     return figure

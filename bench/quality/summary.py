@@ -31,6 +31,9 @@ BETTER = "xref_long_spans"
 APART = {
     "confirm": ("confirm", BETTER, (OURS, "block_topk")),
     "blocks": ("ablations", OURS, ("xref_blocks_16", "xref_blocks_64")),
+    "order": ("ablations", OURS, ("xref_identifiers_first",)),
+    "oracle": ("ablations", "oracle", ("block_topk", OURS)),
+    "code": ("ablations", OURS, ("call_graph", "sink_window", "block_topk")),
 }
 LABELS = ("far", "near", "new")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")

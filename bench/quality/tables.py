@@ -7,7 +7,7 @@ from summary import APART, KINDS, LABELS, MAIN, OURS, RIVALS
 
 def tables(values):
     """{name: lines of Markdown}."""
-    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks)
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks, order, oracle, code)
     made += (lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation, speed)
     return {table.__name__: table(values) for table in made}
 
@@ -132,6 +132,21 @@ def confirm(values):
 def blocks(values):
     """xref in whole blocks of keys."""
     return apart(values, "blocks")
+
+
+def order(values):
+    """xref whose links are appended in another order."""
+    return apart(values, "order")
+
+
+def oracle(values):
+    """The keys of the largest weights."""
+    return apart(values, "oracle")
+
+
+def code(values):
+    """What the calls of code link, on code alone."""
+    return apart(values, "code")
 
 
 def apart(values, prefix):

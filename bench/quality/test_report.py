@@ -237,7 +237,7 @@ def test_longer_spans_have_documents_of_their_own(folder):
     assert len(tables.tables(values)["confirm"]) == 4
     (folder / "ablations").mkdir()
     for number in range(4):
-        read = {"xref": 0.1, "xref_blocks_16": 0.3, "xref_blocks_64": 0.6}
+        read = {"xref": 0.1, "xref_blocks_16": 0.3, "xref_blocks_64": 0.6} | ({"oracle": 0.02} if number else {})
         add_lines(folder / "ablations", "s1", document_lines(number, **read))
     values = summary.summarise(folder)
     assert values["blocks.documents"] == 4 and values["blocks.against.xref_blocks_64.difference"] == pytest.approx(0.5)
@@ -245,6 +245,7 @@ def test_longer_spans_have_documents_of_their_own(folder):
         "| `xref_blocks_16`",
         "| `xref_blocks_64`",
     ]
+    assert values["oracle.documents"] == 3 and values["oracle.against.xref.difference"] == pytest.approx(0.08)
 
 
 def test_report_is_written_from_names(folder):
