@@ -295,7 +295,8 @@ def speed(values):
         for tokens in found_numbers(values, f"speed.{device}", ".batch"):
             key = f"speed.{device}.{tokens}"
             row = [values[f"speed.{device}.machine"], f"{tokens:,}", str(values[f"{key}.batch"])]
-            row.append(" / ".join(plain(values, f"{key}.{part}", ".3g") for part in ("forward", "backward")))
+            dense = (values[f"{key}.{part}"] for part in ("forward", "backward"))
+            row.append(" / ".join(f"{ms:.2f}" if ms < 10 else f"{ms:,.0f}" for ms in dense))
             for name in names:
                 chosen = plain(values, f"{key}.{name}.choose", "+.2f")
                 row.append(f"{plain(values, f'{key}.{name}.forward', '.2f')}{chosen} / ")

@@ -207,8 +207,8 @@ def test_speed_of_known_lines(folder):
     assert values["speed.cpu.4096.xref.backward"] == 0.25 and values["speed.cpu.4096.dense.forward"] == 2
     assert values["speed.cpu.2048.block_topk.layer"] == pytest.approx(1.05)
     assert tables.tables(values)["speed"][2:] == [
-        "| some CPU | 2,048 | 1 | 0.1 / 0.2 | 0.25 / 0.25 | 0.75+0.30 / 0.50 | 3.0 |",
-        "| some CPU | 4,096 | 1 | 0.05 / 0.2 | 0.50 / 0.25 | 1.50+0.60 / 0.50 | 3.0 |",
+        "| some CPU | 2,048 | 1 | 0.10 / 0.20 | 0.25 / 0.25 | 0.75+0.30 / 0.50 | 3.0 |",
+        "| some CPU | 4,096 | 1 | 0.05 / 0.20 | 0.50 / 0.25 | 1.50+0.60 / 0.50 | 3.0 |",
     ]
 
 
