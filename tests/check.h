@@ -4,8 +4,9 @@
 // nothing. `program NAME...` runs only those tests; the seconds of long ones are printed.
 #pragma once
 
-#include <sstream>
+#include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace check {
 
@@ -32,13 +33,31 @@ inline void report(bool ok, const char* file, int line, const std::string& what)
     if (!ok) failed(file, line, what);
 }
 
+// What a failing check says of a value.
+std::string show(int64_t value);
+std::string show(uint64_t value);
+std::string show(double value);
+std::string show(const void* value);
+inline std::string show(const std::string& value) { return value; }
+inline std::string show(const char* value) { return value; }
+template <class T>
+std::string show(const T& value) {
+    if constexpr (std::is_pointer_v<T>)
+        return show(static_cast<const void*>(value));
+    else if constexpr (std::is_floating_point_v<T>)
+        return show(double(value));
+    else if constexpr (std::is_unsigned_v<T>)
+        return show(uint64_t(value));
+    else
+        return show(int64_t(value));
+}
+
+void differ(const char* file, int line, const char* what, const std::string& a, const std::string& b);
+
 template <class A, class B>
 void equal(const A& a, const B& b, const char* file, int line, const char* what) {
     ++checks;
-    if (a == b) return;
-    std::ostringstream out;
-    out << what << ": " << a << " != " << b;
-    failed(file, line, out.str());
+    if (!(a == b)) differ(file, line, what, show(a), show(b));
 }
 
 }  // namespace check

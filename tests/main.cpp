@@ -63,6 +63,20 @@ void failed(const char* file, int line, const std::string& what) {
     std::printf("%s:%d: %s%s%s\n", file, line, what.c_str(), context.empty() ? "" : "  in ", context.c_str());
 }
 
+std::string show(int64_t value) { return std::to_string(value); }
+std::string show(uint64_t value) { return std::to_string(value); }
+std::string show(const void* value) { return show(uint64_t(reinterpret_cast<uintptr_t>(value))); }
+
+std::string show(double value) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.17g", value);
+    return digits;
+}
+
+void differ(const char* file, int line, const char* what, const std::string& a, const std::string& b) {
+    failed(file, line, std::string(what) + ": " + a + " != " + b);
+}
+
 void skip(const std::string& why) { skips.push_back(why); }
 
 size_t every() {
