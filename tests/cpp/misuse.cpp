@@ -69,16 +69,17 @@ template <class Args, class V, class Run>
 void demand_operand(const char* name, V Args::* field, bool is_optional, Args args, Run run) {
     const V good = args.*field;
     const spattn_tensor legal = good.c();
-    const auto wrong = [&](const char* status, auto spoil) {
+    using Axes = std::vector<int64_t>;
+    using Spoil = std::function<void(spattn_tensor&, Axes& shape, Axes& strides)>;
+    const auto wrong = [&](const char* status, const Spoil& spoil) {
         spattn_tensor tensor = legal;
-        std::vector<int64_t> shape(legal.shape, legal.shape + legal.ndim), strides(shape.size(), 1);
+        Axes shape(legal.shape, legal.shape + legal.ndim), strides(shape.size(), 1);
         for (size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
         tensor.shape = shape.data(), tensor.strides = strides.data();
         spoil(tensor, shape, strides);
         args.*field = V(tensor);
         demand(status, name, [&] { run(args); });
     };
-    using Axes = std::vector<int64_t>;
     if (!is_optional) {
         args.*field = V();
         demand("SPATTN_E_NULL", name, [&] { run(args); });

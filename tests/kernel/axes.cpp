@@ -116,7 +116,7 @@ TEST(threads_do_not_change_bits_on_any_axis) {
                               three = run_rows(c, rows, in, 3, layouts);
                 check_results(c, rows, one, want);
                 for (const auto member : {&Results::out, &Results::lse, &Results::dq, &Results::dk, &Results::dv})
-                    CHECK(Attention<float>::same_bits(one.*member, three.*member));
+                    CHECK(same_bits(one.*member, three.*member));
             }
         }
 }

@@ -62,7 +62,7 @@ TEST(a_sink_of_minus_infinity_is_none) {
         c.has_sinks = false;
         const Results want = run_rows(c, rows, plain, 2);
         c.has_sinks = true;
-        const auto same = Attention<float>::same_bits;
+        const auto same = same_bits;
         CHECK(same(got.out, want.out) && same(got.lse, want.lse));
         CHECK(same(got.dq, want.dq) && same(got.dk, want.dk) && same(got.dv, want.dv));
         CHECK(same(got.dsinks, {0, 0}));

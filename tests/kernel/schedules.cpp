@@ -7,7 +7,7 @@ using namespace attention;
 constexpr unsigned seed = 77;
 
 static bool same(const Results& a, const Results& b) {
-    const auto bits = [](const Values& x, const Values& y) { return Attention<float>::same_bits(x, y); };
+    const auto bits = [](const Values& x, const Values& y) { return same_bits(x, y); };
     return bits(a.out, b.out) && bits(a.lse, b.lse) && bits(a.max_logits, b.max_logits) && bits(a.dq, b.dq) &&
            bits(a.dk, b.dk) && bits(a.dv, b.dv) && bits(a.dsinks, b.dsinks);
 }

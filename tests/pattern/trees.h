@@ -11,7 +11,6 @@
 namespace trees {
 
 using namespace spattn;
-using namespace meaning;
 using drawn::random_blocks;
 
 // Whether a query at position p sees key k on this plane.
@@ -22,13 +21,7 @@ struct Tree {
     Meaning sees;
 };
 
-inline Tree tree_of(drawn::Model model) {
-    const auto sees = [of = std::move(model.sees)](const Plane& s, int64_t p, int64_t k) {
-        const Extent& e = s.extent;
-        return of({{e.batch, e.heads, e.seq_q, e.seq_k, e.q_offset}, s.batch, s.head}, p, k);
-    };
-    return {PatternRef::adopt(model.pattern.release()), sees};
-}
+Tree tree_of(drawn::Model model);
 
 // Three heads and two batch entries, and up to 40 tokens.
 class Source {
@@ -38,36 +31,23 @@ public:
     int64_t number(int64_t low, int64_t high) { return random_.number(low, high); }
 
     // These stand on any plane.
-    Tree leaf() { return tree_of(any().leaf()); }
-    Tree tree(int depth) { return tree_of(any().build(depth)); }
+    Tree leaf();
+    Tree tree(int depth);
 
     // These have lists of rows, and stand on this extent.
-    Tree lists(const Extent& e) { return tree_of(on(e).lists()); }
-    Tree per_document(const Extent& e, int depth) { return tree_of(on(e).per_document(depth)); }
-    Tree mixed(const Extent& e, int depth) { return tree_of(on(e).build(depth)); }
+    Tree lists(const Extent& e);
+    Tree per_document(const Extent& e, int depth);
+    Tree mixed(const Extent& e, int depth);
 
-    Plane plane() {
-        Plane plane;
-        plane.extent = {2, 3, number(1, 40), number(1, 40), 0};
-        const int64_t aligned = plane.extent.seq_k - plane.extent.seq_q;
-        plane.extent.q_offset = number(0, 2) ? aligned : number(-30, 30);
-        plane.batch = number(0, 1);
-        plane.head = number(0, 2);
-        return plane;
-    }
+    Plane plane();
 
 private:
-    drawn::Builder any() { return {random_, {2, 3, 0, 0, 0}, 1, false}; }
-    drawn::Builder on(const Extent& e) { return {random_, {e.batch, e.heads, e.seq_q, e.seq_k, e.q_offset}}; }
+    drawn::Builder any();
+    drawn::Builder on(const Extent& e);
 
     drawn::Random random_;
 };
 
-inline std::string describe(const Tree& tree, const Plane& plane, uint32_t seed) {
-    const Extent& e = plane.extent;
-    return "seed " + std::to_string(seed) + ": " + tree.pattern->print() + " on " + std::to_string(e.seq_q) + " x " +
-           std::to_string(e.seq_k) + " offset " + std::to_string(e.q_offset) + " batch " + std::to_string(plane.batch) +
-           " head " + std::to_string(plane.head);
-}
+std::string describe(const Tree& tree, const Plane& plane, uint32_t seed);
 
 }  // namespace trees
