@@ -10,15 +10,19 @@ namespace {
 // nothing. Calls that are shorter never ask.
 constexpr std::chrono::milliseconds between_questions(20);
 
-// One in so many calls of check_cancelled() reads the clock: a row of a plan may take less time than that does.
-constexpr unsigned calls_between_looks = 32;
+// One in so many calls of check_cancelled() reads the clock: a row of a plan may take less time than that does. Where
+// that many rows took long, each call does.
+constexpr unsigned most_calls_between_looks = 32;
+constexpr std::chrono::milliseconds long_rows(1);
 
 thread_local CancelHook* of_thread = nullptr;
-thread_local unsigned calls = 0;
+thread_local unsigned calls_until_look = 0;
 }  // namespace
 
 bool CancelHook::says_end() {
     const Clock::time_point now = Clock::now();
+    looks_often_ = now - looked_ > long_rows;
+    looked_ = now;
     if (now - asked_ < between_questions) return false;
     asked_ = now;
     return ask_(user_) != 0;
@@ -37,8 +41,10 @@ CancelScope::CancelScope(spattn_cancel_fn ask, void* user, const char* argument)
 CancelScope::~CancelScope() { of_thread = before_; }
 
 void check_cancelled() {
-    if (!of_thread || ++calls % calls_between_looks != 0) return;
-    if (of_thread->says_end()) of_thread->fail();
+    if (!of_thread || calls_until_look-- > 0) return;
+    const bool is_end = of_thread->says_end();
+    calls_until_look = of_thread->looks_often() ? 0 : most_calls_between_looks - 1;
+    if (is_end) of_thread->fail();
 }
 
 bool CancellableParallel::is_cancelled() {

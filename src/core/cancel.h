@@ -18,6 +18,7 @@ public:
     CancelHook(spattn_cancel_fn ask, void* user, const char* argument) : ask_(ask), user_(user), argument_(argument) {}
     explicit operator bool() const { return ask_ != nullptr; }
     bool says_end();
+    bool looks_often() const { return looks_often_; }  // whether its last two looks at the clock lie far apart
     [[noreturn]] void fail() const;
 
 private:
@@ -26,7 +27,8 @@ private:
     const spattn_cancel_fn ask_;
     void* const user_;
     const char* const argument_;
-    Clock::time_point asked_ = Clock::now();
+    Clock::time_point asked_ = Clock::now(), looked_ = asked_;
+    bool looks_often_ = false;
 };
 
 // For work without tasks, as that on a plan or on a question about a pattern: while this object lives, its thread's

@@ -13,16 +13,21 @@
 namespace spattn {
 namespace {
 
-// Kept keys of each row of each mask, [num_masks * block_q].
-std::vector<int32_t> count_mask_rows(const Layout& layout) {
-    std::vector<int32_t> kept(size_t(layout.num_masks) * layout.block_q);
+// Kept keys of each row of each mask, [num_masks * block_q]: up to a block's 1,024 keys. Of many masks this is a
+// gigabyte, whose pages are met one by one in a loop that can be cancelled.
+std::vector<uint16_t> count_mask_rows(const Layout& layout) {
+    std::vector<uint16_t> kept;
+    kept.reserve(size_t(layout.num_masks) * layout.block_q);
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
         check_cancelled();
-        for (int32_t row = 0; row < layout.block_q; ++row)
+        const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
+        for (int32_t row = 0; row < layout.block_q; ++row) {
+            int32_t keys = 0;
             for (int32_t key = 0; key < layout.block_k; key += 64)
-                kept[size_t(mask) * layout.block_q + row] +=
-                    std::popcount(get_bits(&layout.masks[size_t(mask) * layout.mask_words],
-                                           int64_t(row) * layout.block_k + key, std::min(64, layout.block_k - key)));
+                keys += std::popcount(
+                    get_bits(bits, int64_t(row) * layout.block_k + key, std::min(64, layout.block_k - key)));
+            kept.push_back(uint16_t(keys));
+        }
     }
     return kept;
 }
@@ -83,6 +88,7 @@ private:
 
     // Counts the list's blocks, and how often it has which mask: key_ becomes mask, times, mask, times, ...
     void tally(Slice slice, RowCounts& counts) {
+        check_cancelled();
         key_.clear();
         for (int32_t i = slice.begin; i < slice.end; ++i) {
             const Run& run = layout_.by_query.runs[i];
@@ -115,13 +121,13 @@ private:
     void sum_masks() {
         std::fill(kept_.begin(), kept_.end(), 0);
         for (size_t i = 0; i < key_.size(); i += 2) {
-            const int32_t* of_mask = &mask_rows_[size_t(key_[i]) * layout_.block_q];
+            const uint16_t* of_mask = &mask_rows_[size_t(key_[i]) * layout_.block_q];
             for (int32_t row = 0; row < layout_.block_q; ++row) kept_[row] += of_mask[row] * key_[i + 1];
         }
     }
 
     const Layout& layout_;
-    std::vector<int32_t> mask_rows_;
+    std::vector<uint16_t> mask_rows_;
     std::vector<int64_t> kept_;       // [block_q]
     std::vector<int64_t> times_;      // [num_masks] all 0 between lists
     Key key_;

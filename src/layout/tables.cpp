@@ -11,6 +11,19 @@ namespace spattn {
 
 namespace {
 
+// Brings a table into more memory, piece by piece, so that the call can be cancelled: gigabytes take a second.
+template <class T>
+void move_to(size_t capacity, std::vector<T>& table) {
+    constexpr size_t piece = 1 << 16;
+    std::vector<T> larger;
+    larger.reserve(capacity);
+    for (size_t at = 0; at < table.size(); at = larger.size()) {
+        check_cancelled();
+        larger.insert(larger.end(), table.begin() + at, table.begin() + std::min(at + piece, table.size()));
+    }
+    table.swap(larger);
+}
+
 // A table that outgrows `small` jumps in size, up to `large`: memory that is only reserved costs nothing, memory that
 // moves is paid page by page.
 template <class T>
@@ -18,7 +31,8 @@ void reserve_ahead(std::vector<T>& table, size_t more, size_t large) {
     constexpr size_t least = 64, small = 1024, jump = 16;
     const size_t known = table.capacity();
     if (table.size() + more <= known) return;
-    table.reserve(std::max({table.size() + more, least, 2 * known, known < small ? 0 : std::min(jump * known, large)}));
+    const size_t ahead = known < small ? 0 : std::min(jump * known, large);
+    move_to(std::max({table.size() + more, least, 2 * known, ahead}), table);
 }
 
 // The multiplications of one run do not wait for those of the run before.
