@@ -218,12 +218,13 @@ spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, 
 
 spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, size_t capacity, size_t* needed) {
     return guard(__func__, [&] {
-        const std::string bytes = save_pattern(required(pattern, "pattern"));
-        if (needed) *needed = bytes.size();
+        required(pattern, "pattern");
         if (capacity == 0) {
-            required(needed, "needed");
+            required(needed, "needed") = saved_size(*pattern);
             return;
         }
+        const std::string bytes = save_pattern(*pattern);
+        if (needed) *needed = bytes.size();
         require(buffer != nullptr, SPATTN_E_NULL, "buffer", "is NULL");
         if (capacity < bytes.size()) {
             fail(SPATTN_E_RANGE, "capacity", text("is ", capacity, "; accepted: 0 to ask, or at least ", bytes.size()));

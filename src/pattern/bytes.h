@@ -17,6 +17,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "pattern/pattern.h"
 
@@ -37,18 +38,20 @@ enum class Node : uint8_t {
     xref = 12
 };
 
+constexpr std::string_view magic = "SPATTNP1";
+constexpr size_t head_size = magic.size() + 8;
+
 class ByteWriter {
 public:
     void node(Node node) { bytes_ += char(node); }
-    void number(int64_t number) { integer(uint64_t(number), 8); }
+    void number(int64_t number);
     void string(const std::string& text);
     void array(const IndexArray& array);
     const std::string& bytes() const { return bytes_; }
 
 private:
-    void integer(uint64_t number, int width) {
-        for (int i = 0; i < width; ++i) bytes_ += char(number >> (8 * i) & 0xff);
-    }
+    template <size_t width>
+    void integers(const IndexArray& array);
     std::string bytes_;
 };
 

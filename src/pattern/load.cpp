@@ -10,8 +10,6 @@
 namespace spattn {
 namespace {
 
-constexpr char magic[] = "SPATTNP1";
-constexpr size_t magic_size = 8, head_size = 16;
 constexpr int most_depth = 200;
 
 class Reader {
@@ -19,13 +17,14 @@ public:
     Reader(const void* bytes, size_t size) : bytes_(static_cast<const unsigned char*>(bytes)), size_(size) {}
 
     PatternRef whole() {
-        if (size_ < head_size || std::memcmp(bytes_, magic, magic_size) != 0) {
+        if (size_ < head_size || std::memcmp(bytes_, magic.data(), magic.size()) != 0) {
             refuse(0, "no saved pattern; expected SPATTNP1 and what spattn_pattern_save wrote");
         }
-        at_ = magic_size;
+        at_ = magic.size();
         const auto hash = uint64_t(number());
-        const std::string body(reinterpret_cast<const char*>(bytes_) + head_size, size_ - head_size);
-        if (hash_identity(body) != hash) refuse(magic_size, "a hash of other bytes; expected bytes as they were saved");
+        const std::string_view body(reinterpret_cast<const char*>(bytes_) + head_size, size_ - head_size);
+        if (hash_identity(body) != hash)
+            refuse(magic.size(), "a hash of other bytes; expected bytes as they were saved");
         PatternRef result = node(0);
         if (at_ != size_) refuse(at_, "more bytes; expected the end");
         return result;
@@ -128,13 +127,13 @@ private:
 
     PatternRef csr(size_t start) {
         const int64_t seq_k = number();
-        IndexArray row_ptr = numbers(), col_idx = numbers();
+        IndexArray row_ptr = indices(), col_idx = indices();
         return made(start, [&] { return make_csr(std::move(row_ptr), std::move(col_idx), seq_k, false); });
     }
 
     PatternRef bsr(size_t start) {
         const int64_t block_q = number(), block_k = number(), seq_q = number(), seq_k = number();
-        IndexArray row_ptr = numbers(), col_idx = numbers();
+        IndexArray row_ptr = indices(), col_idx = indices();
         return made(start, [&] {
             return make_bsr(std::move(row_ptr), std::move(col_idx), block_q, block_k, seq_q, seq_k, false);
         });
@@ -177,7 +176,8 @@ private:
         if (bytes > size_ - at_) refuse(at_, "the end; expected more bytes");
     }
 
-    uint64_t integer(int width) {
+    template <int width>
+    uint64_t integer() {
         uint64_t value = 0;
         for (int i = 0; i < width; ++i) value |= uint64_t(bytes_[at_++]) << (8 * i);
         return value;
@@ -185,10 +185,16 @@ private:
 
     int64_t number() {
         need(8);
-        return int64_t(integer(8));
+        return int64_t(integer<8>());
     }
 
-    std::vector<int64_t> numbers() {
+    // The numbers of an array, which follow.
+    struct Array {
+        int width;
+        int64_t count;
+    };
+
+    Array array() {
         need(1);
         const size_t at = at_;
         const int width = bytes_[at_++];
@@ -197,9 +203,23 @@ private:
         if (count < 0 || uint64_t(count) > (size_ - at_) / uint64_t(width)) {
             refuse(at, text(count, " integers; expected at most those left"));
         }
-        std::vector<int64_t> out(static_cast<size_t>(count));
-        for (int64_t& value : out) value = width == 4 ? int64_t(int32_t(integer(4))) : int64_t(integer(8));
+        return {width, count};
+    }
+
+    template <class Number>
+    std::vector<Number> read(const Array& array) {
+        std::vector<Number> out(static_cast<size_t>(array.count));
+        for (Number& value : out) value = array.width == 4 ? Number(int32_t(integer<4>())) : Number(integer<8>());
         return out;
+    }
+
+    std::vector<int64_t> numbers() { return read<int64_t>(array()); }
+
+    // As narrow as they were saved: they may be a hundred million.
+    IndexArray indices() {
+        const Array indices = array();
+        if (indices.width == 4) return read<int32_t>(indices);
+        return read<int64_t>(indices);
     }
 
     std::vector<int32_t> map() {

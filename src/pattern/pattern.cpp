@@ -30,7 +30,7 @@ std::vector<spattn::PatternRef> spattn_pattern::pieces() const { return {spattn:
 namespace spattn {
 
 // FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv) mixes the last bytes badly, so splitmix64's finalizer follows.
-uint64_t hash_identity(const std::string& identity) {
+uint64_t hash_identity(std::string_view identity) {
     uint64_t hash = 0xcbf29ce484222325;
     for (unsigned char byte : identity) hash = (hash ^ byte) * 0x100000001b3;
     hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;

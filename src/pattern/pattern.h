@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/math.h"
@@ -192,7 +193,8 @@ PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::v
 
 PatternRef parse_pattern(const std::string& text);
 std::string save_pattern(const Pattern& pattern);
+size_t saved_size(const Pattern& pattern);  // in bytes, without the time that their hash takes
 PatternRef load_pattern(const void* bytes, size_t size);  // SPATTN_E_FORMAT where they are not what save_pattern made
-uint64_t hash_identity(const std::string& identity);      // the same in every process and release
+uint64_t hash_identity(std::string_view identity);        // the same in every process and release
 
 }  // namespace spattn
