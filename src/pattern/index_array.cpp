@@ -14,7 +14,10 @@ std::string Digest::hex() const {
 
 std::string list(const IndexArray& numbers) {
     std::string out;
-    for (int64_t i = 0; i < numbers.size(); ++i) out += (i ? "," : "") + std::to_string(numbers[i]);
+    for (int64_t i = 0; i < numbers.size(); ++i) {
+        if (i > 0) out += ',';
+        out += std::to_string(numbers[i]);
+    }
     return out;
 }
 

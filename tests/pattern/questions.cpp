@@ -12,7 +12,11 @@ namespace {
 
 spattn_extent extent_of(const Plane& plane) {
     const Extent& e = plane.extent;
-    return {sizeof(spattn_extent), SPATTN_EXTENT_Q_OFFSET, e.batch, e.heads, e.seq_q, e.seq_k, e.q_offset, 0, 0};
+    spattn_extent extent{};
+    extent.struct_size = sizeof extent, extent.flags = SPATTN_EXTENT_Q_OFFSET;
+    extent.batch = e.batch, extent.heads = e.heads;
+    extent.seq_q = e.seq_q, extent.seq_k = e.seq_k, extent.q_offset = e.q_offset;
+    return extent;
 }
 
 template <size_t N>
@@ -100,7 +104,7 @@ TEST(csr_and_keeps_agree_with_the_mask) {
 
 TEST(answers_that_do_not_fit) {
     const PatternRef causal = make_causal();
-    const spattn_extent extent{sizeof(spattn_extent), 0, 0, 0, 4, 4, 0, 0, 0};
+    const spattn_extent extent = extent_of({{1, 1, 4, 4, 0}});
     int32_t columns[10] = {-7, -7, -7, -7, -7, -7, -7, -7, -7, -7};
     int64_t nnz = 0;
     const std::array<int64_t, 1> nine{9}, ten{10};
