@@ -60,7 +60,7 @@ std::unique_ptr<const MaskRows> borrow(const MaskTensor& t) {
         fail(SPATTN_E_LAYOUT, "mask",
              text("has stride ", t.strides[3], " along the keys; accepted with SPATTN_BORROW: 1"));
     }
-    return std::make_unique<ByteRows>(t.bytes, t.sizes.heads, t.strides[0], t.strides[1], t.strides[2]);
+    return std::make_unique<ByteRows>(t.bytes, t.sizes, t.strides[0], t.strides[1], t.strides[2]);
 }
 
 std::unique_ptr<const MaskRows> pack(const MaskTensor& t) {
@@ -68,8 +68,10 @@ std::unique_ptr<const MaskRows> pack(const MaskTensor& t) {
     for (int64_t plane = 0; plane < t.sizes.planes(); ++plane) {
         const uint8_t* from = t.bytes + plane / t.sizes.heads * t.strides[0] + plane % t.sizes.heads * t.strides[1];
         for (int64_t row = 0; row < t.sizes.seq_q; ++row) {
-            for (int64_t key = 0; key < t.sizes.seq_k; ++key) {
-                if (from[row * t.strides[2] + key * t.strides[3]]) rows->set(plane, row, key);
+            const uint8_t* keys = from + row * t.strides[2];
+            for (int64_t key = 0; key < t.sizes.seq_k; key += 64) {
+                const int64_t count = std::min<int64_t>(64, t.sizes.seq_k - key);
+                rows->set_word(plane, row, key / 64, pack_bits(keys + key * t.strides[3], t.strides[3], count));
             }
         }
     }

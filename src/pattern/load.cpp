@@ -162,12 +162,10 @@ private:
 
     void read_word(BitRows& bits, const MaskSizes& sizes, int64_t row, int64_t word) {
         const size_t at = at_;
-        auto rest = uint64_t(number());
-        for (; rest; rest &= rest - 1) {
-            const int64_t key = word * 64 + __builtin_ctzll(rest);
-            if (key >= sizes.seq_k) refuse(at, "a key beyond the row; expected zeros");
-            bits.set(row / sizes.seq_q, row % sizes.seq_q, key);
-        }
+        const auto keys = uint64_t(number());
+        const int64_t left = sizes.seq_k - word * 64;
+        if (left < 64 && keys >> left) refuse(at, "a key beyond the row; expected zeros");
+        bits.set_word(row / sizes.seq_q, row % sizes.seq_q, word, keys);
     }
 
     // ---- numbers ----

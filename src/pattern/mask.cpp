@@ -15,14 +15,24 @@ namespace {
 
 // The content of a plane, whatever stores it.
 std::string digest(const MaskRows& rows, const MaskSizes& sizes, int64_t plane) {
+    constexpr int64_t none = -1;
     Digest digest;
+    const auto add = [&](int64_t row, int64_t begin, int64_t end) {
+        digest.add(uint64_t(row));
+        digest.add(uint64_t(begin) << 32 | uint64_t(end));
+    };
     for (int64_t row = 0; row < sizes.seq_q; ++row) {
-        for (int64_t key = rows.find(plane, row, {0, sizes.seq_k}, true); key < sizes.seq_k;) {
-            const int64_t end = rows.find(plane, row, {key, sizes.seq_k}, false);
-            digest.add(uint64_t(row));
-            digest.add(uint64_t(key) << 32 | uint64_t(end));
-            key = rows.find(plane, row, {end, sizes.seq_k}, true);
+        int64_t begin = none;  // of the interval that is not over yet
+        for (int64_t at = 0; at < ceil_div(sizes.seq_k, 64); ++at) {
+            const uint64_t word = rows.word(plane, row, at);
+            // A bit for each key where intervals begin or end.
+            for (uint64_t edges = word ^ (word << 1 | uint64_t(begin != none)); edges; edges &= edges - 1) {
+                const int64_t key = 64 * at + std::countr_zero(edges);
+                if (begin != none) add(row, begin, key);
+                begin = begin == none ? key : none;
+            }
         }
+        if (begin != none) add(row, begin, sizes.seq_k);
     }
     return digest.hex();
 }
@@ -93,14 +103,9 @@ public:
     void save(ByteWriter& out) const override {
         out.node(Node::mask);
         for (int64_t size : {sizes_.batch, sizes_.heads, sizes_.seq_q, sizes_.seq_k}) out.number(size);
-        std::vector<uint64_t> words(size_t((sizes_.seq_k + 63) / 64));
         for (int64_t row = 0; row < sizes_.planes() * sizes_.seq_q; ++row) {
-            std::fill(words.begin(), words.end(), 0);
-            for (int64_t key = 0; key < sizes_.seq_k; ++key) {
-                key = rows_->find(row / sizes_.seq_q, row % sizes_.seq_q, {key, sizes_.seq_k}, true);
-                if (key < sizes_.seq_k) words[size_t(key / 64)] |= uint64_t(1) << (key % 64);
-            }
-            for (uint64_t word : words) out.number(int64_t(word));
+            for (int64_t at = 0; at < ceil_div(sizes_.seq_k, 64); ++at)
+                out.number(int64_t(rows_->word(row / sizes_.seq_q, row % sizes_.seq_q, at)));
         }
     }
 
@@ -146,7 +151,7 @@ int64_t BitRows::find(int64_t plane, int64_t row, Interval range, bool value) co
 }
 
 int64_t ByteRows::find(int64_t plane, int64_t row, Interval range, bool value) const {
-    const uint8_t* bytes = bytes_ + plane / heads_ * stride_batch_ + plane % heads_ * stride_head_ + row * stride_row_;
+    const uint8_t* bytes = this->row(plane, row);
     int64_t key = range.begin;
     while (key < range.end && (bytes[key] != 0) != value) ++key;
     return key;

@@ -23,14 +23,29 @@ public:
     virtual ~MaskRows() = default;
     // The first key of the range that has this value, or its end. plane = batch * heads + head.
     virtual int64_t find(int64_t plane, int64_t row, Interval range, bool value) const = 0;
+    // Keys [64 * at, 64 * at + 64) of a row, the first in the lowest bit; 0 beyond the last key.
+    virtual uint64_t word(int64_t plane, int64_t row, int64_t at) const = 0;
     virtual bool borrows() const = 0;
 };
+
+// Up to 64 bytes as bits: 1 where they are not 0.
+inline uint64_t pack_bits(const uint8_t* bytes, int64_t stride, int64_t count) {
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < count; ++i) bits |= uint64_t(bytes[i * stride] != 0) << i;
+    return bits;
+}
 
 class BitRows : public MaskRows {
 public:
     explicit BitRows(const MaskSizes& sizes);  // all 0
     int64_t find(int64_t plane, int64_t row, Interval range, bool value) const override;
+    uint64_t word(int64_t plane, int64_t row, int64_t at) const override {
+        return bits_[size_t((plane * seq_q_ + row) * words_ + at)];
+    }
     bool borrows() const override { return false; }
+    void set_word(int64_t plane, int64_t row, int64_t at, uint64_t word) {
+        bits_[size_t((plane * seq_q_ + row) * words_ + at)] = word;
+    }
     void set(int64_t plane, int64_t row, int64_t key) {
         bits_[size_t((plane * seq_q_ + row) * words_ + key / 64)] |= uint64_t(1) << (key % 64);
     }
@@ -43,18 +58,27 @@ private:
 // The caller's bytes: keys lie side by side, the other axes have strides.
 class ByteRows : public MaskRows {
 public:
-    ByteRows(const uint8_t* bytes, int64_t heads, int64_t stride_batch, int64_t stride_head, int64_t stride_row)
+    ByteRows(const uint8_t* bytes, const MaskSizes& sizes, int64_t stride_batch, int64_t stride_head,
+             int64_t stride_row)
         : bytes_(bytes),
-          heads_(heads),
+          heads_(sizes.heads),
+          seq_k_(sizes.seq_k),
           stride_batch_(stride_batch),
           stride_head_(stride_head),
           stride_row_(stride_row) {}
     int64_t find(int64_t plane, int64_t row, Interval range, bool value) const override;
+    uint64_t word(int64_t plane, int64_t row, int64_t at) const override {
+        return pack_bits(this->row(plane, row) + 64 * at, 1, std::min<int64_t>(64, seq_k_ - 64 * at));
+    }
     bool borrows() const override { return true; }
 
 private:
+    const uint8_t* row(int64_t plane, int64_t row) const {
+        return bytes_ + plane / heads_ * stride_batch_ + plane % heads_ * stride_head_ + row * stride_row_;
+    }
+
     const uint8_t* bytes_;
-    int64_t heads_, stride_batch_, stride_head_, stride_row_;
+    int64_t heads_, seq_k_, stride_batch_, stride_head_, stride_row_;
 };
 
 PatternRef make_mask(std::unique_ptr<const MaskRows> rows, const MaskSizes& sizes);
