@@ -21,7 +21,7 @@ void failed(const char* file, int line, const std::string& what);
 void skip(const std::string& why);  // loud: listed at the end
 int run(int argc, char** argv);
 
-// SPATTN_TEST_EVERY=n, or 1: of n cases that a loop goes through one is enough, under tools that slow every access down.
+// SPATTN_TEST_EVERY=n, or 1: of n cases of a loop one is enough, under tools that slow every access down.
 size_t every();
 
 inline void report(bool ok, const char* file, int line, const char* what) {
