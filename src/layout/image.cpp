@@ -52,6 +52,7 @@ private:
     double walk(const Block& b) {
         double pairs = 0;
         for (int64_t row = b.row; row < b.row + b.rows; ++row) {
+            check_cancelled();
             kept_.clear();
             pattern_.keys(plane_, row, {b.key, b.key + b.keys}, kept_);
             for (const Interval& i : kept_) pairs += double(i.end - i.begin);
