@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "check.h"
 
 namespace attention {
 
