@@ -252,11 +252,15 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                                \
     kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v \
                                                       "_" #block "x64"),
-#define SPATTN_TILE_HEADS(kernel, dtype, head_dim, head_dim_v, block, heads)                              \
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block)                                \
     kernel<Dtype::dtype, head_dim, head_dim_v, block, heads>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" \
                                                              #head_dim_v "_" #block "x64_heads" #heads),
+#define SPATTN_TILE_HEADS(...)                                       \
+    SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
+    SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
 #include "sm80/kernels.inc"
 #undef SPATTN_TILE_HEADS
+#undef SPATTN_OF_HEADS
 #undef SPATTN_KERNEL
     };
     return {rows, int(sizeof rows / sizeof *rows)};

@@ -94,9 +94,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     constexpr double launch = 4;  // us
     const double order = s.gathered > 0 ? 1400 : 0;
-    const double of_heads =
-        s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask + double(s.rows) * (task + order);
-    const double cycles = of_heads / Heads;
+    const double block_cycles = std::max(products / reached, elements) + block;
+    const double cycles = (s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order)) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, beside_products) +
                           any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
@@ -448,12 +447,16 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k)                               \
     kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>("sm90_" #kernel "_" #dtype "_d" #head_dim \
                                                                  "_v" #head_dim_v "_" #block_q "x" #block_k),
-#define SPATTN_TILE_HEADS(kernel, dtype, head_dim, head_dim_v, block_q, block_k, heads)                          \
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block_q, block_k)                             \
     kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>("sm90_" #kernel "_" #dtype "_d" #head_dim \
                                                                         "_v" #head_dim_v "_" #block_q "x" #block_k \
                                                                         "_heads" #heads),
+#define SPATTN_TILE_HEADS(...)                                       \
+    SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
+    SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
 #include "sm90/kernels.inc"
 #undef SPATTN_TILE_HEADS
+#undef SPATTN_OF_HEADS
 #undef SPATTN_KERNEL
     };
     return {rows, int(sizeof rows / sizeof *rows)};

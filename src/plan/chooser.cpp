@@ -104,7 +104,8 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
     if (candidate.refused.empty() && mark) candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
-    candidate.refused = refuse_lists(kernel, candidate.stats);
+    candidate.refused = refuse_sharing(kernel);
+    if (candidate.refused.empty() && kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
     if (!candidate.refused.empty()) return;
     candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
 }
@@ -117,11 +118,13 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
+std::string Chooser::refuse_sharing(const Kernel& kernel) {
+    if (!kernel.shares_lists || !known_ || groups_share(problem_, *counted(kernel, Order::plain).layout)) return "";
+    return "heads of a group see different keys";
+}
+
 // Lists of tokens that the plan makes stay within what a plan should hold; a call's own lie elsewhere.
-std::string Chooser::refuse_lists(const Kernel& kernel, const LayoutStats& stats) {
-    if (kernel.shares_lists && known_ && !groups_share(problem_, *counted(kernel, Order::plain).layout))
-        return "heads of a group see different keys";
-    if (kernel.family != Family::gather) return "";
+std::string Chooser::refuse_lists(const LayoutStats& stats) const {
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
     if (problem_.call_lists.at_run_time() || bytes <= most_list_bytes) return "";
     return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");

@@ -60,7 +60,8 @@ private:
     void price_listed(std::vector<Candidate>& candidates, const Rival* rival);
     void price(Candidate& candidate, const Rival* rival, const Mark* mark);
     LayoutStats stats_of(const Candidate& candidate);
-    std::string refuse_lists(const Kernel& kernel, const LayoutStats& stats);
+    std::string refuse_sharing(const Kernel& kernel);
+    std::string refuse_lists(const LayoutStats& stats) const;
     std::string find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark);
     bool loses_finer(const Lowered& coarse, const Kernel& kernel, double us);
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;

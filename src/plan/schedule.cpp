@@ -202,15 +202,14 @@ public:
           lists_(walk.owner == Owner::keys ? layout.by_key : layout.by_query),
           members_(walk.owner == Owner::keys ? int32_t(problem.group()) : walk.tile_heads),
           counted_(walk.owner == Owner::keys ? members_ : 1),
-          step_(walk.owner == Owner::keys ? 1 : members_),
           heads_(int32_t(problem.batch * problem.heads_q) / members_),
           lengths_(measure_lists(lists_, layout.head_kinds)),
           of_row_(size_t(lists_.rows)) {}
 
     int32_t heads() const { return heads_; }
     int32_t rows() const { return lists_.rows; }
-    // What tasks call a head that owns some.
-    int32_t name(int32_t head) const { return head * step_; }
+    // What tasks call a head that owns some: key heads by their own number, query heads by that of the first in a tile.
+    int32_t name(int32_t head) const { return head * (members_ / counted_); }
 
     // Whether a head sees what the head before it sees.
     bool repeats(int32_t head) const {
@@ -241,9 +240,9 @@ public:
 private:
     const LayoutView& layout_;
     const ListsView& lists_;
-    // Query heads of a head that owns tasks; those whose blocks are its own, for heads that share a tile share these,
-    // too; how far its name is from the next; heads that own tasks.
-    const int32_t members_, counted_, step_, heads_;
+    // Query heads of a head that owns tasks; those of them whose blocks add up, for heads that share a tile share its
+    // blocks, too; heads that own tasks.
+    const int32_t members_, counted_, heads_;
     const std::vector<int32_t> lengths_;
     std::vector<int64_t> of_row_;
 };
