@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.append(str(ROOT / "bench"))
 import peers  # noqa: E402
 
-MOST_SPARSE = 2**37  # FLOPs of a case that torch.sparse is given: above, a call takes seconds
+MOST_SPARSE = 2**37  # FLOPs of a case that torch.sparse is given, which reached 1 to 4 TFLOP/s on an H200
 
 
 def dense(is_causal):

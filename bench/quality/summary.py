@@ -6,8 +6,9 @@
 
 Fixed before any result was seen: xref (C = 112 links of B = 224 keys) is compared with the tuned block top-k and with
 sink + window, by the paired differences of documents, p-values raised after Holm for these two; all else describes.
-Trainings are compared so, too, held-out files being the documents and seeds' mean losses theirs.
 What was seen to be better than xref then, longer spans, has documents of its own in results/confirm.
+Trainings are tested in the same way, with held-out files for documents and means over seeds for losses: that was decided
+when their lines were there.
 """
 
 import argparse

@@ -37,8 +37,8 @@
 //
 // Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 782 in the same
 // run): full_16k 799, causal_16k 770, window1k_16k 576, window4k_128k 742, streaming_16k 557, bsr128_10_16k 696. Single
-// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %. In another run full_16k at head_dim 64 551 (with two
-// q tiles instead of four 468), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s.
+// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %. In later runs full_16k at head_dim 64 551 (468
+// before, with two q tiles, not four), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
@@ -82,8 +82,8 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
-    // Tasks of few blocks end faster than q comes and out leaves: where there is room, more of them are under way.
-    // Producers that copy row by row are the slower ones, and gain more from blocks that are ahead.
+    // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
+    // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
     static constexpr int most_bytes = 227 * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
