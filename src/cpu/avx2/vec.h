@@ -17,6 +17,12 @@ using Real = float;  // what generic/ computes in
 constexpr int lanes = 8;
 // 6 x 2 accumulators, 2 of a B row and one broadcast fill 15 of 16 registers; 8 loads feed 12 FMAs.
 constexpr int tile_m = 6, tile_n = 2;
+// Terms that a turn of the loop adds. Two hardware threads that share a core share its six instructions a clock: a turn
+// of one term has 24 for its 12 FMAs, which take 6 clocks alone, a turn of four 21 a term.
+// Tried and dropped (Zen 3): tiles of 3 x 4 and 4 x 3, and rows of B as memory operands, 18 and 17 instructions a term:
+// no faster, for loads bind then.
+constexpr int tile_k = 4;
+constexpr bool fetches_ahead = true;  // generic/beside.h
 
 // For cost.h: flops of products, clocks a vector of softmax.
 constexpr double flops_per_clock = 30, softmax_clocks = 11;
@@ -27,6 +33,9 @@ inline void stream(float* x, Vec v) { _mm256_stream_ps(x, v); }  // past the cac
 inline void end_streams() { _mm_sfence(); }                      // before others read what was streamed
 inline Vec set1(float x) { return _mm256_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+// GCC takes other forms of the instruction in a loop of several terms, which write to a factor: sums move from register
+// to register then, and to memory.
+inline void add_product(Vec& sum, Vec a, Vec b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b where either is NaN
 inline Bits above(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }  // false where either is NaN
 inline bool any(Bits bits) { return _mm256_movemask_ps(bits) != 0; }

@@ -19,7 +19,8 @@ using Bits = __mmask16;
 using Real = float;  // what generic/ computes in
 constexpr int lanes = 16;
 // 6 x 4 accumulators, 4 of a B row and one broadcast fill 29 of 32 registers; 10 loads feed 24 FMAs.
-constexpr int tile_m = 6, tile_n = 4;
+constexpr int tile_m = 6, tile_n = 4, tile_k = 1;
+constexpr bool fetches_ahead = false;  // was not timed here
 
 // For cost.h: flops of products, clocks a vector of softmax. One 512-bit FMA a clock: CPUs with two units are faster in
 // products alone.
@@ -31,6 +32,7 @@ inline void stream(float* x, Vec v) { _mm512_stream_ps(x, v); }  // past the cac
 inline void end_streams() { _mm_sfence(); }                      // before others read what was streamed
 inline Vec set1(float x) { return _mm512_set1_ps(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline void add_product(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
 inline Bits above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }  // false where either is NaN
 inline bool any(Bits bits) { return bits != 0; }

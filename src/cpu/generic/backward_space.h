@@ -69,9 +69,9 @@ struct BackwardSpace {
 };
 
 struct BackwardScratch {
-    Real *k_t, *v_t;          // [head_dim][bk], [head_dim_v][bk]
+    Real *k_t, *v_t;          // in panels [bk / panel]: [head_dim][panel], [head_dim_v][panel]
     Real *s, *dp;             // [bq][bk]
-    Real *k, *q, *dout;       // [bk][columns], [2][bq or bk][columns], [2][bq or bk][columns_v]
+    Real *k, *q, *dout;       // panels [bk][columns of it], [2][bq or bk][columns], [2][bq or bk][columns_v]
     Real *dk, *dv;            // [bk][columns], [bk][columns_v]; one piece
     Real* dq;                 // [bq][columns], of a repeating tile, as are
     Real *minus_lse, *delta;  // [bq]

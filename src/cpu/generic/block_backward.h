@@ -6,8 +6,8 @@
 //     dV[key][dim]   += pT . dO           dK[key][dim]   += dsT . Q          a lane's scratch, for one column
 //     dQ[query][dim] += ds . K                                               the queue's own buffer
 //
-// kT and vT are packed once a column; Q, dO and K are read where they lie, unless listed. Scale enters dQ and dK once,
-// at the end.
+// kT, vT and K are packed into panels once a column; Q and dO are read where they lie, unless listed, and those of the
+// block after are fetched meanwhile. Scale enters dQ and dK once, at the end.
 //
 // There are three phases. The first makes delta and -lse of each query, and finds the dQ tiles that each queue of tasks
 // reaches. The second runs the queues: each collects dQ in buffers of its own, for several queues of a head add to the
@@ -24,7 +24,7 @@
 #include <math.h>
 
 #include "cpu/generic/backward_space.h"
-#include "cpu/generic/gemm.h"
+#include "cpu/generic/beside.h"
 #include "cpu/generic/held.h"
 #include "cpu/generic/not_finite.h"
 #include "cpu/generic/sink.h"
@@ -35,6 +35,8 @@ namespace {
 
 template <int bq, int bk>
 struct BackwardLane {
+    static constexpr int panel = least(bk, panel_lanes);  // lanes of a row of a panel of kT and vT
+
     const BackwardArgs& args;
     const Problem& p;
     const Elements& elements;
@@ -103,23 +105,36 @@ struct BackwardLane {
 
     void column(const Task& t) {
         const Place at = keys(t.head, t.row);
-        if (t.take > 0) {  // dk and dv are where rows are staged until sums begin
-            pack_transposed(elements, args.k, at, int(p.head_dim), 1.f, lane.k_t, bk, lane.dk);
-            pack_transposed(elements, args.v, at, int(p.head_dim_v), 1.f, lane.v_t, bk, lane.dv);
-        }
+        if (t.take > 0) pack_column(at);
         zero(lane.dk, int64_t(bk) * columns);
         zero(lane.dv, int64_t(bk) * columns_v);
-        if (t.take > 0) {
-            keys_apart = 0;
-            if (!all_finite(lane.k_t, p.head_dim * bk))
-                keys_apart = rows_not_finite(elements, args.k, at, int(p.head_dim));
-            const Rows k = load_padded(elements, args.k, without(at, keys_apart), int(p.head_dim), lane.k);
-            each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
-                visit(head, g, row, mask, k, at);
-            });
-        }
+        Block last{};
+        bool is_waiting = false;
+        each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
+            const Block next{queries(head, row), head, g, row, mask};
+            if (is_waiting) visit(last, next.at, at);
+            last = next, is_waiting = true;
+        });
+        if (is_waiting) visit(last, {}, at);
         t.part == whole_row ? finish(at) : keep(t.part);
     }
+
+    // dk and dv are where rows are staged until sums begin.
+    void pack_column(const Place& at) {
+        pack_panels<bk>(elements, args.k, at, int(p.head_dim), 1.f, lane.k_t, lane.dk);
+        pack_panels<bk>(elements, args.v, at, int(p.head_dim_v), 1.f, lane.v_t, lane.dv);
+        keys_apart = 0;
+        if (!all_finite(lane.k_t, p.head_dim * bk))
+            keys_apart = rows_not_finite(elements, args.k, at, int(p.head_dim));
+        const Rows k = load_padded(elements, args.k, without(at, keys_apart), int(p.head_dim), lane.dk);
+        for (int first = 0; first < columns; first += panel_lanes)
+            for (int i = 0; i < at.count; ++i)
+                for (int c = 0, width = panel_width(first); c < width; c += lanes)
+                    store(lane.k + first * bk + i * width + c, load(k.x + i * k.ld + first + c));
+    }
+
+    // How many columns the panel of K has that starts at `first`.
+    int panel_width(int first) const { return least(panel_lanes, columns - first); }
 
     // The column's blocks: those of the group's first head, then those of the next.
     template <class Visit>
@@ -135,19 +150,26 @@ struct BackwardLane {
         }
     }
 
-    void visit(int64_t head, int64_t g, int32_t row, int32_t mask, Rows k, const Place& keys) {
-        const Place at = queries(head, row);
+    struct Block {
+        Place at;
+        int64_t head, g;
+        int32_t row, mask;
+    };
+
+    // next: queries of the block after, none where this is the last.
+    void visit(const Block& block, const Place& next, const Place& keys) {
+        const auto [at, head, g, row, mask] = block;
         const uint64_t* bits = mask_bits(args.layout, mask);
         bool is_first = true;
         Real* dq = repeats(row) ? lane.dq : touch(dq_block(queue, g, own_tile(row)), is_first);
-        Visit v{{}, {}, k, statistics(head, row, at), bits, dq, keys.count, is_first};
+        Visit v{{}, {}, statistics(head, row, at), bits, dq, keys.count, is_first};
         load_queries(v, at, row);
         const uint64_t apart = bits ? queries_apart(head, row, at) : 0;
         const bool is_apart = (apart | keys_apart) != 0;
         // One call, so that products stay inlined with their strides: two steps where rows are left out of gradients.
         for (Step step = is_apart ? Step::scores : Step::both;; step = Step::gradients) {
             if (step == Step::gradients) load_queries(v, without(at, apart), row);
-            attend_all(v, at.count, step);
+            attend_all(v, at.count, step, next);
             if (step != Step::scores) break;
         }
         if (is_apart) add_apart(v, at, apart, keys);
@@ -158,7 +180,7 @@ struct BackwardLane {
         const Real *minus_lse, *delta;
     };
     struct Visit {
-        Rows q, dout, k;
+        Rows q, dout;
         RowStatistics rows;
         const uint64_t* bits;
         Real* dq;
@@ -172,39 +194,67 @@ struct BackwardLane {
         v.dout = held_dout.rows(elements, args.dout, at, row, int(p.head_dim_v), load_padded);
     }
 
-    void attend_all(Visit& v, int queries, Step step) {
-        if (!v.bits || bk == strip_lanes) return attend<bk / lanes>(v, {0, queries}, 0, step, v.is_first);
+    // What is fetched while scores, while dp and while dv are made.
+    struct Fetches {
+        Fetch dq, q, dout;
+    };
+
+    void attend_all(Visit& v, int queries, Step step, const Place& next) {
+        constexpr int panels = bk / panel;
+        const TensorView dq{v.dq, 0, 0, columns, 1};
+        const Place rows{{0, 1, v.is_first ? 0 : queries, nullptr}, 0, 0, all_rows, 0};
+        const int head_dim = int(p.head_dim), head_dim_v = int(p.head_dim_v), tiles = panels * queries / tile_m;
+        Fetches fetches{{elements_of<Real>, dq, rows, columns, tiles},
+                        {elements, args.q, next, head_dim, tiles},
+                        {elements, args.dout, next, head_dim_v, v.keys / tile_m * columns_v / panel_lanes}};
+        if (!v.bits || bk == strip_lanes) return attend<bk / lanes>(v, {0, queries}, 0, step, v.is_first, fetches);
         if (v.is_first) zero(v.dq, int64_t(bq) * columns);
         v.is_first = false;
         for (int first = 0; first < v.keys; first += strip_lanes) {
             const Span kept = rows_kept<bk>(v.bits, queries, first);
-            if (kept.count > 0) attend<strip_lanes / lanes>(v, kept, first, step, false);
+            if (kept.count > 0) attend<strip_lanes / lanes>(v, kept, first, step, false, fetches);
         }
+    }
+
+    // Where lane `first`, at most a panel of lanes from there on, lies in kT or vT.
+    static const Real* panel_at(const Real* x, int first, int64_t terms) {
+        return x + first / panel * panel * terms + first % panel;
     }
 
     // Some queries of a block meet n vectors of keys, from lane `first` on.
     template <int n>
-    void attend(const Visit& v, Span queries, int first, Step step, bool is_first) {
+    void attend(const Visit& v, Span queries, int first, Step step, bool is_first, Fetches& fetches) {
         const int at = queries.first, count = queries.count, keys = least(n * lanes, v.keys - first);
         const Real *q = v.q.x + at * v.q.ld, *dout = v.dout.x + at * v.dout.ld;
         Real *s = lane.s + at * bk + first, *dp = lane.dp + at * bk + first;
         if (step != Step::gradients) {
             // s = q kT, dp = dout vT
-            multiply<Left::rows, Store::set>({q, v.q.ld, lane.k_t + first, bk, s, bk, int(p.head_dim)}, count, n);
-            multiply<Left::rows, Store::set>({dout, v.dout.ld, lane.v_t + first, bk, dp, bk, int(p.head_dim_v)}, count,
-                                             n);
+            const int head_dim = int(p.head_dim), head_dim_v = int(p.head_dim_v);
+            constexpr int width = least(n * lanes, panel);
+            for (int i = 0; i < n * lanes; i += width)
+                multiply<Left::rows, Store::set>(
+                    {q, v.q.ld, panel_at(lane.k_t, first + i, head_dim), panel, s + i, bk, head_dim}, count,
+                    width / lanes, fetches.dq);
+            for (int i = 0; i < n * lanes; i += width)
+                multiply<Left::rows, Store::set>(
+                    {dout, v.dout.ld, panel_at(lane.v_t, first + i, head_dim_v), panel, dp + i, bk, head_dim_v}, count,
+                    width / lanes, fetches.q);
             differentiate<n>(v, queries, first);
         }
         if (step != Step::scores) {
             // out = p v: dv += pT dout
             Real *dk = lane.dk + first * columns, *dv = lane.dv + first * columns_v;
             multiply<Left::transposed, Store::add>({s, bk, dout, v.dout.ld, dv, columns_v, count}, keys,
-                                                   columns_v / lanes);
+                                                   columns_v / lanes, fetches.dout);
             // s = q kT: dk += dsT q, dq += ds k
             multiply<Left::transposed, Store::add>({dp, bk, q, v.q.ld, dk, columns, count}, keys, columns / lanes);
-            const Product dq{dp, bk, v.k.x + first * v.k.ld, v.k.ld, v.dq + at * columns, columns, keys};
-            is_first ? multiply<Left::rows, Store::set>(dq, count, columns / lanes)
-                     : multiply<Left::rows, Store::add>(dq, count, columns / lanes);
+            for (int c = 0; c < columns; c += panel_lanes) {
+                const int width = panel_width(c);
+                const Product dq{dp, bk, lane.k + c * bk + first * width, width, v.dq + at * columns + c, columns,
+                                 keys};
+                is_first ? multiply<Left::rows, Store::set>(dq, count, width / lanes)
+                         : multiply<Left::rows, Store::add>(dq, count, width / lanes);
+            }
         }
     }
 

@@ -33,7 +33,7 @@ struct SumLane : BackwardLane<bq, bk> {
     void column(const Task& t) {
         if (t.take == 0) return;
         const Place at = Lane::keys(t.head, t.row);
-        pack_transposed(elements, args.k, at, int(p.head_dim), 1, lane.k_t, bk, lane.q);
+        pack_panels<bk>(elements, args.k, at, int(p.head_dim), 1, lane.k_t, lane.q);
         Lane::each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
             visit(head, g, row, mask, at.count);
         });
@@ -45,9 +45,12 @@ struct SumLane : BackwardLane<bq, bk> {
         bool is_first = true;
         Real* sums = Lane::repeats(row) ? lane.dq
                                         : Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
-        multiply<Left::rows, Store::set>({q.x, q.ld, lane.k_t, bk, lane.s, bk, int(p.head_dim)}, at.count, bk / lanes);
+        for (int first = 0; first < bk; first += Lane::panel)
+            multiply<Left::rows, Store::set>({q.x, q.ld, Lane::panel_at(lane.k_t, first, p.head_dim), Lane::panel,
+                                              lane.s + first, bk, int(p.head_dim)},
+                                             at.count, Lane::panel / lanes);
         const uint64_t* bits = mask_bits(args.layout, mask);
-        const typename Lane::Visit v{q, q, ones, Lane::statistics(head, row, at), bits, sums, keys, is_first};
+        const typename Lane::Visit v{q, q, Lane::statistics(head, row, at), bits, sums, keys, is_first};
         Lane::template differentiate<bk / lanes>(v, {0, at.count}, 0);
         const Product product{lane.s, bk, ones.x, ones.ld, sums, columns, keys};
         is_first ? multiply<Left::rows, Store::set>(product, at.count, 1)

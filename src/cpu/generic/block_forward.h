@@ -6,8 +6,8 @@
 //     oT[dim][query] += V[key][dim] . pT[key][query]          V is read transposed by its strides
 //
 // One task is one block of queries of one head: qT is packed once, K and V are never repacked, and out is transposed
-// back at the end. Scores are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own
-// scratch.
+// back at the end. qT and sT lie in panels, and while a block is worked on, K and V of the next one are fetched. Scores
+// are in units of log2: scale * log2(e) is folded into qT. A lane runs tasks alone, in its own scratch.
 //
 // What binds: FMA. Per pair 4 * head_dim flops against one exp2 of about a dozen vector operations a vector, which is
 // 10 % of the time at head_dim 64 and 5 % at 128. K and V blocks come from L2 at about a byte a cycle.
@@ -16,7 +16,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "cpu/generic/gemm.h"
+#include "cpu/generic/beside.h"
 #include "cpu/generic/held.h"
 #include "cpu/generic/not_finite.h"
 #include "cpu/generic/sink.h"
@@ -49,7 +49,8 @@ struct ForwardSpace {
 
 template <int bq, int bk>
 struct ForwardScratch {
-    Real *q, *s, *state, *k, *v;  // [head_dim][bq], [bk][bq], State, [bk or bq][columns], [2][bk][columns]
+    Real *q, *s;          // in panels [bq / panel]: [head_dim][panel], [bk][panel]
+    Real *state, *k, *v;  // State, [bk or bq][columns], [2][bk][columns]
 };
 
 // k is also where rows of q and out are staged.
@@ -78,7 +79,8 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
 
 template <int bq, int bk>
 struct ForwardLane {
-    static constexpr int width = bq / lanes;             // vectors of a row of sT
+    static constexpr int width = bq / lanes;                // vectors of a row of sT
+    static constexpr int panel = least(bq, panel_lanes);    // lanes of a row of a panel
 
     const ForwardArgs& args;
     const Problem& p;
@@ -125,12 +127,16 @@ struct ForwardLane {
         const Place q = queries(t.head, t.row);
         const int32_t head_kind = args.layout.kind_of_head[t.head];
         if (t.take > 0)
-            pack_transposed(elements, args.q, q, int(p.head_dim), score_factor(), lane.q, bq, lane.k);
+            pack_panels<bq>(elements, args.q, q, int(p.head_dim), score_factor(), lane.q, lane.k);
         for (is_anew = false;; is_anew = true) {
             start();
             const ListsView& lists = args.layout.by_query;
-            for (Walk w = walk(lists, slice_of(lists, head_kind, t.row), t.skip, t.take); w.next();)
-                visit(keys(q, head_kind, w.block), w.block, w.mask);
+            Walk w = walk(lists, slice_of(lists, head_kind, t.row), t.skip, t.take);
+            for (bool more = w.next(); more;) {
+                const Block block{keys(q, head_kind, w.block), w.block, w.mask};
+                more = w.next();
+                visit(block, more ? keys(q, head_kind, w.block) : Place{});
+            }
             if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !may_be_spoilt()) break;
         }
         t.part == whole_row ? finish(q) : keep(t.part);
@@ -143,21 +149,44 @@ struct ForwardLane {
         return false;
     }
 
-    void visit(const Place& at, int32_t block, int32_t mask) {
-        const uint64_t* bits = mask_bits(args.layout, mask);
+    struct Block {
+        Place at;
+        int32_t index, mask;
+    };
+
+    // Keys and values of a block, and what is fetched of the next one while scores and while sums are made.
+    struct Visit {
+        Rows k, v;
+        const uint64_t* bits;
+        Fetch next_k, next_v;
+    };
+
+    // next: the block after, without rows where there is none.
+    void visit(const Block& block, const Place& next) {
+        const Place& at = block.at;
+        const uint64_t* bits = mask_bits(args.layout, block.mask);
         met_mask |= bits != nullptr;
         const uint64_t apart = is_anew && bits ? rows_not_finite(elements, args.v, at, int(p.head_dim_v)) : 0;
+        const int columns = int(p.head_dim_v), panels = bq / panel;
         const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
-        const Rows v = values.rows(elements, args.v, without(at, apart), block, int(p.head_dim_v), load_swept);
+        const Rows v = values.rows(elements, args.v, without(at, apart), block.index, columns, load_swept);
+        Visit now{k, v, bits, {elements, args.k, next, int(p.head_dim), panels * at.count / tile_m},
+                  {elements, args.v, next, columns, panels * columns / tile_m}};
         if (!bits || bq == strip_lanes) {
-            attend<width>(k, v, {0, at.count}, 0, bits);
+            attend<width>(now, {0, at.count}, 0);
         } else {
             for (int first = 0; first < bq; first += strip_lanes) {
                 const Span keys = rows_kept<bq>(bits, at.count, first);
-                if (keys.count > 0) attend<strip_lanes / lanes>(k, v, keys, first, bits);
+                if (keys.count > 0) attend<strip_lanes / lanes>(now, keys, first);
             }
         }
         if (apart != 0) add_apart(at, apart, bits);
+    }
+
+    // Where lane `first`, at most a panel of lanes from there on, lies in qT and sT.
+    Real* q_at(int first) const { return lane.q + first / panel * panel * p.head_dim + first % panel; }
+    Real* s_at(int key, int first) const {
+        return lane.s + first / panel * panel * bk + key * panel + first % panel;
     }
 
     // Values that the product left out go to the queries that see their keys.
@@ -168,25 +197,34 @@ struct ForwardLane {
                 for (int i = 0; i < bq; i += lanes) {
                     Real* out = state.out + d * bq + i;
                     const Vec value = set1(elements.to_real(v + d * args.v.column * elements.bytes));
-                    const Vec more = fma(value, load(lane.s + key * bq + i), load(out));
+                    const Vec more = fma(value, load(s_at(key, i)), load(out));
                     store(out, select(bits_at(bits, key * bq + i), more, load(out)));
                 }
         });
     }
 
+    // How far vector w of a strip that starts a panel, or is within one, lies from its first in sT.
+    static constexpr int apart(int w) { return w * lanes / panel * panel * bk + w * lanes % panel; }
+
     // n vectors of queries, from lane `first` on, meet some keys of a block.
     template <int n>
-    void attend(Rows k, Rows v, Span keys, int first, const uint64_t* bits) {
-        const Real* k_x = k.x + keys.first * k.ld;
-        Real* s = lane.s + keys.first * bq + first;
-        multiply<Left::rows, Store::set>({k_x, k.ld, lane.q + first, bq, s, bq, int(p.head_dim)}, keys.count, n);
-        for (int i = 0; p.softcap != 0 && i < keys.count; ++i) cap_scores(s + i * bq, n * lanes, cap.out);
-        constexpr int strip = n < 4 ? n : 4;  // vectors that softmax holds at once
-        for (int at = first; at < first + n * lanes; at += strip * lanes)
-            bits ? softmax<true, strip>(keys, at, bits) : softmax<false, strip>(keys, at, bits);
-        const Real* v_x = v.x + keys.first * v.ld;
-        multiply<Left::transposed, Store::add>({v_x, v.ld, s, bq, state.out + first, bq, keys.count},
-                                               int(p.head_dim_v), n);
+    void attend(Visit& v, Span keys, int first) {
+        constexpr int step = least(n * lanes, panel), end = n * lanes;
+        const Real* k_x = v.k.x + keys.first * v.k.ld;
+        for (int at = first; at < first + end; at += step) {
+            Real* s = s_at(keys.first, at);
+            multiply<Left::rows, Store::set>({k_x, v.k.ld, q_at(at), panel, s, panel, int(p.head_dim)}, keys.count,
+                                             step / lanes, v.next_k);
+            for (int i = 0; p.softcap != 0 && i < keys.count; ++i) cap_scores(s + i * panel, step, cap.out);
+        }
+        constexpr int strip = least(4, n);  // vectors that softmax holds at once
+        for (int at = first; at < first + end; at += strip * lanes)
+            v.bits ? softmax<true, strip>(keys, at, v.bits) : softmax<false, strip>(keys, at, v.bits);
+        const Real* v_x = v.v.x + keys.first * v.v.ld;
+        for (int at = first; at < first + end; at += step)
+            multiply<Left::transposed, Store::add>(
+                {v_x, v.v.ld, s_at(keys.first, at), panel, state.out + at, bq, keys.count}, int(p.head_dim_v),
+                step / lanes, v.next_v);
     }
 
     // sT becomes pT, in the strip of lanes that starts at `first`.
@@ -198,11 +236,11 @@ struct ForwardLane {
         for (int r = keys.first; r < end; ++r)
 #pragma GCC unroll 4
             for (int w = 0; w < strip; ++w) {
-                const int at = r * bq + first + w * lanes;
-                Vec x = load(lane.s + at);
+                Real* s = s_at(r, first) + apart(w);
+                Vec x = load(s);
                 if (masked) {
-                    x = select(bits_at(bits, at), x, set1(-INFINITY));
-                    store(lane.s + at, x);
+                    x = select(bits_at(bits, r * bq + first + w * lanes), x, set1(-INFINITY));
+                    store(s, x);
                 }
                 top[w] = max(x, top[w]);
             }
@@ -210,7 +248,7 @@ struct ForwardLane {
         for (int r = keys.first; r < end; ++r)
 #pragma GCC unroll 4
             for (int w = 0; w < strip; ++w) {
-                Real* x = lane.s + r * bq + first + w * lanes;
+                Real* x = s_at(r, first) + apart(w);
                 const Vec e = exp2(load(x) - load(state.m + first + w * lanes));
                 sum[w] = sum[w] + e;
                 store(x, e);

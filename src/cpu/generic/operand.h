@@ -9,7 +9,7 @@
 #pragma once
 
 #include "plan/kernel.h"
-#include "cpu/generic/verbs.h"
+#include "cpu/generic/gemm.h"
 
 namespace spattn::cpu {
 namespace {
@@ -206,12 +206,29 @@ inline void transpose(Rows in, int rows, int columns, Real factor, Real* out, in
                                  ld_out);
 }
 
-// Rows of a tensor to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
+// Rows to out [columns][width], the right operand whose lanes are rows; lanes without a row are zero.
+inline void transpose_padded(Rows in, int rows, int columns, Real factor, Real* out, int width) {
+    transpose(in, rows, columns, factor, out, width);
+    for (int c = 0; rows < width && c < columns; ++c)
+        for (int i = rows; i < width; ++i) out[c * width + i] = 0.f;
+}
+
+// Rows of a tensor, as that.
 inline void pack_transposed(const Elements& elements, const TensorView& x, const Place& at, int columns, Real factor,
                             Real* out, int width, Real* scratch) {
-    transpose(load_rows(elements, x, at, columns, scratch), at.count, columns, factor, out, width);
-    for (int c = 0; at.count < width && c < columns; ++c)
-        for (int i = at.count; i < width; ++i) out[c * width + i] = 0.f;
+    transpose_padded(load_rows(elements, x, at, columns, scratch), at.count, columns, factor, out, width);
+}
+
+// The same in panels [width / panel][columns][panel].
+template <int width>
+inline void pack_panels(const Elements& elements, const TensorView& x, const Place& at, int columns, Real factor,
+                        Real* out, Real* scratch) {
+    constexpr int panel = least(width, panel_lanes);
+    const Rows in = load_rows(elements, x, at, columns, scratch);
+    for (int first = 0; first < width; first += panel) {
+        const int rows = at.count < first ? 0 : least(at.count - first, panel);
+        transpose_padded({in.x + first * in.ld, in.ld}, rows, columns, factor, out + int64_t(first) * columns, panel);
+    }
 }
 
 }  // namespace

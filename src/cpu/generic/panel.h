@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/generic/elements.h"
+#include "cpu/generic/gemm.h"
 
 namespace spattn::cpu {
 namespace {
@@ -34,12 +35,6 @@ struct TileProduct {
     float* c;
     int64_t ldc;
 };
-
-// For products that nothing is done beside.
-struct Nothing {
-    void operator()() const {}
-};
-constexpr Nothing nothing;
 
 }  // namespace
 }  // namespace spattn::cpu

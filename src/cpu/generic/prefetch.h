@@ -15,6 +15,10 @@ inline void prefetch(const void* at) {
     __builtin_prefetch(at);
     asm volatile("");
 }
+inline void prefetch_far(const void* at) {  // into L2
+    __builtin_prefetch(at, 0, 2);
+    asm volatile("");
+}
 inline void prefetch_row(const void* row, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += line_bytes) prefetch((const char*)row + at);
 }

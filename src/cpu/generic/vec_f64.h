@@ -11,14 +11,15 @@ namespace {
 
 using Real = double;
 #if defined(__AVX512F__)
-constexpr int lanes = 8, tile_m = 6, tile_n = 4;
+constexpr int lanes = 8, tile_m = 6, tile_n = 4, tile_k = 1;
 #elif defined(__AVX2__)
-constexpr int lanes = 4, tile_m = 6, tile_n = 2;
+constexpr int lanes = 4, tile_m = 6, tile_n = 2, tile_k = 4;
 #elif defined(__aarch64__)
-constexpr int lanes = 2, tile_m = 6, tile_n = 4;
+constexpr int lanes = 2, tile_m = 6, tile_n = 4, tile_k = 1;
 #else
-constexpr int lanes = 2, tile_m = 4, tile_n = 2;
+constexpr int lanes = 2, tile_m = 4, tile_n = 2, tile_k = 1;
 #endif
+constexpr bool fetches_ahead = tile_k > 1;  // as float rows do: on AVX2
 typedef double Vec __attribute__((vector_size(8 * lanes)));
 typedef int64_t Bits __attribute__((vector_size(8 * lanes)));  // all ones or all zeros in each lane
 
@@ -41,6 +42,7 @@ inline void stream(double* x, Vec v) { store(x, v); }
 inline void end_streams() {}
 inline Vec set1(double x) { return x - Vec{}; }  // x - 0 is x, whatever its sign
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline void add_product(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
 inline Bits above(Vec a, Vec b) { return a > b; }  // false where either is NaN

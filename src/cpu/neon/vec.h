@@ -17,7 +17,8 @@ using Real = float;       // what generic/ computes in
 constexpr int lanes = 4;
 // 5 x 4 accumulators, 4 of a B row and 5 floats of A, which compilers fetch ahead, fill 29 of 32 registers: with 6 x 4
 // GCC spills two accumulators. 9 loads feed 20 FMAs; rows of 16 and of 64 floats are whole strips of 4 vectors.
-constexpr int tile_m = 5, tile_n = 4;
+constexpr int tile_m = 5, tile_n = 4, tile_k = 1;
+constexpr bool fetches_ahead = false;  // was not timed here
 
 // For cost.h: flops of products, clocks a vector of softmax. Estimates, not measured on silicon: 7/8 of what two FMA
 // units can do, and the two dozen vector instructions of softmax, two a clock.
@@ -29,6 +30,7 @@ inline void stream(float* x, Vec v) { store(x, v); }
 inline void end_streams() {}
 inline Vec set1(float x) { return vdupq_n_f32(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline void add_product(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 inline Vec select(Bits bits, Vec a, Vec b) { return vbslq_f32(bits, a, b); }  // a where set
 inline Bits above(Vec a, Vec b) { return vcgtq_f32(a, b); }  // false where either is NaN
 // b where either is NaN, which neither FMAX (NaN) nor FMAXNM (the number) gives.

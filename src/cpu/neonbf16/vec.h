@@ -19,7 +19,8 @@ struct Bits {  // all ones or all zeros in each lane
 };
 using Real = float;  // what generic/ computes in
 constexpr int lanes = 16;
-constexpr int tile_m = 5, tile_n = 1;  // as many registers as the tile of neon/vec.h
+constexpr int tile_m = 5, tile_n = 1, tile_k = 1;  // as many registers as the tile of neon/vec.h
+constexpr bool fetches_ahead = false;  // was not timed here
 
 // For cost.h: flops of products, clocks a vector of softmax. Estimates, as those of neon/vec.h.
 constexpr double flops_per_clock = 14, softmax_clocks = 48;
@@ -54,6 +55,7 @@ inline Vec set1(float x) {
 inline Vec fma(Vec a, Vec b, Vec c) {
     return each_part([](auto x, auto y, auto z) { return vfmaq_f32(z, x, y); }, a, b, c);
 }
+inline void add_product(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 inline Vec select(Bits bits, Vec a, Vec b) {  // a where set
     return each_part([](auto bit, auto x, auto y) { return vbslq_f32(bit, x, y); }, bits, a, b);
 }

@@ -17,7 +17,8 @@ typedef int32_t Bits __attribute__((vector_size(16)));  // all ones or all zeros
 using Real = float;  // what generic/ computes in
 constexpr int lanes = 4;
 // 4 x 2 accumulators leave room in 16 registers for the products that a multiply without FMA needs.
-constexpr int tile_m = 4, tile_n = 2;
+constexpr int tile_m = 4, tile_n = 2, tile_k = 1;
+constexpr bool fetches_ahead = false;  // was not timed here
 
 // For cost.h: flops of products, clocks a vector of softmax. A product and its sum are two instructions: Zen 4, which
 // has pipes for either, makes 10 flops, Sapphire Rapids 5.
@@ -33,6 +34,7 @@ inline void stream(float* x, Vec v) { store(x, v); }
 inline void end_streams() {}
 inline Vec set1(float x) { return Vec{x, x, x, x}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline void add_product(Vec& sum, Vec a, Vec b) { sum = fma(a, b, sum); }
 inline Vec select(Bits bits, Vec a, Vec b) { return (Vec)((bits & (Bits)a) | (~bits & (Bits)b)); }  // a where set
 inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }  // b where either is NaN
 inline Bits above(Vec a, Vec b) { return a > b; }  // false where either is NaN
