@@ -23,6 +23,7 @@
 #include "any/block_backward.h"
 #include "any/gradients.cuh"
 #include "any/tile.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 
 namespace spattn::any {
@@ -298,8 +299,7 @@ struct Backward : BackwardTile<D, ByKey> {
 template <Dtype D, bool ByKey>
 __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
     block_backward_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
-    Backward<D, ByKey>(params, *reinterpret_cast<Shared<RealOf<D>>*>(memory), blockIdx.x).run();
+    Backward<D, ByKey>(params, *ptx::dynamic_shared<Shared<RealOf<D>>>(), blockIdx.x).run();
 }
 
 // ---- doubles: lse again ----
@@ -346,8 +346,7 @@ struct RowSums : BackwardTile<D, false> {
 template <Dtype D>
 __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
     row_sums_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
-    RowSums<D>(params, *reinterpret_cast<Shared<RealOf<D>>*>(memory), blockIdx.x).run();
+    RowSums<D>(params, *ptx::dynamic_shared<Shared<RealOf<D>>>(), blockIdx.x).run();
 }
 
 // ---- joins and sinks ----
@@ -384,8 +383,7 @@ __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant
 // A CTA has a head. Sums go through one tree, in double.
 template <Dtype D>
 __global__ void __launch_bounds__(row_threads) sinks_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
-    double* const sums = reinterpret_cast<double*>(memory);
+    double* const sums = ptx::dynamic_shared<double>();
     const int64_t head = blockIdx.x;
     const double z = params.sink(head);
     double sum = 0;

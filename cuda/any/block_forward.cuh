@@ -15,6 +15,7 @@
 #include "any/block_forward.h"
 #include "any/row_end.cuh"
 #include "any/tile.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 
 namespace spattn::any {
@@ -141,8 +142,7 @@ struct Forward : Tile<D, false> {
 template <Dtype D>
 __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
     block_forward_kernel(const __grid_constant__ ForwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
-    Forward<D>(params, *reinterpret_cast<Shared<RealOf<D>>*>(memory), blockIdx.x).run();
+    Forward<D>(params, *ptx::dynamic_shared<Shared<RealOf<D>>>(), blockIdx.x).run();
 }
 
 // ---- launch ----

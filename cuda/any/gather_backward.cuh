@@ -26,6 +26,7 @@
 #include "any/gather_backward.h"
 #include "any/gather_transpose.cuh"
 #include "any/gather_warp.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 
 namespace spattn::any {
@@ -227,7 +228,7 @@ enum class GatherStep { lse, queries, keys };
 template <Dtype D, int Width, GatherStep Step>
 __global__ void __launch_bounds__(most_gather_warps * 32, gather_ctas)
     gather_backward_kernel(const __grid_constant__ GatherBackwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
+    void* const memory = ptx::dynamic_shared<void>();
     if constexpr (Step == GatherStep::lse) GatheredQuery<D, Width>(params, memory).correct_lse();
     if constexpr (Step == GatherStep::queries) GatheredQuery<D, Width>(params, memory).differentiate();
     if constexpr (Step == GatherStep::keys) GatheredKey<D, Width>(params, memory).run();

@@ -16,6 +16,7 @@
 #include "any/gather_forward.h"
 #include "any/gather_warp.cuh"
 #include "any/row_end.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 
 namespace spattn::any {
@@ -103,8 +104,7 @@ struct GatheredForward : GatherRow<D, Width> {
 template <Dtype D, int Width>
 __global__ void __launch_bounds__(most_gather_warps * 32, gather_ctas)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams<RealOf<D>> params) {
-    extern __shared__ uint4 memory[];
-    GatheredForward<D, Width>(params, memory).run();
+    GatheredForward<D, Width>(params, ptx::dynamic_shared<void>()).run();
 }
 
 // ---- launch ----

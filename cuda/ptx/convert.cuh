@@ -50,6 +50,10 @@ __device__ __forceinline__ void zero_unless(float& x, bool keep) {
     if (!keep) asm volatile("mov.b32 %0, 0;" : "+f"(x));
 }
 
+// The compiler makes values where this stands, not where they are used.
+__device__ __forceinline__ void make_here(uint32_t& word) { asm volatile("" : "+r"(word)); }
+__device__ __forceinline__ void make_here(float& x, float& y) { asm volatile("" : "+f"(x), "+f"(y)); }
+
 // Four 8 x 8 matrices of 16-bit values, one address a lane.
 __device__ __forceinline__ void store_matrix_x4(uint32_t shared, uint32_t q0, uint32_t q1, uint32_t q2, uint32_t q3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(q0), "r"(q1),

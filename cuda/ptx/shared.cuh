@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Shared memory by 32-bit addresses.
+// Shared memory: what a launch asked for, and by 32-bit addresses.
 #pragma once
 
 #include <cstdint>
 
 namespace spattn::ptx {
+
+// What a launch asked for, at a multiple of 16 bytes; and of 1024, as tiles want it whose places follow from addresses.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+    extern __shared__ uint4 memory[];
+    return reinterpret_cast<T*>(memory);
+}
+template <class T>
+__device__ __forceinline__ T* swizzled_shared() {
+    extern __shared__ __align__(1024) uint8_t swizzled_memory[];
+    return reinterpret_cast<T*>(swizzled_memory);
+}
 
 __device__ __forceinline__ void load_shared(float (&x)[2], uint32_t from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from) : "memory");

@@ -45,6 +45,7 @@
 #include "any/element.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -535,8 +536,7 @@ struct BackwardConsumer {
 template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     block_backward_kernel(const __grid_constant__ BlockBackwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(memory);
+    BackwardShared<C>& shared = *ptx::swizzled_shared<BackwardShared<C>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::k_tiles; ++i) {
             ptx::mbarrier_init(&shared.k_full[i], 1);
@@ -576,8 +576,7 @@ template <class C>
 __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_constant__ BlockBackwardParams params) {
     using Element = typename C::Element;
     constexpr int chunk = 16 / sizeof(Element), stride = C::head_dim + chunk;
-    extern __shared__ uint4 dq_rows[];
-    Element* const rows = reinterpret_cast<Element*>(dq_rows);
+    Element* const rows = ptx::dynamic_shared<Element>();
     const float scale = params.scale * tile::ds_unlift<C::dtype>;
     __shared__ uint32_t not_finite[C::block_q / 32];
     if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;

@@ -31,6 +31,7 @@
 #include "sm90/gradient.cuh"
 #include "sm90/token_tiles.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -648,8 +649,7 @@ struct ApartConsumer {
 template <class C>
 __global__ void __launch_bounds__(C::threads, 1)
     apart_kernel(const __grid_constant__ ApartParams<C::any_order> params) {
-    extern __shared__ __align__(1024) uint8_t apart_memory[];
-    ApartShared<C>& shared = *reinterpret_cast<ApartShared<C>*>(apart_memory);
+    ApartShared<C>& shared = *ptx::swizzled_shared<ApartShared<C>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::tiles; ++i) {
             ptx::mbarrier_init(&shared.own_full[i], C::own_tiles * C::tile_counts);

@@ -57,6 +57,7 @@
 #include "core/math.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -730,8 +731,7 @@ struct Consumer {
 template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     block_forward_kernel(const __grid_constant__ BlockForwardParams<C::any_order> params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
+    Shared<C>& shared = *ptx::swizzled_shared<Shared<C>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
             ptx::mbarrier_init(&shared.q_full[i], C::tile_counts);

@@ -540,8 +540,7 @@ struct GatherGradients {
 template <class C, Adding A, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     gather_backward_kernel(const __grid_constant__ GatherBackwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    GatherGradientShared<C>& shared = *reinterpret_cast<GatherGradientShared<C>*>(memory);
+    GatherGradientShared<C>& shared = *ptx::swizzled_shared<GatherGradientShared<C>>();
     if (threadIdx.x == 0) {
         ptx::mbarrier_init(&shared.rows_full, gather_producers + gather_producers / 32);
         ptx::mbarrier_init(&shared.rows_empty, C::warps);

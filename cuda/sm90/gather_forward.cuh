@@ -37,6 +37,7 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -526,8 +527,7 @@ struct GatherOutput {
 template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    GatherShared<C>& shared = *reinterpret_cast<GatherShared<C>*>(memory);
+    GatherShared<C>& shared = *ptx::swizzled_shared<GatherShared<C>>();
     constexpr int readers = C::value_in_key ? 4 : 4 * C::output_warpgroups;  // warps, of the columns of values
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::stages; ++i) {
