@@ -20,9 +20,10 @@ __device__ __forceinline__ void from_real(double x, double& to) { to = x; }
 __device__ __forceinline__ void from_real(float x, __half& to) { to = __float2half_rn(x); }
 __device__ __forceinline__ void from_real(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
 
-// Rows of 16-bit elements that start at multiples of 16 bytes, and whose columns follow each other.
-inline bool is_wide(const TensorView& x) {
-    return x.column == 1 && (x.batch | x.head | x.row) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+// Rows that start at multiples of 16 bytes, and whose columns follow each other.
+inline bool is_wide(const TensorView& x, int element_bytes = 2) {
+    return x.column == 1 && (x.batch | x.head | x.row) % (16 / element_bytes) == 0 &&
+           reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
 // One row of one (batch entry, head) of an operand.

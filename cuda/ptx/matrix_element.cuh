@@ -4,7 +4,7 @@
 
 namespace spattn::ptx {
 
-enum class MatrixElement { bf16, f16 };
+enum class MatrixElement { bf16, f16, tf32 };
 template <MatrixElement>
 struct ElementTag {};
 

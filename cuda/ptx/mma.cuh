@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The matrix instruction of a warp, d[16, 8] += a[16, 16] b[16, 8], bf16 or fp16 in, fp32 out, and the loads that bring
-// its operands from shared memory.
+// The matrix instructions of a warp, d[16, 8] += a[16, 16] b[16, 8], bf16 or fp16 in, fp32 out, and d[16, 8] += a[16,
+// 8] b[8, 8] of TF32; and the loads that bring their operands from shared memory.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions
 #pragma once
 
@@ -20,6 +20,14 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
 __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                     ElementTag<MatrixElement::f16>) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Words are float32, of which the low 13 bits count for nothing. A thread has a in rows r = lane / 4 and r + 8, first
+// of column c = lane % 4, then of c + 4, and of b's column r the rows c and c + 4.
+__device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    ElementTag<MatrixElement::tf32>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

@@ -22,8 +22,11 @@
 // those of 32 would.
 #pragma once
 
+#include <type_traits>
+
 #include "any/block_backward.h"
 #include "any/gradients.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 #include "sm80/block_backward.h"
 #include "sm80/tile.cuh"
@@ -35,21 +38,22 @@ enum class Sums { dq, dk, dv, dk_dv };
 
 // ---- configuration ----
 // `first` operands make s: q and k; `second` ones dp: dout and v.
-template <Dtype D, int HeadDim, int HeadDimV, Sums S>
+template <Dtype D, int HeadDim, int HeadDimV, Sums S, int Step>
 struct BackwardConfig {
     static constexpr Dtype dtype = D;
     using Element = typename tile::Element<D>::type;
     using First = SharedTile<HeadDim>;
     using Second = SharedTile<HeadDimV>;
-    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, own_rows = 64;
+    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, own_rows = 64, step = Step;
     static constexpr bool by_query = S == Sums::dq;
     static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
     static constexpr int first_tiles = BlockBackward<D, HeadDim, HeadDimV, 64>::first_tiles;
-    static constexpr int first_bytes = First::bytes(step_tokens), second_bytes = Second::bytes(step_tokens);
+    static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
-    static constexpr int stats_bytes = 2 * step_tokens * int(sizeof(float));
+    static constexpr int stats_bytes = 2 * step * int(sizeof(float));
     static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
+    using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;  // a thread's bits of a step
     static constexpr int ctas = HeadDim <= 64 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
     static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? HeadDim : 0) + (sums_p ? HeadDimV : 0)),
@@ -64,8 +68,10 @@ struct GradientParams : any::BackwardParams<float> {
 };
 
 // ---- which pairs a task has, step after step ----
-template <bool ByQuery>
+// Masks and sets of live tokens have words for 64 tokens, of which a step may be a half.
+template <bool ByQuery, int Step>
 struct Steps {
+    static constexpr int steps_of_word = 64 / Step;
     const GradientParams& params;
     const Task& task;                  // in memory: its fields are asked for at the ends
     const int first_row, batch, head;  // first_row: of the CTA, in its block; head: of keys where rows are keys
@@ -79,7 +85,7 @@ struct Steps {
           batch(int(task.head / (ByQuery ? params.heads_q : params.heads_kv))),
           head(int(task.head % (ByQuery ? params.heads_q : params.heads_kv))),
           head_q(ByQuery ? head : head * params.group),
-          parts((ByQuery ? params.layout.block_k : params.layout.block_q) / step_tokens) {
+          parts((ByQuery ? params.layout.block_k : params.layout.block_q) / Step) {
         open(task.skip, task.take);
     }
 
@@ -121,7 +127,10 @@ struct Steps {
         const LiveView& live = ByQuery ? params.layout.live_keys : params.layout.live_queries;
         const int rows = ByQuery ? params.layout.by_key.rows : params.layout.by_query.rows;
         const int set = live.set_of ? live.set_of[int64_t(kind()) * rows + walk.block] : all_live;
-        return set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
+        if (set == all_live) return ~uint64_t(0);
+        const uint64_t word = live.sets[set * live.words + part / steps_of_word];
+        const int skip = part % steps_of_word * Step;
+        return word >> skip | word << (64 - skip) % 64;  // in turn, so that all of the step's are the first
     }
     // A thread's word of the step's mask, for the 16 own rows from `row` on.
     __device__ uint32_t mask_word(int row) const {
@@ -129,7 +138,9 @@ struct Steps {
         const int own_block = ByQuery ? layout.block_q : layout.block_k;
         const auto* words = reinterpret_cast<const uint32_t*>(layout.masks + int64_t(walk.mask) * layout.mask_words +
                                                               (ByQuery ? layout.block_q * layout.block_k / 64 : 0));
-        return __ldg(words + part * 2 * own_block + (first_row + row) / 16 * 32 + threadIdx.x % 32);
+        const uint32_t word =
+            __ldg(words + part / steps_of_word * 2 * own_block + (first_row + row) / 16 * 32 + threadIdx.x % 32);
+        return word >> part % steps_of_word * (Step / 2);
     }
 };
 
@@ -141,7 +152,7 @@ struct GradientRepair {
 
     const GradientParams& params;
     const int lane = threadIdx.x % 32;
-    Steps<ByQuery> steps;
+    Steps<ByQuery, step_tokens> steps;
     float dfirst[columns] = {}, dv[columns] = {};  // dq, or dk
 
     __device__ GradientRepair(const GradientParams& params, unsigned index) : params(params), steps(params, index) {}
@@ -198,10 +209,11 @@ struct GradientRepair {
 // ---- the CTA ----
 template <class C>
 struct Backward {
-    using StepsOf = Steps<C::by_query>;
+    using StepsOf = Steps<C::by_query, C::step>;
     using DsSums = SumTile<C::head_dim>;
     using PSums = SumTile<C::head_dim_v>;
-    using Probabilities = uint32_t[1][4][4];
+    using MaskWord = typename C::MaskWord;
+    using Probabilities = uint32_t[1][C::step / 16][4];
 
     const GradientParams& params;
     const uint32_t own_first, own_second, first, stats, second;  // shared addresses
@@ -234,7 +246,7 @@ struct Backward {
             ptx::cp_async_wait<0>();
             __syncthreads();  // the step is there, and everyone is done with the one before
             const bool is_masked = steps.walk.mask != full_block;
-            const uint32_t word = is_masked ? steps.mask_word(warp_row) : 0;
+            const MaskWord word = is_masked ? MaskWord(steps.mask_word(warp_row)) : 0;
             more = steps.next();  // from here on what is to be loaded; this step's word is at hand
             if (more) range = step_range();
             if (C::first_tiles == 2 && more) load_first(range, 1 - turn);
@@ -296,27 +308,27 @@ struct Backward {
 
     // Tokens that take part in nothing are 0: what they hold would reach every row, which would all need a repair.
     __device__ __forceinline__ TokenRange step_range() const {
-        return {steps.tokens(), steps.part * step_tokens, steps.live()};
+        return {steps.tokens(), steps.part * C::step, steps.live()};
     }
     __device__ __forceinline__ void load_first(const TokenRange& range, int turn) {
-        load_rows<step_tokens, typename C::First>(first + turn * C::first_bytes, C::by_query ? k() : q(), range);
-        if constexpr (!C::by_query) {
-            const int query = range.at(int(threadIdx.x) % step_tokens);
-            const float* from = threadIdx.x < step_tokens ? params.space.lse : params.space.delta;
+        load_rows<C::step, typename C::First>(first + turn * C::first_bytes, C::by_query ? k() : q(), range);
+        if (!C::by_query && threadIdx.x < 2 * C::step) {
+            const int query = range.at(int(threadIdx.x) % C::step);
+            const float* from = threadIdx.x < C::step ? params.space.lse : params.space.delta;
             from += params.row_q(steps.batch, steps.head_q, max(query, 0));
             ptx::cp_async_4(stats + turn * C::stats_bytes + threadIdx.x * sizeof(float), from,
                             query == no_token ? 0 : 4);
         }
     }
     __device__ __forceinline__ void load_second(const TokenRange& range) {
-        load_rows<step_tokens, typename C::Second>(second, C::by_query ? v() : dout(), range);
+        load_rows<C::step, typename C::Second>(second, C::by_query ? v() : dout(), range);
     }
 
     // ---- products ----
     // dp comes first, so that each score becomes p and ds at once and no third tile is held.
-    __device__ __forceinline__ void make_gradients(uint32_t at, int turn, bool is_masked, uint32_t word,
+    __device__ __forceinline__ void make_gradients(uint32_t at, int turn, bool is_masked, MaskWord word,
                                                    Probabilities& p, Probabilities& ds) {
-        float s[1][32], dp[1][32];
+        float s[1][C::step / 2], dp[1][C::step / 2];
         if constexpr (C::has_dp) multiply_rows<C::dtype, typename C::Second>(own_second, warp_row, second, dp);
         multiply_rows<C::dtype, typename C::First>(own_first, warp_row, at, s);
         const uint32_t turn_stats = stats + turn * C::stats_bytes;
@@ -334,15 +346,16 @@ struct Backward {
 
     // s becomes p, and dp ds.
     template <bool HasCap>
-    __device__ __forceinline__ void multiply_by_dp(uint32_t turn_stats, float (&s)[32], float (&dp)[32]) const {
+    __device__ __forceinline__ void multiply_by_dp(uint32_t turn_stats, float (&s)[C::step / 2],
+                                                   float (&dp)[C::step / 2]) const {
         constexpr float ds_scale = tile::ds_lift<C::dtype> * tile::unlift<C::dtype>;
         float offsets[2], deltas[2];  // of two neighbouring columns
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
+        for (int i = 0; i < C::step / 2; ++i) {
             if (!C::by_query && i % 4 == 0) {
                 read_stats(turn_stats, i, offsets);
                 offsets[0] = offset_of(offsets[0]), offsets[1] = offset_of(offsets[1]);
-                if (C::has_dp) read_stats(turn_stats + step_tokens * sizeof(float), i, deltas);
+                if (C::has_dp) read_stats(turn_stats + C::step * sizeof(float), i, deltas);
             }
             const int which = C::by_query ? tile::row_of(i) : i % 2;
             float slope = 1;
@@ -450,13 +463,13 @@ struct Backward {
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas)
     block_backward_kernel(const __grid_constant__ GradientParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    Backward<C>(params, ptx::shared_address(memory)).run();
+    Backward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV>
+template <Dtype D, int HeadDim, int HeadDimV, int Step>
 struct BackwardLaunch {
+    static constexpr bool joins_dk_dv = BlockBackward<D, HeadDim, HeadDimV, 64>::joins_dk_dv;
     const BackwardArgs& args;
     GradientParams params;
 
@@ -474,7 +487,7 @@ struct BackwardLaunch {
 
     template <Sums S>
     void run() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S>;
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step>;
         params.tasks = C::by_query ? args.second_tasks : args.tasks;
         params.row_parts = (C::by_query ? args.layout.block_q : args.layout.block_k) / C::own_rows;
         const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts);
@@ -483,44 +496,59 @@ struct BackwardLaunch {
     }
     template <Sums S>
     static void prepare() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S>;
-        static_assert(C::shared_bytes <= BlockBackward<D, HeadDim, HeadDimV, 64>::shared_bytes,
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step>;
+        static_assert(C::shared_bytes <= BlockBackward<D, HeadDim, HeadDimV, 64>::shared_bytes(Step),
                       "what the host was told");
         runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
     }
+
+    void run_all() {
+        any::BlockBackward<D>::rows(args);
+        if constexpr (joins_dk_dv) {
+            run<Sums::dk_dv>();
+        } else {
+            run<Sums::dk>();
+            run<Sums::dv>();
+        }
+        any::BlockBackward<D>::join_keys(args);
+        if (args.layout.queries.listed && !args.layout.queries.away) {
+            any::BlockBackward<D>::by_query(args);
+        } else {
+            run<Sums::dq>();
+            any::BlockBackward<D>::join_queries(args);
+        }
+        any::BlockBackward<D>::sinks(args);
+    }
+    static void prepare_all() {
+        if constexpr (joins_dk_dv) {
+            prepare<Sums::dk_dv>();
+        } else {
+            prepare<Sums::dk>();
+            prepare<Sums::dv>();
+        }
+        prepare<Sums::dq>();
+    }
 };
 
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
-void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs& args) {
-    BackwardLaunch<D, HeadDim, HeadDimV> launch(args);
-    any::BlockBackward<D>::rows(args);
-    if constexpr (joins_dk_dv) {
-        launch.template run<Sums::dk_dv>();
-    } else {
-        launch.template run<Sums::dk>();
-        launch.template run<Sums::dv>();
-    }
-    any::BlockBackward<D>::join_keys(args);
-    if (args.layout.queries.listed && !args.layout.queries.away) {
-        any::BlockBackward<D>::by_query(args);
-    } else {
-        launch.template run<Sums::dq>();
-        any::BlockBackward<D>::join_queries(args);
-    }
-    any::BlockBackward<D>::sinks(args);
+// act(launch's type) with steps for which the device has shared memory.
+template <Dtype D, int HeadDim, int HeadDimV, class Act>
+void choose_steps(int32_t device, Act act) {
+    using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64>;
+    if (Kernel::least_step == 64 || runtime::shared_bytes(device) >= Kernel::shared_bytes(64))
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, 64>>{});
+    else
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, Kernel::least_step>>{});
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs& args) {
+    choose_steps<D, HeadDim, HeadDimV>(args.device,
+                                       [&]<class Launch>(std::type_identity<Launch>) { Launch(args).run_all(); });
+}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
-    using Launch = BackwardLaunch<D, HeadDim, HeadDimV>;
     const runtime::CurrentDevice current(device);
-    if constexpr (joins_dk_dv) {
-        Launch::template prepare<Sums::dk_dv>();
-    } else {
-        Launch::template prepare<Sums::dk>();
-        Launch::template prepare<Sums::dv>();
-    }
-    Launch::template prepare<Sums::dq>();
+    choose_steps<D, HeadDim, HeadDimV>(device, []<class Launch>(std::type_identity<Launch>) { Launch::prepare_all(); });
     any::BlockBackward<D>::prepare(device);
 }
 

@@ -14,7 +14,12 @@ struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums.
     static constexpr int first_tiles = HeadDim <= 128 ? 2 : 1;
-    static constexpr int shared_bytes = 2 * 64 * ((1 + first_tiles) * HeadDim + 2 * HeadDimV) + first_tiles * 2 * 64 * 4;
+    static constexpr int shared_bytes(int step) {
+        return 2 * 64 * (HeadDim + HeadDimV) + 2 * step * (first_tiles * HeadDim + HeadDimV) + first_tiles * 2 * step * 4;
+    }
+    // Tokens of a step: 64 where a CTA may have so much shared memory. Of more than 128 columns it may not where there
+    // are 99 KiB (Ada, and Ampere but for A100).
+    static constexpr int least_step = HeadDim <= 128 ? 64 : 32;
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -17,18 +17,24 @@
 //   softmax   as on Hopper: relative to the maximum found last, made once more where that was not good enough
 //             (tile/softmax.cuh)
 //   out       leaves through shared memory, four columns a lane (SumTile)
+//   float32   through TF32, by the same steps: tiles have chunks of half as many elements. q is rounded once, where it
+//             lies; k, v and p in registers, to nearest, two instructions an operand's word and one a probability. Each
+//             is then off by up to 2^-11 of itself. Sums, the row state and repairs are float32
 //   isolation out is p v, and 0 * NaN is NaN: rows whose sums are not finite are made again by their warp from kept
 //             pairs alone
 //
 // What binds: two warps a scheduler hide their waits and exponentials from the tensor unit by half. Measured (H200,
 // bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
 // dilated_16k 53, longnet_128k 185, strided_16k 62. No older GPU was tried.
+// TF32, 16 heads: full_4k 115, causal_8k 117, window1k_16k 101, full_4k of head_dim 64 131, where plain float32
+// kernels reach 16 to 19 and torch 45, 43 and 33 in the same run.
 #pragma once
 
 #include <cmath>
 
 #include "any/partials.h"
 #include "any/row_end.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 #include "sm80/block_forward.h"
 #include "sm80/tile.cuh"
@@ -41,8 +47,11 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
 struct ForwardConfig {
     static constexpr Dtype dtype = D;
     using Element = typename tile::Element<D>::type;
-    using KeyTile = SharedTile<HeadDim>;
-    using ValueTile = SharedTile<HeadDimV>;
+    static constexpr bool is_tf32 = D == Dtype::f32;
+    static constexpr int element_bytes = sizeof(Element);
+    using Rows = RowsOf<std::conditional_t<is_tf32, uint32_t, uint16_t>>;
+    using KeyTile = SharedTile<HeadDim, HeadDim, element_bytes>;
+    using ValueTile = SharedTile<HeadDimV, HeadDimV, element_bytes>;
     static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, block_q = BlockQ;
     static constexpr int warp_rows = BlockQ / warps, groups = warp_rows / 16;
     static_assert(groups <= 2, "bits of odd rows fill one word");
@@ -50,7 +59,8 @@ struct ForwardConfig {
     static constexpr int shared_bytes = BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes;
     static_assert(shared_bytes == q_bytes + k_bytes + ValueTile::bytes(step_tokens), "what the host was told");
     static_assert(shared_bytes >= BlockQ * SumTile<HeadDimV>::row_bytes, "sums take the place of all tiles");
-    static constexpr int ctas = groups * HeadDimV <= 128 ? 3 : 2;  // an SM; more would leave too few registers
+    // An SM; more would leave too few registers, of which p takes twice as many in TF32.
+    static constexpr int ctas = groups * HeadDimV <= (is_tf32 ? 64 : 128) ? 3 : 2;
 };
 
 struct ForwardParams {
@@ -165,6 +175,7 @@ struct Forward {
     const uint32_t q_tile, k_tile, v_tile, sums;  // shared addresses; sums take all tiles' place in the end
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * C::warp_rows;
     float out[C::groups][C::head_dim_v / 2];
+    static constexpr int p_words = 32 / tile::operand_values<C::dtype>;
     tile::RowState rows[C::groups];
 
     __device__ Forward(const ForwardParams& params, uint32_t shared)
@@ -194,6 +205,10 @@ struct Forward {
 #pragma unroll
             for (int i = 0; i < C::head_dim_v / 2; ++i) out[g][i] = 0;
         bool fresh = true;
+        if constexpr (C::is_tf32) {
+            ptx::cp_async_wait<1>();
+            round_own_chunks<C::block_q, typename C::KeyTile>(q_tile);
+        }
         while (more) {
             // The first v is on its way, behind the first k.
             fresh ? ptx::cp_async_wait<1>() : ptx::cp_async_wait<0>();
@@ -214,18 +229,21 @@ struct Forward {
             __syncthreads();  // v is there, and everyone is done with k
             if (more) load_k(tokens, part);
             ptx::cp_async_commit();
-            uint32_t p[C::groups][4][4];
+            uint32_t p[C::groups][p_words][4];
 #pragma unroll
             for (int g = 0; g < C::groups; ++g) make_probabilities(g, s[g], is_masked, words[g], fresh, p[g]);
             fresh = false;
-            add_product<C::dtype, typename C::ValueTile>(p, v_tile, out);
+            if constexpr (C::is_tf32)
+                add_tf32_product<typename C::ValueTile>(p, v_tile, out);
+            else
+                add_product<C::dtype, typename C::ValueTile>(p, v_tile, out);
         }
         finish();
     }
 
     __device__ __forceinline__ void load_q() {
         const LayoutView& layout = params.layout;
-        const Rows q(params.q, place.batch, place.head, params.head_dim, params.q_is_wide);
+        const typename C::Rows q(params.q, place.batch, place.head, params.head_dim, params.q_is_wide);
         const auto tokens = any::tokens_of(layout.queries, layout.block_q, layout.seq_q, place.task.row);
         if (place.tile.bits == 0)
             load_rows<C::block_q, typename C::KeyTile>(q_tile, q, {tokens, place.first_row});
@@ -233,23 +251,23 @@ struct Forward {
             load_rows_of_heads(q_tile, q, params.q.head, tokens, place.tile, place.first_row);
     }
     // Once a task, element by element. Static, and all by value: `this` would keep the sums in memory.
-    __device__ __noinline__ static void load_rows_of_heads(uint32_t to, Rows q, int64_t head_stride,
+    __device__ __noinline__ static void load_rows_of_heads(uint32_t to, typename C::Rows q, int64_t head_stride,
                                                            any::TileTokens tokens, any::TileRows tile, int first_row) {
         constexpr int chunks = C::KeyTile::chunks;
         const char* const first = q.data;
         for (int at = threadIdx.x; at < C::block_q * chunks; at += threads) {
             const int row = at / chunks, chunk = at % chunks, in_tile = first_row + row;
-            q.data = first + 2 * tile.head(in_tile) * head_stride;
-            copy_chunk(C::KeyTile::at(to, row, chunk), q, tokens.at(tile.place(in_tile)), 8 * chunk);
+            q.data = first + C::element_bytes * tile.head(in_tile) * head_stride;
+            copy_chunk(C::KeyTile::at(to, row, chunk), q, tokens.at(tile.place(in_tile)), q.in_chunk * chunk);
         }
     }
     __device__ __forceinline__ void load_k(const any::TileTokens& tokens, int part) {
-        const Rows k(params.k, place.batch, place.head_kv(params), params.head_dim, params.k_is_wide);
+        const typename C::Rows k(params.k, place.batch, place.head_kv(params), params.head_dim, params.k_is_wide);
         load_rows<step_tokens, typename C::KeyTile>(k_tile, k, {tokens, part * step_tokens});
     }
     // Rows of v that no query sees are 0: what they hold would reach every row, which would all need a repair.
     __device__ __forceinline__ void load_v(const any::TileTokens& tokens, int block, int part) {
-        const Rows v(params.v, place.batch, place.head_kv(params), params.head_dim_v, params.v_is_wide);
+        const typename C::Rows v(params.v, place.batch, place.head_kv(params), params.head_dim_v, params.v_is_wide);
         const LiveView& live = params.layout.live_keys;
         const int set = live.set_of ? live.set_of[place.kind * params.layout.by_key.rows + block] : all_live;
         const uint64_t word = set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
@@ -266,7 +284,7 @@ struct Forward {
     }
 
     __device__ __forceinline__ void make_probabilities(int g, float (&s)[32], bool is_masked, uint32_t word, bool fresh,
-                                                       uint32_t (&p)[4][4]) {
+                                                       uint32_t (&p)[p_words][4]) {
         if (params.has_cap) tile::cap(s, params.into_cap);
         if (is_masked) tile::mask(s, word);
         float factor[2];
@@ -298,7 +316,10 @@ struct Forward {
             }
         }
         __syncthreads();  // everyone is done with the tiles, where sums are staged
-        Sums::template stage<C::groups>(sums, warp_row, out, unlift);
+        if constexpr (C::is_tf32)
+            Sums::template stage_tf32<C::groups>(sums, warp_row, out);
+        else
+            Sums::template stage<C::groups>(sums, warp_row, out, unlift);
         __syncwarp();  // a row's sums are there before its repair overwrites them
 #pragma unroll 1
         for (unsigned bits = odd; bits; bits &= bits - 1) {
@@ -381,8 +402,7 @@ struct Forward {
 // ---- kernel ----
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas) block_forward_kernel(const __grid_constant__ ForwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    Forward<C>(params, ptx::shared_address(memory)).run();
+    Forward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
 }
 
 // ---- launch ----
@@ -399,8 +419,9 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
     params.heads_q = int(p.heads_q), params.group = int(p.group());
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     params.row_parts = args.layout.block_q * args.tasks.tile_heads / BlockQ;
-    params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
-    params.has_quads = has_quads(args.out) && p.head_dim_v % 4 == 0;
+    params.q_is_wide = is_wide(args.q, C::element_bytes), params.k_is_wide = is_wide(args.k, C::element_bytes);
+    params.v_is_wide = is_wide(args.v, C::element_bytes);
+    params.has_quads = has_quads(args.out, C::element_bytes) && p.head_dim_v % 4 == 0;
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
     params.has_cap = p.softcap != 0;

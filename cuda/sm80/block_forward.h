@@ -5,13 +5,12 @@
 #include "plan/kernel.h"
 
 namespace spattn::sm80 {
-
-// D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns, and any strides. A CTA has BlockQ
-// queries; a layout's blocks are multiples of BlockQ queries and of 64 keys, and its masks in fragment order
-// (tile/fragment.h). Workspace: partial results of split rows.
+// D: f16, bf16, or f32, whose products are TF32's. HeadDim, HeadDimV: of the tiles; operands may have fewer columns,
+// and any strides. A CTA has BlockQ queries; a layout's blocks are multiples of BlockQ queries and of 64 keys, and its
+// masks in fragment order (tile/fragment.h). Workspace: partial results of split rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
 struct BlockForward {
-    static constexpr int shared_bytes = 2 * (BlockQ * HeadDim + 64 * (HeadDim + HeadDimV));
+    static constexpr int shared_bytes = dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (HeadDim + HeadDimV));
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -466,8 +466,7 @@ struct GatherGradients {
 template <class C, Adding A>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     gather_backward_kernel(const __grid_constant__ GatherBackwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    GatherGradients<C, A>(params, memory).run();
+    GatherGradients<C, A>(params, ptx::swizzled_shared<uint8_t>()).run();
 }
 
 // ---- launch ----

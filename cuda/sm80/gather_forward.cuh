@@ -24,8 +24,10 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "any/row_end.cuh"
+#include "ptx/shared.cuh"
 #include "runtime/launch.h"
 #include "sm80/gather_forward.h"
 #include "sm80/gather_rows.cuh"
@@ -35,20 +37,22 @@
 namespace spattn::sm80 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV>
+template <Dtype D, int HeadDim, int HeadDimV, int Keys, int Stages>
 struct GatherConfig {
     using Kernel = GatherForward<D, HeadDim, HeadDimV, any::gather_tile>;
     static constexpr Dtype dtype = D;
     using Element = typename tile::Element<D>::type;
     static constexpr bool value_in_key = Kernel::value_in_key;
     static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
-    static constexpr int threads = 128 * column_parts, step = Kernel::step_keys, stages = Kernel::stages;
+    static constexpr int threads = 128 * column_parts, step = Keys, stages = Stages;
     using KeyTile = SharedTile<HeadDim>;
     using ValueTile = SharedTile<HeadDimV>;
     using PartTile = SharedTile<part_columns, value_in_key ? HeadDim : HeadDimV>;  // of values, a warp's columns
     static constexpr int q_bytes = KeyTile::bytes(any::gather_tile), k_bytes = KeyTile::bytes(step);
     static constexpr int stage_bytes = k_bytes + (value_in_key ? 0 : ValueTile::bytes(step));
-    static_assert(q_bytes + stages * stage_bytes == Kernel::tile_bytes, "what the host was told");
+    static constexpr int tile_bytes = q_bytes + stages * stage_bytes;
+    static constexpr int shared_bytes = Kernel::shared_bytes({step, stages});
+    static_assert(tile_bytes == Kernel::tile_bytes({step, stages}), "what the host was told");
     static constexpr int ctas = part_columns <= 64 ? 3 : part_columns <= 128 ? 2 : 1;  // an SM
 };
 
@@ -65,7 +69,8 @@ struct GatherForwardParams {
     float into_cap;
 };
 
-// There is one slot more than stages: a warp may still read its own when another finds those that come after the next.
+// There is one slot more than stages: with two, a warp may still read its own when another finds those that come after
+// the next.
 template <class C>
 using ListedKeys = StepKeys<C::step, C::stages + 1>;
 
@@ -84,7 +89,7 @@ struct Gathered {
 
     __device__ Gathered(const GatherForwardParams& params, uint8_t* memory)
         : params(params),
-          keys(*reinterpret_cast<ListedKeys<C>*>(memory + C::q_bytes + C::stages * C::stage_bytes)),
+          keys(*reinterpret_cast<ListedKeys<C>*>(memory + C::tile_bytes)),
           q_tile(ptx::shared_address(memory)),
           stages(q_tile + C::q_bytes),
           task(any::GatherTask::at(params.rows, params.lists, int(blockIdx.x))) {}
@@ -93,7 +98,7 @@ struct Gathered {
         const TileList list(params.lists, task);
         const int steps = list.steps(C::step);
         const auto find = [&](int step) {
-            if (int(threadIdx.x) < C::step) list.find(keys, step, int(threadIdx.x));
+            if (int(threadIdx.x) < max(C::step, 32)) list.find(keys, step, int(threadIdx.x));
         };
 #pragma unroll
         for (float& x : out[0]) x = 0;
@@ -108,9 +113,12 @@ struct Gathered {
             find(step + 1);
             ptx::cp_async_wait<0>();
             __syncthreads();  // the step is there, the next one's keys are known, and all are done with the one before
-            if (step + 1 < steps) load(step + 1);
-            ptx::cp_async_commit();
+            if constexpr (C::stages > 1) load_next(step, steps);
             attend(step);
+            if constexpr (C::stages == 1) {
+                __syncthreads();  // all are done with the step
+                load_next(step, steps);
+            }
         }
         ptx::cp_async_wait<0>();
         finish();
@@ -118,6 +126,10 @@ struct Gathered {
 
     __device__ __forceinline__ uint32_t stage(int step) const { return stages + step % C::stages * C::stage_bytes; }
 
+    __device__ __forceinline__ void load_next(int step, int steps) {
+        if (step + 1 < steps) load(step + 1);
+        ptx::cp_async_commit();
+    }
     __device__ __forceinline__ void load(int step) {
         load_listed<C::step, typename C::KeyTile, C::threads>(stage(step), params.k, params.head_dim, params.k_is_wide,
                                                               task, keys.keys(step));
@@ -182,16 +194,32 @@ struct Gathered {
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    Gathered<C>(params, memory).run();
+    Gathered<C>(params, ptx::swizzled_shared<uint8_t>()).run();
 }
 
 // ---- launch ----
+// act(config) with the one that the device has shared memory for.
+template <Dtype D, int HeadDim, int HeadDimV, class Act>
+void choose_steps(int32_t device, Act act) {
+    using Kernel = GatherForward<D, HeadDim, HeadDimV, any::gather_tile>;
+    using Usual = GatherConfig<D, HeadDim, HeadDimV, Kernel::usual.keys, Kernel::usual.stages>;
+    using Least = GatherConfig<D, HeadDim, HeadDimV, Kernel::least.keys, Kernel::least.stages>;
+    if (std::is_same_v<Usual, Least> || runtime::shared_bytes(device) >= Usual::shared_bytes)
+        act(Usual{});
+    else
+        act(Least{});
+}
+
+template <class C>
+void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
+    static_assert(sizeof(ListedKeys<C>) <= C::shared_bytes - C::tile_bytes, "what the host was told");
+    runtime::launch(gather_forward_kernel<C>,
+                    {unsigned(params.rows.tasks), unsigned(C::threads), size_t(C::shared_bytes)}, args.stream, params);
+}
+
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
     static_assert(Block == any::gather_tile, "tiles of 64 rows");
-    using C = GatherConfig<D, HeadDim, HeadDimV>;
-    static_assert(sizeof(ListedKeys<C>) <= shared_bytes - tile_bytes, "what the host was told");
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
@@ -214,14 +242,14 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
                                      float(scale * M_LOG2E),
                                      p.softcap != 0,
                                      p.softcap != 0 ? float(p.scale / p.softcap) : 0};
-    runtime::launch(gather_forward_kernel<C>, {unsigned(params.rows.tasks), unsigned(C::threads), size_t(shared_bytes)},
-                    args.stream, params);
+    choose_steps<D, HeadDim, HeadDimV>(args.device, [&]<class C>(C) { launch_gather<C>(args, params); });
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(gather_forward_kernel<GatherConfig<D, HeadDim, HeadDimV>>, shared_bytes);
+    choose_steps<D, HeadDim, HeadDimV>(
+        device, []<class C>(C) { runtime::prepare(gather_forward_kernel<C>, C::shared_bytes); });
 }
 
 }  // namespace spattn::sm80

@@ -6,16 +6,25 @@
 
 namespace spattn::sm80 {
 
+// How a CTA meets its list: so many keys at once, of which shared memory has so many steps.
+struct ListSteps {
+    int keys, stages;
+};
+
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns, and any strides. Beyond 256 columns,
 // values are the first columns of keys. A CTA has Block query rows, heads of a group mostly.
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 struct GatherForward {
     static constexpr bool value_in_key = HeadDim > 256;
-    static constexpr int step_keys = HeadDim > 128 ? 32 : 64;  // of a list, that a CTA meets at once
-    static constexpr int stages = 2;                           // of keys: one comes while another is used
-    static constexpr int tile_bytes =
-        2 * (Block * HeadDim + stages * step_keys * (HeadDim + (value_in_key ? 0 : HeadDimV)));
-    static constexpr int shared_bytes = tile_bytes + 1024;  // and which keys they are
+    // Keys of one step come while those of another are used. Of 576 columns there is no room for that where a CTA may
+    // have 99 KiB (Ada, and Ampere but for A100): few keys come, and all wait for them.
+    static constexpr ListSteps usual = {HeadDim > 128 ? 32 : 64, 2};
+    static constexpr ListSteps least = value_in_key ? ListSteps{16, 1} : usual;
+    static constexpr int tile_bytes(ListSteps steps) {
+        return 2 * (Block * HeadDim + steps.stages * steps.keys * (HeadDim + (value_in_key ? 0 : HeadDimV)));
+    }
+    // Bytes of shared memory: the tiles, and which keys they are.
+    static constexpr int shared_bytes(ListSteps steps) { return tile_bytes(steps) + 1024; }
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -32,23 +32,29 @@ const char* tiles_fit(const Problem& p) {
 }
 
 // ---- forward ----
-template <int HeadDim, int HeadDimV, int Heads>
+template <Dtype D, int HeadDim, int HeadDimV, int Heads>
 const char* block_forward_fits(const Problem& p) {
+    if (D == Dtype::f32 && !p.tf32) return "rounds to TF32, only with SPATTN_PLAN_TF32";
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
-// bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried.
-template <int HeadDim, int HeadDimV, int BlockQ, int Heads>
+// bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. Of TF32
+// smaller tiles are faster at head_dim 128, where two CTAs an SM are not of the larger ones.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double flops_per_cycle = BlockQ == 128 ? 1150 : 1050, launch = 4;  // us
+    constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
+    constexpr double flops_per_cycle = D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
+                                       : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
+                                                       : (BlockQ == 128 ? 380 : 415);
+    constexpr double launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
     const double cycles = (s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
-                          any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
+                          any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
 }
 
@@ -81,8 +87,8 @@ Kernel block_forward(const char* name) {
             .walks = {{Owner::queries, any::forward_policy(64), Heads}},
             .num_walks = 1,
             .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes>,
-            .fits = block_forward_fits<HeadDim, HeadDimV, Heads>,
-            .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, Heads>,
+            .fits = block_forward_fits<D, HeadDim, HeadDimV, Heads>,
+            .cost = block_forward_cost<D, HeadDim, HeadDimV, BlockQ, Heads>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ>,
             .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
@@ -136,7 +142,7 @@ Kernel gather_forward(const char* name) {
             .device = SPATTN_CUDA,
             .pass = Pass::forward,
             .dtype = D,
-            .runs_here = runs_here<K::shared_bytes>,
+            .runs_here = runs_here<K::shared_bytes(K::least)>,
             .fits = gather_forward_fits<HeadDim, HeadDimV>,
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
             .workspace = no_workspace,
@@ -190,7 +196,7 @@ Kernel block_backward(const char* name) {
             .permute = tile::permute_to_both_fragments,
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
-            .runs_here = runs_here<K::shared_bytes>,
+            .runs_here = runs_here<K::shared_bytes(K::least_step)>,
             .fits = block_backward_fits<HeadDim, HeadDimV, K::joins_dk_dv>,
             .cost = block_backward_cost<HeadDim, HeadDimV, K::joins_dk_dv>,
             .workspace = block_backward_workspace,
@@ -249,12 +255,16 @@ Kernel gather_backward(const char* name) {
 
 KernelTable kernels() {
     static const Kernel rows[] = {
-#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                                \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v \
-                                                      "_" #block "x64"),
-#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block)                                \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block, heads>("sm80_" #kernel "_" #dtype "_d" #head_dim "_v" \
-                                                             #head_dim_v "_" #block "x64_heads" #heads),
+// What products are made in.
+#define SPATTN_PRODUCTS_bf16 "bf16"
+#define SPATTN_PRODUCTS_f16 "f16"
+#define SPATTN_PRODUCTS_f32 "tf32"
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                 \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype \
+                                                      "_d" #head_dim "_v" #head_dim_v "_" #block "x64"),
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block) \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block, heads>(              \
+        "sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype "_d" #head_dim "_v" #head_dim_v "_" #block "x64_heads" #heads),
 #define SPATTN_TILE_HEADS(...)                                       \
     SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
     SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
@@ -262,6 +272,9 @@ KernelTable kernels() {
 #undef SPATTN_TILE_HEADS
 #undef SPATTN_OF_HEADS
 #undef SPATTN_KERNEL
+#undef SPATTN_PRODUCTS_f32
+#undef SPATTN_PRODUCTS_f16
+#undef SPATTN_PRODUCTS_bf16
     };
     return {rows, int(sizeof rows / sizeof *rows)};
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Tiles of 16-bit elements in shared memory, how rows by token get there, and the two products of attention on them by
-// warps of 16 or 32 rows.
+// Tiles of 16-bit elements, or of float32, in shared memory, how rows by token get there, and the two products of
+// attention on them by warps of 16 or 32 rows.
 #pragma once
+
+#include <type_traits>
 
 #include "any/element.cuh"
 #include "any/tile.cuh"
@@ -20,44 +22,49 @@ constexpr int step_tokens = 64;                 // of the other axis that a CTA 
 
 // `Columns` of rows of as many or more elements. Their chunks of 16 bytes are swizzled by row, so that eight rows of
 // one column are read without a conflict.
-template <int Columns, int RowColumns = Columns>
+template <int Columns, int RowColumns = Columns, int ElementBytes = 2>
 struct SharedTile {
-    static constexpr int columns = Columns, row_bytes = 2 * RowColumns, chunks = Columns / 8;
+    static constexpr int columns = Columns, row_bytes = ElementBytes * RowColumns, chunks = ElementBytes * Columns / 16;
     static constexpr int bytes16 = 16 * row_bytes;  // of as many rows
-    static_assert(Columns % 64 == 0 && RowColumns % 64 == 0, "the swizzle permutes eight chunks");
+    static_assert(chunks % 8 == 0 && row_bytes % 128 == 0, "the swizzle permutes eight chunks");
     static constexpr int bytes(int rows) { return rows * row_bytes; }
     __device__ static uint32_t at(uint32_t base, int row, int chunk) {
         return base + row * row_bytes + ((chunk ^ (row & 7)) << 4);
     }
-    // From at(base, row, 0 or 1) to 16 * n columns further on, in one operation: bases are multiples of 128.
+    // From at(base, row, 0 or 1) to 2 * n chunks further on, in one operation: bases are multiples of 128.
     __device__ static uint32_t further(uint32_t address, int n) { return (address ^ n % 4 * 32) + n / 4 * 128; }
 };
 
-// An operand of one batch entry and head.
-struct Rows {
+// An operand of one batch entry and head, whose elements are such words.
+template <class Word>
+struct RowsOf {
+    static constexpr int element_bytes = sizeof(Word), in_chunk = 16 / element_bytes;  // elements
     const char* data;
     int64_t row, column;  // strides in elements
     int columns;
     bool is_wide;  // rows start at multiples of 16 bytes, and their columns follow each other
 
-    __device__ Rows(const TensorView& x, int64_t batch, int64_t head, int columns, bool is_wide)
-        : data(reinterpret_cast<const char*>(any::row_of<uint16_t>(x, batch, head, 0))),
+    __device__ RowsOf(const TensorView& x, int64_t batch, int64_t head, int columns, bool is_wide)
+        : data(reinterpret_cast<const char*>(any::row_of<Word>(x, batch, head, 0))),
           row(x.row),
           column(x.column),
           columns(columns),
           is_wide(is_wide) {}
 };
+using Rows = RowsOf<uint16_t>;
 
 using any::is_wide;
 
-// Eight elements of a row, one by one.
-__device__ __forceinline__ void copy_chunk(uint32_t to, const Rows& rows, int64_t token, int first_column) {
+// A chunk's elements of a row, one by one.
+template <class Word>
+__device__ __forceinline__ void copy_chunk(uint32_t to, const RowsOf<Word>& rows, int64_t token, int first_column) {
+    constexpr int in_chunk = RowsOf<Word>::in_chunk, in_word = in_chunk / 4;
     uint32_t words[4] = {};
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < in_chunk; ++n) {
         if (token == no_token || first_column + n >= rows.columns) continue;
         const int64_t element = token * rows.row + (first_column + n) * rows.column;
-        words[n / 2] |= uint32_t(reinterpret_cast<const uint16_t*>(rows.data)[element]) << 16 * (n % 2);
+        words[n / in_word] |= uint32_t(reinterpret_cast<const Word*>(rows.data)[element]) << 16 * (n % in_word);
     }
     ptx::store_shared(to, words);
 }
@@ -76,16 +83,17 @@ struct TokenRange {
 
 // The rows of a range into a tile, 0 where there is no token and beyond the last column. Complete with the group that
 // the caller commits, for wide rows; others at once.
-template <int RowCount, class Tile>
-__device__ __forceinline__ void load_rows(uint32_t to, const Rows& rows, const TokenRange& range) {
+template <int RowCount, class Tile, class Word>
+__device__ __forceinline__ void load_rows(uint32_t to, const RowsOf<Word>& rows, const TokenRange& range) {
+    constexpr int element_bytes = RowsOf<Word>::element_bytes, in_chunk = RowsOf<Word>::in_chunk;
     constexpr int passes = RowCount * Tile::chunks / threads, pass_rows = threads / Tile::chunks;
     static_assert(threads % Tile::chunks == 0, "a thread copies one column of chunks");
     const int first = int(threadIdx.x) / Tile::chunks, chunk = int(threadIdx.x) % Tile::chunks;
-    const int bytes = min(max(2 * (rows.columns - 8 * chunk), 0), 16);
+    const int bytes = min(max(element_bytes * (rows.columns - in_chunk * chunk), 0), 16);
     if (rows.is_wide && range.is_even(RowCount)) {
         const int64_t token = range.tokens.first + int64_t(range.begin + first) * range.tokens.stride;
-        const char* const from = rows.data + 2 * (token * rows.row + 8 * chunk);
-        const int64_t step = 2 * pass_rows * range.tokens.stride * rows.row;
+        const char* const from = rows.data + element_bytes * (token * rows.row + in_chunk * chunk);
+        const int64_t step = element_bytes * pass_rows * range.tokens.stride * rows.row;
 #pragma unroll
         for (int i = 0; i < passes; ++i)
             ptx::cp_async_16(Tile::at(to, first + i * pass_rows, chunk), from + i * step, bytes);
@@ -93,20 +101,34 @@ __device__ __forceinline__ void load_rows(uint32_t to, const Rows& rows, const T
 #pragma unroll 4
         for (int i = 0; i < passes; ++i) {
             const int row = first + i * pass_rows, token = range.at(row);
-            const char* from = rows.data + 2 * (max(token, 0) * rows.row + (bytes ? 8 * chunk : 0));
+            const char* from = rows.data + element_bytes * (max(token, 0) * rows.row + (bytes ? in_chunk * chunk : 0));
             ptx::cp_async_16(Tile::at(to, row, chunk), from, token == no_token ? 0 : bytes);
         }
     } else {
 #pragma unroll 1
         for (int i = 0; i < passes; ++i) {
             const int row = first + i * pass_rows;
-            copy_chunk(Tile::at(to, row, chunk), rows, range.at(row), 8 * chunk);
+            copy_chunk(Tile::at(to, row, chunk), rows, range.at(row), in_chunk * chunk);
         }
     }
 }
 
+// What this thread copied of a tile of float32, rounded to TF32 where it lies; the group that brought it is complete.
+template <int RowCount, class Tile>
+__device__ __forceinline__ void round_own_chunks(uint32_t at) {
+#pragma unroll 4
+    for (int i = int(threadIdx.x); i < RowCount * Tile::chunks; i += threads) {
+        const uint32_t chunk = Tile::at(at, i / Tile::chunks, i % Tile::chunks);
+        uint32_t words[4];
+        ptx::load_shared(words, chunk);
+        tile::round_to_tf32(words);
+        ptx::store_shared(chunk, words);
+    }
+}
+
 // s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
-// times the step's, whose rows may lie further apart.
+// times the step's, whose rows may lie further apart. A chunk of four TF32 is loaded as one of eight 16-bit elements
+// is, and each thread then has what that product wants of it. Own rows are in TF32 already: they meet every step.
 template <Dtype D, class Tile, class StepTile = Tile, int Groups, int Values>
 __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
@@ -117,7 +139,7 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
 #pragma unroll
         for (int i = 0; i < Values; ++i) s[g][i] = 0;
 #pragma unroll
-    for (int k = 0; k < Tile::columns / 16; ++k) {
+    for (int k = 0; k < Tile::chunks / 2; ++k) {
         uint32_t a[Groups][4];
 #pragma unroll
         for (int g = 0; g < Groups; ++g) ptx::load_matrix_x4(a[g], Tile::further(a_at, k) + g * Tile::bytes16);
@@ -125,6 +147,7 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
         for (int n = 0; n < Values / 8; ++n) {
             uint32_t b[4];
             ptx::load_matrix_x4(b, StepTile::further(b_at, k) + n * StepTile::bytes16);
+            if constexpr (D == Dtype::f32) tile::round_to_tf32(b);
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
                 ptx::mma(&s[g][8 * n], a[g], b[0], b[1], tile::MatrixTag<D>{});
@@ -151,6 +174,32 @@ __device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][Words][4
                 ptx::mma(&sums[g][8 * c], p[g][k], b[0], b[1], tile::MatrixTag<D>{});
                 ptx::mma(&sums[g][8 * c + 4], p[g][k], b[2], b[3], tile::MatrixTag<D>{});
             }
+        }
+}
+
+// The same of TF32. A load that transposes moves 16 bits at a time, so a thread reads four columns of two rows, those
+// that a word of p and its neighbour stand for, without a conflict. Its sums are of other columns than 16-bit elements
+// give it: value 16 c + 4 e + 2 h + n is of its row r + 8 h and column 32 c + 8 (lane % 4) + 4 n + e.
+template <class Tile, int Groups, int Words>
+__device__ __forceinline__ void add_tf32_product(const uint32_t (&p)[Groups][Words][4], uint32_t step,
+                                                 float (&sums)[Groups][Tile::columns / 2]) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t even = Tile::at(step, 2 * (lane % 4), lane / 4), odd = Tile::at(step, 2 * (lane % 4) + 1, lane / 4);
+#pragma unroll
+    for (int k = 0; k < Words; ++k)
+#pragma unroll
+        for (int c = 0; c < Tile::columns / 32; ++c) {
+            const uint32_t further = k * 8 * Tile::row_bytes + c * 128;
+            uint32_t b0[4], b1[4];
+            ptx::load_shared(b0, even + further);
+            ptx::load_shared(b1, odd + further);
+            tile::round_to_tf32(b0);
+            tile::round_to_tf32(b1);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+#pragma unroll
+                for (int g = 0; g < Groups; ++g)
+                    ptx::mma(&sums[g][16 * c + 4 * e], p[g][k], b0[e], b1[e], tile::MatrixTag<Dtype::f32>{});
         }
 }
 
@@ -181,6 +230,25 @@ struct SumTile {
                 ptx::store_shared(to, sums[g][i] * factor, sums[g][i + 1] * factor);
             }
     }
+
+    // The same of sums as add_tf32_product leaves them.
+    template <int Groups>
+    __device__ static void stage_tf32(uint32_t base, int row, const float (&sums)[Groups][Columns / 2]) {
+        const int lane = threadIdx.x % 32;
+        const uint32_t first = at(base, row + lane / 4, 8 * (lane % 4));
+#pragma unroll
+        for (int g = 0; g < Groups; ++g)
+#pragma unroll
+            for (int i = 0; i < Columns / 2; i += 16)
+#pragma unroll
+                for (int n = 0; n < 4; ++n) {
+                    const int unit = i / 4, below = 16 * g + 8 * tile::row_of(n);
+                    const float* const from = &sums[g][i + n];
+                    const uint32_t words[4] = {__float_as_uint(from[0]), __float_as_uint(from[4]),
+                                               __float_as_uint(from[8]), __float_as_uint(from[12])};
+                    ptx::store_shared((first ^ unit % 8 * 32) + unit / 8 * 256 + n % 2 * 16 + below * row_bytes, words);
+                }
+    }
 };
 
 // Four columns at once, or one by one where memory is not aligned for that; of `left` columns the first four.
@@ -205,7 +273,10 @@ template <Dtype D>
 __device__ __forceinline__ void write_elements(const float (&x)[4], any::ElementOf<D>* to, int64_t column, bool quads,
                                                int left) {
     if (quads) {
-        *reinterpret_cast<uint2*>(to) = make_uint2(tile::pack<D>(x[0], x[1]), tile::pack<D>(x[2], x[3]));
+        if constexpr (D == Dtype::f32)
+            *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+        else
+            *reinterpret_cast<uint2*>(to) = make_uint2(tile::pack<D>(x[0], x[1]), tile::pack<D>(x[2], x[3]));
     } else {
         for (int e = 0; e < 4; ++e)
             if (e < left) any::from_real(x[e], to[e * column]);
@@ -213,8 +284,9 @@ __device__ __forceinline__ void write_elements(const float (&x)[4], any::Element
 }
 
 // Rows that quads may be written to.
-inline bool has_quads(const TensorView& x) {
-    return x.column == 1 && (x.batch | x.head | x.row) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
+inline bool has_quads(const TensorView& x, int element_bytes = 2) {
+    return x.column == 1 && (x.batch | x.head | x.row) % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(x.data) % (4 * element_bytes) == 0;
 }
 
 // Blocks [skip, skip + take) of a list, counted from its end.

@@ -89,11 +89,17 @@ constexpr float ds_lift = D == Dtype::f16 ? 16 : 1;
 template <Dtype D>
 constexpr float ds_unlift = 1 / ds_lift<D>;
 
-// p = exp(s - m), lifted, as the a operand of the next product (the layouts agree), and this thread's sums. A row that
-// has seen no key has m = -infinity: a key gives infinity there, and no key 0.
+// A thread's probabilities that make its part of an a operand: 16 keys of 16 bits, or 8 of TF32.
+template <Dtype D>
+constexpr int operand_values = D == Dtype::f32 ? 4 : 8;
+
+// p = exp(s - m), lifted, as the a operand of the next product, and this thread's sums. Two 16-bit values of
+// neighbouring keys are a word, and the layouts agree; TF32's operand has eight keys, of which the even ones stand
+// before the odd ones, so that here, too, each thread has what it needs. A row that has seen no key has m = -infinity:
+// a key gives infinity there, and no key 0.
 template <Dtype D, int Values>
 __device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
-                                             float (&sum)[2], uint32_t (&p)[Values / 8][4]) {
+                                             float (&sum)[2], uint32_t (&p)[Values / operand_values<D>][4]) {
     float offset[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) offset[h] = fminf(lift<D> - rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
@@ -102,12 +108,15 @@ __device__ __forceinline__ void exponentials(const float (&s)[Values], const Row
         const float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
         const float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
         sum[row_of(i)] += x, sum[row_of(i)] += y;
-        p[i / 8][i % 8 / 2] = pack<D>(x, y);
+        if constexpr (D == Dtype::f32)
+            p[i / 4][row_of(i)] = to_tf32(x), p[i / 4][row_of(i) + 2] = to_tf32(y);
+        else
+            p[i / 8][i % 8 / 2] = pack<D>(x, y);
     }
     // Sums and words are made here, between the exponentials that leave room for them, and not where they are used.
 #pragma unroll
-    for (int i = 0; i < Values / 2; ++i) asm volatile("" : "+r"(p[i / 4][i % 4]));
-    asm volatile("" : "+f"(sum[0]), "+f"(sum[1]));
+    for (int i = 0; i < 4 * Values / operand_values<D>; ++i) ptx::make_here(p[i / 4][i % 4]);
+    ptx::make_here(sum[0], sum[1]);
 }
 
 // A thread's probabilities of a row and block may sum up to this before m follows the maximum: what is accumulated
@@ -120,7 +129,7 @@ constexpr float most = D == Dtype::f16 ? 32768 : 4096;
 // be multiplied by `factor` (the same answer for a whole warp).
 template <Dtype D, int Values>
 __device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows, float scale_log2, bool fresh,
-                                        uint32_t (&p)[Values / 8][4], float (&factor)[2]) {
+                                        uint32_t (&p)[Values / operand_values<D>][4], float (&factor)[2]) {
     float sum[2];
     if (!fresh) [[likely]] {
         exponentials<D>(s, rows, scale_log2, sum, p);

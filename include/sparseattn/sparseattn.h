@@ -432,7 +432,12 @@ enum spattn_plan_flags {
     SPATTN_PLAN_SCALE = 1 << 4,         /* scale is meant, even if 0 */
     SPATTN_PLAN_VALUE_IN_KEY = 1 << 5,  /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
                                            gradients. head_dim_v <= head_dim */
-    SPATTN_PLAN_SINK_LOGITS = 1 << 6    /* sink_logits will be given to each call */
+    SPATTN_PLAN_SINK_LOGITS = 1 << 6,   /* sink_logits will be given to each call */
+    SPATTN_PLAN_TF32 = 1 << 7           /* float32 may be rounded to TF32, 11 significant bits, for the tensor cores of
+                                           Ampere and later: q, k, v and p are then off by up to 2^-11 of themselves as
+                                           they enter q kT and p v, which add up in float32. A permission: where no
+                                           such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
+                                           is rounded. spattn_plan_kernel names kernels of "tf32" */
 };
 typedef struct spattn_problem {
     uint32_t struct_size;

@@ -681,6 +681,7 @@ struct Problem {
     bool backward = false;            // Plan::backward will be called
     bool deterministic = false, reference = false, value_in_key = false;
     bool sink_logits = false;         // each call brings sink_logits
+    bool tf32 = false;                // float32 products may round their operands to TF32
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();
@@ -689,6 +690,7 @@ struct Problem {
                         (reference ? uint32_t(SPATTN_PLAN_REFERENCE) : 0) |
                         (value_in_key ? uint32_t(SPATTN_PLAN_VALUE_IN_KEY) : 0) |
                         (sink_logits ? uint32_t(SPATTN_PLAN_SINK_LOGITS) : 0) |
+                        (tf32 ? uint32_t(SPATTN_PLAN_TF32) : 0) |
                         (q_offset ? uint32_t(SPATTN_PLAN_Q_OFFSET) : 0) | (scale ? uint32_t(SPATTN_PLAN_SCALE) : 0);
         problem.batch = batch, problem.heads_q = heads_q, problem.heads_kv = heads_kv;
         problem.seq_q = seq_q, problem.seq_k = seq_k, problem.head_dim = head_dim, problem.head_dim_v = head_dim_v;

@@ -48,7 +48,7 @@ double read_softcap(double softcap) {
 
 constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
                                  SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY |
-                                 SPATTN_PLAN_SINK_LOGITS;
+                                 SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32;
 
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
@@ -79,6 +79,7 @@ Problem read_problem(const spattn_problem& p) {
     r.softcap = read_softcap(p.softcap);
     r.has_sink_logits = p.flags & SPATTN_PLAN_SINK_LOGITS;
     r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
+    r.tf32 = p.flags & SPATTN_PLAN_TF32 && r.dtype == Dtype::f32;
     if (r.value_in_key && r.head_dim_v > r.head_dim)
         fail(SPATTN_E_RANGE, "problem.head_dim_v",
              text("is ", r.head_dim_v, " with SPATTN_PLAN_VALUE_IN_KEY; accepted: up to head_dim, ", r.head_dim));

@@ -29,6 +29,7 @@ struct Problem {
     double softcap = 0;            // 0: scores as they are
     bool has_sink_logits = false;  // each call brings them
     bool value_in_key = false;     // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
+    bool tf32 = false;             // float32 alone: products may round their operands to TF32
     ListShape call_lists{};        // of lists that come with each call
     int64_t group() const { return heads_q / heads_kv; }
 };

@@ -455,6 +455,7 @@ TEST(a_plan_is_kept_for_all_that_decides_it) {
         [](auto& p) { p.flags |= SPATTN_PLAN_REFERENCE; },
         [](auto& p) { p.flags |= SPATTN_PLAN_VALUE_IN_KEY; },
         [](auto& p) { p.flags |= SPATTN_PLAN_SINK_LOGITS; },
+        [](auto& p) { p.flags |= SPATTN_PLAN_TF32; },
     };
     const Context context = make_context();
     const Pattern pattern = parse("causal");

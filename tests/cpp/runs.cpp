@@ -94,6 +94,9 @@ TEST(plans_explain_and_count) {
     CHECK_EQ(plan.stats().pairs, 4 * local.stats({50, 50, 1, 1, {}, 64, 64}).pairs);
     CHECK(plan.stats().flops_forward > 0);
     CHECK(context().plan(local, small_problem()).c() == plan.c());  // the context keeps equal plans
+    sa::Problem allowed = small_problem();
+    allowed.tf32 = true;
+    CHECK(context().plan(local, allowed).explain().find("f32 or TF32") != std::string::npos);
 }
 
 TEST(workspaces_given_and_taken) {

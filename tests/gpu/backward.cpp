@@ -47,7 +47,7 @@ TEST(tensor_core_rows_backward) {
     int n = 0;
     for (const std::string& row : backward_rows()) {
         std::vector<Case> cases;
-        for (Case c : shapes_of(dtype_of(row))) {
+        for (Case c : shapes_of(row)) {
             if (++n % 4) continue;  // the truth takes long; other rows get other cases
             c = backward_case(row, c);
             // All columns of the row's tile, or some of them.
@@ -73,7 +73,7 @@ TEST(tensor_core_rows_of_lists_backward) {
     int n = 0;
     for (const std::string& row : rows) {
         std::vector<Case> cases;
-        for (Case c : shapes_of(dtype_of(row))) {
+        for (Case c : shapes_of(row)) {
             if (++n % 8 || c.pattern.find("per_head") != std::string::npos) continue;  // groups share their lists
             c = backward_case(row, c);
             c.value_in_key = c.head_dim > 256;

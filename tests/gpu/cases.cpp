@@ -55,13 +55,15 @@ int64_t tile_heads_of(const std::string& row) {
     return at == std::string::npos ? 1 : std::stoll(row.substr(at + 6));
 }
 
-std::vector<Case> shapes_of(spattn_dtype dtype) {
+bool is_tf32(const std::string& row) { return row.find("_tf32_") != std::string::npos; }
+
+std::vector<Case> shapes_of(const std::string& row) {
     std::vector<Case> cases;
     int n = 0;
     for (const Lengths& l : lengths)
         for (const char* pattern : patterns) {
             Case c;
-            c.pattern = pattern, c.seq_q = l.q, c.seq_k = l.k, c.dtype = dtype;
+            c.pattern = pattern, c.seq_q = l.q, c.seq_k = l.k, c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
             c.heads_kv = n % 2 ? 2 : 1, c.batch = 1 + n % 2;
             c.axes = n % 3 == 0 ? SPATTN_BHSD : n % 3 == 1 && c.batch == 1 ? SPATTN_THD : SPATTN_BSHD;
             c.padding = n % 4 == 1 ? 8 : 0;

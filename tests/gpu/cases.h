@@ -17,8 +17,9 @@ spattn_dtype dtype_of(const std::string& row);
 int64_t dim_of(const std::string& row);
 int64_t dim_v_of(const std::string& row);
 int64_t tile_heads_of(const std::string& row);
+bool is_tf32(const std::string& row);  // its problems are float32, and allow it
 
-// Every pattern at every length, with batches, groups, axes and padding by turns.
-std::vector<Case> shapes_of(spattn_dtype dtype);
+// Every pattern at every length in the row's dtype, with batches, groups, axes and padding by turns.
+std::vector<Case> shapes_of(const std::string& row);
 
 }  // namespace gpu

@@ -39,7 +39,7 @@ TEST(tensor_core_rows) {
     for (const std::string& row : tensor_rows()) {
         const int64_t most = dim_of(row), most_v = dim_v_of(row), tile_heads = tile_heads_of(row);
         std::vector<Case> cases;
-        for (Case c : shapes_of(dtype_of(row))) {
+        for (Case c : shapes_of(row)) {
             // All columns of the row's tile, or some of them.
             c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most_v : most_v - 8 * (n % 7);
             if (tile_heads > 1) {
@@ -64,7 +64,7 @@ TEST(tensor_core_rows_of_lists) {
     int n = 0;
     for (const std::string& row : tensor_core_rows("_gather_forward_")) {
         std::vector<Case> cases;
-        for (Case c : shapes_of(dtype_of(row))) {
+        for (Case c : shapes_of(row)) {
             if (++n % 4 || c.pattern.find("per_head") != std::string::npos) continue;  // groups share their lists
             c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.value_in_key = c.head_dim > 256;
             if (n % 3 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
@@ -88,7 +88,7 @@ TEST(plain_rows) {
     for (const std::string& row : forward_rows("any_block_")) {
         if (row.find("_f64_") != std::string::npos) continue;  // options.cpp has doubles
         std::vector<Case> cases;
-        for (Case c : shapes_of(dtype_of(row))) {
+        for (Case c : shapes_of(row)) {
             if (++n % 4) continue;
             const auto& dim = dims[n / 4 % 6];
             c.head_dim = dim[0], c.head_dim_v = dim[1];
@@ -106,7 +106,8 @@ TEST(misaligned_views) {
         for (int64_t shift : {1, 4, 8}) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
-            c.dtype = dtype_of(row), c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+            c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
+            c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             c.padding = shift == 4 ? 4 : 0;
             run_row(context, row, c);
@@ -133,8 +134,10 @@ TEST(scales) {
 TEST(split_rows) {
     NEEDS_GPU();
     const Context context = make_context();
-    for (const std::string& row : {std::string(), std::string("any_block_forward_bf16_64x64")}) {
+    const std::string tf32 = "sm80_block_forward_tf32_d128_v128_64x64";
+    for (const std::string& row : {std::string(), std::string("any_block_forward_bf16_64x64"), tf32}) {
         Case c;
+        if (row == tf32) c.dtype = abi::f32, c.tf32 = true;
         c.pattern = "causal & (global_tokens(9990,9999) | window(40,0))", c.seq_q = c.seq_k = 10000, c.heads_q = 1;
         run_row(context, row, c);
     }
@@ -185,7 +188,7 @@ TEST(what_a_query_does_not_see_changes_nothing) {
             Case c;
             constexpr int64_t first = 200, seq = 520;
             c.pattern = "documents(0,200,520) & (sink(7) | window(90,40))", c.seq_q = c.seq_k = seq;
-            c.dtype = dtype_of(row);
+            c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
             if (row.find("_v") != std::string::npos) c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             check::context = row + " " + c.name();

@@ -54,8 +54,9 @@ struct Case {
     bool backward = false;    // both passes, and the largest logits
     bool deterministic = false;
     bool sinks = false, dlse = false, value_in_key = false;
+    bool tf32 = false;
     double bound = 0;         // of an error of an element; 0: what tensor cores reach in the dtype
-    double row_bound = 1e-4;  // of lse and of the largest logits, which are float32
+    double row_bound = 1e-4;  // of lse and of the largest logits, which are float32; TF32 rounds what they are made of
     std::string name() const;
     spattn_problem problem() const;
 };

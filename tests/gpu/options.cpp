@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The plain CUDA rows, forward and backward, against the double-precision rows of the CPU: every dtype, options of the
 // header, orders of the layout, values that nobody may look at.
-#include "gpu/gpu.h"
+#include <cstring>
+
+#include "gpu/cases.h"
 
 using namespace gpu;
 
@@ -147,11 +149,81 @@ TEST(orders_by_tensor_cores) {
                 c.heads_q = mix % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = mix % 3 == 0, c.dlse = mix % 2;
                 c.softcap = mix % 4 == 1 ? 1.5 : 0, c.value_in_key = mix % 6 == 5 && c.head_dim <= 128;
                 const std::string dtype = std::string(kind.name) + "_";
-                all.push_back({row.forward + dtype + row.forward_tile + "," + row.backward + dtype + row.backward_tile,
-                               c});
+                all.push_back(
+                    {row.forward + dtype + row.forward_tile + "," + row.backward + dtype + row.backward_tile, c});
             }
         }
+    // TF32 is for forward rows: backward is exact, of an out and an lse that are not.
+    for (const char* pattern : wide)
+        for (const char* tile : {"d64_v64_64x64", "d64_v64_128x64", "d128_v128_64x64"}) {
+            if (!is_wanted(++n)) continue;
+            Case c = case_of(kinds[0], pattern);
+            c.tf32 = true, c.bound = 6e-3, c.head_dim = c.head_dim_v = n % 2 ? 64 : 52;
+            c.seq_q = 700 + n % 3 * 37, c.seq_k = 700 + n % 2 * 90, c.column = n % 5 ? 1 : 2, c.shift = n % 7 ? 0 : 1;
+            c.heads_q = n % 2 ? 4 : 2, c.heads_kv = 2, c.sinks = n % 3 == 0, c.softcap = n % 4 == 1 ? 1.5 : 0;
+            c.value_in_key = n % 6 == 5;
+            all.push_back({std::string("sm80_block_forward_tf32_") + tile + ",any_block_backward_f32_64x64", c});
+        }
     demand_truths(all);
+}
+
+// A plan may use TF32 only where it is told so, and for float32; for other dtypes it is told in vain.
+TEST(tf32_is_a_permission) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const bool is_allowed : {false, true})
+        for (const spattn_dtype dtype : {abi::f32, abi::f64, f16}) {
+            Case c;
+            c.seq_q = c.seq_k = 2048, c.dtype = dtype, c.tf32 = is_allowed, c.backward = true;
+            const Plan plan = make_plan(context, c);
+            const bool rounds = std::strstr(spattn_plan_kernel(plan.get(), SPATTN_OP_FORWARD), "tf32");
+            CHECK_EQ(rounds, is_allowed && dtype.bits == 32);
+            CHECK(!std::strstr(spattn_plan_kernel(plan.get(), SPATTN_OP_BACKWARD), "tf32"));
+        }
+    Case refused;
+    refused.dtype = abi::f32;
+    const Force force("sm80_block_forward_tf32_d128_v128_64x64");
+    const auto problem = refused.problem();
+    spattn_plan* none = nullptr;
+    CHECK_EQ(spattn_plan_create(context.get(), abi::parse("full").get(), &problem, nullptr, &none), SPATTN_E_NO_KERNEL);
+    CHECK(std::strstr(spattn_last_error_text(), "only with SPATTN_PLAN_TF32"));
+}
+
+// Who sees one key has its value, and its score is lse: both show how operands are rounded.
+TEST(tf32_is_rounded_to_nearest) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    const auto nearest = [](double x) {
+        constexpr int digits = 11;
+        int exponent;
+        const double mantissa = std::frexp(x, &exponent);
+        return std::ldexp(std::round(std::ldexp(mantissa, digits)), exponent - digits);
+    };
+    for (const std::string& row : tensor_core_rows("_block_forward_tf32_")) {
+        Case c;
+        c.seq_q = 70, c.seq_k = 1, c.heads_q = c.heads_kv * tile_heads_of(row), c.axes = SPATTN_BHSD;
+        c.dtype = abi::f32, c.tf32 = true, c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+        check::context = row;
+        const Truth inputs = make_inputs(c, 3);
+        const Force force(row);
+        const Plan plan = make_plan(context, c);
+        if (!plan) continue;
+        Run run(plan, c, inputs);
+        run.both_passes();
+        const Values out = run.out.read(), lse = run.lse.read();
+        double worst_out = 0, worst_lse = 0;
+        for (size_t i = 0; i < lse.size(); ++i) {
+            double s = 0;
+            for (size_t at = 0; at < size_t(c.head_dim); ++at)
+                s += nearest(inputs.q[i * size_t(c.head_dim) + at]) * nearest(inputs.k[at]);
+            worst_lse = std::fmax(worst_lse, std::fabs(lse[i] - s / std::sqrt(double(c.head_dim))));
+            for (size_t at = 0; at < size_t(c.head_dim_v); ++at)
+                worst_out = std::fmax(worst_out, std::fabs(out[i * size_t(c.head_dim_v) + at] - nearest(inputs.v[at])));
+        }
+        CHECK(worst_out <= 1e-5);
+        CHECK(worst_lse <= 2e-5);
+    }
+    CHECK(true);
 }
 
 // Lengths that split rows and columns.

@@ -106,7 +106,7 @@ struct Golden {
     Dtype dtype = Dtype::bf16;
     bool backward = false, deterministic = false;
     int64_t group = 1, head_dim_v = 0;
-    bool value_in_key = false;
+    bool value_in_key = false, tf32 = false;
 };
 
 const Golden goldens[] = {
@@ -117,6 +117,8 @@ const Golden goldens[] = {
     {"narrow_heads", "causal & window(1023,0)", 16, 16384, 16384, 64},
     {"f16_96", "block_diagonal(512)", 16, 16384, 16384, 96, Dtype::f16},
     {"f32", "causal", 2, 1024, 1024, 128, Dtype::f32},
+    {"tf32", "causal", 16, 4096, 4096, 128, Dtype::f32, true, false, 1, 0, false, true},
+    {"tf32_96", "full", 2, 700, 700, 96, Dtype::f32, false, false, 1, 0, false, true},
     {"odd_head_dim", "causal", 2, 1024, 1024, 100},
     {"backward", "causal & window(1023,0)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"backward_narrow", "block_diagonal(64)", 16, 16384, 16384, 128, Dtype::bf16, true},
@@ -137,7 +139,7 @@ const Golden goldens[] = {
 CompiledPlan plan_of(const Golden& g) {
     Problem p = imaginary::problem(g.seq_q, g.seq_k, g.head_dim);
     p.heads_q = g.heads, p.heads_kv = g.heads / g.group;
-    p.value_in_key = g.value_in_key;
+    p.value_in_key = g.value_in_key, p.tf32 = g.tf32;
     if (g.head_dim_v) p.head_dim_v = g.head_dim_v;
     p.dtype = g.dtype, p.deterministic = g.deterministic;
     PlanOptions options;
@@ -203,12 +205,15 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(latent).backward), "sm80_gather_backward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     imaginary_capability = 86;  // whose CTAs have less shared memory
-    CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
+    CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(latent).backward), "any_gather_backward_bf16");
     CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).forward), "sm80_block_forward_bf16_d256_v256_64x64");
-    CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_block_backward_bf16_64x64");
+    CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
+    const Golden tf32{"", "full", 2, 512, 512, 128, Dtype::f32, true, false, 1, 0, false, true};
+    CHECK_EQ(imaginary::name(plan_of(tf32).forward), "sm80_block_forward_tf32_d128_v128_64x64");
+    CHECK_EQ(imaginary::name(plan_of(tf32).backward), "any_block_backward_f32_64x64");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }

@@ -86,6 +86,7 @@ void draw_options(Random& random, Problem& problem, const Row* pin) {
     if (pin ? pin->is_reference : random.one_in(12)) p.flags |= SPATTN_PLAN_REFERENCE;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_SINK_LOGITS;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_DETERMINISTIC;
+    if (random.one_in(8) && problem.type != &f32) p.flags |= SPATTN_PLAN_TF32;  // of other dtypes without effect
     if (random.one_in(20) && problem.value_dim() <= p.head_dim) p.flags |= SPATTN_PLAN_VALUE_IN_KEY;
     p.axes = random.of<spattn_enum>({SPATTN_BSHD, SPATTN_BSHD, SPATTN_BHSD, SPATTN_BHSD, SPATTN_THD});
     if (p.axes == SPATTN_THD) p.batch = 1;
@@ -285,6 +286,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     spattn_problem& p = problem.c;
     p.struct_size = sizeof p;
     problem.type = pin ? pin->type : &draw_type(random);
+    p.flags |= problem.type->flags;
     const bool is_long = draw_sizes(random, choices, p, pin);
     draw_options(random, problem, pin);
     const bool gathers = pin && pin->name.find("gather") != std::string::npos;

@@ -215,6 +215,7 @@ std::vector<Row> find_rows(const spattn_context* context) {
             c.struct_size = sizeof c, c.batch = c.heads_kv = 1, c.heads_q = row.tile_heads, c.seq_q = c.seq_k = 64;
             c.head_dim = dims[n / 4 / std::size(types)][0], c.head_dim_v = dims[n / 4 / std::size(types)][1];
             c.flags = uint32_t(row.is_backward * SPATTN_PLAN_BACKWARD + row.is_reference * SPATTN_PLAN_REFERENCE);
+            c.flags |= probe.type->flags;
             if (c.head_dim > 512) c.flags |= SPATTN_PLAN_VALUE_IN_KEY;  // as latent attention has it
             probe.drawn.pattern = parse("causal");
             const Planned planned = make_plan(context, probe, row.name);

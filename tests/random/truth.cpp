@@ -162,7 +162,7 @@ private:
     // off what lies below the digits of the largest part: up to a whole unit, where rounding leaves half.
     double roundings(int64_t parts) const {
         const bool is_even = problem_.values == Values::constant || problem_.values == Values::ramp;
-        const bool is_cut = type_.dtype.bits == 16;
+        const bool is_cut = type_.weight != 0;
         if (is_cut) return 2 * double(parts) + 4;
         return is_even ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
     }
@@ -188,7 +188,7 @@ private:
         for (const double s : r.scores) sum += std::exp(s - top);
         r.lse = top + std::log(sum);
         const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
-        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest);
+        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * type_.operand * products;
         if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
         r.relative = std::expm1(2 * r.slip) + type_.sum * (64 + 2 * roundings(int64_t(n)));
         Numbers magnitude(static_cast<size_t>(value_dim_)), lost(static_cast<size_t>(value_dim_));

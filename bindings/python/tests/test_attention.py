@@ -205,6 +205,17 @@ def test_plans_say_what_they_do():
         forward_only.kernel(backward=True)
 
 
+def test_tf32_changes_nothing_on_a_cpu():
+    q, k, v, dout = operands()
+    allowed, exact = (sa.plan(TEXT, q, k, v, backward=True, tf32=tf32) for tf32 in (True, False))
+    assert allowed.kernel() == exact.kernel() and allowed.kernel(backward=True) == exact.kernel(backward=True)
+    assert "f32 or TF32" in allowed.explain() and "TF32" not in exact.explain()
+    half = sa.Plan(TEXT, heads_q=2, seq_q=8, head_dim=8, dtype=np.float16, tf32=True)
+    assert "TF32" not in half.explain()
+    for one, other in zip(run(q, k, v, dout, tf32=True), run(q, k, v, dout)):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_plan_outlives_pattern_and_context():
     arrays = operands()
     plan = sa.plan(sa.parse(TEXT), *arrays[:3], context=sa.Context(threads=1, plan_cache=-1))

@@ -12,7 +12,7 @@ from conftest import ROOT, Array
 import sparseattn as sa
 
 TEXT = "causal & (sink(2) | window(9,0))"
-OPTIONS = {"scale": 0.3, "softcap": 2.0, "q_offset": 1, "deterministic": True}
+OPTIONS = {"scale": 0.3, "softcap": 2.0, "q_offset": 1, "deterministic": True, "tf32": True}
 
 
 def operands():

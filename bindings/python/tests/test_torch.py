@@ -43,7 +43,7 @@ def through_operators(q, k, v, pattern, sink_logits=None, indices=None, index_co
     """out of torch.ops.sparseattn.forward, what compiled code calls."""
     values = {"axes": "bshd", "scale": None, "softcap": None, "q_offset": None, "head_dim_v": None, **options}
     operands = (q, k, v, sink_logits, indices, index_counts, mask)
-    return torch.ops.sparseattn.forward(*operands, pattern, *values.values(), False, False, True)[0]
+    return torch.ops.sparseattn.forward(*operands, pattern, *values.values(), False, False, False, True)[0]
 
 
 def gradients(loss, *tensors):
@@ -247,7 +247,7 @@ def test_operators_are_what_torch_expects(name):
             tensors[operand] = tensors[operand].detach().clone().requires_grad_()
     scalars = {"pattern": "causal & window(9,0)", "axes": "bshd", "scale": None, "softcap": None, "q_offset": None}
     scalars = {**scalars, "head_dim_v": None, **options}
-    arguments = (*tensors.values(), *scalars.values(), False, False, True)
+    arguments = (*tensors.values(), *scalars.values(), False, False, False, True)
     torch.library.opcheck(torch.ops.sparseattn.forward.default, arguments)
 
 
@@ -637,7 +637,7 @@ def test_ctrl_c_ends_a_run(backward):
     q = torch.zeros(1, 4096, 4, 24, requires_grad=True)
     out, lse = torch.zeros_like(q), torch.zeros(1, 4, 4096)
     again = torch.ops.sparseattn.backward
-    scalars = ("full", "bshd", None, None, None, None, False, True)
+    scalars = ("full", "bshd", None, None, None, None, False, True, False)
     with ctrl_c():
         if backward:
             again(out, None, out, lse, q, q, q, None, None, None, None, *scalars)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         head_dim_v: int | None
         deterministic: bool
         reference: bool
+        tf32: bool
         context: Context | None
 
     class _NumPyOptions(_Options, total=False):
@@ -131,6 +132,7 @@ def attention(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
     indices: Any = None,
     index_counts: Any = None,
@@ -175,6 +177,7 @@ def attention(
             head_dim_v=head_dim_v,
             deterministic=deterministic,
             reference=reference,
+            tf32=tf32,
             indices=indices,
             index_counts=index_counts,
             sink_logits=sink_logits,
@@ -182,7 +185,7 @@ def attention(
             **options_for(module, context, out=out, return_max_logits=return_max_logits),
         )
     options = (axes, scale, softcap, q_offset, head_dim_v)
-    flags = (sink_logits is not None, False, deterministic, reference)
+    flags = (sink_logits is not None, False, deterministic, reference, tf32)
     made, q, k, v = _plan_of(q, k, v, pattern, options, flags, context)
     return made.forward(
         q,
@@ -214,6 +217,7 @@ def attention_backward(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
     indices: Any = None,
     index_counts: Any = None,
@@ -241,6 +245,7 @@ def attention_backward(
             head_dim_v=head_dim_v,
             deterministic=deterministic,
             reference=reference,
+            tf32=tf32,
             indices=indices,
             index_counts=index_counts,
             sink_logits=sink_logits,
@@ -248,7 +253,7 @@ def attention_backward(
         )
         return found
     options = (axes, scale, softcap, q_offset, head_dim_v)
-    flags = (sink_logits is not None, True, deterministic, reference)
+    flags = (sink_logits is not None, True, deterministic, reference, tf32)
     made, q, k, v = _plan_of(q, k, v, pattern, options, flags, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     return made.backward(q, k, v, out, lse, dout, **more)

@@ -71,6 +71,8 @@ class Plan:
     backward                backward will be called
     deterministic           bit-equal results between calls; on the CPU they always are
     reference               the plain double-precision kernels: slow, the truth
+    tf32                    float32 products of a forward may round their operands to TF32, 11 significant bits, on GPUs
+                            whose tensor cores take them; explain() names the kernel. Else it changes nothing
     context                 where it runs; None is default_context()
 
     Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "problem.heads_kv".
@@ -97,6 +99,7 @@ class Plan:
         backward: bool = False,
         deterministic: bool = False,
         reference: bool = False,
+        tf32: bool = False,
         context: Context | None = None,
     ):
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
@@ -123,6 +126,7 @@ class Plan:
             backward=backward,
             deterministic=deterministic,
             reference=reference,
+            tf32=tf32,
         )
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         context = default_context() if context is None else required_context(context)
@@ -396,7 +400,7 @@ def find_plan(
     """A plan of this kind, found again where an equal one is among those that the context used last.
 
     shapes  of q, k and v, the last of which is None where values lie in keys
-    flags   sink_logits, backward, deterministic, reference
+    flags   sink_logits, backward, deterministic, reference, tf32
     """
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
@@ -451,7 +455,7 @@ def make_plan(
 ) -> Plan:
     """A plan of this kind; all else as in find_plan."""
     options = sizes_of(*shapes, axes, head_dim_v)
-    options |= zip(("sink_logits", "backward", "deterministic", "reference"), flags)
+    options |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
     options |= {"dtype": dtype, "scale": scale, "softcap": softcap, "q_offset": q_offset, "context": context}
     made: Plan = kind(pattern, **options) if device is None else kind(pattern, device, **options)
     return made
@@ -472,6 +476,7 @@ def plan(
     backward: bool = False,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
 ) -> Plan:
     """The plan for arrays of these shapes and this dtype; options are those of Plan.
@@ -503,6 +508,7 @@ def plan(
             backward=backward,
             deterministic=deterministic,
             reference=reference,
+            tf32=tf32,
             context=context,
         )
         return made
@@ -518,5 +524,6 @@ def plan(
         backward=backward,
         deterministic=deterministic,
         reference=reference,
+        tf32=tf32,
         context=context,
     )

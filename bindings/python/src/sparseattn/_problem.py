@@ -76,6 +76,7 @@ def make_problem(
     backward: bool = False,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
 ) -> Any:
     """A spattn_problem*; dtype is code and bits. The options are those of Plan."""
     flags = {
@@ -86,6 +87,7 @@ def make_problem(
         lib.SPATTN_PLAN_SCALE: scale is not None,
         lib.SPATTN_PLAN_VALUE_IN_KEY: value_in_key,
         lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
+        lib.SPATTN_PLAN_TF32: tf32,
     }
     problem = sized(
         "spattn_problem",

@@ -160,7 +160,7 @@ def attention(
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v] or
     None, float32, float16 or float64, all on one device; any strides that are not negative. options: scale, softcap,
-    q_offset, deterministic, reference, as in sparseattn.Plan.
+    q_offset, deterministic, reference, tf32, as in sparseattn.Plan.
 
     Raises ShapeError, DTypeError, ArgumentError, UnsupportedError, NoGPUError; DTypeError for tensors that require a
     gradient, which sparseattn.torch takes.

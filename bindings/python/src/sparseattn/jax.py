@@ -192,6 +192,7 @@ def attention(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
 ) -> Any:
     """sparseattn.attention of JAX arrays: out, or (out, lse), which reverse-mode differentiation knows, once: a second
     derivative, as of jax.hessian, is refused.
@@ -199,8 +200,8 @@ def attention(
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_kv, head_dim], v [batch, seq_k, heads_kv, head_dim_v] or
     None, float32, float16, bfloat16, or float64 where JAX has it enabled; axes as in sparseattn.attention. q, k, v,
     sink_logits and the lse that is returned have gradients. The pattern and the options are constants of a jitted
-    function; scale, softcap, q_offset, head_dim_v, deterministic and reference are those of sparseattn.Plan. Returns
-    out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
+    function; scale, softcap, q_offset, head_dim_v, deterministic, reference and tf32 are those of sparseattn.Plan.
+    Returns out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
     vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
     entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too. Several
@@ -211,7 +212,7 @@ def attention(
     """
     lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
-    options |= {"deterministic": deterministic, "reference": reference}
+    options |= {"deterministic": deterministic, "reference": reference, "tf32": tf32}
     out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options))
     return (out, lse) if return_lse else out
 
@@ -236,6 +237,7 @@ def attention_backward(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
 ) -> tuple[Any, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
@@ -244,7 +246,7 @@ def attention_backward(
     """
     lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
-    options |= {"deterministic": deterministic, "reference": reference, "backward": True}
+    options |= {"deterministic": deterministic, "reference": reference, "tf32": tf32, "backward": True}
     call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options)
     dense = (*operands.q.shape[:-1], _problem(call).head_dim_v), operands.q.dtype
     rows = tuple(operands.q.shape[axis] for axis in row_axes(axes)), np.dtype(np.float32)
@@ -266,7 +268,7 @@ def _prepare(
     head_dim_v: int | None,
     **flags: Any,
 ) -> tuple[_Call, _Operands]:
-    """What is constant in a call, and its operands, checked; flags are deterministic, reference and backward."""
+    """What is constant in a call, and its operands, checked; flags are deterministic, reference, tf32 and backward."""
     _register()
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
     q, k, v = operands[:3]

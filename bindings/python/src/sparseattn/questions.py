@@ -75,6 +75,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16", "float64"], default="float32")
     parser.add_argument("--backward", action="store_true", help="plans the backward, too")
     parser.add_argument("--deterministic", action="store_true", help="equal bits in every call, on GPUs too")
+    parser.add_argument("--tf32", action="store_true", help="float32 may be rounded to TF32, on GPUs")
     parser.add_argument("--all", action="store_true", help="names every kernel that was considered")
     parser.add_argument("--device", type=demo.device_argument, default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument(
@@ -94,6 +95,7 @@ def explain(options: argparse.Namespace) -> int:
         dtype=np.dtype(options.dtype),
         backward=options.backward,
         deterministic=options.deterministic,
+        tf32=options.tf32,
         context=context,
     )
     print(made.explain(all=options.all), end="")

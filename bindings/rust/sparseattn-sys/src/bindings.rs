@@ -686,6 +686,7 @@ pub const SPATTN_PLAN_Q_OFFSET: spattn_plan_flags = 8;
 pub const SPATTN_PLAN_SCALE: spattn_plan_flags = 16;
 pub const SPATTN_PLAN_VALUE_IN_KEY: spattn_plan_flags = 32;
 pub const SPATTN_PLAN_SINK_LOGITS: spattn_plan_flags = 64;
+pub const SPATTN_PLAN_TF32: spattn_plan_flags = 128;
 pub type spattn_plan_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -115,6 +115,11 @@ impl Problem {
     pub fn sink_logits(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_SINK_LOGITS, on)
     }
+    /// Whether float32 products may round their operands to TF32, 11 significant bits, on GPUs whose tensor cores take
+    /// them. Where no such kernel serves it changes nothing.
+    pub fn tf32(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_TF32, on)
+    }
 
     fn flag(mut self, flag: u32, on: bool) -> Self {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };

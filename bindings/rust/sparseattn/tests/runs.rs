@@ -43,6 +43,8 @@ fn plans_explain_and_count() {
     assert_eq!(plan.to_string(), plan.explain().unwrap());
     assert_eq!(plan.stats().unwrap().pairs, 4.0 * local().stats(50).unwrap().pairs);
     assert!(plan.stats().unwrap().flops_forward > 0.0);
+    let allowed = context().plan(&local(), &problem().tf32(true)).unwrap();
+    assert!(allowed.explain().unwrap().contains("f32 or TF32"));
 }
 
 #[test]

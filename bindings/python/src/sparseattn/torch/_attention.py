@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         head_dim_v: int | None
         deterministic: bool
         reference: bool
+        tf32: bool
         context: Context | None
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
@@ -138,6 +139,7 @@ def attention(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
@@ -167,7 +169,7 @@ def attention(
         mask = pattern
         pattern = "full"
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
+    scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
 
 
@@ -188,6 +190,7 @@ def attention_backward(
     head_dim_v: int | None = None,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
@@ -211,7 +214,7 @@ def attention_backward(
         mask = pattern
         pattern = "full"
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference)
+    options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
@@ -233,6 +236,7 @@ def plan(
     backward: bool = False,
     deterministic: bool = False,
     reference: bool = False,
+    tf32: bool = False,
     context: Context | None = None,
 ) -> TensorPlan:
     """sparseattn.plan for tensors of these shapes, this dtype and this device: what it computes are tensors.
@@ -259,6 +263,7 @@ def plan(
         backward=backward,
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
         reference=reference,
+        tf32=tf32,
         context=context_of(q) if context is None else context,
     )
 
@@ -350,9 +355,9 @@ def _make_plain_call(
     backward: bool,
     return_lse: bool,
 ) -> PlainCall:
-    (shape, _, dtype, device), (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference) = of_q, scalars
-    shapes, flags = (shape, of_k[0], of_v[0]), (False, backward, deterministic, reference)  # False: without sink_logits
-    options = axes, scale, softcap, q_offset, head_dim_v
+    (shape, _, dtype, device), (*options, deterministic, reference, tf32) = of_q, scalars
+    shapes = shape, of_k[0], of_v[0]
+    flags = False, backward, deterministic, reference, tf32  # False: without sink_logits
     plan: Any = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
     return PlainCall(plan, return_lse)
 
@@ -435,7 +440,7 @@ def scaled_dot_product_attention(
     if isinstance(pattern, torch.Tensor):
         mask = pattern if mask is None else pattern & mask
         pattern = "full"
-    scalars = ("bshd", scale, None, q_offset, None, torch.are_deterministic_algorithms_enabled(), False)
+    scalars = ("bshd", scale, None, q_offset, None, torch.are_deterministic_algorithms_enabled(), False, False)
     found = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars)
     out: torch.Tensor = found.transpose(1, 2)
     return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])

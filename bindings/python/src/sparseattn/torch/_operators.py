@@ -16,9 +16,9 @@ from ._tensors import TensorPlan, context_of, with_mask
 _OPERANDS = "Tensor q, Tensor k, Tensor? v, Tensor? sink_logits, Tensor? indices, Tensor? index_counts, Tensor? mask"
 _SCALARS = (
     "str pattern, str axes, float? scale, float? softcap, SymInt? q_offset, SymInt? head_dim_v, bool deterministic, "
-    "bool reference"
+    "bool reference, bool tf32"
 )
-_NUM_OPERANDS, _NUM_SCALARS = 7, 8
+_NUM_OPERANDS, _NUM_SCALARS = 7, 9
 
 _library = torch.library.Library("sparseattn", "DEF")
 _library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward) -> (Tensor out, Tensor lse)")
@@ -40,7 +40,7 @@ def plan_for(
     context: Context | None = None,
 ) -> Any:
     """The plan of a call, found again; mask is a bool tensor that cuts the pattern, scalars are those of the schema."""
-    axes, scale, softcap, q_offset, head_dim_v, deterministic, reference = scalars
+    axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32 = scalars
     if mask is not None:
         pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
     return find_plan(
@@ -59,6 +59,7 @@ def plan_for(
         backward,
         deterministic,
         reference,
+        tf32,
     )
 
 
