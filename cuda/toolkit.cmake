@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # Finds nvcc and enables CUDA. SPATTN_HAVE_CUDA says whether; SPATTN_CUDART is the runtime to link, static, so that the
 # library loads where there is no driver.
-set(SPATTN_CUDA AUTO CACHE STRING "AUTO (on when an nvcc is found), ON (error if none), OFF")
-set_property(CACHE SPATTN_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(SPATTN_CUDA AUTO CACHE STRING "AUTO (on when an nvcc is found), ON (error if none), OFF; EMULATED: kernels run on the CPU, for tests")
+set_property(CACHE SPATTN_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
 set(SPATTN_CUDA_ROOT "" CACHE PATH "Toolkit with bin/nvcc: /usr/local/cuda, or <site-packages>/nvidia/cu13")
 set(SPATTN_HAVE_CUDA OFF)
 if(SPATTN_CUDA STREQUAL "OFF" OR (SPATTN_SANITIZE AND SPATTN_CUDA STREQUAL "AUTO"))
@@ -38,8 +38,8 @@ endfunction()
 
 spattn_find_nvcc(nvcc)
 if(NOT nvcc)
-  if(SPATTN_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "SPATTN_CUDA=ON, but no nvcc: pip install \"cuda-toolkit[nvcc,cudart,cccl]==13.0.*\", or say "
+  if(NOT SPATTN_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "SPATTN_CUDA=${SPATTN_CUDA}, but no nvcc: pip install \"cuda-toolkit[nvcc,cudart,cccl]==13.0.*\", or say "
                         "where it is with -DSPATTN_CUDA_ROOT=")
   endif()
   message(STATUS "CUDA backend: off, no nvcc found")
@@ -49,6 +49,13 @@ endif()
 file(REAL_PATH "${nvcc}" root)
 cmake_path(GET root PARENT_PATH root)
 cmake_path(GET root PARENT_PATH root)
+set(SPATTN_CUDA_INCLUDE ${root}/include)
+set(SPATTN_HAVE_CUDA ON)
+if(SPATTN_CUDA STREQUAL "EMULATED")
+  set(SPATTN_CUDART $<TARGET_LINKER_FILE:spattn_emulator>)  # tests/emulator; no part of what is installed
+  message(STATUS "CUDA backend: emulated")
+  return()
+endif()
 find_library(SPATTN_CUDART cudart_static PATHS ${root} PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib NO_DEFAULT_PATH REQUIRED)
 cmake_path(GET SPATTN_CUDART PARENT_PATH libraries)
 # nvcc looks in lib64; the wheels have lib. Only the compiler check links through nvcc, so only configuring needs this.
@@ -71,6 +78,4 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 if(CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
-set(SPATTN_CUDA_INCLUDE ${root}/include)
-set(SPATTN_HAVE_CUDA ON)
 message(STATUS "CUDA backend: on, ${CMAKE_CUDA_COMPILER_VERSION} (${nvcc})")

@@ -72,7 +72,8 @@ def floor_violations(root):
 
 def common_violations(root):
     """What holds for every file of every floor."""
-    on_device = [root / folder for folder in ("cuda", "tests/gpu", "tests/random/cuda_device.cpp", "bench/gpu")]
+    on_device = [root / folder for folder in ("cuda", "tests/gpu", "tests/emulator", "tests/random/cuda_device.cpp",
+                                          "bench/gpu")]
     for path in sources(root, "include", "src", "cuda", "tests", "bench", "bindings"):
         for number, kind, wanted in includes(path):
             if "../" in wanted:

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// cuda/ptx/mbarrier.cuh for the emulator.
+#pragma once
+
+#include <cstdint>
+
+#include "emulator/barrier.h"
+
+namespace spattn::ptx {
+
+inline uint32_t shared_address(const void* p) { return emulator::here->cta->address_of(p); }
+
+inline void check_barrier(const uint64_t* bar) {
+    emulator::here->cta->shared(shared_address(bar), sizeof *bar);
+    const emulator::BarrierState state = emulator::read_barrier(*bar);
+    if (!state.expected || state.left > state.expected)
+        emulator::here->cta->fail("a barrier that nobody has initialised");
+}
+
+// `bytes`: announced if positive, come if negative.
+inline void arrive(uint64_t* bar, uint32_t arrivals, int32_t bytes) {
+    emulator::BarrierState state = emulator::read_barrier(*bar);
+    state.left = uint16_t(state.left - arrivals), state.bytes += bytes;
+    emulator::write_barrier(*bar, state);
+}
+inline void check_and_arrive(uint64_t* bar, uint32_t arrivals, int32_t bytes) {
+    check_barrier(bar);
+    if (emulator::read_barrier(*bar).left < arrivals) emulator::here->cta->fail("more arrivals than a barrier expects");
+    arrive(bar, arrivals, bytes);
+}
+
+inline void mbarrier_init(uint64_t* bar, uint32_t arrivals) {
+    emulator::here->cta->shared(shared_address(bar), sizeof *bar);
+    emulator::write_barrier(*bar, {0, uint16_t(arrivals), uint16_t(arrivals & 0x7FFF), 0});
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(uint64_t* bar) { check_and_arrive(bar, 1, 0); }
+inline void mbarrier_arrive(uint64_t* bar, uint32_t arrivals) { check_and_arrive(bar, arrivals, 0); }
+inline void mbarrier_arrive_expect(uint64_t* bar, uint32_t bytes) { check_and_arrive(bar, 1, int32_t(bytes)); }
+inline bool mbarrier_try_wait(uint64_t* bar, uint32_t phase) {
+    check_barrier(bar);
+    return emulator::is_past(*bar, phase);
+}
+inline void mbarrier_wait(uint64_t* bar, uint32_t phase) {
+    check_barrier(bar);
+    emulator::here->cta->wait(bar, phase);
+}
+
+}  // namespace spattn::ptx
