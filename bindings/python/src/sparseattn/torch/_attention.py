@@ -355,8 +355,9 @@ def _make_plain_call(
     backward: bool,
     return_lse: bool,
 ) -> PlainCall:
-    (shape, _, dtype, device), (*options, deterministic, reference, tf32) = of_q, scalars
-    shapes = shape, of_k[0], of_v[0]
+    (_, _, dtype, device), shapes = of_q, (of_q[0], of_k[0], of_v[0])
+    axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32 = scalars
+    options = axes, scale, softcap, q_offset, head_dim_v
     flags = False, backward, deterministic, reference, tf32  # False: without sink_logits
     plan: Any = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
     return PlainCall(plan, return_lse)
