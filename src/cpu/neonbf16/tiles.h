@@ -29,15 +29,16 @@ inline void store_terms(Bf16* out, Vec a, Vec b) {
 inline void store_pairs(Bf16* out, Vec a, Vec b) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i)
-        vst2q_u16(bits_of(out) + 16 * i, uint16x8x2_t{{narrow(a.part[2 * i], a.part[2 * i + 1]),
-                                                       narrow(b.part[2 * i], b.part[2 * i + 1])}});
+        vst2q_u16(bits_of(out) + 16 * i,
+                  (uint16x8x2_t{{narrow(a.part[2 * i], a.part[2 * i + 1]), narrow(b.part[2 * i], b.part[2 * i + 1])}}));
 }
 
 // Sixteen columns of two rows as a row of a right tile.
 inline void interleave(const Bf16* a, const Bf16* b, Bf16* out) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i)
-        vst2q_u16(bits_of(out) + 16 * i, uint16x8x2_t{{vld1q_u16(bits_of(a) + 8 * i), vld1q_u16(bits_of(b) + 8 * i)}});
+        vst2q_u16(bits_of(out) + 16 * i,
+                  (uint16x8x2_t{{vld1q_u16(bits_of(a) + 8 * i), vld1q_u16(bits_of(b) + 8 * i)}}));
 }
 // 32 columns of two rows as a row of each of two right tiles. `high` may be null.
 inline void store_columns(const Bf16* a, const Bf16* b, Bf16* low, Bf16* high) {
