@@ -7,9 +7,9 @@ namespace spattn::cpu::amx {
 namespace {
 
 const Kernel rows[] = {
-    SPATTN_CPU_PANELS(amx, 64, 64),
-    SPATTN_CPU_PANELS(amx, 32, 32),
-    SPATTN_CPU_GATHER_PANELS(amx),
+    SPATTN_CPU_PANELS(amx, bf16, 64, 64),
+    SPATTN_CPU_PANELS(amx, bf16, 32, 32),
+    SPATTN_CPU_GATHER_PANELS(amx, bf16),
 };
 
 }  // namespace

@@ -3,7 +3,8 @@
 // four loads feed four products.
 #pragma once
 
-#include "cpu/avx512bf16/tiles.h"
+#include "cpu/avx512bf16/element.h"
+#include "cpu/avx512/tiles.h"
 #include "cpu/generic/gemm.h"
 
 namespace spattn::cpu {
@@ -42,7 +43,7 @@ inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 
-inline void prefetch_tile(const Bf16Tile* at) {
+inline void prefetch_tile(const Tile* at) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) __builtin_prefetch(at->rows[i]);
 }
@@ -62,7 +63,7 @@ inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Me
         if constexpr (M > 1 && N > 1) load_tile<3>(lower + 16, ldc);
     }
     for (const Terms* t = g.terms; t < g.terms + g.count; ++t) {
-        const Bf16Tile *a = t->a + row * g.a_row, *b = t->b + column;
+        const Tile *a = t->a + row * g.a_row, *b = t->b + column;
         for (int i = 0; i < t->steps; ++i, ++a, b += g.b_step) {
             load_tile<4>(a, 64);
             load_tile<6>(b, 64);

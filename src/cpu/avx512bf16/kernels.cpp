@@ -7,9 +7,9 @@ namespace spattn::cpu::avx512bf16 {
 namespace {
 
 const Kernel rows[] = {
-    SPATTN_CPU_PANELS(avx512bf16, 64, 64),
-    SPATTN_CPU_PANELS(avx512bf16, 32, 32),
-    SPATTN_CPU_GATHER_PANELS(avx512bf16),
+    SPATTN_CPU_PANELS(avx512bf16, bf16, 64, 64),
+    SPATTN_CPU_PANELS(avx512bf16, bf16, 32, 32),
+    SPATTN_CPU_GATHER_PANELS(avx512bf16, bf16),
 };
 
 }  // namespace

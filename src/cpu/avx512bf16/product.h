@@ -2,7 +2,8 @@
 // The product of panels by VDPBF16PS: a pair of terms of a row of A is broadcast to sixteen lanes.
 #pragma once
 
-#include "cpu/avx512bf16/tiles.h"
+#include "cpu/avx512bf16/element.h"
+#include "cpu/avx512/tiles.h"
 #include "cpu/generic/gemm.h"
 
 namespace spattn::cpu {
@@ -16,7 +17,7 @@ inline double product_flops_per_clock() { return __builtin_cpu_is("intel") ? 20 
 inline void begin_products() {}
 inline void end_products() {}
 
-inline __m512bh broadcast_pair(const Bf16* x) {
+inline __m512bh broadcast_pair(const Element* x) {
     int pair;
     __builtin_memcpy(&pair, x, sizeof pair);
     return (__m512bh)_mm512_set1_epi32(pair);
@@ -32,7 +33,7 @@ inline void multiply_rows(const TileProduct& g, int64_t tile, int row, int64_t c
 #pragma GCC unroll 16
         for (int j = 0; j < N; ++j) sums[i][j] = mode == Store::add ? load(c + i * g.ldc + j * 16) : set1(0.f);
     for (const Terms* t = g.terms; t < g.terms + g.count; ++t) {
-        const Bf16Tile *a = t->a + tile * g.a_row, *b = t->b + column;
+        const Tile *a = t->a + tile * g.a_row, *b = t->b + column;
         for (int step = 0; step < t->steps; ++step, ++a, b += g.b_step)
             for (int pair = 0; pair < 16; ++pair) {
                 __m512bh lanes_of[N];

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The form of gather_backward.h whose lanes are heads, by products of bf16. As in gather_forward_panels.h, keys are
-// gathered some at a time and packed once for all heads of a tile:
+// The form of gather_backward.h whose lanes are heads, on panels. As in gather_forward_panels.h, keys are gathered some
+// at a time and packed once for all heads of a tile:
 //
 //     sT[key][head]   = K . qT        dpT[key][head] = V . dOT      K, V: left panels       qT, dOT: right
 //     dQ[head][dim]  += dS . K                                      dS:   left, transposed  K:       right
 //     dK[key][dim]   += dST . q (+ pT . dO where values lie in keys), dV[key][dim] += pT . dO
 //                                                                   dST, pT: left           q, dO:   right
 //
-// What waits in the store for dK and dV are the left panels dST and pT, rounded to bf16: rows of 32 heads are a key's
-// as they stand. While products are made, the unit of heads before is differentiated, the next keys are gathered, and
-// what the last keys receive is added to their sums.
+// What waits in the store for dK and dV are the left panels dST and pT, rounded to elements: rows of 32 heads are a
+// key's as they stand. While products are made, the unit of heads before is differentiated, the next keys are gathered,
+// and what the last keys receive is added to their sums.
 #pragma once
 
 #include "cpu/generic/gather_columns.h"
@@ -20,18 +20,18 @@ namespace {
 
 struct PanelsBackward {
     static constexpr bool owns_ranges = false;
-    using Pairs = PairStore<Bf16, panel_heads, step_terms, tile_rows>;
+    using Pairs = PairStore<Element, panel_heads, step_terms, tile_rows>;
     using Map = WaveMap<Pairs>;
     static constexpr int unit_heads = 32, unit_tiles = unit_heads / tile_rows;
     static constexpr int owned_keys = 64, owned_tiles = owned_columns / tile_rows;
     struct Scratch {
-        Bf16Tile *q, *dout, *k, *v;    // [steps][head tiles] twice, [chunk / 16][steps] twice
-        Bf16Tile *k_right[2], *ds;     // [chunk / 32][tiles of head_dim], [head tiles][chunk / 32]
-        Bf16 *rows, *gathered;         // [16][staged columns] or [32][owned_columns]; [3][staged columns]
+        Tile *q, *dout, *k, *v;        // [steps][head tiles] twice, [chunk / 16][steps] twice
+        Tile *k_right[2], *ds;         // [chunk / 32][tiles of head_dim], [head tiles][chunk / 32]
+        Element *rows, *gathered;      // [16][staged columns] or [32][owned_columns]; [3][staged columns]
         Real *s, *dp, *dq;             // [2][chunk][32] twice, [heads][sums_columns]
         Real *minus_lse, *delta;       // [heads]
         RowStats* stats;               // [heads]
-        Bf16Tile *q_terms, *dout_terms;  // owners': [heads / 32][4]
+        Tile *q_terms, *dout_terms;    // owners': [heads / 32][4]
         Real* added;                   // [2][owned_keys][owned_columns]
         int32_t* keys;
     };
@@ -39,22 +39,22 @@ struct PanelsBackward {
         const int64_t tiles = most_tiles_of_heads(p), heads = tiles * tile_rows;
         const int64_t columns = most_staged_columns(p);
         Scratch lane;
-        lane.q = carver.take<Bf16Tile>(tiles * steps_of(p.head_dim));
-        lane.dout = carver.take<Bf16Tile>(tiles * steps_of(p.head_dim_v));
-        lane.k = carver.take<Bf16Tile>(panel_chunk / tile_rows * steps_of(p.head_dim));
-        lane.v = carver.take<Bf16Tile>(reads_v_in_k(p) ? 0 : panel_chunk / tile_rows * steps_of(p.head_dim_v));
-        for (Bf16Tile*& k : lane.k_right) k = carver.take<Bf16Tile>(chunk_steps * tiles_of(p.head_dim));
-        lane.ds = carver.take<Bf16Tile>(tiles * chunk_steps);
-        lane.rows = carver.take<Bf16>(most_of(tile_rows * columns, step_terms * owned_columns));
-        lane.gathered = carver.take<Bf16>(3 * columns);
+        lane.q = carver.take<Tile>(tiles * steps_of(p.head_dim));
+        lane.dout = carver.take<Tile>(tiles * steps_of(p.head_dim_v));
+        lane.k = carver.take<Tile>(panel_chunk / tile_rows * steps_of(p.head_dim));
+        lane.v = carver.take<Tile>(reads_v_in_k(p) ? 0 : panel_chunk / tile_rows * steps_of(p.head_dim_v));
+        for (Tile*& k : lane.k_right) k = carver.take<Tile>(chunk_steps * tiles_of(p.head_dim));
+        lane.ds = carver.take<Tile>(tiles * chunk_steps);
+        lane.rows = carver.take<Element>(most_of(tile_rows * columns, step_terms * owned_columns));
+        lane.gathered = carver.take<Element>(3 * columns);
         lane.s = carver.take<Real>(2 * panel_chunk * unit_heads);
         lane.dp = carver.take<Real>(2 * panel_chunk * unit_heads);
         lane.dq = carver.take<Real>(heads * sums_columns(p.head_dim));
         lane.minus_lse = carver.take<Real>(2 * heads);
         lane.delta = lane.minus_lse + heads;
         lane.stats = carver.take<RowStats>(heads);
-        lane.q_terms = carver.take<Bf16Tile>(steps_of(heads) * owned_tiles);
-        lane.dout_terms = carver.take<Bf16Tile>(steps_of(heads) * owned_tiles);
+        lane.q_terms = carver.take<Tile>(steps_of(heads) * owned_tiles);
+        lane.dout_terms = carver.take<Tile>(steps_of(heads) * owned_tiles);
         lane.added = carver.take<Real>(2 * owned_keys * owned_columns);
         lane.keys = carver.take<int32_t>(list_tokens(p));
         return lane;
@@ -65,8 +65,8 @@ struct PanelsBackward {
     // 32 heads, or the last 16, whose products are made and which are not differentiated.
     struct Unit {
         Real *s, *dp;              // [chunk][32]
-        Bf16Tile *p, *ds;          // of the store, of these heads and keys: [chunk / 16][stored_steps]
-        Bf16Tile* ds_terms;        // [2][chunk / 32]
+        Tile *p, *ds;              // of the store, of these heads and keys: [chunk / 16][stored_steps]
+        Tile* ds_terms;            // [2][chunk / 32]
         int first, tiles, count, next;  // head; tiles of heads; keys, and of these those that are done
     };
 
@@ -159,8 +159,8 @@ struct PanelsBackward {
         for (int tile = 0; tile < head_tiles; tile += unit_tiles) {
             const int tiles = least(unit_tiles, head_tiles - tile), step = tile / unit_tiles;
             const int64_t half = step % 2 * panel_chunk * unit_heads;
-            const Unit next{lane.s + half, lane.dp + half, (Bf16Tile*)(map.space.p + pair) + step,
-                            (Bf16Tile*)(map.space.ds + pair) + step, lane.ds + tile * chunk_steps, tile * tile_rows,
+            const Unit next{lane.s + half, lane.dp + half, (Tile*)(map.space.p + pair) + step,
+                            (Tile*)(map.space.ds + pair) + step, lane.ds + tile * chunk_steps, tile * tile_rows,
                             tiles, count, 0};
             Pace pace((count + 1) / 2, key_tiles / 2 * (steps + steps_v));
             const auto meanwhile = [&] { differentiate(unit.next + 2 * pace.next()); };
@@ -212,13 +212,13 @@ struct PanelsBackward {
                 }
             const int in_tile = key % tile_rows;
             const int stored = key / tile_rows * stored_steps;
-            Bf16Tile *const to = u.p + stored, *const slope = u.ds + stored;
+            Tile *const to = u.p + stored, *const slope = u.ds + stored;
 #pragma GCC unroll 2
             for (int odd = 0; odd < 2; ++odd) {
                 store_terms(to->rows[in_tile + odd], e[odd][0], e[odd][1]);
                 store_terms(slope->rows[in_tile + odd], de[odd][0], de[odd][1]);
             }
-            Bf16Tile* const terms = u.ds_terms + key / step_terms;
+            Tile* const terms = u.ds_terms + key / step_terms;
 #pragma GCC unroll 2
             for (int w = 0; w < tiles; ++w)
                 store_pairs(terms[w * chunk_steps].rows[key % step_terms / 2], de[0][w], de[1][w]);
@@ -233,7 +233,7 @@ struct PanelsBackward {
         if (unit.tiles == 0) return;
         differentiate(unit.count);
         for (int w = 0; w < unit.tiles && unit.next % step_terms != 0; ++w) {
-            Bf16Tile& terms = unit.ds_terms[w * chunk_steps + unit.next / step_terms];
+            Tile& terms = unit.ds_terms[w * chunk_steps + unit.next / step_terms];
             const int pairs = unit.next % step_terms / 2;
             __builtin_memset((void*)terms.rows[pairs], 0, size_t(tile_rows - pairs) * sizeof terms.rows[0]);
             transpose_tile(terms);
@@ -245,7 +245,7 @@ struct PanelsBackward {
     template <Store mode>
     void add_dq(int count) {
         const int steps = steps_of(count), tiles = tiles_of(p.head_dim);
-        const Bf16Tile* k = lane.k_right[turn ^ 1];
+        const Tile* k = lane.k_right[turn ^ 1];
         Pace pace(gathered.pairs_left(), (head_tiles + 1) / 2 * ((tiles + 1) / 2) * steps);
         const auto meanwhile = [&] { gathered.pack(pace.next()); };
         for (int tile = 0; tile < tiles; tile += 2) {
@@ -285,9 +285,9 @@ struct PanelsBackward {
         const int64_t first = map.first_pair(t);
         Terms terms[2];
         int num_terms = 0;
-        const auto add_terms = [&](const TensorView& x, const Bf16* pairs, int columns, Bf16Tile* out) {
+        const auto add_terms = [&](const TensorView& x, const Element* pairs, int columns, Tile* out) {
             pack_terms_of_heads(x, t, c.first, columns, tiles, out);
-            terms[num_terms++] = {(const Bf16Tile*)(pairs + first), out, steps};
+            terms[num_terms++] = {(const Tile*)(pairs + first), out, steps};
         };
         if (c.of_keys) add_terms(q_heads, map.space.ds, c.count, lane.q_terms);
         if (c.values > 0) add_terms(dout_heads, map.space.p, c.values, lane.dout_terms);
@@ -315,14 +315,14 @@ struct PanelsBackward {
 
     // `columns` of rows of heads from `first` on, as a right panel whose terms are heads: [steps][tiles]. Tiles beyond
     // these columns are zero.
-    void pack_terms_of_heads(TensorView x, const HeadTile& t, int first, int columns, int tiles, Bf16Tile* out) {
-        x.data = (Bf16*)x.data + first * x.column;
+    void pack_terms_of_heads(TensorView x, const HeadTile& t, int first, int columns, int tiles, Tile* out) {
+        x.data = (Element*)x.data + first * x.column;
         const int used = tiles_of(columns);
         for (int step = 0; step < steps_of(t.heads); ++step, out += tiles) {
             Place at = place_of(t);
             at.first += step * step_terms, at.count = least(step_terms, t.heads - step * step_terms);
             pack_terms_right(stage(x, at, columns, step_terms, lane.rows), step_terms, columns, out);
-            __builtin_memset((void*)(out + used), 0, size_t(tiles - used) * sizeof(Bf16Tile));
+            __builtin_memset((void*)(out + used), 0, size_t(tiles - used) * sizeof(Tile));
         }
     }
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The form of gather_forward.h whose lanes are heads, by products of bf16: panel_forward.h with one list for all heads.
+// The form of gather_forward.h whose lanes are heads, on panels: panel_forward.h with one list for all heads.
 //
 //     sT[key][head]   = K . qT                  K: left panel, qT: right panel
-//     p[head][key]    = exp2(factor sT - m)     in float32, then rounded to bf16: a left panel
+//     p[head][key]    = exp2(factor sT - m)     in float32, then rounded to elements: a left panel
 //     o[head][dim]   += p . V                   V: right panel
 //
 // Keys are gathered some at a time and packed once for all heads of a tile. As rows of a left panel and as terms of a
@@ -36,9 +36,9 @@ struct PanelsForward {
     static constexpr int heads_of_tile = panel_heads;
     static constexpr int unit_heads = 32, unit_tiles = unit_heads / tile_rows;
     struct Scratch {
-        Bf16Tile *q, *k, *v[2], *p;  // [steps][head tiles], [chunk / 16][steps], [chunk / 32][tiles of head_dim_v],
+        Tile *q, *k, *v[2], *p;      // [steps][head tiles], [chunk / 16][steps], [chunk / 32][tiles of head_dim_v],
                                      // [head tiles][chunk / 32]
-        Bf16 *rows, *gathered;       // [16][staged columns], [3][staged columns]
+        Element *rows, *gathered;    // [16][staged columns], [3][staged columns]
         Real* s;                     // [2][chunk][32]
         GatherState state;           // out [heads][sums_columns]
         int32_t* keys;
@@ -46,12 +46,12 @@ struct PanelsForward {
     static Scratch carve(Carver& carver, const Problem& p, int) {
         const int64_t heads = most_tiles_of_heads(p), columns = most_staged_columns(p);
         Scratch lane;
-        lane.q = carver.take<Bf16Tile>(heads * steps_of(p.head_dim));
-        lane.k = carver.take<Bf16Tile>(panel_chunk / tile_rows * steps_of(p.head_dim));
-        for (Bf16Tile*& v : lane.v) v = carver.take<Bf16Tile>(chunk_steps * tiles_of(p.head_dim_v));
-        lane.p = carver.take<Bf16Tile>(heads * chunk_steps);
-        lane.rows = carver.take<Bf16>(tile_rows * columns);
-        lane.gathered = carver.take<Bf16>(3 * columns);
+        lane.q = carver.take<Tile>(heads * steps_of(p.head_dim));
+        lane.k = carver.take<Tile>(panel_chunk / tile_rows * steps_of(p.head_dim));
+        for (Tile*& v : lane.v) v = carver.take<Tile>(chunk_steps * tiles_of(p.head_dim_v));
+        lane.p = carver.take<Tile>(heads * chunk_steps);
+        lane.rows = carver.take<Element>(tile_rows * columns);
+        lane.gathered = carver.take<Element>(3 * columns);
         lane.s = carver.take<Real>(2 * panel_chunk * unit_heads);
         lane.state.out = carver.take<Real>(heads * tile_rows * sums_columns(p.head_dim_v));
         lane.state.m = carver.take<Real>(3 * heads * tile_rows);
@@ -63,7 +63,7 @@ struct PanelsForward {
     // 32 heads, or the last 16, whose scores are made and whose exponentials are not.
     struct Unit {
         Real* s;      // [chunk][32]
-        Bf16Tile* p;  // [2][chunk / 32]
+        Tile* p;      // [2][chunk / 32]
         int first, tiles, count, next;  // head; tiles of heads; keys, and of these those that are done
     };
 
@@ -213,10 +213,10 @@ struct PanelsForward {
             even[w] = sums[0][w], odd[w] = sums[1][w];
         }
         const Real* const scores = unit.s;
-        Bf16Tile* const to = unit.p;
+        Tile* const to = unit.p;
         int key = unit.next;
         for (; key < end; key += 2) {
-            Bf16Tile* const tile = to + key / step_terms;
+            Tile* const tile = to + key / step_terms;
 #pragma GCC unroll 2
             for (int w = 0; w < tiles; ++w) {
                 const Real* s = scores + key * unit_heads + w * lanes;
@@ -241,7 +241,7 @@ struct PanelsForward {
             Vec rest = set1(0.f);
             const Real* m = lane.state.m + unit.first + w * lanes;
             if (unit.count % step_terms != 0) {
-                Bf16Tile& tile = unit.p[w * chunk_steps + last];
+                Tile& tile = unit.p[w * chunk_steps + last];
                 for (int key = unit.next; key < (last + 1) * step_terms; key += 2) {
                     const Vec score = load(unit.s + key * unit_heads + w * lanes), minus_m = set1(0.f) - load(m);
                     const Vec e = key < unit.count ? exp2(fma(score, set1(score_factor()), minus_m)) : set1(0.f);
@@ -264,7 +264,7 @@ struct PanelsForward {
     template <Store mode>
     void add_values(int count) {
         const int steps = steps_of(count), tiles = tiles_of(p.head_dim_v);
-        const Bf16Tile* v = lane.v[turn ^ 1];
+        const Tile* v = lane.v[turn ^ 1];
         Pace pace(gathered.pairs_left(), (head_tiles + 1) / 2 * ((tiles + 1) / 2) * steps);
         const auto meanwhile = [&] { gathered.pack(pace.next()); };
         for (int tile = 0; tile < tiles; tile += 2) {

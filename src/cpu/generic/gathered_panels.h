@@ -15,7 +15,7 @@ namespace {
 struct RowPanels {
     TensorView x;
     int left_columns, right_columns;
-    Bf16Tile *left, *right;
+    Tile *left, *right;
 };
 
 // Spreads parts of some work evenly over so many calls of what is done beside it.
@@ -37,9 +37,9 @@ private:
 class GatheredPanels {
 public:
     // rows [3][staged_columns]
-    void place(const RowPanels* operands, int count, Bf16* rows, int64_t columns) {
+    void place(const RowPanels* operands, int count, Element* rows, int64_t columns) {
         operands_ = operands, num_operands_ = count, a_ = rows, b_ = rows + columns, zeros_ = b_ + columns;
-        __builtin_memset((void*)zeros_, 0, size_t(columns) * sizeof(Bf16));
+        __builtin_memset((void*)zeros_, 0, size_t(columns) * sizeof(Element));
     }
     void begin(const Place& keys) { keys_ = keys, next_ = 0, end_ = steps_of(keys.count) * step_terms; }
 
@@ -56,16 +56,16 @@ private:
         const int columns = to.left_columns > to.right_columns ? to.left_columns : to.right_columns;
         if (next_ + ahead < keys_.count && to.x.column == 1)
             for (int i = 0; i < 2; ++i)
-                prefetch_row(address<Bf16>(to.x, keys_, least(next_ + ahead + i, keys_.count - 1)),
-                             columns * int64_t(sizeof(Bf16)));
-        const Bf16 *a = row(to.x, next_, columns, a_), *b = row(to.x, next_ + 1, columns, b_);
+                prefetch_row(address<Element>(to.x, keys_, least(next_ + ahead + i, keys_.count - 1)),
+                             columns * int64_t(sizeof(Element)));
+        const Element *a = row(to.x, next_, columns, a_), *b = row(to.x, next_ + 1, columns, b_);
         const int steps = steps_of(to.left_columns), tiles = tiles_of(to.right_columns), in_tile = next_ % tile_rows;
-        Bf16Tile* left = to.left + next_ / tile_rows * steps;
+        Tile* left = to.left + next_ / tile_rows * steps;
         for (int s = 0; s < steps; ++s) {
             __builtin_memcpy((void*)left[s].rows[in_tile], a + s * step_terms, sizeof left[s].rows[0]);
             __builtin_memcpy((void*)left[s].rows[in_tile + 1], b + s * step_terms, sizeof left[s].rows[0]);
         }
-        Bf16Tile* right = to.right + next_ / step_terms * tiles;
+        Tile* right = to.right + next_ / step_terms * tiles;
         const int pair = next_ % step_terms / 2;
         for (int t = 0; t < tiles; t += 2)
             store_columns(a + t * tile_rows, b + t * tile_rows, right[t].rows[pair],
@@ -73,25 +73,25 @@ private:
     }
 
     // Whole steps of a row, from where it lies or from a copy with zeros behind it.
-    const Bf16* row(const TensorView& x, int i, int columns, Bf16* copy) const {
+    const Element* row(const TensorView& x, int i, int columns, Element* copy) const {
         if (i >= keys_.count) return zeros_;
-        const Bf16* from = address<Bf16>(x, keys_, i);
+        const Element* from = address<Element>(x, keys_, i);
         if (x.column == 1 && columns % step_terms == 0) return from;
         const int64_t whole = staged_columns(columns);
         for (int c = 0; c < columns; ++c) copy[c] = from[c * x.column];
-        __builtin_memset((void*)(copy + columns), 0, size_t(whole - columns) * sizeof(Bf16));
+        __builtin_memset((void*)(copy + columns), 0, size_t(whole - columns) * sizeof(Element));
         return copy;
     }
 
     const RowPanels* operands_ = nullptr;
     int num_operands_ = 0, next_ = 0, end_ = 0;
-    Bf16 *a_ = nullptr, *b_ = nullptr, *zeros_ = nullptr;
+    Element *a_ = nullptr, *b_ = nullptr, *zeros_ = nullptr;
     Place keys_{};
 };
 
 // Rows of heads as a right panel: [steps][tiles of heads]. rows [16][staged columns] is scratch.
-inline void pack_heads_right(const TensorView& heads_as_rows, const HeadTile& t, int columns, Bf16* rows,
-                             Bf16Tile* out) {
+inline void pack_heads_right(const TensorView& heads_as_rows, const HeadTile& t, int columns, Element* rows,
+                             Tile* out) {
     const int tiles = tiles_of(t.heads), steps = steps_of(columns);
     for (int tile = 0; tile < tiles; ++tile) {
         Place at = place_of(t);

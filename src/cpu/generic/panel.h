@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Operands of bf16 products as units for them want them: cut into tiles of 16 rows of 64 bytes, tile after tile.
+// Operands of products of 16-bit elements as units for them want them: cut into tiles of 16 rows of 64 bytes, tile
+// after tile. An arch says before which dtype `Element` is: bf16, or fp16.
 //
 //     C[m][n] += A[m][k] B[k][n]      k: the terms of a sum, m: rows, n: lanes
 //
 //     left tile    A: [16 rows][32 terms]
 //     right tile   B: [16 pairs of terms][16 lanes][2 terms]      neighbours in a sum stand side by side
 //
-// A unit multiplies both pairs of a 32-bit word at once and adds them to a float32: TDPBF16PS on x86 with AMX, sixteen
-// rows at a time, and VDPBF16PS without, one row.
+// A unit multiplies both pairs of a 32-bit word at once and adds them to a float32: TDPBF16PS and TDPFP16PS on x86 with
+// AMX, sixteen rows at a time, and VDPBF16PS without, one row.
 #pragma once
 
 #include "cpu/generic/elements.h"
@@ -16,13 +17,13 @@
 namespace spattn::cpu {
 namespace {
 
-struct alignas(64) Bf16Tile {
-    Bf16 rows[16][32];
+struct alignas(64) Tile {
+    Element rows[16][32];
 };
 
 // Terms of a sum that lie together: of each row of tiles of A those from `a` on, and as many of B.
 struct Terms {
-    const Bf16Tile *a, *b;
+    const Tile *a, *b;
     int steps;  // tiles, so 32 terms each
 };
 

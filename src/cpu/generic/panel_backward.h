@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Blocked attention, backward, by products of bf16: block_backward.h with its five products on panels.
+// Blocked attention, backward, by products of 16-bit elements: block_backward.h with its five products on panels.
 //
 //     s[query][key]    = Q . kT          Q:   left panel     kT: right
 //     dp[query][key]   = dO . vT         dO:  left           vT: right
@@ -8,8 +8,8 @@
 //     dQ[query][dim]  += dS . K          dS:  left           K:  right
 //
 // Q and dO are packed before the tasks, each in both ways; K and V once a column. p and ds are made in float32 and
-// rounded to bf16 as they become panels; all sums are float32. Products that sum over queries wait until there are some
-// for the same 32 keys: dvT and dkT are then read and written once for all of them.
+// rounded to elements as they become panels; all sums are float32. Products that sum over queries wait until there are
+// some for the same 32 keys: dvT and dkT are then read and written once for all of them.
 //
 // Everything else is block_backward.h: phases, buffers of dQ, statistics, isolation, pieces.
 #pragma once
@@ -26,8 +26,8 @@ constexpr int many_waiting_gradients = 4, most_waiting_gradients = many_waiting_
 
 // A tile of queries, packed: where its four panels begin.
 struct QueryPanels {
-    const Bf16Tile *q, *dout;      // [bq / 16][steps]
-    const Bf16Tile *q_t, *dout_t;  // [tiles of head_dim][bq / 32]
+    const Tile *q, *dout;      // [bq / 16][steps]
+    const Tile *q_t, *dout_t;  // [tiles of head_dim][bq / 32]
 };
 
 template <int bq>
@@ -40,33 +40,33 @@ struct QueryTile {
 };
 
 struct PanelBackwardSpace {
-    Bf16Tile* queries;  // [batch * heads_q][own tiles][QueryTile::all]
-    Bf16Tile* scratch;
+    Tile* queries;  // [batch * heads_q][own tiles][QueryTile::all]
+    Tile* scratch;
     int64_t lane_tiles, rows;
 };
 
 template <int bq, int bk>
 struct PanelBackwardScratch {
-    Bf16Tile *k_t, *v_t, *k;   // [steps][bk / 16] twice, [bk / 32][tiles of head_dim]
-    Bf16Tile *p, *ds;          // [bk / 32][most_waiting_gradients][bq / 32][2]
-    Bf16Tile* ds_left;         // [bq / 16][bk / 32]
-    Bf16Tile* queries;         // of one tile
+    Tile *k_t, *v_t, *k;       // [steps][bk / 16] twice, [bk / 32][tiles of head_dim]
+    Tile *p, *ds;              // [bk / 32][most_waiting_gradients][bq / 32][2]
+    Tile* ds_left;             // [bq / 16][bk / 32]
+    Tile* queries;             // of one tile
     Real *dk_t, *dv_t;         // [dims, in tiles of 16][bk]
-    Bf16* rows;
+    Element* rows;
 
     PanelBackwardScratch(Carver& carver, const Problem& problem) {
         const int64_t columns = staged_columns(problem.head_dim), columns_v = staged_columns(problem.head_dim_v);
         const int64_t units = int64_t(bk / unit_keys) * most_waiting_gradients * (bq / step_terms) * 2;
-        k_t = carver.take<Bf16Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim));
-        v_t = carver.take<Bf16Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim_v));
-        k = carver.take<Bf16Tile>(int64_t(bk / step_terms) * tiles_of(problem.head_dim));
-        p = carver.take<Bf16Tile>(units);
-        ds = carver.take<Bf16Tile>(units);
-        ds_left = carver.take<Bf16Tile>(int64_t(bq / tile_rows) * (bk / step_terms));
-        queries = carver.take<Bf16Tile>(QueryTile<bq>::all(problem));
+        k_t = carver.take<Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim));
+        v_t = carver.take<Tile>(int64_t(bk / tile_rows) * steps_of(problem.head_dim_v));
+        k = carver.take<Tile>(int64_t(bk / step_terms) * tiles_of(problem.head_dim));
+        p = carver.take<Tile>(units);
+        ds = carver.take<Tile>(units);
+        ds_left = carver.take<Tile>(int64_t(bq / tile_rows) * (bk / step_terms));
+        queries = carver.take<Tile>(QueryTile<bq>::all(problem));
         dk_t = carver.take<Real>(int64_t(tiles_of(problem.head_dim)) * tile_rows * bk);
         dv_t = carver.take<Real>(int64_t(tiles_of(problem.head_dim_v)) * tile_rows * bk);
-        rows = carver.take<Bf16>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
+        rows = carver.take<Element>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
     }
 };
 
@@ -77,9 +77,9 @@ inline PanelBackwardSpace carve_panel_backward(Carver& carver, const Problem& p,
     PanelBackwardScratch<bq, bk>(lane, p);
     PanelBackwardSpace space;
     space.rows = layout.by_query.rows - repeating(layout.queries);
-    space.queries = carver.take<Bf16Tile>(p.batch * p.heads_q * space.rows * QueryTile<bq>::all(p));
-    space.lane_tiles = int64_t((lane.used + sizeof(Bf16Tile) - 1) / sizeof(Bf16Tile));
-    space.scratch = carver.take<Bf16Tile>(space.lane_tiles * num_lanes);
+    space.queries = carver.take<Tile>(p.batch * p.heads_q * space.rows * QueryTile<bq>::all(p));
+    space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
+    space.scratch = carver.take<Tile>(space.lane_tiles * num_lanes);
     return space;
 }
 
@@ -102,7 +102,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         int first;  // key
         const uint64_t* bits;
         RowStatistics rows;
-        Bf16Tile *p, *ds;
+        Tile *p, *ds;
         bool keeps_floats;  // p and ds are left in lane.s and lane.dp, too
     };
 
@@ -115,27 +115,27 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     }
     PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index,
                       Carver carver)
-        : Lane(a, elements_of<Bf16>, s, index), panels(panels), scratch(carver, *a.problem) {}
+        : Lane(a, elements_of<Element>, s, index), panels(panels), scratch(carver, *a.problem) {}
     PanelBackwardLane(const BackwardArgs& a, const BackwardSpace& s, const PanelBackwardSpace& panels, int64_t index)
         : PanelBackwardLane(a, s, panels, index, at(panels, index)) {}
 
     // ---- panels of queries ----
 
-    static QueryPanels panels_at(const Problem& p, const Bf16Tile* tile) {
-        const Bf16Tile *dout = tile + QueryTile<bq>::q(p), *q_t = dout + QueryTile<bq>::dout(p);
+    static QueryPanels panels_at(const Problem& p, const Tile* tile) {
+        const Tile *dout = tile + QueryTile<bq>::q(p), *q_t = dout + QueryTile<bq>::dout(p);
         return {tile, dout, q_t, q_t + QueryTile<bq>::q_t(p)};
     }
-    Bf16Tile* own_panels(int64_t head, int64_t tile) const {
+    Tile* own_panels(int64_t head, int64_t tile) const {
         return panels.queries + (head * panels.rows + tile) * QueryTile<bq>::all(p);
     }
 
     // Both ways: products that sum over queries leave those out that `apart` names.
-    void pack_queries(const Place& at, uint64_t apart, Bf16Tile* out) {
+    void pack_queries(const Place& at, uint64_t apart, Tile* out) {
         const QueryPanels to = panels_at(p, out);
-        pack_both(args.q, at, apart, int(p.head_dim), (Bf16Tile*)to.q, (Bf16Tile*)to.q_t);
-        pack_both(args.dout, at, apart, int(p.head_dim_v), (Bf16Tile*)to.dout, (Bf16Tile*)to.dout_t);
+        pack_both(args.q, at, apart, int(p.head_dim), (Tile*)to.q, (Tile*)to.q_t);
+        pack_both(args.dout, at, apart, int(p.head_dim_v), (Tile*)to.dout, (Tile*)to.dout_t);
     }
-    void pack_both(const TensorView& x, const Place& at, uint64_t apart, int count, Bf16Tile* rows, Bf16Tile* terms) {
+    void pack_both(const TensorView& x, const Place& at, uint64_t apart, int count, Tile* rows, Tile* terms) {
         Staged staged = stage(x, at, count, bq, scratch.rows);
         pack_left(staged, bq, count, rows);
         if (apart != 0) staged = stage(x, without(at, apart), count, bq, scratch.rows);
@@ -193,7 +193,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         if (!Lane::repeats(row)) dq = Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
         const RowStatistics rows = Lane::statistics(head, row, at);
         constexpr size_t left_tiles = (bq / tile_rows) * (bk / step_terms);
-        if (bits) __builtin_memset((void*)scratch.ds_left, 0, left_tiles * sizeof(Bf16Tile));
+        if (bits) __builtin_memset((void*)scratch.ds_left, 0, left_tiles * sizeof(Tile));
         for (int first = 0; first < bk; first += unit_keys) {
             const Span steps = bits ? steps_kept<bk>(bits, bq, first) : Span{0, bq / step_terms};
             if (steps.count > 0) meet(q, steps, first, bits, rows, is_apart);
@@ -224,7 +224,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         if (w.count == most_waiting_gradients || waiting[halves - 1].count >= many_waiting_gradients) drain();
     }
 
-    void multiply_scores(const Bf16Tile* a, const Bf16Tile* b, int terms_steps, Span steps, int first, Real* s) {
+    void multiply_scores(const Tile* a, const Tile* b, int terms_steps, Span steps, int first, Real* s) {
         const Terms terms{a + steps.first * 2 * terms_steps, b + first / tile_rows, terms_steps};
         Real* c = s + steps.first * step_terms * bk + first;
         const TileProduct product{&terms, 1, terms_steps, bk / tile_rows, c, bk};
@@ -236,7 +236,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     template <bool masked, bool is_capped>
     void differentiate(const Unit u) {
         Real *const scores = lane.s, *const slopes = lane.dp;
-        Bf16Tile* const left = scratch.ds_left + u.first / step_terms;
+        Tile* const left = scratch.ds_left + u.first / step_terms;
         const Vec factor = set1(scale_log2), in = set1(cap.in);
         const unsigned first = unsigned(u.steps.first) * step_terms, end = first + unsigned(u.steps.count) * step_terms;
         for (unsigned i = first; i < end; i += 2) {
@@ -266,7 +266,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
             }
 #pragma GCC unroll 2
             for (unsigned odd = 0; odd < 2; ++odd) {
-                Bf16Tile& to = left[i / tile_rows * (bk / step_terms)];
+                Tile& to = left[i / tile_rows * (bk / step_terms)];
                 store_terms(to.rows[(i + odd) % tile_rows], ds[odd][0], ds[odd][1]);
             }
         }
@@ -346,7 +346,7 @@ void panel_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     const PanelBackwardSpace panels =
         carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.parallel->lanes());
-    PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Bf16>, carver), panels, 0};
+    PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Element>, carver), panels, 0};
     args.parallel->run(panel_backward_queries<bq, bk>, &call);
     args.parallel->run(panel_backward_tasks<bq, bk>, &call);
     args.parallel->run(backward_results<bq, bk>, &call.floats);

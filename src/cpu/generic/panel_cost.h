@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cost.h and gather_cost.h for bf16 on panels: products at the unit's rate, the vectors of softmax partly beside them,
+// cost.h and gather_cost.h for panels: products at the unit's rate, the vectors of softmax partly beside them,
 // packing.
 #pragma once
 
@@ -28,7 +28,7 @@ Cost panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     clocks += double(stats.rows) * edges * panel_row * (forward ? 1 : 2);
     clocks += stats.gathered * dims * pack_listed + (forward ? rows_k : rows_k + 2 * rows_q) * dims * pack_home;
 
-    const double bytes = (rows_q + (forward ? 3 : 1) * rows_k) * dims * sizeof(Bf16) * (forward ? 1 : 2);
+    const double bytes = (rows_q + (forward ? 3 : 1) * rows_k) * dims * sizeof(Element) * (forward ? 1 : 2);
     const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
                  memory_us = bytes / (1e3 * machine.bandwidth);
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Blocked attention, forward, by products of bf16: block_forward.h with its two products on panels.
+// Blocked attention, forward, by products of 16-bit elements: block_forward.h with its two products on panels.
 //
 //     sT[key][query] = K . qT                  K: left panel, qT: right panel
-//     pT             = exp2(scale_log2 sT - m)  in float32, then rounded to bf16, two keys side by side: a right panel
+//     pT             = exp2(scale_log2 sT - m)  in float32, then rounded, two keys side by side: a right panel
 //     oT[dim][query] += vT . pT                vT: left panel
 //
 // K and V are packed once a call, before the tasks, for every query block that meets them; those of tiles that list
@@ -27,17 +27,17 @@ constexpr int unit_queries = 32, unit_tiles = unit_queries / tile_rows;
 
 struct PanelSpace {
     ForwardSpace floats;
-    Bf16Tile *k, *v;           // [batch * heads_kv][homes][tiles of a block]
+    Tile *k, *v;  // [batch * heads_kv][homes][tiles of a block]
     int64_t homes;
-    Bf16Tile* scratch;
+    Tile* scratch;
     int64_t lane_tiles;
 };
 
 template <int bq, int bk>
 struct PanelScratch {
-    Bf16Tile *q, *k, *v;       // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
-    Bf16Tile* p;               // [2][bk / 32][2]
-    Bf16* rows;                // [bq or bk][staged columns]
+    Tile *q, *k, *v;           // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
+    Tile* p;                   // [2][bk / 32][2]
+    Element* rows;             // [bq or bk][staged columns]
     Real* s;                   // [2][bk][32]
 
     static int64_t k_tiles(const Problem& p) { return int64_t(bk / tile_rows) * steps_of(p.head_dim); }
@@ -45,12 +45,12 @@ struct PanelScratch {
 
     PanelScratch(Carver& carver, const Problem& problem) {
         const int64_t columns = staged_columns(problem.head_dim), columns_v = staged_columns(problem.head_dim_v);
-        q = carver.take<Bf16Tile>(int64_t(bq / tile_rows) * steps_of(problem.head_dim));
-        k = carver.take<Bf16Tile>(k_tiles(problem));
-        v = carver.take<Bf16Tile>(v_tiles(problem));
-        p = carver.take<Bf16Tile>(2 * (bk / step_terms) * unit_tiles);
+        q = carver.take<Tile>(int64_t(bq / tile_rows) * steps_of(problem.head_dim));
+        k = carver.take<Tile>(k_tiles(problem));
+        v = carver.take<Tile>(v_tiles(problem));
+        p = carver.take<Tile>(2 * (bk / step_terms) * unit_tiles);
         s = carver.take<Real>(2 * bk * unit_queries);
-        rows = carver.take<Bf16>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
+        rows = carver.take<Element>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
     }
 };
 
@@ -63,10 +63,10 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     space.floats = carve_forward<bq, bk>(carver, p, tasks, num_lanes);
     space.homes = layout.by_key.rows - layout.keys.listed;
     const int64_t blocks = p.batch * p.heads_kv * space.homes;
-    space.k = carver.take<Bf16Tile>(blocks * PanelScratch<bq, bk>::k_tiles(p));
-    space.v = carver.take<Bf16Tile>(blocks * PanelScratch<bq, bk>::v_tiles(p));
-    space.lane_tiles = int64_t((lane.used + sizeof(Bf16Tile) - 1) / sizeof(Bf16Tile));
-    space.scratch = carver.take<Bf16Tile>(space.lane_tiles * num_lanes);
+    space.k = carver.take<Tile>(blocks * PanelScratch<bq, bk>::k_tiles(p));
+    space.v = carver.take<Tile>(blocks * PanelScratch<bq, bk>::v_tiles(p));
+    space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
+    space.scratch = carver.take<Tile>(space.lane_tiles * num_lanes);
     return space;
 }
 
@@ -81,9 +81,9 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         Span steps;             // of 32 keys
         int first;              // query
         const uint64_t* bits;
-        const Bf16Tile *k, *v;  // of the block
+        const Tile *k, *v;      // of the block
         Real* s;                // [bk][32]
-        Bf16Tile* p;            // [bk / 32][2]
+        Tile* p;                // [bk / 32][2]
     };
     const PanelSpace& panels;
     Scratch scratch;
@@ -99,7 +99,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
 
     static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
     PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index, Carver carver)
-        : Lane(a, elements_of<Bf16>, s.floats, index),
+        : Lane(a, elements_of<Element>, s.floats, index),
           panels(s),
           scratch(carver, *a.problem),
           factor(Real(p.scale * log2_e)) {}
@@ -118,17 +118,17 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         return {tile_at(layout.keys, bk, p.seq_k, block), plane / p.heads_kv, plane % p.heads_kv, alive, 0};
     }
 
-    Bf16Tile* home_k(int64_t plane, int64_t home) const {
+    Tile* home_k(int64_t plane, int64_t home) const {
         return panels.k + (plane * panels.homes + home) * Scratch::k_tiles(p);
     }
-    Bf16Tile* home_v(int64_t plane, int64_t home) const {
+    Tile* home_v(int64_t plane, int64_t home) const {
         return panels.v + (plane * panels.homes + home) * Scratch::v_tiles(p);
     }
 
-    void pack_k(const Place& at, Bf16Tile* out) {
+    void pack_k(const Place& at, Tile* out) {
         pack_left(stage(args.k, at, int(p.head_dim), bk, scratch.rows), bk, int(p.head_dim), out);
     }
-    void pack_v(const Place& at, Bf16Tile* out) {
+    void pack_v(const Place& at, Tile* out) {
         pack_terms_left(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), out);
     }
 
@@ -174,7 +174,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
             pack_k(at, scratch.k);
             pack_v(without(at, apart), scratch.v);
         }
-        const Bf16Tile *k = is_home ? home_k(plane, home) : scratch.k, *v = is_home ? home_v(plane, home) : scratch.v;
+        const Tile *k = is_home ? home_k(plane, home) : scratch.k, *v = is_home ? home_v(plane, home) : scratch.v;
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
             if (steps.count == 0) continue;
@@ -260,12 +260,12 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         }
         const uint64_t* const bits = unit.bits;
         Real* const scores = unit.s;
-        Bf16Tile* const to = unit.p;
+        Tile* const to = unit.p;
         const int first_query = unit.first;
         const bool keeps_floats = is_anew;
         for (unsigned key = unsigned(next_key); key < unsigned(end); key += 2) {
             const unsigned in_unit = key - unsigned(first);
-            Bf16Tile* const tile = to + in_unit / step_terms * unit_tiles;
+            Tile* const tile = to + in_unit / step_terms * unit_tiles;
 #pragma GCC unroll 2
             for (int w = 0; w < width; ++w) {
                 Real* s = scores + key * unit_queries + w * lanes;
@@ -317,7 +317,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         const int begin = u.steps.first * step_terms, end = begin + u.steps.count * step_terms;
         each_bit(apart, [&](int key) {
             if (key < begin || key >= end) return;
-            const Bf16* v = address<Bf16>(args.v, at, key);
+            const Element* v = address<Element>(args.v, at, key);
             for (int64_t d = 0; d < p.head_dim_v; ++d)
                 for (int i = 0; i < unit_queries; i += lanes) {
                     Real* out = state.out + d * bq + u.first + i;

@@ -15,39 +15,40 @@ constexpr int tiles_of(int64_t rows) { return int((rows + tile_rows - 1) / tile_
 
 // Up to 64 rows of `ld` elements.
 struct Staged {
-    const Bf16* x;
+    const Element* x;
     int64_t ld;
 };
 
 constexpr int64_t staged_columns(int64_t columns) { return int64_t(steps_of(columns)) * step_terms; }
 
 // `rows` of them, however many tokens the tile has.
-inline Staged stage(const TensorView& x, const Place& at, int columns, int rows, Bf16* out) {
+inline Staged stage(const TensorView& x, const Place& at, int columns, int rows, Element* out) {
     const int64_t ld = staged_columns(columns);
     for (int i = 0; i < rows; ++i) {
-        Bf16* row = out + i * ld;
+        Element* row = out + i * ld;
         const bool alive = i < at.count && (at.alive >> i & 1);
         if (alive) {
-            const Bf16* from = address<Bf16>(x, at, i);
-            if (x.column == 1) __builtin_memcpy(row, from, size_t(columns) * sizeof(Bf16));
+            const Element* from = address<Element>(x, at, i);
+            if (x.column == 1)
+                __builtin_memcpy(row, from, size_t(columns) * sizeof(Element));
             else
                 for (int c = 0; c < columns; ++c) row[c] = from[c * x.column];
         }
         const int filled = alive ? columns : 0;
-        __builtin_memset(row + filled, 0, size_t(ld - filled) * sizeof(Bf16));
+        __builtin_memset(row + filled, 0, size_t(ld - filled) * sizeof(Element));
     }
     return {out, ld};
 }
 
 // Rows are rows of A, or lanes of B; columns are terms.
 //     left [row tile][step]        right [step][row tile]
-inline void pack_left(const Staged& x, int rows, int columns, Bf16Tile* out) {
+inline void pack_left(const Staged& x, int rows, int columns, Tile* out) {
     const int steps = steps_of(columns);
     for (int r = 0; r < rows / tile_rows; ++r)
         for (int s = 0; s < steps; ++s)
             pack_rows(x.x + r * tile_rows * x.ld + s * step_terms, x.ld, false, out + r * steps + s);
 }
-inline void pack_right(const Staged& x, int rows, int columns, Bf16Tile* out) {
+inline void pack_right(const Staged& x, int rows, int columns, Tile* out) {
     for (int s = 0; s < steps_of(columns); ++s)
         for (int r = 0; r < rows / tile_rows; ++r)
             pack_rows(x.x + r * tile_rows * x.ld + s * step_terms, x.ld, true, out + s * (rows / tile_rows) + r);
@@ -55,20 +56,20 @@ inline void pack_right(const Staged& x, int rows, int columns, Bf16Tile* out) {
 
 // Rows are terms; columns are rows of A, or lanes of B.
 //     left [column tile][step]     right [step][column tile]
-inline void pack_terms_left(const Staged& x, int rows, int columns, Bf16Tile* out) {
+inline void pack_terms_left(const Staged& x, int rows, int columns, Tile* out) {
     const int steps = rows / step_terms, tiles = tiles_of(columns);
     for (int s = 0; s < steps; ++s)
         for (int t = 0; t < tiles; t += 2) {
-            Bf16Tile* to = out + t * steps + s;
+            Tile* to = out + t * steps + s;
             pack_terms(x.x + s * step_terms * x.ld + t * tile_rows, x.ld, true, to,
                        t + 1 < tiles ? to + steps : nullptr);
         }
 }
-inline void pack_terms_right(const Staged& x, int rows, int columns, Bf16Tile* out) {
+inline void pack_terms_right(const Staged& x, int rows, int columns, Tile* out) {
     const int tiles = tiles_of(columns);
     for (int s = 0; s < rows / step_terms; ++s)
         for (int t = 0; t < tiles; t += 2) {
-            Bf16Tile* to = out + s * tiles + t;
+            Tile* to = out + s * tiles + t;
             pack_terms(x.x + s * step_terms * x.ld + t * tile_rows, x.ld, false, to, t + 1 < tiles ? to + 1 : nullptr);
         }
 }

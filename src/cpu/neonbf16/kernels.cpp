@@ -7,9 +7,9 @@ namespace spattn::cpu::neonbf16 {
 namespace {
 
 const Kernel rows[] = {
-    SPATTN_CPU_PANELS(neonbf16, 64, 64),
-    SPATTN_CPU_PANELS(neonbf16, 32, 32),
-    SPATTN_CPU_GATHER_PANELS(neonbf16),
+    SPATTN_CPU_PANELS(neonbf16, bf16, 64, 64),
+    SPATTN_CPU_PANELS(neonbf16, bf16, 32, 32),
+    SPATTN_CPU_GATHER_PANELS(neonbf16, bf16),
 };
 
 }  // namespace

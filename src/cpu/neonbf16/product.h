@@ -37,7 +37,7 @@ inline void multiply_rows(const TileProduct& g, int64_t tile, int row, int64_t c
             sums[i][j + 1] = vcombine_f32(vget_high_f32(x), vget_high_f32(y));
         }
     for (const Terms* t = g.terms; t < g.terms + g.count; ++t) {
-        const Bf16Tile *a = t->a + tile * g.a_row, *b = t->b + column;
+        const Tile *a = t->a + tile * g.a_row, *b = t->b + column;
         for (int step = 0; step < t->steps; ++step, ++a, b += g.b_step)
             for (int quad = 0; quad < 8; ++quad) {
                 bfloat16x8_t lanes_of[pairs];

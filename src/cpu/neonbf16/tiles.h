@@ -2,7 +2,7 @@
 // Verbs on tiles of bf16 for generic/panels.h.
 #pragma once
 
-#include "cpu/neonbf16/vec.h"
+#include "cpu/neonbf16/element.h"
 #include "cpu/generic/panel.h"
 
 namespace spattn::cpu {
@@ -47,7 +47,7 @@ inline void store_columns(const Bf16* a, const Bf16* b, Bf16* low, Bf16* high) {
 }
 
 // Sixteen rows of sixteen pairs, `ld` pairs from one to the next: rows become columns of a tile, four by four.
-inline void transpose_pairs(const uint32_t* x, int64_t ld, Bf16Tile* out) {
+inline void transpose_pairs(const uint32_t* x, int64_t ld, Tile* out) {
     for (int row = 0; row < 16; row += 4)
         for (int column = 0; column < 16; column += 4) {
             const uint32_t* const from = x + row * ld + column;
@@ -61,19 +61,19 @@ inline void transpose_pairs(const uint32_t* x, int64_t ld, Bf16Tile* out) {
 }
 
 // A right tile becomes the left one whose rows are its lanes.
-inline void transpose_tile(Bf16Tile& tile) {
-    const Bf16Tile copy = tile;
+inline void transpose_tile(Tile& tile) {
+    const Tile copy = tile;
     transpose_pairs(words_of(copy.rows[0]), 16, &tile);
 }
 
 // Sixteen rows of 32 elements as a left tile, or transposed as a right one, whose lanes they are.
-inline void pack_rows(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* out) {
+inline void pack_rows(const Bf16* x, int64_t ld, bool transposed, Tile* out) {
     if (transposed) return transpose_pairs(words_of(x), ld / 2, out);
     for (int i = 0; i < 16; ++i) __builtin_memcpy(out->rows[i], x + i * ld, sizeof out->rows[i]);
 }
 
 // 32 rows of 32 elements as two right tiles, or transposed as two left ones, whose terms they are. `high` may be null.
-inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* low, Bf16Tile* high) {
+inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Tile* low, Tile* high) {
     for (int i = 0; i < 16; ++i)
         store_columns(x + 2 * i * ld, x + (2 * i + 1) * ld, low->rows[i], high ? high->rows[i] : nullptr);
     if (!transposed) return;

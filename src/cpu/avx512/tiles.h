@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Verbs on tiles of bf16, sixteen vectors of 64 bytes, for generic/panels.h. CPUs with AMX have these instructions too.
+// Verbs on tiles, sixteen vectors of 64 bytes, for generic/panels.h. An arch includes its element.h first, which says
+// what tiles hold.
 #pragma once
 
-#include "cpu/avx512/vec.h"
 #include "cpu/generic/panel.h"
 
 namespace spattn::cpu {
@@ -21,18 +21,16 @@ struct Interleaved {
 constexpr Interleaved interleaved;
 
 // Two rows of 32 become a row of each of two right tiles: elements of the same column stand side by side.
-inline void interleave(const Bf16* a, const Bf16* b, __m512i& low, __m512i& high) {
+inline void interleave(const Element* a, const Element* b, __m512i& low, __m512i& high) {
     const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
     low = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(interleaved.low), y);
     high = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(interleaved.high), y);
 }
 
-// Numbers to bf16, to nearest, ties to even; NaN stays NaN, and denormals become zero. Lanes of a first.
-inline __m512i narrow(Vec a, Vec b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 // A row of a left tile: 32 terms, those of a first.
-inline void store_terms(Bf16* out, Vec a, Vec b) { _mm512_store_si512(out, narrow(a, b)); }
+inline void store_terms(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow(a, b)); }
 // A row of a right tile: two terms of sixteen lanes, side by side.
-inline void store_pairs(Bf16* out, Vec a, Vec b) {
+inline void store_pairs(Element* out, Vec a, Vec b) {
     _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_loadu_si512(interleaved.both), narrow(a, b)));
 }
 
@@ -67,13 +65,13 @@ inline void transpose_pairs(__m512i (&x)[16]) {
     for (int i = 0; i < 16; ++i) x[i] = y[i];
 }
 
-inline void store_tile(const __m512i (&x)[16], Bf16Tile* out) {
+inline void store_tile(const __m512i (&x)[16], Tile* out) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) _mm512_store_si512(out->rows[i], x[i]);
 }
 
 // Sixteen rows of 32 elements as a left tile, or transposed as a right one, whose lanes they are.
-inline void pack_rows(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* out) {
+inline void pack_rows(const Element* x, int64_t ld, bool transposed, Tile* out) {
     __m512i rows[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(x + i * ld);
@@ -82,7 +80,7 @@ inline void pack_rows(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* out)
 }
 
 // 32 rows of 32 elements as two right tiles, or transposed as two left ones, whose terms they are. `high` may be null.
-inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* low, Bf16Tile* high) {
+inline void pack_terms(const Element* x, int64_t ld, bool transposed, Tile* low, Tile* high) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) interleave(x + 2 * i * ld, x + (2 * i + 1) * ld, a[i], b[i]);
@@ -94,7 +92,7 @@ inline void pack_terms(const Bf16* x, int64_t ld, bool transposed, Bf16Tile* low
 }
 
 // A right tile becomes the left one whose rows are its lanes.
-inline void transpose_tile(Bf16Tile& tile) {
+inline void transpose_tile(Tile& tile) {
     __m512i pairs[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) pairs[i] = _mm512_load_si512(tile.rows[i]);
@@ -103,7 +101,7 @@ inline void transpose_tile(Bf16Tile& tile) {
 }
 
 // 32 columns of two rows as a row of each of two right tiles. `high` may be null.
-inline void store_columns(const Bf16* a, const Bf16* b, Bf16* low, Bf16* high) {
+inline void store_columns(const Element* a, const Element* b, Element* low, Element* high) {
     __m512i x, y;
     interleave(a, b, x, y);
     _mm512_store_si512(low, x);
@@ -111,8 +109,8 @@ inline void store_columns(const Bf16* a, const Bf16* b, Bf16* low, Bf16* high) {
 }
 
 // count is a multiple of 32.
-inline bool all_finite(const Bf16* x, int64_t count) {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+inline bool all_finite(const Element* x, int64_t count) {
+    const __m512i exponent = _mm512_set1_epi16(element_exponent);
     uint32_t found = 0;
     for (int64_t i = 0; i < count; i += 32)
         found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(x + i), exponent), exponent);
