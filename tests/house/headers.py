@@ -14,12 +14,12 @@ SKIPPED = {
        for name in ("gpu/gpu", "emulator/cta", "emulator/device", "emulator/launch", "emulator/tensor_map",
                     "emulator/runtime/launch")},
     **{f"src/cpu/{name}.h": "is written over elements, which an arch brings that multiplies them"
-       for name in ("avx512/tiles", "amx/tile_product", "generic/panel")},
+       for name in ("avx512/tiles", "amx/tile_product", "generic/panel", "generic/lift")},
     **{f"src/cpu/generic/{name}.h": "is written over tiles, which an arch brings that has them"
        for name in ("panels", "panel_forward", "panel_backward", "panel_cost", "panel_rows", "gathered_panels",
                     "gather_forward_panels", "gather_backward_panels")},
 }
-X86 = ("avx2", "avx512", "avx512bf16", "amx")
+X86 = ("avx2", "avx512", "avx512bf16", "amx", "amxfp16")
 NEON = ("neon", "neonbf16")
 ARCHS = {"x86_64": X86, "AMD64": X86, "aarch64": NEON, "arm64": NEON}
 
@@ -50,7 +50,7 @@ def find_proven(root, headers):
 
 def flags_of(root, name):
     """Compiler flags of an arch's folder, or None where it is for another processor."""
-    match = re.match(r"cpu/(avx2|avx512|avx512bf16|amx|neon|neonbf16)/", name)
+    match = re.match(r"cpu/(avx2|avx512|avx512bf16|amx|amxfp16|neon|neonbf16)/", name)
     if not match:
         return []
     rows = dict(re.findall(r"^SPATTN_CPU_ARCH\((\w+), ?(.*)\)", (root / "src/cpu/archs.inc").read_text(), flags=re.M))

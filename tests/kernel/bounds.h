@@ -11,8 +11,8 @@ namespace attention {
 
 // |got - want| <= relative |want| + absolute max|want|. Of 16-bit elements `relative` is one correct rounding (2^-8,
 // 2^-11): all else happens in fp32. Gradients also carry the rounding of `out`, which enters delta. Rows that multiply
-// bf16 by bf16 round probabilities and their gradients, each by 2^-9 at most, so sums of them are off by such a share
-// of what they sum; rounding.cpp compares with a computation that rounds the same numbers.
+// 16-bit elements round probabilities and their gradients, each by 2^-9 at most (2^-12), so sums of them are off by
+// such a share of what they sum; rounding.cpp compares with a computation that rounds the same numbers.
 struct Bound {
     Dtype dtype;
     const char* what;
@@ -33,15 +33,16 @@ inline const Bound& bound_of(Dtype dtype, const std::string& what) {
     std::abort();
 }
 
-inline bool multiplies_bf16(const Kernel& kernel) {
-    const std::string name = kernel.name;
-    return name.rfind("amx_", 0) == 0 || name.rfind("avx512bf16_", 0) == 0 || name.rfind("neonbf16_", 0) == 0;
+inline bool multiplies_elements(const Kernel& kernel) {
+    const std::string name = kernel.name, arch = name.substr(0, name.find('_'));
+    return arch == "amx" || arch == "amxfp16" || arch == "avx512bf16" || arch == "neonbf16";
 }
 inline Bound bound_of(const Rows& rows, const std::string& what) {
     Bound bound = bound_of(rows.forward.dtype, what);
-    if (!multiplies_bf16(rows.forward)) return bound;
-    if (what == "out") bound.absolute = 1. / 256;
-    if (what == "gradient") bound.absolute = 1. / 32;
+    if (!multiplies_elements(rows.forward)) return bound;
+    const double unit = rows.forward.dtype == Dtype::f16 ? 1. / 2048 : 1. / 256;
+    if (what == "out") bound.absolute = unit;
+    if (what == "gradient") bound.absolute = 8 * unit;
     return bound;
 }
 

@@ -21,7 +21,7 @@ std::string without_arch(const Kernel& row) {
 // run on the same processors, serve.
 bool is_on_panels(const Kernel& row) {
     const std::string name = row.name;
-    return name.rfind("amx_", 0) == 0 || name.rfind("avx512bf16_", 0) == 0;
+    return name.rfind("amx", 0) == 0 || name.rfind("avx512bf16_", 0) == 0;
 }
 
 // Gather rows of the CPU that differ in their arch alone, the best one first.

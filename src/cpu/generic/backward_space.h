@@ -60,6 +60,7 @@ struct BackwardSpace {
     int32_t* ranks;           // and how many of them lie before each word
     int32_t* first_queue;     // [batch * heads_kv]
     Real* dq;                 // [blocks][bq][columns]
+    Real dq_factor = 1;       // what their sums are multiplied by
     uint8_t* touched;         // [blocks]
     Carried carried;          // read and written where the pass has several pieces
     Real* parts;              // [num_parts][part_floats]

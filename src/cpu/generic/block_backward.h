@@ -431,6 +431,8 @@ struct BackwardLane {
     void collect(int64_t head, int32_t tile) {
         const Place at = own(head, tile);
         sum_queues(head, tile);
+        for (int64_t i = 0; space.dq_factor != 1 && i < int64_t(bq) * columns; i += lanes)
+            store(lane.q + i, load(lane.q + i) * set1(space.dq_factor));
         sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
         if (!args.piece.is_last) return;
         store_rows(elements, lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);

@@ -57,10 +57,12 @@ struct Differentiation {
     const SoftcapFactors cap;
     const Real scale, scale_log2;
 
-    explicit Differentiation(const Problem& p)
+    explicit Differentiation(const Problem& p) : Differentiation(p, Real(p.scale)) {}
+    // Another scale in ds, for who multiplies by what is left of the problem's later.
+    Differentiation(const Problem& p, Real scale)
         : is_capped(p.softcap != 0),
           cap(softcap_factors(p)),
-          scale(Real(p.scale)),
+          scale(scale),
           scale_log2(is_capped ? cap.out : Real(p.scale * log2_e)) {}
 
     struct Result {

@@ -10,6 +10,10 @@
 // What waits in the store for dK and dV are the left panels dST and pT, rounded to elements: rows of 32 heads are a
 // key's as they stand. While products are made, the unit of heads before is differentiated, the next keys are gathered,
 // and what the last keys receive is added to their sums.
+//
+// In fp16, p and ds are lifted (lift.h), and scale is in the factors of sums and not in ds, for it may be tiny. Where
+// ds of a head goes beyond fp16, its row is made once more with a smaller lift for that head. Owners add heads of equal
+// lifts together.
 #pragma once
 
 #include "cpu/generic/gather_columns.h"
@@ -20,7 +24,9 @@ namespace {
 
 struct PanelsBackward {
     static constexpr bool owns_ranges = false;
-    using Pairs = PairStore<Element, panel_heads, step_terms, tile_rows>;
+    struct Pairs : PairStore<Element, panel_heads, step_terms, tile_rows> {
+        static constexpr bool lifts_ds = is_f16;
+    };
     using Map = WaveMap<Pairs>;
     static constexpr int unit_heads = 32, unit_tiles = unit_heads / tile_rows;
     static constexpr int owned_keys = 64, owned_tiles = owned_columns / tile_rows;
@@ -29,7 +35,8 @@ struct PanelsBackward {
         Tile *k_right[2], *ds;         // [chunk / 32][tiles of head_dim], [head tiles][chunk / 32]
         Element *rows, *gathered;      // [16][staged columns] or [32][owned_columns]; [3][staged columns]
         Real *s, *dp, *dq;             // [2][chunk][32] twice, [heads][sums_columns]
-        Real *minus_lse, *delta;       // [heads]
+        Real *minus_lse, *delta;       // [heads], as are
+        Real *ds_lift, *most_ds;       // what ds is multiplied by, and the largest that it became
         RowStats* stats;               // [heads]
         Tile *q_terms, *dout_terms;    // owners': [heads / 32][4]
         Real* added;                   // [2][owned_keys][owned_columns]
@@ -52,6 +59,8 @@ struct PanelsBackward {
         lane.dq = carver.take<Real>(heads * sums_columns(p.head_dim));
         lane.minus_lse = carver.take<Real>(2 * heads);
         lane.delta = lane.minus_lse + heads;
+        lane.ds_lift = carver.take<Real>(is_f16 ? 2 * heads : 0);
+        lane.most_ds = lane.ds_lift + heads;
         lane.stats = carver.take<RowStats>(heads);
         lane.q_terms = carver.take<Tile>(steps_of(heads) * owned_tiles);
         lane.dout_terms = carver.take<Tile>(steps_of(heads) * owned_tiles);
@@ -90,7 +99,7 @@ struct PanelsBackward {
           p(*a.problem),
           elements(e),
           map(m),
-          differentiation(p),
+          differentiation(p, is_f16 ? 1 : Real(p.scale)),
           ld(sums_columns(p.head_dim)),
           q_heads(heads_as_rows(a.q)),
           dout_heads(heads_as_rows(a.dout)),
@@ -114,7 +123,7 @@ struct PanelsBackward {
     }
 
     void tile(const HeadTile& t, Keys keys) {
-        head_tiles = tiles_of(t.heads), stored_steps = steps_of(t.heads), is_first = true;
+        head_tiles = tiles_of(t.heads), stored_steps = steps_of(t.heads);
         for (int i = 0; i < panel_heads / 64; ++i) {
             const int rest = t.heads - 64 * i;
             present[i] = rest >= 64 ? all_rows : rest > 0 ? (uint64_t(1) << rest) - 1 : 0;
@@ -128,10 +137,24 @@ struct PanelsBackward {
         if (keys.count > 0) {
             pack_heads_right(q_heads, t, int(p.head_dim), lane.rows, lane.q);
             pack_heads_right(dout_heads, t, int(p.head_dim_v), lane.rows, lane.dout);
-            gather(t, keys, 0);
-            gathered.pack(panel_chunk);
         } else {
             zero(lane.dq, t.heads * ld);
+        }
+        if constexpr (is_f16) begin_lifts();
+        do attend_all(t, keys);
+        while (is_f16 && has_lowered_lifts());
+        for (int i = 0; i < t.heads; ++i) {
+            if constexpr (is_f16) lift_of(t, i) = lane.ds_lift[i];
+            const Real factor = is_f16 ? Real(p.scale) / lane.ds_lift[i] : 1;
+            elements.store_row(lane.dq + i * ld, int(p.head_dim), factor, dq_heads, place_of(t), i);
+        }
+    }
+
+    void attend_all(const HeadTile& t, Keys keys) {
+        is_first = true;
+        if (keys.count > 0) {
+            gather(t, keys, 0);
+            gathered.pack(panel_chunk);
         }
         const int64_t first = map.first_pair(t);
         for (int64_t i = 0; i < keys.count; i += panel_chunk) {
@@ -141,8 +164,26 @@ struct PanelsBackward {
             is_first ? add_dq<Store::set>(count) : add_dq<Store::add>(count);
             is_first = false;
         }
-        for (int i = 0; i < t.heads; ++i)
-            elements.store_row(lane.dq + i * ld, int(p.head_dim), 1.f, dq_heads, place_of(t), i);
+    }
+
+    // ---- lifts of ds ----
+
+    Real& lift_of(const HeadTile& t, int head) const {
+        return map.space.ds_lifts[(t.batch * p.heads_q + t.head + head) * p.seq_q + t.row];
+    }
+    void begin_lifts() {
+        for (int i = 0; i < head_tiles * tile_rows; ++i) lane.ds_lift[i] = ds_lift, lane.most_ds[i] = 0.f;
+    }
+    bool has_lowered_lifts() {
+        bool has_lowered = false;
+        for (int i = 0; i < head_tiles * tile_rows; ++i) {
+            const Real most = lane.most_ds[i];
+            lane.most_ds[i] = 0.f;
+            if (most <= largest_f16) continue;
+            lane.ds_lift[i] *= reduction(most);
+            has_lowered = true;
+        }
+        return has_lowered;
     }
 
     // Begins with the chunk of keys from number `first` on, or with none. Terms of dq that are still read lie in the
@@ -189,12 +230,13 @@ struct PanelsBackward {
     template <int tiles>
     void differentiate(const int end) {
         const Unit u = unit;
-        Vec minus_lse[tiles], delta[tiles];
+        Vec minus_lse[tiles], delta[tiles], most[tiles], lift[tiles];
         Bits kept[tiles];
         for (int w = 0; w < tiles; ++w) {
             const int first = u.first + w * lanes;
             minus_lse[w] = load(lane.minus_lse + first), delta[w] = load(lane.delta + first);
             kept[w] = bits_at(present, first);
+            if constexpr (is_f16) lift[w] = load(lane.ds_lift + first), most[w] = load(lane.most_ds + first);
         }
         const Vec nothing = set1(0.f);
         int key = u.next;
@@ -209,6 +251,11 @@ struct PanelsBackward {
                     const int at = (key + odd) * unit_heads + w * lanes;
                     const auto x = differentiation.at(load(u.s + at), load(u.dp + at), minus_lse[w], delta[w]);
                     e[odd][w] = select(kept[w], x.p, nothing), de[odd][w] = select(kept[w], x.ds, nothing);
+                    if constexpr (is_f16) {
+                        e[odd][w] = lifted(e[odd][w], p_lift), de[odd][w] = de[odd][w] * lift[w];
+                        const Vec size = size_of(de[odd][w]);
+                        most[w] = select(above(set1(INFINITY), size), max(size, most[w]), most[w]);
+                    }
                 }
             const int in_tile = key % tile_rows;
             const int stored = key / tile_rows * stored_steps;
@@ -226,6 +273,8 @@ struct PanelsBackward {
                 for (int w = 0; w < tiles; ++w) transpose_tile(terms[w * chunk_steps]);
         }
         unit.next = key;
+        if constexpr (is_f16)
+            for (int w = 0; w < tiles; ++w) store(lane.most_ds + u.first + w * lanes, most[w]);
     }
 
     // Differentiates what is left of a unit. Terms of dq are zero up to the next whole step of keys.
@@ -275,6 +324,7 @@ struct PanelsBackward {
         const Real* rows;
         const int32_t* keys;
         int count, next;
+        Real factor;  // of fp16's
     };
 
     // s = q kT: dk += dsT q. out = p v: dv += pT dout.
@@ -286,12 +336,38 @@ struct PanelsBackward {
         Terms terms[2];
         int num_terms = 0;
         const auto add_terms = [&](const TensorView& x, const Element* pairs, int columns, Tile* out) {
-            pack_terms_of_heads(x, t, c.first, columns, tiles, out);
+            pack_terms_of_heads(x, t, all_heads, c.first, columns, tiles, out);
             terms[num_terms++] = {(const Tile*)(pairs + first), out, steps};
         };
-        if (c.of_keys) add_terms(q_heads, map.space.ds, c.count, lane.q_terms);
+        if (c.of_keys && is_f16)
+            add_lifted(t, keys, c);
+        else if (c.of_keys)
+            add_terms(q_heads, map.space.ds, c.count, lane.q_terms);
         if (c.values > 0) add_terms(dout_heads, map.space.p, c.values, lane.dout_terms);
-        Added added{nullptr, nullptr, 0, 0};
+        if (num_terms > 0) add_products(terms, num_terms, keys, c, steps, p_unlift);
+    }
+
+    // dk += dsT q in fp16, of heads of one lift after those of another.
+    void add_lifted(const HeadTile& t, Keys keys, const OwnedColumns& c) {
+        const int steps = steps_of(t.heads);
+        HeadBits left{};
+        for (int i = 0; i < t.heads; ++i) left.words[i / 64] |= uint64_t(1) << (i % 64);
+        for (int head = 0; head < t.heads; ++head) {
+            if (!left.has(head)) continue;
+            const Real lift = lift_of(t, head);
+            HeadBits equal{};
+            for (int i = head; i < t.heads; ++i)
+                if (left.has(i) && lift_of(t, i) == lift) equal.words[i / 64] |= uint64_t(1) << (i % 64);
+            for (int i = 0; i < panel_heads / 64; ++i) left.words[i] &= ~equal.words[i];
+            pack_terms_of_heads(q_heads, t, equal, c.first, c.count, tiles_of(c.count), lane.q_terms);
+            Terms terms{(const Tile*)(map.space.ds + map.first_pair(t)), lane.q_terms, steps};
+            add_products(&terms, 1, keys, c, steps, Real(p.scale) / lift);
+        }
+    }
+
+    void add_products(Terms* terms, int num_terms, Keys keys, const OwnedColumns& c, int steps, Real factor) {
+        const int tiles = tiles_of(c.count);
+        Added added{nullptr, nullptr, 0, 0, factor};
         for (int64_t i = 0; i < keys.count; i += owned_keys) {
             const int count = least(owned_keys, keys.count - i), key_tiles = tiles_of(count);
             Real* sums = lane.added + i / owned_keys % 2 * owned_keys * owned_columns;
@@ -299,7 +375,7 @@ struct PanelsBackward {
             Pace pace(added.count, (key_tiles + 1) / 2 * ((tiles + 1) / 2) * steps * num_terms);
             multiply_panels<Store::set>(product, 0, key_tiles, tiles, [&] { add_rows(added, pace.next(), c); });
             add_rows(added, owned_keys, c);
-            added = {sums, keys.at + i, count, 0};
+            added = {sums, keys.at + i, count, 0, factor};
             for (int n = 0; n < num_terms; ++n) terms[n].a += owned_keys / tile_rows * steps;
         }
         add_rows(added, owned_keys, c);
@@ -309,18 +385,28 @@ struct PanelsBackward {
         for (const int end = least(added.next + rows, added.count); added.next < end; ++added.next) {
             Real* sum = c.sums + added.keys[added.next] * c.ld;
             const Real* row = added.rows + added.next * owned_columns;
-            for (int i = 0; i < c.count; i += lanes) store(sum + i, load(sum + i) + load(row + i));
+            for (int i = 0; i < c.count; i += lanes)
+                store(sum + i, load(sum + i) + lifted(load(row + i), added.factor));
         }
     }
 
-    // `columns` of rows of heads from `first` on, as a right panel whose terms are heads: [steps][tiles]. Tiles beyond
-    // these columns are zero.
-    void pack_terms_of_heads(TensorView x, const HeadTile& t, int first, int columns, int tiles, Tile* out) {
+    // Heads of a tile.
+    struct HeadBits {
+        uint64_t words[panel_heads / 64];
+        bool has(int head) const { return words[head / 64] >> (head % 64) & 1; }
+    };
+    static constexpr HeadBits all_heads{{all_rows, all_rows}};
+
+    // `columns` of rows of `heads` from `first` on, as a right panel whose terms are heads: [steps][tiles]. Other
+    // heads, and tiles beyond these columns, are zero.
+    void pack_terms_of_heads(TensorView x, const HeadTile& t, const HeadBits& heads, int first, int columns, int tiles,
+                             Tile* out) {
         x.data = (Element*)x.data + first * x.column;
         const int used = tiles_of(columns);
         for (int step = 0; step < steps_of(t.heads); ++step, out += tiles) {
             Place at = place_of(t);
             at.first += step * step_terms, at.count = least(step_terms, t.heads - step * step_terms);
+            if (is_f16) at.alive &= heads.words[step * step_terms / 64] >> (step * step_terms % 64);
             pack_terms_right(stage(x, at, columns, step_terms, lane.rows), step_terms, columns, out);
             __builtin_memset((void*)(out + used), 0, size_t(tiles - used) * sizeof(Tile));
         }

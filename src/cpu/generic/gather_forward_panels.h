@@ -14,6 +14,7 @@
 
 #include "cpu/generic/gather_forward.h"
 #include "cpu/generic/gathered_panels.h"
+#include "cpu/generic/lift.h"
 
 namespace spattn::cpu {
 namespace {
@@ -127,7 +128,8 @@ struct PanelsForward {
         }
         for (int i = 0; i < t.heads; ++i) {
             const Real share = end_head(args, t, i, state);
-            elements.store_row(state.out + i * ld, int(p.head_dim_v), share, out_heads, place_of(t), i);
+            elements.store_row(state.out + i * ld, int(p.head_dim_v), share * forward_unlift, out_heads, place_of(t),
+                               i);
         }
     }
 
@@ -223,7 +225,8 @@ struct PanelsForward {
                 const Vec a = exp2(fma(load(s), scale, minus_m[w]));
                 const Vec b = exp2(fma(load(s + unit_heads), scale, minus_m[w]));
                 even[w] = even[w] + a, odd[w] = odd[w] + b;
-                store_pairs(tile[w * chunk_steps].rows[key % step_terms / 2], a, b);
+                store_pairs(tile[w * chunk_steps].rows[key % step_terms / 2], lifted(a, forward_lift),
+                            lifted(b, forward_lift));
             }
             if ((key + 2) % step_terms == 0)
                 for (int w = 0; w < tiles; ++w) transpose_tile(tile[w * chunk_steps]);
@@ -246,7 +249,7 @@ struct PanelsForward {
                     const Vec score = load(unit.s + key * unit_heads + w * lanes), minus_m = set1(0.f) - load(m);
                     const Vec e = key < unit.count ? exp2(fma(score, set1(score_factor()), minus_m)) : set1(0.f);
                     rest = rest + e;
-                    store_pairs(tile.rows[key % step_terms / 2], e, set1(0.f));
+                    store_pairs(tile.rows[key % step_terms / 2], lifted(e, forward_lift), set1(0.f));
                 }
                 transpose_tile(tile);
             }

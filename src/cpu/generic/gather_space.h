@@ -27,6 +27,7 @@ struct GatherSpace {
     Real *dk, *dv;           // [slots][seq_k][columns], [slots][seq_k][columns_v]
     int64_t* first_pair;     // [slots] where a kv head's pairs start in the store
     double* dsink;           // [batch * heads_q][seq_q], where the problem has sinks
+    Real* ds_lifts;          // [batch * heads_q][seq_q], what ds of a row was multiplied by, where a form does that
     int32_t *keys, *counts;  // lists of a call, as they were read: [lists][tokens], [lists]
     int64_t tiles;           // of a wave at most
     int32_t* ends;           // of a plan's lists, where owners are ranges of keys: [owners][tiles] keys below the end
@@ -40,6 +41,7 @@ template <class N, int most, int head_step, int key_step>
 struct PairStore {
     using Number = N;
     static constexpr int heads_of_tile = most;
+    static constexpr bool lifts_ds = false;
     static constexpr int64_t most_pairs = wave_bytes_of_pairs / int64_t(sizeof(N));
     static int64_t width(int heads) { return round_up(heads, head_step); }
     static int64_t group_width(const Problem& p) {
@@ -77,6 +79,7 @@ inline auto carve_gather(Carver& carver, const Problem& p, int num_lanes) {
     space.dv = carver.take<Real>(p.value_in_key ? 0 : space.slots * p.seq_k * values_of(p));
     space.first_pair = carver.take<int64_t>(space.slots);
     space.dsink = carver.take<double>(p.has_sink_logits ? p.batch * p.heads_q * p.seq_q : 0);
+    space.ds_lifts = carver.take<Real>(Pairs::lifts_ds ? p.batch * p.heads_q * p.seq_q : 0);
     const int64_t lists = p.call_lists.at_run_time() ? space.pairs / row * p.group() : 0;
     space.keys = carver.take<int32_t>(lists * list_tokens(p));
     space.counts = carver.take<int32_t>(lists);

@@ -11,10 +11,14 @@
 // rounded to elements as they become panels; all sums are float32. Products that sum over queries wait until there are
 // some for the same 32 keys: dvT and dkT are then read and written once for all of them.
 //
+// p and ds are lifted (lift.h), and so are the sums of gradients. Pairs whose ds goes beyond fp16 are left out of the
+// products, and what they add is added one by one: that is slow, but gradients of such scores hardly fit fp16, either.
+//
 // Everything else is block_backward.h: phases, buffers of dQ, statistics, isolation, pieces.
 #pragma once
 
 #include "cpu/generic/block_backward.h"
+#include "cpu/generic/lift.h"
 #include "cpu/generic/panels.h"
 
 namespace spattn::cpu {
@@ -109,6 +113,8 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     const PanelBackwardSpace& panels;
     PanelBackwardScratch<bq, bk> scratch;
     Waiting waiting[halves];
+    bool is_beyond = false;    // some ds of the unit at hand is beyond fp16, or infinite
+    uint64_t keys_beyond = 0;  // of the block at hand, those of units in which some ds is
 
     static Carver at(const PanelBackwardSpace& s, int64_t index) {
         return {(uintptr_t)(s.scratch + index * s.lane_tiles)};
@@ -166,8 +172,8 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
             });
             drain();
         }
-        transpose({scratch.dk_t, bk}, columns, bk, 1.f, lane.dk, columns);
-        transpose({scratch.dv_t, bk}, columns_v, bk, 1.f, lane.dv, columns_v);
+        transpose({scratch.dk_t, bk}, columns, bk, ds_unlift, lane.dk, columns);
+        transpose({scratch.dv_t, bk}, columns_v, bk, p_unlift, lane.dv, columns_v);
         t.part == whole_row ? Lane::finish(at) : Lane::keep(t.part);
     }
 
@@ -194,6 +200,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         const RowStatistics rows = Lane::statistics(head, row, at);
         constexpr size_t left_tiles = (bq / tile_rows) * (bk / step_terms);
         if (bits) __builtin_memset((void*)scratch.ds_left, 0, left_tiles * sizeof(Tile));
+        if constexpr (is_f16) keys_beyond = 0;
         for (int first = 0; first < bk; first += unit_keys) {
             const Span steps = bits ? steps_kept<bk>(bits, bq, first) : Span{0, bq / step_terms};
             if (steps.count > 0) meet(q, steps, first, bits, rows, is_apart);
@@ -204,6 +211,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing)
                  : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing);
         if (is_apart) add_apart(at, apart, keys, bits, dq);
+        if (is_f16 && keys_beyond != 0) add_beyond(at, apart, keys, bits, dq);
         if (in_scratch) drain();
         if (Lane::repeats(row)) Lane::scatter_dq(g, at);
     }
@@ -216,8 +224,8 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         Waiting& w = waiting[first / unit_keys];
         const int64_t slot = (first / unit_keys * most_waiting_gradients + w.count) * (bq / step_terms) * unit_tiles;
         const Unit unit{steps, first, bits, rows, scratch.p + slot, scratch.ds + slot, keeps_floats};
-        if (p.softcap != 0) bits ? differentiate<true, true>(unit) : differentiate<false, true>(unit);
-        else bits ? differentiate<true, false>(unit) : differentiate<false, false>(unit);
+        differentiate(unit);
+        if (is_f16 && is_beyond) take_out(q, unit);
         w.dv[w.count] = {q.dout_t + steps.first, unit.p, steps.count};
         w.dk[w.count] = {q.q_t + steps.first, unit.ds, steps.count};
         ++w.count;
@@ -231,6 +239,12 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         multiply_panels<Store::set>(product, 0, steps.count * 2, unit_tiles, nothing);
     }
 
+    void differentiate(const Unit& u) {
+        if (p.softcap != 0)
+            u.bits ? differentiate<true, true>(u) : differentiate<false, true>(u);
+        else
+            u.bits ? differentiate<true, false>(u) : differentiate<false, false>(u);
+    }
     // s becomes p and dp becomes ds, as panels. Masked pairs are selected away, so what they held does not matter.
     // The unit is a copy, for its fields to lie in registers whatever is stored.
     template <bool masked, bool is_capped>
@@ -238,6 +252,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         Real *const scores = lane.s, *const slopes = lane.dp;
         Tile* const left = scratch.ds_left + u.first / step_terms;
         const Vec factor = set1(scale_log2), in = set1(cap.in);
+        Vec most = set1(0.f);  // of |ds|
         const unsigned first = unsigned(u.steps.first) * step_terms, end = first + unsigned(u.steps.count) * step_terms;
         for (unsigned i = first; i < end; i += 2) {
             const unsigned tile = (i - first) / step_terms * unit_tiles, pair = i % step_terms / 2;
@@ -258,6 +273,8 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
                         probability = select(kept, probability, set1(0.f));
                         slope = select(kept, slope, set1(0.f));
                     }
+                    probability = lifted(probability, p_lift), slope = lifted(slope, ds_lift);
+                    if (is_f16) most = max(size_of(slope), most);
                     if (u.keeps_floats) store(scores + at, probability), store(slopes + at, slope);
                     both[odd] = probability, ds[odd][w] = slope;
                 }
@@ -270,6 +287,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
                 store_terms(to.rows[(i + odd) % tile_rows], ds[odd][0], ds[odd][1]);
             }
         }
+        if (is_f16) is_beyond = any(above(most, set1(largest_f16)));
     }
 
     // out = p v: dv += pT dout. s = q kT: dk += dsT q. Halves read the same tiles of Q and dO, so they take turns.
@@ -298,6 +316,36 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         });
         each_pair(all_rows, keys_apart, at.count, keys.count, bits, [&](int query, int key) {
             Lane::add_row(args.k, keys, key, int(p.head_dim), lane.dp[query * bk + key], dq + query * columns);
+        });
+    }
+
+    // ---- pairs whose ds is beyond fp16 ----
+
+    // Makes the unit's p and ds anew, as floats too, and zeros of what is beyond in the panels of ds.
+    SPATTN_RARE void take_out(const QueryPanels& q, Unit u) {
+        multiply_scores(q.q, scratch.k_t, steps_of(p.head_dim), u.steps, u.first, lane.s);
+        multiply_scores(q.dout, scratch.v_t, steps_of(p.head_dim_v), u.steps, u.first, lane.dp);
+        u.keeps_floats = true;
+        differentiate(u);
+        keys_beyond |= uint64_t(0xffffffff) << u.first;
+        const int first = u.steps.first * step_terms, end = first + u.steps.count * step_terms;
+        for (int i = first; i < end; ++i)
+            for (int j = 0; j < unit_keys; ++j) {
+                if (!is_beyond_f16(lane.dp[i * bk + u.first + j])) continue;
+                Tile* const right = u.ds + (i - first) / step_terms * unit_tiles + j / tile_rows;
+                Tile* const left = scratch.ds_left + i / tile_rows * (bk / step_terms) + u.first / step_terms;
+                right->rows[i % step_terms / 2][j % tile_rows * 2 + i % 2] = {};
+                left->rows[i % tile_rows][j] = {};
+            }
+    }
+
+    SPATTN_RARE void add_beyond(const Place& at, uint64_t apart, const Place& keys, const uint64_t* bits, Real* dq) {
+        each_pair(all_rows, keys_beyond, at.count, keys.count, bits, [&](int query, int key) {
+            const Real ds = lane.dp[query * bk + key];
+            if (!is_beyond_f16(ds)) return;
+            const bool has_added_q = apart >> query & 1, has_added_k = keys_apart >> key & 1;
+            if (!has_added_q) Lane::add_row(args.q, at, query, int(p.head_dim), ds, scratch.dk_t + key, bk);
+            if (!has_added_k) Lane::add_row(args.k, keys, key, int(p.head_dim), ds, dq + query * columns);
         });
     }
 
@@ -347,6 +395,7 @@ void panel_backward(const BackwardArgs& args) {
     const PanelBackwardSpace panels =
         carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.parallel->lanes());
     PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Element>, carver), panels, 0};
+    call.floats.space.dq_factor = ds_unlift;
     args.parallel->run(panel_backward_queries<bq, bk>, &call);
     args.parallel->run(panel_backward_tasks<bq, bk>, &call);
     args.parallel->run(backward_results<bq, bk>, &call.floats);

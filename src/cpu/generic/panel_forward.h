@@ -7,7 +7,7 @@
 //
 // K and V are packed once a call, before the tasks, for every query block that meets them; those of tiles that list
 // their keys where they are met, for few queries do. Scores, sums and the state are float32; l sums what pT was before
-// it was rounded.
+// it was rounded, and before it was lifted (lift.h), as oT is until a task ends.
 //
 // 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
 // vector units idle and the other way round. So three units are under way: while the scores of one are made, and p . v
@@ -18,6 +18,7 @@
 #pragma once
 
 #include "cpu/generic/block_forward.h"
+#include "cpu/generic/lift.h"
 #include "cpu/generic/panels.h"
 
 namespace spattn::cpu {
@@ -155,7 +156,13 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
             drain();
             if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !Lane::may_be_spoilt()) break;
         }
+        if constexpr (is_f16) unlift();
         t.part == whole_row ? Lane::finish(q) : Lane::keep(t.part);
+    }
+
+    void unlift() {
+        for (int64_t i = 0; i < p.head_dim_v * bq; i += lanes)
+            store(state.out + i, load(state.out + i) * set1(forward_unlift));
     }
 
     void begin() {
@@ -276,6 +283,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
                     b = select(bits_at(bits, bit + bq), b, set1(0.f));
                 }
                 even[w] = even[w] + a, odd[w] = odd[w] + b;
+                a = lifted(a, forward_lift), b = lifted(b, forward_lift);
                 store_pairs(tile[w].rows[in_unit % step_terms / 2], a, b);
                 if (keeps_floats) store(s, a), store(s + unit_queries, b);
             }
