@@ -15,6 +15,7 @@ SKIPPED = {
                     "emulator/runtime/launch")},
     **{f"src/cpu/{name}.h": "is written over elements, which an arch brings that multiplies them"
        for name in ("avx512/tiles", "amx/tile_product", "generic/panel", "generic/lift")},
+    "tests/emulator/cpu/amx/registers.h": "is for AVX-512",
     **{f"src/cpu/generic/{name}.h": "is written over tiles, which an arch brings that has them"
        for name in ("panels", "panel_forward", "panel_backward", "panel_cost", "panel_rows", "gathered_panels",
                     "gather_forward_panels", "gather_backward_panels")},
