@@ -6,9 +6,10 @@
 // over lists of keys that the heads of a group share: 64 query rows, as in gather_forward.cuh, meet the keys of their
 // list 16 or 64 at a time. lse and delta of the rows come from any's kernel before.
 //
-//   grid      a CTA a tile of 64 rows; tiles of a list follow each other, so that L2 has its keys. q and dout come once
+//   grid      a CTA a tile of 64 rows, of 576 columns and less shared memory 32; tiles of a list follow each other, so
+//             that L2 has its keys. q and dout come once
 //   warps     eight; of 576 columns twelve, whose registers have room for dq
-//   weights   four warps make p, 16 rows each. Four make dp and, with the p that they read, ds. Both go through shared
+//   weights   a warp for 16 rows makes p. As many make dp and, with the p that they read, ds. Both go through shared
 //             memory, where all products find them
 //   products  a warp has 16 rows of some columns of dq, whose sums stay in registers. Then it makes 64 columns of dk or
 //             dv of 16 keys at a time. Keys are free when dq has met them, and the next ones come while dk and dv are
@@ -26,7 +27,8 @@
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose p and ds are 0
 //
 // That 576 columns meet 16 keys at a time, with one tile of them, follows from room: q and dout take 136 of the 163 KiB
-// that an A100 has for a CTA. Half as many rows would leave room for more keys, and add twice as much to memory.
+// that an A100 has for a CTA. Half as many rows would leave room for more keys, and add twice as much to memory: so
+// they are where a CTA has 99 KiB.
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s, 2026-11): DeepSeek's sparse attention with 128 heads and lists of 2,048 keys
 // 123, 64 heads of 128 columns 123, with the same bits in every call 80. No older GPU has run it. By count, 64 rows and
@@ -56,36 +58,39 @@ namespace spattn::sm80 {
 using any::Adding, any::KeySums;
 
 // ---- configuration ----
-// p or ds: 64 rows of so many keys. Chunks of 16 bytes are swizzled by row, so that eight rows of one column are read
+// p or ds: rows of so many keys. Chunks of 16 bytes are swizzled by row, so that eight rows of one column are read
 // without a conflict.
-template <int Keys>
+template <int Rows, int Keys>
 struct WeightTile {
     static constexpr int row_bytes = 2 * Keys, chunks = Keys / 8, rows_of_line = 8 / chunks;
     static_assert(Keys == 16 || Keys == 32 || Keys == 64, "whole rows fill a line of 128 bytes");
-    static constexpr int bytes = any::gather_tile * row_bytes;
+    static constexpr int bytes = Rows * row_bytes;
     __device__ static uint32_t at(uint32_t base, int row, int chunk) {
         return base + row * row_bytes + ((chunk ^ row / rows_of_line % chunks) << 4);
     }
 };
 
-template <Dtype D, int HeadDim, int HeadDimV>
+template <Dtype D, int HeadDim, int HeadDimV, int Rows>
 struct GatherGradientConfig {
     using Kernel = GatherBackward<D, HeadDim, HeadDimV, any::gather_tile>;
     static constexpr Dtype dtype = D;
     using Element = any::ElementOf<D>;
     static constexpr bool value_in_key = Kernel::value_in_key;
-    static constexpr int panels = HeadDim / 64, v_panels = HeadDimV / 64;  // of 64 columns
+    static constexpr int head_dim = HeadDim, panels = HeadDim / 64, v_panels = HeadDimV / 64;  // of 64 columns
+    static constexpr int rows = Rows;            // of queries
+    static constexpr int row_warps = rows / 16;  // that make p, and as many that make ds
     static constexpr int warps = value_in_key ? 12 : 8, threads = 32 * warps, step = Kernel::step_keys;
-    static constexpr int weight_threads = 128;             // that make p, and as many that make ds
     static constexpr int finders = step > 32 ? step : 32;  // that find keys: the last ones, who do not make p
     static constexpr int ctas = HeadDim <= 128 ? 2 : 1;    // an SM
     using KeyTile = SharedTile<HeadDim>;                   // of q, too
     using ValueTile = SharedTile<HeadDimV>;                // of dout, too
     using ValueRows = SharedTile<HeadDimV, value_in_key ? HeadDim : HeadDimV>;
-    using Weights = WeightTile<step>;
+    using Weights = WeightTile<rows, step>;
     static constexpr int k_bytes = KeyTile::bytes(step), v_bytes = value_in_key ? 0 : ValueTile::bytes(step);
-    // dq: four warps have the rows of a part of its columns.
-    static constexpr int column_parts = panels < warps / 4 ? panels : warps / 4, part_columns = HeadDim / column_parts;
+    // dq: as many warps have the rows of a part of its columns, whole panels. The last part ends where the columns end;
+    // those that it has in common with the one before come out alike in both.
+    static constexpr int most_parts = warps / row_warps, part_columns = (panels + most_parts - 1) / most_parts * 64;
+    static constexpr int column_parts = (HeadDim + part_columns - 1) / part_columns;
     using PartTile = SharedTile<part_columns, HeadDim>;  // of keys
     // dk and dv: a unit is a panel of 16 keys.
     static constexpr int key_groups = step / 16, dk_units = key_groups * panels;
@@ -108,12 +113,12 @@ struct GatherBackwardParams {
 
 template <class C>
 struct GatherGradientShared {
-    uint8_t q[C::KeyTile::bytes(any::gather_tile)];
-    uint8_t dout[C::ValueTile::bytes(any::gather_tile)];
+    uint8_t q[C::KeyTile::bytes(C::rows)];
+    uint8_t dout[C::ValueTile::bytes(C::rows)];
     uint8_t keys[C::k_bytes + C::v_bytes];                // and their values
     uint8_t p[C::Weights::bytes], ds[C::Weights::bytes];  // ds: with a softcap it first holds p times its slope
     StepKeys<C::step, 2> listed;
-    tile::SharedLift lift;  // of ds in fp16
+    tile::SharedLiftOf<C::row_warps> lift;  // of ds in fp16
 };
 
 // ---- sums of keys' rows ----
@@ -167,21 +172,24 @@ struct GatherGradients {
     const any::GatherTask task;
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // a shuffle, so that the compiler sees one value a warp
-    const int warp_row = warp % 4 * 16;  // of p, ds and dq
-    float of_row[2];                     // of this thread's rows, what p is relative to, or delta
-    float lift = 1, dq_lift = 1;         // of fp16: what is left of the lift of ds, and that of dq's sums
-    float largest[2];                    // of bounds: the largest column of dout or q of these rows
+    const int warp_row = warp % C::row_warps * 16;  // of p, ds and dq
+    float of_row[2];                                // of this thread's rows, what p is relative to, or delta
+    float lift = 1, dq_lift = 1;                    // of fp16: what is left of the lift of ds, and that of dq's sums
+    float largest[2];                               // of bounds: the largest column of dout or q of these rows
     float dq[1][finds_bounds ? 1 : C::part_columns / 2];
 
     __device__ GatherGradients(const GatherBackwardParams& params, uint8_t* memory)
         : params(params),
           shared(*reinterpret_cast<GatherGradientShared<C>*>(memory)),
-          task(any::GatherTask::at(params.rows, params.lists, int(blockIdx.x))) {}
+          task(any::GatherTask::at<C::rows>(params.rows, params.lists, int(blockIdx.x))) {}
 
-    __device__ bool makes_p() const { return warp < 4; }
-    __device__ bool makes_ds() const { return warp / 4 == 1; }
-    __device__ bool has_dq() const { return warp < 4 * C::column_parts; }
-    __device__ int dq_column() const { return warp / 4 * C::part_columns; }
+    __device__ bool makes_p() const { return warp < C::row_warps; }
+    __device__ bool makes_ds() const { return warp / C::row_warps == 1; }
+    __device__ bool has_dq() const { return warp < C::row_warps * C::column_parts; }
+    __device__ int dq_column() const {
+        const int column = warp / C::row_warps * C::part_columns;
+        return C::head_dim % C::part_columns ? min(column, C::head_dim - C::part_columns) : column;
+    }
     __device__ static uint32_t at(const void* tile) { return ptx::shared_address(tile); }
     __device__ uint32_t value_rows() const { return at(shared.keys) + (C::value_in_key ? 0 : C::k_bytes); }
 
@@ -226,10 +234,10 @@ struct GatherGradients {
     __device__ __forceinline__ void begin() {
 #pragma unroll
         for (float& x : dq[0]) x = 0;
-        load_queries<typename C::KeyTile, C::threads>(at(shared.q), params.q, params.head_dim, params.q_is_wide,
-                                                      params.rows, params.lists, task);
-        load_queries<typename C::ValueTile, C::threads>(at(shared.dout), params.dout, params.head_dim_v,
-                                                        params.dout_is_wide, params.rows, params.lists, task);
+        load_queries<C::rows, typename C::KeyTile, C::threads>(at(shared.q), params.q, params.head_dim,
+                                                               params.q_is_wide, params.rows, params.lists, task);
+        load_queries<C::rows, typename C::ValueTile, C::threads>(at(shared.dout), params.dout, params.head_dim_v,
+                                                                 params.dout_is_wide, params.rows, params.lists, task);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const any::TileRow row(params.rows, params.lists, task, warp_row + lane / 4 + 8 * h);
@@ -301,7 +309,7 @@ struct GatherGradients {
             }
         }
         zero_absent(ds, step);
-        if constexpr (is_f16) tile::fit(ds, lift, shared.lift, int(threadIdx.x) - C::weight_threads);
+        if constexpr (is_f16) tile::fit(ds, lift, shared.lift, int(threadIdx.x) - 32 * C::row_warps);
         if constexpr (finds_bounds) {
             add_bounds(ds, dk_factor(), params.dk, step);
         } else {
@@ -392,7 +400,7 @@ struct GatherGradients {
         const int a_row = lane % 8 + lane / 16 * 8, a_chunk = 2 * group + lane / 8 % 2;
         const uint32_t b_at = Tile::at(at(rows), lane % 16, lane / 16) + panel * 128;
 #pragma unroll
-        for (int k = 0; k < any::gather_tile / 16; ++k) {
+        for (int k = 0; k < C::rows / 16; ++k) {
             uint32_t a[4];
             ptx::load_matrix_x4_transposed(a, Weights::at(at(weights), 16 * k + a_row, a_chunk));
 #pragma unroll
@@ -472,6 +480,8 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
 // ---- launch ----
 template <class C>
 struct GatherBackwardLaunch {
+    static constexpr size_t shared_bytes = C::Kernel::shared_bytes(C::rows);
+    static_assert(sizeof(GatherGradientShared<C>) <= shared_bytes, "what the host was told");
     const BackwardArgs& args;
     GatherBackwardParams params;
 
@@ -494,7 +504,7 @@ struct GatherBackwardLaunch {
                   rows.lse,
                   rows.delta,
                   lists,
-                  any::ListRows::of(p, lists),
+                  any::ListRows::of(p, lists, C::rows),
                   int(p.head_dim),
                   int(p.head_dim_v),
                   is_wide(args.q),
@@ -510,44 +520,52 @@ struct GatherBackwardLaunch {
 
     template <Adding A>
     void products() const {
-        runtime::launch(gather_backward_kernel<C, A>,
-                        {unsigned(params.rows.tasks), unsigned(C::threads), size_t(C::Kernel::shared_bytes)},
+        runtime::launch(gather_backward_kernel<C, A>, {unsigned(params.rows.tasks), unsigned(C::threads), shared_bytes},
                         args.stream, params);
     }
-    template <Adding A>
-    static void prepare() {
-        runtime::prepare(gather_backward_kernel<C, A>, C::Kernel::shared_bytes);
+    void run_all() const {
+        any::KeyGradients<C::dtype>::clear(args);
+        any::BlockBackward<C::dtype>::rows(args);
+        if (args.problem->deterministic) {
+            products<Adding::bounds>();
+            any::KeyGradients<C::dtype>::find_quanta(args);
+            products<Adding::integers>();
+        } else {
+            products<Adding::floats>();
+        }
+        any::KeyGradients<C::dtype>::write(args);
+        any::BlockBackward<C::dtype>::sinks(args);
+    }
+    static void prepare_all() {
+        runtime::prepare(gather_backward_kernel<C, Adding::floats>, shared_bytes);
+        runtime::prepare(gather_backward_kernel<C, Adding::bounds>, shared_bytes);
+        runtime::prepare(gather_backward_kernel<C, Adding::integers>, shared_bytes);
     }
 };
+
+// act(config) with the rows that the device has shared memory for.
+template <Dtype D, int HeadDim, int HeadDimV, int Block, class Act>
+void choose_rows(int32_t device, Act act) {
+    using Kernel = GatherBackward<D, HeadDim, HeadDimV, Block>;
+    if (Kernel::least_rows == Block || runtime::shared_bytes(device) >= Kernel::shared_bytes(Block))
+        act(GatherGradientConfig<D, HeadDim, HeadDimV, Block>{});
+    else
+        act(GatherGradientConfig<D, HeadDim, HeadDimV, Kernel::least_rows>{});
+}
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs& args) {
     static_assert(Block == any::gather_tile, "tiles of 64 rows");
-    using C = GatherGradientConfig<D, HeadDim, HeadDimV>;
-    static_assert(sizeof(GatherGradientShared<C>) <= shared_bytes, "what the host was told");
-    const GatherBackwardLaunch<C> launch(args);
-    any::KeyGradients<D>::clear(args);
-    any::BlockBackward<D>::rows(args);
-    if (args.problem->deterministic) {
-        launch.template products<Adding::bounds>();
-        any::KeyGradients<D>::find_quanta(args);
-        launch.template products<Adding::integers>();
-    } else {
-        launch.template products<Adding::floats>();
-    }
-    any::KeyGradients<D>::write(args);
-    any::BlockBackward<D>::sinks(args);
+    choose_rows<D, HeadDim, HeadDimV, Block>(args.device,
+                                             [&]<class C>(C) { GatherBackwardLaunch<C>(args).run_all(); });
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
-    using Launch = GatherBackwardLaunch<GatherGradientConfig<D, HeadDim, HeadDimV>>;
     any::BlockBackward<D>::prepare(device);
     any::KeyGradients<D>::prepare(device);
     const runtime::CurrentDevice current(device);
-    Launch::template prepare<Adding::floats>();
-    Launch::template prepare<Adding::bounds>();
-    Launch::template prepare<Adding::integers>();
+    choose_rows<D, HeadDim, HeadDimV, Block>(device, []<class C>(C) { GatherBackwardLaunch<C>::prepare_all(); });
 }
 
 }  // namespace spattn::sm80

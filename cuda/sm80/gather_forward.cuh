@@ -102,8 +102,8 @@ struct Gathered {
         };
 #pragma unroll
         for (float& x : out[0]) x = 0;
-        load_queries<typename C::KeyTile, C::threads>(q_tile, params.q, params.head_dim, params.q_is_wide, params.rows,
-                                                      params.lists, task);
+        load_queries<any::gather_tile, typename C::KeyTile, C::threads>(
+            q_tile, params.q, params.head_dim, params.q_is_wide, params.rows, params.lists, task);
         find(0);
         __syncthreads();  // the first keys are known
         if (steps > 0) load(0);

@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_gathered(uint32_t to, int columns, int64_t 
 }
 
 // A task's query rows of an operand. Rows beyond the last become zeros, and so does what they would add to dk and dv.
-template <class Tile, int Threads>
+template <int RowCount, class Tile, int Threads>
 __device__ __forceinline__ void load_queries(uint32_t to, const TensorView& x, int columns, bool is_wide,
                                              const any::ListRows& rows, const any::GatherLists& lists,
                                              const any::GatherTask& task) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_queries(uint32_t to, const TensorView& x, i
         const any::TileRow at(rows, lists, task, row);
         return SourceRow{any::row_of<uint16_t>(x, task.batch, at.head, at.query), at.is_there};
     };
-    load_gathered<any::gather_tile, Tile, Threads>(to, columns, x.column, is_wide, from);
+    load_gathered<RowCount, Tile, Threads>(to, columns, x.column, is_wide, from);
 }
 
 // Listed rows of a kv head, as many as a step has.

@@ -241,7 +241,7 @@ Kernel gather_backward(const char* name) {
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
             .dtype = D,
-            .runs_here = runs_here<K::shared_bytes>,
+            .runs_here = runs_here<K::shared_bytes(K::least_rows)>,
             .fits = gather_fits<HeadDim, HeadDimV>,
             .cost = gather_backward_cost<HeadDim, HeadDimV>,
             .workspace = gather_backward_workspace,

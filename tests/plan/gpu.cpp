@@ -206,7 +206,7 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     imaginary_capability = 86;  // whose CTAs have less shared memory
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
-    CHECK_EQ(imaginary::name(plan_of(latent).backward), "any_gather_backward_bf16");
+    CHECK_EQ(imaginary::name(plan_of(latent).backward), "sm80_gather_backward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).forward), "sm80_block_forward_bf16_d256_v256_64x64");
