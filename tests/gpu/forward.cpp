@@ -136,6 +136,7 @@ TEST(split_rows) {
     const Context context = make_context();
     const std::string tf32 = "sm80_block_forward_tf32_d128_v128_64x64";
     for (const std::string& row : {std::string(), std::string("any_block_forward_bf16_64x64"), tf32}) {
+        if (row == tf32 && rows_here(tf32.c_str(), "_forward_").empty()) continue;
         Case c;
         if (row == tf32) c.dtype = abi::f32, c.tf32 = true;
         c.pattern = "causal & (global_tokens(9990,9999) | window(40,0))", c.seq_q = c.seq_k = 10000, c.heads_q = 1;
