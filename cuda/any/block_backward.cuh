@@ -9,9 +9,10 @@
 // Each sum has one CTA and one order: the query heads of a group one after the other, and parts of a split row in
 // theirs. So bits are the same in every call, for seven products where atomics would need five.
 //
-//   grid: a CTA has up to 64 rows of a task's block, keys or queries, and sums of 1 KiB a row; what is wider is shared
-//         by CTAs that each find p anew. Tiles of queries that only repeat tokens have no CTA: the home of their tokens
-//         looks for them and walks their lists, too, with the rows that it owns.
+//   grid: a CTA has up to 64 rows of a task's block, keys or queries, and sums of 1 KiB a row (fewer rows where it has
+//         no room for that); what is wider is shared by CTAs that each find p anew. Tiles of queries that only repeat
+//         tokens have no CTA: the home of their tokens looks for them and walks their lists, too, with the rows that it
+//         owns.
 //   doubles: lse comes as float32, which would leave p seven digits. A pass by query of its own sums p, and the
 //         logarithm of that sum puts right what rounding took (src/cpu/generic/block_backward_f64.h).
 //   isolation: as in forward; p and ds are selected, and products meet what is not finite pair by pair.
@@ -89,7 +90,7 @@ struct BackwardTile : Tile<D, ByKey> {
         : Base(params.layout, params.order, shared),
           params(params),
           task(params.tasks.tasks[task_index]),
-          first_row(row_part * S::most_rows),
+          first_row(row_part * at.rows),
           batch(int(task.head / (ByKey ? params.heads_kv : params.heads_q))),
           head(int(task.head % (ByKey ? params.heads_kv : params.heads_q))) {}
 
@@ -435,11 +436,11 @@ struct BackwardLaunch {
 
     template <class Kernel>
     void tiles(Kernel kernel, const TasksView& tasks, int block, int64_t columns, int sums) {
-        const int rows = block < S::most_rows ? block : S::most_rows;
         params.tasks = tasks;
-        params.row_parts = row_parts(block);
         params.column_parts = sums ? column_parts<Real>(columns, sums) : 1;
         params.room = sums ? room_for<Real>(columns, sums) : 0;
+        const int rows = rows_for<Real>(args.device, block, params.room * sums);
+        params.row_parts = block / rows;
         const unsigned ctas = unsigned(tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
         runtime::launch(kernel, {ctas, unsigned(S::threads(rows)), shared_bytes<Real>(rows, params.room * sums)},
                         args.stream, params);
@@ -510,12 +511,11 @@ void BlockBackward<D>::sinks(const BackwardArgs& args) {
 template <Dtype D>
 void BlockBackward<D>::prepare(int32_t device) {
     using Real = RealOf<D>;
-    using S = Shape<Real>;
     const runtime::CurrentDevice current(device);
-    const size_t bytes = shared_bytes<Real>(S::most_rows, S::most_columns);
+    const size_t bytes = most_shared_bytes<Real>(device);
     runtime::prepare(block_backward_kernel<D, true>, bytes);
     runtime::prepare(block_backward_kernel<D, false>, bytes);
-    if constexpr (D == Dtype::f64) runtime::prepare(row_sums_kernel<D>, shared_bytes<Real>(S::most_rows, 0));
+    if constexpr (D == Dtype::f64) runtime::prepare(row_sums_kernel<D>, shared_bytes<Real>(Shape<Real>::most_rows, 0));
     runtime::prepare(rows_kernel<D, 1>, 0);
     runtime::prepare(rows_kernel<D, 16 / sizeof(ElementOf<D>)>, 0);
     runtime::prepare(join_kernel<D, true>, 0);

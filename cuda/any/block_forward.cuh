@@ -6,7 +6,8 @@
 //     sums = factor sums + p v   64 columns at a time, sums in shared memory
 //
 //   grid: a CTA has up to 64 rows of a task's query block, and up to 1 KiB a row of out; wider rows are shared by CTAs
-//         that each find p anew. 256 threads where rows are 64; doubles are half as many a step.
+//         that each find p anew. 256 threads where rows are 64; doubles are half as many a step. Where a CTA has less
+//         shared memory than 64 such rows take (99 KiB), it has 32 or 16 rows.
 //   isolation: what a row does not see is selected away from its scores. A product p v with p = 0 would let NaN and
 //         infinity through, so tiles of v that hold such are added pair by pair, where the row sees the key.
 //   binds: shared memory and FMA about alike, 12 reads' worth of cycles beside 16 of multiply-adds.
@@ -46,7 +47,7 @@ struct Forward : Tile<D, false> {
         : Base(params.layout, MaskOrder::rows, shared),
           params(params),
           task(params.tasks.tasks[index / unsigned(params.row_parts * params.column_parts)]),
-          first_row(int(index / unsigned(params.column_parts) % unsigned(params.row_parts)) * S::most_rows),
+          first_row(int(index / unsigned(params.column_parts) % unsigned(params.row_parts)) * at.rows),
           column_part(int(index % unsigned(params.column_parts))),
           first_column(column_part * S::most_columns),
           last_column(min(params.to.head_dim_v, first_column + S::most_columns)),
@@ -150,7 +151,7 @@ template <Dtype D>
 void BlockForward<D>::run(const ForwardArgs& args) {
     using Real = RealOf<D>;
     const Problem& p = *args.problem;
-    const int rows = std::min(args.layout.block_q, Shape<Real>::most_rows);
+    const int room = room_for<Real>(p.head_dim_v), rows = rows_for<Real>(args.device, args.layout.block_q, room);
     const ForwardParams<Real> params{args.q,
                                      args.k,
                                      args.v,
@@ -161,9 +162,9 @@ void BlockForward<D>::run(const ForwardArgs& args) {
                                      int(p.heads_q),
                                      int(p.group()),
                                      int(p.head_dim),
-                                     row_parts(args.layout.block_q),
+                                     args.layout.block_q / rows,
                                      column_parts<Real>(p.head_dim_v),
-                                     room_for<Real>(p.head_dim_v),
+                                     room,
                                      Real(p.scale),
                                      Real(p.softcap)};
     const unsigned ctas = unsigned(args.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
@@ -174,9 +175,8 @@ void BlockForward<D>::run(const ForwardArgs& args) {
 
 template <Dtype D>
 void BlockForward<D>::prepare(int32_t device) {
-    using Real = RealOf<D>;
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_forward_kernel<D>, shared_bytes<Real>(Shape<Real>::most_rows, Shape<Real>::most_columns));
+    runtime::prepare(block_forward_kernel<D>, most_shared_bytes<RealOf<D>>(device));
 }
 
 }  // namespace spattn::any

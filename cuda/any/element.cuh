@@ -20,6 +20,19 @@ __device__ __forceinline__ void from_real(double x, double& to) { to = x; }
 __device__ __forceinline__ void from_real(float x, __half& to) { to = __float2half_rn(x); }
 __device__ __forceinline__ void from_real(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
 
+// Two elements of 16 bits in a word, `low` in its low half, on every GPU: tile::pack is an instruction of newer ones.
+template <Dtype D>
+__device__ __forceinline__ uint32_t pack_anywhere(float low, float high) {
+    static_assert(D == Dtype::f16 || D == Dtype::bf16, "two elements fill a word");
+    if constexpr (D == Dtype::f16) {
+        const __half2 word = __floats2half2_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(word);
+    } else {
+        const __nv_bfloat162 word = __floats2bfloat162_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(word);
+    }
+}
+
 // Rows that start at multiples of 16 bytes, and whose columns follow each other.
 inline bool is_wide(const TensorView& x, int element_bytes = 2) {
     return x.column == 1 && (x.batch | x.head | x.row) % (16 / element_bytes) == 0 &&

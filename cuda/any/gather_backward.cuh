@@ -263,7 +263,7 @@ struct GatherBackwardLaunch {
     void walk() {
         const bool by_key = Step == GatherStep::keys;
         const int64_t own = padded(p.head_dim) + padded(p.head_dim_v);
-        const GatherShape shape = gather_shape<Real>(own + (by_key ? own : padded(p.head_dim)));
+        const GatherShape shape = gather_shape<Real>(args.device, own + (by_key ? own : padded(p.head_dim)));
         params.share = by_key ? shape.warps : share_of_row(params.rows, shape);
         params.warp_bytes = shape.warp_bytes;
         const int64_t ctas =
@@ -286,9 +286,9 @@ void GatherBackward<D>::run(const BackwardArgs& args) {
 }
 
 template <Dtype D, GatherStep Step>
-void prepare_gather() {
-    runtime::prepare(gather_backward_kernel<D, wide<D>, Step>, GatherShape::most_bytes);
-    runtime::prepare(gather_backward_kernel<D, 1, Step>, GatherShape::most_bytes);
+void prepare_gather(int32_t device) {
+    runtime::prepare(gather_backward_kernel<D, wide<D>, Step>, most_gather_bytes(device));
+    runtime::prepare(gather_backward_kernel<D, 1, Step>, most_gather_bytes(device));
 }
 
 template <Dtype D>
@@ -296,9 +296,9 @@ void GatherBackward<D>::prepare(int32_t device) {
     BlockBackward<D>::prepare(device);
     const runtime::CurrentDevice current(device);
     prepare_transpose();
-    if constexpr (D == Dtype::f64) prepare_gather<D, GatherStep::lse>();
-    prepare_gather<D, GatherStep::queries>();
-    prepare_gather<D, GatherStep::keys>();
+    if constexpr (D == Dtype::f64) prepare_gather<D, GatherStep::lse>(device);
+    prepare_gather<D, GatherStep::queries>(device);
+    prepare_gather<D, GatherStep::keys>(device);
 }
 
 }  // namespace spattn::any

@@ -112,7 +112,7 @@ template <Dtype D>
 void GatherForward<D>::run(const ForwardArgs& args) {
     using Real = RealOf<D>;
     const Problem& p = *args.problem;
-    const GatherShape shape = gather_shape<Real>(padded(p.head_dim) + padded(p.head_dim_v));
+    const GatherShape shape = gather_shape<Real>(args.device, padded(p.head_dim) + padded(p.head_dim_v));
     const int64_t rows = p.batch * p.heads_q * p.seq_q;
     const int share = share_of_row(rows, shape);
     const GatherForwardParams<Real> params{args.q,
@@ -135,8 +135,8 @@ void GatherForward<D>::run(const ForwardArgs& args) {
 template <Dtype D>
 void GatherForward<D>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(gather_forward_kernel<D, wide<D>>, GatherShape::most_bytes);
-    runtime::prepare(gather_forward_kernel<D, 1>, GatherShape::most_bytes);
+    runtime::prepare(gather_forward_kernel<D, wide<D>>, most_gather_bytes(device));
+    runtime::prepare(gather_forward_kernel<D, 1>, most_gather_bytes(device));
 }
 
 }  // namespace spattn::any

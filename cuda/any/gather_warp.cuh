@@ -9,10 +9,12 @@
 // ends where all lanes have done with what it read and wrote.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "any/element.cuh"
 #include "any/gather_lists.cuh"
+#include "runtime/device.h"
 
 namespace spattn::any {
 
@@ -30,18 +32,26 @@ struct GatherShape {
     int warps;  // of a CTA
     unsigned warp_bytes;
 
-    static constexpr size_t most_bytes = 96 * 1024;  // of a CTA: what every GPU has that runs these kernels
+    static constexpr size_t most_bytes = 96 * 1024;  // of a CTA, where it may have so much
     unsigned threads() const { return unsigned(warps) * 32; }
     size_t bytes() const { return size_t(warps) * warp_bytes; }
 };
 constexpr int most_gather_warps = 4;
 constexpr int gather_ctas = 4;  // of an SM, at least: left to itself, the compiler spills to have more
 
-// columns: of all vectors of a warp, padded.
+inline size_t most_gather_bytes(int32_t device) {
+    return std::min(GatherShape::most_bytes, size_t(runtime::shared_bytes(device)));
+}
+
+// As many warps as fit, at least one. columns: of all vectors of a warp, padded.
 template <class Real>
-GatherShape gather_shape(int64_t columns) {
+GatherShape gather_shape(int32_t device, int64_t columns) {
+    static_assert(sizeof(GatherTile<Real>) + 4 * largest_head_dim * sizeof(Real) <= least_shared_bytes,
+                  "a warp with a key, its value and their sums fits anywhere");
     const size_t bytes = sizeof(GatherTile<Real>) + size_t(columns) * sizeof(Real);
-    return {bytes * most_gather_warps <= GatherShape::most_bytes ? most_gather_warps : 2, unsigned(bytes)};
+    int warps = most_gather_warps;
+    while (bytes * size_t(warps) > most_gather_bytes(device)) warps /= 2;
+    return {warps, unsigned(bytes)};
 }
 
 // Warps that share a query row: all of a CTA where there are too few rows to keep the GPU busy with one each.

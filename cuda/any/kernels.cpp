@@ -15,8 +15,7 @@
 namespace spattn::any {
 namespace {
 
-constexpr int64_t largest_head_dim = 1024;
-
+// A GPU whose CTAs have fewer rows than a block needs more of them, but has no memory for so many rows that this counts.
 template <Dtype D>
 const char* fits(const Problem& p) {
     if (p.call_lists.at_run_time()) return brings_lists;
@@ -132,7 +131,10 @@ void prepare_forward(int32_t device) {
     Combine<D>::prepare(device);
 }
 
-bool runs_here(int32_t device) { return runtime::capability(device) >= 80; }
+bool runs_here(int32_t device) {
+    return runtime::capability(device) >= least_capability &&
+           size_t(runtime::shared_bytes(device)) >= least_shared_bytes;
+}
 
 template <Dtype D, int Block>
 Kernel block_forward(const char* name) {

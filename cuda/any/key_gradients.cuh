@@ -9,7 +9,6 @@
 #include "any/key_sums.cuh"
 #include "any/shape.h"
 #include "runtime/launch.h"
-#include "tile/dtype.cuh"
 
 namespace spattn::any {
 
@@ -45,8 +44,8 @@ __global__ void __launch_bounds__(sums_threads) sums_kernel(const __grid_constan
         auto* const to = row_of<ElementOf<D>>(params.to, plane / params.heads_kv, plane % params.heads_kv,
                                               row % params.seq_k) + column * params.to.column;
         if (params.is_wide && column + sums_chunk <= params.columns) {
-            *reinterpret_cast<uint4*>(to) = uint4{tile::pack<D>(x[0], x[1]), tile::pack<D>(x[2], x[3]),
-                                                  tile::pack<D>(x[4], x[5]), tile::pack<D>(x[6], x[7])};
+            *reinterpret_cast<uint4*>(to) = uint4{pack_anywhere<D>(x[0], x[1]), pack_anywhere<D>(x[2], x[3]),
+                                                  pack_anywhere<D>(x[4], x[5]), pack_anywhere<D>(x[6], x[7])};
         } else {
 #pragma unroll
             for (int i = 0; i < sums_chunk; ++i)

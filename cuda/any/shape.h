@@ -10,6 +10,10 @@
 
 namespace spattn::any {
 
+constexpr int64_t largest_head_dim = 1024;
+constexpr int least_capability = 75;              // of GPUs that run these kernels
+constexpr size_t least_shared_bytes = 64 * 1024;  // that a CTA may have on each of them
+
 // What a row adds up in.
 template <Dtype D>
 using RealOf = std::conditional_t<D == Dtype::f64, double, float>;
@@ -35,8 +39,7 @@ struct Shape {
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// CTAs that share a task because its rows, or its columns, are more than one has room for.
-constexpr int row_parts(int64_t block) { return int(divide_up(block, 64)); }
+// CTAs that share a task because its columns are more than one has room for.
 template <class Real>
 constexpr int column_parts(int64_t columns, int sums = 1) {
     return int(divide_up(columns, Shape<Real>::most_columns / sums));

@@ -6,10 +6,12 @@
 // thread finds out which of its 4 x 4 pairs are kept; steps that keep no pair of any thread are left out.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "any/mask_order.h"
 #include "any/product.cuh"
+#include "runtime/device.h"
 #include "tile/fragment.h"
 
 namespace spattn::any {
@@ -115,6 +117,23 @@ struct alignas(16) Shared {
 template <class Real>
 constexpr size_t shared_bytes(int rows, int64_t columns) {
     return sizeof(Shared<Real>) + size_t(rows) * size_t(columns) * sizeof(Real);
+}
+
+// Rows of a CTA: those of a block, but fewer where the device has no room for `columns` of sums of each.
+template <class Real>
+int rows_for(int32_t device, int block, int64_t columns) {
+    constexpr int least = 16;
+    static_assert(shared_bytes<Real>(least, Shape<Real>::most_columns) <= least_shared_bytes, "rows that fit anywhere");
+    int rows = std::min(block, Shape<Real>::most_rows);
+    while (rows > least && shared_bytes<Real>(rows, columns) > size_t(runtime::shared_bytes(device))) rows /= 2;
+    return rows;
+}
+
+// What no launch on the device has more of.
+template <class Real>
+size_t most_shared_bytes(int32_t device) {
+    using S = Shape<Real>;
+    return std::min(shared_bytes<Real>(S::most_rows, S::most_columns), size_t(runtime::shared_bytes(device)));
 }
 
 // Columns a CTA has room for, of so many: whole chunks, at most as many as fit.

@@ -48,6 +48,7 @@ constexpr Gpu gpus[] = {
     {"emulated Hopper", 9, 0, 227 * 1024, 5, 1980000, 3201000, 6144},
     {"emulated Ampere", 8, 0, 163 * 1024, 5, 1410000, 1215000, 5120},
     {"emulated Ada", 8, 9, 99 * 1024, 5, 2520000, 10501000, 384},
+    {"emulated Turing", 7, 5, 64 * 1024, 5, 1545000, 7001000, 352},
 };
 
 const Gpu& gpu() {
@@ -56,7 +57,7 @@ const Gpu& gpu() {
         if (!named) return gpus[0];
         for (const Gpu& one : gpus)
             if (std::string_view(one.name) == std::string("emulated ") + named) return one;
-        std::fprintf(stderr, "SPATTN_EMULATED_GPU is %s; accepted: Hopper, Ampere, Ada\n", named);
+        std::fprintf(stderr, "SPATTN_EMULATED_GPU is %s; accepted: Hopper, Ampere, Ada, Turing\n", named);
         std::exit(2);
     }();
     return chosen;

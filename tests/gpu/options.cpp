@@ -97,6 +97,21 @@ TEST(options_of_all_plain_rows) {
     demand_truths(all);
 }
 
+// Operands as wide as they may be: where a CTA has less shared memory, it has fewer rows, or warps, of them.
+TEST(widest_heads) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const Kind& kind : kinds) {
+        Case c = case_of(kind, "causal & window(50,0)");
+        c.seq_q = c.seq_k = 70;
+        for (const int64_t columns : {130, 1024}) {
+            c.head_dim = columns, c.head_dim_v = columns == 130 ? 70 : columns;
+            demand_truth(context, kind, 64, c);
+            demand_truth(context, std::string("any_gather_forward_") + kind.name + ",any_gather_backward_" + kind.name, c);
+        }
+    }
+}
+
 TEST(values_in_keys) {
     NEEDS_GPU();
     const Context context = make_context();

@@ -20,7 +20,9 @@ int imaginary_capability = 90;
 // What rows call on a device. Nothing runs here.
 namespace runtime {
 int capability(int) { return imaginary_capability; }
-int shared_bytes(int) { return imaginary_capability == 86 ? 99 << 10 : 163 << 10; }
+int shared_bytes(int) {
+    return (imaginary_capability == 75 ? 64 : imaginary_capability == 86 ? 99 : 163) << 10;
+}
 CurrentDevice::CurrentDevice(int) {}
 CurrentDevice::~CurrentDevice() {}
 }  // namespace runtime
@@ -186,7 +188,7 @@ TEST(permuted_masks_are_the_fragments_that_kernels_read) {
 }
 
 TEST(older_gpus_get_rows_of_their_own) {
-    imaginary_capability = 75;
+    imaginary_capability = 70;
     bool is_refused = false;
     try {
         plan_of(goldens[0]);
@@ -214,6 +216,12 @@ TEST(older_gpus_get_rows_of_their_own) {
     const Golden tf32{"", "full", 2, 512, 512, 128, Dtype::f32, true, false, 1, 0, false, true};
     CHECK_EQ(imaginary::name(plan_of(tf32).forward), "sm80_block_forward_tf32_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(tf32).backward), "any_block_backward_f32_64x64");
+    imaginary_capability = 75;  // still less, and other tensor cores
+    CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
+    CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_block_backward_bf16_64x64");
+    CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
+    CHECK_EQ(imaginary::name(plan_of(lists).backward), "any_gather_backward_f16");
+    CHECK_EQ(imaginary::name(plan_of(tf32).forward), "any_block_forward_f32_64x64");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }
