@@ -285,10 +285,13 @@ struct BackwardConsumer {
             ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
         ptx::wgmma_commit();
     }
-    // This warpgroup's half of dq = ds k
-    __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values]) {
+    // This warpgroup's half of dq = ds k. Where there is no ds, at a task's first block, k stands for it: nobody writes
+    // there meanwhile, and what comes of it is not used.
+    __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values], bool has_ds = true) {
         const bool by_columns = C::block_q == 64;
-        const uint32_t a = ptx::wgmma_descriptor(shared.ds[ds_before.index][by_columns ? 0 : warpgroup], 0);
+        static_assert(sizeof shared.ds[0][0] == sizeof shared.k[0][0]);
+        const uint32_t a = ptx::wgmma_descriptor(
+            has_ds ? shared.ds[ds_before.index][by_columns ? 0 : warpgroup] : shared.k[tile.index][0], 0);
         const uint32_t b = ptx::wgmma_descriptor(
             shared.k[tile.index][by_columns ? warpgroup * (C::dq_columns / C::panel_columns) : 0], C::k_bytes);
         ptx::wgmma_fence();
@@ -337,7 +340,7 @@ struct BackwardConsumer {
         release(&shared.dout_empty[at]);
         if (!is_first) ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
         float dq[C::dq_values];
-        begin_dq(dq);  // of a task's first block nothing is before: what it reads and makes means nothing
+        begin_dq(dq, !is_first);
         slot.advance();
         if constexpr (!IsLast) {
             ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
