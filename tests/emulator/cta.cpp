@@ -48,6 +48,7 @@ spattn_emulator_switch:
 namespace emulator {
 
 constinit thread_local Thread* here = nullptr;
+constinit thread_local Watched watched{};
 
 namespace {
 
@@ -111,6 +112,7 @@ std::string Cta::run(const Grid& grid, unsigned block, uint64_t seed, const std:
         thread.stack_pointer = top - kept_registers;
         warps_[size_t(thread.warp)].ready |= 1u << thread.lane;
     }
+    races_.begin(int(warps_.size()), grid.shared_bytes);
     for (Warp& warp : warps_) warp.ended = ~warp.ready, warp.priority = unsigned(random_());
     has_favourites_ = chance(2), lateness_ = 1u << random_() % 7;
     while (step()) {
@@ -174,7 +176,7 @@ void Cta::deliver() {
 
 // ---- fibers ----
 void Cta::resume(Thread& thread) {
-    here = &thread;
+    here = &thread, watched = {shared_.get(), grid_->shared_bytes};
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&sanitizer_state_, stacks_->of(int(thread.index.x)), stack_bytes);
 #endif
@@ -182,6 +184,7 @@ void Cta::resume(Thread& thread) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(sanitizer_state_, nullptr, nullptr);
 #endif
+    watched = {};
 }
 
 void Cta::suspend() {
@@ -255,6 +258,7 @@ bool Cta::is_complete(const Barrier& barrier) const {
 void Cta::release(Barrier& barrier) {
     for (Thread* thread : barrier.waiting) {
         thread->answer = barrier.any;
+        races_.acquire(thread->warp, barrier.known);
         warps_[size_t(thread->warp)].ready |= 1u << thread->lane;
     }
     barrier = {};
@@ -264,6 +268,7 @@ void Cta::arrive_at(Barrier& barrier, int threads, bool yes) {
     if (barrier.arrived && barrier.expected != threads)
         fail("a barrier of " + std::to_string(barrier.expected) + " threads is one of " + std::to_string(threads));
     barrier.expected = threads;
+    races_.release(here->warp, barrier.known);
     ++barrier.arrived;
     barrier.any |= yes;
 }
@@ -273,6 +278,7 @@ bool Cta::sync(int id, int threads, bool yes) {
     arrive_at(barrier, threads, yes);
     if (is_complete(barrier)) {
         const bool any = barrier.any;
+        races_.acquire(here->warp, barrier.known);
         release(barrier);
         return any;
     }
@@ -294,6 +300,7 @@ void Cta::wait(const uint64_t* barrier, uint32_t phase) {
     here->barrier = barrier, here->phase = phase;
     warps_[size_t(here->warp)].waiting |= 1u << here->lane;
     suspend();
+    races_.wait(here->warp, offset_of(barrier));
 }
 
 std::string Cta::describe_hang() const {

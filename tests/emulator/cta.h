@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "emulator/races.h"
+
 namespace emulator {
 
 constexpr int warp_threads = 32;
@@ -51,16 +53,25 @@ struct Thread {
     Cta* cta;
     uint3 index;
     int warp, lane;
-    void* stack_pointer;         // where it stands while it does not run
-    void* sanitizer_state;       // of AddressSanitizer, for this stack
-    const uint64_t* barrier;     // in shared memory, that it waits for
-    uint32_t phase;              // of that barrier
-    bool answer;                 // of the barrier that it waited for last
-    Groups copies, bulk_stores;  // of cp.async, and of the copy engine
+    void* stack_pointer;                       // where it stands while it does not run
+    void* sanitizer_state;                     // of AddressSanitizer, for this stack
+    const uint64_t* barrier;                   // in shared memory, that it waits for
+    uint32_t phase;                            // of that barrier
+    bool answer;                               // of the barrier that it waited for last
+    Groups copies, bulk_stores;                // of cp.async, and of the copy engine
+    uint32_t copy_group = 1, store_group = 1;  // the numbers of the open ones, for Races
 };
 
 // The thread that runs.
 extern constinit thread_local Thread* here;
+
+// The shared memory of its CTA; nothing while no thread runs.
+struct Watched {
+    const uint8_t* data;
+    size_t bytes;
+    size_t offset_of(const void* at) const { return size_t(static_cast<const uint8_t*>(at) - data); }
+};
+extern constinit thread_local Watched watched;
 
 struct Grid {
     uint3 blocks, threads;
@@ -97,6 +108,9 @@ public:
     bool chance(unsigned one_of) { return random_() % one_of == 0; }
     Groups& products() { return warps_[size_t(here->warp)].products; }
 
+    Races& races() { return races_; }
+    size_t offset_of(const void* shared) const { return size_t(static_cast<const uint8_t*>(shared) - shared_.get()); }
+
 private:
     struct Warp {
         uint32_t ready, waiting, ended;  // lanes; waiting: for barriers in shared memory
@@ -110,6 +124,7 @@ private:
         int arrived, expected;
         bool any;
         std::vector<Thread*> waiting;
+        Races::Knowledge known;  // to who arrived
     };
     struct Stacks;
 
@@ -134,6 +149,7 @@ private:
     std::vector<std::function<void()>> events_;
     int running_ = 0;  // threads that have not ended
     std::string failure_;
+    Races races_;
     std::mt19937 random_;
     bool has_favourites_ = false;  // among warps
     unsigned lateness_ = 1;        // of events: one turn of so many brings one, if anybody can go on without

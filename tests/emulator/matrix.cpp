@@ -14,6 +14,7 @@ namespace emulator {
 namespace {
 
 constexpr int depth = 16, most_columns = 256;
+constexpr int in_chunk = 8;  // elements that stay together
 
 const std::vector<float>& halves() {
     static const std::vector<float> all = [] {
@@ -91,26 +92,40 @@ void read_fragments(const uint32_t (&words)[32][4], uint16_t (&a)[16][16]) {
         }
 }
 
-void read_operand(uint32_t descriptor, bool transposed, int first_row, int rows, uint16_t* elements) {
+namespace {
+
+// visit(chunk of eight elements, its first row, its first k) of an operand: as rows, or as columns where transposed.
+template <class Visit>
+void each_chunk(uint32_t descriptor, bool transposed, int first_row, int rows, Visit visit) {
     constexpr uint32_t line_bytes = 128, panel_rows = 64;
-    constexpr int in_chunk = 8;  // elements that stay together
     const uint32_t address = (descriptor & 0x3FFF) << 4, panel_bytes = (descriptor >> 16) << 4;
-    const auto chunk = [&](uint32_t byte) { return here->cta->shared(swizzled(address + byte), 16); };
-    if (transposed) {
-        for (uint32_t k = 0; k < 16; ++k)
-            for (int row = 0; row < rows; row += in_chunk) {
-                const uint32_t at = uint32_t(first_row + row);
-                std::memcpy(elements + int(k) * rows + row,
-                            chunk(at / panel_rows * panel_bytes + k * line_bytes + at % panel_rows * 2), 16);
-            }
-        return;
-    }
-    for (int row = 0; row < rows; ++row)
-        for (int k = 0; k < 16; k += in_chunk) {
-            uint16_t values[in_chunk];
-            std::memcpy(values, chunk(uint32_t(first_row + row) * line_bytes + uint32_t(k) * 2), 16);
-            for (int i = 0; i < in_chunk; ++i) elements[(k + i) * rows + row] = values[i];
+    const int last_row = transposed ? rows / in_chunk : rows, last_k = transposed ? depth : depth / in_chunk;
+    for (int i = 0; i < last_row; ++i)
+        for (int j = 0; j < last_k; ++j) {
+            const int row = transposed ? i * in_chunk : i, k = transposed ? j : j * in_chunk;
+            const uint32_t at = uint32_t(first_row + row);
+            const uint32_t byte = transposed
+                                      ? at / panel_rows * panel_bytes + uint32_t(k) * line_bytes + at % panel_rows * 2
+                                      : at * line_bytes + uint32_t(k) * 2;
+            visit(here->cta->shared(swizzled(address + byte), 16), row, k);
         }
+}
+
+}  // namespace
+
+void read_operand(uint32_t descriptor, bool transposed, int first_row, int rows, uint16_t* elements) {
+    each_chunk(descriptor, transposed, first_row, rows, [&](const uint8_t* chunk, int row, int k) {
+        uint16_t values[in_chunk];
+        std::memcpy(values, chunk, sizeof values);
+        for (int i = 0; i < in_chunk; ++i) elements[transposed ? k * rows + row + i : (k + i) * rows + row] = values[i];
+    });
+}
+
+void watch_operand(uint32_t descriptor, bool transposed, int first_row, int rows) {
+    Cta& cta = *here->cta;
+    each_chunk(descriptor, transposed, first_row, rows, [&](const uint8_t* chunk, int, int) {
+        cta.races().begin_product(here->warp, cta.offset_of(chunk), 16);
+    });
 }
 
 }  // namespace emulator

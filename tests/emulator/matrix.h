@@ -24,6 +24,9 @@ void read_fragments(const uint32_t (&words)[32][4], uint16_t (&a)[16][16]);
 // there as [row][16], or transposed as [16][row] in panels of 64 rows.
 void read_operand(uint32_t descriptor, bool transposed, int first_row, int rows, uint16_t* elements);
 
+// Tells that a product which begins here reads that operand.
+void watch_operand(uint32_t descriptor, bool transposed, int first_row, int rows);
+
 // The byte of tiles whose rows are 128 bytes, swizzled as the copy engine writes them: chunks of 16 change their
 // places.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "emulator/tensor_map.h"
 
+#include <atomic>
+
 #include "emulator/matrix.h"
 
 namespace emulator {
@@ -59,6 +61,10 @@ void TensorMap::store(const uint8_t* tile, uint32_t address, const Places& place
     each_element(*this, address, places, [&](uint32_t byte, uint8_t* to) {
         if (to) std::memcpy(to, tile + byte, element);
     });
+}
+
+void add_to(float* to, const float* from, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) std::atomic_ref(to[i]).fetch_add(from[i], std::memory_order_relaxed);
 }
 
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* size,

@@ -34,6 +34,9 @@ inline TensorMap read_map(const CUtensorMap& map) {
     return tensor;
 }
 
+// to[i] += from[i], each by itself: others may add there, too.
+void add_to(float* to, const float* from, uint32_t count);
+
 // cuTensorMapEncodeTiled, with the driver's conditions for what the library asks: tiles of swizzled rows of 128 bytes.
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* size,
                 const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t* step,

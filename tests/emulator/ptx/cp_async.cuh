@@ -14,6 +14,7 @@ inline void begin_copy(uint32_t shared, const void* from, int bytes) {
     if (shared % Size || bytes < 0 || bytes > Size || (bytes && reinterpret_cast<uintptr_t>(from) % Size))
         cta.fail("cp.async of an address that is not a multiple of its size");
     uint8_t* const to = cta.shared(shared, Size);
+    cta.races().begin_copy(emulator::here->warp, emulator::here->copy_group, cta.offset_of(to), Size);
     emulator::here->copies.add([=] {
         if (bytes) std::memcpy(to, from, size_t(bytes));
         std::memset(to + bytes, 0, size_t(Size - bytes));
@@ -21,22 +22,32 @@ inline void begin_copy(uint32_t shared, const void* from, int bytes) {
 }
 inline void cp_async_16(uint32_t shared, const void* from, int bytes) { begin_copy<16>(shared, from, bytes); }
 inline void cp_async_4(uint32_t shared, const void* from, int bytes) { begin_copy<4>(shared, from, bytes); }
+// Groups up to this number have come.
+inline void end_copies(uint32_t group) {
+    emulator::here->cta->races().end(emulator::Races::copies, emulator::here->warp, group);
+}
 inline void cp_async_commit() {
     emulator::here->copies.commit();
+    ++emulator::here->copy_group;
     if (emulator::here->cta->chance(2)) emulator::here->copies.wait(0);
 }
 template <int Pending>
 inline void cp_async_wait() {
     emulator::here->copies.wait(Pending);
+    if (emulator::here->copy_group > Pending + 1) end_copies(emulator::here->copy_group - 1 - Pending);
 }
 inline void cp_async_arrive(uint64_t* bar) {
-    emulator::Groups* const copies = &emulator::here->copies;
+    emulator::Thread& thread = *emulator::here;
     check_barrier(bar);
-    emulator::here->cta->begin([=] {
-        copies->finish();
-        arrive(bar, 1, 0);
+    thread.cta->races().arrive_copies(thread.warp, offset_of(bar), thread.copy_group++);
+    thread.cta->begin([=, &thread] {
+        thread.copies.finish();
+        arrive(*thread.cta, bar, 1, 0);
     });
 }
-inline void cp_async_wait_all() { emulator::here->copies.finish(); }
+inline void cp_async_wait_all() {
+    emulator::here->copies.finish();
+    end_copies(emulator::here->copy_group++);
+}
 
 }  // namespace spattn::ptx

@@ -22,9 +22,10 @@ inline void begin_load(void* shared, const CUtensorMap* map, uint64_t* bar, Plac
     if (address % 128) cta.fail("a box at an address in shared memory that is no multiple of 128");
     uint8_t* const base = cta.shared(address, tensor.box_bytes());
     check_barrier(bar);
-    cta.begin([=] {
+    cta.races().begin_load(emulator::here->warp, offset_of(bar), offset_of(base), tensor.box_bytes());
+    cta.begin([=, &cta] {
         tensor.load(base, address, {places...});
-        arrive(bar, 0, -int32_t(tensor.box_bytes()));
+        arrive(cta, bar, 0, -int32_t(tensor.box_bytes()));
     });
 }
 inline void tma_load_4d(void* shared, const CUtensorMap* map, int x, int y, int z, int w, uint64_t* bar) {
@@ -34,12 +35,17 @@ inline void tma_load_5d(void* shared, const CUtensorMap* map, int x, int y, int 
     begin_load(shared, map, bar, x, y, z, w, u);
 }
 
+inline void begin_bulk_store(const void* shared, uint32_t bytes) {
+    emulator::Thread& thread = *emulator::here;
+    thread.cta->races().begin_store(thread.warp, thread.store_group, offset_of(shared), bytes);
+}
 inline void tma_store_4d(const CUtensorMap* map, int x, int y, int z, int w, const void* shared) {
     emulator::Cta& cta = *emulator::here->cta;
     const emulator::TensorMap tensor = emulator::read_map(*map);
     const uint32_t address = shared_address(shared);
     if (tensor.rank != 4 || address % 128) cta.fail("a box of another rank, or at no multiple of 128");
     const uint8_t* const base = cta.shared(address, tensor.box_bytes());
+    begin_bulk_store(base, tensor.box_bytes());
     emulator::here->bulk_stores.add([=] { tensor.store(base, address, {x, y, z, w}); });
 }
 
@@ -49,16 +55,20 @@ inline void bulk_add(float* to, const float* shared, uint32_t bytes) {
     if (address % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16)
         cta.fail("bulk addition of what is no multiple of 16");
     cta.shared(address, bytes);
-    emulator::here->bulk_stores.add([=] {
-        for (uint32_t i = 0; i < bytes / 4; ++i) atomicAdd(to + i, shared[i]);
-    });
+    begin_bulk_store(shared, bytes);
+    emulator::here->bulk_stores.add([=] { emulator::add_to(to, shared, bytes / 4); });
 }
 inline void bulk_commit() {
     emulator::here->bulk_stores.commit();
+    ++emulator::here->store_group;
     if (emulator::here->cta->chance(2)) emulator::here->bulk_stores.wait(0);
 }
-inline void bulk_wait_read() { emulator::here->bulk_stores.wait(0); }
-inline void bulk_wait() { emulator::here->bulk_stores.wait(0); }
-inline void fence_async_shared() {}
+inline void bulk_wait() {
+    emulator::Thread& thread = *emulator::here;
+    thread.bulk_stores.wait(0);
+    thread.cta->races().end(emulator::Races::stores, thread.warp, thread.store_group - 1);
+}
+inline void bulk_wait_read() { bulk_wait(); }
+inline void fence_async_shared() { emulator::here->cta->races().fence(emulator::here->warp); }
 
 }  // namespace spattn::ptx

@@ -15,11 +15,17 @@ using Lanes = void* const (&)[emulator::warp_threads];
 
 inline void wgmma_fence() { __syncwarp(); }
 inline void wgmma_commit() {
-    emulator::here->cta->meet(nullptr, [](Lanes) { emulator::here->cta->products().commit(); });
+    emulator::here->cta->meet(nullptr, [](Lanes) {
+        emulator::here->cta->products().commit();
+        emulator::here->cta->races().commit_products(emulator::here->warp);
+    });
 }
 template <int Pending>
 inline void wgmma_wait() {
-    emulator::here->cta->meet(nullptr, [](Lanes) { emulator::here->cta->products().wait(Pending); });
+    emulator::here->cta->meet(nullptr, [](Lanes) {
+        emulator::here->cta->products().wait(Pending);
+        emulator::here->cta->races().end_products(emulator::here->warp, Pending);
+    });
 }
 inline void wgmma_wait_all() { wgmma_wait<0>(); }
 
@@ -49,6 +55,8 @@ void begin_wgmma(Lanes all) {
     }
     product.warp = emulator::here->warp % 4;
     emulator::Cta& cta = *emulator::here->cta;
+    if constexpr (SharedA) emulator::watch_operand(product.a[0][0], TransposedA, 16 * product.warp, 16);
+    emulator::watch_operand(product.b, TransposedB, 0, N);
     const auto run = [product] {
         uint16_t a[16][16], b[16 * N];
         if constexpr (SharedA) {
