@@ -13,6 +13,7 @@ pattern, length and peer goes to <out>/<gpu>_torch.jsonl. It needs the Python pa
 """
 import argparse
 import json
+import math
 import pathlib
 import time
 
@@ -72,7 +73,10 @@ def run(options):
                         continue
                     first = time.perf_counter() - begin
                     expected = expected or gradients
-                    worst = max((a.float() - b.float()).abs().max().item() for a, b in zip(gradients, expected))
+                    apart = [(a.float() - b.float()).abs().max() for a, b in zip(gradients, expected)]
+                    worst = torch.stack(apart).max().item()  # NaN if any is, which max() of numbers may lose
+                    if not math.isfinite(worst):
+                        raise ValueError(f"{name} {tokens} {peer}: gradients differ by {worst}")
                     line = {"pattern": name, "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "peer": peer,
                             "us": round(measure.sustained_us(step), 1), "first_ms": round(first * 1e3, 1),
                             # between gradients and ours: those of dense attention are another function's
