@@ -41,8 +41,8 @@ const char* block_forward_fits(const Problem& p) {
 }
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
-// bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. Of TF32
-// smaller tiles are faster at head_dim 128, where two CTAs an SM are not of the larger ones.
+// bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. With TF32 the
+// smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits

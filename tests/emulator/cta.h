@@ -3,10 +3,10 @@
 //
 // What a GPU may do in any order is done in an order that is drawn: which warp goes on, which of its lanes comes first,
 // when the copy engine brings what was asked for, and whether a matrix instruction runs at once or when somebody waits
-// for it. So a missing barrier gives a wrong result soon, and waiting that never ends is seen when nobody can go on.
-// In half of the CTAs some warps go first whenever they can, until priorities change: a warp that runs far ahead meets
-// what a fair order hides (Burckhardt et al., A randomized scheduler with probabilistic guarantees of finding bugs,
-// 2010).
+// for it. So a missing barrier gives a wrong result soon (races.h tells it in any order), and waiting that never ends
+// is seen when nobody can go on. In half of the CTAs some warps go first whenever they can, until priorities change: a
+// warp that runs far ahead meets what a fair order hides (Burckhardt et al., A randomized scheduler with probabilistic
+// guarantees of finding bugs, 2010).
 #pragma once
 
 #include <vector_types.h>

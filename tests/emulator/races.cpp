@@ -63,7 +63,7 @@ void Races::check_written(const Knowledge& who, int warp, const Cell& cell, size
                           const char* what) {
     if (!cell.when) return;
     if (who.time[cell.writer] < cell.when) complain(warp, at, what, cell.writer, "wrote", "nothing orders the two");
-    const bool by_thread = cell.writer / most_of_a_kind == warps || cell.writer / most_of_a_kind == copies;
+    const bool by_thread = cell.writer < place_of(products, 0);  // a warp's own, or cp.async
     if (by_proxy && by_thread && who.fenced[cell.writer] < cell.when)
         complain(warp, at, what, cell.writer, "wrote", "no fence of the async proxy stands between the two");
 }

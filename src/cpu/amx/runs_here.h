@@ -10,6 +10,18 @@
 namespace spattn::cpu::amx {
 namespace {
 
+// What ask() says, asked once: 0 before, then 1 for no and 2 for yes. Threads that meet here find the same.
+template <class Ask>
+bool asked_once(Ask ask) {
+    static int known = 0;
+    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (answer == 0) {
+        answer = ask() ? 2 : 1;
+        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+    }
+    return answer == 2;
+}
+
 // Tiles are 8 KiB of state that a thread has to be given room for, so Linux wants to be asked before the first use. It
 // answers for all threads of the process. https://docs.kernel.org/arch/x86/xstate.html
 inline bool is_permitted() {
@@ -24,15 +36,8 @@ inline bool has_tiles() {
     return (d & amx_bf16) && (d & amx_tile) && is_permitted();
 }
 
-// Asked once: 0 before, then 1 for no and 2 for yes. Threads that meet here find the same.
 inline bool runs_here(int device) {
-    static int known = 0;
-    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (answer == 0) {
-        answer = avx512bf16::runs_here(device) && has_tiles() ? 2 : 1;
-        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
-    }
-    return answer == 2;
+    return asked_once([=] { return avx512bf16::runs_here(device) && has_tiles(); });
 }
 
 }  // namespace

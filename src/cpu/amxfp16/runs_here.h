@@ -13,13 +13,7 @@ inline bool has_f16_products() {
 }
 
 inline bool runs_here(int device) {
-    static int known = 0;  // as in amx::runs_here
-    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (answer == 0) {
-        answer = amx::runs_here(device) && has_f16_products() ? 2 : 1;
-        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
-    }
-    return answer == 2;
+    return amx::asked_once([=] { return amx::runs_here(device) && has_f16_products(); });
 }
 
 }  // namespace
