@@ -17,9 +17,16 @@ inline double memory_us(double bytes, const Machine& machine, double reached) {
 inline double compute_us(double cycles, const Machine& machine) {
     return cycles / (machine.lanes * machine.clock) * 1e-3;
 }
-// A row is split where a processor would do more than its share with it, down to parts of 2,048 keys: parts have to be
-// put together. Those of 256 made causal attention over 1,024 tokens take 37 us, not 20 (H200).
-inline SchedulePolicy forward_policy(int block_k) { return {.workers = 0, .longest_task = 2048 / block_k}; }
+// A row is split where a processor would do more than its share with it, down to parts of 2,048 keys, or of 1,024 where
+// queries are few: parts have to be put together. Those of 256 made causal attention over 1,024 tokens take 48 us, not
+// 23; those of 1,024 one query of 64 heads over 8,192 keys 34 us, not 42 (H200).
+inline SchedulePolicy forward_policy(int block_k, int ctas = 1) {
+    return {.workers = 0,
+            .workers_of_lane = ctas,
+            .longest_task = 2048 / block_k,
+            .few_queries = 2048,
+            .longest_of_few = 1024 / block_k};
+}
 
 // Tasks of so many cycles that are never split: where they are few, processors are idle.
 inline double tasks_us(double tasks, double cycles, const Machine& machine) {

@@ -65,8 +65,12 @@ struct SchedulePolicy {
     // The axis is cut into equal shares, wherever the cuts fall, for as many workers as said. Without: a task is a row of
     // blocks, and a row is split where it is longer than longest_task and than what one of the workers would do in all.
     bool equal_shares = false;
-    int workers = 64;            // 0: as many as the machine has lanes; the CPU's results may not depend on that
+    int workers = 64;            // 0: so many for each of the machine's lanes; the CPU's results may not depend on that
+    int workers_of_lane = 1;
     int64_t longest_task = 64;
+    // Parts of rows are put together, which takes the less time the fewer rows there are: up to so many queries of all
+    // heads, this is the longest task.
+    int64_t few_queries = 0, longest_of_few = 64;
     // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
     // share keys. Small problems stay in single tasks.
     int64_t shared_blocks = 16;

@@ -338,11 +338,14 @@ Schedule schedule_shares(Work& work, int64_t workers) {
 
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes) {
     Work work(problem, layout, walk);
-    const int64_t workers = walk.policy.workers ? walk.policy.workers : lanes;
+    SchedulePolicy policy = walk.policy;
+    if (problem.batch * problem.heads_q * problem.seq_q <= policy.few_queries)
+        policy.longest_task = policy.longest_of_few;
+    const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
     Schedule schedule =
-        walk.policy.equal_shares
+        policy.equal_shares
             ? schedule_shares(work, workers)
-            : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, walk.policy, workers);
+            : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, policy, workers);
     schedule.tile_heads = walk.tile_heads;
     return schedule;
 }
