@@ -4,7 +4,8 @@
 //
 // over the blocks that a layout lists for each query block. The kernel knows runs of blocks and bit masks, no pattern.
 //
-//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order
+//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order. Blocks of 64 queries have CTAs of one
+//             warpgroup, two an SM, for patterns that leave most of a larger tile empty
 //   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with
 //             the next q ahead; it tells the consumers each block's mask through shared memory: they read no list
 //   consumers two warpgroups, 64 rows each, scores and out in registers. Each begins s of block j + 1, then p v of
@@ -38,7 +39,9 @@
 // Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 782 in the same
 // run): full_16k 799, causal_16k 770, window1k_16k 576, window4k_128k 742, streaming_16k 557, bsr128_10_16k 696. Single
 // blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %. In later runs full_16k at head_dim 64 551 (468
-// before, with two q tiles, not four), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s.
+// before, with two q tiles, not four), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s. Blocks
+// of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at head_dim 64): block_diagonal(192) 89 and 100 (61 and 77),
+// window(63,63) 91 and 104 (65 and 85), 8 blocks of 64 a query block at random 160 and 190 (113 and 146).
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
@@ -81,19 +84,21 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr bool any_order = AnyOrder;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
+    static constexpr int ctas = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;  // an SM
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
     // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
-    static constexpr int most_bytes = 227 * 1024, barrier_bytes = 1024;  // of shared memory
+    static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
-    static constexpr int producer_registers = any_order ? 56 : 40, consumer_registers = any_order ? 224 : 232;
+    static constexpr int producer_registers = any_order ? 56 : 40;
+    static constexpr int consumer_registers = any_order ? 224 : ctas == 2 ? 216 : 232;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
-    static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
+    static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128 / ctas, "an SM has no more");
 };
 
 // What a launch hands to the device. Boxes are of one 64-column panel.
@@ -729,7 +734,7 @@ struct Consumer {
 
 // ---- kernel ----
 template <class C, bool HasCap>
-__global__ void __launch_bounds__(C::threads, 1)
+__global__ void __launch_bounds__(C::threads, C::ctas)
     block_forward_kernel(const __grid_constant__ BlockForwardParams<C::any_order> params) {
     Shared<C>& shared = *ptx::swizzled_shared<Shared<C>>();
     if (threadIdx.x == 0) {
@@ -800,7 +805,7 @@ BlockForwardParams<C::any_order> make_params(const ForwardArgs& args) {
 template <class C, bool HasCap>
 void launch_forward(const ForwardArgs& args) {
     auto params = make_params<C>(args);
-    const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
+    const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
     if (blocks < params.tasks.num_tasks) {
         const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
         params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);

@@ -82,16 +82,20 @@ const char* block_forward_fits(const Problem& p) {
 // What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
 constexpr double streamed = 0.7, beside_products = 0.8;
 
-// Cycles that two warpgroups take for a block: their products at the tensor unit's rate, of which 87 % is reached, or
-// their exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64
-// keys wait for each other as often as those of 128. Read off full, windows and block diagonals at 16K (H200): within
-// 11 %, but for a task a block, 17 %. They settle which row a problem gets. Where tokens are not consecutive a task
-// takes longer, and they cost half their bytes more: for dilated windows at 16K a fifth more than was measured.
-template <int HeadDim, int HeadDimV, int BlockK, int Heads>
+// Cycles of a processor for a block: its products at the tensor unit's rate, of which 87 % is reached, or its
+// exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
+// for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
+// often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %. They
+// settle which row a problem gets. Where tokens are not consecutive a task takes longer, and they cost half their bytes
+// more: for dilated windows at 16K a fifth more than was measured.
+template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double products = 8.0 * (HeadDim + HeadDimV) * BlockK / 128, reached = 0.87;
-    constexpr double elements = BlockK == 128 ? 1950 : 1550;
-    constexpr double mask = 150.0 * BlockK / 128, block = 100, task = BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
+    constexpr bool in_pairs = BlockQ == 64;  // CTAs of one warpgroup
+    constexpr double tile = BlockQ / 128.0 * BlockK / 128, products = 8.0 * (HeadDim + HeadDimV) * tile;
+    constexpr double reached = 0.87, mask = 150 * tile, block = 100;
+    constexpr double elements = in_pairs ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
+                                         : (BlockK == 128 ? 1950 : 1550);
+    constexpr double task = in_pairs ? 700 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     constexpr double launch = 4;  // us
     const double order = s.gathered > 0 ? 1400 : 0;
     const double block_cycles = std::max(products / reached, elements) + block;
@@ -124,8 +128,8 @@ bool is_addressable(const BackwardArgs& args) {
 
 // Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
 constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
-template <Dtype D, int HeadDim>
-using OlderForward = sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 ? 128 : 64>;
+template <Dtype D, int HeadDim, int BlockQ>
+using OlderForward = sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 ? BlockQ : 64>;
 template <Dtype D, int HeadDim>
 using OlderBackward = sm80::BlockBackward<D, older_dim(HeadDim), older_dim(HeadDim), 64>;
 
@@ -135,14 +139,14 @@ void forward(const ForwardArgs& args) {
     if (is_addressable(args))
         BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
     else
-        OlderForward<D, HeadDim>::run(args);
+        OlderForward<D, HeadDim, BlockQ>::run(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare(int32_t device) {
     BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderForward<D, HeadDim>::prepare(device);
+    OlderForward<D, HeadDim, BlockQ>::prepare(device);
     any::Combine<D>::prepare(device);
 }
 
@@ -160,11 +164,11 @@ Kernel block_forward(const char* name) {
             .block_k = BlockK,
             .mask_words = words,
             .permute = tile::permute_to_fragments<Heads>,
-            .walks = {{Owner::queries, any::forward_policy(BlockK), Heads}},
+            .walks = {{Owner::queries, any::forward_policy(BlockK, K::ctas), Heads}},
             .num_walks = 1,
             .runs_here = runs_here,
             .fits = block_forward_fits<HeadDim, HeadDimV, Heads>,
-            .cost = block_forward_cost<HeadDim, HeadDimV, BlockK, Heads>,
+            .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, BlockK, Heads>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,

@@ -117,6 +117,8 @@ const Golden goldens[] = {
     {"streaming_128k", "causal & (sink(64) | window(1023,0))", 4, 131072, 131072, 128},
     {"one_long_row", "full", 1, 128, 1048576, 128},
     {"narrow_heads", "causal & window(1023,0)", 16, 16384, 16384, 64},
+    {"narrow_blocks", "block_diagonal(192)", 16, 16384, 16384, 128},
+    {"narrow_window", "window(63,63)", 16, 16384, 16384, 64},
     {"f16_96", "block_diagonal(512)", 16, 16384, 16384, 96, Dtype::f16},
     {"f32", "causal", 2, 1024, 1024, 128, Dtype::f32},
     {"tf32", "causal", 16, 4096, 4096, 128, Dtype::f32, true, false, 1, 0, false, true},
@@ -251,7 +253,7 @@ TEST(heads_of_a_group_share_tiles_where_they_see_the_same) {
     CHECK_EQ(chosen("full", 64, 8, 1), alone + "_heads8");
     CHECK_EQ(chosen("full", 12, 12, 5), alone + "_heads4");
     CHECK_EQ(chosen("full", 64, 32, 7), alone + "_heads16");
-    CHECK_EQ(chosen("full", 5, 5, 1), alone);
+    CHECK_EQ(chosen("full", 5, 5, 1), "sm90_block_forward_bf16_d128_v128_64x64");
     CHECK_EQ(chosen("per_head([0,0,1,1], window(900,0), full)", 4, 2, 1), alone + "_heads2");
     CHECK_EQ(chosen("per_head([0,1,0,1], window(900,0), full)", 4, 2, 1), alone);
     const Golden g{"", "full", 64, 40, 100000, 128, Dtype::bf16, false, false, 8};
@@ -267,6 +269,12 @@ TEST(long_rows_are_split_among_the_processors) {
     const CompiledPlan plan = plan_of(goldens[3]);
     CHECK_EQ(imaginary::whole(plan.forward).schedule.joins.size(), size_t(1));
     CHECK(imaginary::whole(plan.forward).schedule.num_parts > 100);
+    const auto parts_of = [](int64_t queries) {  // of 8,192 keys, for all of the eight tiles that heads share
+        const Golden g{"", "full", 64, queries, 8192, 128, Dtype::bf16, false, false, 8};
+        return imaginary::whole(plan_of(g).forward).schedule.num_parts;
+    };
+    CHECK_EQ(parts_of(16), 8 * 8);
+    CHECK_EQ(parts_of(48), 3 * 8 * 4);
 }
 
 }  // namespace spattn
