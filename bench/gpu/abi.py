@@ -40,30 +40,35 @@ class Library:
             raise RuntimeError(ffi.string(self.lib.spattn_last_error_text()).decode())
 
     def make(self, kind, function, *args):
-        handle = ffi.new(f"{kind} **")
+        """A handle, which is released when nothing holds it any more."""
+        lib, handle = self.lib, ffi.new(f"{kind} **")
         self.check(function(*args, handle))
-        return handle[0]
+        return ffi.gc(handle[0], lambda owned: getattr(lib, f"{kind}_release")(owned))
 
     def pattern(self, text):
         return self.make("spattn_pattern", self.lib.spattn_pattern_parse, text.encode())
 
-    def plan(self, case, backward):
-        """A plan, and the pairs that its pattern keeps."""
-        lib = self.lib
+    def csr_pattern(self, row_ptr, col_idx, seq_k):
+        """A pattern of arrays on the host, which it copies."""
+        rows, columns = view(row_ptr), view(col_idx)
+        return self.make("spattn_pattern", self.lib.spattn_pattern_csr, rows[0], columns[0], seq_k, 0)
+
+    def plan(self, case, backward, pattern=None):
+        """A plan, and the pairs that its pattern keeps: the case's text, unless one is given."""
+        lib, pattern = self.lib, pattern or self.pattern(case.pattern)
         flags = (lib.SPATTN_PLAN_BACKWARD if backward else 0) | (
             lib.SPATTN_PLAN_DETERMINISTIC if case.deterministic else 0)
         problem = sized("spattn_problem", flags=flags, batch=case.batch, heads_q=case.heads, heads_kv=case.heads_kv,
                         seq_q=case.seq, seq_k=case.seq_k, head_dim=case.head_dim, head_dim_v=case.head_dim_v,
                         dtype=DTYPES[case.dtype], axes=lib.SPATTN_THD if case.is_packed else lib.SPATTN_BHSD)
-        plan = self.make("spattn_plan", lib.spattn_plan_create, self.context, self.pattern(case.pattern), problem,
-                         ffi.NULL)
+        plan = self.make("spattn_plan", lib.spattn_plan_create, self.context, pattern, problem, ffi.NULL)
         stats = sized("spattn_stats")
         self.check(lib.spattn_plan_stats(plan, stats))
         return plan, stats.pairs
 
-    def calls(self, case, t, passes):
+    def calls(self, case, t, passes, pattern=None):
         """The calls of the passes on a case's tensors, after a first forward; the plan, and the pairs it keeps."""
-        plan, pairs = self.plan(case, "backward" in passes)
+        plan, pairs = self.plan(case, "backward" in passes, pattern)
         calls = {"forward": self.forward(plan, **t.operands("forward", case.is_packed))}
         calls["forward"]()
         if "backward" in passes:
@@ -92,6 +97,13 @@ class Library:
     def kernel(self, plan, what):
         op = getattr(self.lib, f"SPATTN_OP_{what.upper()}")
         return ffi.string(self.lib.spattn_plan_kernel(plan, op)).decode()
+
+    def explain(self, plan):
+        need = ffi.new("size_t *")
+        self.check(self.lib.spattn_plan_explain(plan, ffi.NULL, 0, need))
+        text = ffi.new("char[]", need[0])
+        self.check(self.lib.spattn_plan_explain(plan, text, need[0], need))
+        return ffi.string(text).decode()
 
     def forward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands)
