@@ -14,12 +14,12 @@ chip's power limit has lowered its clock, which is what a server sees. `dense_us
 shapes, ours or torch's, cold; `empty_us` an empty kernel. A case that fails, or whose results are wrong, is a line that
 says so, and the program ends with status 1.
 """
-import argparse
 import fnmatch
 import json
-import pathlib
 import sys
 import traceback
+
+from options import make_parser, parse
 
 
 def describe(line):
@@ -44,7 +44,7 @@ def run(options):
     from report import digits, first_line, origin, results_file
 
     chosen = [case for case in (cases.sweep() if options.sweep else cases.CASES)
-              if fnmatch.fnmatch(case.name, options.case) and set(case.passes) & set(options.passes or case.passes)]
+              if fnmatch.fnmatch(case.name, options.case) and set(case.passes) & set(options.passes)]
     if not chosen:
         sys.exit(f"no case {options.case!r} with such a pass")
     library = Library(options.library)
@@ -56,7 +56,7 @@ def run(options):
             stream.flush()
             print(describe(line), flush=True)
         for case in chosen:
-            passes = [what for what in case.passes if what in (options.passes or case.passes)]
+            passes = [what for what in case.passes if what in options.passes]
             try:
                 torch.compiler.reset()  # each case is a new shape: past eight, torch would stop compiling
                 torch.cuda.empty_cache()
@@ -69,26 +69,12 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library")
+    parser = make_parser(__doc__)
     parser.add_argument("--case", default="*")
-    parser.add_argument("--pass", dest="passes", choices=("forward", "backward"), action="append",
-                        help="both, unless given")
     parser.add_argument("--sweep", action="store_true", help="five patterns over 4K to 128K tokens instead")
-    parser.add_argument("--out", default=str(pathlib.Path(__file__).resolve().parents[1] / "results"))
-    parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
     parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="only draws --lines")
-    parser.add_argument("--lines", type=pathlib.Path, nargs="+", metavar="FILE.jsonl")
-    options = parser.parse_args()
-    if bool(options.plot) != bool(options.lines):
-        parser.error("--plot and --lines go together")
-    if options.plot:
-        import plot
-        return plot.draw(options.lines, options.plot)
-    if not options.library:
-        parser.error("--library names what is measured")
-    return 1 if run(options) else 0
+    options = parse(parser, "draw", ["forward", "backward"])
+    return 1 if options and run(options) else 0
 
 
 if __name__ == "__main__":
