@@ -5,7 +5,7 @@ import torch
 import torch_peers
 from measure import gemm_tflops, sustained_us, time_us
 from report import digits, first_line
-from truth import Tensors, difference, max_error
+from truth import Tensors, agree, max_error
 
 LONG = 2e5  # us; in so long a call the clock has come down by itself
 
@@ -28,7 +28,7 @@ def peers_here(library, case, what, flops, use_flex, t):
     for peer, attention in attentions:
         yield peer, lambda attention=attention: torch_peers.of_pass(what, attention, t)
     if what == "forward" and is_bf16 and not case.is_dense() and flops <= torch_peers.MOST_SPARSE:
-        yield "torch.sparse, float32", lambda: torch_peers.sparse(library, case, t)
+        yield "torch.sparse, float32", lambda: torch_peers.sparse(library.csr(case), t)
     if use_flex:
         yield "FlexAttention (Triton)", lambda: torch_peers.of_pass(
             what, torch_peers.make_flex(case.keeps("cuda"), case.seq, case.seq_k), t)
@@ -36,10 +36,7 @@ def peers_here(library, case, what, flops, use_flex, t):
 
 def measure_peer(call, flops, results):
     """TFLOP/s, cold and sustained, of a peer that computes the same."""
-    theirs = call()
-    theirs = [theirs] if isinstance(theirs, torch.Tensor) else list(theirs)
-    for name, result in results.items():
-        difference(name, theirs.pop(0).float(), result.float())
+    agree(call(), results)
     us = time_us(call)
     sustained = sustained_us(call) if us < LONG else us
     return digits(flops / us * 1e-6), digits(flops / sustained * 1e-6)

@@ -6,6 +6,7 @@ import torch
 
 CALLS, PAUSE = 25, 0.01  # seconds
 SUSTAINED = 0.4  # seconds
+PATIENCE = 2.0  # seconds, with a peer's call
 QUEUED = 500_000  # cycles of work before each call, so that no host is too slow to have it queued in time
 
 _flush = None
@@ -28,6 +29,19 @@ def time_us(call, calls=CALLS, seconds=1.0):
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return sorted(times)[len(times) // 2]
+
+
+def peer_us(call, calls=9, seconds=0.3):
+    """The same of a peer. One that takes longer than PATIENCE, and not only the first time, is no peer to wait for."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begin = time.monotonic()
+        call()
+        torch.cuda.synchronize()
+        took = time.monotonic() - begin
+        if took < PATIENCE:
+            return time_us(call, calls, seconds)
+    raise TimeoutError(f"a call takes {took:.1f} s")
 
 
 def sustained_us(call):

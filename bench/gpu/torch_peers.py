@@ -44,9 +44,9 @@ def of_pass(what, attention, t):
     return lambda: torch.autograd.grad(out, inputs, t.dout, retain_graph=True)
 
 
-def sparse(library, case, t):
-    """torch.sparse's forward, which is of float32."""
-    arrays = (x.to(t.q.device) for x in library.csr(case))
+def sparse(csr, t):
+    """torch.sparse's forward, which is of float32. csr: row_ptr and col_idx."""
+    arrays = (x.to(t.q.device) for x in csr)
     call = peers.sparse_attention(*arrays, *(x.float() for x in (t.q, t.k, t.v)))
     return lambda: [call()]
 

@@ -49,6 +49,13 @@ def difference(name, result, truth):
     return worst
 
 
+def agree(theirs, results):
+    """Demands of what a peer made, a tensor or several in the order of `results`, that it is what the library made."""
+    theirs = [theirs] if isinstance(theirs, torch.Tensor) else theirs
+    for (name, result), other in zip(results.items(), theirs):
+        difference(name, other.float(), result.float())
+
+
 def finite(x):
     """In doubles, and with a number for the lse of a row that sees no key, of which differences can be taken."""
     return x.double().clamp(min=-2.0**100)
