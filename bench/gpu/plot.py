@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The lines of bench.py as a picture: patterns of several lengths over the length, all other cases as a list."""
+"""The lines of the benches of this folder as pictures. Those of bench.py: patterns of several lengths over the length,
+all other cases as a list. Those of lists.py: bars. Those of crossings.py: times over the share of tokens kept."""
 import json
 import re
 
@@ -11,13 +12,38 @@ from matplotlib import pyplot  # noqa: E402
 PASSES = {"forward": "C0", "backward": "C1"}
 LEAST_LENGTHS = 3  # of a pattern that is drawn over the length
 LENGTH = re.compile(r"_(\d+)k(?=_|$)")
+BARS = {"dense": "over dense attention", "naive": "over gather-then-matmul"}  # of lists.py
+STYLES = {  # of crossings.py
+    "gathered rows": dict(color="C0", marker="o"),
+    "shared lists": dict(color="C4", marker="o"),
+    "listed tiles": dict(color="C2", marker="o"),
+    "blocks": dict(color="C1", marker="o"),
+    "plan": dict(color="black", marker="o", markersize=11, markerfacecolor="none", linestyle="none"),
+    "torch.sparse": dict(color="C3", marker="x", linestyle="--"),
+    "FlexAttention": dict(color="C5", marker="x", linestyle="--"),
+    "dense": dict(color="C7", marker="x", linestyle="--"),
+}
 RATE, SPEEDUP = "TFLOP/s on kept pairs", "times as fast as the best dense kernel"
 
+
+def lines_of(files):
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def save(figure, picture, gpu):
+    figure.suptitle(f"{gpu}, cold L2")
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    # The same file for the same lines, and letters as letters.
+    matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none"})
+    figure.savefig(picture, metadata={"Date": None})
+
+
+# ---- bench.py ----
 
 def read(files):
     """(case, pass) -> its line, with the best peer of the same run as `best_tflops`, and torch's as `torch_tflops`."""
     results = {}
-    for line in (json.loads(line) for file in files for line in file.read_text().splitlines()):
+    for line in lines_of(files):
         if "failed" in line:
             continue
         result = results.setdefault((line["case"], line["pass"]), line | {"best_tflops": None, "torch_tflops": None})
@@ -43,7 +69,7 @@ def draw_lengths(axes, results, families, what):
         points = [(tokens, results[case, what]) for tokens, case in sorted(cases.items()) if (case, what) in results]
         for axis, key, style, label in ((rate, "tflops", "o-", name), (rate, "torch_tflops", "x--", f"{name}, torch"),
                                         (speedup, "speedup_dense", "o-", name)):
-            drawn = [(tokens, line[key]) for tokens, line in points if line[key]]
+            drawn = [(tokens, line[key]) for tokens, line in points if line.get(key)]
             if drawn:
                 axis.plot(*zip(*drawn), style, color=f"C{number % 10}", label=label)
     ticks = sorted({tokens for cases in families.values() for tokens in cases})
@@ -64,7 +90,7 @@ def draw_cases(axes, results, names):
         lines = [(row, results[name, what]) for row, name in enumerate(names) if (name, what) in results]
         for axis, key, marker, label in ((rate, "tflops", "o", what), (rate, "best_tflops", "x", f"{what}, best peer"),
                                          (speedup, "speedup_dense", "o", what), (speedup, "goal_dense", "|", "goal")):
-            drawn = [(line[key], row) for row, line in lines if line[key]]
+            drawn = [(line[key], row) for row, line in lines if line.get(key)]
             if drawn:
                 axis.plot(*zip(*drawn), marker, color="black" if marker == "|" else colour, label=label)
     for axis, label in ((rate, RATE), (speedup, SPEEDUP)):
@@ -88,8 +114,59 @@ def draw(files, picture):
         draw_lengths(row, results, over_length, what)
     if names:
         draw_cases(axes[-1], results, names)
-    figure.suptitle(f"{next(iter(results.values()))['gpu']}, cold L2")
-    figure.tight_layout(rect=(0, 0, 1, 0.99))
-    # The same file for the same lines, and letters as letters.
-    matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none"})
-    figure.savefig(picture, metadata={"Date": None})
+    save(figure, picture, next(iter(results.values()))["gpu"])
+
+
+# ---- lists.py ----
+
+def draw_lists(files, picture):
+    """A panel a pass; a case has a bar for each peer, from where both are as fast to how much faster the library is."""
+    lines = lines_of(files)
+    of_pass = {what: [line for line in lines if line["pass"] == what] for what in PASSES}
+    panels = {what: cases for what, cases in of_pass.items() if cases}
+    heights = [1 + 0.4 * len(cases) for cases in panels.values()]
+    figure, axes = pyplot.subplots(len(panels), figsize=(9, sum(heights)), height_ratios=heights, squeeze=False)
+    for axis, (what, cases) in zip(axes[:, 0], panels.items()):
+        for number, (name, label) in enumerate(BARS.items()):
+            drawn = [(row + 0.38 * (number - 0.5), line[f"speedup_{name}"]) for row, line in enumerate(cases)
+                     if line.get(f"speedup_{name}")]
+            rows, times = [row for row, _ in drawn], [x for _, x in drawn]
+            bars = axis.barh(rows, [x - 1 for x in times], left=1, height=0.36, color=f"C{number}", label=label)
+            axis.bar_label(bars, [f"{x:.3g}" for x in times], padding=2, fontsize="x-small")
+        axis.set(xscale="log", title=what, xlabel="times as fast", ylim=(len(cases) - 0.5, -0.5))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_yticks(range(len(cases)), [line["case"] for line in cases], fontsize="small")
+        axis.margins(x=0.12)
+        axis.axvline(1, color="black", linewidth=1)
+        axis.grid(alpha=0.3, axis="x")
+        axis.set_axisbelow(True)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper left", fontsize="x-small")
+    save(figure, picture, lines[0]["gpu"])
+
+
+# ---- crossings.py ----
+
+def draw_crossings(files, picture):
+    """A panel a mask and pass, with a line for each family and, dashed, each peer; the plan's choice is ringed."""
+    lines = [line for line in lines_of(files) if "us" in line]
+    masks = list(dict.fromkeys(line["mask"] for line in lines))
+    passes = [what for what in PASSES if any(line["pass"] == what for line in lines)]
+    densities = sorted({line["density"] for line in lines})
+    figure, axes = pyplot.subplots(len(passes), len(masks), figsize=(5.5 * len(masks), 4.5 * len(passes)), sharex=True,
+                                   sharey="row", squeeze=False)
+    for row, what in zip(axes, passes):
+        for axis, mask in zip(row, masks):
+            for name, style in STYLES.items():
+                fastest = {}
+                for line in lines:
+                    if (line["family"], line["pass"], line["mask"]) == (name, what, mask):
+                        fastest[line["density"]] = min(line["us"], fastest.get(line["density"], line["us"]))
+                if fastest:
+                    axis.plot(*zip(*sorted(fastest.items())), label=name, **style)
+            axis.set(xscale="log", yscale="log", title=f"{mask}, {what}", xlabel="% of the tokens kept")
+            axis.set_xticks(densities, [f"{density:g}" for density in densities])
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel("us")
+    axes[0, 0].legend(fontsize="x-small")
+    save(figure, picture, lines[0]["gpu"])
