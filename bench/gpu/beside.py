@@ -53,7 +53,7 @@ def run_case(library, dense, case, passes, use_flex, common, write):
                 "seq_k": case.seq_k, "head_dim_v": case.head_dim_v, "us": digits(us, 5),
                 "tflops": digits(flops / us * 1e-6), "tflops_sustained": digits(flops / sustained_us(ours) * 1e-6),
                 "max_err": max_error(case, t, case.keeps("cuda"), what)}
-        dense_us, dense_name = dense.best(case, what)
+        dense_us, dense_name, _ = dense.best(case, what)
         line |= {"dense": dense_name, "dense_us": digits(dense_us, 5), "speedup_dense": digits(dense_us / us),
                  "goal_dense": case.goal_dense, "goal_us": case.goal_us if what == "forward" else None}
         results = {name: getattr(t, name) for name in t.results[what]}

@@ -4,24 +4,34 @@
 
     python3 bench/gpu/lists.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward]
                                [--out bench/results]
+    python3 bench/gpu/lists.py --plot FILE.svg --lines FILE.jsonl [FILE.jsonl...]
 
 Of a case: queries of so many heads on one key head, each query with a list of its own. 31 of 32 listed keys lie within
 the last 20,000 before the query, as in DeepSeek's demonstration of its sparse attention. Inputs N(0,1); times as in
 bench.py, and a JSON line for each case goes to <out>/<gpu>_lists.jsonl. FLOPs: 2 heads queries list (head_dim +
 head_dim_v) forward, 2.5 times that backward. Cases with `_deterministic` behind their name have a backward of the same
 bits in every call.
+
+Beside each case, in the same run and once for each shape: `naive_us`, gather-then-matmul in torch, whose rows, scores
+and gradients go through memory; and `dense_us`, the fastest of cuDNN, flash and our own kernel with every key seen.
+None of these takes head_dim 576: `dense_refused` says so, and dense is then two products of torch with a softmax
+between, by cuBLAS, at the very shapes. Both are in products.py, in chunks of queries. `speedup_dense` and
+`speedup_naive` are their times over ours. A peer that cannot has no time, and its reason as its name.
 """
-import argparse
 import fnmatch
 import json
 import typing
 
+import cases
 import torch
 from abi import DTYPES, Library, ffi, sized
-from cases import DETERMINISTIC, PASSES
+from cases import DETERMINISTIC
+from dense import Dense
 from measure import gemm_tflops, sustained_us, time_us
-from report import ROOT, origin, results_file
-from truth import difference
+from options import make_parser, parse
+from products import Products
+from report import digits, first_line, origin, results_file
+from truth import agree, difference
 
 
 class Case(typing.NamedTuple):
@@ -131,7 +141,47 @@ def make_plan(library, case, backward):
     return library.make("spattn_plan", lib.spattn_plan_create, library.context, pattern, problem, ffi.NULL)
 
 
-def run_case(library, case, passes, write):
+class Peers:
+    """Dense attention, and gather-then-matmul, at the shapes of a case: timed once for all cases that share them."""
+
+    def __init__(self, library):
+        self.dense, self.known = Dense(library), {}
+
+    def beside(self, case, t, what, us):
+        """What a line says of them, beside a pass that took so many microseconds."""
+        key = (case.name.removesuffix(DETERMINISTIC), what)
+        if key not in self.known:
+            self.known[key] = {"dense_refused": []}
+            for name, time in (("dense", self.dense_us), ("naive", self.naive_us)):
+                try:
+                    self.known[key] |= time(case, t, what)
+                except Exception as e:  # a peer that cannot is a fact to record
+                    self.known[key] |= {name: f"failed: {first_line(e)}", f"{name}_us": None}
+                torch.cuda.empty_cache()
+        line = self.known[key]
+        return line | {f"speedup_{name}": line[f"{name}_us"] and digits(line[f"{name}_us"] / us)
+                       for name in ("dense", "naive")}
+
+    def dense_us(self, case, t, what):
+        full = cases.Case("full", "full", case.heads, case.seq_q, cases.full, heads_kv=1, seq_k=case.seq_k,
+                          head_dim=case.head_dim, head_dim_v=case.head_dim_v)
+        us, name, refusals = self.dense.best(full, what)
+        return {"dense": name, "dense_us": digits(us, 5), "dense_refused": refusals}
+
+    def naive_us(self, case, t, what):
+        """It has to make what the library made."""
+        v = None if case.value_in_key else t.v[0, :, 0]
+        naive = Products(t.q[0], t.k[0, :, 0], v, t.dout[0], t.lists[0, :, 0])
+        if what == "forward":
+            agree(naive.forward(), {"out": t.out[0]})
+        else:
+            keys = {"dk": t.dk[0, :, 0]} | ({} if case.value_in_key else {"dv": t.dv[0, :, 0]})
+            agree(naive.step(), {"dq": t.dq[0], **keys})
+        return {"naive": "torch gather and products", "naive_us": digits(naive.us(what), 5)}
+
+
+def run_case(library, peers, case, passes, write):
+    torch.cuda.empty_cache()
     t = Tensors(case)
     plan = make_plan(library, case, "backward" in passes)
     forward = library.forward(plan, **t.operands(case, "forward"))
@@ -148,30 +198,31 @@ def run_case(library, case, passes, write):
                 "us": round(us, 1), "tflops": round(size / us * 1e-6, 1),
                 "tflops_sustained": round(size / sustained_us(call) * 1e-6, 1),
                 "max_err": max_error(case, t, what), "gemm": round(gemm_tflops(), 1),
+                **peers.beside(case, t, what, us),
                 "peer": f"{peer} (recorded)", "peer_tflops": theirs, "goal": case.goals.get(what)}
         write(line)
         print(f"{case.name:18} {what:8} {us:9.1f} us {line['tflops']:6.1f} TFLOP/s ({line['tflops_sustained']} "
               f"sustained)  goal {line['goal']}  gemm {line['gemm']}  err {line['max_err']:.1e}  "
+              f"{line['speedup_dense']}x {line['dense']}  {line['speedup_naive']}x {line['naive']}  "
               f"{line['peer']}: {theirs}  {kernel}", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True)
+    parser = make_parser(__doc__)
     parser.add_argument("--case", default="*")
-    parser.add_argument("--pass", dest="passes", choices=PASSES, action="append", help="forward, unless given")
-    parser.add_argument("--out", default=str(ROOT / "bench/results"))
-    parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
-    args = parser.parse_args()
-    library, common = Library(args.library), origin(args.toolkit)
-    with results_file(args.out, "_lists").open("w") as stream:
+    options = parse(parser, "draw_lists", ["forward"])
+    if not options:
+        return
+    library, common = Library(options.library), origin(options.toolkit)
+    peers = Peers(library)
+    with results_file(options.out, "_lists").open("w") as stream:
         def write(line):
             stream.write(json.dumps({**line, **common}) + "\n")
             stream.flush()
         for case in CASES:
-            passes = [what for what in args.passes or ["forward"] if what == "backward" or not case.deterministic]
-            if passes and fnmatch.fnmatch(case.name, args.case):
-                run_case(library, case, passes, write)
+            passes = [what for what in options.passes if what == "backward" or not case.deterministic]
+            if passes and fnmatch.fnmatch(case.name, options.case):
+                run_case(library, peers, case, passes, write)
 
 
 if __name__ == "__main__":
