@@ -37,6 +37,19 @@ inline Cost overlapped(double apart, double compute, double memory) {
     return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
 }
 
+// Cycles for tokens of listed tiles, of which rows are copied one by one: so many a row of 128 columns, keys' and values'.
+inline double copied_cycles(const Problem& p, const LayoutStats& s, double a_row) {
+    return a_row * s.repeated * double(p.head_dim + p.head_dim_v) / 128;
+}
+// Queries that stand in several tiles have the plain walk by query: each 64 of them look for theirs in the tiles that
+// list them, and this is what every time takes of a processor's two CTAs. Read off scattered keys at 16K (H200); where
+// tiles list neighbours, they meet fewer than is assumed.
+inline double repeated_queries_us(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double once = 66;  // us
+    const double tiles = double(p.seq_q) / 64 * double(p.seq_k) / 128;
+    return once * std::min(s.repeated, double(p.batch * p.heads_q) * tiles) / (2.0 * machine.lanes);
+}
+
 // Tokens of a problem times their columns, in bytes: q or dq, and out or dout; k or dk, and v or dv.
 inline double query_bytes(const Problem& p) {
     return double(p.batch * p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;

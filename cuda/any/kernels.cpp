@@ -34,6 +34,8 @@ const char* gather_fits(const Problem& p) {
 struct Rate {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double task;                 // cycles of an SM
+    double launches;             // us
+    double alone;                // times its share of a busy SM takes a task that has one to itself, at least
 };
 // What an SM does: float32 as causal at 4K does on an H200, the rest from that by estimate.
 double flops_per_cycle(Dtype dtype, int block) {
@@ -44,28 +46,30 @@ template <int Block>
 Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const Rate& rate) {
     const double columns = rate.products_q * double(p.head_dim) + rate.products_v * double(p.head_dim_v);
     const double cycles = 2 * columns * s.visited / flops_per_cycle(p.dtype, Block) + rate.task * double(s.rows);
-    return {4 + cycles / (machine.lanes * machine.clock) * 1e-3, "compute"};
+    const double tasks = double(std::max(s.rows, int64_t(1)));
+    const double longest = rate.alone * machine.lanes * cycles / tasks;
+    return {rate.launches + compute_us(std::max(cycles, longest), machine), "compute"};
 }
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return cost<Block>(p, s, machine, {1, 1, 2000});
+    return cost<Block>(p, s, machine, {1, 1, 2000, 4, 0});
 }
-// s and dp twice, and three gradients.
+// s and dp twice, and three gradients. Few tasks are read off trees of 26 to 128 nodes (H200).
 template <int Block>
 Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return cost<Block>(p, s, machine, {4, 3, 8000});
+    return cost<Block>(p, s, machine, {4, 3, 8000, 25, 2.3});
 }
 
-// What a pass over lists takes, read off bf16 lists of 512 and 2,048 keys (H200). An SM fetches rows of each pair from
+// What a pass over lists takes, read off bf16 lists of 9 to 2,048 keys (H200). An SM fetches rows of each pair from
 // L2, or from what lies nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that
 // share a list.
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
-constexpr double row_cycles = 100;                       // of an SM, a row or a key
+constexpr double row_cycles = 560, key_cycles = 3000;    // of an SM: a key has a CTA
 constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
 struct GatherWork {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double fetches;              // of both rows of a pair
-    int64_t rows;                // and keys, where they have warps
+    int64_t rows, keys;          // keys: where they have CTAs
     double launch_us;
 };
 Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWork& work) {
@@ -73,18 +77,18 @@ Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine,
     const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
     const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
     const double pair_cycles = std::max(bytes / fetched_bytes, 2 * columns / flops_per_cycle);
-    const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows);
-    const double tasks = std::max(double(work.rows) / busy_warps, 1.0);
+    const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows) + key_cycles * double(work.keys);
+    const double tasks = std::max(double(work.rows + work.keys) / busy_warps, 1.0);
     const double busy = tasks_us(tasks, cycles / tasks, machine);
     const double memory = bytes * s.gathered / machine.bandwidth * 1e-3;
     return {work.launch_us + std::max(busy, memory), busy >= memory ? "compute" : "memory"};
 }
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return gather_cost(p, s, machine, {1, 1, 1, s.rows, 4});
+    return gather_cost(p, s, machine, {1, 1, 1, s.rows, 0, 4});
 }
 // By query and by key; before that the lists are brought into the order of keys. By key, rows lie further apart.
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return gather_cost(p, s, machine, {4, 3, 3.1, s.rows + p.batch * p.heads_kv * p.seq_k, 16});
+    return gather_cost(p, s, machine, {4, 3, 3.1, s.rows, p.batch * p.heads_kv * p.seq_k, 16});
 }
 
 template <Dtype D>

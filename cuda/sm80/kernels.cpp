@@ -52,7 +52,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
-    const double cycles = (s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task) / Heads;
+    const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task;
+    const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
                           any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
@@ -163,7 +164,7 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double around = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
-    return any::overlapped(launches + around, any::compute_us(cycles, machine), memory);
+    return any::overlapped(launches + around + any::repeated_queries_us(p, s, machine), any::compute_us(cycles, machine), memory);
 }
 
 template <int HeadDim, int HeadDimV, bool JoinsDkDv>

@@ -99,7 +99,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double launch = 4;  // us
     const double order = s.gathered > 0 ? 1400 : 0;
     const double block_cycles = std::max(products / reached, elements) + block;
-    const double cycles = (s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order)) / Heads;
+    const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order);
+    const double cycles = (blocks + any::copied_cycles(p, s, 12)) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, beside_products) +
                           any::memory_us(s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch, any::compute_us(cycles, machine), memory);
@@ -398,7 +399,7 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
         walks * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
                           any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    return any::overlapped(launches + around, any::compute_us(cycles, machine), memory);
+    return any::overlapped(launches + around + any::repeated_queries_us(p, s, machine), any::compute_us(cycles, machine), memory);
 }
 
 size_t block_backward_apart_workspace(const Sizing& s) {

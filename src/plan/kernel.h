@@ -120,6 +120,7 @@ struct LayoutStats {
     double blocks, masked;  // listed blocks; those with a mask
     double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the
                             // other axis visits them; keys of token lists, once for heads of a group that share them
+    double repeated;        // of these, tokens of listed tiles that stand at home as well
     int64_t rows;           // block rows with work; query rows for gather rows
 };
 

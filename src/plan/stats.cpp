@@ -37,25 +37,27 @@ public:
         : lists_(by_key ? layout.by_key : layout.by_query), block_(by_key ? layout.block_q : layout.block_k),
           full_(double(layout.block_q) * layout.block_k), masks_(measure_masks(layout, by_key)),
           tokens_(count_tokens(by_key ? layout.queries : layout.keys, block_)),
-          apart_((by_key ? layout.queries : layout.keys).modulus > 1) {}
+          apart_((by_key ? layout.queries : layout.keys).modulus > 1),
+          repeats_((by_key ? layout.queries : layout.keys).away.empty()) {}
 
     void add(Slice slice, double heads, LayoutStats& stats) {
         if (slice.begin == slice.end) return;
         if (slice.begin != last_.begin || slice.end != last_.end) measure(slice);
         stats.worked += worked_ * heads;
-        stats.gathered += gathered_ * heads;
+        stats.gathered += (listed_ + homes_) * heads;
+        if (repeats_) stats.repeated += listed_ * heads;
     }
 
 private:
     void measure(Slice slice) {
         last_ = slice;
-        worked_ = gathered_ = 0;
+        worked_ = listed_ = homes_ = 0;
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const Run& run = lists_.runs[r];
             const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens_.size()));
             worked_ += run.count * (run.mask == full_block ? full_ : masks_[size_t(run.mask)]);
-            for (int32_t tile = run.first; tile < listed; ++tile) gathered_ += tokens_[tile];
-            if (apart_) gathered_ += double(block_) * (end - std::max(run.first, listed));
+            for (int32_t tile = run.first; tile < listed; ++tile) listed_ += tokens_[tile];
+            if (apart_) homes_ += double(block_) * (end - std::max(run.first, listed));
         }
     }
 
@@ -64,9 +66,10 @@ private:
     double full_;
     std::vector<double> masks_;
     std::vector<int32_t> tokens_;
-    bool apart_;  // homes are in residue classes: their tokens are no neighbours either
+    bool apart_;    // homes are in residue classes: their tokens are no neighbours either
+    bool repeats_;  // listed tokens stand at home as well
     Slice last_{0, 0};
-    double worked_ = 0, gathered_ = 0;
+    double worked_ = 0, listed_ = 0, homes_ = 0;  // the latter two: tokens gathered
 };
 
 }  // namespace
