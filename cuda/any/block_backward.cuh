@@ -146,7 +146,7 @@ struct BackwardTile : Tile<D, ByKey> {
     // Each thread looks at one, from `first` on.
     __device__ void flag_repeating(int first, int tiles) {
         const int tile = first + int(threadIdx.x);
-        const bool repeats = tile < tiles && find_repeated(tile, [](int, int) { return true; });
+        const bool repeats = tile < tiles && repeats_any(tile);
         const uint32_t flags = __ballot_sync(~0u, repeats);
         __syncthreads();  // the flags before have been read
         if (threadIdx.x % 32 == 0) shared.flags[threadIdx.x / 32] = flags;
@@ -156,27 +156,28 @@ struct BackwardTile : Tile<D, ByKey> {
     __device__ void open_repeating(int tile) {
         for (int row = threadIdx.x; row < at.rows; row += blockDim.x) shared.place[row] = -1;
         __syncthreads();  // before places are set
-        if (threadIdx.x == 0)
-            find_repeated(tile, [&](int row, int place) {
-                shared.place[row] = place;
-                return false;
-            });
+        for (int place = threadIdx.x; place < layout.block_q; place += blockDim.x) {
+            const int row = repeated_row(tile, place);  // a tile has a token once: no two places share a row
+            if (row >= 0) shared.place[row] = place;
+        }
         __syncthreads();  // before they are read
         Base::open(head_kind(), tile, 0, INT_MAX);
     }
 
-    // found(row, place) for each of a tile's tokens that is one of these rows, until it says true.
-    template <class Found>
-    __device__ bool find_repeated(int tile, Found found) const {
-        const int block = layout.block_q;
+    __device__ bool repeats_any(int tile) const {
+        bool any = false;
+#pragma unroll 8
+        for (int place = 0; place < layout.block_q; ++place) any |= repeated_row(tile, place) >= 0;
+        return any;
+    }
+
+    // Which of these rows the token at a tile's place is, or -1.
+    __device__ int repeated_row(int tile, int place) const {
+        const int block = layout.block_q, token = layout.queries.tokens[int64_t(tile) * block + place];
+        if (token == no_token) return -1;
         const int64_t first = int64_t(task.row - layout.queries.listed) * block + first_row;
-        for (int place = 0; place < block; ++place) {
-            const int token = layout.queries.tokens[int64_t(tile) * block + place];
-            if (token == no_token) continue;
-            const int64_t row = home_place(layout.queries, block, token) - first;
-            if (row >= 0 && row < at.rows && found(int(row), place)) return true;
-        }
-        return false;
+        const int64_t row = home_place(layout.queries, block, token) - first;
+        return row >= 0 && row < at.rows ? int(row) : -1;
     }
 
     // ---- scores ----

@@ -302,22 +302,39 @@ struct Producer {
             load_rows<C::block_k, C::v_panels, Element>(values(), pending, 0, pending_batch, pending_head, alive, tile,
                                                         full);
         } else {
+            uint64_t dead[C::block_k / 64];
+            const bool clears = alive && find_dead_keys(alive, dead);
             if (is_leader)
                 load<C::v_panels, C::box_bytes>(&params.maps.v, pending * C::block_k, pending_head, pending_batch, tile,
-                                                alive ? &shared.landed : full);
-            if (alive) clear_dead_keys(alive, full);
+                                                clears ? &shared.landed : full);
+            if (clears) clear_dead_keys(dead, full);
         }
         slot.advance();
         pending = -1;
     }
 
+    // Keys of the pending block that no query sees, a bit each; whether there are any. What lies beyond the last key comes
+    // as zeros anyway.
+    __device__ __forceinline__ bool find_dead_keys(const uint64_t* alive, uint64_t (&dead)[C::block_k / 64]) const {
+        uint64_t some = 0;
+#pragma unroll
+        for (int word = 0; word < C::block_k / 64; ++word) {
+            const int64_t keys = params.layout.seq_k - (int64_t(pending) * C::block_k + 64 * word);  // from here on
+            dead[word] = keys >= 64 ? ~alive[word] : keys > 0 ? ~alive[word] & ((1ull << keys) - 1) : 0;
+            some |= dead[word];
+        }
+        return some != 0;
+    }
+
     // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair
     // what comes of it, but padding is no exception, and a repair takes long.
-    __device__ __forceinline__ void clear_dead_keys(const uint64_t* alive, uint64_t* full) {
+    __device__ __forceinline__ void clear_dead_keys(const uint64_t (&dead)[C::block_k / 64], uint64_t* full) {
         ptx::mbarrier_wait(&shared.landed, landed_phase);
         landed_phase ^= 1;
-        for (int key = 0; key < C::block_k; ++key)
-            if (!(alive[key / 64] >> (key % 64) & 1)) {
+#pragma unroll
+        for (int word = 0; word < C::block_k / 64; ++word)
+            for (uint64_t bits = dead[word]; bits; bits &= bits - 1) {
+                const int key = 64 * word + __ffsll(int64_t(bits)) - 1;
                 for (int at = lane; at < C::v_panels * 16; at += 32) {
                     uint8_t* row = shared.ring[slot.index][at / 16] + key * C::row_bytes + at % 16 * 8;
                     *reinterpret_cast<uint64_t*>(row) = 0;

@@ -112,6 +112,7 @@ T atomicOr(T* to, U x) {
 
 // ---- values ----
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
