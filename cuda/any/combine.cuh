@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A row that was split is the average of its parts with weights exp(lse_i - lse). A warp has a row: lanes own parts, then
-// columns, and a lane's loads of some parts and columns do not wait for each other.
+// A row that was split is the average of its parts with weights exp(lse_i - lse). A warp has a row: lanes own parts,
+// then columns, and a lane's loads of some parts and columns do not wait for each other.
 #pragma once
 
 #include "any/combine.h"
@@ -99,7 +99,8 @@ void Combine<D>::run(const ForwardArgs& args, const Partials<RealOf<D>>& parts) 
     const unsigned rows =
         unsigned(args.tasks.num_joins) * unsigned(args.layout.block_q) * unsigned(args.tasks.tile_heads);
     constexpr unsigned at_once = combine_threads / 32;  // rows of a CTA
-    runtime::launch(combine_kernel<D>, {(rows + at_once - 1) / at_once, unsigned(combine_threads), 0}, args.stream, params);
+    const unsigned ctas = (rows + at_once - 1) / at_once;
+    runtime::launch(combine_kernel<D>, {ctas, unsigned(combine_threads), 0}, args.stream, params);
 }
 
 template <Dtype D>

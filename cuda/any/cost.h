@@ -37,7 +37,7 @@ inline Cost overlapped(double apart, double compute, double memory) {
     return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
 }
 
-// Cycles for tokens of listed tiles, of which rows are copied one by one: so many a row of 128 columns, keys' and values'.
+// Cycles for tokens of listed tiles, whose rows are copied one by one: so many a row of 128 columns, keys' and values'.
 inline double copied_cycles(const Problem& p, const LayoutStats& s, double a_row) {
     return a_row * s.repeated * double(p.head_dim + p.head_dim_v) / 128;
 }

@@ -164,7 +164,8 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double around = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
-    return any::overlapped(launches + around + any::repeated_queries_us(p, s, machine), any::compute_us(cycles, machine), memory);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine);
+    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
 template <int HeadDim, int HeadDimV, bool JoinsDkDv>

@@ -4,8 +4,8 @@
 //
 // over the blocks that a layout lists for each query block. The kernel knows runs of blocks and bit masks, no pattern.
 //
-//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order. Blocks of 64 queries have CTAs of one
-//             warpgroup, two an SM, for patterns that leave most of a larger tile empty
+//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order. Blocks of 64 queries have CTAs of
+//             one warpgroup, two an SM, for patterns that leave most of a larger tile empty
 //   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with
 //             the next q ahead; it tells the consumers each block's mask through shared memory: they read no list
 //   consumers two warpgroups, 64 rows each, scores and out in registers. Each begins s of block j + 1, then p v of
@@ -313,8 +313,8 @@ struct Producer {
         pending = -1;
     }
 
-    // Keys of the pending block that no query sees, a bit each; whether there are any. What lies beyond the last key comes
-    // as zeros anyway.
+    // Keys of the pending block that no query sees, a bit each; whether there are any. What lies beyond the last key
+    // comes as zeros anyway.
     __device__ __forceinline__ bool find_dead_keys(const uint64_t* alive, uint64_t (&dead)[C::block_k / 64]) const {
         uint64_t some = 0;
 #pragma unroll

@@ -399,7 +399,8 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
         walks * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
                           any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    return any::overlapped(launches + around + any::repeated_queries_us(p, s, machine), any::compute_us(cycles, machine), memory);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine);
+    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
 size_t block_backward_apart_workspace(const Sizing& s) {
