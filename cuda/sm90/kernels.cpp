@@ -85,9 +85,10 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Cycles of a processor for a block: its products at the tensor unit's rate, of which 87 % is reached, or its
 // exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
-// often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %. They
-// settle which row a problem gets. Where tokens are not consecutive a task takes longer, and they cost half their bytes
-// more: for dilated windows at 16K a fifth more than was measured.
+// often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks
+// of 64 queries within 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens
+// are not consecutive a task takes longer, and they cost half their bytes more: for dilated windows at 16K a fifth
+// more than was measured.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64;  // CTAs of one warpgroup

@@ -65,7 +65,7 @@ struct SchedulePolicy {
     // The axis is cut into equal shares, wherever the cuts fall, for as many workers as said. Without: a task is a row of
     // blocks, and a row is split where it is longer than longest_task and than what one of the workers would do in all.
     bool equal_shares = false;
-    int workers = 64;            // 0: so many a lane of the machine; the CPU's results may not depend on that
+    int workers = 64;            // 0: workers_of_lane for each lane, on which the CPU's results may not depend
     int workers_of_lane = 1;
     int64_t longest_task = 64;
     // Parts of rows are put together, which takes the less time the fewer rows there are: up to so many queries of all

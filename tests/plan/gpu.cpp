@@ -264,6 +264,29 @@ TEST(heads_of_a_group_share_tiles_where_they_see_the_same) {
     for (const Task& task : schedule.tasks) CHECK_EQ(task.head % 8, 0);
 }
 
+// An H200 took 6.6 ms by listed tiles where blocks take 0.34: queries that stand in several of them have a plain walk.
+TEST(clusters_of_scattered_keys_take_blocks) {
+    imaginary_capability = 90;
+    constexpr int tokens = 4096, cluster = 64;
+    std::mt19937 random(5);
+    std::bernoulli_distribution sees(0.03);
+    std::string row_ptr = "0", col_idx;
+    std::vector<bool> seen(tokens / cluster);
+    for (int query = 0, count = 0; query < tokens; ++query) {
+        if (query % cluster == 0)
+            for (size_t i = 0; i < seen.size(); ++i) seen[i] = sees(random);
+        for (int key = 0; key < tokens; ++key) {
+            if (key != query && !(seen[size_t(key / cluster)] && sees(random))) continue;
+            col_idx += (count++ ? "," : "") + std::to_string(key);
+        }
+        row_ptr += "," + std::to_string(count);
+    }
+    const std::string text = "csr([" + row_ptr + "],[" + col_idx + "]," + std::to_string(tokens) + ")";
+    const CompiledPlan plan = plan_of({"", text.c_str(), 64, tokens, tokens, 64, Dtype::bf16, true});
+    CHECK_EQ(imaginary::name(plan.backward), "sm90_block_backward_bf16_d64_v64_128x128");
+    CHECK(imaginary::whole(plan.backward).order == Order::plain);
+}
+
 TEST(long_rows_are_split_among_the_processors) {
     imaginary_capability = 90;
     const CompiledPlan plan = plan_of(goldens[3]);
