@@ -10,31 +10,35 @@
 //   producer  one warp walks the runs of all query heads of the group and fills two rings with q and dout by TMA, q
 //             with what belongs to its rows: lse, delta, and which tile of dq; the next task's k and v go ahead
 //   consumers two warpgroups, 64 keys each, dk and dv in registers. pT and dsT are the a operands of dv and dk as they
-//             stand. For dq, whose sum goes over the keys of both, dsT goes through shared memory, and each warpgroup
-//             makes half of the tile: that of the block before, so that neither waits for the other's part in step
+//             stand. For dq, whose sum goes over the keys of both, dsT goes through shared memory. dq is that of the
+//             block before, so that neither waits for the other's part in step. A tile of 64 rows is made by one of
+//             them, in turn with the other; of 128 rows each makes half
 //
 //               tensor   | dpT | dv | dk | dq before | next sT |
 //               the rest   pT    dsT              dq before to memory
 //
 //   dq        sums lie in shared memory, and in memory, as a warp's accumulators do (tile/fragment.h): the copy engine
-//             adds 4 KiB a warp and no thread waits for L2. Which CTA adds first is chance, so last bits differ between
-//             calls (block_backward_apart.cuh repeats them). A kernel before clears the sums, one after turns them into
-//             elements
+//             adds 4 or 8 KiB a warp and no thread waits for L2. Which CTA adds first is chance, so last bits differ
+//             between calls (block_backward_apart.cuh repeats them). A kernel before clears the sums, one after turns
+//             them into elements
 //   isolation 0 * NaN is NaN: a row of dk, dv or dq that is not finite may owe that to a pair that is not kept. Such
 //             rows are made again from kept pairs alone, of keys when nothing else is left, of queries at the end
 //
-// What binds. The five products of a 64 x 128 block are 2560 cycles of the tensor unit, with head_dim 128; full_16k
-// takes 3600. The three products with two operands in shared memory take all its bandwidth, so that whatever else goes
-// through it waits. L2 takes the sums of dq, 32 KiB a block, in 2260. Clearing, delta and reading dq take 140 us of
-// window1k_16k's 800: they run at 3.3 TB/s.
+// What binds is shared memory, 128 bytes a cycle. Of a 64 x 128 block with head_dim 128, sT and dpT read 512 cycles
+// each, dq 384 (halves of a tile by both warpgroups would read their operands twice as often for their columns, 512),
+// dv and dk 256 each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
+// unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
+// reading them take 140 us of window1k_16k's 770: they run at 3.3 TB/s.
 //
-// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 782): full_16k 626, causal_16k 615,
-// window1k_16k 415, window4k_128k 583, streaming_16k 405, streaming_128k 414, block_diagonal512_16k 346, bsr128_10_16k
-// 515; cuDNN 597 and 569 in the same run.
+// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 800): full_16k 672, causal_16k 660,
+// window1k_16k 431, window4k_128k 612, streaming_16k 417, streaming_128k 431, bsr128_10_16k 544, causal_4k with 64
+// heads on 8 512.
 //
 // Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
 // in (-11 %); both warpgroups in step, dq of the block at hand (-6 %); dk behind ds's way to shared memory (-5 %);
-// scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-8 %).
+// scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-8 %); a warp that
+// does nothing but send dq (-7 %, head_dim 64); sums in the order of keys, where each part waits until the one before
+// has been added, which would repeat bits: such an addition takes longer than a block (463, apart 505).
 #pragma once
 
 #include <algorithm>
@@ -70,14 +74,16 @@ struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int q_bytes = block_q * row_bytes, k_bytes = block_k * row_bytes;  // of a panel
     static constexpr int q_panels = block_q / Base::panel_columns;                      // of ds
     static constexpr int k_tiles = 2, slots = 2, ds_tiles = 2;
-    // A warpgroup's half of a tile of dq: its columns where the tile has 64 rows, else its rows.
-    static constexpr int dq_columns = block_q == 64 ? head_dim / warpgroups : head_dim;
-    static constexpr int dq_tile = block_q * head_dim, dq_warp = dq_tile / warps, dq_values = dq_warp / 32;
+    // A tile of dq: a warpgroup makes all of it where it has 64 rows, in turn with the other; else each makes 64 rows.
+    static constexpr bool dq_in_turn = block_q == Base::warpgroup_rows;
+    static constexpr int dq_tile = block_q * head_dim, dq_warp = Base::warp_rows * head_dim, dq_values = dq_warp / 32;
+    static constexpr int dq_warps = dq_tile / dq_warp;
     static constexpr int producer_registers = 24, consumer_registers = 240;
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
-    static_assert(warpgroups == 2 && dq_columns % 64 == 0, "each warpgroup makes whole panels of dq");
-    static_assert(v_panels * warp_bytes <= dq_warp * int(sizeof(float)), "dv leaves where dq does");
+    static constexpr int dv_bytes = v_panels * Base::warp_bytes;  // a warp's
+    static_assert(warpgroups == 2 && ds_tiles == 2, "a warpgroup makes dq of one tile of ds, or half of each");
+    static_assert((dq_in_turn ? warpgroups : 1) * dv_bytes <= dq_warp * int(sizeof(float)), "dv leaves where dq does");
 };
 
 struct BlockBackwardParams : GradientParams {
@@ -93,7 +99,7 @@ struct BackwardShared {
     uint8_t q[C::slots][C::panels][C::q_bytes];
     uint8_t dout[C::slots][C::v_panels][C::q_bytes];
     uint8_t ds[C::ds_tiles][C::q_panels][C::k_bytes];                 // [key][query]
-    float dq[C::warps][C::dq_warp];                                   // on its way to memory; a task's dv, too
+    float dq[C::dq_warps][C::dq_warp];                                // on its way to memory; a task's dv, too
     float offset[C::slots][C::block_q], delta[C::slots][C::block_q];  // QueryStats
     TaskMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
@@ -101,7 +107,8 @@ struct BackwardShared {
     uint64_t k_full[C::k_tiles], k_empty[C::k_tiles];  // empty when dk has left
     uint64_t v_full, v_empty;
     uint64_t q_full[C::slots], q_empty[C::slots], dout_full[C::slots], dout_empty[C::slots];
-    uint64_t ds_full[C::ds_tiles], ds_empty[C::ds_tiles];  // one arrival a consumer warp; consumers wait
+    // Consumers wait for all their warps, and for those that make dq of a tile of ds until that is empty.
+    uint64_t ds_full[C::ds_tiles], ds_empty[C::ds_tiles], dq_empty;
 };
 
 // ---- producer ----
@@ -115,7 +122,6 @@ struct BackwardProducer {
     Cursor<1> v;
     bool v_is_due = false;
     int batch, head_kv, key_row;  // of the task
-    int head;                     // of queries
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
@@ -141,20 +147,14 @@ struct BackwardProducer {
         if (!params.value_in_key) clear_rows<Element>(params.dv, entry, head_kv, first, rows, params.head_dim_v, lane);
     }
 
-    // The list of each head of the group, one after the other; parts of a row are counted over all of them.
+    // Parts of a row are counted over the blocks of all heads of the group.
     __device__ __forceinline__ void load_task(const Task& task, int index) {
-        const LayoutView& layout = params.layout;
         batch = task.head / params.heads_kv;
         head_kv = task.head - batch * params.heads_kv;
         key_row = task.row * C::block_k;
         announce({batch, head_kv, task.row, task.take, task.part, index});
-        int skip = task.skip, left = task.take;
-        for (int member = 0; member < params.group && left; ++member) {
-            head = head_kv * params.group + member;
-            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head];
-            each_block(layout.by_key, list * layout.by_key.rows + task.row, lane, skip, left,
-                       [&](int block, int mask) { load_block(block, mask); });
-        }
+        each_block_of_group(params.layout, task, params.group, lane,
+                            [&](int plane, int block, int mask) { load_block(plane, block, mask); });
     }
 
     // Publishes a task with its k, or the end of work with none. v follows the first q: it is needed later, and its one
@@ -180,8 +180,8 @@ struct BackwardProducer {
         v_is_due = false;
     }
 
-    __device__ __forceinline__ void load_block(int block, int mask) {
-        const int plane = batch * params.heads_q + head;
+    __device__ __forceinline__ void load_block(int plane, int block, int mask) {
+        const int head = plane - batch * params.heads_q;
         QueryStats stats[C::block_q / 32];  // asked for before the slot is free
 #pragma unroll
         for (int i = 0; i < C::block_q / 32; ++i)
@@ -230,6 +230,7 @@ struct BackwardConsumer {
     Cursor<1> v;
     Cursor<C::slots> slot;
     Cursor<C::ds_tiles> ds, ds_before;  // of this block, and of the one before, whose dq is made now
+    Cursor<1> turn;                     // at shared.dq: a block's
     int dq_tile;                        // of the block before
     int held = -1;                      // a tile of k that this warp's dk is leaving
     int noted = -1;                     // the last task of which this warp must repair rows
@@ -245,7 +246,7 @@ struct BackwardConsumer {
             ptx::wgmma_wait<0>();
             for (int n = 0; n < count - 1; ++n) step<false>(n == 0);
             step<true>(count == 1);
-            finish_dq();
+            last_dq();
             store();
             tile.advance();
         }
@@ -285,25 +286,30 @@ struct BackwardConsumer {
             ptx::wgmma_transposed(sum, left[i], b + i * 128, i > 0 || !first, Tag{});
         ptx::wgmma_commit();
     }
-    // This warpgroup's half of dq = ds k. Where there is no ds, at a task's first block, k stands for it: nobody writes
-    // there meanwhile, and what comes of it is not used.
-    __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values], bool has_ds = true) {
-        const bool by_columns = C::block_q == 64;
-        static_assert(sizeof shared.ds[0][0] == sizeof shared.k[0][0]);
-        const uint32_t a = ptx::wgmma_descriptor(
-            has_ds ? shared.ds[ds_before.index][by_columns ? 0 : warpgroup] : shared.k[tile.index][0], 0);
-        const uint32_t b = ptx::wgmma_descriptor(
-            shared.k[tile.index][by_columns ? warpgroup * (C::dq_columns / C::panel_columns) : 0], C::k_bytes);
+    // This warpgroup's rows of dq = ds k.
+    __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values]) {
+        const uint32_t a =
+            ptx::wgmma_descriptor(shared.ds[ds_before.index][C::dq_in_turn ? 0 : warpgroup], 0);
+        const uint32_t b = ptx::wgmma_descriptor(shared.k[tile.index][0], C::k_bytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < C::block_k / 16; ++i) ptx::wgmma_transposed(dq, a + i * 128, b + i * 128, i > 0, Tag{});
         ptx::wgmma_commit();
     }
+    __device__ __forceinline__ bool makes_dq() const { return !C::dq_in_turn || ds_before.index == warpgroup; }
     __device__ __forceinline__ static uint32_t descriptor(const void* at) { return ptx::wgmma_descriptor(at, 0); }
 
     // ---- one block of queries ----
-    // Its scores are in s; leaves with those of the next, unless it is the task's last.
+    // Its scores are in s; leaves with those of the next, unless it is the task's last. The tensor unit's work in the
+    // middle of branches would wait for all that is under way, hence one code for each kind of block.
     template <bool IsLast>
+    __device__ __forceinline__ void step(bool is_first) {
+        if (!is_first && makes_dq())
+            step<IsLast, true>(false);
+        else
+            step<IsLast, false>(is_first);
+    }
+    template <bool IsLast, bool MakesDq>
     __device__ __forceinline__ void step(bool is_first) {
         float dp[values];
         const int at = slot.index;
@@ -322,6 +328,8 @@ struct BackwardConsumer {
         Words words;
         make_probabilities(at, mask, word, words);
         begin_sum(r_dv, words, shared.dout[at][0], is_first);
+        if constexpr (!MakesDq)
+            if (!is_first) yield_dq();
         ptx::wgmma_wait<1>();
         if constexpr (IsLast) {
             release(&shared.v_empty);
@@ -338,21 +346,18 @@ struct BackwardConsumer {
         release(&shared.ds_full[ds.index]);
         ptx::wgmma_wait<1>();  // dv: its operand's registers are needed
         release(&shared.dout_empty[at]);
-        if (!is_first) ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
         float dq[C::dq_values];
-        begin_dq(dq, !is_first);
+        if constexpr (MakesDq) {
+            ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
+            begin_dq(dq);
+            if constexpr (C::dq_in_turn) finish_dq(dq);  // all of a tile: no registers are left for scores beside it
+        }
         slot.advance();
         if constexpr (!IsLast) {
             ptx::mbarrier_wait(&shared.q_full[slot.index], slot.phase);
             begin_scores(slot.index);
-            ptx::wgmma_wait<1>();
-        } else {
-            ptx::wgmma_wait<0>();
         }
-        if (!is_first) {
-            release(&shared.ds_empty[ds_before.index]);
-            add_dq(dq);
-        }
+        if constexpr (MakesDq && !C::dq_in_turn) finish_dq<IsLast ? 0 : 1>(dq);
         dq_tile = next_dq_tile;
         ds_before = ds;
         ds.advance();
@@ -360,14 +365,23 @@ struct BackwardConsumer {
         release(&shared.q_empty[at]);
     }
 
+    // What was begun, once all but so many later products are done.
+    template <int Later = 0>
+    __device__ __forceinline__ void finish_dq(const float (&dq)[C::dq_values]) {
+        ptx::wgmma_wait<Later>();
+        release(&shared.ds_empty[ds_before.index]);
+        add_dq(dq);
+    }
     // dq of a task's last block.
-    __device__ __forceinline__ void finish_dq() {
+    __device__ __forceinline__ void last_dq() {
+        if (!makes_dq()) {
+            yield_dq();
+            return;
+        }
         float dq[C::dq_values];
         ptx::mbarrier_wait(&shared.ds_full[ds_before.index], ds_before.phase);
         begin_dq(dq);
-        ptx::wgmma_wait<0>();
-        release(&shared.ds_empty[ds_before.index]);
-        add_dq(dq);
+        finish_dq(dq);
     }
 
     // s becomes p and its words; with a cap what ds is a multiple of.
@@ -415,8 +429,12 @@ struct BackwardConsumer {
 
     // The copy engine adds, so that no thread waits for memory. A warp's part of a tile lies as its threads have it.
     __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values]) {
-        float* const own = shared.dq[4 * warpgroup + thread / 32];
+        float* const own = staged_dq();
         wait_for_copies();
+        if constexpr (C::dq_in_turn) {
+            ptx::mbarrier_wait(&shared.dq_empty, turn.phase);
+            turn.advance();
+        }
 #pragma unroll
         for (int i = 0; i < C::dq_values; i += 4)
             *reinterpret_cast<float4*>(own + 32 * i + 4 * (thread % 32)) =
@@ -424,9 +442,20 @@ struct BackwardConsumer {
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' sums before lane 0 sends them
         if (thread % 32) return;
-        ptx::bulk_add(params.dq_sums + (size_t(dq_tile) * C::warps + 4 * warpgroup + thread / 32) * C::dq_warp, own,
+        ptx::bulk_add(params.dq_sums + size_t(dq_tile) * C::dq_tile + (own - shared.dq[0]), own,
                       C::dq_warp * sizeof(float));
         ptx::bulk_commit();
+    }
+
+    __device__ __forceinline__ float* staged_dq() const {
+        return shared.dq[thread / 32 + (C::dq_in_turn ? 0 : 4 * warpgroup)];
+    }
+
+    // The other's turn: what this warp has sent from where that will write was read.
+    __device__ __forceinline__ void yield_dq() {
+        wait_for_copies();
+        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.dq_empty);
+        turn.advance();
     }
 
     // Until what this warp has sent was read.
@@ -453,7 +482,8 @@ struct BackwardConsumer {
 #pragma unroll
         for (int i = 0; i < C::head_dim / 2; ++i) r_dk[i] *= tile::ds_unlift<C::dtype>;
         note_not_finite(task.index);
-        ptx::named_barrier_sync(all_consumers, C::consumers);  // the other's products with k are done, too
+        wait_for_copies();
+        ptx::named_barrier_sync(all_consumers, C::consumers);  // the other's products with k are done, its copies read
         if (task.part == whole_row)
             store_whole(task);
         else
@@ -484,11 +514,10 @@ struct BackwardConsumer {
         }
         const int warp = 4 * warpgroup + thread / 32;
         uint8_t* dk = shared.k[tile.index][0] + warp * C::warp_bytes;
-        uint8_t* dv = reinterpret_cast<uint8_t*>(shared.dq[warp]);
+        uint8_t* dv = reinterpret_cast<uint8_t*>(staged_dq()) + (C::dq_in_turn ? warpgroup * C::dv_bytes : 0);
         uint32_t dk_words[C::head_dim / 16][4], dv_words[C::head_dim_v / 16][4];
         tile::pack_tile<C::dtype>(r_dk, dk_words);
         tile::store_swizzled(dk_words, ptx::shared_address(dk), C::k_bytes, thread % 32);
-        wait_for_copies();
         tile::pack_tile<C::dtype>(r_dv, dv_words);
         tile::store_swizzled(dv_words, ptx::shared_address(dv), C::warp_bytes, thread % 32);
         ptx::fence_async_shared();
@@ -555,8 +584,9 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         for (int i = 0; i < C::ds_tiles; ++i) {
             ptx::mbarrier_init(&shared.ds_full[i], C::warps);
-            ptx::mbarrier_init(&shared.ds_empty[i], C::warps);
+            ptx::mbarrier_init(&shared.ds_empty[i], C::dq_warps);
         }
+        ptx::mbarrier_init(&shared.dq_empty, C::warps / 2);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -590,13 +620,11 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
 #pragma unroll
     for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
-        const int warp = at / (C::dq_warp / 4), warpgroup = warp / 4, i = at % (C::dq_warp / 4) / 32 * 4;
+        const int warp = at / (C::dq_warp / 4), i = at % (C::dq_warp / 4) / 32 * 4;
         const int thread = warp % 4 * 32 + at % 32;
-        const int first_row = C::block_q == 64 ? 0 : warpgroup * C::warpgroup_rows;
-        const int first_column = C::block_q == 64 ? warpgroup * C::dq_columns : 0;
         const float4 x = sums[at];
-        const int r = first_row + tile::fragment_row(thread, i),
-                  column = first_column + tile::fragment_column(thread, i);
+        const int r = warp / 4 * C::warpgroup_rows + tile::fragment_row(thread, i),
+                  column = tile::fragment_column(thread, i);
         uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
         to[0] = tile::pack<C::dtype>(scale * x.x, scale * x.y);
         to[8 * stride / 2] = tile::pack<C::dtype>(scale * x.z, scale * x.w);

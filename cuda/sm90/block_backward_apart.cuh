@@ -186,18 +186,20 @@ struct ApartProducer {
             nothing.store_key(task, head_kv, token, place);
     }
 
-    // Keys walk the list of each query head of the group, one after the other; parts are counted over all of them.
+    // Queries walk their own list, keys those of all query heads of the group.
     __device__ __forceinline__ void load_task(const Task& task, int index) {
         const LayoutView& layout = params.layout;
-        const ListsView& lists = C::by_query ? layout.by_query : layout.by_key;
         announce({batch, C::by_query ? head_q : head_kv, task.row, C::steps * task.take, task.part, index});
-        int skip = task.skip, left = task.take;
-        const int first_head = C::by_query ? head_q : head_kv * params.group, heads = C::by_query ? 1 : params.group;
-        for (head_q = first_head; head_q < first_head + heads && left; ++head_q) {
-            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
-            each_block(lists, list * lists.rows + task.row, lane, skip, left, [&](int block, int mask) {
-                for (int n = 0; n < C::steps; ++n) load_step(block, n, mask);
-            });
+        const auto load = [&](int head, int block, int mask) {
+            head_q = head - batch * params.heads_q;
+            for (int n = 0; n < C::steps; ++n) load_step(block, n, mask);
+        };
+        if constexpr (C::by_query) {
+            int skip = task.skip, left = task.take;
+            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
+            each_block(layout.by_query, list, task.row, lane, task.head, 1, skip, left, load);
+        } else {
+            each_block_of_group(layout, task, params.group, lane, load);
         }
     }
 

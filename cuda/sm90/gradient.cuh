@@ -68,22 +68,52 @@ __device__ __forceinline__ QueryStats query_stats(const GradientParams& params, 
             params.space.delta[at] * dp_factor<C>};
 }
 
-// load(block, mask) for each block of a list that the task has, of which `skip` are still to pass and `left` to come.
+// load(head, block, mask) for each block that a task has in one list, by one warp: for `heads` heads from `first_head`
+// of the batch on, which share it. The last block comes first, for there the rows of causal patterns begin alike: tasks
+// that run at the same time then meet the same tokens while L2 has them. For that, too, heads take turns after so many
+// blocks; turns of a block would touch more pages of memory at a time than their translations are at hand for.
+constexpr int turn_of_head = 32;
 template <class Load>
-__device__ __forceinline__ void each_block(const ListsView& lists, int slice_index, int lane, int& skip, int& left,
-                                           Load load) {
-    const Slice slice = lists.slices[slice_index];
-    for (int begin = slice.begin; begin < slice.end && left; begin += 32) {
-        const int runs = min(32, slice.end - begin);
-        Run mine{0, 0, full_block};
-        if (lane < runs) mine = lists.runs[begin + lane];
-        for (int r = 0; r < runs && left; ++r) {
-            const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
-            const int mask = __shfl_sync(~0u, mine.mask, r);
-            const int from = min(skip, count), take = min(count - from, left);
-            skip -= from, left -= take;
-            for (int n = from; n < from + take; ++n) load(first + n, mask);
+__device__ __forceinline__ void each_block(const ListsView& lists, int list, int row, int lane, int first_head,
+                                           int heads, int& skip, int& left, Load load) {
+    const Slice slice = lists.slices[list * lists.rows + row];
+    int run = slice.end - 1, passed = 0;  // blocks of that run, from its end
+    int held = slice.end;                 // the first run that lanes hold, one each
+    Run mine{0, 0, full_block};
+    while (run >= slice.begin && left) {
+        const int begin_run = run, begin_passed = passed;
+        for (int head = first_head; head < first_head + heads; ++head) {
+            run = begin_run, passed = begin_passed;
+            for (int n = 0; n < turn_of_head && run >= slice.begin;) {
+                if (run < held || run >= held + 32) {
+                    held = max(run - 31, slice.begin);
+                    if (held + lane < slice.end) mine = lists.runs[held + lane];
+                }
+                const int first = __shfl_sync(~0u, mine.first, run - held);
+                const int blocks = __shfl_sync(~0u, mine.count, run - held);
+                const int mask = __shfl_sync(~0u, mine.mask, run - held);
+                const int count = min(blocks - passed, turn_of_head - n), last = first + blocks - 1 - passed;
+                const int from = min(skip, count), take = min(count - from, left);
+                skip -= from, left -= take;
+                for (int i = from; i < from + take; ++i) load(head, last - i, mask);
+                n += count, passed += count;
+                if (passed == blocks) --run, passed = 0;
+            }
         }
+    }
+}
+
+// The blocks of queries that a task of keys has, of all query heads of the group.
+template <class Load>
+__device__ __forceinline__ void each_block_of_group(const LayoutView& layout, const Task& task, int group, int lane,
+                                                    Load load) {
+    const auto list_of = [&](int head) { return layout.head_kinds == 1 ? 0 : layout.kind_of_head[head]; };
+    int skip = task.skip, left = task.take;
+    for (int head = task.head * group, end = head + group; head < end && left;) {
+        int alike = 1;
+        while (head + alike < end && list_of(head + alike) == list_of(head)) ++alike;
+        each_block(layout.by_key, list_of(head), task.row, lane, head, alike, skip, left, load);
+        head += alike;
     }
 }
 
@@ -152,17 +182,9 @@ struct GradientRepair {
         const LayoutView& layout = params.layout;
         const int key = any::own_token_at(layout.keys, C::block_k, layout.seq_k, task.row, in_block);
         if (key == no_token) return;
-        int skip = task.skip, left = task.take;
-        for (int head_q = head_kv * params.group; head_q < (head_kv + 1) * params.group && left; ++head_q) {
-            const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[batch * params.heads_q + head_q];
-            const Slice slice = layout.by_key.slices[list * layout.by_key.rows + task.row];
-            for (int r = slice.begin; r < slice.end && left; ++r) {
-                const Run run = layout.by_key.runs[r];
-                const int from = min(skip, run.count), take = min(run.count - from, left);
-                skip -= from, left -= take;
-                for (int n = from; n < from + take; ++n) queries_of(head_q, run.first + n, run.mask, in_block, key);
-            }
-        }
+        each_block_of_group(layout, task, params.group, lane, [&](int head, int block, int mask) {
+            queries_of(head - batch * params.heads_q, block, mask, in_block, key);
+        });
         store_key(task, head_kv, key, in_block);
     }
     __device__ void queries_of(int head_q, int block, int mask, int in_block, int64_t key) {
@@ -207,14 +229,9 @@ struct GradientRepair {
         const int query = any::own_token_at(layout.queries, C::block_q, layout.seq_q, task.row, in_block);
         if (query == no_token) return;
         const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
-        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
         int skip = task.skip, left = task.take;
-        for (int r = slice.begin; r < slice.end && left; ++r) {
-            const Run run = layout.by_query.runs[r];
-            const int from = min(skip, run.count), take = min(run.count - from, left);
-            skip -= from, left -= take;
-            for (int n = from; n < from + take; ++n) keys_of(head_q, run.first + n, run.mask, in_block, query);
-        }
+        each_block(layout.by_query, list, task.row, lane, task.head, 1, skip, left,
+                   [&](int, int block, int mask) { keys_of(head_q, block, mask, in_block, query); });
         store_query(task, head_q, query, in_block);
     }
     __device__ void keys_of(int head_q, int block, int mask, int in_block, int64_t query) {

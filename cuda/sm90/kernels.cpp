@@ -326,7 +326,8 @@ const char* block_backward_fits(const Problem& p) {
 // to, and read after.
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV), reached = 0.73;
+    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
+    constexpr double reached = BlockQ == 64 ? 0.775 : 0.73;
     constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
     constexpr double launches = 15;  // us
     const double cycles =
