@@ -120,20 +120,21 @@ struct BackwardProducer {
     Cursor<C::k_tiles> tile;
     Cursor<C::slots> slot;
     Cursor<1> v;
+    NextTask next{0};
     bool v_is_due = false;
     int batch, head_kv, key_row;  // of the task
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
-            // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
-            unsigned taken = 0;
-            if (params.next_task && lane == 0) taken = atomicAdd(params.next_task, 1);
             const Task& task = params.tasks.tasks[at];
-            if (task.take)
+            next = NextTask(task.take);
+            if (task.take) {
                 load_task(task, at);
-            else
+            } else {
+                next.ask(params.next_task, lane == 0);
                 store_empty(task);
-            at = params.next_task ? int(__shfl_sync(~0u, taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
+            }
+            at = params.next_task ? int(__shfl_sync(~0u, next.taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
         }
         announce({0, 0, 0, end_of_work, 0, 0});
     }
@@ -181,6 +182,7 @@ struct BackwardProducer {
     }
 
     __device__ __forceinline__ void load_block(int plane, int block, int mask) {
+        next.begin_block(params.next_task, lane == 0);
         const int head = plane - batch * params.heads_q;
         QueryStats stats[C::block_q / 32];  // asked for before the slot is free
 #pragma unroll

@@ -121,22 +121,23 @@ struct ApartProducer {
     Cursor<C::second_slots> second;
     int batch;
     int head_q, head_kv;
+    NextTask next{0};
     int turn = 0;  // of shared.next
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
-            // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
-            unsigned taken = 0;
-            if (params.next_task && is_leader) taken = atomicAdd(params.next_task, 1);
             const Task& task = params.tasks.tasks[at];
+            next = NextTask(task.take);
             const int heads = C::by_query ? params.heads_q : params.heads_kv;
             batch = task.head / heads;
             head_q = task.head - batch * heads, head_kv = C::by_query ? head_q / params.group : head_q;
-            if (task.take)
+            if (task.take) {
                 load_task(task, at);
-            else
+            } else {
+                next.ask(params.next_task, is_leader);
                 store_empty(task);
-            at = params.next_task ? int(tell_producers<C::producers>(taken, is_leader, shared.next, turn,
+            }
+            at = params.next_task ? int(tell_producers<C::producers>(next.taken, is_leader, shared.next, turn,
                                                                      1 + C::warpgroups)) +
                                         int(gridDim.x)
                                   : params.tasks.num_tasks;
@@ -191,6 +192,7 @@ struct ApartProducer {
         const LayoutView& layout = params.layout;
         announce({batch, C::by_query ? head_q : head_kv, task.row, C::steps * task.take, task.part, index});
         const auto load = [&](int head, int block, int mask) {
+            next.begin_block(params.next_task, is_leader);
             head_q = head - batch * params.heads_q;
             for (int n = 0; n < C::steps; ++n) load_step(block, n, mask);
         };

@@ -165,19 +165,20 @@ struct Producer {
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
+    NextTask next{0};
     int turn = 0;  // of shared.next
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
-            // Asked for one task ahead and first looked at when that is done: the round trip is never waited for.
-            unsigned taken = 0;
-            if (params.next_task && is_leader) taken = atomicAdd(params.next_task, 1);
             const Task& task = params.tasks.tasks[at];
-            if (task.take)
+            next = NextTask(task.take);
+            if (task.take) {
                 load_task(task, at);
-            else
+            } else {
+                next.ask(params.next_task, is_leader);
                 store_empty(task);
-            at = params.next_task ? int(tell_producers<C::producers>(taken, is_leader, shared.next, turn,
+            }
+            at = params.next_task ? int(tell_producers<C::producers>(next.taken, is_leader, shared.next, turn,
                                                                      1 + C::warpgroups)) +
                                         int(gridDim.x)
                                   : params.tasks.num_tasks;
@@ -280,6 +281,7 @@ struct Producer {
         uint64_t* full = &shared.full[slot.index];
         uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
+        next.begin_block(params.next_task, is_leader);
         if (is_leader) shared.mask[slot.index] = mask;
         if constexpr (C::any_order)
             load_rows<C::block_k, C::panels, Element>(keys(), block, 0, batch, head_kv, nullptr, tile, full);

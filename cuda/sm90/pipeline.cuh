@@ -32,6 +32,23 @@ struct TaskMessage {
     int32_t batch, head, row, count, part, index;  // index: the task's; count: blocks, or end_of_work
 };
 
+// The task that a producer will have next. It asks when it begins to load the last block of the one at hand: so early
+// that the round trip is not waited for, and so late that whoever is done first takes the longest that is left. (Asked
+// for a task ahead, second tasks are dealt out in the order of the first: causal_4k backward with 64 heads on 8 took a
+// fifth longer.)
+struct NextTask {
+    int due;  // blocks of the task at hand
+    unsigned taken = 0;
+
+    __device__ __forceinline__ explicit NextTask(int blocks) : due(blocks) {}
+    __device__ __forceinline__ void begin_block(unsigned* counter, bool is_leader) {
+        if (--due == 0) ask(counter, is_leader);
+    }
+    __device__ __forceinline__ void ask(unsigned* counter, bool is_leader) {
+        if (counter && is_leader) taken = atomicAdd(counter, 1);
+    }
+};
+
 __device__ __forceinline__ const uint32_t* mask_words(const LayoutView& layout, int mask) {
     return reinterpret_cast<const uint32_t*>(layout.masks + size_t(mask) * layout.mask_words);
 }
