@@ -49,6 +49,8 @@ def read_options(arguments):
     parser.add_argument("--seeds", type=numbers, help="S2: of texts (default 0 to 23); of trainings (default 0,1,2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models read and are trained")
     parser.add_argument("--steps", type=int, help="of a training")
+    parser.add_argument("--part", type=part, default=slice(None), metavar="K/N", help="tuning, S1: every N-th document")
+    parser.add_argument("--seconds", type=float, help="stops after so long, at the end of a document or step")
     options = parser.parse_args(arguments)
     if not options.tokens:
         lengths = [2048 << double for double in range(5)] if options.stage == "speed" else [2048]
@@ -63,6 +65,18 @@ def read_options(arguments):
 
 def numbers(text):
     return [int(number) for number in text.split(",")]
+
+
+def part(text):
+    """K/N as a slice: N processes, each with a K of its own, share the documents."""
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError
+    return slice(number - 1, None, of)
+
+
+class TimeIsUp(Exception):
+    """The run has taken as long as its option allows."""
 
 
 @functools.cache
@@ -80,7 +94,7 @@ def load_subject(cache, device):
 
 
 def load_documents(options, tuning):
-    """The stage's documents, one kind after the other in turn."""
+    """The stage's documents, in the manifest's order."""
     if options.small:
         return small.documents()
     kinds = options.kinds.split(",") if options.kinds else None
@@ -91,7 +105,7 @@ def load_documents(options, tuning):
         counts[document.kind] = counts.get(document.kind, 0) + 1
         if options.skip < counts[document.kind] <= last:
             chosen.append(document)
-    return stages.in_turn(chosen)
+    return chosen
 
 
 def read(options, progress):
@@ -105,6 +119,7 @@ def read(options, progress):
         rounds = [options.patterns.split(",")] if options.patterns else [stages.MAIN, stages.MORE]
         rounds = [stages.named(names, options.results / "tune.jsonl") for names in rounds]
     documents = [] if options.stage == "s2" else load_documents(options, tuning=options.stage == "tune")
+    counts = [len(subject.tokenizer.encode(document.text).ids) for document in documents]
     for names in rounds:
         for tokens in options.tokens:
             more = tokens, options.budget, names, results, progress
@@ -112,7 +127,9 @@ def read(options, progress):
                 seeds = options.seeds or range(1 if options.small else 24)
                 stages.run_tasks(subject, seeds, *more)
             else:
-                stages.read_documents(options.stage, subject, documents, *more)
+                long = stages.in_turn([one for one, count in zip(documents, counts) if count >= tokens])
+                progress(f"{len(long)} of {len(documents)} documents have {tokens} tokens", last=True)
+                stages.read_documents(options.stage, subject, long[options.part], *more)
 
 
 def main(arguments=None):
@@ -125,6 +142,8 @@ def main(arguments=None):
         if last or now - shown >= SECONDS_BETWEEN_LINES:
             shown = now
             print(f"{options.stage} {now - begin:7.0f} s  {text}", flush=True)
+        if options.seconds is not None and now - begin > options.seconds:
+            raise TimeIsUp
 
     try:
         if options.stage == "s3":
@@ -145,6 +164,8 @@ def main(arguments=None):
     except corpus.CorpusError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 1
+    except TimeIsUp:
+        print(f"Stopped after {options.seconds:g} s; the same command goes on from here.", flush=True)
     except KeyboardInterrupt:
         print("\nStopped; the same command goes on from here.", file=sys.stderr)
         return 130

@@ -37,13 +37,8 @@ def in_turn(documents):
 def read_documents(stage, subject, documents, tokens, budgets, names, results, progress):
     """Tuning and S1: beginnings of documents, of which all behind the first quarter is judged."""
     wanted = [(budget, name) for budget in budgets for name in names]
-    short = 0
     for number, document in enumerate(documents):
         encoded = subject.tokenizer.encode(document.text)
-        ids = encoded.ids[:tokens]
-        if len(ids) < tokens:
-            short += 1
-            continue
         facts = {
             "id": f"{stage}/{document.kind}/{document.name}/{tokens}",
             "stage": stage,
@@ -53,9 +48,9 @@ def read_documents(stage, subject, documents, tokens, budgets, names, results, p
             "seed": 0,
         }
         spans = identifier_spans(document.text, encoded.offsets[:tokens], tokens // 4)
-        measure(subject, ids, tokens // 4, wanted, spans, facts, results, shorten=means)
+        measure(subject, encoded.ids[:tokens], tokens // 4, wanted, spans, facts, results, shorten=means)
         progress(f"{tokens} tokens: {number + 1} of {len(documents)}, {document.kind} {document.name}")
-    progress(f"{len(documents)} documents of which {short} have fewer than {tokens} tokens", last=True)
+    progress(f"{tokens} tokens: {len(documents)} documents were read", last=True)
 
 
 def run_tasks(subject, seeds, tokens, budgets, names, results, progress):

@@ -245,12 +245,35 @@ def test_documents_are_left_out_and_counted_for_each_kind(tmp_path, monkeypatch)
         options = run.read_options(["--stage", "s1", "--results", str(tmp_path), *more])
         return [document.kind[0] + document.name for document in run.load_documents(options, tuning=False)]
 
-    assert chosen() == ["p0", "n0", "p1", "n1", "p2", "p3", "p4"]
-    assert chosen("--skip", "2") == ["p2", "p3", "p4"] and chosen("--skip", "1", "--documents", "2") == [
-        "p1",
-        "n1",
-        "p2",
-    ]
+    assert chosen() == ["p0", "p1", "p2", "p3", "p4", "n0", "n1"]
+    assert chosen("--skip", "2") == ["p2", "p3", "p4"]
+    assert chosen("--skip", "1", "--documents", "2") == ["p1", "p2", "n1"]
+
+
+def read_ids(folder, *more):
+    """The documents in the order in which S1 reads them."""
+    assert run.main(["--stage", "s1", "--small", "--patterns", "window", "--results", str(folder), *more]) == 0
+    found = lines.read_lines(folder / "s1.jsonl")
+    return [line["document"] for line in found if line["pattern"] == "window"]
+
+
+def test_documents_are_read_in_turn_where_they_are_long_enough(tmp_path, monkeypatch):
+    text = small.documents()[0].text
+    sizes = [("python", 400), ("python", 700), ("python", 600), ("novel", 500), ("novel", 900)]
+    documents = [corpus.Document(kind, f"{kind[0]}{size}", "", False, text[:size]) for kind, size in sizes]
+    monkeypatch.setattr(small, "documents", lambda: documents)
+    assert read_ids(tmp_path / "all") == ["p700", "n900", "p600"]
+    assert read_ids(tmp_path / "first", "--part", "1/2") == ["p700", "p600"]
+    assert read_ids(tmp_path / "second", "--part", "2/2") == ["n900"]
+    for wrong in ("0/2", "3/2", "1"):
+        with pytest.raises(SystemExit):
+            run.main(["--stage", "s1", "--small", "--results", str(tmp_path), "--part", wrong])
+
+
+def test_a_run_stops_in_time_and_goes_on(tmp_path, capsys):
+    assert read_ids(tmp_path, "--seconds", "0") == []
+    assert "Stopped after 0 s" in capsys.readouterr().out
+    assert len(read_ids(tmp_path, "--seconds", "600")) == len(small.documents())
 
 
 def test_results_of_random_models_have_no_home():
