@@ -5,7 +5,7 @@ import matplotlib
 import tables
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from summary import LABELS, MAIN, OURS, SAME_PAGES
+from summary import BETTER, LABELS, MAIN, OURS, SAME_PAGES
 
 # The same numbers give the same file, byte by byte: text stays text, and nothing is drawn from the clock.
 matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none", "font.size": 9})
@@ -44,9 +44,10 @@ def blank(width=6.4, height=3.4, **panels):
     return figure, axes
 
 
-def legend(figure, axes):
-    """The names of one panel, above all panels."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=7, frameon=False)
+def legend(figure, *panels):
+    """The names of some panels, each once, above all panels."""
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=7, frameon=False)
 
 
 def main_patterns(values):
@@ -101,7 +102,7 @@ def budgets(values):
         return None
     figure, panels = blank(width=7.2, height=2.8, ncols=len(found), sharey=True, squeeze=False)
     for axes, (tokens, sizes) in zip(panels[0], found.items()):
-        for name in MAIN:
+        for name in (*MAIN, BETTER):
             there = [one for one in sizes if f"s1.size.{tokens}.{one}.{name}.percent" in values]
             key = f"s1.size.{tokens}.{{}}.{name}.percent"
             if there:
@@ -114,7 +115,7 @@ def budgets(values):
     panels[0, 0].set_yscale("log")
     panels[0, 0].yaxis.set_major_formatter("{x:g}")
     panels[0, 0].set_ylabel(PERPLEXITY)
-    legend(figure, panels[0, 0])
+    legend(figure, *panels[0])
     return figure
 
 

@@ -7,8 +7,8 @@
 Fixed before any result was seen: xref (C = 112 links of B = 224 keys) is compared with the tuned block top-k and with
 sink + window, by the paired differences of documents, p-values raised after Holm for these two; all else describes.
 What was seen to be better than xref then, longer spans, has documents of its own in results/confirm.
-Trainings are tested in the same way, with held-out files for documents and means over seeds for losses: that was decided
-when their lines were there.
+Trainings are tested in the same way, with held-out files for documents and means over seeds for losses: that was
+decided when their lines were there.
 """
 
 import argparse
@@ -27,14 +27,15 @@ RIVALS = ("block_topk", "sink_window")  # the two comparisons that were fixed be
 OURS = "xref"
 MAIN = (OURS, *RIVALS, "xref_ngrams")  # what was read of most documents
 BETTER = "xref_long_spans"
-# What was read apart from S1: a folder of results, a pattern, and those it is compared with. Longer spans, which were
-# seen to be better, have documents of their own.
+# What was read apart from the rest: a folder of results, tokens, a pattern, and those it is compared with. Longer
+# spans, which were seen to be better, have documents of their own.
 APART = {
-    "confirm": ("confirm", BETTER, (OURS, "block_topk")),
-    "blocks": ("ablations", OURS, ("xref_blocks_16", "xref_blocks_64")),
-    "order": ("ablations", OURS, ("xref_identifiers_first",)),
-    "oracle": ("ablations", "oracle", ("block_topk", OURS)),
-    "code": ("ablations", OURS, ("call_graph", "sink_window", "block_topk")),
+    "confirm": ("confirm", 2048, BETTER, (OURS, "block_topk")),
+    "blocks": ("ablations", 2048, OURS, ("xref_blocks_16", "xref_blocks_64")),
+    "order": ("ablations", 2048, OURS, ("xref_identifiers_first",)),
+    "oracle": ("ablations", 2048, "oracle", ("block_topk", OURS)),
+    "code": ("ablations", 2048, OURS, ("call_graph", "sink_window", "block_topk")),
+    "long": (".", 8192, BETTER, (OURS, "block_topk", "sink_window")),
 }
 LABELS = ("far", "near", "new")
 KINDS = ("python", "javascript", "compat", "markdown", "html", "json", "novel")
@@ -54,8 +55,8 @@ def summarise(folder=RESULTS, tokens=2048, budget=224):
         values |= of_main(aligned(table, MAIN))
         values |= of_more(aligned(table, table))
         values |= of_sizes(s1, tuned, budget)
-    for apart, (where, ours, rivals) in APART.items():
-        if lines := read_lines(folder / where / "s1.jsonl"):
+    for apart, (where, length, ours, rivals) in APART.items():
+        if lines := [line for line in read_lines(folder / where / "s1.jsonl") if fits(line, length, budget)]:
             values |= of_rivals(apart, ours, rivals, aligned(by_document(lines, tuned), (ours, *rivals)))
     if s2:
         values |= of_tasks([line for line in s2 if line.get("budget", budget) == budget], tuned)
@@ -257,14 +258,17 @@ def of_proxies(values, key, names):
 
 def of_sizes(lines, tuned, budget):
     """For each length with the budget of the study what its documents say; and for each length and budget what those
-    documents say that were read with all budgets of this length, so that its budgets compare."""
+    documents say that were read with all budgets of this length, with the patterns that all of these have, so that its
+    budgets compare."""
     values = {}
     for tokens in sorted({line["tokens"] for line in lines}):
         budgets = sorted({line["budget"] for line in lines if line["tokens"] == tokens and "budget" in line})
         tables = {one: by_document([line for line in lines if fits(line, tokens, one)], tuned) for one in budgets}
-        tables = {one: aligned(table, MAIN) for one, table in tables.items() if OURS in table}
-        if tables.get(budget):
-            values |= of_size(f"s1.length.{tokens}", tables[budget], set(tables[budget][OURS]))
+        tables = {one: table for one, table in tables.items() if OURS in table}
+        if table := aligned(tables.get(budget, {}), MAIN):
+            values |= of_size(f"s1.length.{tokens}", table, set(table.get(OURS, ())))
+        names = [name for name in (*MAIN, BETTER) if all(name in table for table in tables.values())]
+        tables = {one: aligned(table, names) for one, table in tables.items()}
         common = set.intersection(*(set(table.get(OURS, ())) for table in tables.values())) if tables else set()
         if common and len(tables) > 1:
             for one, table in tables.items():

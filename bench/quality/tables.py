@@ -2,13 +2,13 @@
 """The report's tables in Markdown, made of the numbers of summary.py alone."""
 
 import patterns
-from summary import APART, KINDS, LABELS, MAIN, OURS, RIVALS
+from summary import APART, BETTER, KINDS, LABELS, MAIN, OURS, RIVALS
 
 
 def tables(values):
     """{name: lines of Markdown}."""
-    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks, order, oracle, code)
-    made += (lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation, speed)
+    made = (tune, s1, kinds, vs, vs_kinds, identifiers, more, more_kinds, confirm, blocks, order, oracle, code, long)
+    made += (long_kinds, lengths, sizes, answers, answers_by_length, training, training_lengths, adaptation, speed)
     return {table.__name__: table(values) for table in made}
 
 
@@ -57,6 +57,10 @@ def spread(values, key, form=".3f"):
 
 def signed(values, key):
     return spread(values, key, "+.3f")
+
+
+def by_seed(values, key):
+    return ", ".join(f"{number:+.3f}" for number in values.get(f"{key}.seeds", []))
 
 
 # ---- S1 ----
@@ -149,8 +153,17 @@ def code(values):
     return apart(values, "code")
 
 
+def long(values):
+    """Longer spans, on long documents."""
+    return apart(values, "long")
+
+
+def long_kinds(values):
+    return by_kind("long", values)
+
+
 def apart(values, prefix):
-    _, ours, rivals = APART[prefix]
+    _, _, ours, rivals = APART[prefix]
     head = [f"against `{ours}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", f"`{ours}` better"]
     rows = []
     for name in rivals:
@@ -203,7 +216,8 @@ def lengths(values):
 
 def sizes(values):
     """Each length and budget, the documents of a length being the same for all of its budgets."""
-    names = [name for name in MAIN if any(f".{name}.percent" in key for key in values if key.startswith("s1.size."))]
+    sized = [key for key in values if key.startswith("s1.size.")]
+    names = [name for name in (*MAIN, BETTER) if any(f".{name}.percent" in key for key in sized)]
     head = ["tokens", "documents", "keys", *(f"`{name}`" for name in names)]
     head += ["`block_topk` loses more than `xref` by, nats"]
     rows = []
@@ -266,8 +280,7 @@ def rows_of_runs(values, prefix):
         row = [f"`{name}`", str(values[f"{key}.seeds"]), plain(values, f"{key}.nll")]
         row += [f"{values[f'{key}.least']:.3f}, {values[f'{key}.most']:.3f}", signed(values, f"{key}.delta")]
         row += [spread(values, f"{key}.percent", ".1f"), signed(values, f"{key}.difference")]
-        seeds = ", ".join(f"{more:+.3f}" for more in values.get(f"{key}.difference.seeds", []))
-        rows.append([*row, seeds, plain(values, f"{key}.p_holm", ".0e")])
+        rows.append([*row, by_seed(values, f"{key}.difference"), plain(values, f"{key}.p_holm", ".0e")])
     return rows
 
 
@@ -280,8 +293,8 @@ def adaptation(values):
         row += [plain(values, f"{before}.nll"), plain(values, f"{after}.nll")]
         row += [signed(values, f"{before}.delta"), signed(values, f"{after}.delta")]
         row += [plain(values, f"adapt.{name}.left", ".0f"), signed(values, f"{after}.difference")]
-        rows.append([*row, plain(values, f"{after}.p_holm", ".0e")])
-    return rows_of([*head, "left, %", "more than `xref` after, nats", "p (Holm)"], rows)
+        rows.append([*row, by_seed(values, f"{after}.difference"), plain(values, f"{after}.p_holm", ".0e")])
+    return rows_of([*head, "left, %", "more than `xref` after, nats", "of each seed", "p (Holm)"], rows)
 
 
 # ---- speed ----

@@ -139,6 +139,38 @@ def test_lengths_and_budgets(folder):
     assert [line.split(" | ")[:2] for line in made["lengths"][2:]] == [["| 2048", "10"], ["| 4096", "4"]]
 
 
+def test_budgets_compare_by_patterns_that_all_of_them_have(folder):
+    """With 128 keys three documents were read without n-grams alone, and two of them with longer spans."""
+    for number in range(3):
+        more = {"xref_long_spans": 0.1} if number < 2 else {}
+        add_lines(folder, "s1", document_lines(number, xref_ngrams=0.3, xref_long_spans=0.05))
+        add_lines(folder, "s1", document_lines(number, 2048, 128, **more))
+    values = summary.summarise(folder)
+    assert values["s1.length.2048.documents"] == 3 and "s1.length.2048.xref_long_spans.delta" not in values
+    assert values["s1.size.2048.128.documents"] == values["s1.size.2048.224.documents"] == 2
+    assert values["s1.size.2048.128.xref_long_spans.delta"] == pytest.approx(0.1)
+    assert "s1.size.2048.224.xref_ngrams.delta" not in values
+    made = tables.tables(values)["sizes"]
+    assert "`xref_long_spans`" in made[0] and made[2].count(" |") == made[0].count(" |")
+    assert " |  |" in made[4], "no longer spans at 4,096 tokens"
+
+
+def test_long_documents(folder):
+    for number in range(5):
+        small = 0.01 * number
+        losses = {"xref": 0.3 + small, "xref_long_spans": 0.2, NAMES[2]: 0.25, "sink_window": 0.9}
+        add_lines(folder, "s1", document_lines(number, 8192, **losses))
+    values = summary.summarise(folder)
+    assert values["long.documents"] == 5 and values["long.against.xref.difference"] == pytest.approx(0.12)
+    assert values["long.against.block_topk.wins"] == 5 and values["s1.length.8192.documents"] == 5
+    assert values["s1.documents"] == 10, "documents of 2,048 tokens"
+    made = tables.tables(values)
+    assert [row.split(" | ")[0] for row in made["long"][2:]] == ["| `xref`", "| `block_topk`", "| `sink_window`"]
+    assert [row.split(" | ")[0] for row in made["long_kinds"][4:]] == [
+        f"| `{name}`" for name in ("xref_long_spans", "block_topk", "xref", "sink_window")
+    ]
+
+
 def test_answers_and_training(folder):
     values = summary.summarise(folder)
     assert values["s2.definition.xref.right"] == 1 and values["s2.definition.sink_window.right"] == 0.5
@@ -189,7 +221,7 @@ def test_adaptation_of_known_lines(folder):
     rows = [line.strip("| ").split(" | ") for line in tables.tables(values)["adaptation"][2:]]
     assert [row[:4] for row in rows][1] == ["`xref`", "3", "3.500", "1.750"]
     spreads = ["+2.000 [+2.000, +2.000]", "+0.500 [+0.500, +0.500]", "25", "+0.250 [+0.250, +0.250]"]
-    assert rows[2][4:8] == spreads and values["adapt.xref.left"] == 25
+    assert rows[2][4:9] == [*spreads, "+0.250, +0.250, +0.250"] and values["adapt.xref.left"] == 25
 
 
 def test_speed_of_known_lines(folder):
