@@ -139,6 +139,9 @@ def of_rivals(prefix, ours, rivals, table):
             found, key = differences(name, ours, table), f"{prefix}.against.{name}"
             values |= with_interval(f"{key}.difference", found)
             values |= {f"{key}.p": paired.wilcoxon(found), f"{key}.wins": int((found > 0).sum())}
+            values |= of_pages(key, found, table[name])
+            for kind, of_kind in differences_by_kind(found, table[name]):
+                values |= with_interval(f"{prefix}.kind.{kind}.against.{name}.difference", of_kind)
     raise_p(values, [f"{prefix}.against.{name}.p" for name in rivals])
     return values
 
@@ -195,6 +198,23 @@ def by_kind(found):
     return [(kind, [line for (one, _), line in found.items() if one == kind]) for kind in kinds]
 
 
+def differences_by_kind(found, documents):
+    """(kind, its differences) for each kind of document."""
+    kinds = np.array([kind for kind, _ in documents])
+    return [(str(kind), found[kinds == kind]) for kind in np.unique(kinds)]
+
+
+def of_pages(key, found, documents):
+    """The formats of a page are no independent documents: the same comparison with one difference a page."""
+    pages = collections.defaultdict(list)
+    for (kind, document), difference in zip(documents, found):
+        page = pathlib.PurePath(document).stem if kind in SAME_PAGES else f"{kind}/{document}"
+        pages[page].append(difference)
+    means = [np.mean(some) for some in pages.values()]
+    values = {f"{key}.pages": len(means), f"{key}.pages_p": paired.wilcoxon(means)}
+    return values | with_interval(f"{key}.pages_difference", means)
+
+
 def raise_p(values, tests):
     """After Holm, where all of the tests are there."""
     if tests and all(test in values for test in tests):
@@ -206,16 +226,8 @@ def test(key, name, table):
     found, of = differences(name, OURS, table), f"{key}.vs.{name}"
     losses = ([line["delta_nll"] for line in table[one].values()] for one in (name, OURS))
     values = {f"{of}.p": paired.wilcoxon(found), f"{of}.cliff": paired.cliffs_delta(*losses)}
-    # The formats of a page are no independent documents: the same comparison with one difference a page.
-    pages = collections.defaultdict(list)
-    for (kind, document), difference in zip(table[name], found):
-        page = pathlib.PurePath(document).stem if kind in SAME_PAGES else f"{kind}/{document}"
-        pages[page].append(difference)
-    of_pages = [np.mean(some) for some in pages.values()]
-    values |= {f"{of}.pages": len(of_pages), f"{of}.pages_p": paired.wilcoxon(of_pages)}
-    values |= with_interval(f"{of}.pages_difference", of_pages)
-    for kind in sorted({kind for kind, _ in table[name]}):
-        of_kind = np.array([one for one, (its, _) in zip(found, table[name]) if its == kind])
+    values |= of_pages(of, found, table[name])
+    for kind, of_kind in differences_by_kind(found, table[name]):
         of = f"{key}.kind.{kind}.vs.{name}"
         values |= with_interval(f"{of}.difference", of_kind)
         values |= {f"{of}.wins": int((of_kind > 0).sum()), f"{of}.p": paired.wilcoxon(of_kind)}
@@ -257,16 +269,18 @@ def of_proxies(values, key, names):
 
 
 def of_sizes(lines, tuned, budget):
-    """For each length with the budget of the study what its documents say; and for each length and budget what those
-    documents say that were read with all budgets of this length, with the patterns that all of these have, so that its
-    budgets compare."""
-    values = {}
+    """For each length with the budget of the study what its documents say, and beside it what the same documents say at
+    the shortest length; and for each length and budget what those documents say that were read with all budgets of this
+    length, with the patterns that all of these have, so that its budgets compare."""
+    values, shortest = {}, {}
     for tokens in sorted({line["tokens"] for line in lines}):
         budgets = sorted({line["budget"] for line in lines if line["tokens"] == tokens and "budget" in line})
         tables = {one: by_document([line for line in lines if fits(line, tokens, one)], tuned) for one in budgets}
         tables = {one: table for one, table in tables.items() if OURS in table}
         if table := aligned(tables.get(budget, {}), MAIN):
             values |= of_size(f"s1.length.{tokens}", table, set(table.get(OURS, ())))
+            shortest = shortest or table
+            values |= of_growth(f"s1.longer.{tokens}", shortest, table)
         names = [name for name in (*MAIN, BETTER) if all(name in table for table in tables.values())]
         tables = {one: aligned(table, names) for one, table in tables.items()}
         common = set.intersection(*(set(table.get(OURS, ())) for table in tables.values())) if tables else set()
@@ -285,8 +299,29 @@ def of_size(key, table, documents):
             values |= with_interval(f"{key}.{name}.delta", losses)
             values |= percent(values, f"{key}.{name}")
             if name != OURS:
-                values |= with_interval(f"{key}.{name}.difference", np.subtract(losses, ours))
-                values[f"{key}.{name}.wins"] = int(np.greater(losses, ours).sum())
+                more = np.subtract(losses, ours)
+                values |= with_interval(f"{key}.{name}.difference", more)
+                values[f"{key}.{name}.wins"] = int((more > 0).sum())
+                values |= of_pages(f"{key}.{name}", more, sorted(documents))
+    if BETTER in table and "block_topk" in table:
+        more = [table["block_topk"][one]["delta_nll"] - table[BETTER][one]["delta_nll"] for one in sorted(documents)]
+        values |= with_interval(f"{key}.against.{BETTER}.difference", more)
+    return values
+
+
+def of_growth(key, short, long):
+    """By how much more than xref the rivals lose on the same documents at two lengths, and the change between them."""
+    values = {}
+    for name in RIVALS:
+        both = sorted(set.intersection(*(set(table.get(one, ())) for table in (short, long) for one in (OURS, name))))
+        if both and short is not long:
+            before, after = (
+                np.array([table[name][one]["delta_nll"] - table[OURS][one]["delta_nll"] for one in both])
+                for table in (short, long)
+            )
+            values[f"{key}.documents"] = len(both)
+            for part, found in (("before", before), ("after", after), ("change", after - before)):
+                values |= with_interval(f"{key}.{name}.{part}", found)
     return values
 
 

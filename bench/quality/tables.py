@@ -103,7 +103,7 @@ def more_kinds(values):
     return by_kind("more", values, names[: names.index("sink_window") + 1] if "sink_window" in names else names)
 
 
-def by_kind(key, values, names=None):
+def by_kind(key, values, names=None, differences=None):
     found = [kind for kind in KINDS if f"{key}.kind.{kind}.documents" in values]
     rows = [
         ["documents", *(plain(values, f"{key}.kind.{kind}.documents", "d") for kind in found)],
@@ -111,6 +111,8 @@ def by_kind(key, values, names=None):
     ]
     for name in names or found_patterns(values, f"{key}.*.percent"):
         rows.append([f"`{name}`", *(plain(values, f"{key}.{name}.{kind}") for kind in found)])
+    for name, form in (differences or {}).items():
+        rows.append([f"`{name}` loses more by", *(signed(values, form.format(kind)) for kind in found)])
     return rows_of(["Δ nll, nats", *found], rows if found else [])
 
 
@@ -155,16 +157,19 @@ def code(values):
 
 def long(values):
     """Longer spans, on long documents."""
-    return apart(values, "long")
+    return apart(values, "long", pages=True)
 
 
 def long_kinds(values):
-    return by_kind("long", values)
+    """With the differences from longer spans."""
+    rivals = [name for name in (OURS, "block_topk") if f"long.against.{name}.p" in values]
+    return by_kind("long", values, differences={name: f"long.kind.{{}}.against.{name}.difference" for name in rivals})
 
 
-def apart(values, prefix):
+def apart(values, prefix, pages=False):
     _, _, ours, rivals = APART[prefix]
     head = [f"against `{ours}`", "documents", "loses more by, nats", "p (signed ranks)", "p (Holm)", f"`{ours}` better"]
+    head += ["pages", "loses more by, pages", "p of pages"] * pages
     rows = []
     for name in rivals:
         key = f"{prefix}.against.{name}"
@@ -172,6 +177,9 @@ def apart(values, prefix):
             row = [f"`{name}`", str(values[f"{prefix}.documents"]), signed(values, f"{key}.difference")]
             rows.append(row + [plain(values, f"{key}.{one}", ".1e") for one in ("p", "p_holm")])
             rows[-1].append(str(values[f"{key}.wins"]))
+            if pages:
+                rows[-1] += [str(values[f"{key}.pages"]), signed(values, f"{key}.pages_difference")]
+                rows[-1].append(plain(values, f"{key}.pages_p", ".1e"))
     return rows_of(head, rows)
 
 
@@ -205,12 +213,15 @@ def lengths(values):
     """All documents of each length, with the budget of the study."""
     head = ["tokens", "documents", *(f"`{name}`: Δ nll" for name in MAIN)]
     head += [f"`{name}` loses more than `xref` by" for name in RIVALS]
+    head += ["pages", "`block_topk` loses more than `xref` by, pages"]
     rows = []
     for tokens in found_numbers(values, "s1.length"):
         key = f"s1.length.{tokens}"
         row = [str(tokens), str(values[f"{key}.documents"])]
         row += [plain(values, f"{key}.{name}.delta") for name in MAIN]
-        rows.append(row + [signed(values, f"{key}.{name}.difference") for name in RIVALS])
+        row += [signed(values, f"{key}.{name}.difference") for name in RIVALS]
+        row.append(plain(values, f"{key}.block_topk.pages", "d"))
+        rows.append([*row, signed(values, f"{key}.block_topk.pages_difference")])
     return rows_of(head, rows)
 
 
@@ -219,14 +230,15 @@ def sizes(values):
     sized = [key for key in values if key.startswith("s1.size.")]
     names = [name for name in (*MAIN, BETTER) if any(f".{name}.percent" in key for key in sized)]
     head = ["tokens", "documents", "keys", *(f"`{name}`" for name in names)]
-    head += ["`block_topk` loses more than `xref` by, nats"]
+    head += [f"`block_topk` loses more than `{name}` by, nats" for name in (OURS, BETTER)]
     rows = []
     for tokens in found_numbers(values, "s1.length"):
         for budget in found_numbers(values, f"s1.size.{tokens}"):
             key = f"s1.size.{tokens}.{budget}"
             row = [str(tokens), str(values[f"{key}.documents"]), str(budget)]
             row += [plain(values, f"{key}.{name}.percent", ".1f") for name in names]
-            rows.append([*row, signed(values, f"{key}.block_topk.difference")])
+            row.append(signed(values, f"{key}.block_topk.difference"))
+            rows.append([*row, signed(values, f"{key}.against.{BETTER}.difference")])
     return rows_of(head, rows)
 
 

@@ -127,6 +127,11 @@ def test_lengths_and_budgets(folder):
     assert values["s1.length.2048.documents"] == 10 and values["s1.length.4096.documents"] == 4
     assert values["s1.length.2048.xref.delta"] == pytest.approx(0.145)
     assert values["s1.length.4096.block_topk.difference"] == pytest.approx(0.05)
+    assert values["s1.length.4096.block_topk.pages"] == 3, "0 and 1 are two formats of a page"
+    # Beside the four documents of 4,096 tokens the same four of 2,048.
+    assert values["s1.longer.4096.documents"] == 4 and "s1.longer.2048.documents" not in values
+    assert values["s1.longer.4096.sink_window.before"] == pytest.approx(0.115)
+    assert values["s1.longer.4096.sink_window.change"] == pytest.approx(0)
     # Those of a length that were read with both budgets, and no others.
     assert values["s1.size.2048.224.documents"] == values["s1.size.2048.128.documents"] == 4
     assert values["s1.size.2048.224.xref.delta"] == pytest.approx(0.115)
@@ -150,6 +155,7 @@ def test_budgets_compare_by_patterns_that_all_of_them_have(folder):
     assert values["s1.size.2048.128.documents"] == values["s1.size.2048.224.documents"] == 2
     assert values["s1.size.2048.128.xref_long_spans.delta"] == pytest.approx(0.1)
     assert "s1.size.2048.224.xref_ngrams.delta" not in values
+    assert values["s1.size.2048.224.against.xref_long_spans.difference"] == pytest.approx(0.105)
     made = tables.tables(values)["sizes"]
     assert "`xref_long_spans`" in made[0] and made[2].count(" |") == made[0].count(" |")
     assert " |  |" in made[4], "no longer spans at 4,096 tokens"
@@ -164,10 +170,17 @@ def test_long_documents(folder):
     assert values["long.documents"] == 5 and values["long.against.xref.difference"] == pytest.approx(0.12)
     assert values["long.against.block_topk.wins"] == 5 and values["s1.length.8192.documents"] == 5
     assert values["s1.documents"] == 10, "documents of 2,048 tokens"
+    assert values["long.against.xref.pages"] == 3 and values["long.against.xref.pages_p"] == 2 / 2**3
+    assert values["long.against.xref.pages_difference"] == pytest.approx((0.105 + 0.12 + 0.135) / 3)
+    assert values["long.kind.html.against.xref.difference"] == pytest.approx((0.11 + 0.14) / 2)
+    assert values["s1.longer.8192.documents"] == 5
+    assert values["s1.longer.8192.block_topk.change"] == pytest.approx(-0.07 - 0.05)
     made = tables.tables(values)
     assert [row.split(" | ")[0] for row in made["long"][2:]] == ["| `xref`", "| `block_topk`", "| `sink_window`"]
+    assert made["long"][0].endswith("| p of pages |") and "pages" not in made["confirm"][0]
     assert [row.split(" | ")[0] for row in made["long_kinds"][4:]] == [
-        f"| `{name}`" for name in ("xref_long_spans", "block_topk", "xref", "sink_window")
+        *(f"| `{name}`" for name in ("xref_long_spans", "block_topk", "xref", "sink_window")),
+        *(f"| `{name}` loses more by" for name in ("xref", "block_topk")),
     ]
 
 
