@@ -25,8 +25,8 @@
 //             rows are made again from kept pairs alone, of keys when nothing else is left, of queries at the end
 //
 // What binds is shared memory, 128 bytes a cycle. Of a 64 x 128 block with head_dim 128, sT and dpT read 512 cycles
-// each, dq 384 (halves of a tile by both warpgroups would read their operands twice as often for their columns, 512),
-// dv and dk 256 each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
+// each, dq 384 (512 if each warpgroup made half of a tile's columns, for both would then read all of ds), dv and dk 256
+// each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
 // unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
 // reading them take 140 us of window1k_16k's 770: they run at 3.3 TB/s.
 //
@@ -77,11 +77,10 @@ struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
     // A tile of dq: a warpgroup makes all of it where it has 64 rows, in turn with the other; else each makes 64 rows.
     static constexpr bool dq_in_turn = block_q == Base::warpgroup_rows;
     static constexpr int dq_tile = block_q * head_dim, dq_warp = Base::warp_rows * head_dim, dq_values = dq_warp / 32;
-    static constexpr int dq_warps = dq_tile / dq_warp;
+    static constexpr int dq_warps = dq_tile / dq_warp, dv_bytes = Base::v_panels * Base::warp_bytes;  // dv: a warp's
     static constexpr int producer_registers = 24, consumer_registers = 240;
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
-    static constexpr int dv_bytes = v_panels * Base::warp_bytes;  // a warp's
     static_assert(warpgroups == 2 && ds_tiles == 2, "a warpgroup makes dq of one tile of ds, or half of each");
     static_assert((dq_in_turn ? warpgroups : 1) * dv_bytes <= dq_warp * int(sizeof(float)), "dv leaves where dq does");
 };
@@ -107,7 +106,8 @@ struct BackwardShared {
     uint64_t k_full[C::k_tiles], k_empty[C::k_tiles];  // empty when dk has left
     uint64_t v_full, v_empty;
     uint64_t q_full[C::slots], q_empty[C::slots], dout_full[C::slots], dout_empty[C::slots];
-    // Consumers wait for all their warps, and for those that make dq of a tile of ds until that is empty.
+    // Consumers wait for each other: a tile of ds is full when all warps have written, and empty when those that make
+    // its dq have read it. dq is empty when the warpgroup whose turn it was has seen its copies leave.
     uint64_t ds_full[C::ds_tiles], ds_empty[C::ds_tiles], dq_empty;
 };
 
@@ -290,8 +290,7 @@ struct BackwardConsumer {
     }
     // This warpgroup's rows of dq = ds k.
     __device__ __forceinline__ void begin_dq(float (&dq)[C::dq_values]) {
-        const uint32_t a =
-            ptx::wgmma_descriptor(shared.ds[ds_before.index][C::dq_in_turn ? 0 : warpgroup], 0);
+        const uint32_t a = ptx::wgmma_descriptor(shared.ds[ds_before.index][C::dq_in_turn ? 0 : warpgroup], 0);
         const uint32_t b = ptx::wgmma_descriptor(shared.k[tile.index][0], C::k_bytes);
         ptx::wgmma_fence();
 #pragma unroll
@@ -302,8 +301,8 @@ struct BackwardConsumer {
     __device__ __forceinline__ static uint32_t descriptor(const void* at) { return ptx::wgmma_descriptor(at, 0); }
 
     // ---- one block of queries ----
-    // Its scores are in s; leaves with those of the next, unless it is the task's last. The tensor unit's work in the
-    // middle of branches would wait for all that is under way, hence one code for each kind of block.
+    // Its scores are in s; leaves with those of the next, unless it is the task's last. Each kind of block has code of
+    // its own, so that no product begins in a branch, around which the compiler may let all products end.
     template <bool IsLast>
     __device__ __forceinline__ void step(bool is_first) {
         if (!is_first && makes_dq())

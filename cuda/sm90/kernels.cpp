@@ -327,7 +327,7 @@ const char* block_backward_fits(const Problem& p) {
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
-    constexpr double reached = BlockQ == 64 ? 0.775 : 0.73;
+    constexpr double reached = BlockQ == 64 ? 0.775 : 0.73;  // where warpgroups take turns at dq, and where not
     constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
     constexpr double launches = 15;  // us
     const double cycles =

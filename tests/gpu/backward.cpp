@@ -123,7 +123,7 @@ TEST(many_tasks_backward) {
         Case packed;
         packed.pattern = "documents(573,694,731,1132,1219,1500,1554)", packed.seq_q = packed.seq_k = 2048;
         packed.heads_q = 15, packed.heads_kv = 3;
-        Case split;  // in the midst of turns that heads of the group take at the sinks
+        Case split;  // Parts of the sinks' column begin in the midst of turns that the group's heads take at it.
         split.pattern = "causal & (sink(64) | window(40,0))", split.seq_q = split.seq_k = 6000;
         split.heads_q = 3, split.heads_kv = 1;
         packed.dtype = split.dtype = dtype_of(row);
