@@ -10,8 +10,9 @@
 // Each sum has its warps and one order, which follows from the problem and the lists: bits are the same in every call,
 // for two products more than with atomics.
 //
-//   grid: by query as in forward. By key a CTA has a key of a kv head, and its warps take turns, 32 rows at a time,
-//         head after head of the group: some keys are listed by nearly all rows. Sums of warps are joined in order.
+//   grid: by query as in forward. By key a warp has a key of a kv head, unless so many rows list it, some keys by nearly
+//         all, that the warps of its CTA take turns at it: 32 rows at a time, head after head of the group. Sums of
+//         warps are joined in order.
 //   lists by key name blocks and lists as the call does; which of their pairs the known part of the pattern keeps is
 //         asked again, pair by pair.
 //   doubles: lse comes as float32, which would leave p seven digits. A pass by query of its own sums p, and the
@@ -20,7 +21,9 @@
 //   binds: as forward, with twice the rows by query and by key.
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11): 128 heads, 576/512,
-// lists of 512 among 4K keys 3.5; 16 heads of 128, lists of 2,048 among 16K 3.6.
+// lists of 512 among 4K keys 3.5; 16 heads of 128, lists of 2,048 among 16K 3.6. Those before a key had a warp; 16K
+// tokens, 8 heads of 64, random lists of 0.05, 0.2 and 0.5 %: 957, 1,577 and 2,637 us since, 2,183, 3,066 and 3,761
+// when it had a CTA.
 #pragma once
 
 #include "any/gather_backward.h"
@@ -36,7 +39,7 @@ struct GatherBackwardParams {
     TensorView q, k, v, dout, dq, dk, dv, sink_logits;
     TransposeParams by_key;
     GatherSpace<Real> space;
-    int64_t rows;  // of all query heads
+    int64_t rows, keys;  // of all query heads, and of all kv heads
     int head_dim, head_dim_v, share;
     unsigned warp_bytes;
     Real scale, softcap;
@@ -139,25 +142,44 @@ template <Dtype D, int Width>
 struct GatheredKey : GatherWarp<D, Width> {
     using Base = GatherWarp<D, Width>;
     using typename Base::T, typename Base::Real;
-    using Base::lane, Base::tile, Base::count, Base::warp, Base::share;
+    using Base::lane, Base::tile, Base::count, Base::share;
+    static constexpr int64_t few_rows = 256;  // that a warp alone has done with before others feel the lack of it
 
     const GatherBackwardParams<Real>& params;
     const GatherLists& lists;
     const int key, head_kv, batch;
     Real *const k, *const v, *const dk, *const dv;
 
-    // All warps of the CTA share its key.
-    __device__ GatheredKey(const GatherBackwardParams<Real>& params, void* memory)
-        : Base(memory, params.warp_bytes, int(blockDim.x) / 32),
+    // n: of all keys of all kv heads. share: warps that take turns at its rows.
+    __device__ GatheredKey(const GatherBackwardParams<Real>& params, void* memory, int64_t n, int share)
+        : Base(memory, params.warp_bytes, share),
           params(params),
           lists(params.lists()),
-          key(int(blockIdx.x % lists.seq_k)),
-          head_kv(int(blockIdx.x / lists.seq_k % lists.heads_kv)),
-          batch(int(blockIdx.x / lists.seq_k / lists.heads_kv)),
+          key(int(n % lists.seq_k)),
+          head_kv(int(n / lists.seq_k % lists.heads_kv)),
+          batch(int(n / lists.seq_k / lists.heads_kv)),
           k(Base::vectors()),
           v(k + padded(params.head_dim)),
           dk(v + padded(params.head_dim_v)),
           dv(dk + padded(params.head_dim)) {}
+
+    // The rows of one head that list the key.
+    struct Rows {
+        const int32_t* lists;
+        int64_t places;
+    };
+    __device__ Rows rows_of(int head) const {
+        const int64_t plane = lists.plane_of(batch, head);
+        const int64_t* const begin = params.by_key.begin_of(plane) + key / lists.sizes.block_k;
+        return {params.by_key.lists_of(plane) + begin[0], (begin[1] - begin[0]) * lists.sizes.block_q};
+    }
+    __device__ int first_head() const { return head_kv * lists.group; }
+
+    __device__ bool has_few_rows() const {
+        int64_t places = 0;
+        for (int n = 0; n < lists.group; ++n) places += rows_of(first_head() + n).places;
+        return places <= few_rows;
+    }
 
     __device__ void run() {
         Base::load(params.k, row_of<T>(params.k, batch, head_kv, key), params.head_dim, k);
@@ -165,23 +187,20 @@ struct GatheredKey : GatherWarp<D, Width> {
         Base::clear(dk, params.head_dim);
         Base::clear(dv, params.head_dim_v);
         int turn = 0;  // whose the next tile is
-        for (int head = head_kv * lists.group; head < (head_kv + 1) * lists.group; ++head) turn = walk(head, turn);
-        __syncthreads();  // sums of all warps are there
+        for (int n = 0; n < lists.group; ++n) turn = walk(first_head() + n, turn);
+        if (share > 1) __syncthreads();  // sums of all warps are there
         const int columns = max(params.head_dim, params.head_dim_v);
         for (int column = Base::thread(); column < columns; column += 32 * share) write(column);
     }
 
-    // The rows of one head that list the key. Returns whose turn is next.
+    // Returns whose turn is next.
     __device__ int walk(int head, int turn) {
-        const int64_t plane = lists.plane_of(batch, head);
-        const int64_t* const begin = params.by_key.begin_of(plane) + key / lists.sizes.block_k;
-        const int32_t* const listed = params.by_key.lists_of(plane) + begin[0];
-        const int64_t places = (begin[1] - begin[0]) * lists.sizes.block_q;
-        for (int64_t place = 32 * ((warp + share - turn) % share); place < places; place += 32 * share) {
+        const Rows rows = rows_of(head);
+        for (int64_t place = 32 * ((Base::turn() + share - turn) % share); place < rows.places; place += 32 * share) {
             const int64_t at = place + lane;
-            if (Base::take(at < places ? row_at(listed, at, head) : no_token)) step(head);
+            if (Base::take(at < rows.places ? row_at(rows.lists, at, head) : no_token)) step(head);
         }
-        return int((turn + (places + 31) / 32) % share);
+        return int((turn + (rows.places + 31) / 32) % share);
     }
 
     // The row at a place of the lists by key, or no_token where none keeps the pair there.
@@ -222,6 +241,23 @@ struct GatheredKey : GatherWarp<D, Width> {
     }
 };
 
+// A CTA has as many keys as warps. Those that few rows list have a warp each; then all warps share each of the others.
+template <Dtype D, int Width>
+__device__ void differentiate_keys(const GatherBackwardParams<RealOf<D>>& params, void* memory) {
+    const int warps = int(blockDim.x) / 32, warp = int(threadIdx.x) / 32;
+    const int64_t first = int64_t(blockIdx.x) * warps;
+#pragma unroll 1
+    for (int n = -1; n < warps; ++n) {
+        const bool is_shared = n >= 0;
+        const int64_t at = first + (is_shared ? n : warp);
+        if (at >= params.keys) continue;
+        GatheredKey<D, Width> key(params, memory, at, is_shared ? warps : 1);
+        if (key.has_few_rows() == is_shared) continue;
+        if (is_shared) __syncthreads();  // nobody reads sums of the key before
+        key.run();
+    }
+}
+
 // ---- kernels ----
 enum class GatherStep { lse, queries, keys };
 
@@ -231,7 +267,7 @@ __global__ void __launch_bounds__(most_gather_warps * 32, gather_ctas)
     void* const memory = ptx::dynamic_shared<void>();
     if constexpr (Step == GatherStep::lse) GatheredQuery<D, Width>(params, memory).correct_lse();
     if constexpr (Step == GatherStep::queries) GatheredQuery<D, Width>(params, memory).differentiate();
-    if constexpr (Step == GatherStep::keys) GatheredKey<D, Width>(params, memory).run();
+    if constexpr (Step == GatherStep::keys) differentiate_keys<D, Width>(params, memory);
 }
 
 // ---- launch ----
@@ -250,10 +286,11 @@ struct GatherBackwardLaunch {
           params{args.q,  args.k,  args.v,           args.dout,
                  args.dq, args.dk, args.dv,          args.sink_logits,
                  {lists, space.begin, space.lists}, space,
-                 p.batch * p.heads_q * p.seq_q,      int(p.head_dim),
-                 int(p.head_dim_v),                  1,
-                 0,                                  Real(p.scale),
-                 Real(p.softcap),                    p.value_in_key} {}
+                 p.batch * p.heads_q * p.seq_q,      p.batch * p.heads_kv * p.seq_k,
+                 int(p.head_dim),                    int(p.head_dim_v),
+                 1,                                  0,
+                 Real(p.scale),                      Real(p.softcap),
+                 p.value_in_key} {}
 
     void transpose() const {
         transpose_lists(params.by_key, GatherSpace<Real>::begin_bytes(lists.sizes), args.stream);
@@ -264,10 +301,9 @@ struct GatherBackwardLaunch {
         const bool by_key = Step == GatherStep::keys;
         const int64_t own = padded(p.head_dim) + padded(p.head_dim_v);
         const GatherShape shape = gather_shape<Real>(args.device, own + (by_key ? own : padded(p.head_dim)));
-        params.share = by_key ? shape.warps : share_of_row(params.rows, shape);
+        params.share = by_key ? 1 : share_of_row(params.rows, shape);
         params.warp_bytes = shape.warp_bytes;
-        const int64_t ctas =
-            by_key ? p.batch * p.heads_kv * p.seq_k : divide_up(params.rows * params.share, shape.warps);
+        const int64_t ctas = divide_up(by_key ? params.keys : params.rows * params.share, shape.warps);
         const bool is_wide = by_key ? reads_wide<D>(p, {args.q, args.dout}) : reads_wide<D>(p, {args.k, args.v});
         runtime::launch(is_wide ? gather_backward_kernel<D, wide<D>, Step> : gather_backward_kernel<D, 1, Step>,
                         {unsigned(ctas), shape.threads(), shape.bytes()}, args.stream, params);

@@ -6,6 +6,11 @@
 
 namespace spattn::any {
 
+// An entry as memory has it: what is loaded is not waited for before somebody asks what it names.
+struct ListEntry {
+    int32_t low, high;  // high: of int64 alone
+};
+
 // The entries of one list.
 struct KeyList {
     const void* entries;
@@ -13,10 +18,14 @@ struct KeyList {
     int64_t step;  // elements
     int count;
 
+    __device__ ListEntry load(int64_t entry) const {
+        const int32_t* const at = static_cast<const int32_t*>(entries) + (entry * step << int(is_wide));
+        return {at[0], is_wide ? at[1] : 0};
+    }
+
     // The block that an entry names, or -1: entries of a call below 0 or beyond the keys are absent.
-    __device__ int64_t block(int64_t entry, int64_t blocks) const {
-        const int64_t block = is_wide ? static_cast<const int64_t*>(entries)[entry * step]
-                                      : int64_t(static_cast<const int32_t*>(entries)[entry * step]);
+    __device__ int64_t block(const ListEntry& entry, int64_t blocks) const {
+        const int64_t block = is_wide ? int64_t(entry.high) << 32 | uint32_t(entry.low) : int64_t(entry.low);
         return block < blocks ? max(block, int64_t(-1)) : -1;
     }
 };
@@ -53,11 +62,16 @@ struct GatherLists {
         return sizes.most ? plane * sizes.lists * sizes.most : tokens.begin[plane * tokens.rows];
     }
 
-    // The key at a place of a query row's list, or no_token where that place has none. head counts over the batch.
-    __device__ int key_at(const KeyList& list, int place, int64_t head, int64_t row) const {
-        const int64_t block = list.block(place / sizes.block_k, sizes.blocks);
+    // The entry of a place of a list, and the key of a query row's list that it means there, or no_token where that
+    // place has none. head counts over the batch.
+    __device__ ListEntry entry_at(const KeyList& list, int place) const { return list.load(place / sizes.block_k); }
+    __device__ int key_at(const KeyList& list, const ListEntry& entry, int place, int64_t head, int64_t row) const {
+        const int64_t block = list.block(entry, sizes.blocks);
         const int64_t key = block * sizes.block_k + place % sizes.block_k;
         return block >= 0 && key < seq_k && keeps(head, row, key) ? int(key) : no_token;
+    }
+    __device__ int key_at(const KeyList& list, int place, int64_t head, int64_t row) const {
+        return key_at(list, entry_at(list, place), place, head, row);
     }
 
     // Whether the known part of the pattern keeps a pair.

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(entry_threads) entries_kernel(const __grid_con
         const int64_t plane = n / sizes.lists, list = n % sizes.lists;
         const KeyList entries = params.lists.list(plane, list);
         for (int i = int(threadIdx.x) % 32; i < entries.count; i += 32) {
-            const int64_t block = entries.block(i, sizes.blocks);
+            const int64_t block = entries.block(entries.load(i), sizes.blocks);
             if (block < 0) continue;
             auto* const at = reinterpret_cast<unsigned long long*>(params.begin_of(plane) + block);
             if (!Fills) atomicAdd(at, 1ull);

@@ -37,7 +37,7 @@ struct GatherShape {
     size_t bytes() const { return size_t(warps) * warp_bytes; }
 };
 constexpr int most_gather_warps = 4;
-constexpr int gather_ctas = 4;  // of an SM, at least: left to itself, the compiler spills to have more
+constexpr int gather_ctas = 8;  // of an SM, at least: many warps hide more than some spilled registers cost (6: 8 % slower)
 
 inline size_t most_gather_bytes(int32_t device) {
     return std::min(GatherShape::most_bytes, size_t(runtime::shared_bytes(device)));
@@ -202,6 +202,7 @@ struct GatherRow : GatherWarp<D, Width> {
     int batch, head_kv, head, token;
     KeyList keys;
     int64_t place, places;  // of the list: a row has fewer than 2^31
+    ListEntry coming;       // of this lane's next place, loaded before it is asked for
 
     __device__ GatherRow(const GatherLists& lists, void* memory, unsigned bytes, int share, int64_t rows)
         : Base(memory, bytes, share), lists(lists) {
@@ -215,16 +216,24 @@ struct GatherRow : GatherWarp<D, Width> {
         keys = lists.list(lists.plane_of(batch, head), token / lists.sizes.block_q);
         place = Base::turn() * 32;
         places = is_there ? int64_t(keys.count) * lists.sizes.block_k : 0;
+        look_ahead();
     }
 
     // The next tile of this warp that has a key.
     __device__ bool next() {
         while (place < places) {
             const int64_t at = place + lane, head_in_all = int64_t(batch) * lists.heads_q + head;
+            const int key = at < places ? lists.key_at(keys, coming, int(at), head_in_all, token) : no_token;
             place += 32 * share;
-            if (Base::take(at < places ? lists.key_at(keys, int(at), head_in_all, token) : no_token)) return true;
+            look_ahead();
+            if (Base::take(key)) return true;
         }
         return false;
+    }
+
+private:
+    __device__ void look_ahead() {
+        if (place + lane < places) coming = lists.entry_at(keys, int(place) + lane);
     }
 };
 
