@@ -62,6 +62,7 @@
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/lift.cuh"
+#include "tile/quad.cuh"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
@@ -120,6 +121,7 @@ struct GatherGradientShared {
 template <class C>
 struct GatherGradientProducer {
     using Element = typename C::Element;
+    using Walk = ListWalk<false>;
 
     const GatherBackwardParams& params;
     GatherGradientShared<C>& shared;
@@ -129,7 +131,7 @@ struct GatherGradientProducer {
     __device__ __forceinline__ void run() {
         for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
             GatherTask task = GatherTask::at(params.rows, params.lists, at);
-            ListWalk walk(params.lists, task);
+            Walk walk(params.lists, task);
             task.blocks = walk.blocks();
             // The first keys go ahead: there is room for them before q and dout of the task before are done with.
             if (task.blocks > 0) load(walk, 0);
@@ -148,7 +150,7 @@ struct GatherGradientProducer {
             copy<C::v_panels>(task, params.dout, params.head_dim_v, shared.dout);
         }
         __syncwarp();  // the task is there before lane 0 tells of it
-        if (ListWalk::lane() == 0) ptx::mbarrier_arrive(&shared.rows_full);
+        if (CopyWarp::lane() == 0) ptx::mbarrier_arrive(&shared.rows_full);
         ptx::cp_async_arrive(&shared.rows_full);
         rows_phase ^= 1;
     }
@@ -157,16 +159,16 @@ struct GatherGradientProducer {
     template <int Panels>
     __device__ __forceinline__ void copy(const GatherTask& task, const TensorView& x, int columns, const void* tile) {
         const auto row = [&](int i) {
-            const TileRow at(params.rows, params.lists, task, ListWalk::first_row() + 4 * i + ListWalk::lane() / 8);
+            const TileRow at(params.rows, params.lists, task, CopyWarp::first_row() + 4 * i + CopyWarp::lane() / 8);
             return SourceRow<Element>{any::row_of<Element>(x, task.batch, at.head, at.query), at.is_there};
         };
         copy_tile<Panels>(row, columns, 0, tile);
     }
 
-    __device__ __forceinline__ void load(ListWalk& walk, int block) {
+    __device__ __forceinline__ void load(Walk& walk, int block) {
         const uint32_t there = walk.take(block);
         ptx::mbarrier_wait(&shared.keys_empty[slot.index], slot.phase ^ 1);
-        const int lane = ListWalk::lane(), first = ListWalk::first_row();
+        const int lane = CopyWarp::lane(), first = CopyWarp::first_row();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if (lane % 8 == 0) shared.key[slot.index][first + 4 * i + lane / 8] = walk.keys[i];
@@ -523,14 +525,14 @@ struct GatherGradients {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const TileRow row(params.rows, params.lists, task, tile::fragment_row(thread, 2 * h));
-            if (!row.is_there) continue;
             Element* const to = any::row_of<Element>(params.dq, task.batch, row.head, row.query);
 #pragma unroll
-            for (int i = 2 * h; i < own_panels * 32; i += 4) {
-                const int column = 64 * first_panel + tile::fragment_column(thread, i);
-                if (column < params.head_dim)  // a multiple of 8, as the first of this column's 8
-                    *reinterpret_cast<uint32_t*>(to + column) =
-                        tile::pack<C::dtype>(dq[i] * factor, dq[i + 1] * factor);
+            for (int i = 0; i < own_panels * 32; i += 16) {
+                uint32_t words[4];
+                tile::pack_row<C::dtype>(dq, i, h, factor, thread, words);
+                const int column = 64 * first_panel + 2 * i + 8 * (thread % 4);
+                if (row.is_there && column < params.head_dim)  // a multiple of 8
+                    *reinterpret_cast<uint4*>(to + column) = {words[0], words[1], words[2], words[3]};
             }
         }
     }

@@ -12,13 +12,16 @@
 //             shared memory, too, nothing would be left of that memory's rate, and less room for keys. Of 576 columns
 //             two thirds are in registers. Its probabilities go to shared memory, where values are columns of keys over
 //             the last panel of the same keys, whose scores are done
-//   output    one or two warpgroups, 256 columns each:
+//   output    one or two warpgroups, 256 columns each, the first of which also brings what the next task will wait for
+//             into L2:
 //
-//               scores   s1 | softmax 1 | s2      | softmax 2 | s3
-//               output      |           | wait    | p1 v1     |
+//               scores   s1 | softmax 1 | s2    | softmax 2 | s3
+//               first       |           |       | p1 v1     |
+//               second      |           | p1 v1 |           |
 //
-//             p v of a block begins when the next block's scores are done: it then runs under their softmax, when the
-//             tensor unit has nothing else to do
+//             p v begins under the next block's softmax, when the tensor unit has nothing else to do. Where there are
+//             two, that of the second runs beside the next scores: its tiles' ring is the shorter one, and a tile that
+//             is free earlier comes again before scores want it
 //   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
 //
@@ -26,10 +29,13 @@
 // where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
 // producers' 16-byte copies of eight lanes a row is as there.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
-// the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 553, among 128K 523; lists of 512 among 4K 374; 16
-// heads of 128 67, which L2 bounds. Tried and dropped: tiles of half a block's columns, each free as soon as it is done
-// (528, 526 and 362), and p v begun as soon as p is there, beside the next scores (538, 530 and 363).
+// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 801 in
+// the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 598, among 128K 588; 64 heads 564; lists of 512 among
+// 4K 455; 16 heads of 128 75, 64 heads of 128 298, of 256 458. A block takes 1.7 us, and a task 6 us beside its blocks.
+// Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
+// and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). With 576 columns, whose
+// producers have no registers left: entries of lists loaded a block ahead (2 % slower), and the next task's rows brought
+// into L2 by producers (4 %).
 #pragma once
 
 #include <algorithm>
@@ -37,6 +43,7 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -47,6 +54,7 @@
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
 #include "tile/fragment.h"
+#include "tile/quad.cuh"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
@@ -121,7 +129,7 @@ struct GatherShared {
     RingBarriers<C::stages> first_bars;  // full: every producer's copies, and one arrival a warp of them with keys
     RingBarriers<C::second_stages> second_bars;  // full: every producer's copies
     RingBarriers<C::p_stages> third_bars;        // full: likewise; unused where it has p alone
-    uint64_t p_full[C::p_stages];                // one arrival a warp of scores
+    uint64_t p_full[C::output_warpgroups][C::p_stages];  // for either of output: one arrival a warp of scores
     RingBarriers<C::tasks> task_bars;            // full: a producer; empty: every warp of scores and output
     uint64_t end_full[C::tasks];                 // one arrival a warp of scores
 };
@@ -130,6 +138,7 @@ struct GatherShared {
 template <class C>
 struct GatherProducer {
     using Element = typename C::Element;
+    using Walk = ListWalk<!C::value_in_key>;
 
     const GatherForwardParams& params;
     GatherShared<C>& shared;
@@ -141,7 +150,7 @@ struct GatherProducer {
         Cursor<C::tasks> task_at;
         for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
             GatherTask task = GatherTask::at(params.rows, params.lists, at);
-            ListWalk walk(params.lists, task);
+            Walk walk(params.lists, task);
             task.blocks = walk.blocks();
             announce(task, task_at);
 #pragma unroll 1
@@ -160,16 +169,22 @@ struct GatherProducer {
         at.advance();
     }
 
-    __device__ __forceinline__ void load(const ListWalk& walk, uint32_t there) {
+    __device__ __forceinline__ void load(const Walk& walk, uint32_t there) {
         const auto* k = any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0);
         ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
-        if (ListWalk::lane() == 0) {
-            reinterpret_cast<uint16_t*>(&shared.keys[first.index])[ListWalk::first_row() / 16] = uint16_t(there);
+        if (CopyWarp::lane() == 0) {
+            reinterpret_cast<uint16_t*>(&shared.keys[first.index])[CopyWarp::first_row() / 16] = uint16_t(there);
             ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
         }
         copy_rows<C::first_panels>(walk, k, params.k.row, params.head_dim, 0, shared.first.tiles[first.index]);
         ptx::cp_async_arrive(&shared.first_bars.full[first.index]);
         first.advance();
+        if constexpr (C::value_in_key) {
+            ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
+            copy_rows<1>(walk, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
+            ptx::cp_async_arrive(&shared.third_bars.full[third.index]);
+            third.advance();
+        }
         ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
         const void* tile = shared.second.tiles[second.index];
         if constexpr (C::value_in_key)
@@ -179,12 +194,6 @@ struct GatherProducer {
                                         params.head_dim_v, 0, tile);
         ptx::cp_async_arrive(&shared.second_bars.full[second.index]);
         second.advance();
-        if constexpr (C::value_in_key) {
-            ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
-            copy_rows<1>(walk, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
-            ptx::cp_async_arrive(&shared.third_bars.full[third.index]);
-            third.advance();
-        }
     }
 };
 
@@ -202,7 +211,7 @@ struct GatherScores {
     Cursor<C::second_stages> second;
     Cursor<C::p_stages> p_slot;
     int keys_at = 0;          // the first tile of the block at hand
-    bool holds_back = false;  // p of the block before, of which output has not heard
+    bool holds_back = false;  // p of the block before, of which the first of output has not heard
     uint32_t q[4 * C::q_held][4];
     float s[gather_tile / 2];
     tile::RowState rows;
@@ -217,6 +226,7 @@ struct GatherScores {
                 ptx::fence_async_shared();
                 ptx::named_barrier_sync(1, 128);  // q lies in shared memory
             }
+            arrange_q();
             rows = tile::RowState{};
             int next_blocks = 0;
 #pragma unroll 1
@@ -237,24 +247,38 @@ struct GatherScores {
         return task.blocks;
     }
 
-    // The a operand of s = q kT as its threads hold it: of rows r and r + 8 two columns each, 8 apart.
+    // 8 neighbouring columns of rows r and r + 8 a thread, of 32 that its quad reads: as memory has them, and not waited
+    // for.
     __device__ __forceinline__ void load_q(const GatherTask& task) {
         const int lane = thread % 32;
         const TileRow low(params.rows, params.lists, task, tile::fragment_row(thread, 0));
         const TileRow high(params.rows, params.lists, task, tile::fragment_row(thread, 2));
-        const auto* from = any::row_of<Element>(params.q, task.batch, low.head, low.query) + 2 * (lane % 4);
-        const auto* from_high = any::row_of<Element>(params.q, task.batch, high.head, high.query) + 2 * (lane % 4);
-        const auto read = [](const Element* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); };
+        const auto* from = any::row_of<Element>(params.q, task.batch, low.head, low.query) + 8 * (lane % 4);
+        const auto* from_high = any::row_of<Element>(params.q, task.batch, high.head, high.query) + 8 * (lane % 4);
+        const auto read = [](uint32_t (&words)[4], const Element* at, bool is_there) {
+            const uint4 x = is_there ? __ldcs(reinterpret_cast<const uint4*>(at)) : uint4{};
+            words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+        };
 #pragma unroll
-        for (int i = 0; i < 4 * C::q_held; ++i)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int column = 16 * i + 8 * half;
-                const bool is_there = column < params.head_dim;
-                q[i][2 * half] = is_there ? read(from + column) : 0;
-                q[i][2 * half + 1] = is_there ? read(from_high + column) : 0;
-            }
+        for (int i = 0; i < 4 * C::q_held; i += 2) {
+            const bool is_there = 16 * i + 8 * (lane % 4) < params.head_dim;
+            read(q[i], from + 16 * i, is_there);
+            read(q[i + 1], from_high + 16 * i, is_there);
+        }
         if constexpr (C::q_shared > 0) copy_q(task);
+    }
+
+    // What was read becomes the a operand of s = q kT: of rows r and r + 8 two columns each, 8 apart.
+    __device__ __forceinline__ void arrange_q() {
+#pragma unroll
+        for (int i = 0; i < 4 * C::q_held; i += 2) {
+            tile::transpose_quad(q[i], thread);
+            tile::transpose_quad(q[i + 1], thread);
+            const uint32_t low[4] = {q[i][0], q[i][1], q[i][2], q[i][3]};
+            const uint32_t high[4] = {q[i + 1][0], q[i + 1][1], q[i + 1][2], q[i + 1][3]};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) q[i + n / 2][n % 2 * 2] = low[n], q[i + n / 2][n % 2 * 2 + 1] = high[n];
+        }
     }
 
     // The panels that do not fit into registers: half a row of a panel a thread.
@@ -305,11 +329,11 @@ struct GatherScores {
         multiply<C::first_panels>(0, shared.first.tiles[slot.index]);
         slot.advance();
         if constexpr (C::value_in_key) {
-            wait_tile(&shared.second_bars.full[second.index], second.phase);
-            multiply<C::second_panels>(C::first_panels, shared.second.tiles[second.index]);
-            second.advance();
             wait_tile(&shared.third_bars.full[p_slot.index], p_slot.phase);
             multiply<1>(C::panels - 1, shared.third.tiles[p_slot.index]);
+            wait_tile(&shared.second_bars.full[second.index], second.phase);  // the one that comes last
+            multiply<C::second_panels>(C::first_panels, shared.second.tiles[second.index]);
+            second.advance();
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
@@ -360,6 +384,7 @@ struct GatherScores {
         if (is_first_lane()) shared.rescales[p_slot.index][thread / 32] = follows;
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' p before lane 0 tells output
+        if (C::output_warpgroups > 1 && is_first_lane()) ptx::mbarrier_arrive(&shared.p_full[1][p_slot.index]);
         holds_back = true;
     }
 
@@ -388,10 +413,11 @@ struct GatherScores {
         return __all_sync(~0u, sum[0] <= tile::most<C::dtype> && sum[1] <= tile::most<C::dtype>);
     }
 
-    // Tells output of the p before: late, so that its products run when the tensor unit has nothing else to do.
+    // Tells the first of output of the p before: late, so that its products run when the tensor unit has nothing else
+    // to do.
     __device__ __forceinline__ void publish() {
         const int before = (p_slot.index + C::p_stages - 1) % C::p_stages;
-        if (holds_back && is_first_lane()) ptx::mbarrier_arrive(&shared.p_full[before]);
+        if (holds_back && is_first_lane()) ptx::mbarrier_arrive(&shared.p_full[0][before]);
         holds_back = false;
     }
 
@@ -437,10 +463,11 @@ struct GatherOutput {
 
     __device__ __forceinline__ void run() {
         Cursor<C::tasks> at;
-        for (;;) {
+        for (int next = int(blockIdx.x + gridDim.x);; next += int(gridDim.x)) {
             ptx::mbarrier_wait(&shared.task_bars.full[at.index], at.phase);
             const int blocks = shared.task[at.index].blocks;
             if (blocks == end_of_work) return;
+            if (Part == 0 && next < params.rows.tasks) fetch(next);
             if (blocks == 0) clear();
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block) add(block);
@@ -449,6 +476,21 @@ struct GatherOutput {
             __syncwarp();  // all lanes have read their rows' ends
             if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.task_bars.empty[at.index]);
             at.advance();
+        }
+    }
+
+    // What the next task will wait for comes into L2, while this warpgroup has nothing to do and no sums to keep.
+    __device__ __forceinline__ void fetch(int at) const {
+        const any::GatherLists& lists = params.lists;
+        const GatherTask task = GatherTask::at(params.rows, lists, at);
+        if (thread < gather_tile) {
+            const TileRow row(params.rows, lists, task, thread);
+            ptx::prefetch_l2(any::row_of<Element>(params.q, task.batch, row.head, row.query),
+                             params.head_dim * sizeof(Element));
+        } else if (thread == gather_tile) {
+            const any::KeyList list =
+                lists.list_of_head(task.batch, task.head_kv * lists.group, task.query / lists.sizes.block_q);
+            if (list.step == 1) ptx::prefetch_l2(list.entries, size_t(list.count) * (list.is_wide ? 8 : 4));
         }
     }
 
@@ -469,7 +511,7 @@ struct GatherOutput {
 
     // out += p v, where block 0 begins anew
     __device__ __forceinline__ void add(int block) {
-        ptx::mbarrier_wait(&shared.p_full[p_slot.index], p_slot.phase);
+        ptx::mbarrier_wait(&shared.p_full[Part][p_slot.index], p_slot.phase);
         if (block > 0 && shared.rescales[p_slot.index][thread / 32]) [[unlikely]] {
             const float* factor = shared.factor[p_slot.index] + tile::fragment_row(thread, 0);
 #pragma unroll
@@ -507,17 +549,17 @@ struct GatherOutput {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = tile::fragment_row(thread, 2 * h);
-            auto* const to = static_cast<Element*>(shared.out[task][row]) + 2 * (thread % 4);
+            auto* const to = static_cast<Element*>(shared.out[task][row]);
             const float factor = shared.end[task][row];
-            if (!shared.out[task][row]) continue;
 #pragma unroll
             for (int n = 0; n < C::products; ++n)
 #pragma unroll
-                for (int i = 2 * h; i < C::product_columns / 2; i += 4) {
-                    const int column = Part * C::output_columns + n * C::product_columns + tile::fragment_column(0, i);
-                    if (column < params.head_dim_v)  // a multiple of 8, as the first of this column's 8
-                        *reinterpret_cast<uint32_t*>(to + column) =
-                            tile::pack<C::dtype>(r_out[n][i] * factor, r_out[n][i + 1] * factor);
+                for (int i = 0; i < C::product_columns / 2; i += 16) {
+                    uint32_t words[4];
+                    tile::pack_row<C::dtype>(r_out[n], i, h, factor, thread, words);
+                    const int column = Part * C::output_columns + n * C::product_columns + 2 * i + 8 * (thread % 4);
+                    if (to && column < params.head_dim_v)  // a multiple of 8
+                        __stcs(reinterpret_cast<uint4*>(to + column), uint4{words[0], words[1], words[2], words[3]});
                 }
         }
     }
@@ -541,7 +583,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         for (int i = 0; i < C::p_stages; ++i) {
             ptx::mbarrier_init(&shared.third_bars.full[i], gather_producers);
             ptx::mbarrier_init(&shared.third_bars.empty[i], 4 * C::output_warpgroups);
-            ptx::mbarrier_init(&shared.p_full[i], 4);
+            for (auto& full : shared.p_full) ptx::mbarrier_init(&full[i], 4);
         }
         for (int i = 0; i < C::tasks; ++i) {
             ptx::mbarrier_init(&shared.task_bars.full[i], 1);

@@ -16,39 +16,57 @@ using any::gather_tile, any::GatherTask, any::ListRows, any::TileRow;
 constexpr int gather_panel_bytes = gather_tile * 128;  // 64 columns of a tile's rows
 constexpr int gather_producers = 128;                  // threads that copy listed rows
 
-// Keys of one list, 64 at a time: a warp of the producers has 16 of them and copies their rows, 8 lanes a row.
-// Producers have few registers: what the parameters or the thread's number say is asked again.
-struct ListWalk {
+// A warp of the producers has 16 rows of a tile and copies them, 8 lanes a row.
+struct CopyWarp {
+    __device__ static int lane() { return int(threadIdx.x) % 32; }
+    __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }
+};
+
+// Keys of one list, 64 at a time. Producers have few registers: what the parameters or the thread's number say is asked
+// again. LooksAhead: entries are loaded a block ahead, for two registers more.
+template <bool LooksAhead>
+struct ListWalk : CopyWarp {
     const any::GatherLists& lists;
     const void* entries;
     int places, batch, head_kv, query;
-    int keys[4];  // of the four rows that this lane copies
+    any::ListEntry coming;  // of the next block's key for which this lane stands
+    int keys[4];            // of the four rows that this lane copies
 
     __device__ ListWalk(const any::GatherLists& lists, const GatherTask& task)
         : lists(lists), batch(task.batch), head_kv(task.head_kv), query(task.query) {
         const any::KeyList list = lists.list_of_head(batch, int(head()), query / lists.sizes.block_q);
         entries = list.entries, places = list.count * lists.sizes.block_k;
+        if constexpr (LooksAhead) look_at(0);
     }
 
-    __device__ static int lane() { return int(threadIdx.x) % 32; }
-    __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }  // of the warp
     __device__ int64_t head() const { return int64_t(head_kv) * lists.group; }
     __device__ int blocks() const { return (places + gather_tile - 1) / gather_tile; }
 
-    // The keys of a block. Returns a bit for each of the warp's 16 that there is.
+    // The keys of a block, after those of the block before. Returns a bit for each of the warp's 16 that there is.
     __device__ __forceinline__ uint32_t take(int block) {
-        const int place = block * gather_tile + first_row() + lane() % 16;
+        const int place = place_of(block);
         int key = no_token;
-        if (place < places) {
-            const any::ListSizes& sizes = lists.sizes;
-            const bool at_run_time = sizes.most > 0;
-            const any::KeyList list{entries, at_run_time && lists.call.indices.is_wide,
-                                    at_run_time ? lists.call.indices.entry : 1, 0};
-            key = lists.key_at(list, place, batch * int64_t(lists.heads_q) + head(), query);
-        }
+        if (place < places)
+            key = lists.key_at(list(), entry_of(place), place, batch * int64_t(lists.heads_q) + head(), query);
+        if constexpr (LooksAhead) look_at(block + 1);
 #pragma unroll
         for (int i = 0; i < 4; ++i) keys[i] = __shfl_sync(~0u, key, 4 * i + lane() / 8);
         return __ballot_sync(~0u, key != no_token) & 0xFFFF;
+    }
+
+private:
+    __device__ static int place_of(int block) { return block * gather_tile + first_row() + lane() % 16; }
+    __device__ any::KeyList list() const {
+        const bool at_run_time = lists.sizes.most > 0;
+        return {entries, at_run_time && lists.call.indices.is_wide, at_run_time ? lists.call.indices.entry : 1, 0};
+    }
+    __device__ __forceinline__ any::ListEntry entry_of(int place) const {
+        if constexpr (LooksAhead) return coming;
+        else return lists.entry_at(list(), place);
+    }
+    __device__ __forceinline__ void look_at(int block) {
+        const int place = place_of(block);
+        if (place < places) coming = lists.entry_at(list(), place);
     }
 };
 
@@ -63,9 +81,9 @@ struct SourceRow {
 // this lane copies. Columns from `columns` on become zeros.
 template <int Panels, class Row>
 __device__ __forceinline__ void copy_tile(Row row, int columns, int first, const void* tile) {
-    const int chunk = ListWalk::lane() % 8, row_of_four = ListWalk::lane() / 8;
+    const int chunk = CopyWarp::lane() % 8, row_of_four = CopyWarp::lane() / 8;
     const uint32_t to =
-        ptx::shared_address(tile) + (ListWalk::first_row() + row_of_four) * 128 + ((chunk ^ row_of_four) << 4);
+        ptx::shared_address(tile) + (CopyWarp::first_row() + row_of_four) * 128 + ((chunk ^ row_of_four) << 4);
     const auto copy = [&](int i, int panels) {
         const auto source = row(i);
         const auto* const from = source.columns + 64 * first + 8 * chunk;
@@ -86,9 +104,9 @@ __device__ __forceinline__ void copy_tile(Row row, int columns, int first, const
 }
 
 // The same of a walk's keys.
-template <int Panels, class Element>
-__device__ __forceinline__ void copy_rows(const ListWalk& walk, const Element* rows, int64_t stride, int columns,
-                                          int first, const void* tile) {
+template <int Panels, bool LooksAhead, class Element>
+__device__ __forceinline__ void copy_rows(const ListWalk<LooksAhead>& walk, const Element* rows, int64_t stride,
+                                          int columns, int first, const void* tile) {
     const auto row = [&](int i) {
         return SourceRow<Element>{rows + walk.keys[i] * stride, walk.keys[i] != no_token};
     };

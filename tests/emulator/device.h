@@ -92,6 +92,14 @@ template <class T>
 T __ldg(const T* from) {
     return *from;
 }
+template <class T>
+T __ldcs(const T* from) {
+    return *from;
+}
+template <class T>
+void __stcs(T* to, T x) {
+    *to = x;
+}
 // Blocks run on several threads of the host.
 template <class T, class U>
 T atomicAdd(T* to, U x) {
