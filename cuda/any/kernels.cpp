@@ -64,12 +64,12 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
 // L2, or from what lies nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that
 // share a list.
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
-constexpr double row_cycles = 560, key_cycles = 3000;    // of an SM: a key has a CTA
+constexpr double row_cycles = 390, key_cycles = 1200;    // of an SM: that a row or a key takes beside its pairs
 constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
 struct GatherWork {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double fetches;              // of both rows of a pair
-    int64_t rows, keys;          // keys: where they have CTAs
+    int64_t rows, keys;          // keys: where they have warps
     double launch_us;
 };
 Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWork& work) {

@@ -197,12 +197,13 @@ const char* gather_forward_fits(const Problem& p) {
 }
 
 // Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or
-// the way of its keys' rows from L2. Read off lists of 1,024 and 2,048 keys (H200).
+// the way of its keys' rows from L2. A task has its rows of q and out beside. Read off lists of 512 to 2,048 keys (H200).
 template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
-    constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.53, elements = 1950;
-    constexpr double fetched_bytes = 25, task = 3000;  // a cycle of an SM; cycles
+    constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
+    constexpr double fetched_bytes = 32, task_bytes = 21;  // a cycle of an SM
+    constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / task_bytes;
     constexpr double launch = 4;                       // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
