@@ -79,7 +79,7 @@ def kinds(values):
     if not names:
         return None
     pages = [kind for kind in SAME_PAGES if kind in found]
-    figure, panels = blank(width=7.2, ncols=2, sharey=True, width_ratios=[2, 1])
+    figure, panels = blank(width=7.2, height=2.8, ncols=2, sharey=True, width_ratios=[2, 1])
     for axes, shown, line in zip(panels, ([kind for kind in found if kind not in pages], pages), ("o", "o-")):
         for name in names:
             places = [place for place, kind in enumerate(shown) if f"s1.{name}.{kind}" in values]
@@ -100,7 +100,7 @@ def budgets(values):
     found = {tokens: sizes for tokens in lengths if (sizes := tables.found_numbers(values, f"s1.size.{tokens}"))}
     if not found:
         return None
-    figure, panels = blank(width=7.2, height=2.8, ncols=len(found), sharey=True, squeeze=False)
+    figure, panels = blank(width=7.2, height=2.6, ncols=len(found), sharey=True, squeeze=False)
     for axes, (tokens, sizes) in zip(panels[0], found.items()):
         for name in (*MAIN, BETTER):
             there = [one for one in sizes if f"s1.size.{tokens}.{one}.{name}.percent" in values]
@@ -205,23 +205,22 @@ def speed(values):
     devices = [device for device in ("cpu", "cuda") if f"speed.{device}.machine" in values]
     if not devices:
         return None
-    figure, panels = blank(width=7.2, height=0.6 + 2 * len(devices), nrows=len(devices), ncols=2, squeeze=False)
-    for row, device in zip(panels, devices):
+    shown = [(device, part) for device in devices for part in ("layer", "backward")]
+    figure, panels = blank(width=7.2, height=2.6, ncols=len(shown), sharey=True, squeeze=False)
+    for axes, (device, part) in zip(panels[0], shown):
         lengths = tables.found_numbers(values, f"speed.{device}", ".batch")
-        for axes, part in zip(row, ("layer", "backward")):
-            for name in MAIN:
-                there = [tokens for tokens in lengths if f"speed.{device}.{tokens}.{name}.{part}" in values]
-                shares = [values[f"speed.{device}.{tokens}.{name}.{part}"] for tokens in there]
-                if there:
-                    axes.plot(there, shares, "o-", color=colour(name), label=name, markersize=4)
-            axes.axhline(1, color=colour("dense"), linewidth=0.8)
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_xticks(lengths, [f"{tokens / 1024:.0f}K" for tokens in lengths])
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.set_title(f"{values[f'speed.{device}.machine']}, {'forward' if part == 'layer' else part}", fontsize=8)
-        row[0].set_ylabel("share of dense attention's time")
-    for axes in panels[-1]:
+        for name in MAIN:
+            there = [tokens for tokens in lengths if f"speed.{device}.{tokens}.{name}.{part}" in values]
+            shares = [values[f"speed.{device}.{tokens}.{name}.{part}"] for tokens in there]
+            if there:
+                axes.plot(there, shares, "o-", color=colour(name), label=name, markersize=4)
+        axes.axhline(1, color=colour("dense"), linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{tokens / 1024:.0f}K" for tokens in lengths])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{values[f'speed.{device}.machine']}, {'forward' if part == 'layer' else part}", fontsize=8)
         axes.set_xlabel("tokens")
+    panels[0, 0].set_ylabel("share of dense attention's time")
     legend(figure, panels[0, 0])
     return figure

@@ -101,7 +101,7 @@ def masks():
     """The masks of patterns with equally many keys a row: queries down, keys to the right."""
     tokenizer = Words()
     text = patterns.Text(tokenizer, tokenizer.ids(SOURCE.read_text()))
-    figure, panels = figures.blank(width=7.2, height=4, nrows=2, ncols=4)
+    figure, panels = figures.blank(width=7.2, height=3.4, nrows=2, ncols=4)
     for axes, name in zip(panels.flat, MASKS):
         keep = patterns.make(name, text, BUDGET)[0].to_mask(len(text))[0, 0]
         axes.imshow(keep, cmap=ListedColormap(["white", figures.colour(name)]), interpolation="nearest")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What the result lines say, as numbers with names, of which alone REPORT.md and its tables and figures are made.
+"""What the result lines say, as numbers with names, of which alone the report's are made, and its tables and figures.
 
     python3 bench/quality/summary.py [--results DIR]     prints every number with its name
 

@@ -361,19 +361,46 @@ def test_keys_of_a_row_are_told_apart():
     assert keys == np.flatnonzero(row).tolist()
 
 
-# ---- the report that is there ----
+# ---- the report and the appendix that are there ----
 
 
-def test_report_agrees_with_the_results():
+@pytest.fixture(scope="module", params=report.PAPERS, ids=lambda paper: paper.stem)
+def paper(request):
+    return request.param.read_text()
+
+
+def test_papers_agree_with_the_results(paper):
+    assert report.render(paper, summary.summarise()) == paper, "run bench/quality/report.py"
+    assert len(report.NUMBER.findall(paper)) > 10 and report.TABLE.findall(paper)
+
+
+def test_every_number_names_its_result(paper):
+    assert report.loose_numbers(paper) == []
+
+
+def test_figures_of_the_papers_are_there(paper):
+    named = re.findall(r"!\[[^]]*\]\(([^)]+)\)", paper)
+    assert named and all((report.FOLDER / name).is_file() for name in named)
+    assert named == [f"figures/{name}.svg" for name in report.figures_of(paper)]
+
+
+def test_the_report_points_at_all_of_the_appendix():
+    parts = re.findall(r"^## (\w) ", report.APPENDIX.read_text(), flags=re.M)
+    pointers = set(re.findall(r"\[([A-Z])\]\(" + report.APPENDIX.name + r"\)", report.REPORT.read_text()))
+    assert parts == sorted(parts) and pointers == set(parts)
+    assert f"]({report.REPORT.name})" in report.APPENDIX.read_text()
+
+
+def test_the_report_has_four_to_six_pages():
+    """References and all: pages of 550 words, of 50 lines of a table, or of figures 6.5 inches wide and 9 high."""
     text = report.REPORT.read_text()
-    assert report.render(text, summary.summarise()) == text, "run bench/quality/report.py"
-    assert len(report.NUMBER.findall(text)) > 10 and len(report.TABLE.findall(text)) >= 2
+    prose = re.sub(r"!\[.*?\]\(.*?\)|<!--.*?-->", "", report.TABLE.sub("", text))
+    lines = sum(match[0].count("\n|") for match in report.TABLE.finditer(text))
+    shapes = [size_of(report.FOLDER / "figures" / f"{name}.svg") for name in report.figures_of(text)]
+    inches = sum(6.5 * height / max(width, 6.5 * 72) for width, height in shapes)
+    assert 4 <= len(re.findall(r"\S*\w\S*", prose)) / 550 + lines / 50 + inches / 9 <= 6
 
 
-def test_every_number_names_its_result():
-    assert report.loose_numbers(report.REPORT.read_text()) == []
-
-
-def test_figures_of_the_report_are_there():
-    named = re.findall(r"!\[[^]]*\]\(([^)]+)\)", report.REPORT.read_text())
-    assert named and all((report.REPORT.parent / name).is_file() for name in named)
+def size_of(picture):
+    """Width and height in points."""
+    return [float(side) for side in re.search(r'viewBox="0 0 (\S+) (\S+)"', picture.read_text()).groups()]
