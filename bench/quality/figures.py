@@ -219,7 +219,7 @@ def speed(values):
         axes.set_yscale("log")
         axes.set_xticks(lengths, [f"{tokens / 1024:.0f}K" for tokens in lengths])
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{values[f'speed.{device}.machine']}, {'forward' if part == 'layer' else part}", fontsize=8)
+        axes.set_title(f"{values[f'speed.{device}.machine']}\n{'forward' if part == 'layer' else part}", fontsize=7)
         axes.set_xlabel("tokens")
     panels[0, 0].set_ylabel("share of dense attention's time")
     legend(figure, panels[0, 0])
