@@ -30,15 +30,16 @@
 // that name more keys than L2 has room for sums are slower still. What would halve both is two CTAs that have half the
 // columns of 128 heads each.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 790 in the
-// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 384, among 32K 333, among 128K 321; 64 heads 289; lists
-// of 512 among 4K 309; 16 heads of 128 60, 64 heads of 128 234, of 256 238. With the same bits in every call, in that
-// order: 185, 182, 181; 174; 164; 30, 117, 141. 16 and 64 heads of 128, and 64 of 256, reached 65, 253 and 253 in a run
-// before; what cost them is mended, and was not timed since.
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 776 in the
+// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 386, among 32K 341, among 128K 329; 64 heads 293; lists
+// of 512 among 4K 326; 16 heads of 128 63, 64 heads of 128 248, of 256 255. With the same bits in every call: 186 among
+// 16K, 174 with 64 heads, 168 for lists of 512 (in another run).
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
-// the warpgroup that makes neither p nor ds (371 to 381); keys of the next block brought into L2 ahead (365).
+// the warpgroup that makes neither p nor ds (371 to 381); keys of the next block brought into L2 ahead (365);
+// q, dout and the list of the next task brought there by the warpgroup that makes neither p nor ds (384 where 386 were
+// reached).
 #pragma once
 
 #include <algorithm>
@@ -526,14 +527,32 @@ struct GatherGradients {
         for (int h = 0; h < 2; ++h) {
             const TileRow row(params.rows, params.lists, task, tile::fragment_row(thread, 2 * h));
             Element* const to = any::row_of<Element>(params.dq, task.batch, row.head, row.query);
+            // Where integers are added, registers that the quad's exchange needs would be spilled (2 % slower).
+            if constexpr (A == Adding::integers)
+                store_pairs(row.is_there ? to : nullptr, h, factor);
+            else
+                store_chunks(row.is_there ? to : nullptr, h, factor);
+        }
+    }
+
+    // Row `half` of dq, or nothing: two columns at a time as they lie in registers, or the eight of which a quad gives
+    // each lane its own. Numbers of columns are multiples of 8.
+    __device__ __forceinline__ void store_pairs(Element* to, int half, float factor) const {
 #pragma unroll
-            for (int i = 0; i < own_panels * 32; i += 16) {
-                uint32_t words[4];
-                tile::pack_row<C::dtype>(dq, i, h, factor, thread, words);
-                const int column = 64 * first_panel + 2 * i + 8 * (thread % 4);
-                if (row.is_there && column < params.head_dim)  // a multiple of 8
-                    *reinterpret_cast<uint4*>(to + column) = {words[0], words[1], words[2], words[3]};
-            }
+        for (int i = 2 * half; i < own_panels * 32; i += 4) {
+            const int column = 64 * first_panel + tile::fragment_column(thread, i);
+            if (to && column < params.head_dim)
+                *reinterpret_cast<uint32_t*>(to + column) = tile::pack<C::dtype>(dq[i] * factor, dq[i + 1] * factor);
+        }
+    }
+    __device__ __forceinline__ void store_chunks(Element* to, int half, float factor) const {
+#pragma unroll
+        for (int i = 0; i < own_panels * 32; i += 16) {
+            uint32_t words[4];
+            tile::pack_row<C::dtype>(dq, i, half, factor, thread, words);
+            const int column = 64 * first_panel + 2 * i + 8 * (thread % 4);
+            if (to && column < params.head_dim)
+                *reinterpret_cast<uint4*>(to + column) = {words[0], words[1], words[2], words[3]};
         }
     }
 };
