@@ -32,8 +32,8 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 776 in the
 // same run): 128 heads, 576/512, lists of 2,048 among 16K keys 386, among 32K 341, among 128K 329; 64 heads 293; lists
-// of 512 among 4K 326; 16 heads of 128 63, 64 heads of 128 248, of 256 255. With the same bits in every call: 186 among
-// 16K, 174 with 64 heads, 168 for lists of 512 (in another run).
+// of 512 among 4K 326; 16 heads of 128 63, 64 heads of 128 248, of 256 255. With the same bits in every call, in a run of
+// their own (GEMM 784), in that order: 197, 192, 190; 180; 173; 30, 117, 142.
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
