@@ -112,6 +112,18 @@ TEST(widest_heads) {
     }
 }
 
+// The first keys are seen by all queries, so that all warps of a CTA take turns at them; the others have a warp each,
+// and the last CTA has fewer keys than warps.
+TEST(keys_that_all_and_few_queries_list) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const Kind& kind : kinds) {
+        Case c = case_of(kind, "causal & (sink(2) | window(3,0))");
+        c.seq_q = c.seq_k = 701, c.heads_q = 2;
+        demand_truth(context, std::string("any_gather_forward_") + kind.name + ",any_gather_backward_" + kind.name, c);
+    }
+}
+
 TEST(values_in_keys) {
     NEEDS_GPU();
     const Context context = make_context();
