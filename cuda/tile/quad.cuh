@@ -22,7 +22,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
         }
 }
 
-// Of 32 columns of a tile, values from `first` on, a quad's row `half`: lane t has the 8 columns from 8 t on.
+// A quad's row `half` of 32 columns, whose values lie from `first` on: lane t gets the 8 columns from 8 t on.
 template <Dtype D, int Values>
 __device__ __forceinline__ void pack_row(const float (&tile)[Values], int first, int half, float factor, int lane,
                                          uint32_t (&words)[4]) {
