@@ -41,17 +41,26 @@ enum class Node : uint8_t {
 constexpr std::string_view magic = "SPATTNP1";
 constexpr size_t head_size = magic.size() + 8;
 
+// The bytes of nodes or, where nobody wants them, their number alone: of long lists half a gigabyte.
 class ByteWriter {
 public:
-    void node(Node node) { bytes_ += char(node); }
+    enum class Keeps { bytes, size };
+    explicit ByteWriter(Keeps keeps) : keeps_(keeps) {}
+
+    void node(Node node);
     void number(int64_t number);
     void string(const std::string& text);
     void array(const IndexArray& array);
     const std::string& bytes() const { return bytes_; }
+    size_t size() const { return size_; }
 
 private:
+    char* room(size_t size);  // where the next so many bytes go; null where they are not kept
     template <size_t width>
     void integers(const IndexArray& array);
+
+    const Keeps keeps_;
+    size_t size_ = 0;
     std::string bytes_;
 };
 

@@ -10,15 +10,24 @@ void store(uint64_t number, char* to) {
 }
 }  // namespace
 
+char* ByteWriter::room(size_t size) {
+    size_ += size;
+    if (keeps_ == Keeps::size) return nullptr;
+    bytes_.resize(size_);
+    return &bytes_[size_ - size];
+}
+
+void ByteWriter::node(Node node) {
+    if (char* const to = room(1)) *to = char(node);
+}
+
 void ByteWriter::number(int64_t number) {
-    char bytes[8];
-    store<8>(uint64_t(number), bytes);
-    bytes_.append(bytes, 8);
+    if (char* const to = room(8)) store<8>(uint64_t(number), to);
 }
 
 void ByteWriter::string(const std::string& text) {
     number(int64_t(text.size()));
-    bytes_ += text;
+    if (char* const to = room(text.size())) text.copy(to, text.size());
 }
 
 // As narrow as the numbers allow: equal patterns have equal bytes, whatever the caller's width was.
@@ -31,24 +40,24 @@ void ByteWriter::array(const IndexArray& array) {
 // All room is made at once: a hundred million indices are half a gigabyte.
 template <size_t width>
 void ByteWriter::integers(const IndexArray& array) {
-    bytes_ += char(width);
+    if (char* const to = room(1)) *to = char(width);
     number(array.size());
-    const size_t begin = bytes_.size();
-    bytes_.resize(begin + size_t(array.size()) * width);
-    for (int64_t i = 0; i < array.size(); ++i) store<width>(uint64_t(array[i]), &bytes_[begin + size_t(i) * width]);
+    char* const to = room(size_t(array.size()) * width);
+    if (!to) return;
+    for (int64_t i = 0; i < array.size(); ++i) store<width>(uint64_t(array[i]), to + size_t(i) * width);
 }
 
 std::string save_pattern(const Pattern& pattern) {
-    ByteWriter body, head;
+    ByteWriter body(ByteWriter::Keeps::bytes), head(ByteWriter::Keeps::bytes);
     pattern.save(body);
     head.number(int64_t(hash_identity(body.bytes())));
     return std::string(magic) + head.bytes() + body.bytes();
 }
 
 size_t saved_size(const Pattern& pattern) {
-    ByteWriter body;
+    ByteWriter body(ByteWriter::Keeps::size);
     pattern.save(body);
-    return head_size + body.bytes().size();
+    return head_size + body.size();
 }
 
 }  // namespace spattn

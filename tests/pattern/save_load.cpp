@@ -12,7 +12,7 @@ using namespace trees;
 namespace {
 
 std::string with_hash(const std::string& body) {
-    ByteWriter hash;
+    ByteWriter hash(ByteWriter::Keeps::bytes);
     hash.number(int64_t(hash_identity(body)));
     return "SPATTNP1" + hash.bytes() + body;
 }
@@ -24,7 +24,9 @@ bool survives(const std::string& bytes) {
     try {
         const PatternRef pattern = load(bytes);
         CHECK(!pattern->print().empty());
-        CHECK(load(save_pattern(*pattern))->identity() == pattern->identity());
+        const std::string saved = save_pattern(*pattern);
+        CHECK_EQ(saved_size(*pattern), saved.size());
+        CHECK(load(saved)->identity() == pattern->identity());
         return true;
     } catch (const Error& error) {
         CHECK_EQ(error.status, SPATTN_E_FORMAT);
@@ -116,7 +118,7 @@ TEST(every_flipped_bit_is_noticed) {
 
 TEST(bytes_that_lie) {
     const auto node = [](Node tag, std::vector<int64_t> numbers) {
-        ByteWriter w;
+        ByteWriter w(ByteWriter::Keeps::bytes);
         w.node(tag);
         for (int64_t n : numbers) w.number(n);
         return w.bytes();
