@@ -373,7 +373,7 @@ def main():
     print(f"torch {torch.__version__}, {options.dtype}, {options.threads} threads; ratio: the peer's time over ours\n")
     print(f"{'case':<22} {'pass':<9}{'ours us':>11} {'GFLOP/s':>8}" + "".join(f"{peer:>22}" for peer in PEERS))
     with tempfile.TemporaryDirectory() as folder:
-        out = open(options.json, "a") if options.json else None
+        out = open(options.json, "a", buffering=1) if options.json else None  # a run that is stopped leaves its lines
         for case in cases:
             run_case(options, case, folder, out)
 

@@ -143,7 +143,7 @@ struct GatheredKey : GatherWarp<D, Width> {
     using Base = GatherWarp<D, Width>;
     using typename Base::T, typename Base::Real;
     using Base::lane, Base::tile, Base::count, Base::share;
-    static constexpr int64_t few_rows = 256;  // that a warp alone has done with before others feel the lack of it
+    static constexpr int64_t few_rows = 256;  // eight tiles of a warp; other numbers were not tried
 
     const GatherBackwardParams<Real>& params;
     const GatherLists& lists;
@@ -301,7 +301,7 @@ struct GatherBackwardLaunch {
         const bool by_key = Step == GatherStep::keys;
         const int64_t own = padded(p.head_dim) + padded(p.head_dim_v);
         const GatherShape shape = gather_shape<Real>(args.device, own + (by_key ? own : padded(p.head_dim)));
-        params.share = by_key ? 1 : share_of_row(params.rows, shape);
+        params.share = share_of_row(params.rows, shape);  // of queries: by key the kernel sees how many rows there are
         params.warp_bytes = shape.warp_bytes;
         const int64_t ctas = divide_up(by_key ? params.keys : params.rows * params.share, shape.warps);
         const bool is_wide = by_key ? reads_wide<D>(p, {args.q, args.dout}) : reads_wide<D>(p, {args.k, args.v});

@@ -20,8 +20,8 @@
 //               second      |           | p1 v1 |           |
 //
 //             p v begins under the next block's softmax, when the tensor unit has nothing else to do. Where there are
-//             two, that of the second runs beside the next scores: its tiles' ring is the shorter one, and a tile that
-//             is free earlier comes again before scores want it
+//             two warpgroups, that of the second begins beside the next scores: the ring of its tiles is the shorter
+//             one, and a tile that is free earlier comes again before scores want it
 //   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
 //
@@ -31,8 +31,8 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 801 in
 // the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 598, among 128K 588; 64 heads 564; lists of 512 among
-// 4K 455; 16 heads of 128 75, 64 heads of 128 298, of 256 458. A block takes 1.7 us, and a task 6 us beside its blocks.
-// Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
+// 4K 455; 16 heads of 128 75, 64 heads of 128 298, of 256 458. Lists of 512, 1,024 and
+// 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks. Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
 // and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). With 576 columns, whose
 // producers have no registers left: entries of lists loaded a block ahead (2 % slower), and the next task's rows brought
 // into L2 by producers (4 %).

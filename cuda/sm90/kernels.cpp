@@ -202,9 +202,9 @@ template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
     constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
-    constexpr double fetched_bytes = 32, task_bytes = 21;  // a cycle of an SM
-    constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / task_bytes;
-    constexpr double launch = 4;                       // us
+    constexpr double fetched_bytes = 32, row_bytes = 21;  // a cycle of an SM
+    constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / row_bytes;  // cycles
+    constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
