@@ -7,9 +7,15 @@
 
 namespace spattn::ptx {
 
-// Four floats at a multiple of 16 bytes; each is added atomically, the four together are not.
+// What createpolicy.fractional.L2::evict_last.b64 makes for all of an access: L2 makes room with other lines first.
+// https://github.com/NVIDIA/cutlass (CacheHintSm90) has the same number.
+inline constexpr uint64_t l2_evict_last = 0x14F0000000000000;
+
+// Four floats at a multiple of 16 bytes; each is added atomically, the four together are not. They stay in L2, where
+// they will be added to again, while what is read once passes through it.
 __device__ __forceinline__ void add_global(float* to, float a, float b, float c, float d) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+    asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(a),
+                 "f"(b), "f"(c), "f"(d), "l"(l2_evict_last)
                  : "memory");
 }
 

@@ -27,13 +27,13 @@
 //
 // What binds: L2. A block of 64 keys of 576 columns is 5504 cycles of the tensor unit, and takes about 13,000: L2 gives
 // 72 KiB of keys and adds 144 KiB of floats, whose limit is 3.8 TB/s. Without the additions a block takes 10,000. Lists
-// that name more keys than L2 has room for sums are slower still. What would halve both is two CTAs that have half the
-// columns of 128 heads each.
+// that name more keys than L2 has room for sums are slower still, less so since sums stay there before all else: 341,
+// 329 and 293 became 372, 359 and 313. What would halve both is two CTAs that have half the columns of 128 heads each.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 776 in the
-// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 386, among 32K 341, among 128K 329; 64 heads 293; lists
-// of 512 among 4K 326; 16 heads of 128 63, 64 heads of 128 248, of 256 255. With the same bits in every call, in a run of
-// their own (GEMM 784), in that order: 197, 192, 190; 180; 173; 30, 117, 142.
+// Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 782 in the
+// same run): 128 heads, 576/512, lists of 2,048 among 16K keys 387, among 32K 372, among 128K 359; 64 heads 313; lists
+// of 512 among 4K 327; 16 heads of 128 64, 64 heads of 128 251, of 256 250. With the same bits in every call, in a run
+// of their own (GEMM 784), in that order: 197, 192, 190; 180; 173; 30, 117, 142.
 //
 // Tried and dropped (128 heads, 16K, in other runs, which waver by 1 %): additions of rows of 32 bytes, as accumulators
 // lie (301); panels of keys that come and go in threes, so that scores begin with the first (381); most of dk and dv by
