@@ -15,6 +15,7 @@ import fnmatch
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -234,13 +235,13 @@ def run_one(job):
 def ask_child(job, limit):
     """{pass: us}, with "failed: reason" for each offered pass that did not end well."""
     child = subprocess.Popen([sys.executable, __file__, "--one", json.dumps(job)], stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)
+                             stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=limit)
         lines = err.strip().splitlines() or [""]
         reason = f"signal {-child.returncode}" if child.returncode < 0 else lines[-1][:100]
     except subprocess.TimeoutExpired:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)  # torch.compile has workers, which would take cores from the next peer
         out, reason = child.communicate()[0], f"more than {limit} s"
     result = {}
     for line in out.splitlines():
