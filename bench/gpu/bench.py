@@ -4,7 +4,6 @@
 
     python3 bench/gpu/bench.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward] [--no-flex]
                                [--sweep] [--out bench/results]
-    python3 bench/gpu/bench.py --plot FILE.svg --lines FILE.jsonl [FILE.jsonl...]
 
 One JSON line for each case and peer goes to <out>/<gpu>.jsonl; --sweep runs five patterns over 4K to 128K tokens
 instead, into <out>/<gpu>_sweep.jsonl. Peers that this python has are measured here (torch, and FA4 where its wheel is
@@ -19,7 +18,14 @@ import json
 import sys
 import traceback
 
-from options import make_parser, parse
+import cases
+import torch
+from abi import Library
+from beside import run_case
+from dense import Dense
+from measure import empty_us
+from options import make_library_parser
+from report import digits, first_line, origin, results_file
 
 
 def describe(line):
@@ -35,14 +41,6 @@ def describe(line):
 
 def run(options):
     """Runs the cases; how many failed."""
-    import cases
-    import torch
-    from abi import Library
-    from beside import run_case
-    from dense import Dense
-    from measure import empty_us
-    from report import digits, first_line, origin, results_file
-
     chosen = [case for case in (cases.sweep() if options.sweep else cases.CASES)
               if fnmatch.fnmatch(case.name, options.case) and set(case.passes) & set(options.passes)]
     if not chosen:
@@ -69,12 +67,11 @@ def run(options):
 
 
 def main():
-    parser = make_parser(__doc__)
+    parser = make_library_parser(__doc__)
     parser.add_argument("--case", default="*")
     parser.add_argument("--sweep", action="store_true", help="five patterns over 4K to 128K tokens instead")
     parser.add_argument("--no-flex", action="store_true")
-    options = parse(parser, "draw", ["forward", "backward"])
-    return 1 if options and run(options) else 0
+    return 1 if run(parser.parse_args()) else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 
     python3 bench/gpu/crossings.py --library build/libsparseattn.so [--pass forward|backward] [--no-flex]
                                    [--mask GLOB] [--out bench/results]
-    python3 bench/gpu/crossings.py --plot FILE.svg --lines FILE.jsonl [FILE.jsonl...]
 
 8 heads of 64 columns, bf16, one mask for all of them. Its tokens are `scattered` at random, or `clustered`: of the
 blocks of 64 x 64 the square root of the share, and as much of the tokens in these. Each query sees itself, too. Each of
@@ -32,7 +31,7 @@ from abi import Library
 from cases import Case, full
 from dense import Dense
 from measure import peer_us
-from options import make_parser, parse
+from options import make_library_parser
 from report import digits, first_line, origin, results_file
 from truth import Tensors, agree, max_error
 
@@ -221,12 +220,10 @@ def run(options):
 
 
 def main():
-    parser = make_parser(__doc__)
+    parser = make_library_parser(__doc__)
     parser.add_argument("--mask", default="*", help=f"of {', '.join(MASKS)}")
     parser.add_argument("--no-flex", action="store_true")
-    options = parse(parser, "draw_crossings", ["forward"])
-    if options:
-        run(options)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 
     python3 bench/gpu/lists.py --library build/libsparseattn.so [--case GLOB] [--pass forward|backward]
                                [--out bench/results]
-    python3 bench/gpu/lists.py --plot FILE.svg --lines FILE.jsonl [FILE.jsonl...]
 
 Of a case: queries of so many heads on one key head, each query with a list of its own. 31 of 32 listed keys lie within
 the last 20,000 before the query, as in DeepSeek's demonstration of its sparse attention. Inputs N(0,1); times as in
@@ -28,7 +27,7 @@ from abi import DTYPES, Library, ffi, sized
 from cases import DETERMINISTIC
 from dense import Dense
 from measure import gemm_tflops, sustained_us, time_us
-from options import make_parser, parse
+from options import make_library_parser
 from products import Products
 from report import digits, first_line, origin, results_file
 from truth import agree, difference
@@ -208,11 +207,9 @@ def run_case(library, peers, case, passes, write):
 
 
 def main():
-    parser = make_parser(__doc__)
+    parser = make_library_parser(__doc__)
     parser.add_argument("--case", default="*")
-    options = parse(parser, "draw_lists", ["forward"])
-    if not options:
-        return
+    options = parser.parse_args()
     library, common = Library(options.library), origin(options.toolkit)
     peers = Peers(library)
     with results_file(options.out, "_lists").open("w") as stream:

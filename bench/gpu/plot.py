@@ -1,7 +1,15 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The lines of the benches of this folder as pictures. Those of bench.py: patterns of several lengths over the length,
-all other cases as a list. Those of lists.py: bars. Those of crossings.py: times over the share of tokens kept."""
+"""Lines of one of the benches of this folder as a picture. It needs matplotlib alone.
+
+    python3 bench/gpu/plot.py PICTURE.svg LINES.jsonl [LINES.jsonl...]
+
+Those of bench.py: patterns of several lengths over the length, all other cases as a list. Those of lists.py: bars.
+Those of crossings.py: times over the share of tokens kept. Those of torch_op.py: times over the length.
+"""
+import argparse
 import json
+import pathlib
 import re
 
 import matplotlib
@@ -23,27 +31,17 @@ STYLES = {  # of crossings.py
     "FlexAttention": dict(color="C5", marker="x", linestyle="--"),
     "dense": dict(color="C7", marker="x", linestyle="--"),
 }
+STEPS = {  # of torch_op.py
+    "ours": "sparseattn.torch", "flex": "FlexAttention", "fa4": "FA4", "sdpa": "dense SDPA, causal"}
 RATE, SPEEDUP = "TFLOP/s on kept pairs", "times as fast as the best dense kernel"
-
-
-def lines_of(files):
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def save(figure, picture, gpu):
-    figure.suptitle(f"{gpu}, cold L2")
-    figure.tight_layout(rect=(0, 0, 1, 0.99))
-    # The same file for the same lines, and letters as letters.
-    matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none"})
-    figure.savefig(picture, metadata={"Date": None})
 
 
 # ---- bench.py ----
 
-def read(files):
+def by_case(lines):
     """(case, pass) -> its line, with the best peer of the same run as `best_tflops`, and torch's as `torch_tflops`."""
     results = {}
-    for line in lines_of(files):
+    for line in lines:
         if "failed" in line:
             continue
         result = results.setdefault((line["case"], line["pass"]), line | {"best_tflops": None, "torch_tflops": None})
@@ -102,8 +100,8 @@ def draw_cases(axes, results, names):
     rate.legend(fontsize="x-small")
 
 
-def draw(files, picture):
-    results = read(files)
+def draw_rates(lines):
+    results = by_case(lines)
     over_length = families(results)
     in_family = {case for cases in over_length.values() for case in cases.values()}
     names = list(dict.fromkeys(case for case, _ in results if case not in in_family))
@@ -114,14 +112,13 @@ def draw(files, picture):
         draw_lengths(row, results, over_length, what)
     if names:
         draw_cases(axes[-1], results, names)
-    save(figure, picture, next(iter(results.values()))["gpu"])
+    return figure
 
 
 # ---- lists.py ----
 
-def draw_lists(files, picture):
+def draw_lists(lines):
     """A panel a pass; a case has a bar for each peer, from where both are as fast to how much faster the library is."""
-    lines = lines_of(files)
     of_pass = {what: [line for line in lines if line["pass"] == what] for what in PASSES}
     panels = {what: cases for what, cases in of_pass.items() if cases}
     heights = [1 + 0.4 * len(cases) for cases in panels.values()]
@@ -141,14 +138,14 @@ def draw_lists(files, picture):
         axis.grid(alpha=0.3, axis="x")
         axis.set_axisbelow(True)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper left", fontsize="x-small")
-    save(figure, picture, lines[0]["gpu"])
+    return figure
 
 
 # ---- crossings.py ----
 
-def draw_crossings(files, picture):
+def draw_crossings(lines):
     """A panel a mask and pass, with a line for each family and, dashed, each peer; the plan's choice is ringed."""
-    lines = [line for line in lines_of(files) if "us" in line]
+    lines = [line for line in lines if "us" in line]
     masks = list(dict.fromkeys(line["mask"] for line in lines))
     passes = [what for what in PASSES if any(line["pass"] == what for line in lines)]
     densities = sorted({line["density"] for line in lines})
@@ -169,4 +166,54 @@ def draw_crossings(files, picture):
             axis.grid(alpha=0.3)
         row[0].set_ylabel("us")
     axes[0, 0].legend(fontsize="x-small")
-    save(figure, picture, lines[0]["gpu"])
+    return figure
+
+
+# ---- torch_op.py ----
+
+def draw_steps(lines):
+    """A panel a pattern, with a line for each peer."""
+    patterns, tokens = (sorted({line[key] for line in lines}) for key in ("pattern", "tokens"))
+    figure, axes = pyplot.subplots(1, len(patterns), figsize=(10, 4), sharey=True, squeeze=False)
+    for axis, pattern in zip(axes[0], patterns):
+        for peer, label in STEPS.items():
+            points = [(line["tokens"], line["us"] / 1e3) for line in lines
+                      if (line["pattern"], line["peer"]) == (pattern, peer)]
+            if points:
+                axis.plot(*zip(*points), marker="o", label=label)
+        axis.set(xscale="log", yscale="log", title=pattern, xlabel="tokens")
+        axis.set_xticks(tokens, [f"{n >> 10}K" for n in tokens])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("forward and backward, ms")
+    axes[0, 0].legend(fontsize="x-small")
+    return figure
+
+
+# ---- all of them ----
+
+# By a key that only that bench's lines have, what draws them and what their rates were measured with.
+DRAWINGS = {"speedup_naive": (draw_lists, "cold L2"), "family": (draw_crossings, "cold L2"),
+            "first_ms": (draw_steps, "back to back"), "tflops_sustained": (draw_rates, "cold L2")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=pathlib.Path, metavar="PICTURE.svg")
+    parser.add_argument("files", type=pathlib.Path, nargs="+", metavar="LINES.jsonl")
+    options = parser.parse_args()
+    lines = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
+    kinds = [drawing for key, drawing in DRAWINGS.items() if any(key in line for line in lines)]
+    if not kinds:
+        parser.error("no line of a bench of this folder")
+    draw, how = kinds[0]
+    # The same file for the same lines, and letters as letters.
+    matplotlib.rcParams.update({"svg.hashsalt": "sparseattn", "svg.fonttype": "none"})
+    figure = draw(lines)
+    figure.suptitle(f"{lines[0]['gpu']}, {how}")
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    figure.savefig(options.picture, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

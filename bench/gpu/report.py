@@ -34,6 +34,6 @@ def first_line(error):
 
 def results_file(folder, suffix=""):
     gpu = torch.cuda.get_device_name().lower().replace("nvidia ", "")
-    file = pathlib.Path(folder) / (re.sub("[^a-z0-9]", "_", gpu) + suffix + ".jsonl")
+    file = folder / (re.sub("[^a-z0-9]", "_", gpu) + suffix + ".jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
     return file

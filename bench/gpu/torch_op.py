@@ -5,31 +5,33 @@ compiled FlexAttention and, where its wheel is on PYTHONPATH, FA4 on the same pa
 on the same tensors, from 4K to 128K tokens.
 
     python3 bench/gpu/torch_op.py [--tokens 4096,...] [--out bench/results]
-    python3 bench/gpu/torch_op.py --plot bench/results/h200_torch.svg --lines bench/results/h200_torch.jsonl
 
 bfloat16, head_dim 128, 16 heads, batch 1. Times are medians of what the stream takes for a step, back to back for
 0.4 s; the first step, in which plans are made and programs compiled, stands apart as `first_ms`. A JSON line for each
 pattern, length and peer goes to <out>/<gpu>_torch.jsonl. It needs the Python package with a library for GPUs.
 """
-import argparse
 import json
 import math
-import pathlib
 import time
+
+import cases
+import fa4
+import measure
+import report
+import torch
+import torch_peers
+from options import make_parser
+from torch.nn.functional import scaled_dot_product_attention
+
+import sparseattn.torch as sat
 
 HEADS, HEAD_DIM = 16, 128
 TOKENS = [4096 << i for i in range(6)]
-PATTERNS = ("streaming", "window1k")  # those of cases.py
-NAMES = {"ours": "sparseattn.torch", "flex": "FlexAttention", "fa4": "FA4", "sdpa": "dense SDPA, causal"}
+PATTERNS = {"streaming": (cases.STREAMING, cases.streaming), "window1k": (cases.WINDOW, cases.window1k)}
 
 
 def peers(name, text, kept, tokens):
     """Name and a function of (q, k, v), [batch, seq, heads, head_dim], for each that computes attention."""
-    import fa4
-    import sparseattn.torch as sat
-    import torch_peers
-    from torch.nn.functional import scaled_dot_product_attention
-
     yield "ours", lambda q, k, v: sat.attention(q, k, v, text)
     flex = torch_peers.make_flex(kept, tokens, tokens)
     yield "flex", lambda q, k, v: flex(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
@@ -40,14 +42,7 @@ def peers(name, text, kept, tokens):
 
 
 def run(options):
-    import cases
-    import measure
-    import report
-    import torch
-
     common = report.origin(options.toolkit)
-    patterns = {"streaming": (cases.STREAMING, cases.streaming),
-                "window1k": (cases.WINDOW, cases.window1k)}
     with report.results_file(options.out, "_torch").open("w") as stream:
         for tokens in options.tokens:
             torch.manual_seed(1)
@@ -55,8 +50,7 @@ def run(options):
             *inputs, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
             for x in inputs:
                 x.requires_grad_()
-            for name in PATTERNS:
-                text, kept = patterns[name]
+            for name, (text, kept) in PATTERNS.items():
                 expected, lines = None, []
                 for peer, attention in peers(name, text, kept, tokens):
                     def step(attention=attention):
@@ -89,41 +83,10 @@ def run(options):
             torch.cuda.empty_cache()
 
 
-def plot(options):
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    lines = [json.loads(line) for line in options.lines.read_text().splitlines()]
-    figure, axes = pyplot.subplots(1, len(PATTERNS), figsize=(10, 4), sharey=True)
-    for axis, name in zip(axes, PATTERNS):
-        for peer, label in NAMES.items():
-            points = [(x["tokens"], x["us"] / 1e3) for x in lines if (x["pattern"], x["peer"]) == (name, peer)]
-            if not points:
-                continue
-            axis.plot(*zip(*points), marker="o", label=label)
-        axis.set(xscale="log", yscale="log", title=name, xlabel="tokens")
-        axis.set_xticks(TOKENS, [f"{n >> 10}K" for n in TOKENS])
-        axis.minorticks_off()
-    axes[0].set_ylabel("forward and backward, ms")
-    axes[0].legend()
-    figure.suptitle(f"{lines[0]['gpu']}, bfloat16, {HEADS} heads of {HEAD_DIM}")
-    figure.tight_layout()
-    matplotlib.rcParams["svg.hashsalt"] = "sparseattn"  # the same file for the same lines
-    figure.savefig(options.plot, metadata={"Date": None})
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",")], default=TOKENS)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1] / "results")
-    parser.add_argument("--toolkit", default="13.0", help="the nvcc that built the library")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="only draws --lines")
-    parser.add_argument("--lines", type=pathlib.Path, metavar="FILE.jsonl")
-    options = parser.parse_args()
-    if bool(options.plot) != bool(options.lines):
-        parser.error("--plot and --lines go together")
-    plot(options) if options.plot else run(options)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":
