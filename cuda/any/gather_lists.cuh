@@ -64,11 +64,15 @@ struct GatherLists {
 
     // The entry of a place of a list, and the key of a query row's list that it means there, or no_token where that
     // place has none. head counts over the batch.
-    __device__ ListEntry entry_at(const KeyList& list, int place) const { return list.load(place / sizes.block_k); }
+    // Lists mostly name single keys, and then nothing is divided: a division takes as long as some rows' copies.
+    __device__ ListEntry entry_at(const KeyList& list, int place) const {
+        return list.load(sizes.block_k == 1 ? place : place / sizes.block_k);
+    }
     __device__ int key_at(const KeyList& list, const ListEntry& entry, int place, int64_t head, int64_t row) const {
-        const int64_t block = list.block(entry, sizes.blocks);
-        const int64_t key = block * sizes.block_k + place % sizes.block_k;
-        return block >= 0 && key < seq_k && keeps(head, row, key) ? int(key) : no_token;
+        int64_t key = list.block(entry, sizes.blocks);
+        if (key < 0) return no_token;
+        if (sizes.block_k > 1) key = key * sizes.block_k + place % sizes.block_k;
+        return key < seq_k && keeps(head, row, key) ? int(key) : no_token;
     }
     __device__ int key_at(const KeyList& list, int place, int64_t head, int64_t row) const {
         return key_at(list, entry_at(list, place), place, head, row);

@@ -122,7 +122,6 @@ struct GatherGradientShared {
 template <class C>
 struct GatherGradientProducer {
     using Element = typename C::Element;
-    using Walk = ListWalk<false>;
 
     const GatherBackwardParams& params;
     GatherGradientShared<C>& shared;
@@ -132,13 +131,13 @@ struct GatherGradientProducer {
     __device__ __forceinline__ void run() {
         for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
             GatherTask task = GatherTask::at(params.rows, params.lists, at);
-            Walk walk(params.lists, task);
-            task.blocks = walk.blocks();
+            ListWalk walk(params.lists);
+            task.blocks = walk.begin(task);
             // The first keys go ahead: there is room for them before q and dout of the task before are done with.
-            if (task.blocks > 0) load(walk, 0);
+            if (task.blocks > 0) load(walk);
             announce(task);
 #pragma unroll 1
-            for (int block = 1; block < walk.blocks(); ++block) load(walk, block);
+            for (int left = task.blocks - 1; left > 0; --left) load(walk);
         }
         announce({0, 0, 0, 0, end_of_work});
     }
@@ -166,8 +165,8 @@ struct GatherGradientProducer {
         copy_tile<Panels>(row, columns, 0, tile);
     }
 
-    __device__ __forceinline__ void load(Walk& walk, int block) {
-        const uint32_t there = walk.take(block);
+    __device__ __forceinline__ void load(ListWalk& walk) {
+        const uint32_t there = walk.take();
         ptx::mbarrier_wait(&shared.keys_empty[slot.index], slot.phase ^ 1);
         const int lane = CopyWarp::lane(), first = CopyWarp::first_row();
 #pragma unroll
@@ -177,10 +176,10 @@ struct GatherGradientProducer {
         __syncwarp();  // keys are there before lane 0 tells of them
         if (lane == 0) ptx::mbarrier_arrive(&shared.keys_full[slot.index]);
         auto& tile = shared.keys[slot.index];
-        copy_rows<C::panels>(walk, any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0), params.k.row,
+        copy_rows<C::panels>(walk.keys, any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0), params.k.row,
                              params.head_dim, 0, tile);
         if constexpr (!C::value_in_key)
-            copy_rows<C::v_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0), params.v.row,
+            copy_rows<C::v_panels>(walk.keys, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0), params.v.row,
                                    params.head_dim_v, 0, tile[C::panels]);
         ptx::cp_async_arrive(&shared.keys_full[slot.index]);
         slot.advance();

@@ -7,11 +7,14 @@
 // once.
 //
 //   grid      one CTA an SM, persistent; tasks in turn, tiles of a list side by side, so that L2 has its keys
-//   producer  one warpgroup finds keys in the list and copies their rows by 16 bytes into rings of tiles, swizzled
+//   producer  one warpgroup finds keys in the list and copies their rows by 16 bytes into rings of tiles, swizzled. It
+//             asks for the entries of the next block, or of the next task's first, before it copies a block: it would
+//             wait for them nearly as long as the copies take
 //   scores    one warpgroup. It holds q in registers for a whole task, so that its products read keys alone: with q in
-//             shared memory, too, nothing would be left of that memory's rate, and less room for keys. Of 576 columns
-//             two thirds are in registers. Its probabilities go to shared memory, where values are columns of keys over
-//             the last panel of the same keys, whose scores are done
+//             shared memory, too, less would be left of that memory's rate, and less room for keys. Of 576 columns
+//             256 are in registers: with more of them there producers would have too few registers, and spill.
+//             Probabilities go to shared memory, where values are columns of keys over the last panel of the same
+//             keys, whose scores are done
 //   output    one or two warpgroups, 256 columns each, the first of which also brings what the next task will wait for
 //             into L2:
 //
@@ -29,13 +32,18 @@
 // where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
 // producers' 16-byte copies of eight lanes a row is as there.
 //
-// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 801 in
-// the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 598, among 128K 588; 64 heads 564; lists of 512 among
-// 4K 455; 16 heads of 128 75, 64 heads of 128 298, of 256 458. Lists of 512, 1,024 and
-// 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks. Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
-// and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). With 576 columns, whose
-// producers have no registers left: entries of lists loaded a block ahead (2 % slower), and the next task's rows brought
-// into L2 by producers (4 %).
+// What binds: with 576 columns, scores and exponentials one after the other, 2,900 cycles a block of which products are
+// 2,176, and L2 nearly as much: 72 KiB a block at some 40 bytes a cycle.
+//
+// Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
+// the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 616, among 128K 609; lists of 512 among 4K 465; 64
+// heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks.
+//
+// Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
+// and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). Scores of the next block
+// begun before the softmax: 597, 578 and 439 where 616, 609 and 465 were reached, since their tiles are then wanted
+// earlier than shared memory has room for them; with 128 and 256 columns it changes nothing, nor do two warpgroups of
+// producers there. Rows of the next task brought into L2 by producers (4 % slower).
 #pragma once
 
 #include <algorithm>
@@ -73,7 +81,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int threads = 128 * (2 + output_warpgroups);  // scores, output, producers
     static constexpr int panel_bytes = gather_panel_bytes;
     // How many panels of q are in registers, 16 each, and how many in shared memory.
-    static constexpr int q_held = value_in_key ? 6 : panels, q_shared = panels - q_held;
+    static constexpr int q_held = value_in_key ? 4 : panels, q_shared = panels - q_held;
     // Rings of tiles. Values in keys: the columns of either output warpgroup, and the last panel with p. Otherwise:
     // keys, values, p.
     static constexpr int first_panels = value_in_key ? output_panels : panels;
@@ -85,7 +93,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int stages = value_in_key ? 3 : std::min(fitting, 6);
     static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
-    static constexpr int producer_registers = value_in_key ? 32 : 56, score_registers = value_in_key ? 160 : 216,
+    static constexpr int producer_registers = 64, score_registers = value_in_key ? 128 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
     static_assert(stages >= 2, "a tile is copied while another is used");
@@ -138,7 +146,6 @@ struct GatherShared {
 template <class C>
 struct GatherProducer {
     using Element = typename C::Element;
-    using Walk = ListWalk<!C::value_in_key>;
 
     const GatherForwardParams& params;
     GatherShared<C>& shared;
@@ -146,17 +153,34 @@ struct GatherProducer {
     Cursor<C::second_stages> second;
     Cursor<C::p_stages> third;
 
+    // The next task's list is looked up before the last rows of the one at hand are copied.
     __device__ __forceinline__ void run() {
         Cursor<C::tasks> task_at;
-        for (int at = int(blockIdx.x); at < params.rows.tasks; at += int(gridDim.x)) {
-            GatherTask task = GatherTask::at(params.rows, params.lists, at);
-            Walk walk(params.lists, task);
-            task.blocks = walk.blocks();
+        ListWalk walk(params.lists);
+        int at = int(blockIdx.x);
+        GatherTask task = next_task(walk, at);
+        while (task.blocks != end_of_work) {
             announce(task, task_at);
+            const auto* k = any::row_of<Element>(params.k, task.batch, task.head_kv, 0);
+            const auto* v = C::value_in_key ? k : any::row_of<Element>(params.v, task.batch, task.head_kv, 0);
+            int left = task.blocks;
 #pragma unroll 1
-            for (int block = 0; block < walk.blocks(); ++block) load(walk, walk.take(block));
+            do {
+                const uint32_t there = left > 0 ? walk.take() : 0;
+                if (left <= 1) task = next_task(walk, at += int(gridDim.x));
+                if (left == 0) break;
+                load_keys(k, walk.keys, there);
+                load_values(v, walk.keys);
+            } while (--left > 0);
         }
-        announce({0, 0, 0, 0, end_of_work}, task_at);
+        announce(task, task_at);
+    }
+
+    __device__ __forceinline__ GatherTask next_task(ListWalk& walk, int at) const {
+        if (at >= params.rows.tasks) return {0, 0, 0, 0, end_of_work};
+        GatherTask task = GatherTask::at(params.rows, params.lists, at);
+        task.blocks = walk.begin(task);
+        return task;
     }
 
     __device__ __forceinline__ void announce(const GatherTask& task, Cursor<C::tasks>& at) {
@@ -169,29 +193,29 @@ struct GatherProducer {
         at.advance();
     }
 
-    __device__ __forceinline__ void load(const Walk& walk, uint32_t there) {
-        const auto* k = any::row_of<Element>(params.k, walk.batch, walk.head_kv, 0);
+    __device__ __forceinline__ void load_keys(const Element* k, const int (&keys)[4], uint32_t there) {
         ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
         if (CopyWarp::lane() == 0) {
             reinterpret_cast<uint16_t*>(&shared.keys[first.index])[CopyWarp::first_row() / 16] = uint16_t(there);
             ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
         }
-        copy_rows<C::first_panels>(walk, k, params.k.row, params.head_dim, 0, shared.first.tiles[first.index]);
+        copy_rows<C::first_panels>(keys, k, params.k.row, params.head_dim, 0, shared.first.tiles[first.index]);
         ptx::cp_async_arrive(&shared.first_bars.full[first.index]);
         first.advance();
         if constexpr (C::value_in_key) {
             ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
-            copy_rows<1>(walk, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
+            copy_rows<1>(keys, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
             ptx::cp_async_arrive(&shared.third_bars.full[third.index]);
             third.advance();
         }
+    }
+
+    __device__ __forceinline__ void load_values(const Element* v, const int (&keys)[4]) {
         ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
-        const void* tile = shared.second.tiles[second.index];
-        if constexpr (C::value_in_key)
-            copy_rows<C::second_panels>(walk, k, params.k.row, params.head_dim, C::first_panels, tile);
-        else
-            copy_rows<C::second_panels>(walk, any::row_of<Element>(params.v, walk.batch, walk.head_kv, 0), params.v.row,
-                                        params.head_dim_v, 0, tile);
+        constexpr int from = C::value_in_key ? C::first_panels : 0;
+        copy_rows<C::second_panels>(keys, v, C::value_in_key ? params.k.row : params.v.row,
+                                    C::value_in_key ? params.head_dim : params.head_dim_v, from,
+                                    shared.second.tiles[second.index]);
         ptx::cp_async_arrive(&shared.second_bars.full[second.index]);
         second.advance();
     }
@@ -247,8 +271,7 @@ struct GatherScores {
         return task.blocks;
     }
 
-    // 8 neighbouring columns of rows r and r + 8 a thread, of 32 that its quad reads: as memory has them, and not waited
-    // for.
+    // 8 neighbouring columns of rows r and r + 8 a thread, of 32 that its quad reads, as memory has them; nobody waits.
     __device__ __forceinline__ void load_q(const GatherTask& task) {
         const int lane = thread % 32;
         const TileRow low(params.rows, params.lists, task, tile::fragment_row(thread, 0));

@@ -22,50 +22,46 @@ struct CopyWarp {
     __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }
 };
 
-// Keys of one list, 64 at a time. Producers have few registers: what the parameters or the thread's number say is asked
-// again. LooksAhead: entries are loaded a block ahead, for two registers more.
-template <bool LooksAhead>
+// Keys of one list, 64 at a time. Entries are loaded a block ahead, those of the first block when the walk begins: L2
+// takes as long to answer as a block's rows take to be copied.
 struct ListWalk : CopyWarp {
     const any::GatherLists& lists;
     const void* entries;
-    int places, batch, head_kv, query;
-    any::ListEntry coming;  // of the next block's key for which this lane stands
+    int places, place;  // of the list; which of them this lane stands for in the next block
+    int batch, head_kv, query;
+    any::ListEntry coming;  // of that place
     int keys[4];            // of the four rows that this lane copies
 
-    __device__ ListWalk(const any::GatherLists& lists, const GatherTask& task)
-        : lists(lists), batch(task.batch), head_kv(task.head_kv), query(task.query) {
-        const any::KeyList list = lists.list_of_head(batch, int(head()), query / lists.sizes.block_q);
-        entries = list.entries, places = list.count * lists.sizes.block_k;
-        if constexpr (LooksAhead) look_at(0);
+    __device__ explicit ListWalk(const any::GatherLists& lists) : lists(lists) {}
+
+    // Returns how many blocks the task's list has. The keys that were taken last stay.
+    __device__ __forceinline__ int begin(const GatherTask& task) {
+        batch = task.batch, head_kv = task.head_kv, query = task.query;
+        const any::KeyList list = lists.list_of_head(batch, head_kv * lists.group, query / lists.sizes.block_q);
+        entries = list.entries, places = list.count * lists.sizes.block_k, place = first_row() + lane() % 16;
+        look_ahead();
+        return (places + gather_tile - 1) / gather_tile;
     }
 
-    __device__ int64_t head() const { return int64_t(head_kv) * lists.group; }
-    __device__ int blocks() const { return (places + gather_tile - 1) / gather_tile; }
-
-    // The keys of a block, after those of the block before. Returns a bit for each of the warp's 16 that there is.
-    __device__ __forceinline__ uint32_t take(int block) {
-        const int place = place_of(block);
+    // The keys of the next block. Returns a bit for each of the warp's 16 that there is.
+    __device__ __forceinline__ uint32_t take() {
         int key = no_token;
         if (place < places)
-            key = lists.key_at(list(), entry_of(place), place, batch * int64_t(lists.heads_q) + head(), query);
-        if constexpr (LooksAhead) look_at(block + 1);
+            key = lists.key_at(list(), coming, place, batch * int64_t(lists.heads_q) + head_kv * lists.group, query);
+        place += gather_tile;
+        look_ahead();
 #pragma unroll
         for (int i = 0; i < 4; ++i) keys[i] = __shfl_sync(~0u, key, 4 * i + lane() / 8);
         return __ballot_sync(~0u, key != no_token) & 0xFFFF;
     }
 
 private:
-    __device__ static int place_of(int block) { return block * gather_tile + first_row() + lane() % 16; }
+    // What the parameters say is asked again: producers have few registers.
     __device__ any::KeyList list() const {
         const bool at_run_time = lists.sizes.most > 0;
         return {entries, at_run_time && lists.call.indices.is_wide, at_run_time ? lists.call.indices.entry : 1, 0};
     }
-    __device__ __forceinline__ any::ListEntry entry_of(int place) const {
-        if constexpr (LooksAhead) return coming;
-        else return lists.entry_at(list(), place);
-    }
-    __device__ __forceinline__ void look_at(int block) {
-        const int place = place_of(block);
+    __device__ __forceinline__ void look_ahead() {
         if (place < places) coming = lists.entry_at(list(), place);
     }
 };
@@ -103,13 +99,11 @@ __device__ __forceinline__ void copy_tile(Row row, int columns, int first, const
     }
 }
 
-// The same of a walk's keys.
-template <int Panels, bool LooksAhead, class Element>
-__device__ __forceinline__ void copy_rows(const ListWalk<LooksAhead>& walk, const Element* rows, int64_t stride,
-                                          int columns, int first, const void* tile) {
-    const auto row = [&](int i) {
-        return SourceRow<Element>{rows + walk.keys[i] * stride, walk.keys[i] != no_token};
-    };
+// The same of keys: those of the four rows that this lane copies.
+template <int Panels, class Element>
+__device__ __forceinline__ void copy_rows(const int (&keys)[4], const Element* rows, int64_t stride, int columns,
+                                          int first, const void* tile) {
+    const auto row = [&](int i) { return SourceRow<Element>{rows + keys[i] * stride, keys[i] != no_token}; };
     copy_tile<Panels>(row, columns, first, tile);
 }
 
