@@ -79,6 +79,8 @@ struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int dq_tile = block_q * head_dim, dq_warp = Base::warp_rows * head_dim, dq_values = dq_warp / 32;
     static constexpr int dq_warps = dq_tile / dq_warp, dv_bytes = Base::v_panels * Base::warp_bytes;  // dv: a warp's
     static constexpr int producer_registers = 24, consumer_registers = 240;
+    static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, 1),
+                  "roles share what the launch gives");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(block_q == 64 || block_q == 128, "a thread's mask of a block is one word");
     static_assert(warpgroups == 2 && ds_tiles == 2, "a warpgroup makes dq of one tile of ds, or half of each");

@@ -66,6 +66,8 @@ struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
     static constexpr int own_tiles = any_order && has_dp ? 2 : 1;  // that come one by one
     static constexpr int producer_registers = 24, consumer_registers = 240;
+    static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, 1),
+                  "roles share what the launch gives");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(tiles * tile_bytes + slots * slot_bytes + second_slots * second_slot_bytes <= most_bytes, "no room");
 };

@@ -98,7 +98,8 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
-    static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128 / ctas, "an SM has no more");
+    static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, ctas),
+                  "roles share what the launch gives");
 };
 
 // What a launch hands to the device. Boxes are of one 64-column panel.

@@ -87,7 +87,8 @@ struct GatherGradientConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int producer_registers = value_in_key ? 32 : 40, consumer_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || panels == v_panels + 1, "the last panel of keys has no values");
     static_assert(stages >= 1, "a tile has room");
-    static_assert(producer_registers + warpgroups * consumer_registers <= 65536 / 128, "an SM has no more");
+    static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, 1),
+                  "roles share what the launch gives");
 };
 
 struct GatherBackwardParams {

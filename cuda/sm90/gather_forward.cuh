@@ -42,8 +42,8 @@
 // Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
 // and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). Scores of the next block
 // begun before the softmax: 597, 578 and 439 where 616, 609 and 465 were reached, since their tiles are then wanted
-// earlier than shared memory has room for them; with 128 and 256 columns it changes nothing, nor do two warpgroups of
-// producers there. Rows of the next task brought into L2 by producers (4 % slower).
+// earlier than shared memory has room for them; with 128 and 256 columns it changes nothing. Two warpgroups of producers
+// for 128 columns (76 and 302 where 77 and 307 were). Rows of the next task brought into L2 by producers (4 % slower).
 #pragma once
 
 #include <algorithm>
@@ -93,12 +93,13 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int stages = value_in_key ? 3 : std::min(fitting, 6);
     static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
-    static constexpr int producer_registers = 64, score_registers = value_in_key ? 128 : 216,
+    static constexpr int producer_registers = value_in_key ? 64 : 56, score_registers = value_in_key ? 128 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
     static_assert(stages >= 2, "a tile is copied while another is used");
-    static_assert(producer_registers + score_registers + output_warpgroups * output_registers <= 65536 / 128,
-                  "an SM has no more");
+    static_assert(producer_registers + score_registers + output_warpgroups * output_registers <=
+                      launch_registers(threads, 1),
+                  "roles share what the launch gives");
 };
 
 struct GatherForwardParams {
