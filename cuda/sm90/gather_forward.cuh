@@ -42,8 +42,9 @@
 // Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
 // and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). Scores of the next block
 // begun before the softmax: 597, 578 and 439 where 616, 609 and 465 were reached, since their tiles are then wanted
-// earlier than shared memory has room for them; with 128 and 256 columns it changes nothing. Two warpgroups of producers
-// for 128 columns (76 and 302 where 77 and 307 were). Rows of the next task brought into L2 by producers (4 % slower).
+// earlier than shared memory has room for them; with 128 and 256 columns it changes nothing. Two warpgroups of
+// producers for 128 columns (76 and 302 where 77 and 307 were). Rows of the next task brought into L2 by producers (4 %
+// slower).
 #pragma once
 
 #include <algorithm>

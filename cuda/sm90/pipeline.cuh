@@ -25,8 +25,8 @@ struct TileConfig {
     static_assert(head_dim % panel_columns == 0 && head_dim_v % panel_columns == 0, "columns come in whole panels");
 };
 
-// The registers that warpgroups of a CTA may share out by setmaxnreg, as a sum of theirs a thread: what the launch gives,
-// where a thread has a multiple of 8. One that asks for more than others gave back waits for ever.
+// The registers that warpgroups of a CTA may share out by setmaxnreg, as a sum of theirs a thread: what the launch
+// gives, where a thread has a multiple of 8. One that asks for more than others gave back waits for ever.
 constexpr int launch_registers(int threads, int ctas) { return 65536 / (threads * ctas) / 8 * 8 * (threads / 128); }
 
 constexpr int32_t end_of_work = -1;  // for a count of blocks, after the last task

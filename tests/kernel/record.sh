@@ -17,7 +17,8 @@ for word; do
 done
 file=$results/$name.txt said=$(mktemp) failed=0
 trap 'rm -f "$said"' EXIT
-features=$(grep -m 1 ^flags /proc/cpuinfo | tr ' ' '\n' | grep -xE 'avx2|avx512f|avx512_bf16|amx_(tile|bf16|fp16)' | xargs)
+known='avx2|avx512f|avx512_bf16|amx_(tile|bf16|fp16)'
+features=$(grep -m 1 ^flags /proc/cpuinfo | tr ' ' '\n' | grep -xE "$known" | xargs)
 {
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $features, $(nproc) threads"
     echo "kernel   $(uname -s) $(uname -r | cut -d- -f1)"
@@ -26,7 +27,8 @@ features=$(grep -m 1 ^flags /proc/cpuinfo | tr ' ' '\n' | grep -xE 'avx2|avx512f
     echo "source   $(find include src cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)"
 } > "$file"
 for arch in $archs; do
-    for test in "test_kernel_rows every_row_computes_attention" test_kernel_rounding "test_kernel_axes rows_read_any_axis"; do
+    for test in "test_kernel_rows every_row_computes_attention" test_kernel_rounding \
+        "test_kernel_axes rows_read_any_axis"; do
         printf '\n$ SPATTN_TEST_ROWS=%s_ %s\n' "$arch" "$test" >> "$file"
         # shellcheck disable=SC2086
         SPATTN_TEST_ROWS=${arch}_ "$build"/tests/$test > "$said" 2>&1 || failed=1
