@@ -42,6 +42,13 @@ __device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, int x, int 
                  : "memory");
 }
 
+// Stores floats from shared memory. Both addresses and the size are multiples of 16 bytes.
+__device__ __forceinline__ void bulk_store(float* to, const float* shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+                 "r"(bytes)
+                 : "memory");
+}
+
 // Adds floats in shared memory to those in global memory. Both addresses and the size are multiples of 16 bytes.
 __device__ __forceinline__ void bulk_add(float* to, const float* shared, uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),

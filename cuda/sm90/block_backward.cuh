@@ -18,9 +18,9 @@
 //               the rest   pT    dsT              dq before to memory
 //
 //   dq        sums lie in shared memory, and in memory, as a warp's accumulators do (tile/fragment.h): the copy engine
-//             adds 4 or 8 KiB a warp and no thread waits for L2. Which CTA adds first is chance, so last bits differ
-//             between calls (block_backward_apart.cuh repeats them). A kernel before clears the sums, one after turns
-//             them into elements
+//             adds 4 or 8 KiB a warp and no thread waits for L2. A kernel before clears the sums, one after turns them
+//             into elements. Which CTA adds first is chance, so last bits differ between calls; or, in order, two warps
+//             more send whole tiles when it is their turn, and nothing is cleared (sums_in_order.cuh)
 //   isolation 0 * NaN is NaN: a row of dk, dv or dq that is not finite may owe that to a pair that is not kept. Such
 //             rows are made again from kept pairs alone, of keys when nothing else is left, of queries at the end
 //
@@ -36,9 +36,8 @@
 //
 // Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
 // in (-11 %); both warpgroups in step, dq of the block at hand (-6 %); dk behind ds's way to shared memory (-5 %);
-// scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-8 %); a warp that
-// does nothing but send dq (-7 %, head_dim 64); sums in the order of keys, where each part waits until the one before
-// has been added, which would repeat bits: such an addition takes longer than a block (463, apart 505).
+// scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-8 %). In order:
+// a warp that turns sums into elements as soon as they are complete, while L2 has them (window1k_16k 814 -> 1082 us).
 #pragma once
 
 #include <algorithm>
@@ -58,22 +57,26 @@
 #include "sm90/block_backward.h"
 #include "sm90/gradient.cuh"
 #include "sm90/pipeline.cuh"
+#include "sm90/sums_in_order.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm90 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+// InOrder: parts of dq are added in the order of keys.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
 struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::row_bytes, Base::v_panels, Base::warp_bytes;
     using MaskWord = std::conditional_t<BlockQ == 128, uint64_t, uint32_t>;  // a thread's bits of a block
+    static constexpr bool in_order = InOrder;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_k / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int q_bytes = block_q * row_bytes, k_bytes = block_k * row_bytes;  // of a panel
     static constexpr int q_panels = block_q / Base::panel_columns;                      // of ds
     static constexpr int k_tiles = 2, slots = 2, ds_tiles = 2;
+    static constexpr int writers = 2;  // warps that send dq, in order
     // A tile of dq: a warpgroup makes all of it where it has 64 rows, in turn with the other; else each makes 64 rows.
     static constexpr bool dq_in_turn = block_q == Base::warpgroup_rows;
     static constexpr int dq_tile = block_q * head_dim, dq_warp = Base::warp_rows * head_dim, dq_values = dq_warp / 32;
@@ -89,7 +92,7 @@ struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
 
 struct BlockBackwardParams : GradientParams {
     CUtensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;  // boxes of one 64-column panel
-    float* dq_sums;  // [batch, heads_q, blocks of queries][tile as the threads hold it]
+    QuerySums sums;
 };
 
 // ---- shared memory ----
@@ -104,6 +107,7 @@ struct BackwardShared {
     float offset[C::slots][C::block_q], delta[C::slots][C::block_q];  // QueryStats
     TaskMessage task[C::k_tiles];
     int32_t mask[C::slots], dq_tile[C::slots];
+    SumsQueue<C> sums;
     // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
     uint64_t k_full[C::k_tiles], k_empty[C::k_tiles];  // empty when dk has left
     uint64_t v_full, v_empty;
@@ -122,12 +126,14 @@ struct BackwardProducer {
     Cursor<C::k_tiles> tile;
     Cursor<C::slots> slot;
     Cursor<1> v;
+    unsigned told = 0;  // parts
     NextTask next{0};
     bool v_is_due = false;
     int batch, head_kv, key_row;  // of the task
 
     __device__ __forceinline__ void run() {
-        for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
+        if constexpr (C::in_order) next.ask(params.next_task, lane == 0);
+        for (int at = C::in_order ? taken() : int(blockIdx.x); at < params.tasks.num_tasks; at = taken()) {
             const Task& task = params.tasks.tasks[at];
             next = NextTask(task.take);
             if (task.take) {
@@ -136,9 +142,17 @@ struct BackwardProducer {
                 next.ask(params.next_task, lane == 0);
                 store_empty(task);
             }
-            at = params.next_task ? int(__shfl_sync(~0u, next.taken, 0)) + int(gridDim.x) : params.tasks.num_tasks;
         }
         announce({0, 0, 0, end_of_work, 0, 0});
+        if constexpr (C::in_order)
+            for (int i = 0; i < C::writers; ++i) tell_writer(-1);
+    }
+
+    // In order, all tasks come from the counter: who waits for a task that was taken before must not have been there
+    // first.
+    __device__ __forceinline__ int taken() const {
+        if (!params.next_task) return params.tasks.num_tasks;
+        return int(__shfl_sync(~0u, next.taken, 0)) + (C::in_order ? 0 : int(gridDim.x));
     }
 
     // Keys that nobody sees. Consumers never hear of them, as in the forward.
@@ -199,14 +213,23 @@ struct BackwardProducer {
         __syncwarp();  // all lanes' before lane 0 tells the consumers
         if (lane == 0) {
             shared.mask[slot.index] = mask;
-            shared.dq_tile[slot.index] = plane * params.layout.by_query.rows + block;
+            if constexpr (!C::in_order) shared.dq_tile[slot.index] = plane * params.layout.by_query.rows + block;
             load(shared.q[slot.index], &params.q_map, head, block * C::block_q, &shared.q_full[slot.index]);
         }
+        if constexpr (C::in_order) tell_writer(plane * params.layout.by_query.rows + block);
         if (v_is_due) load_v();
         ptx::mbarrier_wait(&shared.dout_empty[slot.index], slot.phase ^ 1);
         if (lane == 0)
             load(shared.dout[slot.index], &params.dout_map, head, block * C::block_q, &shared.dout_full[slot.index]);
         slot.advance();
+    }
+
+    // Which tile's part comes next; -1 after the last.
+    __device__ __forceinline__ void tell_writer(int tile) {
+        const int at = told++ % SumsQueue<C>::told_ahead;
+        if (lane) return;
+        shared.sums.part[at] = {tile, key_row / C::block_k};
+        ptx::mbarrier_arrive(&shared.sums.told[at]);
     }
 
     template <int Panels, int Bytes>
@@ -234,7 +257,7 @@ struct BackwardConsumer {
     Cursor<1> v;
     Cursor<C::slots> slot;
     Cursor<C::ds_tiles> ds, ds_before;  // of this block, and of the one before, whose dq is made now
-    Cursor<1> turn;                     // at shared.dq: a block's
+    Cursor<2> turn;                     // at shared.dq: a block's
     int dq_tile;                        // of the block before
     int held = -1;                      // a tile of k that this warp's dk is leaving
     int noted = -1;                     // the last task of which this warp must repair rows
@@ -321,7 +344,7 @@ struct BackwardConsumer {
         begin_dp(dp);
         // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
         const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
-        const int next_dq_tile = __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
+        const int next_dq_tile = C::in_order ? 0 : __shfl_sync(~0u, thread % 32 ? 0 : shared.dq_tile[at], 0);
         typename C::MaskWord word = ~typename C::MaskWord(0);
         if (mask != full_block) {
             const uint32_t* words = mask_words(params.layout, mask) + warpgroup * 128 + thread;
@@ -434,10 +457,10 @@ struct BackwardConsumer {
     __device__ __forceinline__ void add_dq(const float (&dq)[C::dq_values]) {
         float* const own = staged_dq();
         wait_for_copies();
-        if constexpr (C::dq_in_turn) {
-            ptx::mbarrier_wait(&shared.dq_empty, turn.phase);
-            turn.advance();
-        }
+        if constexpr (C::dq_in_turn) ptx::mbarrier_wait(&shared.dq_empty, turn.index);
+        wait_for_writer();
+        uint64_t* const full = &shared.sums.full[turn.index];
+        turn.advance();
 #pragma unroll
         for (int i = 0; i < C::dq_values; i += 4)
             *reinterpret_cast<float4*>(own + 32 * i + 4 * (thread % 32)) =
@@ -445,7 +468,8 @@ struct BackwardConsumer {
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' sums before lane 0 sends them
         if (thread % 32) return;
-        ptx::bulk_add(params.dq_sums + size_t(dq_tile) * C::dq_tile + (own - shared.dq[0]), own,
+        if constexpr (C::in_order) return ptx::mbarrier_arrive(full);
+        ptx::bulk_add(params.sums.tiles + size_t(dq_tile) * C::dq_tile + (own - shared.dq[0]), own,
                       C::dq_warp * sizeof(float));
         ptx::bulk_commit();
     }
@@ -459,6 +483,12 @@ struct BackwardConsumer {
         wait_for_copies();
         if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.dq_empty);
         turn.advance();
+    }
+
+    // In order: until the tile of the block before has been sent.
+    __device__ __forceinline__ void wait_for_writer() const {
+        const int before = turn.index ^ 1;
+        if constexpr (C::in_order) ptx::mbarrier_wait(&shared.sums.sent[before], turn.phase ^ before);
     }
 
     // Until what this warp has sent was read.
@@ -486,6 +516,7 @@ struct BackwardConsumer {
         for (int i = 0; i < C::head_dim / 2; ++i) r_dk[i] *= tile::ds_unlift<C::dtype>;
         note_not_finite(task.index);
         wait_for_copies();
+        wait_for_writer();
         ptx::named_barrier_sync(all_consumers, C::consumers);  // the other's products with k are done, its copies read
         if (task.part == whole_row)
             store_whole(task);
@@ -590,6 +621,7 @@ __global__ void __launch_bounds__(C::threads, 1)
             ptx::mbarrier_init(&shared.ds_empty[i], C::dq_warps);
         }
         ptx::mbarrier_init(&shared.dq_empty, C::warps / 2);
+        if constexpr (C::in_order) shared.sums.init();
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -597,7 +629,13 @@ __global__ void __launch_bounds__(C::threads, 1)
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
-        if (threadIdx.x < C::consumers + 32) BackwardProducer<C>{params, shared, int(threadIdx.x % 32)}.run();
+        const int warp = __shfl_sync(~0u, int(threadIdx.x - C::consumers) / 32, 0), lane = int(threadIdx.x % 32);
+        if (C::in_order && warp > 0) {
+            if (warp <= C::writers)
+                SumsWriter<C>{params.layout, params.sums, shared.sums, shared.dq[0], lane, unsigned(warp - 1)}.run();
+            return;  // and not else below: the compiler would spill registers of both roles
+        }
+        if (warp == 0) BackwardProducer<C>{params, shared, lane}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         BackwardConsumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -620,12 +658,13 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     const int row = int(blockIdx.x) % params.layout.by_query.rows,
               plane = int(blockIdx.x) / params.layout.by_query.rows;
     const int batch = plane / params.heads_q, head = plane - batch * params.heads_q;
-    const float4* sums = reinterpret_cast<const float4*>(params.dq_sums + size_t(blockIdx.x) * C::dq_tile);
+    const float4* sums = reinterpret_cast<const float4*>(params.sums.tiles + size_t(blockIdx.x) * C::dq_tile);
+    const bool has_sums = !C::in_order || has_blocks(params.layout, plane, row);
 #pragma unroll
     for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
         const int warp = at / (C::dq_warp / 4), i = at % (C::dq_warp / 4) / 32 * 4;
         const int thread = warp % 4 * 32 + at % 32;
-        const float4 x = sums[at];
+        const float4 x = has_sums ? sums[at] : make_float4(0, 0, 0, 0);
         const int r = warp / 4 * C::warpgroup_rows + tile::fragment_row(thread, i),
                   column = tile::fragment_column(thread, i);
         uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
@@ -667,18 +706,21 @@ struct BlockBackwardLaunch {
         if (!p.value_in_key)
             params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warp_rows);
         fill(params, args, args.tasks);
-        params.dq_sums = reinterpret_cast<float*>(workspace + space.dq);
+        params.sums = {reinterpret_cast<float*>(workspace + space.dq),
+                       reinterpret_cast<int32_t*>(workspace + space.turns)};
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);
     }
 
-    // The counter and the sums begin at zero. They are neighbours.
+    // The counter and the sums begin at zero; in order, the turns, and the first part of a sum is not added. They are
+    // neighbours.
     void clear() const {
-        runtime::clear(static_cast<char*>(args.workspace) + space.counter, space.bytes - space.counter, args.stream);
+        const size_t end = C::in_order ? space.dq : space.bytes;
+        runtime::clear(static_cast<char*>(args.workspace) + space.counter, end - space.counter, args.stream);
     }
 
     void keys() {
         const int blocks = std::min(params.tasks.num_tasks, runtime::count_processors(args.device));
-        if (blocks < params.tasks.num_tasks)
+        if (C::in_order || blocks < params.tasks.num_tasks)
             params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
         const auto kernel = params.has_cap ? block_backward_kernel<C, true> : block_backward_kernel<C, false>;
         runtime::launch(kernel, {unsigned(blocks), unsigned(C::threads), sizeof(BackwardShared<C>)}, args.stream,
@@ -691,25 +733,33 @@ struct BlockBackwardLaunch {
     }
 };
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
-    BlockBackwardLaunch<BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK>> launch(args);
+template <class C>
+void run_block_backward(const BackwardArgs& args) {
+    BlockBackwardLaunch<C> launch(args);
     launch.clear();
-    any::BlockBackward<D>::rows(args);
+    any::BlockBackward<C::dtype>::rows(args);
     launch.keys();
-    any::BlockBackward<D>::join_keys(args);
+    any::BlockBackward<C::dtype>::join_keys(args);
     launch.queries();
-    any::BlockBackward<D>::sinks(args);
+    any::BlockBackward<C::dtype>::sinks(args);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+template <class C>
+void prepare_block_backward(int32_t device) {
     const runtime::CurrentDevice current(device);
     runtime::prepare(block_backward_kernel<C, false>, sizeof(BackwardShared<C>));
     runtime::prepare(block_backward_kernel<C, true>, sizeof(BackwardShared<C>));
     runtime::prepare(dq_kernel<C>, BlockBackwardLaunch<C>::dq_bytes);
     runtime::prepare_tensor_maps();
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
+    run_block_backward<BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(args);
+}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    prepare_block_backward<BackwardConfig<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(device);
 }
 
 }  // namespace spattn::sm90

@@ -8,9 +8,10 @@
 namespace spattn::sm90 {
 
 // What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then notes for each task and
-// warp that works on it (block_backward.cuh), a counter, and the sums of dq, a tile for each block of queries.
+// warp that works on it (block_backward.cuh), counters, what is known of each sum of dq (sums_in_order.cuh), and these
+// sums, a tile for each block of queries.
 struct BlockBackwardSpace {
-    size_t notes, counter, dq, bytes;  // offsets, and the whole
+    size_t notes, counter, turns, dq, bytes;  // offsets, and the whole
 
     BlockBackwardSpace(const Problem& problem, const LayoutView& layout, const TasksView& by_key,
                        const TasksView& by_query, int head_dim);

@@ -76,6 +76,9 @@ struct SchedulePolicy {
     int64_t shared_blocks = 16;
     int64_t most_single = 256;          // tasks: from here on short ones are put together
     int64_t most_single_residue = 64;   // of residue classes, whose neighbours share keys that are slow to fetch
+    // Not 0: tasks stand in the order of their rows, not longest first, each row for so many heads one after the other:
+    // what tasks of a head add up is added in this order, and who adds waits for those before.
+    int32_t heads_in_turn = 0;
 };
 
 // One walk of a pass over its layout. The counts that a cost is predicted from are those of a row's first walk.
@@ -121,6 +124,7 @@ struct LayoutStats {
     double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the
                             // other axis visits them; keys of token lists, once for heads of a group that share them
     double repeated;        // of these, tokens of listed tiles that stand at home as well
+    double gaps;            // places where the list of a block row goes on behind blocks that it leaves out
     int64_t rows;           // block rows with work; query rows for gather rows
 };
 

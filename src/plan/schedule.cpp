@@ -5,6 +5,7 @@
 #include <bit>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include "layout/arrays.h"
 #include "plan/plan.h"
@@ -58,7 +59,7 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds) {
 // collected once: queues say whose they are.
 class Scheduler {
 public:
-    explicit Scheduler(size_t tasks) {
+    Scheduler(size_t tasks, int32_t heads_in_turn) : heads_in_turn_(heads_in_turn) {
         tasks_.reserve(tasks);
         queues_.reserve(tasks);
     }
@@ -106,7 +107,7 @@ public:
         num_parts_ += parts;
     }
 
-    // Longest queue first; about equal ones as they came, so that a head's stay together.
+    // Longest queue first, about equal ones as they came, so that a head's stay together; or in the order of rows.
     Schedule finish() {
         const std::vector<int32_t> order = sort_queues();
         Schedule out;
@@ -140,6 +141,10 @@ private:
     std::vector<int32_t> sort_queues() const {
         std::vector<int32_t> order(queues_.size());
         std::iota(order.begin(), order.end(), 0);
+        if (heads_in_turn_) {
+            sort_by_row(order);
+            return order;
+        }
         if (order.size() < many_queues) {
             sort_longest_first(order);
             return order;
@@ -148,6 +153,14 @@ private:
         sort_by_place(order, widths, [](int64_t weight) { return widths - std::bit_width(uint64_t(weight)); });
         sort_longest_first({order.end() - last_queues, order.end()});
         return order;
+    }
+
+    void sort_by_row(std::span<int32_t> order) const {
+        const auto place_of = [&](int32_t w) {
+            const Queue& queue = queues_[size_t(w)];
+            return std::pair(queue.head / heads_in_turn_, tasks_[size_t(queue.begin)].row);
+        };
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return place_of(a) < place_of(b); });
     }
 
     void sort_longest_first(std::span<int32_t> order) const {
@@ -178,6 +191,7 @@ private:
     std::vector<Task> tasks_;
     std::vector<Queue> queues_;
     std::vector<Join> joins_;
+    const int32_t heads_in_turn_;
     size_t num_tasks_ = 0;  // of all heads
     int32_t num_parts_ = 0, head_ = 0;
     Cut cut_{};            // of the last head
@@ -249,8 +263,8 @@ private:
 
 // `cut` collects the tasks of one head, whose rows have so many blocks.
 template <class Cut>
-Schedule schedule_heads(Work& work, Cut cut) {
-    Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()));
+Schedule schedule_heads(Work& work, int32_t heads_in_turn, Cut cut) {
+    Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()), heads_in_turn);
     for (int32_t head = 0; head < work.heads(); ++head) {
         if (work.repeats(head)) {
             scheduler.repeat_head(work.name(head));
@@ -282,12 +296,16 @@ int64_t fit_machine(Work& work, const SchedulePolicy& policy, int64_t workers) {
 
 Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
     const int64_t total = work.total();
-    const int64_t longest = policy.workers ? std::max(policy.longest_task, total / workers)
-                                           : fit_machine(work, policy, workers);
+    int64_t longest = policy.workers ? std::max(policy.longest_task, total / workers)
+                                     : fit_machine(work, policy, workers);
+    // In the order of rows, one that is far longer than most would keep all that follow waiting.
+    if (policy.heads_in_turn)
+        longest = std::min(longest, std::max<int64_t>(divide_up(2 * total, int64_t(work.heads()) * work.rows()), 32));
     const bool in_turns = axis.modulus > 1;
     const int64_t most_single = in_turns ? policy.most_single_residue : policy.most_single;
-    const int64_t target = std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
-    return schedule_heads(work, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+    const int64_t target =
+        policy.heads_in_turn ? 1 : std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
+    return schedule_heads(work, policy.heads_in_turn, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
         for (int32_t at = 0; at < work.rows(); ++at) {
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
@@ -329,7 +347,7 @@ void share_rows(const std::vector<int64_t>& lengths, int64_t queues, Scheduler& 
 
 Schedule schedule_shares(Work& work, int64_t workers) {
     const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads()), 1, work.rows());
-    return schedule_heads(work, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+    return schedule_heads(work, 0, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
         share_rows(lengths, queues, scheduler);
     });
 }

@@ -45,18 +45,20 @@ public:
         if (slice.begin != last_.begin || slice.end != last_.end) measure(slice);
         stats.worked += worked_ * heads;
         stats.gathered += (listed_ + homes_) * heads;
+        stats.gaps += gaps_ * heads;
         if (repeats_) stats.repeated += listed_ * heads;
     }
 
 private:
     void measure(Slice slice) {
         last_ = slice;
-        worked_ = listed_ = homes_ = 0;
+        worked_ = listed_ = homes_ = gaps_ = 0;
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const Run& run = lists_.runs[r];
             const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens_.size()));
             worked_ += run.count * (run.mask == full_block ? full_ : masks_[size_t(run.mask)]);
             for (int32_t tile = run.first; tile < listed; ++tile) listed_ += tokens_[tile];
+            if (r > slice.begin) gaps_ += run.first > lists_.runs[r - 1].first + lists_.runs[r - 1].count;
             if (apart_) homes_ += double(block_) * (end - std::max(run.first, listed));
         }
     }
@@ -70,6 +72,7 @@ private:
     bool repeats_;  // listed tokens stand at home as well
     Slice last_{0, 0};
     double worked_ = 0, listed_ = 0, homes_ = 0;  // the latter two: tokens gathered
+    double gaps_ = 0;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "emulator/barrier.h"
 
@@ -133,10 +134,14 @@ bool Cta::step() {
     };
     Candidate candidates[most_threads / warp_threads];
     unsigned count = 0;
+    bool someone_sleeps = false;
+    ++turns_;
     for (size_t w = 0; w < warps_.size(); ++w) {
         Warp& warp = warps_[w];
-        uint32_t lanes = warp.ready;
-        if (!lanes)  // those who wait let the others of their warp come to rest first, see wait
+        if (warp.wakes <= turns_) warp.asleep = 0;
+        someone_sleeps |= warp.asleep != 0;
+        uint32_t lanes = warp.ready & ~warp.asleep;
+        if (!warp.ready)  // those who wait let the others of their warp come to rest first, see wait
             for (uint32_t left = warp.waiting; left; left &= left - 1) {
                 const int lane = __builtin_ctz(left);
                 const Thread& thread = threads_[w * warp_threads + size_t(lane)];
@@ -146,6 +151,10 @@ bool Cta::step() {
     }
     if (!events_.empty() && (!count || chance(lateness_))) {
         deliver();
+        return true;
+    }
+    if (!count && someone_sleeps) {
+        std::this_thread::yield();
         return true;
     }
     if (!count) {
@@ -301,6 +310,13 @@ void Cta::wait(const uint64_t* barrier, uint32_t phase) {
     warps_[size_t(here->warp)].waiting |= 1u << here->lane;
     suspend();
     races_.wait(here->warp, offset_of(barrier));
+}
+
+void Cta::pause() {
+    Warp& warp = warps_[size_t(here->warp)];
+    warp.ready |= 1u << here->lane, warp.asleep |= 1u << here->lane;
+    warp.wakes = turns_ + 1 + random_() % 64;
+    suspend();
 }
 
 std::string Cta::describe_hang() const {

@@ -97,6 +97,8 @@ public:
     bool sync(int barrier, int threads, bool yes);
     void arrive(int barrier, int threads);
     void wait(const uint64_t* barrier, uint32_t phase);
+    // For a while others go on, of other CTAs, too: of a thread that looks at memory again and again.
+    void pause();
     [[noreturn]] void fail(const std::string& what);
 
     uint8_t* shared(uint32_t address, size_t bytes);  // fails where the launch asked for less
@@ -114,6 +116,8 @@ public:
 private:
     struct Warp {
         uint32_t ready, waiting, ended;  // lanes; waiting: for barriers in shared memory
+        uint32_t asleep;                 // of the ready ones, until `wakes`
+        uint64_t wakes;
         uint32_t met;                    // lanes that wait for the others of the warp
         uint32_t priority;               // drawn
         Together together;
@@ -147,7 +151,8 @@ private:
     std::vector<Warp> warps_;
     Barrier barriers_[16];
     std::vector<std::function<void()>> events_;
-    int running_ = 0;  // threads that have not ended
+    int running_ = 0;      // threads that have not ended
+    uint64_t turns_ = 0;   // in which some warp went on
     std::string failure_;
     Races races_;
     std::mt19937 random_;

@@ -84,6 +84,10 @@ void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
@@ -285,6 +289,54 @@ TEST(clusters_of_scattered_keys_take_blocks) {
     const CompiledPlan plan = plan_of({"", text.c_str(), 64, tokens, tokens, 64, Dtype::bf16, true});
     CHECK_EQ(imaginary::name(plan.backward), "sm90_block_backward_bf16_d64_v64_128x128");
     CHECK(imaginary::whole(plan.backward).order == Order::plain);
+}
+
+// Every second block of 16,384 tokens, at random.
+std::string scattered_blocks() {
+    constexpr int tokens = 16384, block = 128, blocks = tokens / block;
+    std::mt19937 random(7);
+    std::bernoulli_distribution sees(0.5);
+    std::string row_ptr = "0", col_idx;
+    int count = 0;
+    for (int row = 0; row < blocks; ++row) {
+        for (int column = 0; column < blocks; ++column)
+            if (column == row || sees(random)) col_idx += (count++ ? "," : "") + std::to_string(column);
+        row_ptr += "," + std::to_string(count);
+    }
+    return "bsr([" + row_ptr + "],[" + col_idx + "],128,128,16384,16384)";
+}
+
+// Sums in the order of keys where tasks go side by side; each gradient apart where lists have gaps, and of a single head,
+// whose 128 tasks would begin one after the other.
+TEST(deterministic_gradients_take_what_waits_least) {
+    imaginary_capability = 90;
+    const auto chosen = [](const std::string& pattern, int64_t heads) {
+        const Golden g{"", pattern.c_str(), heads, 16384, 16384, 128, Dtype::bf16, true, true};
+        return imaginary::name(plan_of(g).backward);
+    };
+    const std::string in_order = "sm90_block_backward_in_order_bf16_d128_v128_64x128",
+                      apart = "sm90_block_backward_apart_bf16_d128_v128_128x128";
+    for (const char* pattern : {"full", "causal", "causal & window(1023,0)", "causal & (sink(64) | window(1023,0))"}) {
+        CHECK_EQ(chosen(pattern, 16), in_order);
+        CHECK_EQ(chosen(pattern, 1), apart);
+    }
+    CHECK_EQ(chosen(scattered_blocks(), 16), apart);
+}
+
+// A head's tasks in the order of their rows, and keys that all see in parts not much longer than other rows.
+TEST(sums_in_order_have_tasks_in_order) {
+    imaginary_capability = 90;
+    const Golden g{"", "causal & (sink(64) | window(1023,0))", 16, 16384, 16384, 128, Dtype::bf16, true, true};
+    const Schedule& schedule = imaginary::whole(plan_of(g).backward).schedule;
+    std::vector<int32_t> last(16);
+    int32_t longest = 0;
+    for (const Task& task : schedule.tasks) {
+        CHECK(task.row >= last[size_t(task.head)]);
+        last[size_t(task.head)] = task.row;
+        longest = std::max(longest, task.take);
+    }
+    CHECK(longest <= 48);
+    CHECK(schedule.joins.size() == 16);
 }
 
 TEST(long_rows_are_split_among_the_processors) {

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "emulator/tensor_map.h"
 #include "ptx/mbarrier.cuh"
@@ -49,13 +50,20 @@ inline void tma_store_4d(const CUtensorMap* map, int x, int y, int z, int w, con
     emulator::here->bulk_stores.add([=] { tensor.store(base, address, {x, y, z, w}); });
 }
 
-inline void bulk_add(float* to, const float* shared, uint32_t bytes) {
+inline void check_bulk(const float* to, const float* shared, uint32_t bytes) {
     emulator::Cta& cta = *emulator::here->cta;
     const uint32_t address = shared_address(shared);
     if (address % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16)
-        cta.fail("bulk addition of what is no multiple of 16");
+        cta.fail("a bulk copy or addition of what is no multiple of 16");
     cta.shared(address, bytes);
     begin_bulk_store(shared, bytes);
+}
+inline void bulk_store(float* to, const float* shared, uint32_t bytes) {
+    check_bulk(to, shared, bytes);
+    emulator::here->bulk_stores.add([=] { std::memcpy(to, shared, bytes); });
+}
+inline void bulk_add(float* to, const float* shared, uint32_t bytes) {
+    check_bulk(to, shared, bytes);
     emulator::here->bulk_stores.add([=] { emulator::add_to(to, shared, bytes / 4); });
 }
 inline void bulk_commit() {
