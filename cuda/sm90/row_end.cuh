@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "layout/view.h"
+#include "plan/kernel.h"
 #include "ptx/convert.cuh"
 
 namespace spattn::sm90 {
@@ -24,6 +26,15 @@ __device__ __forceinline__ RowEnd end_row(float m, float l, float lift, float sc
     end.factor *= ptx::exp2_approx((end.lse - lse) * float(M_LOG2E));
     end.lse = lse;
     return end;
+}
+
+// The same of a row of a block forward; parts of one end without the sink.
+template <class Params>
+__device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift) {
+    const TensorView& sinks = params.sink_logits;
+    const bool has_sink = sinks.data && part == whole_row;
+    return end_row(m, l, lift, params.scale,
+                   has_sink ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY);
 }
 
 }  // namespace spattn::sm90

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: MIT
+// The consumers of block_forward.cuh, and how they make rows again.
+#pragma once
+
+#include "any/element.cuh"
+#include "any/tile.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/row_end.cuh"
+#include "sm90/token_tiles.cuh"
+#include "tile/fragment.h"
+#include "tile/softmax.cuh"
+
+namespace spattn::sm90 {
+
+// ---- repair: one warp makes a row from the pairs that it keeps, and from nothing else ----
+template <class C>
+struct Repair {
+    using Element = typename C::Element;
+    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+
+    const typename C::Params& params;
+    const Task& task;
+    const int lane;
+    float q[columns], out[columns];
+    float m, l;
+
+    __device__ __noinline__ void row(int in_block) {
+        const any::TileRows& rows = params.tile;
+        const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q + rows.head(in_block);
+        const int token = any::own_token_at(params.layout.queries, params.layout.block_q, params.layout.seq_q, task.row,
+                                            rows.place(in_block));
+        if (token == no_token) return;
+        const auto* from = any::row_of<Element>(params.q, batch, head, token);
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            q[i] = column < params.head_dim ? any::to_real(from[column]) : 0;
+            out[i] = 0;
+        }
+        m = -INFINITY, l = 0;
+        walk(batch, head / params.group, in_block);
+        store(batch, head, token, in_block);
+    }
+
+    // The task's blocks; parts of a row are counted from its end.
+    __device__ void walk(int batch, int head_kv, int in_block) {
+        const LayoutView& layout = params.layout;
+        const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
+        const Slice slice = layout.by_query.slices[list * layout.by_query.rows + task.row];
+        int skip = task.skip, left = task.take;
+        for (int r = slice.end - 1; r >= slice.begin && left; --r) {
+            const Run run = layout.by_query.runs[r];
+            const int from = min(skip, run.count), take = min(run.count - from, left);
+            skip -= from, left -= take;
+            for (int n = from; n < from + take; ++n)
+                block(batch, head_kv, run.first + run.count - 1 - n, run.mask, in_block);
+        }
+    }
+
+    __device__ void block(int batch, int head_kv, int block, int mask, int in_block) {
+        const LayoutView& layout = params.layout;
+        const uint32_t* words = mask_words(layout, mask);
+        const any::TileTokens tokens = any::tokens_of(layout.keys, C::block_k, layout.seq_k, block);
+        for (int base = 0; base < C::block_k; base += 32) {
+            const int bit = tile::fragment_bit(in_block, base + lane, C::block_k);
+            const bool kept = mask == full_block || (words[bit / 32] >> (bit % 32) & 1);
+            for (unsigned keys = __ballot_sync(~0u, kept); keys; keys &= keys - 1)
+                pair(batch, head_kv, tokens.at(base + __ffs(int(keys)) - 1));
+        }
+    }
+
+    __device__ void pair(int batch, int head_kv, int64_t key) {
+        if (isnan(l)) return;  // by its own keys: nothing can change it
+        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
+        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
+        float s = 0;
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]), s);
+        for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
+        if (params.has_cap) s = tile::cap(s, params.into_cap);
+        const float highest = fmaxf(m, s);
+        const float factor = m == highest ? 1 : ptx::exp2_approx((m - highest) * params.scale_log2);
+        const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
+        m = highest, l = fmaf(l, factor, p);
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim_v) out[i] = fmaf(p, any::to_real(v[lane + 32 * i]), out[i] * factor);
+    }
+
+    __device__ void store(int batch, int head, int64_t token, int in_block) {
+        const RowEnd end = end_row(params, head, task.part, m, l, 0);
+        const int64_t part_row = int64_t(task.part) * C::block_q + in_block;
+        for (int i = 0; i < columns; ++i) {
+            const int column = lane + 32 * i;
+            if (column >= params.head_dim_v) continue;
+            const float x = l == 0 ? 0 : out[i] * end.factor;
+            if (task.part == whole_row)
+                any::from_real(x, any::row_of<Element>(params.out, batch, head, token)[column]);
+            else
+                params.parts.out[part_row * params.head_dim_v + column] = x;
+        }
+        if (lane) return;
+        if (task.part != whole_row) {
+            params.parts.lse[part_row] = end.lse;
+            params.parts.top[part_row] = m * params.scale;
+            return;
+        }
+        if (params.lse.data) *any::row_of<float>(params.lse, batch, head, token) = end.lse;
+        if (params.max_logits.data) *any::row_of<float>(params.max_logits, batch, head, token) = m * params.scale;
+    }
+};
+
+// ---- consumer: one warpgroup owns 64 rows of scores and output ----
+// HasCap: with a softcap. Its code in the middle of the loop costs who has none 2 to 5 %, jumped over or not.
+template <class C, bool HasCap>
+struct Consumer {
+    using Probabilities = uint32_t[C::block_k / 16][4];  // the a operand of p v: steps of 16 keys
+
+    const typename C::Params& params;
+    typename C::Shared& shared;
+    const int warpgroup, thread;  // of the warpgroup
+    Cursor<C::q_tiles> q;         // the next task's
+    Cursor<C::slots> slot;
+    int held = -1;      // a q tile that this warpgroup's out is leaving
+    int q_index, left;  // of the task whose scores come next; blocks
+    bool first = true;  // the block whose p v comes next is its task's first
+    int noted = -1;     // the last task of which this warp must repair rows
+    float s[C::block_k / 2], r_out[C::head_dim_v / 2];
+    tile::RowState rows;
+
+    // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
+    __device__ __forceinline__ int take_task(int& taken) {
+        wait_tile<C>(&shared.q_full[q.index], q.phase);
+        taken = q.index;
+        q.advance();
+        return shared.task[taken].count;
+    }
+
+    // s = q kT, begun.
+    __device__ __forceinline__ void begin_scores(uint32_t a, uint32_t b) {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::head_dim / 16; ++i)
+            ptx::wgmma(s, a + (i / 4) * (C::panel_bytes / 16) + (i % 4) * 2,
+                       b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0, tile::MatrixTag<C::dtype>{});
+        ptx::wgmma_commit();
+    }
+
+    // r_out += p v, begun.
+    __device__ __forceinline__ void begin_output(const Probabilities& p, uint32_t b) {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::block_k / 16; ++i)
+            ptx::wgmma_transposed(r_out, p[i], b + i * 128, i > 0 || !first, tile::MatrixTag<C::dtype>{});
+        ptx::wgmma_commit();
+    }
+
+    __device__ __forceinline__ uint32_t q_descriptor(int tile) const {
+        return ptx::wgmma_descriptor(shared.q[tile][0] + warpgroup * C::warpgroup_bytes, 0);
+    }
+    __device__ __forceinline__ uint32_t k_descriptor(int index) const {
+        return ptx::wgmma_descriptor(shared.ring[index][0], 0);
+    }
+    __device__ __forceinline__ uint32_t v_descriptor(int index) const {
+        return ptx::wgmma_descriptor(shared.ring[index][0], C::box_bytes);
+    }
+
+    // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
+    // release the slot, so that nobody reads what the producer already overwrites.
+    __device__ __forceinline__ int take_mask(int index, typename C::MaskWord& word) {
+        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[index], 0);
+        if (mask != full_block)
+            word = __ldg(reinterpret_cast<const typename C::MaskWord*>(mask_words(params.layout, mask)) +
+                         warpgroup * 128 + thread);
+        return mask;
+    }
+
+    __device__ __forceinline__ void cap_scores() {
+        if constexpr (HasCap)
+            if (!C::any_order || params.has_cap) tile::cap(s, params.into_cap);
+    }
+
+    __device__ __forceinline__ void release(int index) {
+        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.empty[index]);
+    }
+
+    __device__ __forceinline__ void release_held() {
+        if (held < 0) return;
+        if (thread == 0) {
+            ptx::bulk_wait_read();
+            ptx::mbarrier_arrive(&shared.q_empty[held]);
+        }
+        held = -1;
+    }
+
+    __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
+        const TaskMessage task = shared.task[q_index];
+        const any::TileRows& of = params.tile;
+        RowEnd ends[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h],
+                              tile::quad_sum(done.l[h]), tile::lift<C::dtype>);
+        tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
+        note_not_finite(task.index);
+        const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
+        if (task.part == whole_row)
+            store_whole(q_index, task, lse, top);
+        else
+            store_part(q_index, task, lse, top);
+    }
+
+    // A value that is not finite may come from a key that its row does not see: 0 * NaN. Such rows are noted, and made
+    // once more when nothing else is left to do. A note: the task noted before, and a bit for each of the warp's rows.
+    __device__ __forceinline__ void note_not_finite(int index) {
+        float is_nan[2];
+        tile::find_not_finite(r_out, is_nan);
+        if (__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)) [[likely]]
+            return;
+        const unsigned bits = tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
+        if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
+        noted = index;
+    }
+
+    // The tile's row whose state is in rows[h].
+    __device__ __forceinline__ int row_in_tile(int h) const {
+        return warpgroup * C::warpgroup_rows + tile::fragment_row(thread, 2 * h);
+    }
+
+    __device__ __forceinline__ int2* note_of(int task) const {
+        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+    }
+
+    __device__ __forceinline__ void store_whole(int q_index, const TaskMessage& task, const float (&lse)[2],
+                                                const float (&top)[2]) {
+        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
+        uint32_t words[C::head_dim_v / 16][4];
+        tile::pack_tile<C::dtype>(r_out, words);
+        tile::store_swizzled(words, panel, C::panel_bytes, thread);
+        const any::TileRows& of = params.tile;
+        const int first = task.row * params.layout.block_q;
+        int token[2] = {first + of.place(row_in_tile(0)), first + of.place(row_in_tile(1))};
+        if constexpr (C::any_order)
+            write_tokens(q_index, task, panel, token);
+        else
+            send(q_index, task, first + of.place(warpgroup * C::warpgroup_rows));
+        if (thread % 4) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (unsigned(token[h]) >= unsigned(params.layout.seq_q)) continue;
+            const int head = task.head + of.head(row_in_tile(h));
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, head, token[h]) = lse[h];
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, head, token[h]) = top[h];
+        }
+    }
+    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int token) {
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
+        if (thread == 0) {
+            for (int panel = 0; panel < C::v_panels; ++panel)
+                ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch,
+                                  shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
+            ptx::bulk_commit();
+        }
+        held = q_index;
+    }
+    // Each warp's 16 rows to where their tokens stand. Places become tokens.
+    __device__ __forceinline__ void write_tokens(int q_index, const TaskMessage& task, uint32_t panel,
+                                                 int (&token)[2]) {
+        const LayoutView& layout = params.layout;
+        const any::OwnTokens own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
+#pragma unroll
+        for (int& at : token) at = own.at(at - task.row * C::block_q);
+        __syncwarp();  // the warp's rows are written before others of its lanes read them
+        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.out,
+                                                     task.batch, task.head, token, params.head_dim_v);
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+        if (thread == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
+    }
+
+    __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
+                                               const float (&top)[2]) {
+        const size_t row = size_t(task.part) * C::block_q + warpgroup * C::warpgroup_rows;
+#pragma unroll
+        for (int i = 0; i < C::head_dim_v / 2; ++i) {
+            const int column = tile::fragment_column(thread, i);
+            if (column < params.head_dim_v)
+                params.parts.out[(row + tile::fragment_row(thread, i)) * params.head_dim_v + column] = r_out[i];
+        }
+        if (thread % 4 == 0)
+            for (int h = 0; h < 2; ++h) {
+                params.parts.lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
+                params.parts.top[row + tile::fragment_row(thread, 2 * h)] = top[h];
+            }
+        held = q_index;
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+    }
+
+    // From the block whose probabilities are in p to the next, across tasks too: its scores, then p v, begun; under
+    // them its probabilities into next_p. Two arrays, for p v reads p until it is done. False at the end of work.
+    __device__ __forceinline__ bool step(const Probabilities& p, Probabilities& next_p) {
+        const bool last = --left == 0;
+        int next_left, next_q = q_index;
+        if (last) [[unlikely]] {
+            release_held();
+            next_left = take_task(next_q);
+            if (next_left == end_of_work) return false;
+        }
+        const Cursor<C::slots> k = slot;
+        slot.advance();
+        const Cursor<C::slots> v = slot;
+        slot.advance();
+        const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
+        wait_tile<C>(&shared.full[k.index], k.phase);
+        begin_scores(q_at, k_at);
+        typename C::MaskWord word;
+        const int mask = take_mask(k.index, word);
+        wait_tile<C>(&shared.full[v.index], v.phase);
+        begin_output(p, v_at);
+        if (held >= 0) [[unlikely]]
+            release_held();
+        ptx::wgmma_wait<1>();
+        release(k.index);
+        const tile::RowState done = rows;
+        if (last) [[unlikely]]
+            rows = tile::RowState{};
+        cap_scores();
+        if (mask != full_block) [[unlikely]]
+            tile::mask(s, word);
+        float factor[2];
+        // Who asks for the largest score gets it by following the maximum in each block.
+        const bool follows = last || params.max_logits.data;
+        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
+        if (last) [[unlikely]] {
+            ptx::wgmma_wait_all();
+            release(v.index);
+            store(q_index, done);
+            q_index = next_q, left = next_left;
+        } else {
+            ptx::wgmma_wait<0>();
+            release(v.index);
+            if (rescale) [[unlikely]]
+                tile::scale_rows(r_out, factor[0], factor[1]);
+        }
+        first = last;
+        return true;
+    }
+
+    // p v of the last block of all.
+    __device__ __forceinline__ void finish(const Probabilities& p) {
+        wait_tile<C>(&shared.full[slot.index], slot.phase);
+        begin_output(p, v_descriptor(slot.index));
+        ptx::wgmma_wait<0>();
+        store(q_index, rows);
+        release_held();
+    }
+
+    __device__ __forceinline__ void run() {
+        left = take_task(q_index);
+        if (left == end_of_work) return;
+        wait_tile<C>(&shared.full[slot.index], slot.phase);
+        begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
+        typename C::MaskWord word;
+        const int mask = take_mask(slot.index, word);
+        ptx::wgmma_wait<0>();
+        release(slot.index);
+        slot.advance();
+        cap_scores();
+        if (mask != full_block) tile::mask(s, word);
+        Probabilities even, odd;
+        float factor[2];
+        tile::softmax<C::dtype>(s, rows, params.scale_log2, true, even, factor);
+        for (;;) {
+            if (!step(even, odd)) {
+                finish(even);
+                break;
+            }
+            if (!step(odd, even)) {
+                finish(odd);
+                break;
+            }
+        }
+        repair_noted();
+    }
+
+    // The rows noted, over what the copy engine has stored of them.
+    __device__ __forceinline__ void repair_noted() {
+        if (thread == 0) ptx::bulk_wait();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // thread 0's stores are done before others write to the same rows
+        while (noted >= 0) {
+            const int2 note = *note_of(noted);
+            const Task task = params.tasks.tasks[noted];
+            for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1)
+                Repair<C>{params, task, thread % 32}.row(warpgroup * C::warpgroup_rows + thread / 32 * 16 +
+                                                         __ffs(int(bits)) - 1);
+            noted = note.x;
+        }
+    }
+};
+
+}  // namespace spattn::sm90
