@@ -6,6 +6,7 @@
 #include "any/element.cuh"
 #include "any/tile.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -128,8 +129,7 @@ __device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const Te
 #pragma unroll 4
     for (int at = int(threadIdx.x) % tile_copiers; at < Rows * chunks; at += tile_copiers) {
         const int row = at / chunks, token = own.at(row);
-        if (token != no_token)
-            *reinterpret_cast<uint4*>(rows + token * view.row + 8 * (at - row * chunks)) = make_uint4(0, 0, 0, 0);
+        if (token != no_token) ptx::store_global(rows + token * view.row + 8 * (at - row * chunks), {0, 0, 0, 0});
     }
 }
 
@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_rows(uint32_t from, uint32_t panel_bytes, 
         if (token == no_token || 8 * chunk >= columns) continue;
         uint32_t x[4];
         ptx::load_shared(x, from + chunk / 8 * panel_bytes + row * 128 + ((chunk ^ row) % 8 << 4));
-        *reinterpret_cast<uint4*>(rows + token * view.row + 8 * chunk) = make_uint4(x[0], x[1], x[2], x[3]);
+        ptx::store_global(rows + token * view.row + 8 * chunk, x);
     }
 }
 
