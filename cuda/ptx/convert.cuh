@@ -52,6 +52,7 @@ __device__ __forceinline__ void zero_unless(float& x, bool keep) {
 
 // The compiler makes values where this stands, not where they are used.
 __device__ __forceinline__ void make_here(uint32_t& word) { asm volatile("" : "+r"(word)); }
+__device__ __forceinline__ void make_here(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void make_here(float& x, float& y) { asm volatile("" : "+f"(x), "+f"(y)); }
 
 // Four 8 x 8 matrices of 16-bit values, one address a lane.

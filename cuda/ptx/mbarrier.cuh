@@ -42,6 +42,16 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* bar, uint32_t phase)
     return done;
 }
 
+// Whether the phase has ended, told at once: a try may wait a while.
+__device__ __forceinline__ bool mbarrier_test(uint64_t* bar, uint32_t phase) {
+    uint32_t done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(shared_address(bar)), "r"(phase)
+                 : "memory");
+    return done;
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint64_t* bar, uint32_t phase) {
     while (!mbarrier_try_wait(bar, phase)) {
     }

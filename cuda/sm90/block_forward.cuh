@@ -6,8 +6,9 @@
 //
 //   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order. Blocks of 64 queries have CTAs of
 //             one warpgroup, two an SM, for patterns that leave most of a larger tile empty
-//   producer  one warp walks the runs 32 at a time and fills a ring of 32 KiB tiles with k and v blocks by TMA, with
-//             the next q ahead; it tells the consumers each block's mask through shared memory: they read no list
+//   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
+//             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
+//             they read no list
 //   consumers two warpgroups, 64 rows each, scores and out in registers. Each begins s of block j + 1, then p v of
 //             block j, also from one task into the next, and makes probabilities under them and under the other's:
 //
@@ -21,8 +22,11 @@
 //             the scores, which still stand. So a block takes no maximum and no exchange between lanes
 //
 //   orders    where tokens do not stand in their own order, a second kernel of the same parts: residue classes are
-//             boxes of a tensor map whose rows are a class, rows of listed tiles are copied by number by four producer
-//             warps, and out leaves row by row
+//             boxes of a tensor map whose rows are a class, for out as for the others. Rows of listed tiles, and of
+//             tiles of v with dead keys, are copied by number: the producer asks three warps for them. These wait for
+//             their copies, and fence them, one tile later, so that consumers wait for tiles of either kind alike: two
+//             fences of theirs in each block would wait for all that they have under way. out leaves row by row where
+//             a tile's rows are listed, or away from home
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
@@ -96,10 +100,12 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
-    static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
-    static constexpr int producer_registers = any_order ? 56 : 40;
-    static constexpr int consumer_registers = any_order ? 224 : ctas == 2 ? 216 : 232;
+    static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
+    static constexpr int producer_registers = !any_order ? 40 : head_dim > 128 ? 56 : 72;
+    static constexpr int consumer_registers =
+        (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
+    static_assert(!any_order || head_dim_v == head_dim, "copiers bring as many panels of v as of k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
     static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, ctas),
@@ -111,7 +117,7 @@ struct ConsecutiveMaps {
     CUtensorMap q, k, v, out;  // [batch, seq, head, head_dim]
 };
 struct ResidueClassMaps {
-    runtime::ResidueMaps q, k, v;
+    runtime::ResidueMaps q, k, v, out;
 };
 template <bool AnyOrder>
 struct BlockForwardParams {
@@ -135,14 +141,14 @@ template <class C>
 struct ForwardShared {
     uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
     uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
-    TaskMessage task[C::q_tiles];
+    ForwardMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
-    uint64_t q_full[C::q_tiles];   // producer with the bytes of q; consumers wait
-    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left; producer waits
-    uint64_t full[C::slots];       // producer with the bytes of a block; consumers wait
-    uint64_t empty[C::slots];      // one arrival a consumer warp; producer waits
-    uint64_t landed;               // bytes of a v block with dead keys; producer waits
-    int32_t next[2];               // tasks that all producers take, in turn
+    uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier warp each; consumers wait
+    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left; the walker waits
+    uint64_t full[C::slots];       // as q_full, for the bytes of a block
+    uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
+    uint64_t landed;               // bytes of a v block with dead keys; the walker waits
+    std::conditional_t<C::any_order, CopyRequests<C::requests>, NoRequests> copies;
 };
 
 // ---- kernel ----
@@ -152,14 +158,19 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     auto& shared = *ptx::swizzled_shared<typename C::Shared>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
-            ptx::mbarrier_init(&shared.q_full[i], C::tile_counts);
+            ptx::mbarrier_init(&shared.q_full[i], C::tile_arrivals);
             ptx::mbarrier_init(&shared.q_empty[i], C::warpgroups);
         }
         for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.full[i], C::tile_counts);
+            ptx::mbarrier_init(&shared.full[i], C::tile_arrivals);
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
         ptx::mbarrier_init(&shared.landed, 1);
+        if constexpr (C::any_order)
+            for (int i = 0; i < C::requests; ++i) {
+                ptx::mbarrier_init(&shared.copies.asked[i], 1);
+                ptx::mbarrier_init(&shared.copies.taken[i], copier_warps);
+            }
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -167,8 +178,12 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
-        const int thread = int(threadIdx.x) - 128 * C::warpgroups;
-        if (thread < C::producers) Producer<C>{params, shared, thread % 32, thread == 0}.run();
+        const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32 - 4 * C::warpgroups, 0);
+        const int lane = int(threadIdx.x) % 32;
+        if (warp == 0)
+            Walker<C>{params, shared, lane, lane == 0}.run();
+        else if constexpr (C::any_order)
+            Copier<C>{params, shared, warp - 1, lane}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         Consumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -190,6 +205,7 @@ inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int blo
     maps.q = runtime::make_residue_maps(args.q, runtime::q_sizes(p), dtype, block_q, queries);
     maps.k = runtime::make_residue_maps(args.k, runtime::k_sizes(p), dtype, block_k, keys);
     maps.v = runtime::make_residue_maps(args.v, runtime::v_sizes(p), dtype, block_k, keys);
+    maps.out = runtime::make_residue_maps(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows, queries);
 }
 
 template <class C>
@@ -224,8 +240,22 @@ void launch_forward(const ForwardArgs& args) {
         params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
         runtime::clear(params.next_task, sizeof(unsigned), args.stream);
     }
-    runtime::launch(block_forward_kernel<C, HasCap>, {unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)},
-                    args.stream, params);
+    const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
+    runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+}
+
+template <class C>
+void launch_either(const ForwardArgs& args) {
+    if (args.problem->softcap != 0)
+        launch_forward<C, true>(args);
+    else
+        launch_forward<C, false>(args);
+}
+
+template <class C>
+void prepare_either() {
+    runtime::prepare(block_forward_kernel<C, false>, sizeof(typename C::Shared));
+    runtime::prepare(block_forward_kernel<C, true>, sizeof(typename C::Shared));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -233,23 +263,15 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& 
     using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
     if constexpr (any_order)
         if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
-            return launch_forward<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>, true>(args);
-    if (args.problem->softcap != 0)
-        launch_forward<C, true>(args);
-    else
-        launch_forward<C, false>(args);
+            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
+    launch_either<C>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_forward_kernel<C, false>, sizeof(typename C::Shared));
-    runtime::prepare(block_forward_kernel<C, true>, sizeof(typename C::Shared));
-    if constexpr (any_order) {
-        using Ordered = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>;
-        runtime::prepare(block_forward_kernel<Ordered, true>, sizeof(typename Ordered::Shared));
-    }
+    prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>();
+    if constexpr (any_order) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
     runtime::prepare_tensor_maps();
 }
 

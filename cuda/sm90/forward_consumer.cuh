@@ -122,7 +122,8 @@ struct Consumer {
 
     const typename C::Params& params;
     typename C::Shared& shared;
-    const int warpgroup, thread;  // of the warpgroup
+    const int warpgroup;
+    int thread;                   // of the warpgroup
     Cursor<C::q_tiles> q;         // the next task's
     Cursor<C::slots> slot;
     int held = -1;      // a q tile that this warpgroup's out is leaving
@@ -134,7 +135,7 @@ struct Consumer {
 
     // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
     __device__ __forceinline__ int take_task(int& taken) {
-        wait_tile<C>(&shared.q_full[q.index], q.phase);
+        ptx::mbarrier_wait(&shared.q_full[q.index], q.phase);
         taken = q.index;
         q.advance();
         return shared.task[taken].count;
@@ -180,8 +181,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void cap_scores() {
-        if constexpr (HasCap)
-            if (!C::any_order || params.has_cap) tile::cap(s, params.into_cap);
+        if constexpr (HasCap) tile::cap(s, params.into_cap);
     }
 
     __device__ __forceinline__ void release(int index) {
@@ -198,7 +198,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
-        const TaskMessage task = shared.task[q_index];
+        ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
+        const ForwardMessage task = shared.task[q_index];
         const any::TileRows& of = params.tile;
         RowEnd ends[2];
 #pragma unroll
@@ -235,46 +236,71 @@ struct Consumer {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(int q_index, const TaskMessage& task, const float (&lse)[2],
+    __device__ __forceinline__ void store_whole(int q_index, const ForwardMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
         const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
         uint32_t words[C::head_dim_v / 16][4];
         tile::pack_tile<C::dtype>(r_out, words);
         tile::store_swizzled(words, panel, C::panel_bytes, thread);
-        const any::TileRows& of = params.tile;
-        const int first = task.row * params.layout.block_q;
-        int token[2] = {first + of.place(row_in_tile(0)), first + of.place(row_in_tile(1))};
-        if constexpr (C::any_order)
-            write_tokens(q_index, task, panel, token);
-        else
+        int token[2], head[2] = {task.head, task.head};
+        if constexpr (C::any_order) {
+            find_tokens(task, token);
+            task.by_rows ? write_tokens(q_index, task, panel, token) : send_home(q_index, task);
+        } else {
+            const any::TileRows& of = params.tile;
+            const int first = task.row * params.layout.block_q;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                token[h] = first + of.place(row_in_tile(h)), head[h] += of.head(row_in_tile(h));
+                if (token[h] >= int(params.layout.seq_q)) token[h] = no_token;
+            }
             send(q_index, task, first + of.place(warpgroup * C::warpgroup_rows));
+        }
         if (thread % 4) return;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            if (unsigned(token[h]) >= unsigned(params.layout.seq_q)) continue;
-            const int head = task.head + of.head(row_in_tile(h));
-            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, head, token[h]) = lse[h];
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, head, token[h]) = top[h];
+            if (token[h] == no_token) continue;
+            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, head[h], token[h]) = lse[h];
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, head[h], token[h]) = top[h];
         }
     }
-    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int token) {
+
+    // The tokens that a thread's two rows are written to.
+    __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
+        const LayoutView& layout = params.layout;
+        any::OwnTokens own{any::tokens_of(layout.queries, C::block_q, layout.seq_q, task.row), nullptr};
+        if (task.by_rows) own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) token[h] = own.at(row_in_tile(h));
+    }
+
+    // The warpgroup's rows by the copy engine; store(panel, its rows in shared memory) begins a panel.
+    template <class Store>
+    __device__ __forceinline__ void send_panels(int q_index, Store store) {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
             for (int panel = 0; panel < C::v_panels; ++panel)
-                ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch,
-                                  shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
+                store(panel, shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
             ptx::bulk_commit();
         }
         held = q_index;
     }
-    // Each warp's 16 rows to where their tokens stand. Places become tokens.
+    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int token) {
+        send_panels(q_index, [&](int panel, const uint8_t* from) {
+            ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch, from);
+        });
+    }
+    __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
+        const HomePlace at(params.maps.out, params.layout.queries, C::block_q, task.row);
+        send_panels(q_index, [&](int panel, const uint8_t* from) {
+            ptx::tma_store_5d(at.map, C::panel_columns * panel, task.head, at.residue,
+                              at.first + warpgroup * C::warpgroup_rows, task.batch, from);
+        });
+    }
+    // Each warp's 16 rows to where their tokens stand.
     __device__ __forceinline__ void write_tokens(int q_index, const TaskMessage& task, uint32_t panel,
-                                                 int (&token)[2]) {
-        const LayoutView& layout = params.layout;
-        const any::OwnTokens own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
-#pragma unroll
-        for (int& at : token) at = own.at(at - task.row * C::block_q);
+                                                 const int (&token)[2]) {
         __syncwarp();  // the warp's rows are written before others of its lanes read them
         write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.out,
                                                      task.batch, task.head, token, params.head_dim_v);
@@ -285,17 +311,20 @@ struct Consumer {
 
     __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
                                                const float (&top)[2]) {
-        const size_t row = size_t(task.part) * C::block_q + warpgroup * C::warpgroup_rows;
+        const size_t first = size_t(task.part) * C::block_q;
+        float* const out = params.parts.out + first * params.head_dim_v + tile::fragment_column(thread, 0);
 #pragma unroll
-        for (int i = 0; i < C::head_dim_v / 2; ++i) {
-            const int column = tile::fragment_column(thread, i);
-            if (column < params.head_dim_v)
-                params.parts.out[(row + tile::fragment_row(thread, i)) * params.head_dim_v + column] = r_out[i];
+        for (int h = 0; h < 2; ++h) {
+            auto* const row = reinterpret_cast<float2*>(out + row_in_tile(h) * params.head_dim_v);
+#pragma unroll
+            for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's
+                if (8 * group < params.head_dim_v)
+                    row[4 * group] = make_float2(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
         }
         if (thread % 4 == 0)
             for (int h = 0; h < 2; ++h) {
-                params.parts.lse[row + tile::fragment_row(thread, 2 * h)] = lse[h];
-                params.parts.top[row + tile::fragment_row(thread, 2 * h)] = top[h];
+                params.parts.lse[first + row_in_tile(h)] = lse[h];
+                params.parts.top[first + row_in_tile(h)] = top[h];
             }
         held = q_index;
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
@@ -316,11 +345,11 @@ struct Consumer {
         const Cursor<C::slots> v = slot;
         slot.advance();
         const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
-        wait_tile<C>(&shared.full[k.index], k.phase);
+        ptx::mbarrier_wait(&shared.full[k.index], k.phase);
         begin_scores(q_at, k_at);
         typename C::MaskWord word;
         const int mask = take_mask(k.index, word);
-        wait_tile<C>(&shared.full[v.index], v.phase);
+        ptx::mbarrier_wait(&shared.full[v.index], v.phase);
         begin_output(p, v_at);
         if (held >= 0) [[unlikely]]
             release_held();
@@ -353,7 +382,7 @@ struct Consumer {
 
     // p v of the last block of all.
     __device__ __forceinline__ void finish(const Probabilities& p) {
-        wait_tile<C>(&shared.full[slot.index], slot.phase);
+        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
         begin_output(p, v_descriptor(slot.index));
         ptx::wgmma_wait<0>();
         store(q_index, rows);
@@ -363,7 +392,7 @@ struct Consumer {
     __device__ __forceinline__ void run() {
         left = take_task(q_index);
         if (left == end_of_work) return;
-        wait_tile<C>(&shared.full[slot.index], slot.phase);
+        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
         typename C::MaskWord word;
         const int mask = take_mask(slot.index, word);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The producer of block_forward.cuh.
+// The producers of block_forward.cuh: who walks the lists, and who copies rows that no box brings.
 #pragma once
 
+#include "ptx/convert.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/pipeline.cuh"
@@ -10,24 +12,40 @@
 
 namespace spattn::sm90 {
 
-// ---- producer: one warp walks the lists and keeps the ring full ----
-// Four warps where tokens stand in any order: each walks, and all copy the rows of listed tiles.
+constexpr int copier_warps = 3;
+
+// What the walker asks of the copiers.
+struct CopyRequest {
+    enum What : int32_t { q_rows, k_rows, v_rows, empty_row, no_more };
+    What what;
+    int32_t tile, batch, head;
+    int32_t set, to;  // live keys, or all_live; the tile of q, or the slot
+};
+template <int Size>
+struct CopyRequests {
+    CopyRequest request[Size];
+    uint64_t asked[Size];  // the walker; copiers wait
+    uint64_t taken[Size];  // one arrival a copier warp; the walker waits
+};
+struct NoRequests {};
+
+// ---- walker: one warp walks the lists and keeps the ring full ----
 template <class C>
-struct Producer {
+struct Walker {
     using Element = typename C::Element;
 
     const typename C::Params& params;
     typename C::Shared& shared;
     const int lane;
-    const bool is_leader;  // one lane of all producers
+    const bool is_leader;
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
+    Cursor<C::requests> request;
     uint32_t landed_phase = 0;
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
     NextTask next{0};
-    int turn = 0;  // of shared.next
 
     __device__ __forceinline__ void run() {
         for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
@@ -39,13 +57,11 @@ struct Producer {
                 next.ask(params.next_task, is_leader);
                 store_empty(task);
             }
-            at = params.next_task ? int(tell_producers<C::producers>(next.taken, is_leader, shared.next, turn,
-                                                                     1 + C::warpgroups)) +
-                                        int(gridDim.x)
-                                  : params.tasks.num_tasks;
+            at = params.next_task ? int(__shfl_sync(~0u, next.taken, 0) + gridDim.x) : params.tasks.num_tasks;
         }
         if (pending >= 0) load_pending_v();
-        announce({0, 0, 0, end_of_work, 0, 0});
+        announce({{0, 0, 0, end_of_work, 0, 0}, false});
+        if constexpr (C::any_order) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
     }
 
     // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited
@@ -53,21 +69,9 @@ struct Producer {
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         if constexpr (C::any_order)
-            end_empty(task.row, entry, head);
+            ask({CopyRequest::empty_row, task.row, entry, head, 0, 0});
         else
             clear_rows(task.row, entry, head);
-    }
-
-    __device__ __forceinline__ void end_empty(int tile, int entry, int head) {
-        const any::OwnTokens own = any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, tile);
-        clear_tokens<C::block_q, Element>(own, params.out, entry, head, params.head_dim_v);
-        const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
-        for (int place = int(threadIdx.x) % C::producers; place < C::block_q; place += C::producers) {
-            const int token = own.at(place);
-            if (token == no_token) continue;
-            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, token) = lse;
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, token) = -INFINITY;
-        }
     }
 
     __device__ __forceinline__ void clear_rows(int tile, int entry, int head) {
@@ -96,7 +100,7 @@ struct Producer {
         const int head = task.head - batch * params.heads_q;
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
-        announce({batch, head, task.row, task.take, task.part, index});
+        announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row)});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -114,25 +118,35 @@ struct Producer {
         }
     }
 
+    // Whether out cannot leave as boxes: rows of a listed tile stand anywhere, those away from home leave elsewhere.
+    __device__ __forceinline__ bool leaves_by_rows(int tile) const {
+        const AxisView& axis = params.layout.queries;
+        if (!C::any_order || tile < axis.listed) return C::any_order;
+        if (!axis.away) return false;
+        uint64_t away = 0;
+        for (int word = 0; word < C::block_q / 64; ++word)
+            away |= axis.away[int64_t(tile - axis.listed) * (C::block_q / 64) + word];
+        return away != 0;
+    }
+
     // Publishes a task with its q tile, or the end of work with none.
-    __device__ __forceinline__ void announce(const TaskMessage& message) {
+    __device__ __forceinline__ void announce(const ForwardMessage& message) {
         uint64_t* full = &shared.q_full[q.index];
         ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
         if (is_leader) shared.task[q.index] = message;
         if (message.count != end_of_work)
             load_q(message, full);
-        else if constexpr (C::any_order)
-            arrive_without_tile(full);
         else if (is_leader)
-            ptx::mbarrier_arrive(full);
+            ptx::mbarrier_arrive(full, C::tile_arrivals);
         q.advance();
     }
 
     __device__ __forceinline__ void load_q(const TaskMessage& message, uint64_t* full) {
         uint8_t* tile = shared.q[q.index][0];
         if constexpr (C::any_order)
-            load_rows<C::block_q, C::panels, Element>(queries(), message.row, 0, message.batch, message.head, nullptr,
-                                                      tile, full);
+            load_tile<C::panel_bytes>(
+                {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
+                params.layout.queries, C::block_q, tile, full);
         else if (is_leader)
             load<C::panels, C::panel_bytes>(&params.maps.q, message.row * params.layout.block_q, message.head,
                                             message.batch, tile, full);
@@ -145,7 +159,8 @@ struct Producer {
         next.begin_block(params.next_task, is_leader);
         if (is_leader) shared.mask[slot.index] = mask;
         if constexpr (C::any_order)
-            load_rows<C::block_k, C::panels, Element>(keys(), block, 0, batch, head_kv, nullptr, tile, full);
+            load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
+                                    params.layout.keys, C::block_k, tile, full);
         else if (is_leader)
             load<C::panels, C::box_bytes>(&params.maps.k, block * C::block_k, head_kv, batch, tile, full);
         slot.advance();
@@ -158,13 +173,14 @@ struct Producer {
         uint64_t* full = &shared.full[slot.index];
         uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
-        const uint64_t* alive = pending_set == all_live
-                                    ? nullptr
-                                    : params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
         if constexpr (C::any_order) {
-            load_rows<C::block_k, C::v_panels, Element>(values(), pending, 0, pending_batch, pending_head, alive, tile,
-                                                        full);
+            load_tile<C::box_bytes>(
+                {CopyRequest::v_rows, pending, pending_batch, pending_head, pending_set, slot.index}, params.maps.v,
+                params.layout.keys, C::block_k, tile, full);
         } else {
+            const uint64_t* alive = pending_set == all_live
+                                        ? nullptr
+                                        : params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
             uint64_t dead[C::block_k / 64];
             const bool clears = alive && find_dead_keys(alive, dead);
             if (is_leader)
@@ -208,22 +224,121 @@ struct Producer {
         if (lane == 0) ptx::mbarrier_arrive(full);
     }
 
-    __device__ __forceinline__ TileSource queries() const {
-        return {params.maps.q, params.q, params.layout.queries, params.layout.seq_q, C::block_q, params.head_dim};
-    }
-    __device__ __forceinline__ TileSource keys() const {
-        return {params.maps.k, params.k, params.layout.keys, params.layout.seq_k, C::block_k, params.head_dim};
-    }
-    __device__ __forceinline__ TileSource values() const {
-        return {params.maps.v, params.v, params.layout.keys, params.layout.seq_k, C::block_k, params.head_dim_v};
-    }
-
     template <int Panels, int Bytes>
     __device__ __forceinline__ void load(const CUtensorMap* map, int row, int head, int entry, uint8_t* to,
                                          uint64_t* bar) {
         ptx::mbarrier_arrive_expect(bar, Panels * Bytes);
         for (int panel = 0; panel < Panels; ++panel)
             ptx::tma_load_4d(to + panel * Bytes, map, C::panel_columns * panel, head, row, entry, bar);
+    }
+
+    // A tile where tokens stand in any order: homes come as boxes, with as many arrivals as copiers would have made;
+    // those bring what is listed, and what has dead keys. The box of v has no more panels than that of k.
+    template <int Bytes>
+    __device__ __forceinline__ void load_tile(const CopyRequest& what, const runtime::ResidueMaps& maps,
+                                              const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
+        if (what.tile < axis.listed || what.set != all_live) return ask(what);
+        if (!is_leader) return;
+        const HomePlace at(maps, axis, block, what.tile);
+        ptx::mbarrier_arrive(bar, C::tile_arrivals - 1);
+        ptx::mbarrier_arrive_expect(bar, C::panels * Bytes);
+        for (int panel = 0; panel < C::panels; ++panel)
+            ptx::tma_load_5d(to + panel * Bytes, at.map, C::panel_columns * panel, what.head, at.residue, at.first,
+                             what.batch, bar);
+    }
+
+    __device__ __forceinline__ void ask(const CopyRequest& what) {
+        ptx::mbarrier_wait(&shared.copies.taken[request.index], request.phase ^ 1);
+        if (is_leader) {
+            shared.copies.request[request.index] = what;
+            ptx::mbarrier_arrive(&shared.copies.asked[request.index]);
+        }
+        request.advance();
+    }
+};
+
+// ---- copiers: three warps bring what stands at no place of a box, and write rows that see no key ----
+template <class C>
+struct Copier {
+    using Element = typename C::Element;
+    static constexpr int rows_at_once = C::panels > 2 ? 32 : 64, threads = 32 * copier_warps;
+
+    const typename C::Params& params;
+    typename C::Shared& shared;
+    const int warp, lane;
+    Cursor<C::requests> request;
+    uint64_t* landing = nullptr;  // the barrier of a tile whose rows are on their way
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            const CopyRequest what = take();
+            if (what.what < CopyRequest::empty_row) {
+                copy(what);
+                continue;
+            }
+            if (landing) tell<0>(nullptr);
+            if (what.what == CopyRequest::no_more) break;
+            end_empty(what.tile, what.batch, what.head);
+        }
+    }
+
+    // Waits for no request while consumers wait for rows that may have come.
+    __device__ __forceinline__ CopyRequest take() {
+        uint64_t* const asked = &shared.copies.asked[request.index];
+        if (landing && !__all_sync(~0u, ptx::mbarrier_test(asked, request.phase))) tell<0>(nullptr);
+        ptx::mbarrier_wait(asked, request.phase);
+        const CopyRequest what = shared.copies.request[request.index];
+        __syncwarp();  // all lanes have read it before lane 0 says so
+        if (lane == 0) ptx::mbarrier_arrive(&shared.copies.taken[request.index]);
+        request.advance();
+        return what;
+    }
+
+    // Rows of the tile before have come, all but the last `Left` groups of copies; products may read them.
+    template <int Left>
+    __device__ __forceinline__ void tell(uint64_t* next) {
+        ptx::cp_async_wait<Left>();
+        ptx::fence_async_shared();
+        __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
+        if (lane == 0) ptx::mbarrier_arrive(landing);
+        landing = next;
+    }
+
+    // Tiles of which rows are dead come row by row, too.
+    __device__ __forceinline__ void copy(const CopyRequest& what) {
+        const LayoutView& layout = params.layout;
+        const bool is_q = what.what == CopyRequest::q_rows, is_k = what.what == CopyRequest::k_rows;
+        const LiveView& live_keys = layout.live_keys;
+        const TensorView& view = is_q ? params.q : is_k ? params.k : params.v;
+        const int rows = is_q ? C::block_q : C::block_k, columns = is_q || is_k ? params.head_dim : params.head_dim_v;
+        const TileSource from = is_q ? TileSource{params.maps.q, view, layout.queries, layout.seq_q, rows, columns}
+                                     : TileSource{params.maps.k, view, layout.keys, layout.seq_k, rows, columns};
+        const any::TileTokens tokens = any::tokens_of(from.axis, rows, from.seq, what.tile);
+        const uint64_t* live = what.set == all_live ? nullptr : live_keys.sets + what.set * live_keys.words;
+        const uint32_t to = ptx::shared_address(is_q ? shared.q[what.to][0] : shared.ring[what.to][0]);
+        for (int begin = 0; begin < rows; begin += rows_at_once)
+            copy_tokens<rows_at_once, C::panels, copier_warps, Element>(
+                from, tokens, begin, what.batch, what.head, live, to + begin * C::row_bytes, rows * C::row_bytes, warp);
+        ptx::cp_async_commit();
+        uint64_t* const full = is_q ? &shared.q_full[what.to] : &shared.full[what.to];
+        if (landing)
+            tell<1>(full);
+        else
+            landing = full;
+    }
+
+    __device__ __forceinline__ void end_empty(int tile, int entry, int head) {
+        const any::OwnTokens own = any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, tile);
+        int thread = 32 * warp + lane;
+        ptx::make_here(thread);  // no register for what is seldom done
+        clear_tokens<C::block_q, copier_warps, Element>(own, params.out, entry, head, params.head_dim_v, warp);
+        const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
+        for (int place = thread; place < C::block_q; place += threads) {
+            const int token = own.at(place);
+            if (token == no_token) continue;
+            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, token) = lse;
+            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, token) = -INFINITY;
+        }
     }
 };
 

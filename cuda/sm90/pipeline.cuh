@@ -36,6 +36,10 @@ struct TaskMessage {
     int32_t batch, head, row, count, part, index;  // index: the task's; count: blocks, or end_of_work
 };
 
+struct ForwardMessage : TaskMessage {
+    int32_t by_rows;  // out leaves row by row, not as boxes
+};
+
 // The task that a producer will have next. It asks when it begins to load the last block of the one at hand: so early
 // that the round trip is not waited for, and so late that whoever is done first takes the longest that is left. (Asked
 // for a task ahead, second tasks are dealt out in the order of the first: causal_4k backward with 64 heads on 8 took a

@@ -5,6 +5,7 @@
 
 #include "any/element.cuh"
 #include "any/tile.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
@@ -59,51 +60,60 @@ __device__ __forceinline__ void arrive_without_tile(uint64_t* bar) {
     if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
 }
 
+// The place of a home in its residue class' tensor map.
+struct HomePlace {
+    const CUtensorMap* map;
+    int residue, first;  // counted among those of the map; the token, among those of the class
+
+    __device__ __forceinline__ HomePlace(const runtime::ResidueMaps& maps, const AxisView& axis, int block, int tile) {
+        const int home = tile - axis.listed, of_all = axis.modulus == 1 ? 0 : home / axis.residue_tiles;
+        const bool is_longer = of_all < maps.longer_classes;
+        map = is_longer ? &maps.longer : &maps.shorter;
+        residue = of_all - (is_longer ? 0 : maps.longer_classes);
+        first = (home - of_all * axis.residue_tiles) * block;
+    }
+};
+
 // Rows of a home, from place `begin` on, as `Panels` boxes of 64 columns; for one thread to call.
 template <int Panels, int PanelBytes>
 __device__ __forceinline__ void load_home(const TileSource& from, int tile, int begin, int entry, int head, uint8_t* to,
                                           uint64_t* bar) {
-    const int home = tile - from.axis.listed, tiles = from.axis.residue_tiles;
-    const int residue = from.axis.modulus == 1 ? 0 : home / tiles;
-    const int first = (home - residue * tiles) * from.block + begin;
-    const bool is_longer = residue < from.maps.longer_classes;
-    const CUtensorMap* const map = is_longer ? &from.maps.longer : &from.maps.shorter;
+    const HomePlace at(from.maps, from.axis, from.block, tile);
     ptx::mbarrier_arrive_expect(bar, Panels * PanelBytes);
     for (int panel = 0; panel < Panels; ++panel)
-        ptx::tma_load_5d(to + panel * PanelBytes, map, 64 * panel, head,
-                         residue - (is_longer ? 0 : from.maps.longer_classes), first, entry, bar);
+        ptx::tma_load_5d(to + panel * PanelBytes, at.map, 64 * panel, head, at.residue, at.first + begin, entry, bar);
 }
 
-// Rows of a tile by token, from place `begin` on, for all copiers to call: 8 lanes a row of a panel. Where there is no
-// token, where `live` has no bit, and beyond the last column zeros come.
-template <int Rows, int Panels, class Element>
+// Rows of a tile by token, from place `begin` on, begun by `Warps` warps, of which this is number `warp`: 8 lanes a row
+// of a panel. Where there is no token, where `live` has no bit, and beyond the last column zeros come.
+template <int Rows, int Panels, int Warps, class Element>
 __device__ __forceinline__ void copy_tokens(const TileSource& from, const any::TileTokens& tokens, int begin, int entry,
-                                            int head, const uint64_t* live, const uint8_t* to, uint64_t* bar) {
-    constexpr int passes = Rows / 16;  // a pass: four rows a warp
-    const int lane = int(threadIdx.x) % 32, chunk = lane % 8;
-    const int first = int(threadIdx.x) / 32 % 4 * 4 + lane / 8;
+                                            int head, const uint64_t* live, uint32_t to, uint32_t panel_bytes,
+                                            int warp) {
+    constexpr int warp_rows = 4, passes = (Rows + warp_rows * Warps - 1) / (warp_rows * Warps);
+    int lane = int(threadIdx.x % 32);
+    ptx::make_here(lane);
+    const int chunk = lane % 8, first = warp_rows * warp + lane / 8;
     const auto* const rows = any::row_of<Element>(from.view, entry, head, 0) + 8 * chunk;
-    // A thread's rows are 16 apart: they swizzle alike.
-    const uint32_t at = ptx::shared_address(to) + first * 128 + ((chunk ^ first % 8) << 4);
     int of_pass[passes];  // all of them first: each row would wait for its own otherwise
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-        const int place = begin + 16 * pass + first;
-        const bool is_alive = !live || live[place / 64] >> (place % 64) & 1;
+        const int row = first + warp_rows * Warps * pass, place = begin + row;
+        const bool is_alive = row < Rows && (!live || live[place / 64] >> (place % 64) & 1);
         of_pass[pass] = is_alive ? tokens.at(place) : no_token;
     }
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-        const auto* const row = rows + int64_t(max(of_pass[pass], 0)) * from.view.row;
+        const int row = first + warp_rows * Warps * pass;
+        if (Rows % (warp_rows * Warps) && row >= Rows) break;
+        const uint32_t at = to + row * 128 + ((chunk ^ (row & 7)) << 4);
+        const auto* const token = rows + int64_t(max(of_pass[pass], 0)) * from.view.row;
 #pragma unroll
         for (int panel = 0; panel < Panels; ++panel) {
             const bool is_there = of_pass[pass] != no_token && 64 * panel + 8 * chunk < from.columns;
-            ptx::cp_async_16(at + panel * (Rows * 128) + pass * 16 * 128, is_there ? row + 64 * panel : rows,
-                             is_there ? 16 : 0);
+            ptx::cp_async_16(at + panel * panel_bytes, is_there ? token + 64 * panel : rows, is_there ? 16 : 0);
         }
     }
-    ptx::cp_async_arrive(bar);
-    if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
 }
 
 // Rows of tile `tile` of an operand, from place `begin` on, in Panels panels; for all copiers to call. live: bits of
@@ -112,25 +122,38 @@ template <int Rows, int Panels, class Element>
 __device__ __forceinline__ void load_rows(const TileSource& from, int tile, int begin, int entry, int head,
                                           const uint64_t* live, uint8_t* to, uint64_t* bar) {
     if (tile < from.axis.listed || live) {
-        copy_tokens<Rows, Panels, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin, entry,
-                                           head, live, to, bar);
+        constexpr int warps = tile_copiers / 32;
+        copy_tokens<Rows, Panels, warps, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin,
+                                                  entry, head, live, ptx::shared_address(to), Rows * 128,
+                                                  int(threadIdx.x) / 32 % warps);
+        ptx::cp_async_arrive(bar);
+        if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
         return;
     }
     arrive_for_warp(bar);
     if (threadIdx.x % tile_copiers == 0) load_home<Panels, Rows * 128>(from, tile, begin, entry, head, to, bar);
 }
 
-// Zeros into the rows of a tile's own tokens, for all copiers to call. Columns are a multiple of 8.
+// Zeros into the rows of a tile's own tokens, by `Warps` warps, of which this is number `warp`. Columns are a multiple
+// of 8.
+template <int Rows, int Warps, class Element>
+__device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const TensorView& view, int entry, int head,
+                                             int columns, int warp) {
+    int lane = int(threadIdx.x % 32);
+    ptx::make_here(lane);
+    const int first = 8 * (lane % 8);
+    auto* const rows = any::row_of<Element>(view, entry, head, 0);
+    for (int row = 4 * warp + lane / 8; row < Rows; row += 4 * Warps) {
+        const int token = own.at(row);
+        for (int column = first; token != no_token && column < columns; column += 64)
+            ptx::store_global(rows + token * view.row + column, {0, 0, 0, 0});
+    }
+}
 template <int Rows, class Element>
 __device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const TensorView& view, int entry, int head,
                                              int columns) {
-    auto* const rows = any::row_of<Element>(view, entry, head, 0);
-    const int chunks = columns / 8;  // of 16 bytes, a row
-#pragma unroll 4
-    for (int at = int(threadIdx.x) % tile_copiers; at < Rows * chunks; at += tile_copiers) {
-        const int row = at / chunks, token = own.at(row);
-        if (token != no_token) ptx::store_global(rows + token * view.row + 8 * (at - row * chunks), {0, 0, 0, 0});
-    }
+    constexpr int warps = tile_copiers / 32;
+    clear_tokens<Rows, warps, Element>(own, view, entry, head, columns, int(threadIdx.x) / 32 % warps);
 }
 
 // 16 rows of a swizzled tile in shared memory, whose panels are `panel_bytes` apart, to where their tokens stand; for
@@ -139,7 +162,8 @@ template <int Panels, class Element>
 __device__ __forceinline__ void write_rows(uint32_t from, uint32_t panel_bytes, const TensorView& view, int entry,
                                            int head, const int (&tokens)[2], int columns) {
     constexpr int chunks = 8 * Panels;  // of 16 bytes, a row
-    const int lane = int(threadIdx.x) % 32;
+    int lane = int(threadIdx.x % 32);
+    ptx::make_here(lane);  // places are found here, and fill no registers in a caller's loop
     auto* const rows = any::row_of<Element>(view, entry, head, 0);
     for (int pass = 0; pass < chunks / 2; ++pass) {
         const int at = 32 * pass + lane, row = at / chunks, chunk = at % chunks;

@@ -29,6 +29,7 @@ inline void zero_unless(float& x, bool keep) {
 }
 
 inline void make_here(uint32_t&) {}
+inline void make_here(int&) {}
 inline void make_here(float&, float&) {}
 
 // Lane l has the address of row l % 8 of matrix l / 8, and two neighbours of row l / 4 of each.

@@ -48,6 +48,7 @@ inline bool mbarrier_try_wait(uint64_t* bar, uint32_t phase) {
     if (is_past) emulator::here->cta->races().wait(emulator::here->warp, offset_of(bar));
     return is_past;
 }
+inline bool mbarrier_test(uint64_t* bar, uint32_t phase) { return mbarrier_try_wait(bar, phase); }
 inline void mbarrier_wait(uint64_t* bar, uint32_t phase) {
     check_barrier(bar);
     emulator::here->cta->wait(bar, phase);

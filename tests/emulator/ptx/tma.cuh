@@ -40,14 +40,22 @@ inline void begin_bulk_store(const void* shared, uint32_t bytes) {
     emulator::Thread& thread = *emulator::here;
     thread.cta->races().begin_store(thread.warp, thread.store_group, offset_of(shared), bytes);
 }
-inline void tma_store_4d(const CUtensorMap* map, int x, int y, int z, int w, const void* shared) {
+template <class... Places>
+inline void begin_box_store(const CUtensorMap* map, const void* shared, Places... places) {
     emulator::Cta& cta = *emulator::here->cta;
     const emulator::TensorMap tensor = emulator::read_map(*map);
     const uint32_t address = shared_address(shared);
-    if (tensor.rank != 4 || address % 128) cta.fail("a box of another rank, or at no multiple of 128");
+    if (tensor.rank != sizeof...(places) || address % 128)
+        cta.fail("a box of another rank, or at no multiple of 128");
     const uint8_t* const base = cta.shared(address, tensor.box_bytes());
     begin_bulk_store(base, tensor.box_bytes());
-    emulator::here->bulk_stores.add([=] { tensor.store(base, address, {x, y, z, w}); });
+    emulator::here->bulk_stores.add([=] { tensor.store(base, address, {places...}); });
+}
+inline void tma_store_4d(const CUtensorMap* map, int x, int y, int z, int w, const void* shared) {
+    begin_box_store(map, shared, x, y, z, w);
+}
+inline void tma_store_5d(const CUtensorMap* map, int x, int y, int z, int w, int u, const void* shared) {
+    begin_box_store(map, shared, x, y, z, w, u);
 }
 
 inline void check_bulk(const float* to, const float* shared, uint32_t bytes) {
