@@ -55,6 +55,12 @@ __device__ __forceinline__ void make_here(uint32_t& word) { asm volatile("" : "+
 __device__ __forceinline__ void make_here(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void make_here(float& x, float& y) { asm volatile("" : "+f"(x), "+f"(y)); }
 
+// word = by, where `selector` is 0x3210, which the compiler must not know. It sees that the old word is read, and does
+// not give both one register: matrix products read the old one until they are waited for, which it does not count.
+__device__ __forceinline__ void replace(uint32_t& word, uint32_t by, uint32_t selector) {
+    asm volatile("prmt.b32 %0, %1, %0, %2;" : "+r"(word) : "r"(by), "r"(selector));
+}
+
 // Four 8 x 8 matrices of 16-bit values, one address a lane.
 __device__ __forceinline__ void store_matrix_x4(uint32_t shared, uint32_t q0, uint32_t q1, uint32_t q2, uint32_t q3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(q0), "r"(q1),

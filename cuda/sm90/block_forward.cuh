@@ -134,6 +134,7 @@ struct BlockForwardParams {
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
+    uint32_t first_word = 0x3210;  // for ptx::replace
 };
 
 // ---- shared memory ----

@@ -330,63 +330,76 @@ struct Consumer {
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
 
-    // From the block whose probabilities are in p to the next, across tasks too: its scores, then p v, begun; under
-    // them its probabilities into next_p. Two arrays, for p v reads p until it is done. False at the end of work.
-    __device__ __forceinline__ bool step(const Probabilities& p, Probabilities& next_p) {
-        const bool last = --left == 0;
-        int next_left, next_q = q_index;
-        if (last) [[unlikely]] {
-            release_held();
-            next_left = take_task(next_q);
-            if (next_left == end_of_work) return false;
-        }
+    // The scores of a block and q of tile `q_at`, begun, then p v of the block before, in the slot that is returned. The
+    // scores are there and masked then.
+    __device__ __forceinline__ int make_scores(int q_at, const Probabilities& p) {
         const Cursor<C::slots> k = slot;
         slot.advance();
         const Cursor<C::slots> v = slot;
         slot.advance();
-        const uint32_t k_at = k_descriptor(k.index), v_at = v_descriptor(v.index), q_at = q_descriptor(next_q);
+        const uint32_t k_tile = k_descriptor(k.index), v_tile = v_descriptor(v.index), q_tile = q_descriptor(q_at);
         ptx::mbarrier_wait(&shared.full[k.index], k.phase);
-        begin_scores(q_at, k_at);
+        begin_scores(q_tile, k_tile);
         typename C::MaskWord word;
         const int mask = take_mask(k.index, word);
         ptx::mbarrier_wait(&shared.full[v.index], v.phase);
-        begin_output(p, v_at);
+        begin_output(p, v_tile);
         if (held >= 0) [[unlikely]]
             release_held();
         ptx::wgmma_wait<1>();
         release(k.index);
-        const tile::RowState done = rows;
-        if (last) [[unlikely]]
-            rows = tile::RowState{};
         cap_scores();
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
-        float factor[2];
-        // Who asks for the largest score gets it by following the maximum in each block.
-        const bool follows = last || params.max_logits.data;
-        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
-        if (last) [[unlikely]] {
-            ptx::wgmma_wait_all();
-            release(v.index);
-            store(q_index, done);
-            q_index = next_q, left = next_left;
-        } else {
-            ptx::wgmma_wait<0>();
-            release(v.index);
-            if (rescale) [[unlikely]]
-                tile::scale_rows(r_out, factor[0], factor[1]);
-        }
-        first = last;
-        return true;
+        return v.index;
     }
 
-    // p v of the last block of all.
-    __device__ __forceinline__ void finish(const Probabilities& p) {
-        ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
-        begin_output(p, v_descriptor(slot.index));
+    // From the block whose probabilities are in p to the next of its task: its scores, then p v, begun; under them its
+    // probabilities into next_p. Two arrays, for p v reads p until it is done.
+    __device__ __forceinline__ void step(const Probabilities& p, Probabilities& next_p) {
+        const int v = make_scores(q_index, p);
+        float factor[2];
+        // Who asks for the largest score gets it by following the maximum in each block.
+        const bool follows = params.max_logits.data;
+        const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
         ptx::wgmma_wait<0>();
-        store(q_index, rows);
+        release(v);
+        if (rescale) [[unlikely]]
+            tile::scale_rows(r_out, factor[0], factor[1]);
+        first = false;
+        --left;
+    }
+
+    // The end of a task: p v of its last block, and under it the first probabilities of the next task, unless there is
+    // none. It stands in the kernel once, and not in each of two steps: code that is seldom met has to be fetched.
+    __device__ __forceinline__ void change_task(const Probabilities& p, Probabilities& next_p) {
         release_held();
+        int next_q;
+        const int blocks = take_task(next_q);
+        const tile::RowState done = rows;
+        if (blocks != end_of_work) [[likely]] {
+            const int v = make_scores(next_q, p);
+            rows = tile::RowState{};
+            float factor[2];
+            tile::softmax<C::dtype>(s, rows, params.scale_log2, true, next_p, factor);
+            ptx::wgmma_wait_all();
+            release(v);
+        } else {
+            ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+            begin_output(p, v_descriptor(slot.index));
+            ptx::wgmma_wait<0>();
+        }
+        store(q_index, done);
+        q_index = next_q, left = blocks;
+        first = true;
+    }
+
+    // Where p v that reads `to` is done.
+    __device__ __forceinline__ void move(const Probabilities& from, Probabilities& to) {
+#pragma unroll
+        for (int i = 0; i < C::block_k / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) ptx::replace(to[i][j], from[i][j], params.first_word);
     }
 
     __device__ __forceinline__ void run() {
@@ -405,15 +418,19 @@ struct Consumer {
         float factor[2];
         tile::softmax<C::dtype>(s, rows, params.scale_log2, true, even, factor);
         for (;;) {
-            if (!step(even, odd)) {
-                finish(even);
-                break;
+            if (left > 1) {
+                step(even, odd);
+                if (left > 1) {
+                    step(odd, even);
+                    continue;
+                }
+                move(odd, even);
             }
-            if (!step(odd, even)) {
-                finish(odd);
-                break;
-            }
+            change_task(even, odd);
+            if (left == end_of_work) break;
+            move(odd, even);
         }
+        release_held();
         repair_noted();
     }
 

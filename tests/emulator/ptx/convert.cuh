@@ -28,6 +28,7 @@ inline void zero_unless(float& x, bool keep) {
     if (!keep) x = 0;
 }
 
+inline void replace(uint32_t& word, uint32_t by, uint32_t) { word = by; }
 inline void make_here(uint32_t&) {}
 inline void make_here(int&) {}
 inline void make_here(float&, float&) {}
