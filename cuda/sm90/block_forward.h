@@ -21,8 +21,8 @@ struct BlockForward {
     // CTAs an SM. Those of one warpgroup come in pairs: one makes probabilities under the other's products.
     static constexpr int ctas = BlockQ == 64 ? 2 : 1;
     // Whether tokens may stand in any order. Blocks of 128 keys leave that to those of 64, which are faster there; keys
-    // of 192 columns to the row of 256, for each of their kernels takes a minute to compile.
-    static constexpr bool any_order = BlockQ == 128 && BlockK == 64 && HeadDim != 192;
+    // of 192 columns to the row of 256.
+    static constexpr bool any_order = BlockK == 64 && HeadDim != 192;
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -101,7 +101,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
                                          : (BlockK == 128 ? 1950 : 1550);
     constexpr double task = in_pairs ? 700 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     constexpr double launch = 4;  // us
-    const double order = s.gathered > 0 ? 1400 : 0;
+    const double order = s.gathered == 0 ? 0 : in_pairs ? 700 : 1400;
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order);
     const double cycles = (blocks + any::copied_cycles(p, s, 12)) / Heads;
