@@ -16,4 +16,9 @@ __device__ __forceinline__ void prefetch_l2(const void* from, size_t bytes) {
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(uint32_t(end - first)) : "memory");
 }
 
+// Brings the sector of an address there.
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 }  // namespace spattn::ptx

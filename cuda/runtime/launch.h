@@ -27,6 +27,19 @@ void launch(void (*kernel)(Params...), const Shape& shape, void* stream, const P
     check(cudaGetLastError(), "kernel launch");
 }
 
+// The same for a kernel that may begin before the one ahead of it in the stream has ended, as soon as that lets it
+// (ptx/grid.cuh): it waits by itself before it touches what that one writes. What stands before both has ended.
+template <class... Params>
+void launch_early(void (*kernel)(Params...), const Shape& shape, void* stream, const Params&... params) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.blocks, config.blockDim = shape.threads, config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream), config.attrs = &early, config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, params...), "cudaLaunchKernelEx");
+}
+
 inline void clear(void* memory, size_t bytes, void* stream) {
     check(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }

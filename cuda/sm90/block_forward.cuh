@@ -4,8 +4,9 @@
 //
 // over the blocks that a layout lists for each query block. The kernel knows runs of blocks and bit masks, no pattern.
 //
-//   grid      one CTA an SM, persistent; tasks from a counter, in the plan's order. Blocks of 64 queries have CTAs of
-//             one warpgroup, two an SM, for patterns that leave most of a larger tile empty
+//   grid      one CTA an SM, persistent; tasks in the plan's order, from a counter where there are more than two a CTA.
+//             The kernel that clears it runs while this one begins. Blocks of 64 queries have CTAs of one warpgroup,
+//             two an SM, for patterns that leave most of a larger tile empty
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
 //             they read no list
@@ -62,12 +63,14 @@
 #include "any/tile.cuh"
 #include "core/math.h"
 #include "ptx/mbarrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
 #include "sm90/block_forward.h"
+#include "sm90/counter.cuh"
 #include "sm90/forward_consumer.cuh"
 #include "sm90/forward_producer.cuh"
 #include "sm90/pipeline.cuh"
@@ -128,7 +131,7 @@ struct BlockForwardParams {
     TasksView tasks;
     any::Partials<float> parts;
     any::TileRows tile;   // of orders that are not consecutive: of one head
-    unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
+    unsigned* next_task;  // tasks taken beyond the first of each CTA; null where none has more than two
     int2* notes;          // [task][warp]
     int heads_q, group, head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
@@ -152,11 +155,51 @@ struct ForwardShared {
     std::conditional_t<C::any_order, CopyRequests<C::requests>, NoRequests> copies;
 };
 
+// ---- the begin: what all CTAs are about to read ----
+__device__ __forceinline__ void prefetch_maps(const ConsecutiveMaps& maps, int lane) {
+    if (lane == 0) ptx::prefetch_tensor_map(&maps.q);
+    if (lane == 1) ptx::prefetch_tensor_map(&maps.k);
+    if (lane == 2) ptx::prefetch_tensor_map(&maps.v);
+    if (lane == 3) ptx::prefetch_tensor_map(&maps.out);
+}
+// Where residues have a token more than others, these have another map, which may wait.
+__device__ __forceinline__ void prefetch_maps(const ResidueClassMaps& maps, int lane) {
+    if (lane == 0) ptx::prefetch_tensor_map(maps.q.longer_classes ? &maps.q.longer : &maps.q.shorter);
+    if (lane == 1) ptx::prefetch_tensor_map(maps.k.longer_classes ? &maps.k.longer : &maps.k.shorter);
+    if (lane == 2) ptx::prefetch_tensor_map(maps.v.longer_classes ? &maps.v.longer : &maps.v.shorter);
+    if (lane == 3) ptx::prefetch_tensor_map(maps.out.longer_classes ? &maps.out.longer : &maps.out.shorter);
+}
+
+// A CTA finds its first tile through a chain of reads, each of which needs the one before and would wait for memory.
+// Meanwhile one warp brings what all CTAs read into L2, of each array up to eight sectors a CTA: short ones as a whole.
+template <class C>
+__device__ __forceinline__ void prefetch_lists(const typename C::Params& params, int lane) {
+    constexpr unsigned sector = 32, sectors = 8;  // bytes; of a CTA and array
+    const LayoutView& layout = params.layout;
+    const ListsView& lists = layout.by_query;
+    prefetch_maps(params.maps, lane);
+    const void* array = params.tasks.tasks;
+    size_t bytes = sizeof(Task) * size_t(params.tasks.num_tasks);
+    if (lane / sectors == 1) array = lists.slices, bytes = sizeof(Slice) * size_t(layout.head_kinds * lists.rows);
+    if (lane / sectors == 2) array = lists.runs, bytes = sizeof(Run) * size_t(lists.num_runs);
+    if (lane / sectors == 3)
+        array = layout.masks, bytes = sizeof(uint64_t) * size_t(layout.num_masks) * size_t(layout.mask_words);
+    const size_t at = size_t(sector) * (blockIdx.x + lane % sectors * gridDim.x);
+    if (at < bytes) ptx::prefetch_l2(static_cast<const char*>(array) + at);
+}
+
 // ---- kernel ----
 template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     block_forward_kernel(const __grid_constant__ typename C::Params params) {
     auto& shared = *ptx::swizzled_shared<typename C::Shared>();
+    constexpr int walker = 4 * C::warpgroups;
+    // Shuffles, so that the compiler sees one value a warp.
+    const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0);
+    const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0), lane = int(threadIdx.x % 32);
+    Task first{};
+    if (warp == walker) first = params.tasks.tasks[blockIdx.x];
+    if (warp == walker + 1) prefetch_lists<C>(params, lane);
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
             ptx::mbarrier_init(&shared.q_full[i], C::tile_arrivals);
@@ -175,16 +218,12 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    const int warpgroup =
-        __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
-        const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32 - 4 * C::warpgroups, 0);
-        const int lane = int(threadIdx.x) % 32;
-        if (warp == 0)
-            Walker<C>{params, shared, lane, lane == 0}.run();
+        if (warp == walker)
+            Walker<C>{params, shared, lane, lane == 0}.run(first);
         else if constexpr (C::any_order)
-            Copier<C>{params, shared, warp - 1, lane}.run();
+            Copier<C>{params, shared, warp - walker - 1, lane}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         Consumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -236,13 +275,13 @@ template <class C, bool HasCap>
 void launch_forward(const ForwardArgs& args) {
     auto params = make_params<C>(args);
     const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
-    if (blocks < params.tasks.num_tasks) {
-        const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
-        params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
-        runtime::clear(params.next_task, sizeof(unsigned), args.stream);
-    }
     const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
-    runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+    if (params.tasks.num_tasks <= 2 * blocks)
+        return runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+    const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
+    params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
+    runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
+    runtime::launch_early(block_forward_kernel<C, HasCap>, shape, args.stream, params);
 }
 
 template <class C>
@@ -271,6 +310,7 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
+    runtime::prepare(clear_counter_kernel, 0);
     prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>();
     if constexpr (any_order) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
     runtime::prepare_tensor_maps();

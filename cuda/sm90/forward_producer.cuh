@@ -47,9 +47,9 @@ struct Walker {
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
     NextTask next{0};
 
-    __device__ __forceinline__ void run() {
-        for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
-            const Task& task = params.tasks.tasks[at];
+    // task: the first.
+    __device__ __forceinline__ void run(Task task) {
+        for (int at = blockIdx.x;;) {
             next = NextTask(task.take);
             if (task.take) {
                 load_task(task, at);
@@ -57,11 +57,20 @@ struct Walker {
                 next.ask(params.next_task, is_leader);
                 store_empty(task);
             }
-            at = params.next_task ? int(__shfl_sync(~0u, next.taken, 0) + gridDim.x) : params.tasks.num_tasks;
+            at = number_after(at);
+            if (at >= params.tasks.num_tasks) break;
+            task = params.tasks.tasks[at];
         }
         if (pending >= 0) load_pending_v();
         announce({{0, 0, 0, end_of_work, 0, 0}, false});
         if constexpr (C::any_order) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
+    }
+
+    // Where each CTA has two tasks at most nobody counts: who had the longest first has the shortest second, or none.
+    __device__ __forceinline__ int number_after(int at) const {
+        const int ctas = int(gridDim.x);
+        if (params.next_task) return int(__shfl_sync(~0u, next.taken, 0)) + ctas;
+        return at < ctas ? 2 * ctas - 1 - at : params.tasks.num_tasks;
     }
 
     // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited

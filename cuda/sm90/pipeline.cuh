@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "layout/view.h"
+#include "ptx/grid.cuh"
 #include "tile/dtype.cuh"
 #include "tile/fragment.h"
 
@@ -53,7 +54,9 @@ struct NextTask {
         if (--due == 0) ask(counter, is_leader);
     }
     __device__ __forceinline__ void ask(unsigned* counter, bool is_leader) {
-        if (counter && is_leader) taken = atomicAdd(counter, 1);
+        if (!counter || !is_leader) return;
+        ptx::wait_for_grid_ahead();  // which may be clearing the counter
+        taken = atomicAdd(counter, 1);
     }
 };
 

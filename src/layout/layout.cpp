@@ -41,6 +41,8 @@ LayoutView shape_of(const Layout& layout) {
     v.keys = shape_of(layout.keys, layout.block_k);
     v.by_query.rows = layout.by_query.rows;
     v.by_key.rows = layout.by_key.rows;
+    v.by_query.num_runs = int32_t(layout.by_query.runs.size());
+    v.by_key.num_runs = int32_t(layout.by_key.runs.size());
     v.head_kinds = layout.head_kinds;
     v.mask_words = layout.mask_words;
     v.num_masks = layout.num_masks;

@@ -23,6 +23,7 @@ struct ListsView {
     const Slice* slices;  // [head_kinds * rows]
     const Run* runs;
     int32_t rows;         // blocks along the axis the lists are indexed by
+    int32_t num_runs;
 };
 
 // Which tokens of each block are alive: queries that see a key, or keys that a query sees. A kernel that loads a whole

@@ -7,5 +7,6 @@
 namespace spattn::ptx {
 
 inline void prefetch_l2(const void*, size_t) {}
+inline void prefetch_l2(const void*) {}
 
 }  // namespace spattn::ptx

@@ -32,6 +32,12 @@ void launch(void (*kernel)(Params...), const Shape& shape, void* stream,
           "kernel launch");
 }
 
+template <class... Params>
+void launch_early(void (*kernel)(Params...), const Shape& shape, void* stream,
+                  const std::type_identity_t<Params>&... params) {
+    launch(kernel, shape, stream, params...);
+}
+
 inline void clear(void* memory, size_t bytes, void* stream) {
     check(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }
