@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Global memory, 16 bytes a thread. The compiler may make four stores of 4 bytes of one through a pointer to 16, each
-// of which touches as many sectors.
+// Global memory, several words a thread. The compiler may make four stores of 4 bytes of one through a pointer to 16,
+// each of which touches as many sectors.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,19 @@ namespace spattn::ptx {
 __device__ __forceinline__ void store_global(void* to, const uint32_t (&words)[4]) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                  "r"(words[3])
+                 : "memory");
+}
+__device__ __forceinline__ void store_global(void* to, const uint32_t (&words)[2]) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ __forceinline__ void store_global(float* to, const float (&x)[4]) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
+__device__ __forceinline__ void load_global(float (&x)[4], const float* from) {
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(from)
                  : "memory");
 }
 

@@ -29,6 +29,11 @@
 //             fences of theirs in each block would wait for all that they have under way. out leaves row by row where
 //             a tile's rows are listed, or away from home
 //
+//   pieces    of a pass take on what those before left of their rows. That is work for the same kernel: at a task's
+//             end it reads this, multiplies and adds, and writes it for the next piece, or out in the end. A panel of
+//             floats at a time goes through the q tile, so that a warp meets rows as memory has them; copiers have
+//             asked L2 for them
+//
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
 //
@@ -60,6 +65,7 @@
 #include <type_traits>
 
 #include "any/partials.h"
+#include "any/row_end.cuh"
 #include "any/tile.cuh"
 #include "core/math.h"
 #include "ptx/mbarrier.cuh"
@@ -94,6 +100,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Shared = ForwardShared<Config>;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr bool any_order = AnyOrder;
+    static constexpr bool has_pieces = AnyOrder && BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::has_pieces;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int ctas = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;  // an SM
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
@@ -125,9 +132,9 @@ struct ResidueClassMaps {
 template <bool AnyOrder>
 struct BlockForwardParams {
     std::conditional_t<AnyOrder, ResidueClassMaps, ConsecutiveMaps> maps;
-    TensorView q, k, v, out;                  // the same by addresses
-    TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
-    LayoutView layout;                        // in device memory, as the tasks
+    TensorView q, k, v;      // the same by addresses
+    any::ForwardOutputs to;  // also, of a piece, what others left and what it leaves
+    LayoutView layout;       // in device memory, as the tasks
     TasksView tasks;
     any::Partials<float> parts;
     any::TileRows tile;   // of orders that are not consecutive: of one head
@@ -135,6 +142,7 @@ struct BlockForwardParams {
     int2* notes;          // [task][warp]
     int heads_q, group, head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
+    bool is_piece;            // of several
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
     uint32_t first_word = 0x3210;  // for ptx::replace
@@ -255,8 +263,9 @@ typename C::Params make_params(const ForwardArgs& args) {
     char* const workspace = static_cast<char*>(args.workspace);
     typename C::Params params{.tile = any::TileRows(args.tasks)};
     make_maps(args, C::dtype, C::block_q, C::block_k, params.maps);
-    params.q = args.q, params.k = args.k, params.v = args.v, params.out = args.out;
-    params.lse = args.lse, params.max_logits = args.max_logits, params.sink_logits = args.sink_logits;
+    params.q = args.q, params.k = args.k, params.v = args.v;
+    params.to = any::make_outputs<float>(args);
+    params.is_piece = !args.piece.is_whole();
     params.layout = args.layout;
     params.tasks = args.tasks;
     params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
@@ -302,7 +311,7 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
     using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
     if constexpr (any_order)
-        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
+        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys) || !args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
     launch_either<C>(args);
 }

@@ -23,6 +23,8 @@ struct BlockForward {
     // Whether tokens may stand in any order. Blocks of 128 keys leave that to those of 64, which are faster there; keys
     // of 192 columns to the row of 256.
     static constexpr bool any_order = BlockK == 64 && HeadDim != 192;
+    // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on.
+    static constexpr bool has_pieces = any_order && HeadDim <= 128;
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "any/element.cuh"
+#include "any/row_end.cuh"
 #include "any/tile.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -92,25 +94,88 @@ struct Repair {
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {
-        const RowEnd end = end_row(params, head, task.part, m, l, 0);
-        const int64_t part_row = int64_t(task.part) * C::block_q + in_block;
-        for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
-            if (column >= params.head_dim_v) continue;
-            const float x = l == 0 ? 0 : out[i] * end.factor;
-            if (task.part == whole_row)
-                any::from_real(x, any::row_of<Element>(params.out, batch, head, token)[column]);
+        const float top = m * params.scale;
+        if (task.part != whole_row) return store_part(end_row(params, head, task.part, m, l, 0), top, in_block);
+        any::RowEnd<C::dtype> end(params.to, batch, head, token);
+        any::RowState<float> state{top, l, top};
+        end.take_on(state, 0);
+        __syncwarp();  // all have read what the pieces before handed on
+        end.finish(state);
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim_v) end.write(lane + 32 * i, l == 0 ? 0 : out[i]);
+        if (lane == 0) end.write_state(state, 0);
+    }
+
+    __device__ void store_part(const RowEnd& end, float top, int in_block) {
+        const int64_t row = int64_t(task.part) * C::block_q + in_block;
+        for (int i = 0; i < columns; ++i)
+            if (lane + 32 * i < params.head_dim_v)
+                params.parts.out[row * params.head_dim_v + lane + 32 * i] = l == 0 ? 0 : out[i] * end.factor;
+        if (lane == 0) params.parts.lse[row] = end.lse, params.parts.top[row] = top;
+    }
+};
+
+// ---- pieces: a warp's 16 rows, some columns at a time ----
+template <class C>
+struct PieceRows {
+    // A panel of floats; of 64 columns a thread would have to hold more than it has registers for.
+    static constexpr int columns = 32;
+    static constexpr int chunks = columns / 4, steps = C::warp_rows * chunks / 32;  // of four, a row; of a warp
+
+    const typename C::Params& params;
+    const TaskMessage& task;
+    const uint32_t rows;  // in shared memory
+    const int lane, first;
+
+    __device__ __forceinline__ uint32_t at(int row, int column) const {
+        return rows + row * C::row_bytes + ((column / 4 ^ (row & 7)) << 4) + column % 4 * 4;
+    }
+    __device__ __forceinline__ int column() const { return first + lane % chunks * 4; }
+
+    // What a lane that has them says of the row that this one meets in a step.
+    template <class T>
+    __device__ __forceinline__ static T of_row(const T (&x)[2], int step, int lane) {
+        return __shfl_sync(~0u, x[step < steps / 2 ? 0 : 1], (32 * step + lane) / chunks % 8 * 4);
+    }
+
+    // sums: a thread's values of the tile; token, share: of its two rows.
+    template <int Values>
+    __device__ __forceinline__ void store(const float (&sums)[Values], const int (&token)[2], const float (&share)[2]) {
+        const any::ForwardOutputs& to = params.to;
+        float* const handed_on = static_cast<float*>(to.piece.carried) +
+                                 (task.batch * to.heads_q + task.head) * to.seq_q * to.carried_row + column();
+        auto* const out = any::row_of<typename C::Element>(to.out, task.batch, task.head, 0) + column();
+        const bool is_there = column() < params.head_dim_v;
+        int of_step[steps];
+        float handed[steps][4];  // all of them first: each would wait for its own otherwise
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            of_step[step] = of_row(token, step, lane);
+            if (!is_there) of_step[step] = no_token;
+            if (!to.piece.is_first && of_step[step] != no_token)
+                ptx::load_global(handed[step], handed_on + of_step[step] * to.carried_row);
+        }
+#pragma unroll
+        for (int i = first / 2; i < (first + columns) / 2; i += 2)
+            ptx::store_shared(at(tile::fragment_row(lane, i), tile::fragment_column(lane, i) - first), sums[i],
+                              sums[i + 1]);
+        __syncwarp();  // the rows are there
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            const float factor = of_row(share, step, lane);
+            float x[4];
+            ptx::load_shared(x, at((32 * step + lane) / chunks, lane % chunks * 4));
+            if (of_step[step] == no_token) continue;
+            if (!to.piece.is_first)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) x[i] = fmaf(handed[step][i], factor, x[i]);
+            if (to.piece.is_last)
+                ptx::store_global(out + of_step[step] * to.out.row,
+                                  {tile::pack<C::dtype>(x[0], x[1]), tile::pack<C::dtype>(x[2], x[3])});
             else
-                params.parts.out[part_row * params.head_dim_v + column] = x;
+                ptx::store_global(handed_on + of_step[step] * to.carried_row, x);
         }
-        if (lane) return;
-        if (task.part != whole_row) {
-            params.parts.lse[part_row] = end.lse;
-            params.parts.top[part_row] = m * params.scale;
-            return;
-        }
-        if (params.lse.data) *any::row_of<float>(params.lse, batch, head, token) = end.lse;
-        if (params.max_logits.data) *any::row_of<float>(params.max_logits, batch, head, token) = m * params.scale;
+        __syncwarp();  // all are done with these columns
     }
 };
 
@@ -201,13 +266,16 @@ struct Consumer {
         ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
         const ForwardMessage task = shared.task[q_index];
         const any::TileRows& of = params.tile;
+        const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
+        if constexpr (C::has_pieces)
+            if (params.is_piece && task.part == whole_row) return store_piece(q_index, task, done, l);
         RowEnd ends[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h],
-                              tile::quad_sum(done.l[h]), tile::lift<C::dtype>);
+            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h],
+                              tile::lift<C::dtype>);
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
-        note_not_finite(task.index);
+        note_not_finite(task.index, l);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
         if (task.part == whole_row)
             store_whole(q_index, task, lse, top);
@@ -217,14 +285,17 @@ struct Consumer {
 
     // A value that is not finite may come from a key that its row does not see: 0 * NaN. Such rows are noted, and made
     // once more when nothing else is left to do. A note: the task noted before, and a bit for each of the warp's rows.
-    __device__ __forceinline__ void note_not_finite(int index) {
+    // Returns those bits.
+    __device__ __forceinline__ unsigned note_not_finite(int index, const float (&l)[2]) {
         float is_nan[2];
         tile::find_not_finite(r_out, is_nan);
+        is_nan[0] = fmaf(l[0], 0.f, is_nan[0]), is_nan[1] = fmaf(l[1], 0.f, is_nan[1]);
         if (__all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)) [[likely]]
-            return;
+            return 0;
         const unsigned bits = tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
         if (thread % 32 == 0) *note_of(index) = make_int2(noted, int(bits));
         noted = index;
+        return bits;
     }
 
     // The tile's row whose state is in rows[h].
@@ -260,8 +331,9 @@ struct Consumer {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (token[h] == no_token) continue;
-            if (params.lse.data) *any::row_of<float>(params.lse, task.batch, head[h], token[h]) = lse[h];
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, task.batch, head[h], token[h]) = top[h];
+            if (params.to.lse.data) *any::row_of<float>(params.to.lse, task.batch, head[h], token[h]) = lse[h];
+            if (params.to.max_logits.data)
+                *any::row_of<float>(params.to.max_logits, task.batch, head[h], token[h]) = top[h];
         }
     }
 
@@ -292,8 +364,8 @@ struct Consumer {
         });
     }
     __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
-        const HomePlace at(params.maps.out, params.layout.queries, C::block_q, task.row);
         send_panels(q_index, [&](int panel, const uint8_t* from) {
+            const HomePlace at(params.maps.out, params.layout.queries, C::block_q, task.row);
             ptx::tma_store_5d(at.map, C::panel_columns * panel, task.head, at.residue,
                               at.first + warpgroup * C::warpgroup_rows, task.batch, from);
         });
@@ -302,11 +374,49 @@ struct Consumer {
     __device__ __forceinline__ void write_tokens(int q_index, const TaskMessage& task, uint32_t panel,
                                                  const int (&token)[2]) {
         __syncwarp();  // the warp's rows are written before others of its lanes read them
-        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.out,
+        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.to.out,
                                                      task.batch, task.head, token, params.head_dim_v);
+        release_q(q_index);
+    }
+    // After ordinary accesses to the q tile.
+    __device__ __forceinline__ void release_q(int q_index) {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
         if (thread == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
+    }
+
+    // ---- pieces: with what those before handed on, for the next one, or at the end ----
+    // Some columns at a time go through the q tile as floats, where a warp has its rows as memory has them. A row that
+    // is to be made again is left as it was handed on.
+    __device__ __forceinline__ void store_piece(int q_index, const ForwardMessage& task, const tile::RowState& done,
+                                                const float (&l)[2]) {
+        constexpr float unlift = tile::unlift<C::dtype>;
+        const unsigned odd = note_not_finite(task.index, l);
+        int token[2];
+        find_tokens(task, token);
+        any::RowState<float> state[2];
+        float mine[2], share[2];  // factors of this piece's sums, and of those handed on
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (odd >> (thread % 32 / 4 + 8 * h) & 1) token[h] = no_token;
+            state[h] = {done.m[h] * params.scale, l[h] * unlift, done.m[h] * params.scale};
+            any::RowEnd<C::dtype> end(params.to, task.batch, task.head, token[h]);
+            if (token[h] != no_token) end.take_on(state[h], 0);
+            end.finish(state[h]);
+            mine[h] = end.mine * unlift, share[h] = end.share;
+        }
+        tile::scale_rows(r_out, mine[0], mine[1]);
+        const uint32_t rows = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) +
+                              thread / 32 * C::warp_bytes;
+#pragma unroll
+        for (int first = 0; first < C::head_dim_v; first += PieceRows<C>::columns)
+            PieceRows<C>{params, task, rows, thread % 32, first}.store(r_out, token, share);
+        if (thread % 4 == 0)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (token[h] != no_token)
+                    any::RowEnd<C::dtype>(params.to, task.batch, task.head, token[h]).write_state(state[h], 0);
+        release_q(q_index);
     }
 
     __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
@@ -360,7 +470,7 @@ struct Consumer {
         const int v = make_scores(q_index, p);
         float factor[2];
         // Who asks for the largest score gets it by following the maximum in each block.
-        const bool follows = params.max_logits.data;
+        const bool follows = params.to.max_logits.data;
         const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
         ptx::wgmma_wait<0>();
         release(v);

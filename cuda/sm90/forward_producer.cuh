@@ -2,9 +2,11 @@
 // The producers of block_forward.cuh: who walks the lists, and who copies rows that no box brings.
 #pragma once
 
+#include "any/row_end.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
@@ -16,7 +18,7 @@ constexpr int copier_warps = 3;
 
 // What the walker asks of the copiers.
 struct CopyRequest {
-    enum What : int32_t { q_rows, k_rows, v_rows, empty_row, no_more };
+    enum What : int32_t { q_rows, k_rows, v_rows, handed_on, empty_row, no_more };
     What what;
     int32_t tile, batch, head;
     int32_t set, to;  // live keys, or all_live; the tile of q, or the slot
@@ -89,15 +91,16 @@ struct Walker {
         const int rows = min(params.layout.block_q, int(params.layout.seq_q) - first) << of.bits;
         const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
         for (int row = 0; row < rows; ++row) {
-            auto* out = any::row_of<typename C::Element>(params.out, entry, head + of.head(row), first + of.place(row));
+            auto* out = any::row_of<Element>(params.to.out, entry, head + of.head(row), first + of.place(row));
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
         }
         for (int row = lane; row < rows; row += 32) {
             const int of_row = head + of.head(row), token = first + of.place(row);
-            if (params.lse.data)
-                *any::row_of<float>(params.lse, entry, of_row, token) =
+            if (params.to.lse.data)
+                *any::row_of<float>(params.to.lse, entry, of_row, token) =
                     end_row(params, of_row, whole_row, -INFINITY, 0, 0).lse;
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, of_row, token) = -INFINITY;
+            if (params.to.max_logits.data)
+                *any::row_of<float>(params.to.max_logits, entry, of_row, token) = -INFINITY;
         }
     }
 
@@ -110,6 +113,9 @@ struct Walker {
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
         announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row)});
+        if constexpr (C::has_pieces)
+            if (!params.to.piece.is_first && task.part == whole_row)
+                ask({CopyRequest::handed_on, task.row, batch, head, 0, 0});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -281,13 +287,20 @@ struct Copier {
     __device__ __forceinline__ void run() {
         for (;;) {
             const CopyRequest what = take();
-            if (what.what < CopyRequest::empty_row) {
+            if (what.what < CopyRequest::handed_on) {
                 copy(what);
                 continue;
             }
             if (landing) tell<0>(nullptr);
             if (what.what == CopyRequest::no_more) break;
-            end_empty(what.tile, what.batch, what.head);
+            const any::OwnTokens own =
+                any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
+            if (!C::has_pieces || !params.is_piece)
+                clear_rows(own, what.batch, what.head);
+            else if (what.what == CopyRequest::handed_on)
+                prefetch_handed_on(own, what.batch, what.head);
+            else
+                end_rows(own, what.batch, what.head);
         }
     }
 
@@ -336,17 +349,45 @@ struct Copier {
             landing = full;
     }
 
-    __device__ __forceinline__ void end_empty(int tile, int entry, int head) {
-        const any::OwnTokens own = any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, tile);
+    // What pieces before left of rows that consumers will end.
+    __device__ __forceinline__ void prefetch_handed_on(const any::OwnTokens& own, int entry, int head) {
+        const any::ForwardOutputs& to = params.to;
+        const float* const rows =
+            static_cast<const float*>(to.piece.carried) + (entry * to.heads_q + head) * to.seq_q * to.carried_row;
+        int thread = 32 * warp + lane;
+        ptx::make_here(thread);
+        for (int place = thread; place < C::block_q; place += threads) {
+            const int token = own.at(place);
+            if (token != no_token) ptx::prefetch_l2(rows + token * to.carried_row, to.carried_row * sizeof(float));
+        }
+    }
+
+    __device__ __forceinline__ void clear_rows(const any::OwnTokens& own, int entry, int head) {
         int thread = 32 * warp + lane;
         ptx::make_here(thread);  // no register for what is seldom done
-        clear_tokens<C::block_q, copier_warps, Element>(own, params.out, entry, head, params.head_dim_v, warp);
+        clear_tokens<C::block_q, copier_warps, Element>(own, params.to.out, entry, head, params.head_dim_v, warp);
         const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
         for (int place = thread; place < C::block_q; place += threads) {
             const int token = own.at(place);
             if (token == no_token) continue;
-            if (params.lse.data) *any::row_of<float>(params.lse, entry, head, token) = lse;
-            if (params.max_logits.data) *any::row_of<float>(params.max_logits, entry, head, token) = -INFINITY;
+            if (params.to.lse.data) *any::row_of<float>(params.to.lse, entry, head, token) = lse;
+            if (params.to.max_logits.data) *any::row_of<float>(params.to.max_logits, entry, head, token) = -INFINITY;
+        }
+    }
+
+    // Rows of which a piece sees no key.
+    __device__ __forceinline__ void end_rows(const any::OwnTokens& own, int entry, int head) {
+        if (!params.to.piece.is_first && !params.to.piece.is_last) return;
+        for (int place = warp; place < C::block_q; place += copier_warps) {
+            const int token = own.at(place);
+            if (token == no_token) continue;
+            any::RowEnd<C::dtype> end(params.to, entry, head, token);
+            any::RowState<float> state{-INFINITY, 0, -INFINITY};
+            end.take_on(state, 0);
+            end.finish(state);
+            for (int column = lane; column < params.head_dim_v; column += 32) end.write(column, 0);
+            __syncwarp();  // all have read the state
+            if (lane == 0) end.write_state(state, 0);
         }
     }
 };

@@ -6,6 +6,7 @@
 
 #include "any/block_backward.h"
 #include "any/block_forward.h"
+#include "any/carried.h"
 #include "any/combine.h"
 #include "any/cost.h"
 #include "any/fits.h"
@@ -180,6 +181,7 @@ Kernel block_forward(const char* name) {
             .orders = K::any_order && Heads == 1,
             .max_logits = true,
             .shares_lists = Heads > 1,
+            .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,
             .assumes = assumes};
 }
 

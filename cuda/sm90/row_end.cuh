@@ -31,7 +31,7 @@ __device__ __forceinline__ RowEnd end_row(float m, float l, float lift, float sc
 // The same of a row of a block forward; parts of one end without the sink.
 template <class Params>
 __device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift) {
-    const TensorView& sinks = params.sink_logits;
+    const TensorView& sinks = params.to.sink_logits;
     const bool has_sink = sinks.data && part == whole_row;
     return end_row(m, l, lift, params.scale,
                    has_sink ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY);

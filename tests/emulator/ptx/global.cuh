@@ -7,9 +7,18 @@
 
 namespace spattn::ptx {
 
-inline void store_global(void* to, const uint32_t (&words)[4]) {
-    if (reinterpret_cast<uintptr_t>(to) % 16) emulator::here->cta->fail("16 bytes at an address that is no multiple");
-    std::memcpy(to, words, sizeof words);
+inline void check_global(const void* at, size_t bytes) {
+    if (reinterpret_cast<uintptr_t>(at) % bytes)
+        emulator::here->cta->fail("words at an address that is no multiple of their size");
+}
+template <class T, int Count>
+inline void store_global(void* to, const T (&x)[Count]) {
+    check_global(to, sizeof x);
+    std::memcpy(to, x, sizeof x);
+}
+inline void load_global(float (&x)[4], const float* from) {
+    check_global(from, sizeof x);
+    std::memcpy(x, from, sizeof x);
 }
 
 }  // namespace spattn::ptx
