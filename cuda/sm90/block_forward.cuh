@@ -16,6 +16,8 @@
 //               tensor   | s1 | p0 v0 | the other's | s2 | p1 v1 | the other's
 //               the rest      |  softmax of s1      |    |  softmax of s2
 //
+//             They take turns at beginning products, as in FlashAttention-3 (https://arxiv.org/abs/2407.08608): if both
+//             began at once the tensor unit would serve both at half the rate, and both would wait for their scores.
 //             p is the a operand of p v as it stands; a masked block costs a thread one 64-bit load and predicated
 //             moves (tile/fragment.h); out leaves through the q tile
 //   softmax   exponentials are made relative to the maximum that was found last, and their sums tell whether that was
@@ -58,6 +60,10 @@
 // exponentials (0 to -3 %); four ring tiles at constant places instead of five (-3 to -6 %); descriptors that are not
 // known uniform (3 R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128
 // keys by number, copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
+//
+// On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 423 to 537 and at fp16 from
+// 424 to 512, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed keys
+// took landmark_64k from 217 to 402.
 #pragma once
 
 #include <algorithm>
@@ -108,10 +114,15 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
     // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
+    // Whether each step may end a task, or ends have a step of their own: full_16k is 2 % faster so, but at head_dim 64 a
+    // seventh slower.
+    static constexpr bool steps_across = head_dim == 64 && !any_order;
+    static constexpr bool takes_turns = warpgroups == 2;
+    static constexpr int first_turn = 3;  // of named barriers
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
-    static constexpr int producer_registers = !any_order ? 40 : head_dim > 128 ? 56 : 72;
+    static constexpr int producer_registers = !any_order ? 40 : head_dim > 128 || block_k == 128 ? 56 : 72;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");

@@ -235,6 +235,9 @@ struct Consumer {
         return ptx::wgmma_descriptor(shared.ring[index][0], C::box_bytes);
     }
 
+    // The barrier where a warpgroup waits until the other has begun its products. Those up to 2 are of one warpgroup.
+    __device__ __forceinline__ static int turn_of(int warpgroup) { return 3 + warpgroup; }
+
     // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
     // release the slot, so that nobody reads what the producer already overwrites.
     __device__ __forceinline__ int take_mask(int index, typename C::MaskWord& word) {
@@ -449,11 +452,13 @@ struct Consumer {
         slot.advance();
         const uint32_t k_tile = k_descriptor(k.index), v_tile = v_descriptor(v.index), q_tile = q_descriptor(q_at);
         ptx::mbarrier_wait(&shared.full[k.index], k.phase);
+        if constexpr (C::takes_turns) ptx::named_barrier_sync(turn_of(warpgroup), 256);
         begin_scores(q_tile, k_tile);
         typename C::MaskWord word;
         const int mask = take_mask(k.index, word);
         ptx::mbarrier_wait(&shared.full[v.index], v.phase);
         begin_output(p, v_tile);
+        if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of(1 - warpgroup), 256);
         if (held >= 0) [[unlikely]]
             release_held();
         ptx::wgmma_wait<1>();
@@ -516,6 +521,8 @@ struct Consumer {
         left = take_task(q_index);
         if (left == end_of_work) return;
         ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+        if constexpr (C::takes_turns)
+            if (warpgroup == 1) ptx::named_barrier_arrive(turn_of(0), 256);  // the first turn
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
         typename C::MaskWord word;
         const int mask = take_mask(slot.index, word);
