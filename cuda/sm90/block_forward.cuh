@@ -25,11 +25,12 @@
 //             the scores, which still stand. So a block takes no maximum and no exchange between lanes
 //
 //   orders    where tokens do not stand in their own order, a second kernel of the same parts: residue classes are
-//             boxes of a tensor map whose rows are a class, for out as for the others. Rows of listed tiles, and of
-//             tiles of v with dead keys, are copied by number: the producer asks three warps for them. These wait for
-//             their copies, and fence them, one tile later, so that consumers wait for tiles of either kind alike: two
-//             fences of theirs in each block would wait for all that they have under way. out leaves row by row where
-//             a tile's rows are listed, or away from home
+//             boxes of a tensor map whose rows are a class, for out as for the others. Listed tiles of keys that have
+//             no other place were packed before the kernel begins (packed_keys.cuh), and come as boxes. Rows of what
+//             else is listed, and of tiles of v with dead keys, are copied by number: the producer asks three warps for
+//             them. These fence copies once they have landed, so that consumers wait for tiles of either kind alike:
+//             two fences of theirs in each block would wait for all that they have under way. out leaves row by row
+//             where a tile's rows are listed, or away from home
 //
 //   pieces    of a pass take on what those before left of their rows. That is work for the same kernel: at a task's
 //             end it reads this, multiplies and adds, and writes it for the next piece, or out in the end. A panel of
@@ -85,6 +86,7 @@
 #include "sm90/counter.cuh"
 #include "sm90/forward_consumer.cuh"
 #include "sm90/forward_producer.cuh"
+#include "sm90/packed_keys.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/token_tiles.cuh"
 #include "tile/fragment.h"
@@ -139,6 +141,7 @@ struct ConsecutiveMaps {
 };
 struct ResidueClassMaps {
     runtime::ResidueMaps q, k, v, out;
+    CUtensorMap packed_k, packed_v;  // of listed tiles [batch, place, head, head_dim]
 };
 template <bool AnyOrder>
 struct BlockForwardParams {
@@ -149,6 +152,7 @@ struct BlockForwardParams {
     TasksView tasks;
     any::Partials<float> parts;
     any::TileRows tile;   // of orders that are not consecutive: of one head
+    int packed_tiles;     // listed tiles of keys that stand packed: all or none
     unsigned* next_task;  // tasks taken beyond the first of each CTA; null where none has more than two
     int2* notes;          // [task][warp]
     int heads_q, group, head_dim, head_dim_v;
@@ -233,6 +237,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
             for (int i = 0; i < C::requests; ++i) {
                 ptx::mbarrier_init(&shared.copies.asked[i], 1);
                 ptx::mbarrier_init(&shared.copies.taken[i], copier_warps);
+                for (auto& landed : shared.copies.landed) ptx::mbarrier_init(&landed[i], 32);
             }
         ptx::fence_mbarrier_init();
     }
@@ -280,6 +285,7 @@ typename C::Params make_params(const ForwardArgs& args) {
     params.layout = args.layout;
     params.tasks = args.tasks;
     params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
+    params.packed_tiles = 0;
     params.next_task = nullptr;
     params.notes = reinterpret_cast<int2*>(workspace + space.notes);
     params.heads_q = int(p.heads_q), params.group = int(p.group());
@@ -291,16 +297,31 @@ typename C::Params make_params(const ForwardArgs& args) {
     return params;
 }
 
+template <class Params>
+void pack_keys(const ForwardArgs& args, const BlockForwardSpace& space, Dtype dtype, Params& params) {
+    PackedKeys keys = make_packed_keys(args, static_cast<char*>(args.workspace) + space.packed);
+    keys.counter = params.next_task;
+    const Problem& p = *args.problem;
+    runtime::Sizes k = runtime::k_sizes(p), v = runtime::v_sizes(p);
+    k.seq = v.seq = keys.places;
+    params.packed_tiles = args.layout.keys.listed;
+    params.maps.packed_k = runtime::make_tensor_map(keys.packed_k, k, dtype, args.layout.block_k);
+    params.maps.packed_v = runtime::make_tensor_map(keys.packed_v, v, dtype, args.layout.block_k);
+    launch_packing(keys, args);
+}
+
 template <class C, bool HasCap>
 void launch_forward(const ForwardArgs& args) {
     auto params = make_params<C>(args);
+    const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
     const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
     const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
-    if (params.tasks.num_tasks <= 2 * blocks)
-        return runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
-    const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
-    params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
-    runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
+    const bool counts = params.tasks.num_tasks > 2 * blocks, packs = packed_places(args.layout) > 0;
+    if (!counts && !packs) return runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+    if (counts) params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
+    if constexpr (C::any_order)
+        if (packs) pack_keys(args, space, C::dtype, params);
+    if (!packs) runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
     runtime::launch_early(block_forward_kernel<C, HasCap>, shape, args.stream, params);
 }
 
@@ -332,7 +353,10 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device)
     const runtime::CurrentDevice current(device);
     runtime::prepare(clear_counter_kernel, 0);
     prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>();
-    if constexpr (any_order) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
+    if constexpr (any_order) {
+        runtime::prepare(pack_keys_kernel, 0);
+        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
+    }
     runtime::prepare_tensor_maps();
 }
 

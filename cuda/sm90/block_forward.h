@@ -6,10 +6,15 @@
 
 namespace spattn::sm90 {
 
+// How many places of listed tiles stand packed while a call runs (packed_keys.cuh). A token of several lists does not.
+inline int64_t packed_places(const LayoutView& layout) {
+    return layout.keys.away ? int64_t(layout.keys.listed) * layout.block_k : 0;
+}
+
 // What a workspace holds: partial results of split rows first, at its start; then a counter and, for each task and warp
-// that works on it, a note that some of its rows must be repaired (block_forward.cuh).
+// that works on it, a note that some of its rows must be repaired (block_forward.cuh); and packed keys.
 struct BlockForwardSpace {
-    size_t counter, notes, bytes;  // offsets, and the whole
+    size_t counter, notes, packed, bytes;  // offsets, and the whole
 
     BlockForwardSpace(const Problem& problem, const LayoutView& layout, const TasksView& tasks);
 };

@@ -5,6 +5,7 @@
 #include "any/row_end.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/tma.cuh"
@@ -28,6 +29,9 @@ struct CopyRequests {
     CopyRequest request[Size];
     uint64_t asked[Size];  // the walker; copiers wait
     uint64_t taken[Size];  // one arrival a copier warp; the walker waits
+    // Of each copier warp:
+    uint64_t landed[copier_warps][Size];  // its lanes, when their rows of a tile have come; it waits
+    uint64_t* full[copier_warps][Size];   // the barrier of that tile
 };
 struct NoRequests {};
 
@@ -189,6 +193,7 @@ struct Walker {
         uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         if constexpr (C::any_order) {
+            if (pending_set != all_live && holds_what_others_see(pending, pending_set)) pending_set = all_live;
             load_tile<C::box_bytes>(
                 {CopyRequest::v_rows, pending, pending_batch, pending_head, pending_set, slot.index}, params.maps.v,
                 params.layout.keys, C::block_k, tile, full);
@@ -197,7 +202,7 @@ struct Walker {
                                         ? nullptr
                                         : params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
             uint64_t dead[C::block_k / 64];
-            const bool clears = alive && find_dead_keys(alive, dead);
+            const bool clears = alive && find_dead_keys(alive, pending, dead);
             if (is_leader)
                 load<C::v_panels, C::box_bytes>(&params.maps.v, pending * C::block_k, pending_head, pending_batch, tile,
                                                 clears ? &shared.landed : full);
@@ -207,17 +212,31 @@ struct Walker {
         pending = -1;
     }
 
-    // Keys of the pending block that no query sees, a bit each; whether there are any. What lies beyond the last key
-    // comes as zeros anyway.
-    __device__ __forceinline__ bool find_dead_keys(const uint64_t* alive, uint64_t (&dead)[C::block_k / 64]) const {
+    // Keys of a block of consecutive ones that no query sees, a bit each; whether there are any. What lies beyond the
+    // last key comes as zeros anyway.
+    __device__ __forceinline__ bool find_dead_keys(const uint64_t* alive, int block,
+                                                   uint64_t (&dead)[C::block_k / 64]) const {
         uint64_t some = 0;
 #pragma unroll
         for (int word = 0; word < C::block_k / 64; ++word) {
-            const int64_t keys = params.layout.seq_k - (int64_t(pending) * C::block_k + 64 * word);  // from here on
+            const int64_t keys = params.layout.seq_k - (int64_t(block) * C::block_k + 64 * word);  // from here on
             dead[word] = keys >= 64 ? ~alive[word] : keys > 0 ? ~alive[word] & ((1ull << keys) - 1) : 0;
             some |= dead[word];
         }
         return some != 0;
+    }
+
+    // Whether all keys that no query sees in a home are away: what they hold is no padding, and may come as it is.
+    __device__ __forceinline__ bool holds_what_others_see(int tile, int set) const {
+        const AxisView& axis = params.layout.keys;
+        if (!axis.away || tile < axis.listed) return false;
+        const int home = tile - axis.listed;
+        uint64_t dead[C::block_k / 64], left = 0;
+        find_dead_keys(params.layout.live_keys.sets + set * params.layout.live_keys.words, home, dead);
+#pragma unroll
+        for (int word = 0; word < C::block_k / 64; ++word)
+            left |= dead[word] & ~axis.away[int64_t(home) * (C::block_k / 64) + word];
+        return left == 0;
     }
 
     // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair
@@ -247,15 +266,21 @@ struct Walker {
             ptx::tma_load_4d(to + panel * Bytes, map, C::panel_columns * panel, head, row, entry, bar);
     }
 
-    // A tile where tokens stand in any order: homes come as boxes, with as many arrivals as copiers would have made;
-    // those bring what is listed, and what has dead keys. The box of v has no more panels than that of k.
+    // A tile where tokens stand in any order: homes and packed tiles come as boxes, with as many arrivals as copiers
+    // would have made; those bring what else is listed, and what has dead keys. v has as many panels as k.
     template <int Bytes>
     __device__ __forceinline__ void load_tile(const CopyRequest& what, const runtime::ResidueMaps& maps,
                                               const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
-        if (what.tile < axis.listed || what.set != all_live) return ask(what);
+        const bool is_packed = what.what != CopyRequest::q_rows && what.tile < params.packed_tiles;
+        if (!is_packed && (what.tile < axis.listed || what.set != all_live)) return ask(what);
         if (!is_leader) return;
-        const HomePlace at(maps, axis, block, what.tile);
         ptx::mbarrier_arrive(bar, C::tile_arrivals - 1);
+        if (is_packed) {
+            ptx::wait_for_grid_ahead();  // which packs
+            const CUtensorMap& map = what.what == CopyRequest::k_rows ? params.maps.packed_k : params.maps.packed_v;
+            return load<C::panels, Bytes>(&map, what.tile * block, what.head, what.batch, to, bar);
+        }
+        const HomePlace at(maps, axis, block, what.tile);
         ptx::mbarrier_arrive_expect(bar, C::panels * Bytes);
         for (int panel = 0; panel < C::panels; ++panel)
             ptx::tma_load_5d(to + panel * Bytes, at.map, C::panel_columns * panel, what.head, at.residue, at.first,
@@ -282,16 +307,23 @@ struct Copier {
     typename C::Shared& shared;
     const int warp, lane;
     Cursor<C::requests> request;
-    uint64_t* landing = nullptr;  // the barrier of a tile whose rows are on their way
+    // Tiles whose rows are on their way: the first of them, and where the next one goes.
+    Cursor<C::requests> first, free;
+    int under_way = 0;
 
     __device__ __forceinline__ void run() {
         for (;;) {
+            if (!next_is_asked()) {
+                tell();
+                continue;
+            }
             const CopyRequest what = take();
             if (what.what < CopyRequest::handed_on) {
+                if (under_way == C::requests) tell();
                 copy(what);
                 continue;
             }
-            if (landing) tell<0>(nullptr);
+            while (under_way) tell();
             if (what.what == CopyRequest::no_more) break;
             const any::OwnTokens own =
                 any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
@@ -304,11 +336,20 @@ struct Copier {
         }
     }
 
-    // Waits for no request while consumers wait for rows that may have come.
-    __device__ __forceinline__ CopyRequest take() {
+    // Until the next request is there, or the rows of the first tile under way have come: false then.
+    __device__ __forceinline__ bool next_is_asked() const {
         uint64_t* const asked = &shared.copies.asked[request.index];
-        if (landing && !__all_sync(~0u, ptx::mbarrier_test(asked, request.phase))) tell<0>(nullptr);
-        ptx::mbarrier_wait(asked, request.phase);
+        if (under_way == 0) {
+            ptx::mbarrier_wait(asked, request.phase);
+            return true;
+        }
+        uint64_t* const landed = &shared.copies.landed[warp][first.index];
+        while (!__all_sync(~0u, ptx::mbarrier_test(asked, request.phase)))
+            if (__all_sync(~0u, ptx::mbarrier_test(landed, first.phase))) return false;
+        return true;
+    }
+
+    __device__ __forceinline__ CopyRequest take() {
         const CopyRequest what = shared.copies.request[request.index];
         __syncwarp();  // all lanes have read it before lane 0 says so
         if (lane == 0) ptx::mbarrier_arrive(&shared.copies.taken[request.index]);
@@ -316,14 +357,14 @@ struct Copier {
         return what;
     }
 
-    // Rows of the tile before have come, all but the last `Left` groups of copies; products may read them.
-    template <int Left>
-    __device__ __forceinline__ void tell(uint64_t* next) {
-        ptx::cp_async_wait<Left>();
+    // Once the rows of the first tile under way have come: products may read them.
+    __device__ __forceinline__ void tell() {
+        ptx::mbarrier_wait(&shared.copies.landed[warp][first.index], first.phase);
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
-        if (lane == 0) ptx::mbarrier_arrive(landing);
-        landing = next;
+        if (lane == 0) ptx::mbarrier_arrive(shared.copies.full[warp][first.index]);
+        first.advance();
+        --under_way;
     }
 
     // Tiles of which rows are dead come row by row, too.
@@ -341,12 +382,10 @@ struct Copier {
         for (int begin = 0; begin < rows; begin += rows_at_once)
             copy_tokens<rows_at_once, C::panels, copier_warps, Element>(
                 from, tokens, begin, what.batch, what.head, live, to + begin * C::row_bytes, rows * C::row_bytes, warp);
-        ptx::cp_async_commit();
-        uint64_t* const full = is_q ? &shared.q_full[what.to] : &shared.full[what.to];
-        if (landing)
-            tell<1>(full);
-        else
-            landing = full;
+        if (lane == 0) shared.copies.full[warp][free.index] = is_q ? &shared.q_full[what.to] : &shared.full[what.to];
+        ptx::cp_async_arrive(&shared.copies.landed[warp][free.index]);
+        free.advance();
+        ++under_way;
     }
 
     // What pieces before left of rows that consumers will end.

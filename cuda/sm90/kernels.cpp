@@ -33,7 +33,9 @@ BlockForwardSpace::BlockForwardSpace(const Problem& p, const LayoutView& layout,
     const int64_t warps = layout.block_q * tasks.tile_heads / 16;
     counter = size_t(round_up(int64_t(any::Partials<float>::bytes(p, layout, tasks)), alignment));
     notes = counter + alignment;
-    bytes = notes + size_t(tasks.num_tasks * warps * note_bytes);
+    packed = notes + size_t(round_up(tasks.num_tasks * warps * note_bytes, alignment));
+    const int64_t rows = p.batch * p.heads_kv * packed_places(layout);
+    bytes = packed + size_t(rows * (p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes);
 }
 
 BlockBackwardSpace::BlockBackwardSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,

@@ -16,7 +16,8 @@ inline void store_global(void* to, const T (&x)[Count]) {
     check_global(to, sizeof x);
     std::memcpy(to, x, sizeof x);
 }
-inline void load_global(float (&x)[4], const float* from) {
+template <class T>
+inline void load_global(T (&x)[4], const void* from) {
     check_global(from, sizeof x);
     std::memcpy(x, from, sizeof x);
 }
