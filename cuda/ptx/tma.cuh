@@ -42,19 +42,19 @@ __device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, int x, int 
                  : "memory");
 }
 
-// Stores floats from shared memory. Both addresses and the size are multiples of 16 bytes.
-__device__ __forceinline__ void bulk_store(float* to, const float* shared, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
-                 "r"(bytes)
-                 : "memory");
-}
-
 __device__ __forceinline__ void tma_store_5d(const CUtensorMap* map, int x, int y, int z, int w, int u,
                                              const void* shared) {
     asm volatile(
         "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
         "r"(x), "r"(y), "r"(z), "r"(w), "r"(u), "r"(shared_address(shared))
         : "memory");
+}
+
+// Stores floats from shared memory. Both addresses and the size are multiples of 16 bytes.
+__device__ __forceinline__ void bulk_store(float* to, const float* shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+                 "r"(bytes)
+                 : "memory");
 }
 
 // Adds floats in shared memory to those in global memory. Both addresses and the size are multiples of 16 bytes.
