@@ -643,7 +643,8 @@ __global__ void __launch_bounds__(C::threads, 1)
 }
 
 // ---- dq: sums into elements ----
-// A CTA has a tile. Threads read the sums as the consumers left them and lay the elements out in rows.
+// A CTA has a tile, the first CTA the last one: L2 still holds what was added to last. Threads read the sums as the
+// consumers left them and lay the elements out in rows.
 constexpr int dq_threads = 256, dq_ctas = 4;  // of an SM: repairs may spill, copies must not wait
 
 template <class C>
@@ -655,10 +656,10 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     __shared__ uint32_t not_finite[C::block_q / 32];
     if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;
     __syncthreads();
-    const int row = int(blockIdx.x) % params.layout.by_query.rows,
-              plane = int(blockIdx.x) / params.layout.by_query.rows;
+    const int tile = int(gridDim.x - 1 - blockIdx.x);
+    const int row = tile % params.layout.by_query.rows, plane = tile / params.layout.by_query.rows;
     const int batch = plane / params.heads_q, head = plane - batch * params.heads_q;
-    const float4* sums = reinterpret_cast<const float4*>(params.sums.tiles + size_t(blockIdx.x) * C::dq_tile);
+    const float4* sums = reinterpret_cast<const float4*>(params.sums.tiles + size_t(tile) * C::dq_tile);
     const bool has_sums = !C::in_order || has_blocks(params.layout, plane, row);
 #pragma unroll
     for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {

@@ -15,7 +15,7 @@
 //               the rest   p    ds
 //
 //   orders    as in the forward, tokens may stand in any order; and a pattern may be run in pieces, each of which takes
-//             on the float sums of the one before
+//             on the float sums of the one before. Sums of homes leave as boxes, others row by row
 //
 //   isolation as in block_backward.cuh: rows that are not finite are noted and made again from kept pairs.
 //
@@ -65,7 +65,9 @@ struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
         tiles * tile_bytes + slots * slot_bytes + 2 * second_slot_bytes <= most_bytes ? 2 : 1;
     static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
     static constexpr int own_tiles = any_order && has_dp ? 2 : 1;  // that come one by one
-    static constexpr int producer_registers = 24, consumer_registers = 240;
+    // Sums of 128 columns are a tenth faster with 240 registers than with 232, which leave none to spill; wider ones 2
+    // % slower.
+    static constexpr int producer_registers = head_dim > 128 ? 40 : 24, consumer_registers = head_dim > 128 ? 232 : 240;
     static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, 1),
                   "roles share what the launch gives");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
@@ -78,11 +80,12 @@ struct ConsecutiveGradientMaps {
     CUtensorMap ds, p;                                 // where sums of ds (dq or dk) and of p (dv) go
 };
 struct ResidueGradientMaps {
-    runtime::ResidueMaps own, own_second, other, other_second;
+    runtime::ResidueMaps own, own_second, other, other_second, ds, p;
 };
 template <bool AnyOrder>
 struct ApartParams : GradientParams {
     std::conditional_t<AnyOrder, ResidueGradientMaps, ConsecutiveGradientMaps> maps;
+    bool has_copies;  // some tiles are listed, and come row by row
 };
 
 // ---- shared memory ----
@@ -322,13 +325,13 @@ struct ApartConsumer {
 
     __device__ __forceinline__ void run() {
         for (;;) {
-            wait_tile<C>(&shared.own_full[tile.index], tile.phase);
+            wait(&shared.own_full[tile.index], tile.phase);
             const TaskMessage task = shared.task[tile.index];
             __syncwarp();  // all lanes have read the message before its tile can be released
             if (task.count == end_of_work) break;
             if constexpr (C::by_query)
                 for (int h = 0; h < 2; ++h) own[h] = stats_of(task, tile::fragment_row(thread, 2 * h));
-            wait_tile<C>(&shared.other_full[slot.index], slot.phase);
+            wait(&shared.other_full[slot.index], slot.phase);
             begin_scores();
             ptx::wgmma_wait<0>();
             for (int n = 0; n < task.count - 1; ++n) step<false>(n == 0);
@@ -337,6 +340,10 @@ struct ApartConsumer {
             tile.advance();
         }
         repair_noted();
+    }
+
+    __device__ __forceinline__ void wait(uint64_t* full, uint32_t phase) const {
+        wait_tile<C>(full, phase, params.has_copies);
     }
 
     __device__ __forceinline__ QueryStats stats_of(const TaskMessage& task, int row) const {
@@ -377,7 +384,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void step(bool is_first) {
         float dp[values];
         const int at = slot.index, second_at = second.index;
-        wait_tile<C>(&shared.second_full[second_at], second.phase);
+        wait(&shared.second_full[second_at], second.phase);
         if constexpr (C::has_dp)
             begin_product<C::head_dim_v>(dp, shared.own[tile.index][C::panels], shared.other_second[second_at][0]);
         // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
@@ -417,7 +424,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void next_scores() {
         slot.advance();
         if constexpr (!IsLast) {
-            wait_tile<C>(&shared.other_full[slot.index], slot.phase);
+            wait(&shared.other_full[slot.index], slot.phase);
             begin_scores();
         }
     }
@@ -494,11 +501,11 @@ struct ApartConsumer {
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have done with the own tokens
         if (task.part != whole_row) {
             store_part(task);
-        } else if constexpr (C::any_order) {
-            store_tokens(task, odd);
-        } else {
+        } else if (!C::any_order || leaves_as_boxes(task, odd)) {
             finish_sums();
             store_whole(task);
+        } else if constexpr (C::any_order) {
+            store_tokens(task, odd);
         }
         held = tile.index;
         // One tile: nothing comes that it must be free for later.
@@ -547,13 +554,33 @@ struct ApartConsumer {
         ptx::fence_async_shared();
         __syncwarp();  // the warp's rows are written before lane 0 sends them
         if (thread % 32) return;
-        const int row = task.row * C::own_rows + C::warp_rows * (4 * warpgroup + thread / 32);
-        for (int panel = 0; C::has_dp && panel < C::panels; ++panel)
-            ptx::tma_store_4d(&params.maps.ds, C::panel_columns * panel, task.head, row, task.batch, staged(panel));
-        for (int panel = 0; C::sums_p && panel < C::v_panels && !params.value_in_key; ++panel)
-            ptx::tma_store_4d(&params.maps.p, C::panel_columns * panel, task.head, row, task.batch,
-                              staged(p_panel + panel));
+        if constexpr (C::has_dp) send<C::panels>(params.maps.ds, task, 0);
+        if (C::sums_p && !params.value_in_key) send<C::v_panels>(params.maps.p, task, p_panel);
         ptx::bulk_commit();
+    }
+    // A warp's rows from staged panels on.
+    template <int Panels>
+    __device__ __forceinline__ void send(const CUtensorMap& map, const TaskMessage& task, int first) const {
+        const int row = task.row * C::own_rows + row_in_tile();
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_store_4d(&map, C::panel_columns * panel, task.head, row, task.batch, staged(first + panel));
+    }
+    template <int Panels>
+    __device__ __forceinline__ void send(const runtime::ResidueMaps& maps, const TaskMessage& task, int first) const {
+        const HomePlace at(maps, own_axis(), C::own_rows, task.row);
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_store_5d(at.map, C::panel_columns * panel, task.head, at.residue, at.first + row_in_tile(),
+                              task.batch, staged(first + panel));
+    }
+    __device__ __forceinline__ int row_in_tile() const { return C::warp_rows * (4 * warpgroup + thread / 32); }
+    __device__ __forceinline__ const AxisView& own_axis() const {
+        return C::by_query ? params.layout.queries : params.layout.keys;
+    }
+    // Homes with all of their tokens, where no other piece has sums for them. A row that is not finite is left out: its
+    // repair may need what stands there.
+    __device__ __forceinline__ bool leaves_as_boxes(const TaskMessage& task, unsigned odd) const {
+        return !odd && params.piece.is_first && params.piece.is_last && task.row >= own_axis().listed &&
+               !own_axis().away;
     }
 
     // Rows whose tokens stand anywhere, after what other pieces of the pattern made of them. The repair of a row that
@@ -707,6 +734,7 @@ struct ApartLaunch {
         ApartParams<AnyOrder> params;
         fill(params, args, tasks);
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);
+        params.has_copies = args.layout.queries.listed + args.layout.keys.listed > 0;
         make_maps<C>(params.maps);
         const int blocks = std::min(tasks.num_tasks, runtime::count_processors(args.device));
         if (blocks < tasks.num_tasks) params.next_task = reinterpret_cast<unsigned*>(workspace + space.counters) + walk;
@@ -720,10 +748,7 @@ struct ApartLaunch {
             return runtime::make_tensor_map(x, sizes, D, rows);
         };
         make_operands<C>(maps, map, map);
-        if (C::has_dp)
-            maps.ds = C::by_query ? map(args.dq, runtime::q_sizes(p), C::warp_rows)
-                                  : map(args.dk, runtime::k_sizes(p), C::warp_rows);
-        if (C::sums_p && !p.value_in_key) maps.p = map(args.dv, runtime::v_sizes(p), C::warp_rows);
+        make_sums<C>(maps, map, map);
     }
     template <class C>
     void make_maps(ResidueGradientMaps& maps) const {
@@ -732,7 +757,9 @@ struct ApartLaunch {
                 return runtime::make_residue_maps(x, sizes, D, rows, axis.modulus);
             };
         };
-        make_operands<C>(maps, of(args.layout.queries), of(args.layout.keys));
+        const auto of_queries = of(args.layout.queries), of_keys = of(args.layout.keys);
+        make_operands<C>(maps, of_queries, of_keys);
+        make_sums<C>(maps, of_queries, of_keys);
     }
     template <class C, class Maps, class QueryMap, class KeyMap>
     void make_operands(Maps& maps, QueryMap query_map, KeyMap key_map) const {
@@ -743,6 +770,14 @@ struct ApartLaunch {
         const auto v = key_map(args.v, runtime::v_sizes(p), of_k);
         maps.own = C::by_query ? q : k, maps.own_second = C::by_query ? dout : v;
         maps.other = C::by_query ? k : q, maps.other_second = C::by_query ? v : dout;
+    }
+
+    template <class C, class Maps, class QueryMap, class KeyMap>
+    void make_sums(Maps& maps, QueryMap query_map, KeyMap key_map) const {
+        if (C::has_dp)
+            maps.ds = C::by_query ? query_map(args.dq, runtime::q_sizes(p), C::warp_rows)
+                                  : key_map(args.dk, runtime::k_sizes(p), C::warp_rows);
+        if (C::sums_p && !p.value_in_key) maps.p = key_map(args.dv, runtime::v_sizes(p), C::warp_rows);
     }
 
     template <Sums S>

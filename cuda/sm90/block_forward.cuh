@@ -62,9 +62,9 @@
 // known uniform (3 R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128
 // keys by number, copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
 //
-// On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 423 to 537 and at fp16 from
-// 424 to 512, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed keys
-// took landmark_64k from 217 to 402.
+// On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 438 to 534 and at fp16 from
+// 424 to 542, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed
+// keys took landmark_64k from 217 to 402.
 #pragma once
 
 #include <algorithm>
@@ -116,11 +116,9 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
     // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
-    // Whether each step may end a task, or ends have a step of their own: full_16k is 2 % faster so, but at head_dim 64 a
-    // seventh slower.
-    static constexpr bool steps_across = head_dim == 64 && !any_order;
-    static constexpr bool takes_turns = warpgroups == 2;
-    static constexpr int first_turn = 3;  // of named barriers
+    // Whether two warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
+    // far, and turns cost 14 %.
+    static constexpr bool takes_turns = warpgroups == 2 && head_dim <= 128;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;

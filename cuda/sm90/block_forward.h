@@ -27,8 +27,8 @@ struct BlockForward {
     static constexpr int ctas = BlockQ == 64 ? 2 : 1;
     // Whether tokens may stand in any order. Keys of 192 columns leave that to the row of 256.
     static constexpr bool any_order = HeadDim != 192 && (BlockK == 64 || BlockQ == 128);
-    // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those of
-    // 128 beside scores of 128 keys.
+    // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those
+    // of 128 beside scores of 128 keys.
     static constexpr bool has_pieces = any_order && (HeadDim == 64 || (HeadDim == 128 && BlockK == 64));
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);

@@ -443,8 +443,8 @@ struct Consumer {
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
 
-    // The scores of a block and q of tile `q_at`, begun, then p v of the block before, in the slot that is returned. The
-    // scores are there and masked then.
+    // The scores of a block and q of tile `q_at`, begun, then p v of the block before, in the slot that is returned.
+    // The scores are there and masked then.
     __device__ __forceinline__ int make_scores(int q_at, const Probabilities& p) {
         const Cursor<C::slots> k = slot;
         slot.advance();

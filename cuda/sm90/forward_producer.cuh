@@ -29,8 +29,7 @@ struct CopyRequests {
     CopyRequest request[Size];
     uint64_t asked[Size];  // the walker; copiers wait
     uint64_t taken[Size];  // one arrival a copier warp; the walker waits
-    // Of each copier warp:
-    uint64_t landed[copier_warps][Size];  // its lanes, when their rows of a tile have come; it waits
+    uint64_t landed[copier_warps][Size];  // the warp's lanes, when their rows of a tile have come; it waits
     uint64_t* full[copier_warps][Size];   // the barrier of that tile
 };
 struct NoRequests {};

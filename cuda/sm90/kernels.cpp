@@ -93,8 +93,8 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
 // often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks
 // of 64 queries within 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens
-// are not consecutive a task takes longer, and memory gives nearly all it has: dilated and strided attention, LongNet's,
-// landmarks and global tokens at 16K to 128K (H100) within 11 %. Tokens of several lists are fetched row by row.
+// are not consecutive a task takes longer, and memory gives nearly all it has: dilated and strided attention,
+// LongNet's, landmarks and global tokens at 16K to 128K (H100) within 11 %. Tokens of several lists come row by row.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64;  // CTAs of one warpgroup
@@ -205,7 +205,8 @@ const char* gather_forward_fits(const Problem& p) {
 }
 
 // Cycles that a tile's block of 64 keys takes: its products, or scores, exponentials and p v one after the other, or
-// the way of its keys' rows from L2. A task has its rows of q and out beside. Read off lists of 512 to 2,048 keys (H200).
+// the way of its keys' rows from L2. A task has its rows of q and out beside. Read off lists of 512 to 2,048 keys
+// (H200).
 template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
@@ -332,14 +333,14 @@ const char* block_backward_fits(const Problem& p) {
 }
 
 // Tasks of more heads at a time share less of what L2 holds; of fewer, more tasks of a head wait for each other. Of 16
-// heads at a time full and causal attention take 2 to 3 % longer than of 8 and windows 2 %, but block diagonals 4 % less.
+// heads at a time full and causal attention take 2 to 3 % longer than of 8, windows 2 %, but block diagonals 4 % less.
 constexpr int heads_in_turn = 8;
 
 // As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
-// to, and read after. In order nothing is cleared, but parts wait for each other: somewhat at every block, for as long as
-// two blocks take wherever lists of queries have a gap, for then tasks do not go side by side, and once a call for an
-// addition for each task that a head has at the same time. Read off full, causal, windows, block diagonals and random
-// blocks at 4K to 16K (H100).
+// to, and read after. In order nothing is cleared, but parts wait for each other: somewhat at every block, for as long
+// as two blocks take wherever lists of queries have a gap, for then tasks do not go side by side, and once a call for
+// an addition for each task that a head has at the same time. Read off full, causal, windows, block diagonals and
+// random blocks at 4K to 16K (H100).
 template <int HeadDim, int HeadDimV, int BlockQ, bool InOrder>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);

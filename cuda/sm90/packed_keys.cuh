@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Keys that many queries see stand in listed tiles, and there alone. Every block of queries visits these tiles, so their
-// rows of k and v are copied once a call to where the copy engine brings them as boxes, and not row by row each time.
+// Keys that many queries see stand in listed tiles, and there alone. Every block of queries visits these tiles, so
+// their rows of k and v are copied once a call to where the copy engine brings them as boxes, and not row by row each
+// time.
 #pragma once
 
 #include <algorithm>

@@ -2,15 +2,16 @@
 // Sums of dq whose parts are added in the order of keys, so that they have the same bits in every call.
 //
 // A tile of dq has a part for each block of keys that its queries see, which CTAs make at any time. A turn, a word for
-// each tile in memory, says whose part is next: who has made it waits for its turn, has the copy engine add it, and when
-// it is added gives the turn on. The first part is not added but stored, so that nobody has to clear the sums.
+// each tile in memory, says whose part is next: who has made it waits for its turn, has the copy engine add it, and
+// when it is added gives the turn on. The first part is not added but stored, so that nobody has to clear the sums.
 //
 // Nobody waits for ever: tasks are taken from a counter, in the order of their blocks of keys, and only wait for tasks
 // that were taken before them.
 //
-// An addition takes longer than a block until it is complete, so two warps that do nothing else take turns at them. Where
-// the tasks of a tile begin at the same time, they work one behind the other from then on, by the time of an addition:
-// that is lost once a call, not once a task. Where lists have gaps, tasks of a tile drift apart and wait again and again.
+// An addition takes longer than a block until it is complete, so two warps that do nothing else take turns at them.
+// Where the tasks of a tile begin at the same time, they work one behind the other from then on, by the time of an
+// addition: that is lost once a call, not once a task. Where lists have gaps, tasks of a tile drift apart and wait
+// again and again.
 //
 // Measured (H100, bf16, d128, TFLOP/s in order / as they come): full_16k 632 / 659, causal_16k 617 / 645, window1k_16k
 // 408 / 404, window4k_128k 594 / 601, streaming_16k 378 / 389, bsr128_50_4k 365 / 488, bsr128_10_16k 319 / 510.
@@ -34,10 +35,10 @@ template <class C>
 struct SumsQueue {
     // Parts that the producer may have told and no writer read: fewer, for it waits for slots whose dq must be sent.
     static constexpr int told_ahead = 8;
-    struct Part {
+    struct QueuedPart {
         int32_t tile, key_block;  // (batch, head, block of queries), or -1 after the last part
     };
-    Part part[told_ahead];
+    QueuedPart part[told_ahead];
     // Told: the producer; a writer waits. Full: one arrival a warp that makes dq; a writer waits. Sent: a writer, when
     // the tile in shared memory has been read; consumers wait. A writer has barriers of its own, so that nobody who
     // falls behind takes the phase of one tile for that of another.
@@ -85,8 +86,8 @@ struct SumsWriter {
         const Slice slice = keys_of(layout, plane, tile - plane * layout.by_query.rows);
         const bool is_first = layout.by_query.runs[slice.begin].first == key_block;
         const int next = block_after(slice, key_block);
-        // All lanes look: those that waited for the barrier below would suspend their warp, and one that looked at memory
-        // beside them would hardly get on.
+        // All lanes look: those that waited for the barrier below would suspend their warp, and one that looked at
+        // memory beside them would hardly get on.
         if (!is_first) {
             while (ptx::load_relaxed(sums.turns + tile) != key_block) ptx::pause();
             ptx::load_acquire(sums.turns + tile);

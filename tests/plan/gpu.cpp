@@ -306,8 +306,8 @@ std::string scattered_blocks() {
     return "bsr([" + row_ptr + "],[" + col_idx + "],128,128,16384,16384)";
 }
 
-// Sums in the order of keys where tasks go side by side; each gradient apart where lists have gaps, and of a single head,
-// whose 128 tasks would begin one after the other.
+// Sums in the order of keys where tasks go side by side; each gradient apart where lists have gaps, and of a single
+// head, whose 128 tasks would begin one after the other.
 TEST(deterministic_gradients_take_what_waits_least) {
     imaginary_capability = 90;
     const auto chosen = [](const std::string& pattern, int64_t heads) {
