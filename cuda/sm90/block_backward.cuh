@@ -30,14 +30,17 @@
 // unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
 // reading them take 140 us of window1k_16k's 770: they run at 3.3 TB/s.
 //
-// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 800): full_16k 672, causal_16k 660,
-// window1k_16k 431, window4k_128k 612, streaming_16k 417, streaming_128k 431, bsr128_10_16k 544, causal_4k with 64
-// heads on 8 512.
+// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 790, as sums come / in order): full_16k 666
+// / 643, causal_16k 654 / 629, window1k_16k 432 / 432, window4k_128k 612 / 608, streaming_16k 419 / 400, streaming_128k
+// 425 / 424; as they come bsr128_10_16k 542, causal_4k with 64 heads on 8 508.
 //
 // Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
 // in (-11 %); both warpgroups in step, dq of the block at hand (-6 %); dk behind ds's way to shared memory (-5 %);
 // scores of the next block before dq (-6 %); offsets and deltas side by side, sixteen bytes a read (-8 %). In order:
 // a warp that turns sums into elements as soon as they are complete, while L2 has them (window1k_16k 814 -> 1082 us).
+// 232 registers a consumer and 40 a producer, which spill nothing (-19 %: 240 spill a little, but let the compiler mix
+// more). By the writers below, the first part stored and others added as they come, so that nothing is cleared:
+// window1k_16k +4 %, streaming_128k +3 %, but full_16k -5 %, bsr128_10_16k -40 %.
 #pragma once
 
 #include <algorithm>

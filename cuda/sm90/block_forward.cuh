@@ -44,17 +44,17 @@
 //             see. Warps note such rows and, when nothing else is left, make them again from kept pairs alone
 //
 // What binds. The products of a 64 x 128 block are 1024 cycles of the tensor unit, so two warpgroups cannot be faster
-// than 2048 a block; full_16k takes 2280. A warpgroup's own chain is about 250 cycles of waits and descriptors, 900 to
+// than 2048 a block; full_16k takes 2200. A warpgroup's own chain is about 250 cycles of waits and descriptors, 900 to
 // issue the products (wgmmas queue four or five deep, then issue blocks) and 950 for the softmax, of which the 64
 // exponentials a thread are 512. Counters (ncu): the tensor pipe is busy 87 % of all cycles of full_16k, 77 % of
 // bsr128_10_16k and 73 % of window1k_16k. On full_16k the 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Measured (H200, bf16, d128, L2 cold, 10 ms between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 782 in the same
-// run): full_16k 799, causal_16k 770, window1k_16k 576, window4k_128k 742, streaming_16k 557, bsr128_10_16k 696. Single
-// blocks instead of runs cost 0.5 %, a mask on every block 4 to 6 %. In later runs full_16k at head_dim 64 551 (468
-// before, with two q tiles, not four), and one query of 64 heads on 8 over 128K keys read k and v at 3.65 TB/s. Blocks
-// of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at head_dim 64): block_diagonal(192) 89 and 100 (61 and 77),
-// window(63,63) 91 and 104 (65 and 85), 8 blocks of 64 a query block at random 160 and 190 (113 and 146).
+// Measured (H200, bf16, d128, L2 cold, pauses between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 790 in the
+// same run): full_16k 822, causal_16k 800, window1k_16k 593, window4k_128k 767, streaming_16k 572, bsr128_10_16k 721;
+// full_16k at head_dim 64 527, at 256 840; landmark_64k 470, longnet_128k 404, dilated_16k 92. Single blocks instead of
+// runs cost 0.5 %, a mask on every block 4 to 6 %. Blocks of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at
+// head_dim 64), in an earlier run: block_diagonal(192) 89 and 100 (61 and 77), window(63,63) 91 and 104 (65 and 85), 8
+// blocks of 64 a query block at random 160 and 190 (113 and 146).
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
