@@ -28,6 +28,14 @@ inline SchedulePolicy forward_policy(int block_k, int ctas = 1) {
             .longest_of_few = 1024 / block_k};
 }
 
+// The same backward, for walks over blocks of so many tokens. To put parts together takes a kernel of its own: rows of
+// up to 1,024 tokens stay whole, longer ones are split down to parts of 512. One head of causal attention over 4,096
+// tokens took 64 us in parts of 512, 70 in parts of 1,024 and 143 in whole rows; eight of full attention over 1,024
+// took 56 us in whole rows and 73 in parts of 512 (H200).
+inline SchedulePolicy backward_policy(int block) {
+    return {.workers = 0, .longest_task = 512 / block, .whole_rows = 1024 / block};
+}
+
 // Tasks of so many cycles that are never split: where they are few, processors are idle.
 inline double tasks_us(double tasks, double cycles, const Machine& machine) {
     return compute_us(std::max(tasks, double(machine.lanes)) * cycles, machine);

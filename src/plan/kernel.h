@@ -68,6 +68,7 @@ struct SchedulePolicy {
     int workers = 64;            // 0: workers_of_lane for each lane, on which the CPU's results may not depend
     int workers_of_lane = 1;
     int64_t longest_task = 64;
+    int64_t whole_rows = 0;             // rows of up to so many stay whole in any case
     // Parts of rows are put together, which takes the less time the fewer rows there are: up to so many queries of all
     // heads, this is the longest task.
     int64_t few_queries = 0, longest_of_few = 64;

@@ -277,10 +277,15 @@ Schedule schedule_heads(Work& work, int32_t heads_in_turn, Cut cut) {
     return scheduler.finish();
 }
 
-int64_t count_tasks(Work& work, int64_t longest) {
+// Into how many parts a row is split.
+int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) {
+    return blocks > std::max(longest, policy.whole_rows) ? divide_up(blocks, longest) : 1;
+}
+
+int64_t count_tasks(Work& work, int64_t longest, const SchedulePolicy& policy) {
     int64_t tasks = 0;
     for (int32_t head = 0; head < work.heads(); ++head)
-        for (int64_t blocks : work.of(head)) tasks += std::max<int64_t>(divide_up(blocks, longest), 1);
+        for (int64_t blocks : work.of(head)) tasks += parts_of(blocks, longest, policy);
     return tasks;
 }
 
@@ -290,7 +295,7 @@ int64_t fit_machine(Work& work, const SchedulePolicy& policy, int64_t workers) {
     const int64_t share = std::max(policy.longest_task, divide_up(work.total(), workers));
     if (int64_t(work.heads()) * work.rows() > workers) return share;
     for (int64_t longest = share; longest <= share + share / 2; longest += std::max<int64_t>(share / 16, 1))
-        if (count_tasks(work, longest) <= workers) return longest;
+        if (count_tasks(work, longest, policy) <= workers) return longest;
     return share;
 }
 
@@ -310,7 +315,7 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
             if (blocks >= target) scheduler.close_queue();
-            const int64_t parts = blocks > longest ? divide_up(blocks, longest) : 1;
+            const int64_t parts = parts_of(blocks, longest, policy);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t skip = blocks * part / parts, end = blocks * (part + 1) / parts;
                 scheduler.add(row, skip, end - skip);

@@ -339,6 +339,19 @@ TEST(sums_in_order_have_tasks_in_order) {
     CHECK(schedule.joins.size() == 16);
 }
 
+// Where rows are few a backward splits them for all processors, but none of up to 1,024 tokens.
+TEST(rows_of_few_heads_are_split_backward) {
+    imaginary_capability = 90;
+    const auto parts_of = [](const char* pattern, int64_t heads, int64_t tokens) {
+        const Golden g{"", pattern, heads, tokens, tokens, 128, Dtype::bf16, true};
+        return imaginary::whole(plan_of(g).backward).schedule.num_parts;
+    };
+    CHECK_EQ(parts_of("full", 1, 4096), 32 * 4);
+    CHECK_EQ(parts_of("full", 8, 1024), 0);
+    CHECK_EQ(parts_of("causal & (sink(64) | window(511,0))", 4, 4096), 4 * 6);
+    CHECK_EQ(parts_of("full", 16, 16384), 0);
+}
+
 TEST(long_rows_are_split_among_the_processors) {
     imaginary_capability = 90;
     const CompiledPlan plan = plan_of(goldens[3]);
