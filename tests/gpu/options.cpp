@@ -167,11 +167,13 @@ TEST(orders_by_tensor_cores) {
                                    Row{hopper, hopper_back, "d64_v64_128x64", "d64_v64_128x128", 56},
                                    Row{hopper, hopper_back, "d128_v128_128x64", "d128_v128_128x128", 128},
                                    Row{hopper, hopper_back, "d128_v128_128x64", "d128_v128_128x128", 104},
+                                   Row{hopper, hopper_back, "d64_v64_128x128", "d64_v64_128x128", 64},
+                                   Row{hopper, hopper_back, "d128_v128_128x128", "d128_v128_128x128", 120},
                                    Row{hopper, hopper_back, "d64_v64_64x64", "d64_v64_128x128", 64},
                                    Row{hopper, hopper_back, "d128_v128_64x64", "d128_v128_128x128", 128},
                                    Row{hopper, hopper_back, "d256_v256_128x64", "d256_v256_128x128", 200}}) {
                 if (!is_wanted(++n)) continue;
-                const int mix = n + n / 10;  // so that no row always meets the same options
+                const int mix = n + n / 12;  // so that no row always meets the same options
                 Case c = case_of(kind, pattern);
                 c.head_dim = c.head_dim_v = row.head_dim;
                 c.seq_q = 700 + mix % 3 * 37, c.seq_k = 700 + mix % 2 * 90, c.column = mix % 5 ? 1 : 2,
