@@ -93,8 +93,9 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
 // often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks
 // of 64 queries within 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens
-// are not consecutive a task takes longer, and memory gives nearly all it has: dilated and strided attention,
-// LongNet's, landmarks and global tokens at 16K to 128K (H100) within 11 %. Tokens of several lists come row by row.
+// are not consecutive a task takes longer, and memory gives nearly all it has: dilated and strided attention, landmarks
+// and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much. Tokens of several lists come row
+// by row.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64;  // CTAs of one warpgroup
@@ -142,20 +143,28 @@ using OlderForward = sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim
 template <Dtype D, int HeadDim>
 using OlderBackward = sm80::BlockBackward<D, older_dim(HeadDim), older_dim(HeadDim), 64>;
 
+template <class Own, class Older, class Args>
+void run_either(const Args& args) {
+    const runtime::CurrentDevice current(args.device);
+    is_addressable(args) ? Own::run(args) : Older::run(args);
+}
+
+template <class Own, class Older>
+void prepare_both(int32_t device) {
+    Own::prepare(device);
+    Older::prepare(device);
+}
+
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderForward<D, HeadDim, BlockQ>::run(args);
+    run_either<BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>, OlderForward<D, HeadDim, BlockQ>>(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void prepare(int32_t device) {
-    BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderForward<D, HeadDim, BlockQ>::prepare(device);
+    prepare_both<BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>, OlderForward<D, HeadDim, BlockQ>>(device);
     any::Combine<D>::prepare(device);
 }
 
@@ -233,22 +242,8 @@ template <Dtype D, int HeadDim>
 using OlderGatherForward = sm80::GatherForward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void gather(const ForwardArgs& args) {
-    const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderGatherForward<D, HeadDim>::run(args);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_gather_forward(int32_t device) {
-    GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderGatherForward<D, HeadDim>::prepare(device);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel gather_forward(const char* name) {
+    using Own = GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::forward,
@@ -257,8 +252,8 @@ Kernel gather_forward(const char* name) {
             .fits = gather_forward_fits<HeadDim, HeadDimV>,
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
             .workspace = no_workspace,
-            .forward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .prepare = prepare_gather_forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .forward = run_either<Own, OlderGatherForward<D, HeadDim>, ForwardArgs>,
+            .prepare = prepare_both<Own, OlderGatherForward<D, HeadDim>>,
             .family = Family::gather,
             .max_logits = true,
             .shares_lists = true,
@@ -293,22 +288,8 @@ template <Dtype D, int HeadDim>
 using OlderGatherBackward = sm80::GatherBackward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void gather(const BackwardArgs& args) {
-    const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderGatherBackward<D, HeadDim>::run(args);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_gather_backward(int32_t device) {
-    GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderGatherBackward<D, HeadDim>::prepare(device);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel gather_backward(const char* name) {
+    using Own = GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -317,8 +298,8 @@ Kernel gather_backward(const char* name) {
             .fits = gather_fits<HeadDim, HeadDimV>,
             .cost = gather_backward_cost<HeadDim, HeadDimV>,
             .workspace = gather_backward_workspace,
-            .backward = gather<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .prepare = prepare_gather_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .backward = run_either<Own, OlderGatherBackward<D, HeadDim>, BackwardArgs>,
+            .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,
             .family = Family::gather,
             .shares_lists = true,
             .assumes = assumes};
@@ -367,22 +348,8 @@ size_t block_backward_workspace(const Sizing& s) {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void backward(const BackwardArgs& args) {
-    const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderBackward<D, HeadDim>::run(args);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_backward(int32_t device) {
-    BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderBackward<D, HeadDim>::prepare(device);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward(const char* name) {
+    using Own = BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -397,35 +364,21 @@ Kernel block_backward(const char* name) {
             .fits = block_backward_fits<HeadDim, HeadDimV>,
             .cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, false>,
             .workspace = block_backward_workspace<HeadDim>,
-            .backward = backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .prepare = prepare_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
+            .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
             .assumes = assumes};
 }
 
 // ---- backward, sums of dq in the order of keys ----
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void backward_in_order(const BackwardArgs& args) {
-    const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderBackward<D, HeadDim>::run(args);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_backward_in_order(int32_t device) {
-    BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderBackward<D, HeadDim>::prepare(device);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward_in_order(const char* name) {
+    using Own = BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     Kernel row = block_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>(name);
     row.walks[0].policy.heads_in_turn = heads_in_turn;
     row.fits = tiles_fit<HeadDim, HeadDimV>;
     row.cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, true>;
-    row.backward = backward_in_order<D, HeadDim, HeadDimV, BlockQ, BlockK>;
-    row.prepare = prepare_backward_in_order<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    row.backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>;
+    row.prepare = prepare_both<Own, OlderBackward<D, HeadDim>>;
     return row;
 }
 
@@ -459,23 +412,9 @@ size_t block_backward_apart_workspace(const Sizing& s) {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void backward_apart(const BackwardArgs& args) {
-    const runtime::CurrentDevice current(args.device);
-    if (is_addressable(args))
-        BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
-    else
-        OlderBackward<D, HeadDim>::run(args);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void prepare_backward_apart(int32_t device) {
-    BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
-    OlderBackward<D, HeadDim>::prepare(device);
-}
-
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward_apart(const char* name) {
-    constexpr bool joins = BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::joins_dk_dv;
+    using Own = BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    constexpr bool joins = Own::joins_dk_dv;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -490,8 +429,8 @@ Kernel block_backward_apart(const char* name) {
             .fits = block_backward_apart_fits<HeadDim, HeadDimV, joins>,
             .cost = block_backward_apart_cost<HeadDim, HeadDimV, joins>,
             .workspace = block_backward_apart_workspace,
-            .backward = backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
-            .prepare = prepare_backward_apart<D, HeadDim, HeadDimV, BlockQ, BlockK>,
+            .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
+            .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
             .orders = true,
             .carries = any::BackwardCarried<float>::bytes,
             .assumes = assumes};

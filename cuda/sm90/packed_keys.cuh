@@ -7,12 +7,10 @@
 #include <algorithm>
 
 #include "any/element.cuh"
-#include "any/tile.cuh"
 #include "core/math.h"
 #include "ptx/global.cuh"
 #include "ptx/grid.cuh"
 #include "runtime/launch.h"
-#include "runtime/tensor_map.h"
 #include "sm90/block_forward.h"
 
 namespace spattn::sm90 {

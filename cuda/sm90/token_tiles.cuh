@@ -21,7 +21,7 @@ constexpr int tile_copiers = 128;                  // threads that call load_row
 constexpr int tile_arrivals = tile_copiers + 1;    // that the barrier of such a tile counts: the first has two
 
 // Until a tile is there. Rows that threads copied (has_copies) are ordinary writes, which products must see: the fence
-// waits for all that a thread has under way, and costs a tenth of a step where tiles come as boxes alone.
+// waits for all that a thread has under way, in vain where tiles come as boxes alone.
 template <class C>
 __device__ __forceinline__ void wait_tile(uint64_t* full, uint32_t phase, bool has_copies) {
     ptx::mbarrier_wait(full, phase);
