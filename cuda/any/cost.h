@@ -36,6 +36,12 @@ inline SchedulePolicy backward_policy(int block) {
     return {.workers = 0, .longest_task = 512 / block, .whole_rows = 1024 / block};
 }
 
+// What it takes to put parts together after a backward walk over blocks of so many tokens, where rows are split.
+inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
+    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > 1024 * double(s.rows);
+    return is_split ? 6 : 0;
+}
+
 // Tasks of so many cycles that are never split: where they are few, processors are idle.
 inline double tasks_us(double tasks, double cycles, const Machine& machine) {
     return compute_us(std::max(tasks, double(machine.lanes)) * cycles, machine);

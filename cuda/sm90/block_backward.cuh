@@ -28,11 +28,11 @@
 // each, dq 384 (512 if each warpgroup made half of a tile's columns, for both would then read all of ds), dv and dk 256
 // each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
 // unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
-// reading them take 140 us of window1k_16k's 770: they run at 3.3 TB/s.
+// reading them take 30, 50 and 57 us of window1k_16k's 754: they run at 3.5 to 4.5 TB/s, what L2 writes back included.
 //
 // Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 790, as sums come / in order): full_16k 666
-// / 643, causal_16k 654 / 629, window1k_16k 432 / 432, window4k_128k 612 / 608, streaming_16k 419 / 400, streaming_128k
-// 425 / 424; as they come bsr128_10_16k 542, causal_4k with 64 heads on 8 508.
+// / 643, causal_16k 664 / 639, window1k_16k 442 / 443, window4k_128k 624 / 621, streaming_16k 430 / 409, streaming_128k
+// 440 / 439; as they come bsr128_10_16k 542, causal_4k with 64 heads on 8 508.
 //
 // Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
 // in (-11 %); both warpgroups in step, dq of the block at hand (-6 %); dk behind ds's way to shared memory (-5 %);
@@ -95,6 +95,8 @@ struct BackwardConfig : TileConfig<D, HeadDim, HeadDimV> {
 
 struct BlockBackwardParams : GradientParams {
     CUtensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;  // boxes of one 64-column panel
+    TasksView tasks;
+    int2* notes;  // [task][warp]
     QuerySums sums;
 };
 
@@ -709,7 +711,8 @@ struct BlockBackwardLaunch {
         params.dk_map = runtime::make_tensor_map(args.dk, runtime::k_sizes(p), C::dtype, C::warp_rows);
         if (!p.value_in_key)
             params.dv_map = runtime::make_tensor_map(args.dv, runtime::v_sizes(p), C::dtype, C::warp_rows);
-        fill(params, args, args.tasks);
+        fill(params, args);
+        params.tasks = args.tasks;
         params.sums = {reinterpret_cast<float*>(workspace + space.dq),
                        reinterpret_cast<int32_t*>(workspace + space.turns)};
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);

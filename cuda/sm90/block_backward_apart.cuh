@@ -14,15 +14,26 @@
 //               tensor   | dp | sum of p | sum of ds | next s |
 //               the rest   p    ds
 //
+//   walks     up to head_dim 128 tasks of both walks come in turn in one launch: what one has read the other meets in
+//             L2, there is one tail, and a small problem waits for one launch less
+//
 //   orders    as in the forward, tokens may stand in any order; and a pattern may be run in pieces, each of which takes
-//             on the float sums of the one before. Sums of homes leave as boxes, others row by row
+//             on the float sums of the one before. Sums of homes leave as boxes, others row by row. Where tokens stand
+//             in any order a block is often empty in parts: steps without a kept pair are not loaded, and a warpgroup
+//             passes over those that have none for it
 //
 //   isolation as in block_backward.cuh: rows that are not finite are noted and made again from kept pairs.
 //
 // What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
-// from shared memory at its full rate. Measured (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice):
-// full_16k 502, window1k_16k 371, block_diagonal512_16k 347, head_dim 192/128 420, 256 453;
-// dilated_16k, in residue classes, 54.
+// from shared memory at its full rate. Steps come two or three ahead, so what the producer does between a slot that is
+// free and its boxes counts. Residue classes wait for that most: in 24 registers it spills some at each step. Measured
+// (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks
+// (bsr128_10_16k) 474, window1k_16k 395, block_diagonal512_16k 383, head_dim 192/128 424, 256 453; dilated_16k 68,
+// strided_16k 87, longnet_128k 208, landmark_64k 271, global_tokens_64k 264; as a union in pieces
+// sparse_transformer_16k 86. A launch for each walk reached 459, -, 345, 418, 453; 54, 65, 195, 263, 238 and 48.
+//
+// Tried and dropped: sums as members of what is made for each task (ptxas takes those of both walks for alive at once,
+// and serializes the products); 40 registers a producer (the same, in any order of tokens).
 #pragma once
 
 #include <algorithm>
@@ -40,32 +51,45 @@
 namespace spattn::sm90 {
 
 enum class Sums { dq, dk, dv, dk_dv };
+// How tokens stand in tiles: one after the other; in residue classes, which come as boxes, too; or in such of which
+// some are listed, and come row by row.
+enum class Order { consecutive, residues, listed };
 
 // ---- configuration ----
-// AnyOrder: as in the forward.
-template <Dtype D, int HeadDim, int HeadDimV, Sums S, bool AnyOrder>
-struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
+// What the walks of one kernel have in common. HasDp: they make dp, so that own tokens have two operands.
+template <Dtype D, int HeadDim, int HeadDimV, bool HasDp, Order O>
+struct ApartTiles : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes, Base::v_panels;
-    static constexpr bool any_order = AnyOrder;
+    static constexpr Order order = O;
+    static constexpr bool has_dp = HasDp, any_order = O != Order::consecutive, copies = O == Order::listed;
     static constexpr int block_q = 128, block_k = 128;
-    static constexpr bool by_query = S == Sums::dq, has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
     static constexpr int own_rows = 128, step = 64;  // tokens of a tile, and of the other axis at a time
     static constexpr int steps = 128 / step;         // of a block
     static constexpr int warpgroups = own_rows / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
-    // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis.
+    // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
+    // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
     static constexpr int most_bytes = 227 * 1024 - 2048;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
     static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
     static constexpr int slot_bytes = panels * step_bytes, second_slot_bytes = v_panels * step_bytes;
     static constexpr int tiles = 2 * (tile_bytes + slot_bytes + second_slot_bytes) <= most_bytes ? 2 : 1;
-    static constexpr int slots = 2;
-    static constexpr int second_slots =
-        tiles * tile_bytes + slots * slot_bytes + 2 * second_slot_bytes <= most_bytes ? 2 : 1;
-    static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = any_order ? tile_arrivals : 1;
-    static constexpr int own_tiles = any_order && has_dp ? 2 : 1;  // that come one by one
+    static constexpr bool takes_three =
+        O != Order::residues && 2 * tile_bytes + 3 * (slot_bytes + second_slot_bytes) <= most_bytes;
+    static constexpr int slots = takes_three ? 3 : 2;
+    static constexpr bool takes_two = tiles * tile_bytes + 2 * (slot_bytes + second_slot_bytes) <= most_bytes;
+    static constexpr int second_slots = takes_three ? 3 : takes_two ? 2 : 1;
+    static constexpr int producers = any_order ? tile_copiers : 32, tile_counts = copies ? tile_arrivals : 1;
+    static constexpr bool has_helpers = any_order && !copies;
+    static constexpr int own_tiles = copies && has_dp ? 2 : 1;  // that come one by one
+    // Whether steps without a kept pair are left out, so that the last one has to be told of. Patterns whose tokens
+    // stand one after the other have few, and took 3 to 5 % longer so.
+    static constexpr bool leaves_out = any_order;
+    static constexpr int values = step / 2;  // a thread's of s
+    static constexpr int of_ds = has_dp ? head_dim / 2 : 2,
+                         of_p = has_dp && head_dim > joined_head_dim ? 2 : head_dim_v / 2;
     // With 232 registers next to none spill, but the compiler mixes less: at 128 columns blocks of 128 took 4 to 11 %
     // longer so than with 240. At 256 they took 2 % less.
     static constexpr int producer_registers = head_dim > 128 ? 40 : 24, consumer_registers = head_dim > 128 ? 232 : 240;
@@ -73,6 +97,12 @@ struct ApartConfig : TileConfig<D, HeadDim, HeadDimV> {
                   "roles share what the launch gives");
     static_assert(head_dim_v <= head_dim, "value_in_key adds dv to dk's columns");
     static_assert(tiles * tile_bytes + slots * slot_bytes + second_slots * second_slot_bytes <= most_bytes, "no room");
+};
+template <Dtype D, int HeadDim, int HeadDimV, Sums S, Order O>
+struct ApartConfig : ApartTiles<D, HeadDim, HeadDimV, S != Sums::dv, O> {
+    using Tiles = ApartTiles<D, HeadDim, HeadDimV, S != Sums::dv, O>;
+    static constexpr int quarters_word = 2 * (BlockBackwardApart<D, HeadDim, HeadDimV, 128, 128>::mask_words - 1);
+    static constexpr bool by_query = S == Sums::dq, sums_p = S == Sums::dv || S == Sums::dk_dv;
 };
 
 // Own tokens are queries where sums are dq's, else keys. `first` operands make s, `second` ones dp.
@@ -83,25 +113,80 @@ struct ConsecutiveGradientMaps {
 struct ResidueGradientMaps {
     runtime::ResidueMaps own, own_second, other, other_second, ds, p;
 };
-template <bool AnyOrder>
+template <Order O>
+struct ApartWalk {
+    std::conditional_t<O == Order::consecutive, ConsecutiveGradientMaps, ResidueGradientMaps> maps;
+    TasksView tasks;
+    int2* notes;  // [task][warp]
+};
+template <Order O>
 struct ApartParams : GradientParams {
-    std::conditional_t<AnyOrder, ResidueGradientMaps, ConsecutiveGradientMaps> maps;
-    bool has_copies;  // some tiles are listed, and come row by row
+    ApartWalk<O> walks[2];  // the second may have no tasks
+    uint32_t share;         // the first one's, of all tasks, in units of 2^-32; rounded up
+
+    __host__ __device__ int num_tasks() const { return walks[0].tasks.num_tasks + walks[1].tasks.num_tasks; }
 };
 
+// Task `at` of a kernel: tasks of its walks come in turn, in proportion. So what one reads the other meets in L2, where
+// they read the same tokens.
+struct PlaceInWalk {
+    int walk, task;
+    template <class Params>
+    __device__ __forceinline__ PlaceInWalk(const Params& params, int at) {
+        if (!params.walks[1].tasks.num_tasks) {
+            walk = 0, task = at;
+            return;
+        }
+        const auto of_first_before = [&](int n) { return int(uint64_t(n) * params.share >> 32); };
+        const int of_first = of_first_before(at);
+        walk = of_first_before(at + 1) == of_first;
+        task = walk ? at - of_first : of_first;
+    }
+};
+
+// The same for either walk that a kernel takes: run<C>() for that of a task. First and Second are one where it takes
+// but one.
+template <class First, class Second, class Run>
+__device__ __forceinline__ void in_walk(int walk, Run run) {
+    if constexpr (std::is_same_v<First, Second>)
+        run.template operator()<First>();
+    else if (walk == 0)
+        run.template operator()<First>();
+    else
+        run.template operator()<Second>();
+}
+
 // ---- shared memory ----
-template <class C>
+struct ApartMessage : TaskMessage {
+    int32_t walk;
+};
+
+// What a producer tells of a step, in a word: the mask of its part of a block, for which warpgroups that has kept
+// pairs, and whether it is its task's last.
+struct StepMessage {
+    int32_t word;
+    StepMessage() = default;
+    __device__ __forceinline__ explicit StepMessage(int word) : word(word) {}
+    __device__ __forceinline__ StepMessage(int mask, int part, int parts, uint32_t pairs, bool is_last)
+        : word((mask == full_block ? full_block : mask * parts + part) * 8 + int(2 * pairs) + is_last) {}
+    __device__ __forceinline__ int mask() const { return word >> 3; }  // full_block, or of parts of all masks
+    __device__ __forceinline__ bool has_pairs(int warpgroup) const { return word >> (1 + warpgroup) & 1; }
+    __device__ __forceinline__ bool is_last() const { return word & 1; }
+};
+static_assert(full_block == -1, "what an arithmetic shift leaves");
+
+template <class T>
 struct ApartShared {
-    uint8_t own[C::tiles][C::panels + C::second_panels][C::own_bytes];  // becomes what its sums are
-    uint8_t other[C::slots][C::panels][C::step_bytes];
-    uint8_t other_second[C::second_slots][C::v_panels][C::step_bytes];
-    float offset[C::slots][C::step], delta[C::slots][C::step];  // QueryStats, where the other tokens are queries
-    TaskMessage task[C::tiles];
-    int32_t mask[C::slots];  // of the step's block
+    uint8_t own[T::tiles][T::panels + T::second_panels][T::own_bytes];  // becomes what its sums are
+    uint8_t other[T::slots][T::panels][T::step_bytes];
+    uint8_t other_second[T::second_slots][T::v_panels][T::step_bytes];
+    float offset[T::slots][T::step], delta[T::slots][T::step];  // QueryStats, where the other tokens are queries
+    ApartMessage task[T::tiles];
+    StepMessage step[T::slots];
     // Full: the producer with the bytes; consumers wait. Empty: one arrival a consumer warp; the producer waits.
-    uint64_t own_full[C::tiles], own_empty[C::tiles];
-    uint64_t other_full[C::slots], other_empty[C::slots];
-    uint64_t second_full[C::second_slots], second_empty[C::second_slots];
+    uint64_t own_full[T::tiles], own_empty[T::tiles];
+    uint64_t other_full[T::slots], other_empty[T::slots];
+    uint64_t second_full[T::second_slots], second_empty[T::second_slots];
     int32_t next[2];  // tasks that all producers take, in turn
 };
 
@@ -113,42 +198,70 @@ __device__ __forceinline__ any::OwnTokens own_tokens(const LayoutView& layout, i
 }
 
 // ---- producer ----
-// One warp, or four, as in the forward.
+// One warp, or four where tokens stand in any order. Of these all load where some tiles are copied; else the first
+// does, and the others are its helpers, for tasks without blocks. What a thread of theirs keeps from task to task:
+template <class T>
+struct ApartProducerState {
+    const ApartParams<T::order>& params;
+    ApartShared<T>& shared;
+    const int lane;
+    const bool is_leader, helps;  // one lane of all producers; whether this warp loads nothing
+    Cursor<T::tiles> tile;
+    Cursor<T::slots> slot;
+    Cursor<T::second_slots> second;
+    NextTask next{0};
+    int turn = 0;  // of shared.next
+
+    // Publishes a task, or the end of work; load(full) begins its own tokens.
+    template <class Load>
+    __device__ __forceinline__ void announce(const ApartMessage& message, Load load) {
+        uint64_t* full = &shared.own_full[tile.index];
+        ptx::mbarrier_wait(&shared.own_empty[tile.index], tile.phase ^ 1);
+        if (is_leader) shared.task[tile.index] = message;
+        load(full);
+        tile.advance();
+    }
+    __device__ __forceinline__ void announce_end() {
+        announce({{0, 0, 0, end_of_work, 0, 0}, 0}, [&](uint64_t* full) {
+            if constexpr (T::copies)
+                for (int i = 0; i < T::own_tiles; ++i) arrive_without_tile(full);
+            else if (is_leader)
+                ptx::mbarrier_arrive(full);
+        });
+    }
+
+    // The task after the one at hand.
+    __device__ __forceinline__ int take_next() {
+        if (!params.next_task) return params.num_tasks();
+        return int(tell_producers<T::producers>(next.taken, is_leader, shared.next, turn, 1 + T::warpgroups)) +
+               int(gridDim.x);
+    }
+};
+
+// A task of a walk.
 template <class C>
 struct ApartProducer {
     using Element = typename C::Element;
 
-    const ApartParams<C::any_order>& params;
-    ApartShared<C>& shared;
-    const int lane;
-    const bool is_leader;  // one lane of all producers
-    Cursor<C::tiles> tile;
-    Cursor<C::slots> slot;
-    Cursor<C::second_slots> second;
-    int batch;
-    int head_q, head_kv;
-    NextTask next{0};
-    int turn = 0;  // of shared.next
+    ApartProducerState<typename C::Tiles>& state;
+    const ApartWalk<C::order>& walk;
+    const ApartParams<C::order>& params = state.params;
+    ApartShared<typename C::Tiles>& shared = state.shared;
+    int batch, head_q, head_kv;
 
-    __device__ __forceinline__ void run() {
-        for (int at = blockIdx.x; at < params.tasks.num_tasks;) {
-            const Task& task = params.tasks.tasks[at];
-            next = NextTask(task.take);
-            const int heads = C::by_query ? params.heads_q : params.heads_kv;
-            batch = task.head / heads;
-            head_q = task.head - batch * heads, head_kv = C::by_query ? head_q / params.group : head_q;
-            if (task.take) {
-                load_task(task, at);
-            } else {
-                next.ask(params.next_task, is_leader);
-                store_empty(task);
-            }
-            at = params.next_task ? int(tell_producers<C::producers>(next.taken, is_leader, shared.next, turn,
-                                                                     1 + C::warpgroups)) +
-                                        int(gridDim.x)
-                                  : params.tasks.num_tasks;
+    __device__ __forceinline__ void run(int index) {
+        const Task& task = walk.tasks.tasks[index];
+        state.next = NextTask(task.take);
+        const int heads = C::by_query ? params.heads_q : params.heads_kv;
+        batch = task.head / heads;
+        head_q = task.head - batch * heads, head_kv = C::by_query ? head_q / params.group : head_q;
+        if (C::has_helpers && state.helps) {
+            if (!task.take) store_empty(task);
+            return;
         }
-        announce({0, 0, 0, end_of_work, 0, 0});
+        if (task.take) return load_task(task, index);
+        state.next.ask(params.next_task, state.is_leader);
+        if constexpr (!C::has_helpers) store_empty(task);
     }
 
     // Tokens that see nothing, or that nobody sees. Consumers never hear of them, as in the forward.
@@ -160,33 +273,37 @@ struct ApartProducer {
         const int first = task.row * C::own_rows;
         const int rows = min(C::own_rows, (C::by_query ? params.seq_q : params.seq_k) - first);
         if constexpr (C::by_query) {
-            clear_rows<Element>(params.dq, batch, head_q, first, rows, params.head_dim, lane);
+            clear_rows<Element>(params.dq, batch, head_q, first, rows, params.head_dim, state.lane);
         } else {
-            if (C::has_dp) clear_rows<Element>(params.dk, batch, head_kv, first, rows, params.head_dim, lane);
+            if (C::has_dp) clear_rows<Element>(params.dk, batch, head_kv, first, rows, params.head_dim, state.lane);
             if (C::sums_p && !params.value_in_key)
-                clear_rows<Element>(params.dv, batch, head_kv, first, rows, params.head_dim_v, lane);
+                clear_rows<Element>(params.dv, batch, head_kv, first, rows, params.head_dim_v, state.lane);
         }
     }
 
     __device__ __forceinline__ void end_empty(const Task& task) {
         if (!params.piece.is_first || !params.piece.is_last) {
-            for (int place = int(threadIdx.x) / 32 % 4; place < C::own_rows; place += C::producers / 32)
-                hand_on(task, place);
+            for (int place = warp(); place < C::own_rows; place += warps) hand_on(task, place);
             return;
         }
-        const any::OwnTokens own = own_tokens<C>(params.layout, task.row);
         if constexpr (C::by_query)
-            clear_tokens<C::own_rows, Element>(own, params.dq, batch, head_q, params.head_dim);
+            clear_own(task, params.dq, head_q, params.head_dim);
         else if constexpr (C::has_dp)
-            clear_tokens<C::own_rows, Element>(own, params.dk, batch, head_kv, params.head_dim);
-        if (C::sums_p && !params.value_in_key)
-            clear_tokens<C::own_rows, Element>(own, params.dv, batch, head_kv, params.head_dim_v);
+            clear_own(task, params.dk, head_kv, params.head_dim);
+        if (C::sums_p && !params.value_in_key) clear_own(task, params.dv, head_kv, params.head_dim_v);
+    }
+    // Those that write for empty tasks, and which of them this one is.
+    static constexpr int warps = C::producers / 32 - C::has_helpers;
+    __device__ __forceinline__ static int warp() { return int(threadIdx.x) / 32 % 4 - C::has_helpers; }
+    __device__ __forceinline__ void clear_own(const Task& task, const TensorView& sums, int head, int columns) {
+        clear_tokens<C::own_rows, warps, Element>(own_tokens<C>(params.layout, task.row), sums, batch, head, columns,
+                                                  warp());
     }
     // A token by a warp: other pieces of the pattern may have sums for it.
     __device__ __forceinline__ void hand_on(const Task& task, int place) {
         const int token = own_tokens<C>(params.layout, task.row).at(place);
         if (token == no_token) return;
-        GradientRepair<C> nothing{params, lane, batch, C::has_dp, C::sums_p};
+        GradientRepair<C> nothing{params, state.lane, batch, C::has_dp, C::sums_p};
         if constexpr (C::by_query)
             nothing.store_query(task, head_q, token, place);
         else
@@ -196,155 +313,222 @@ struct ApartProducer {
     // Queries walk their own list, keys those of all query heads of the group.
     __device__ __forceinline__ void load_task(const Task& task, int index) {
         const LayoutView& layout = params.layout;
-        announce({batch, C::by_query ? head_q : head_kv, task.row, C::steps * task.take, task.part, index});
+        const ApartMessage message{
+            {batch, C::by_query ? head_q : head_kv, task.row, C::steps * task.take, task.part, index},
+            int(&walk - params.walks)};
+        state.announce(message, [&](uint64_t* full) { load_own(message, full); });
         const auto load = [&](int head, int block, int mask) {
-            next.begin_block(params.next_task, is_leader);
+            state.next.begin_block(params.next_task, state.is_leader);
             head_q = head - batch * params.heads_q;
-            for (int n = 0; n < C::steps; ++n) load_step(block, n, mask);
+            const Place place(C::by_query ? layout.keys : layout.queries, C::block_q, block);
+            uint32_t quarters = quarters_of(mask);
+#pragma unroll(C::copies ? 1 : C::steps)
+            for (int n = 0; n < C::steps; ++n, quarters >>= 2)
+                if (quarters & 3) load_step(place, block, n, mask, quarters & 3, state.next.due == 0 && quarters < 4);
         };
         if constexpr (C::by_query) {
             int skip = task.skip, left = task.take;
             const int list = layout.head_kinds == 1 ? 0 : layout.kind_of_head[task.head];
-            each_block(layout.by_query, list, task.row, lane, task.head, 1, skip, left, load);
+            each_block(layout.by_query, list, task.row, state.lane, task.head, 1, skip, left, load);
         } else {
-            each_block_of_group(layout, task, params.group, lane, load);
+            each_block_of_group(layout, task, params.group, state.lane, load);
         }
     }
 
-    // Publishes a task with its own tokens, or the end of work with none.
-    __device__ __forceinline__ void announce(const TaskMessage& message) {
-        uint64_t* full = &shared.own_full[tile.index];
-        ptx::mbarrier_wait(&shared.own_empty[tile.index], tile.phase ^ 1);
-        if (is_leader) shared.task[tile.index] = message;
-        if (message.count != end_of_work)
-            load_own(message, full);
-        else if constexpr (C::any_order)
-            for (int i = 0; i < C::own_tiles; ++i) arrive_without_tile(full);
-        else if (is_leader)
-            ptx::mbarrier_arrive(full);
-        tile.advance();
-    }
-
     __device__ __forceinline__ void load_own(const TaskMessage& task, uint64_t* full) {
-        auto& own = shared.own[tile.index];
-        if constexpr (C::any_order) {
+        auto& own = shared.own[state.tile.index];
+        if constexpr (C::copies) {
             const auto load = [&]<int Panels>(const runtime::ResidueMaps& maps, const TensorView& view, int columns,
                                               uint8_t* to) {
                 load_rows<C::own_rows, Panels, Element>(source<C::by_query>(maps, view, columns), task.row, 0,
                                                         task.batch, task.head, nullptr, to, full);
             };
-            load.template operator()<C::panels>(params.maps.own, C::by_query ? params.q : params.k, params.head_dim,
+            load.template operator()<C::panels>(walk.maps.own, C::by_query ? params.q : params.k, params.head_dim,
                                                 own[0]);
             if constexpr (C::has_dp)
-                load.template operator()<C::v_panels>(params.maps.own_second, C::by_query ? params.dout : params.v,
+                load.template operator()<C::v_panels>(walk.maps.own_second, C::by_query ? params.dout : params.v,
                                                       params.head_dim_v, own[C::panels]);
-        } else if (is_leader) {
+        } else if (state.is_leader) {
             ptx::mbarrier_arrive_expect(full, C::tile_bytes);
-            for (int panel = 0; panel < C::panels + C::second_panels; ++panel) {
-                const bool is_first = panel < C::panels;
-                ptx::tma_load_4d(own[panel], is_first ? &params.maps.own : &params.maps.own_second,
-                                 C::panel_columns * (is_first ? panel : panel - C::panels), task.head,
-                                 task.row * C::own_rows, task.batch, full);
-            }
+            const Place at(C::by_query ? params.layout.queries : params.layout.keys, C::own_rows, task.row);
+            send_boxes<C::panels, C::own_bytes>(walk.maps.own, at, task.head, 0, own[0], full);
+            if constexpr (C::has_dp)
+                send_boxes<C::v_panels, C::own_bytes>(walk.maps.own_second, at, task.head, 0, own[C::panels], full);
         }
     }
+
+    // Where a tile's tokens stand; and those from place `begin` on, as boxes of 64 columns, for the leader to call.
+    struct RowPlace {
+        int first;
+        __device__ __forceinline__ RowPlace(const AxisView&, int block, int tile) : first(tile * block) {}
+    };
+    template <int Panels, int PanelBytes>
+    __device__ __forceinline__ void send_boxes(const CUtensorMap& map, const RowPlace& at, int head, int begin,
+                                               uint8_t* to, uint64_t* full) {
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_load_4d(to + panel * PanelBytes, &map, C::panel_columns * panel, head, at.first + begin, batch,
+                             full);
+    }
+    template <int Panels, int PanelBytes>
+    __device__ __forceinline__ void send_boxes(const runtime::ResidueMaps& maps, const HomePlace& at, int head,
+                                               int begin, uint8_t* to, uint64_t* full) {
+        send_home<Panels, PanelBytes>(maps, at, begin, batch, head, to, full);
+    }
+    struct NoPlace {
+        __device__ __forceinline__ NoPlace(const AxisView&, int, int) {}
+    };
+    using Place = std::conditional_t<C::copies, NoPlace, std::conditional_t<C::any_order, HomePlace, RowPlace>>;
 
     // An operand along the queries, or along the keys.
     template <bool IsQueries>
     __device__ __forceinline__ TileSource source(const runtime::ResidueMaps& maps, const TensorView& view,
                                                  int columns) const {
         const LayoutView& layout = params.layout;
-        return {maps,    view, IsQueries ? layout.queries : layout.keys, IsQueries ? layout.seq_q : layout.seq_k,
+        return {maps,       view,   IsQueries ? layout.queries : layout.keys, IsQueries ? layout.seq_q : layout.seq_k,
                 C::block_q, columns};
     }
 
+    // The query of a block's place; beyond the sequence where there is none.
+    __device__ __forceinline__ int query_at(const Place& place, int block, int n) const {
+        const LayoutView& layout = params.layout;
+        if constexpr (C::copies)
+            return any::token_at(layout.queries, C::block_q, layout.seq_q, block, n);
+        else if constexpr (C::any_order)
+            return int(min(place.residue + int64_t(place.first + n) * layout.queries.modulus, layout.seq_q));
+        else
+            return place.first + n;
+    }
+
+    // Two bits for each of a block's steps: which warpgroups have kept pairs there. All have where none is left out.
+    __device__ __forceinline__ uint32_t quarters_of(int mask) const {
+        constexpr uint32_t all = (1 << 2 * C::steps) - 1;
+        if (!C::leaves_out || mask == full_block) return all;
+        return __ldg(mask_words(params.layout, mask) + C::quarters_word + C::by_query);
+    }
+
     // Part n of a block of the other axis.
-    __device__ __forceinline__ void load_step(int block, int n, int mask) {
+    __device__ __forceinline__ void load_step(const Place& place, int block, int n, int mask, uint32_t pairs,
+                                              bool is_last) {
         QueryStats stats[C::step / 32];  // asked for before the slot is free
         const bool has_stats = !C::by_query && threadIdx.x % C::producers < 32;
         if (has_stats)
 #pragma unroll
             for (int i = 0; i < C::step / 32; ++i) {
-                const int place = n * C::step + lane + 32 * i;
-                const int token = C::any_order ? any::token_at(params.layout.queries, C::block_q, params.layout.seq_q,
-                                                               block, place)
-                                               : block * C::block_q + place;
-                stats[i] = query_stats<C>(params, batch * params.heads_q + head_q, token);
+                stats[i] = query_stats<C>(params, batch * params.heads_q + head_q,
+                                          query_at(place, block, n * C::step + state.lane + 32 * i));
             }
-        ptx::mbarrier_wait(&shared.other_empty[slot.index], slot.phase ^ 1);
+        uint64_t* const full = &shared.other_full[state.slot.index];
+        ptx::mbarrier_wait(&shared.other_empty[state.slot.index], state.slot.phase ^ 1);
+        begin_other(place, n, walk.maps.other, shared.other[state.slot.index], full);
         if (has_stats)
 #pragma unroll
             for (int i = 0; i < C::step / 32; ++i) {
-                shared.offset[slot.index][lane + 32 * i] = stats[i].offset;
-                shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
+                shared.offset[state.slot.index][state.lane + 32 * i] = stats[i].offset;
+                shared.delta[state.slot.index][state.lane + 32 * i] = stats[i].delta;
             }
         __syncwarp();  // all lanes' before the leader tells the consumers
-        if (is_leader) shared.mask[slot.index] = mask == full_block ? full_block : mask * C::steps + n;
-        load_other(block, n, params.maps.other, C::by_query ? params.k : params.q, params.head_dim,
-                   shared.other[slot.index], &shared.other_full[slot.index]);
-        slot.advance();
-        ptx::mbarrier_wait(&shared.second_empty[second.index], second.phase ^ 1);
-        load_other(block, n, params.maps.other_second, C::by_query ? params.v : params.dout, params.head_dim_v,
-                   shared.other_second[second.index], &shared.second_full[second.index]);
-        second.advance();
+        if (state.is_leader) shared.step[state.slot.index] = StepMessage(mask, n, C::steps, pairs, is_last);
+        finish_other(block, n, walk.maps.other, C::by_query ? params.k : params.q, params.head_dim,
+                     shared.other[state.slot.index], full);
+        state.slot.advance();
+        auto& second = shared.other_second[state.second.index];
+        uint64_t* const second_full = &shared.second_full[state.second.index];
+        ptx::mbarrier_wait(&shared.second_empty[state.second.index], state.second.phase ^ 1);
+        begin_other(place, n, walk.maps.other_second, second, second_full);
+        finish_other(block, n, walk.maps.other_second, C::by_query ? params.v : params.dout, params.head_dim_v, second,
+                     second_full);
+        state.second.advance();
     }
 
+    // Boxes are on their way before anything else is done for a step: consumers are only two steps behind. They may
+    // land before the barrier is told how many bytes to expect.
     template <int Panels, class Maps>
-    __device__ __forceinline__ void load_other(int block, int n, const Maps& map, const TensorView& view, int columns,
-                                               uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {
-        const int head = C::by_query ? head_kv : head_q;
-        if constexpr (C::any_order) {
+    __device__ __forceinline__ void begin_other(const Place& at, int n, const Maps& maps,
+                                                uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {
+        if constexpr (!C::copies)
+            if (state.is_leader)
+                send_boxes<Panels, C::step_bytes>(maps, at, C::by_query ? head_kv : head_q, n * C::step, to[0], full);
+    }
+    // What the barrier of a step's tile waits for besides; or the tile itself, where it may be listed.
+    template <int Panels, class Maps>
+    __device__ __forceinline__ void finish_other(int block, int n, const Maps& map, const TensorView& view, int columns,
+                                                 uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {
+        if constexpr (C::copies)
             load_rows<C::step, Panels, Element>(source<!C::by_query>(map, view, columns), block, n * C::step, batch,
-                                                head, nullptr, to[0], full);
-        } else if (is_leader) {
+                                                C::by_query ? head_kv : head_q, nullptr, to[0], full);
+        else if (state.is_leader)
             ptx::mbarrier_arrive_expect(full, Panels * C::step_bytes);
-            for (int panel = 0; panel < Panels; ++panel)
-                ptx::tma_load_4d(to[panel], &map, C::panel_columns * panel, head, block * C::block_q + n * C::step,
-                                 batch, full);
-        }
     }
 };
 
 // ---- consumer: one warpgroup owns 64 tokens ----
 template <class C>
-struct ApartConsumer {
-    using Tag = tile::MatrixTag<C::dtype>;
-    using Words = uint32_t[C::step / 16][4];    // an a operand: steps of 16 tokens
-    static constexpr int values = C::step / 2;  // a thread's of s
-    static constexpr int of_ds = C::has_dp ? C::head_dim / 2 : 2, of_p = C::sums_p ? C::head_dim_v / 2 : 2;
-
-    const ApartParams<C::any_order>& params;
-    ApartShared<C>& shared;
+struct ApartConsumer;
+// What a thread keeps from task to task.
+template <class T>
+struct ApartConsumerState {
+    const ApartParams<T::order>& params;
+    ApartShared<T>& shared;
     const int warpgroup, thread;  // of the warpgroup
-    Cursor<C::tiles> tile;
-    Cursor<C::slots> slot;
-    Cursor<C::second_slots> second;
-    int held = -1;      // a tile that this warp's sums are leaving
-    int noted = -1;     // the last task of which this warp must repair rows
-    QueryStats own[2];  // of the thread's two rows, where own tokens are queries
-    float s[values], r_ds[of_ds], r_p[of_p];
-
-    __device__ __forceinline__ void run() {
-        for (;;) {
-            wait(&shared.own_full[tile.index], tile.phase);
-            const TaskMessage task = shared.task[tile.index];
-            __syncwarp();  // all lanes have read the message before its tile can be released
-            if (task.count == end_of_work) break;
-            if constexpr (C::by_query)
-                for (int h = 0; h < 2; ++h) own[h] = stats_of(task, tile::fragment_row(thread, 2 * h));
-            wait(&shared.other_full[slot.index], slot.phase);
-            begin_scores();
-            ptx::wgmma_wait<0>();
-            for (int n = 0; n < task.count - 1; ++n) step<false>(n == 0);
-            step<true>(task.count == 1);
-            store(task);
-            tile.advance();
-        }
-        repair_noted();
-    }
+    Cursor<T::tiles> tile;
+    Cursor<T::slots> slot;
+    Cursor<T::second_slots> second;
+    int held = -1;            // a tile that this warp's sums are leaving
+    int noted[2] = {-1, -1};  // of each walk the last task of which this warp must repair rows
+    float s[T::values], r_ds[T::of_ds], r_p[T::of_p];
 
     __device__ __forceinline__ void wait(uint64_t* full, uint32_t phase) const {
-        wait_tile<C>(full, phase, params.has_copies);
+        ptx::mbarrier_wait(full, phase);
+        if constexpr (T::copies) ptx::fence_async_shared();  // rows that threads copied are ordinary writes
+    }
+    // Who works on tasks of C's walk, in a kernel whose first walk is First's.
+    template <class C, class First>
+    __device__ __forceinline__ ApartConsumer<C> of() {
+        constexpr int walk = std::is_same_v<C, First> ? 0 : 1;
+        return {*this, params.walks[walk], noted[walk]};
+    }
+};
+
+// A task of a walk.
+template <class C>
+struct ApartConsumer {
+    using Tag = tile::MatrixTag<C::dtype>;
+    using Words = uint32_t[C::step / 16][4];  // an a operand: steps of 16 tokens
+
+    ApartConsumerState<typename C::Tiles>& state;
+    const ApartWalk<C::order>& walk;
+    int& noted;
+    const ApartParams<C::order>& params = state.params;
+    ApartShared<typename C::Tiles>& shared = state.shared;
+    const int warpgroup = state.warpgroup, thread = state.thread;
+    QueryStats own[2];  // of the thread's two rows, where own tokens are queries
+    StepMessage at_hand;
+    static constexpr int values = C::values, of_ds = C::of_ds, of_p = C::of_p;
+    float (&s)[C::values] = state.s, (&r_ds)[C::of_ds] = state.r_ds, (&r_p)[C::of_p] = state.r_p;
+
+    __device__ __forceinline__ void run(const TaskMessage& task) {
+        if constexpr (C::by_query)
+            for (int h = 0; h < 2; ++h) own[h] = stats_of(task, tile::fragment_row(thread, 2 * h));
+        state.wait(&shared.other_full[state.slot.index], state.slot.phase);
+        begin_scores();
+        if constexpr (C::leaves_out) take_step();
+        ptx::wgmma_wait<0>();
+        if constexpr (C::leaves_out) {
+            clear_sums();
+            while (!at_hand.is_last())
+                if (at_hand.has_pairs(warpgroup))
+                    step<false>(false);
+                else
+                    pass<false>();
+            if (at_hand.has_pairs(warpgroup))
+                step<true>(false);
+            else
+                pass<true>();
+        } else {
+            for (int n = 0; n < task.count - 1; ++n) step<false>(n == 0);
+            step<true>(task.count == 1);
+        }
+        store(task);
     }
 
     __device__ __forceinline__ QueryStats stats_of(const TaskMessage& task, int row) const {
@@ -368,7 +552,7 @@ struct ApartConsumer {
         ptx::wgmma_commit();
     }
     __device__ __forceinline__ void begin_scores() {
-        begin_product<C::head_dim>(s, shared.own[tile.index][0], shared.other[slot.index][0]);
+        begin_product<C::head_dim>(s, shared.own[state.tile.index][0], shared.other[state.slot.index][0]);
     }
     template <int Size>
     __device__ __forceinline__ void begin_sum(float (&sum)[Size], const Words& left, const uint8_t* right, bool first) {
@@ -380,21 +564,42 @@ struct ApartConsumer {
     }
 
     // ---- one step ----
+    // Without a kept pair of this warpgroup's tokens: the scores that were made are of no use.
+    template <bool IsLast>
+    __device__ __forceinline__ void pass() {
+        const int at = state.slot.index, second_at = state.second.index;
+        state.wait(&shared.second_full[second_at], state.second.phase);
+        release(&shared.second_empty[second_at]);
+        state.second.advance();
+        next_scores<IsLast>();
+        if (state.held >= 0) [[unlikely]]
+            wait_for_copies();
+        ptx::wgmma_wait<0>();
+        release(&shared.other_empty[at]);
+    }
+    __device__ __forceinline__ void clear_sums() {
+#pragma unroll
+        for (float& x : r_ds) x = 0;
+#pragma unroll
+        for (float& x : r_p) x = 0;
+    }
+
     // Its scores are in s; leaves with those of the next, unless it is the task's last.
     template <bool IsLast>
     __device__ __forceinline__ void step(bool is_first) {
         float dp[values];
-        const int at = slot.index, second_at = second.index;
-        wait(&shared.second_full[second_at], second.phase);
+        const int at = state.slot.index, second_at = state.second.index;
+        state.wait(&shared.second_full[second_at], state.second.phase);
         if constexpr (C::has_dp)
-            begin_product<C::head_dim_v>(dp, shared.own[tile.index][C::panels], shared.other_second[second_at][0]);
-        // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
-        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[at], 0);
+            begin_product<C::head_dim_v>(dp, shared.own[state.tile.index][C::panels],
+                                         shared.other_second[second_at][0]);
+        if constexpr (!C::leaves_out) take_step();
+        const int mask = at_hand.mask();
         uint32_t word = ~0u;
         if (mask != full_block) word = __ldg(words_of(mask) + warpgroup * 128 + thread);
         Words words;
         make_probabilities(at, mask, word, words);
-        if (held >= 0) [[unlikely]]
+        if (state.held >= 0) [[unlikely]]
             wait_for_copies();
         if constexpr (C::sums_p) {
             begin_sum(r_p, words, shared.other_second[second_at][0], is_first);
@@ -412,7 +617,7 @@ struct ApartConsumer {
             next_scores<IsLast>();
             ptx::wgmma_wait<0>();
         }
-        second.advance();
+        state.second.advance();
         release(&shared.other_empty[at]);
     }
     __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {
@@ -423,11 +628,16 @@ struct ApartConsumer {
     }
     template <bool IsLast>
     __device__ __forceinline__ void next_scores() {
-        slot.advance();
+        state.slot.advance();
         if constexpr (!IsLast) {
-            wait(&shared.other_full[slot.index], slot.phase);
+            state.wait(&shared.other_full[state.slot.index], state.slot.phase);
             begin_scores();
+            if constexpr (C::leaves_out) take_step();
         }
+    }
+    // Read by the lane that will release the slot, so that nobody reads what the producer already overwrites.
+    __device__ __forceinline__ void take_step() {
+        at_hand = StepMessage(__shfl_sync(~0u, thread % 32 ? 0 : shared.step[state.slot.index].word, 0));
     }
 
     // The step's part of a mask, where tiles of keys come first, then those of queries.
@@ -487,9 +697,9 @@ struct ApartConsumer {
     __device__ __forceinline__ void wait_for_copies() {
         if (thread % 32 == 0) {
             ptx::bulk_wait_read();
-            ptx::mbarrier_arrive(&shared.own_empty[held]);
+            ptx::mbarrier_arrive(&shared.own_empty[state.held]);
         }
-        held = -1;
+        state.held = -1;
     }
 
     // ---- a task's end ----
@@ -508,7 +718,7 @@ struct ApartConsumer {
         } else if constexpr (C::any_order) {
             store_tokens(task, odd);
         }
-        held = tile.index;
+        state.held = state.tile.index;
         // One tile: nothing comes that it must be free for later.
         if constexpr (C::tiles == 1) wait_for_copies();
     }
@@ -527,7 +737,7 @@ struct ApartConsumer {
         return bits;
     }
     __device__ __forceinline__ int2* note_of(int task) const {
-        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+        return walk.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
     // Sums of pairs become gradients.
@@ -543,7 +753,7 @@ struct ApartConsumer {
     // Where sums of p are staged; those of ds are before them.
     static constexpr int p_panel = C::has_dp ? C::panels : 0;
     __device__ __forceinline__ uint8_t* staged(int panel) const {
-        return shared.own[tile.index][panel] + (4 * warpgroup + thread / 32) * C::warp_bytes;
+        return shared.own[state.tile.index][panel] + (4 * warpgroup + thread / 32) * C::warp_bytes;
     }
     __device__ __forceinline__ void stage_sums() {
         if constexpr (C::has_dp) stage(r_ds, staged(0));
@@ -555,8 +765,8 @@ struct ApartConsumer {
         ptx::fence_async_shared();
         __syncwarp();  // the warp's rows are written before lane 0 sends them
         if (thread % 32) return;
-        if constexpr (C::has_dp) send<C::panels>(params.maps.ds, task, 0);
-        if (C::sums_p && !params.value_in_key) send<C::v_panels>(params.maps.p, task, p_panel);
+        if constexpr (C::has_dp) send<C::panels>(walk.maps.ds, task, 0);
+        if (C::sums_p && !params.value_in_key) send<C::v_panels>(walk.maps.p, task, p_panel);
         ptx::bulk_commit();
     }
     // A warp's rows from staged panels on.
@@ -568,10 +778,10 @@ struct ApartConsumer {
     }
     template <int Panels>
     __device__ __forceinline__ void send(const runtime::ResidueMaps& maps, const TaskMessage& task, int first) const {
-        const HomePlace at(maps, own_axis(), C::own_rows, task.row);
+        const HomePlace at(own_axis(), C::own_rows, task.row);
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_store_5d(at.map, C::panel_columns * panel, task.head, at.residue, at.first + row_in_tile(),
-                              task.batch, staged(first + panel));
+            ptx::tma_store_5d(at.map(maps), C::panel_columns * panel, task.head, at.in_map(maps),
+                              at.first + row_in_tile(), task.batch, staged(first + panel));
     }
     __device__ __forceinline__ int row_in_tile() const { return C::warp_rows * (4 * warpgroup + thread / 32); }
     __device__ __forceinline__ const AxisView& own_axis() const {
@@ -593,9 +803,7 @@ struct ApartConsumer {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int in_warpgroup = tile::fragment_row(thread, 2 * h);
-            token[h] = odd >> in_warpgroup % 16 & 1
-                           ? no_token
-                           : own.at(warpgroup * C::warpgroup_rows + in_warpgroup);
+            token[h] = odd >> in_warpgroup % 16 & 1 ? no_token : own.at(warpgroup * C::warpgroup_rows + in_warpgroup);
             row[h] = C::by_query ? (int64_t(task.batch) * params.heads_q + task.head) * params.seq_q + token[h]
                                  : (int64_t(task.batch) * params.heads_kv + task.head) * params.seq_k + token[h];
         }
@@ -625,14 +833,29 @@ struct ApartConsumer {
     template <int Size>
     __device__ __forceinline__ void join_pieces(float (&sums)[Size], const int (&token)[2], const int64_t (&row)[2],
                                                 float* carried, int columns) const {
+        const auto is_there = [&](int i) {
+            return token[tile::row_of(i)] != no_token && tile::fragment_column(thread, i) < columns;
+        };
+        const auto place = [&](int i) {
+            return reinterpret_cast<float2*>(carried + row[tile::row_of(i)] * columns +
+                                             tile::fragment_column(thread, i));
+        };
+        constexpr int at_once = 16;  // loads do not wait for each other
+        if (!params.piece.is_first)
 #pragma unroll
-        for (int i = 0; i < Size; i += 2) {
-            const int h = tile::row_of(i), column = tile::fragment_column(thread, i);
-            if (token[h] == no_token || column >= columns) continue;
-            float2* const at = reinterpret_cast<float2*>(carried + row[h] * columns + column);
-            if (!params.piece.is_first) sums[i] += at->x, sums[i + 1] += at->y;
-            if (!params.piece.is_last) *at = make_float2(sums[i], sums[i + 1]);
-        }
+            for (int first = 0; first < Size; first += at_once) {
+                float2 theirs[at_once / 2];
+#pragma unroll
+                for (int i = 0; i < at_once; i += 2)
+                    theirs[i / 2] = is_there(first + i) ? *place(first + i) : make_float2(0, 0);
+#pragma unroll
+                for (int i = 0; i < at_once; i += 2)
+                    sums[first + i] += theirs[i / 2].x, sums[first + i + 1] += theirs[i / 2].y;
+            }
+        if (!params.piece.is_last)
+#pragma unroll
+            for (int i = 0; i < Size; i += 2)
+                if (is_there(i)) *place(i) = make_float2(sums[i], sums[i + 1]);
     }
     template <int Size>
     __device__ __forceinline__ void stage(const float (&sums)[Size], uint8_t* to) const {
@@ -664,7 +887,7 @@ struct ApartConsumer {
         __syncwarp();  // lane 0's stores are done before others write there
         while (noted >= 0) {
             const int2 note = *note_of(noted);
-            const Task task = params.tasks.tasks[noted];
+            const Task task = walk.tasks.tasks[noted];
             for (unsigned bits = unsigned(note.y); bits; bits &= bits - 1) {
                 const int row = warpgroup * C::warpgroup_rows + thread / 32 * 16 + __ffs(int(bits)) - 1;
                 GradientRepair<C> repair{params, thread % 32,
@@ -680,40 +903,76 @@ struct ApartConsumer {
     }
 };
 
-template <class C>
-__global__ void __launch_bounds__(C::threads, 1)
-    apart_kernel(const __grid_constant__ ApartParams<C::any_order> params) {
-    ApartShared<C>& shared = *ptx::swizzled_shared<ApartShared<C>>();
+// ---- kernel: one walk, or two side by side ----
+template <class First, class Second>
+__device__ __forceinline__ void produce(ApartProducerState<typename First::Tiles>&& state) {
+    const auto& params = state.params;
+    for (int at = int(blockIdx.x); at < params.num_tasks(); at = state.take_next()) {
+        const PlaceInWalk place(params, at);
+        in_walk<First, Second>(place.walk, [&]<class C>() {
+            ApartProducer<C>{state, params.walks[std::is_same_v<C, First> ? 0 : 1]}.run(place.task);
+        });
+    }
+    if (!state.helps) state.announce_end();
+}
+
+template <class First, class Second>
+__device__ __forceinline__ void consume(ApartConsumerState<typename First::Tiles>&& state) {
+    const auto& shared = state.shared;
+    for (;;) {
+        state.wait(&state.shared.own_full[state.tile.index], state.tile.phase);
+        const ApartMessage task = shared.task[state.tile.index];
+        __syncwarp();  // all lanes have read the message before its tile can be released
+        if (task.count == end_of_work) break;
+        in_walk<First, Second>(__shfl_sync(~0u, task.walk, 0),
+                               [&]<class C>() { state.template of<C, First>().run(task); });
+        state.tile.advance();
+    }
+    state.template of<First, First>().repair_noted();
+    if constexpr (!std::is_same_v<First, Second>) state.template of<Second, First>().repair_noted();
+}
+
+template <class First, class Second>
+__global__ void __launch_bounds__(First::threads, 1)
+    apart_kernel(const __grid_constant__ ApartParams<First::order> params) {
+    using T = typename First::Tiles;
+    static_assert(std::is_same_v<T, typename Second::Tiles>, "walks share rings");
+    ApartShared<T>& shared = *ptx::swizzled_shared<ApartShared<T>>();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < C::tiles; ++i) {
-            ptx::mbarrier_init(&shared.own_full[i], C::own_tiles * C::tile_counts);
-            ptx::mbarrier_init(&shared.own_empty[i], C::warps);
+        for (int i = 0; i < T::tiles; ++i) {
+            ptx::mbarrier_init(&shared.own_full[i], T::own_tiles * T::tile_counts);
+            ptx::mbarrier_init(&shared.own_empty[i], T::warps);
         }
-        for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.other_full[i], C::tile_counts);
-            ptx::mbarrier_init(&shared.other_empty[i], C::warps);
+        for (int i = 0; i < T::slots; ++i) {
+            ptx::mbarrier_init(&shared.other_full[i], T::tile_counts);
+            ptx::mbarrier_init(&shared.other_empty[i], T::warps);
         }
-        for (int i = 0; i < C::second_slots; ++i) {
-            ptx::mbarrier_init(&shared.second_full[i], C::tile_counts);
-            ptx::mbarrier_init(&shared.second_empty[i], C::warps);
+        for (int i = 0; i < T::second_slots; ++i) {
+            ptx::mbarrier_init(&shared.second_full[i], T::tile_counts);
+            ptx::mbarrier_init(&shared.second_empty[i], T::warps);
         }
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
     const int warpgroup =
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
-    if (warpgroup == C::warpgroups) {
-        ptx::give_registers<C::producer_registers>();
-        const int thread = int(threadIdx.x) - C::consumers;
-        if (thread < C::producers) ApartProducer<C>{params, shared, thread % 32, thread == 0}.run();
+    if (warpgroup == T::warpgroups) {
+        ptx::give_registers<T::producer_registers>();
+        const int thread = int(threadIdx.x) - T::consumers;
+        if (thread < T::producers) {
+            if (T::has_helpers && thread >= 32)
+                produce<First, Second>({params, shared, thread % 32, false, true});
+            else
+                produce<First, Second>({params, shared, thread % 32, thread == 0, false});
+        }
     } else {
-        ptx::take_registers<C::consumer_registers>();
-        ApartConsumer<C>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
+        ptx::take_registers<T::consumer_registers>();
+        consume<First, Second>({params, shared, warpgroup, int(threadIdx.x % 128)});
     }
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
+template <Dtype D, int HeadDim, int HeadDimV, Order O>
 struct ApartLaunch {
     const BackwardArgs& args;
     const Problem& p;
@@ -722,25 +981,41 @@ struct ApartLaunch {
     explicit ApartLaunch(const BackwardArgs& args)
         : args(args), p(*args.problem), space(p, args.layout, args.tasks, args.second_tasks) {}
 
+    // Counters, unless there is a processor for each task.
     void clear() const {
-        runtime::clear(static_cast<char*>(args.workspace) + space.counters, space.notes - space.counters, args.stream);
+        if (args.tasks.num_tasks + args.second_tasks.num_tasks > runtime::count_processors(args.device))
+            runtime::clear(workspace() + space.counters, space.notes - space.counters, args.stream);
     }
 
-    // The walk number `walk` of this call.
     template <Sums S>
-    void run(int walk) const {
-        using C = ApartConfig<D, HeadDim, HeadDimV, S, AnyOrder>;
-        char* const workspace = static_cast<char*>(args.workspace);
-        const TasksView& tasks = C::by_query ? args.second_tasks : args.tasks;
-        ApartParams<AnyOrder> params;
-        fill(params, args, tasks);
-        params.notes = reinterpret_cast<int2*>(workspace + space.notes);
-        params.has_copies = args.layout.queries.listed + args.layout.keys.listed > 0;
-        make_maps<C>(params.maps);
-        const int blocks = std::min(tasks.num_tasks, runtime::count_processors(args.device));
-        if (blocks < tasks.num_tasks) params.next_task = reinterpret_cast<unsigned*>(workspace + space.counters) + walk;
-        runtime::launch(apart_kernel<C>, {unsigned(blocks), unsigned(C::threads), sizeof(ApartShared<C>)}, args.stream,
+    using Config = ApartConfig<D, HeadDim, HeadDimV, S, O>;
+
+    // One walk, or two side by side, as number `kernel` of this call.
+    template <Sums First, Sums Second = First>
+    void run(int kernel, bool has_second = First != Second) const {
+        using C = Config<First>;
+        ApartParams<O> params;
+        fill(params, args);
+        set<C>(params.walks[0], 0);
+        const int64_t of_first = params.walks[0].tasks.num_tasks;
+        params.walks[1] = {};
+        if (has_second) set<Config<Second>>(params.walks[1], of_first);
+        const int tasks = params.num_tasks(), blocks = std::min(tasks, runtime::count_processors(args.device));
+        params.share = tasks ? uint32_t(ceil_div(of_first << 32, int64_t(tasks))) : 0;
+        if (blocks < tasks) params.next_task = reinterpret_cast<unsigned*>(workspace() + space.counters) + kernel;
+        runtime::launch(apart_kernel<C, Config<Second>>,
+                        {unsigned(blocks), unsigned(C::threads), sizeof(ApartShared<typename C::Tiles>)}, args.stream,
                         params);
+    }
+
+    char* workspace() const { return static_cast<char*>(args.workspace); }
+
+    // notes: of walks before.
+    template <class C>
+    void set(ApartWalk<O>& walk, size_t notes) const {
+        make_maps<C>(walk.maps);
+        walk.tasks = C::by_query ? args.second_tasks : args.tasks;
+        walk.notes = reinterpret_cast<int2*>(workspace() + space.notes) + notes * C::warps;
     }
 
     template <class C>
@@ -781,60 +1056,65 @@ struct ApartLaunch {
         if (C::sums_p && !p.value_in_key) maps.p = key_map(args.dv, runtime::v_sizes(p), C::warp_rows);
     }
 
-    template <Sums S>
+    template <Sums First, Sums Second = First>
     static void prepare() {
-        using C = ApartConfig<D, HeadDim, HeadDimV, S, AnyOrder>;
-        runtime::prepare(apart_kernel<C>, sizeof(ApartShared<C>));
+        runtime::prepare(apart_kernel<Config<First>, Config<Second>>,
+                         sizeof(ApartShared<typename Config<First>::Tiles>));
     }
 };
 
-template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
+template <Dtype D, int HeadDim, int HeadDimV, Order O>
 void run_apart(const BackwardArgs& args) {
-    const ApartLaunch<D, HeadDim, HeadDimV, AnyOrder> launch(args);
+    const ApartLaunch<D, HeadDim, HeadDimV, O> launch(args);
     launch.clear();
     any::BlockBackward<D>::rows(args);
+    // Queries that stand in several tiles have several sums.
+    const bool has_queries = !args.layout.queries.listed || args.layout.queries.away;
     if constexpr (HeadDim <= joined_head_dim) {
-        launch.template run<Sums::dk_dv>(0);
+        launch.template run<Sums::dk_dv, Sums::dq>(0, has_queries);
     } else {
         launch.template run<Sums::dk>(0);
         launch.template run<Sums::dv>(1);
+        if (has_queries) launch.template run<Sums::dq>(2);
     }
     any::BlockBackward<D>::join_keys(args);
-    if (args.layout.queries.listed && !args.layout.queries.away) {
-        any::BlockBackward<D>::by_query(args);  // queries that stand in several tiles have several sums
-    } else {
-        launch.template run<Sums::dq>(2);
+    if (has_queries)
         any::BlockBackward<D>::join_queries(args);
-    }
+    else
+        any::BlockBackward<D>::by_query(args);
     any::BlockBackward<D>::sinks(args);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, bool AnyOrder>
+template <Dtype D, int HeadDim, int HeadDimV, Order O>
 void prepare_apart() {
-    using Launch = ApartLaunch<D, HeadDim, HeadDimV, AnyOrder>;
+    using Launch = ApartLaunch<D, HeadDim, HeadDimV, O>;
     if constexpr (HeadDim <= joined_head_dim) {
-        Launch::template prepare<Sums::dk_dv>();
+        Launch::template prepare<Sums::dk_dv, Sums::dq>();
     } else {
         Launch::template prepare<Sums::dk>();
         Launch::template prepare<Sums::dv>();
+        Launch::template prepare<Sums::dq>();
     }
-    Launch::template prepare<Sums::dq>();
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
     static_assert(BlockQ == 128 && BlockK == 128, "tiles of own tokens are blocks");
-    if (args.piece.is_whole() && is_consecutive(args.layout.queries) && is_consecutive(args.layout.keys))
-        run_apart<D, HeadDim, HeadDimV, false>(args);
+    const AxisView &queries = args.layout.queries, &keys = args.layout.keys;
+    if (args.piece.is_whole() && is_consecutive(queries) && is_consecutive(keys))
+        run_apart<D, HeadDim, HeadDimV, Order::consecutive>(args);
+    else if (queries.listed + keys.listed == 0)
+        run_apart<D, HeadDim, HeadDimV, Order::residues>(args);
     else
-        run_apart<D, HeadDim, HeadDimV, true>(args);
+        run_apart<D, HeadDim, HeadDimV, Order::listed>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    prepare_apart<D, HeadDim, HeadDimV, false>();
-    prepare_apart<D, HeadDim, HeadDimV, true>();
+    prepare_apart<D, HeadDim, HeadDimV, Order::consecutive>();
+    prepare_apart<D, HeadDim, HeadDimV, Order::residues>();
+    prepare_apart<D, HeadDim, HeadDimV, Order::listed>();
     runtime::prepare_tensor_maps();
 }
 

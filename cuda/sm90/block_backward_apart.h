@@ -7,10 +7,9 @@
 
 namespace spattn::sm90 {
 
-// What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then a counter for each walk,
-// and notes for each task of the longest and warp that works on it.
+// What a workspace holds: at its start what any's kernels leave (any/block_backward.h), then a counter for each kernel,
+// and notes for each task and warp that works on it.
 struct BlockBackwardApartSpace {
-    static constexpr int walks = 3;
     size_t counters, notes, bytes;  // offsets, and the whole
 
     BlockBackwardApartSpace(const Problem& problem, const LayoutView& layout, const TasksView& by_key,
@@ -20,11 +19,12 @@ struct BlockBackwardApartSpace {
 constexpr int joined_head_dim = 128;  // up to which one walk makes dk and dv
 
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
-// keys; masks hold tiles of keys, then tiles of queries (tile/fragment.h). args.tasks go by key, args.second_tasks by
-// query.
+// keys; masks hold tiles of keys, then tiles of queries, then which quarters of a block have kept pairs
+// (tile/fragment.h). args.tasks go by key, args.second_tasks by query.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockBackwardApart {
     static constexpr bool joins_dk_dv = HeadDim <= joined_head_dim;
+    static constexpr int mask_words = 2 * BlockQ * BlockK / 64 + 1;  // 64-bit words of a mask
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -368,8 +368,8 @@ struct Consumer {
     }
     __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
         send_panels(q_index, [&](int panel, const uint8_t* from) {
-            const HomePlace at(params.maps.out, params.layout.queries, C::block_q, task.row);
-            ptx::tma_store_5d(at.map, C::panel_columns * panel, task.head, at.residue,
+            const HomePlace at(params.layout.queries, C::block_q, task.row);
+            ptx::tma_store_5d(at.map(params.maps.out), C::panel_columns * panel, task.head, at.in_map(params.maps.out),
                               at.first + warpgroup * C::warpgroup_rows, task.batch, from);
         });
     }

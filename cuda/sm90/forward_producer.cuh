@@ -279,11 +279,8 @@ struct Walker {
             const CUtensorMap& map = what.what == CopyRequest::k_rows ? params.maps.packed_k : params.maps.packed_v;
             return load<C::panels, Bytes>(&map, what.tile * block, what.head, what.batch, to, bar);
         }
-        const HomePlace at(maps, axis, block, what.tile);
         ptx::mbarrier_arrive_expect(bar, C::panels * Bytes);
-        for (int panel = 0; panel < C::panels; ++panel)
-            ptx::tma_load_5d(to + panel * Bytes, at.map, C::panel_columns * panel, what.head, at.residue, at.first,
-                             what.batch, bar);
+        send_home<C::panels, Bytes>(maps, HomePlace(axis, block, what.tile), 0, what.batch, what.head, to, bar);
     }
 
     __device__ __forceinline__ void ask(const CopyRequest& what) {

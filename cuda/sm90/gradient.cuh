@@ -21,28 +21,26 @@ namespace spattn::sm90 {
 
 struct GradientParams {
     TensorView q, k, v, dout, dq, dk, dv;
-    LayoutView layout;  // in device memory, as the tasks
-    TasksView tasks;
+    LayoutView layout;  // in device memory
     any::BackwardSpace<float> space;
     any::BackwardCarried<float> carried;
     PieceView piece;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
-    int2* notes;          // [task][warp]
     int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
     float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
     bool has_cap, value_in_key;
     float into_cap;
 };
 
-inline void fill(GradientParams& params, const BackwardArgs& args, const TasksView& tasks) {
+inline void fill(GradientParams& params, const BackwardArgs& args) {
     const Problem& p = *args.problem;
     params.q = args.q, params.k = args.k, params.v = args.v, params.dout = args.dout;
     params.dq = args.dq, params.dk = args.dk, params.dv = args.dv;
-    params.layout = args.layout, params.tasks = tasks;
+    params.layout = args.layout;
     params.space = any::BackwardSpace<float>::at(args.workspace, p, args.layout, args.tasks);
     params.carried = any::BackwardCarried<float>::at(args.piece.carried, p);
     params.piece = args.piece;
-    params.next_task = nullptr, params.notes = nullptr;
+    params.next_task = nullptr;
     params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
     params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);

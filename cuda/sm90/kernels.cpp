@@ -53,7 +53,7 @@ BlockBackwardSpace::BlockBackwardSpace(const Problem& p, const LayoutView& layou
 BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,
                                                  const TasksView& by_query) {
     constexpr int64_t alignment = 256, note_bytes = 8;
-    const int64_t warps = layout.block_k / 16, tasks = std::max(by_key.num_tasks, by_query.num_tasks);
+    const int64_t warps = layout.block_k / 16, tasks = by_key.num_tasks + by_query.num_tasks;
     counters = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
     notes = counters + alignment;
     bytes = notes + size_t(tasks * warps * note_bytes);
@@ -339,7 +339,8 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
         any::memory_us(1.5 * any::query_bytes(p) + (InOrder ? 1 : 2) * sums, machine, streamed) + at_once * addition;
     const double beside =
         any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
-    return any::overlapped(launches + around, any::compute_us(cycles, machine), beside);
+    const double join = any::join_us(s, machine, BlockQ);
+    return any::overlapped(launches + around + join, any::compute_us(cycles, machine), beside);
 }
 
 template <int HeadDim>
@@ -390,20 +391,21 @@ const char* block_backward_apart_fits(const Problem& p) {
     return nullptr;
 }
 
-// Products of 128 x 128 blocks: 8 cycles a column. Every walk reads all operands.
+// Products of 128 x 128 blocks: 8 cycles a column. Every kernel reads all operands; two walks of one share them.
 template <int HeadDim, int HeadDimV, bool JoinsDkDv>
 Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr int walks = JoinsDkDv ? 2 : 3;
+    constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
     constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV), reached = 0.77;
     constexpr double elements = 3300 * walks, mask = 300, task = 2000 * walks;
-    constexpr double launches = 15;  // us
+    constexpr double launches = JoinsDkDv ? 8 : 15;  // us
     const double cycles = s.blocks * std::max(products / reached, elements) + s.masked * mask + double(s.rows) * task;
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
     const double bytes =
-        walks * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
+        kernels * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
                           any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    const double apart = launches + around + any::repeated_queries_us(p, s, machine);
+    const double joins = 2 * any::join_us(s, machine, 128);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + joins;
     return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
@@ -421,8 +423,8 @@ Kernel block_backward_apart(const char* name) {
             .dtype = D,
             .block_q = BlockQ,
             .block_k = BlockK,
-            .mask_words = 2 * BlockQ * BlockK / 64,
-            .permute = tile::permute_to_both_fragments,
+            .mask_words = Own::mask_words,
+            .permute = tile::permute_to_both_fragments_and_quarters,
             .walks = {{Owner::keys, any::backward_policy(128)}, {Owner::queries, any::backward_policy(128)}},
             .num_walks = 2,
             .runs_here = runs_here,

@@ -20,15 +20,6 @@ namespace spattn::sm90 {
 constexpr int tile_copiers = 128;                  // threads that call load_rows together
 constexpr int tile_arrivals = tile_copiers + 1;    // that the barrier of such a tile counts: the first has two
 
-// Until a tile is there. Rows that threads copied (has_copies) are ordinary writes, which products must see: the fence
-// waits for all that a thread has under way, in vain where tiles come as boxes alone.
-template <class C>
-__device__ __forceinline__ void wait_tile(uint64_t* full, uint32_t phase, bool has_copies) {
-    ptx::mbarrier_wait(full, phase);
-    if constexpr (C::any_order)
-        if (has_copies) ptx::fence_async_shared();
-}
-
 // What the leader of a CTA's producers says, for all of them: a warp, or more, which exchange it through `words` in
 // turns.
 template <int Producers>
@@ -62,28 +53,34 @@ __device__ __forceinline__ void arrive_without_tile(uint64_t* bar) {
     if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
 }
 
-// The place of a home in its residue class' tensor map.
+// Where a home's tokens stand: in which residue class, and how many of the class before them.
 struct HomePlace {
-    const CUtensorMap* map;
-    int residue, first;  // counted among those of the map; the token, among those of the class
+    int residue, first;
 
-    __device__ __forceinline__ HomePlace(const runtime::ResidueMaps& maps, const AxisView& axis, int block, int tile) {
-        const int home = tile - axis.listed, of_all = axis.modulus == 1 ? 0 : home / axis.residue_tiles;
-        const bool is_longer = of_all < maps.longer_classes;
-        map = is_longer ? &maps.longer : &maps.shorter;
-        residue = of_all - (is_longer ? 0 : maps.longer_classes);
-        first = (home - of_all * axis.residue_tiles) * block;
+    __device__ __forceinline__ HomePlace(const AxisView& axis, int block, int tile) {
+        const int home = tile - axis.listed;
+        residue = axis.modulus == 1 ? 0 : home / axis.residue_tiles;
+        first = (home - residue * axis.residue_tiles) * block;
+    }
+    // The tensor map of the class, and which of that map's classes it is.
+    __device__ __forceinline__ bool is_longer(const runtime::ResidueMaps& maps) const {
+        return residue < maps.longer_classes;
+    }
+    __device__ __forceinline__ const CUtensorMap* map(const runtime::ResidueMaps& maps) const {
+        return is_longer(maps) ? &maps.longer : &maps.shorter;
+    }
+    __device__ __forceinline__ int in_map(const runtime::ResidueMaps& maps) const {
+        return residue - (is_longer(maps) ? 0 : maps.longer_classes);
     }
 };
 
 // Rows of a home, from place `begin` on, as `Panels` boxes of 64 columns; for one thread to call.
 template <int Panels, int PanelBytes>
-__device__ __forceinline__ void load_home(const TileSource& from, int tile, int begin, int entry, int head, uint8_t* to,
-                                          uint64_t* bar) {
-    const HomePlace at(from.maps, from.axis, from.block, tile);
-    ptx::mbarrier_arrive_expect(bar, Panels * PanelBytes);
+__device__ __forceinline__ void send_home(const runtime::ResidueMaps& maps, const HomePlace& at, int begin, int entry,
+                                          int head, uint8_t* to, uint64_t* bar) {
     for (int panel = 0; panel < Panels; ++panel)
-        ptx::tma_load_5d(to + panel * PanelBytes, at.map, 64 * panel, head, at.residue, at.first + begin, entry, bar);
+        ptx::tma_load_5d(to + panel * PanelBytes, at.map(maps), 64 * panel, head, at.in_map(maps), at.first + begin,
+                         entry, bar);
 }
 
 // Rows of a tile by token, from place `begin` on, begun by `Warps` warps, of which this is number `warp`: 8 lanes a row
@@ -133,7 +130,9 @@ __device__ __forceinline__ void load_rows(const TileSource& from, int tile, int 
         return;
     }
     arrive_for_warp(bar);
-    if (threadIdx.x % tile_copiers == 0) load_home<Panels, Rows * 128>(from, tile, begin, entry, head, to, bar);
+    if (threadIdx.x % tile_copiers) return;
+    ptx::mbarrier_arrive_expect(bar, Panels * Rows * 128);
+    send_home<Panels, Rows * 128>(from.maps, HomePlace(from.axis, from.block, tile), begin, entry, head, to, bar);
 }
 
 // Zeros into the rows of a tile's own tokens, by `Warps` warps, of which this is number `warp`. Columns are a multiple
@@ -150,12 +149,6 @@ __device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const Te
         for (int column = first; token != no_token && column < columns; column += 64)
             ptx::store_global(rows + token * view.row + column, {0, 0, 0, 0});
     }
-}
-template <int Rows, class Element>
-__device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const TensorView& view, int entry, int head,
-                                             int columns) {
-    constexpr int warps = tile_copiers / 32;
-    clear_tokens<Rows, warps, Element>(own, view, entry, head, columns, int(threadIdx.x) / 32 % warps);
 }
 
 // 16 rows of a swizzled tile in shared memory, whose panels are `panel_bytes` apart, to where their tokens stand; for

@@ -109,4 +109,16 @@ inline void permute_to_both_fragments(const uint64_t* bits, int block_q, int blo
         }
 }
 
+// The same for blocks of 128 x 128, and after these tiles a word that says which quarters of a block have kept pairs:
+// bit 2 q + k for the q-th 64 queries and the k-th 64 keys, and bit 32 + 2 k + q.
+inline void permute_to_both_fragments_and_quarters(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
+    permute_to_both_fragments(bits, block_q, block_k, out);
+    const int words = block_k / 64;
+    uint64_t quarters = 0;
+    for (int query = 0; query < block_q; ++query)
+        for (int k = 0, q = query / 64; k < words; ++k)
+            if (bits[query * words + k]) quarters |= uint64_t(1) << (2 * q + k) | uint64_t(1) << (32 + 2 * k + q);
+    out[2 * block_q * words] = quarters;
+}
+
 }  // namespace spattn::tile
