@@ -666,11 +666,17 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     const int batch = plane / params.heads_q, head = plane - batch * params.heads_q;
     const float4* sums = reinterpret_cast<const float4*>(params.sums.tiles + size_t(tile) * C::dq_tile);
     const bool has_sums = !C::in_order || has_blocks(params.layout, plane, row);
+    constexpr int loads = C::dq_tile / 4 / dq_threads;
+    float4 mine[loads];  // all of them first: each would wait for its own otherwise
+    if (has_sums)
 #pragma unroll
-    for (int at = threadIdx.x; at < C::dq_tile / 4; at += dq_threads) {
+        for (int n = 0; n < loads; ++n) mine[n] = __ldcs(sums + n * dq_threads + threadIdx.x);
+#pragma unroll
+    for (int n = 0; n < loads; ++n) {
+        const int at = n * dq_threads + int(threadIdx.x);
         const int warp = at / (C::dq_warp / 4), i = at % (C::dq_warp / 4) / 32 * 4;
         const int thread = warp % 4 * 32 + at % 32;
-        const float4 x = has_sums ? sums[at] : make_float4(0, 0, 0, 0);
+        const float4 x = has_sums ? mine[n] : make_float4(0, 0, 0, 0);
         const int r = warp / 4 * C::warpgroup_rows + tile::fragment_row(thread, i),
                   column = tile::fragment_column(thread, i);
         uint32_t* to = reinterpret_cast<uint32_t*>(rows + r * stride + column);
