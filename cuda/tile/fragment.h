@@ -110,7 +110,8 @@ inline void permute_to_both_fragments(const uint64_t* bits, int block_q, int blo
 }
 
 // The same for blocks of 128 x 128, and after these tiles a word that says which quarters of a block have kept pairs:
-// bit 2 q + k for the q-th 64 queries and the k-th 64 keys, and bit 32 + 2 k + q.
+// bit 2 q + k for the q-th 64 queries and the k-th 64 keys, and bit 32 + 2 k + q. A block without any pair says that all
+// of them have: who walks a list of blocks may rely on a quarter of each.
 inline void permute_to_both_fragments_and_quarters(const uint64_t* bits, int block_q, int block_k, uint64_t* out) {
     permute_to_both_fragments(bits, block_q, block_k, out);
     const int words = block_k / 64;
@@ -118,7 +119,7 @@ inline void permute_to_both_fragments_and_quarters(const uint64_t* bits, int blo
     for (int query = 0; query < block_q; ++query)
         for (int k = 0, q = query / 64; k < words; ++k)
             if (bits[query * words + k]) quarters |= uint64_t(1) << (2 * q + k) | uint64_t(1) << (32 + 2 * k + q);
-    out[2 * block_q * words] = quarters;
+    out[2 * block_q * words] = quarters ? quarters : 0x0000000F0000000F;
 }
 
 }  // namespace spattn::tile
