@@ -32,13 +32,15 @@ inline SchedulePolicy forward_policy(int block_k, int ctas = 1) {
 // up to 1,024 tokens stay whole, longer ones are split down to parts of 512. One head of causal attention over 4,096
 // tokens took 64 us in parts of 512, 70 in parts of 1,024 and 143 in whole rows; eight of full attention over 1,024
 // took 56 us in whole rows and 73 in parts of 512 (H200).
+constexpr int whole_backward_rows = 1024;
 inline SchedulePolicy backward_policy(int block) {
-    return {.workers = 0, .longest_task = 512 / block, .whole_rows = 1024 / block};
+    return {.workers = 0, .longest_task = 512 / block, .whole_rows = whole_backward_rows / block};
 }
 
-// What it takes to put parts together after a backward walk over blocks of so many tokens, where rows are split.
+// What it takes to put parts together after a backward walk over blocks of so many tokens, where its rows are mostly
+// split: a kernel of 4 to 5 us and the gap before it (H200).
 inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
-    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > 1024 * double(s.rows);
+    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > whole_backward_rows * double(s.rows);
     return is_split ? 6 : 0;
 }
 

@@ -28,7 +28,7 @@
 // each, dq 384 (512 if each warpgroup made half of a tile's columns, for both would then read all of ds), dv and dk 256
 // each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
 // unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
-// reading them take 30, 50 and 57 us of window1k_16k's 754: they run at 3.5 to 4.5 TB/s, what L2 writes back included.
+// reading them take 30, 50 and 57 us of window1k_16k's 754: they run at 4.5, 2.7 and 3.5 TB/s.
 //
 // Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 790, as sums come / in order): full_16k 666
 // / 643, causal_16k 664 / 639, window1k_16k 442 / 443, window4k_128k 624 / 621, streaming_16k 430 / 409, streaming_128k

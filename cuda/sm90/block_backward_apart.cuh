@@ -30,7 +30,8 @@
 // (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks
 // (bsr128_10_16k) 474, window1k_16k 395, block_diagonal512_16k 383, head_dim 192/128 424, 256 453; dilated_16k 68,
 // strided_16k 87, longnet_128k 208, landmark_64k 271, global_tokens_64k 264; as a union in pieces
-// sparse_transformer_16k 86. A launch for each walk reached 459, -, 345, 418, 453; 54, 65, 195, 263, 238 and 48.
+// sparse_transformer_16k 86. With a launch for each walk, every step loaded and sums of pieces read one by one it was
+// 459 for random blocks and 345 for block_diagonal512_16k; 54, 65, 195, 263, 238 and 48 in other orders.
 //
 // Tried and dropped: sums as members of what is made for each task (ptxas takes those of both walks for alive at once,
 // and serializes the products); 40 registers a producer (the same, in any order of tokens).
@@ -87,7 +88,7 @@ struct ApartTiles : TileConfig<D, HeadDim, HeadDimV> {
     // Whether steps without a kept pair are left out, so that the last one has to be told of. Patterns whose tokens
     // stand one after the other have few, and took 3 to 5 % longer so.
     static constexpr bool leaves_out = any_order;
-    static constexpr int values = step / 2;  // a thread's of s
+    static constexpr int values = step / 2;  // a thread's of s, and of sums of ds and of p
     static constexpr int of_ds = has_dp ? head_dim / 2 : 2,
                          of_p = has_dp && head_dim > joined_head_dim ? 2 : head_dim_v / 2;
     // With 232 registers next to none spill, but the compiler mixes less: at 128 columns blocks of 128 took 4 to 11 %
@@ -144,8 +145,8 @@ struct PlaceInWalk {
     }
 };
 
-// The same for either walk that a kernel takes: run<C>() for that of a task. First and Second are one where it takes
-// but one.
+// Calls run<C>() for the walk of a task. Each walk has code of its own, for operands and sums are known when it is
+// compiled. First and Second are the same where a kernel takes one walk.
 template <class First, class Second, class Run>
 __device__ __forceinline__ void in_walk(int walk, Run run) {
     if constexpr (std::is_same_v<First, Second>)
@@ -440,8 +441,8 @@ struct ApartProducer {
         state.second.advance();
     }
 
-    // Boxes are on their way before anything else is done for a step: consumers are only two steps behind. They may
-    // land before the barrier is told how many bytes to expect.
+    // Boxes are on their way before anything else is done for a step, since consumers are only two or three steps
+    // behind. They may land before the barrier is told how many bytes to expect.
     template <int Panels, class Maps>
     __device__ __forceinline__ void begin_other(const Place& at, int n, const Maps& maps,
                                                 uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {

@@ -197,12 +197,11 @@ TEST(permuted_masks_tell_which_quarters_have_pairs) {
     std::mt19937_64 random(8);
     for (int kept = 0; kept < 16; ++kept) {  // bit 2 q + k: the quarter of the q-th 64 queries and the k-th 64 keys
         std::vector<uint64_t> bits(256), out(513);
-        for (int query = 0; query < 128; ++query)
-            for (int key = 0; key < 2; ++key)
-                if (kept >> (2 * (query / 64) + key) & 1 && query % 64 == int(random() % 64))
-                    bits[2 * query + key] = uint64_t(1) << random() % 64;
-        for (int quarter = 0; quarter < 4; ++quarter)  // at least one pair of those that keep any
-            if (kept >> quarter & 1) bits[2 * (64 * (quarter / 2) + random() % 64) + quarter % 2] |= 1;
+        for (int quarter = 0; quarter < 4; ++quarter)
+            if (kept >> quarter & 1) {  // a pair anywhere in it
+                const size_t query = 64 * size_t(quarter / 2) + random() % 64;
+                bits[2 * query + size_t(quarter % 2)] = uint64_t(1) << random() % 64;
+            }
         tile::permute_to_both_fragments_and_quarters(bits.data(), 128, 128, out.data());
         const int told = kept ? kept : 15;  // of a block without a pair: all
         const int by_key = told, by_query = (told & 9) | (told & 2) << 1 | (told & 4) >> 1;
