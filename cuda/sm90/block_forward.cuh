@@ -6,18 +6,21 @@
 //
 //   grid      one CTA an SM, persistent; tasks in the plan's order, from a counter where there are more than two a CTA.
 //             The kernel that clears it runs while this one begins. Blocks of 64 queries have CTAs of one warpgroup,
-//             two an SM, for patterns that leave most of a larger tile empty
+//             two an SM, for patterns that leave most of a larger tile empty; those of 192, at head_dim 64, of three
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
 //             they read no list
-//   consumers two warpgroups, 64 rows each, scores and out in registers. Each begins s of block j + 1, then p v of
-//             block j, also from one task into the next, and makes probabilities under them and under the other's:
+//   consumers warpgroups of 64 rows each, mostly two, scores and out in registers. Each begins s of block j + 1, then p
+//   v
+//             of block j, also from one task into the next, and makes probabilities under them and under the other's:
 //
 //               tensor   | s1 | p0 v0 | the other's | s2 | p1 v1 | the other's
 //               the rest      |  softmax of s1      |    |  softmax of s2
 //
 //             They take turns at beginning products, as in FlashAttention-3 (https://arxiv.org/abs/2407.08608): if both
 //             began at once the tensor unit would serve both at half the rate, and both would wait for their scores.
+//             Products of 64 columns are half as long, the exponentials are not: a third warpgroup fills the time. It
+//             leaves a thread registers for the probabilities of one block, whose p v it waits for.
 //             p is the a operand of p v as it stands; a masked block costs a thread one 64-bit load and predicated
 //             moves (tile/fragment.h); out leaves through the q tile
 //   softmax   exponentials are made relative to the maximum that was found last, and their sums tell whether that was
@@ -51,10 +54,18 @@
 //
 // Measured (H200, bf16, d128, L2 cold, pauses between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 790 in the
 // same run): full_16k 822, causal_16k 800, window1k_16k 593, window4k_128k 767, streaming_16k 572, bsr128_10_16k 721;
-// full_16k at head_dim 64 527, at 256 840; landmark_64k 470, longnet_128k 404, dilated_16k 92. Single blocks instead of
+// full_16k at head_dim 64 617, at 256 840; landmark_64k 470, longnet_128k 404, dilated_16k 92. Single blocks instead of
 // runs cost 0.5 %, a mask on every block 4 to 6 %. Blocks of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at
 // head_dim 64), in an earlier run: block_diagonal(192) 89 and 100 (61 and 77), window(63,63) 91 and 104 (65 and 85), 8
 // blocks of 64 a query block at random 160 and 190 (113 and 146).
+//
+// Three warpgroups beside two at head_dim 64, TFLOP/s (H100, one run): full_16k 626 and 536, causal_16k 617 and 522,
+// window4k_64k 552 and 476, window1k_16k 377 and 371, block_diagonal512_16k 336 and 360.
+//
+// Tried and dropped with these three (H200, full_16k at head_dim 64, 617): without turns 570; every eighth exponential
+// by a polynomial of degree 3, as FlashAttention-4 makes some on Blackwell, 584, every fourth 552: with ten
+// instructions each they probably take longer to issue than the unit for exponentials is waited for; blocks of 64 keys
+// 530.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
 // row maxima before the exponentials (-6 %); sums and packing behind the wait for p v (-3 %); p v issued between
@@ -118,11 +129,17 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
     // Whether two warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
     // far, and turns cost 14 %.
-    static constexpr bool takes_turns = warpgroups == 2 && head_dim <= 128;
+    static constexpr bool takes_turns = warpgroups >= 2 && head_dim <= 128;
+    // A thread of three warpgroups has no registers for probabilities of 128 keys twice: p v of a block is waited for
+    // before those of the next are made, under the products of two others.
+    static constexpr int p_arrays = warpgroups == 3 && block_k == 128 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
-    static constexpr int producer_registers = !any_order ? 40 : head_dim > 128 || block_k == 128 ? 56 : 72;
+    static constexpr int producer_registers = warpgroups == 3                    ? 32
+                                              : !any_order                       ? 40
+                                              : head_dim > 128 || block_k == 128 ? 56
+                                                                                 : 72;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");

@@ -188,8 +188,8 @@ struct Consumer {
     const typename C::Params& params;
     typename C::Shared& shared;
     const int warpgroup;
-    int thread;                   // of the warpgroup
-    Cursor<C::q_tiles> q;         // the next task's
+    int thread;            // of the warpgroup
+    Cursor<C::q_tiles> q;  // the next task's
     Cursor<C::slots> slot;
     int held = -1;      // a q tile that this warpgroup's out is leaving
     int q_index, left;  // of the task whose scores come next; blocks
@@ -235,8 +235,12 @@ struct Consumer {
         return ptx::wgmma_descriptor(shared.ring[index][0], C::box_bytes);
     }
 
-    // The barrier where a warpgroup waits until the other has begun its products. Those up to 2 are of one warpgroup.
-    __device__ __forceinline__ static int turn_of(int warpgroup) { return 3 + warpgroup; }
+    // The barrier where a warpgroup waits until the one before it has begun its products. Those up to the number of
+    // warpgroups are of one each.
+    __device__ __forceinline__ static int turn_of(int warpgroup) { return 1 + C::warpgroups + warpgroup; }
+    __device__ __forceinline__ int turn_of_next() const {
+        return turn_of(warpgroup == C::warpgroups - 1 ? 0 : warpgroup + 1);
+    }
 
     // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
     // release the slot, so that nobody reads what the producer already overwrites.
@@ -275,8 +279,8 @@ struct Consumer {
         RowEnd ends[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h],
-                              tile::lift<C::dtype>);
+            ends[h] =
+                end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h], tile::lift<C::dtype>);
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index, l);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
@@ -409,8 +413,8 @@ struct Consumer {
             mine[h] = end.mine * unlift, share[h] = end.share;
         }
         tile::scale_rows(r_out, mine[0], mine[1]);
-        const uint32_t rows = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) +
-                              thread / 32 * C::warp_bytes;
+        const uint32_t rows =
+            ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) + thread / 32 * C::warp_bytes;
 #pragma unroll
         for (int first = 0; first < C::head_dim_v; first += PieceRows<C>::columns)
             PieceRows<C>{params, task, rows, thread % 32, first}.store(r_out, token, share);
@@ -458,7 +462,7 @@ struct Consumer {
         const int mask = take_mask(k.index, word);
         ptx::mbarrier_wait(&shared.full[v.index], v.phase);
         begin_output(p, v_tile);
-        if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of(1 - warpgroup), 256);
+        if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of_next(), 256);
         if (held >= 0) [[unlikely]]
             release_held();
         ptx::wgmma_wait<1>();
@@ -469,16 +473,21 @@ struct Consumer {
         return v.index;
     }
 
+    __device__ __forceinline__ void finish_output(int v) {
+        ptx::wgmma_wait<0>();
+        release(v);
+    }
+
     // From the block whose probabilities are in p to the next of its task: its scores, then p v, begun; under them its
-    // probabilities into next_p. Two arrays, for p v reads p until it is done.
+    // probabilities into next_p. Two arrays, for p v reads p until it is done; or one, and it is waited for.
     __device__ __forceinline__ void step(const Probabilities& p, Probabilities& next_p) {
         const int v = make_scores(q_index, p);
+        if constexpr (C::p_arrays == 1) finish_output(v);
         float factor[2];
         // Who asks for the largest score gets it by following the maximum in each block.
         const bool follows = params.to.max_logits.data;
         const bool rescale = tile::softmax<C::dtype>(s, rows, params.scale_log2, follows, next_p, factor);
-        ptx::wgmma_wait<0>();
-        release(v);
+        if constexpr (C::p_arrays == 2) finish_output(v);
         if (rescale) [[unlikely]]
             tile::scale_rows(r_out, factor[0], factor[1]);
         first = false;
@@ -494,11 +503,11 @@ struct Consumer {
         const tile::RowState done = rows;
         if (blocks != end_of_work) [[likely]] {
             const int v = make_scores(next_q, p);
+            if constexpr (C::p_arrays == 1) finish_output(v);
             rows = tile::RowState{};
             float factor[2];
             tile::softmax<C::dtype>(s, rows, params.scale_log2, true, next_p, factor);
-            ptx::wgmma_wait_all();
-            release(v);
+            if constexpr (C::p_arrays == 2) finish_output(v);
         } else {
             ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
             begin_output(p, v_descriptor(slot.index));
@@ -511,10 +520,11 @@ struct Consumer {
 
     // Where p v that reads `to` is done.
     __device__ __forceinline__ void move(const Probabilities& from, Probabilities& to) {
+        if constexpr (C::p_arrays == 2)
 #pragma unroll
-        for (int i = 0; i < C::block_k / 16; ++i)
+            for (int i = 0; i < C::block_k / 16; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) ptx::replace(to[i][j], from[i][j], params.first_word);
+                for (int j = 0; j < 4; ++j) ptx::replace(to[i][j], from[i][j], params.first_word);
     }
 
     __device__ __forceinline__ void run() {
@@ -522,7 +532,7 @@ struct Consumer {
         if (left == end_of_work) return;
         ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
         if constexpr (C::takes_turns)
-            if (warpgroup == 1) ptx::named_barrier_arrive(turn_of(0), 256);  // the first turn
+            if (warpgroup == C::warpgroups - 1) ptx::named_barrier_arrive(turn_of_next(), 256);  // the first turn
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
         typename C::MaskWord word;
         const int mask = take_mask(slot.index, word);
@@ -531,7 +541,8 @@ struct Consumer {
         slot.advance();
         cap_scores();
         if (mask != full_block) tile::mask(s, word);
-        Probabilities even, odd;
+        Probabilities p[C::p_arrays];
+        Probabilities &even = p[0], &odd = p[C::p_arrays - 1];
         float factor[2];
         tile::softmax<C::dtype>(s, rows, params.scale_log2, true, even, factor);
         for (;;) {

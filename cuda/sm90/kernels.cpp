@@ -91,24 +91,28 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Cycles of a processor for a block: its products at the tensor unit's rate, of which 87 % is reached, or its
 // exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
-// often. Read off full, windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks
-// of 64 queries within 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens
-// are not consecutive a task takes longer, and memory gives nearly all it has: dilated and strided attention, landmarks
-// and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much. Tokens of several lists come row
-// by row.
+// often. Tasks of 192 queries are so long that processors wait for the last ones, for half a task. Read off full,
+// windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks of 64 queries within
+// 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens are not consecutive a
+// task takes longer, and memory gives nearly all it has: dilated and strided attention, landmarks and global tokens at
+// 16K to 128K (H100) within 10 %, LongNet's a quarter too much. Tokens of several lists come row by row.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr bool in_pairs = BlockQ == 64;  // CTAs of one warpgroup
+    constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
     constexpr double tile = BlockQ / 128.0 * BlockK / 128, products = 8.0 * (HeadDim + HeadDimV) * tile;
     constexpr double reached = 0.87, mask = 150 * tile, block = 100;
-    constexpr double elements = in_pairs ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
-                                         : (BlockK == 128 ? 1950 : 1550);
-    constexpr double task = in_pairs ? 700 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
+    constexpr double elements = in_pairs    ? (HeadDim > 64    ? 950
+                                               : BlockK == 128 ? 970
+                                                               : 600)
+                                : in_threes ? 2360
+                                            : (BlockK == 128 ? 1950 : 1550);
+    constexpr double task = in_pairs ? 700 : in_threes ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order);
-    const double cycles = (blocks + any::copied_cycles(p, s, 12)) / Heads;
+    const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
+    const double cycles = (blocks + end + any::copied_cycles(p, s, 12)) / Heads;
     const double operands = any::query_bytes(p) + any::key_bytes(p);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);
@@ -139,7 +143,8 @@ bool is_addressable(const BackwardArgs& args) {
 // Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
 constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 template <Dtype D, int HeadDim, int BlockQ>
-using OlderForward = sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 ? BlockQ : 64>;
+using OlderForward =
+    sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 && BlockQ == 128 ? 128 : 64>;
 template <Dtype D, int HeadDim>
 using OlderBackward = sm80::BlockBackward<D, older_dim(HeadDim), older_dim(HeadDim), 64>;
 
@@ -220,7 +225,7 @@ template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
     constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
-    constexpr double fetched_bytes = 32, row_bytes = 21;  // a cycle of an SM
+    constexpr double fetched_bytes = 32, row_bytes = 21;                         // a cycle of an SM
     constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / row_bytes;  // cycles
     constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
@@ -445,13 +450,12 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k)                               \
     kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>("sm90_" #kernel "_" #dtype "_d" #head_dim \
                                                                  "_v" #head_dim_v "_" #block_q "x" #block_k),
-#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block_q, block_k)                             \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>("sm90_" #kernel "_" #dtype "_d" #head_dim \
-                                                                        "_v" #head_dim_v "_" #block_q "x" #block_k \
-                                                                        "_heads" #heads),
-#define SPATTN_TILE_HEADS(...)                                       \
-    SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
-    SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block_q, block_k) \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>(              \
+        "sm90_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v "_" #block_q "x" #block_k "_heads" #heads),
+#define SPATTN_TILE_HEADS(...)       \
+    SPATTN_OF_HEADS(16, __VA_ARGS__) \
+    SPATTN_OF_HEADS(8, __VA_ARGS__) SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
 #include "sm90/kernels.inc"
 #undef SPATTN_TILE_HEADS
 #undef SPATTN_OF_HEADS
