@@ -10,8 +10,8 @@
 // it was rounded, and before it was lifted (lift.h), as oT is until a task ends.
 //
 // 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
-// vector units idle and the other way round. So three units are under way: while the scores of one are made, and p . v
-// of the one before the last is added, the exponentials of the last are made in between.
+// vector units idle and the other way round. So several units are under way: while the scores of one are made, and p . v of
+// those that wait for it is added, the exponentials of the last are made in between.
 //
 // What binds: the products with the loads of their tiles. Without exponentials, 2/3 of the time is left on a Xeon with
 // AMX at head_dim 128, 4,096 tokens: what is made beside products is not free yet.
@@ -25,6 +25,8 @@ namespace spattn::cpu {
 namespace {
 
 constexpr int unit_queries = 32, unit_tiles = unit_queries / tile_rows;
+// Units of the same queries whose p . v is still to be added: oT is loaded and stored once for all of them.
+constexpr int most_waiting_units = 4;
 
 struct PanelSpace {
     ForwardSpace floats;
@@ -37,10 +39,11 @@ struct PanelSpace {
 template <int bq, int bk>
 struct PanelScratch {
     Tile *q, *k, *v;           // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
-    Tile* p;                   // [2][bk / 32][2]
+    Tile* p;                   // [bq / 32][most_waiting_units + 1][bk / 32][2]
     Element* rows;             // [bq or bk][staged columns]
     Real* s;                   // [2][bk][32]
 
+    static constexpr int p_tiles = bk / step_terms * unit_tiles;  // of a unit
     static int64_t k_tiles(const Problem& p) { return int64_t(bk / tile_rows) * steps_of(p.head_dim); }
     static int64_t v_tiles(const Problem& p) { return int64_t(bk / step_terms) * tiles_of(p.head_dim_v); }
 
@@ -49,7 +52,7 @@ struct PanelScratch {
         q = carver.take<Tile>(int64_t(bq / tile_rows) * steps_of(problem.head_dim));
         k = carver.take<Tile>(k_tiles(problem));
         v = carver.take<Tile>(v_tiles(problem));
-        p = carver.take<Tile>(2 * (bk / step_terms) * unit_tiles);
+        p = carver.take<Tile>(int64_t(bq / unit_queries) * (most_waiting_units + 1) * p_tiles);
         s = carver.take<Real>(2 * bk * unit_queries);
         rows = carver.take<Element>((bq > bk ? bq : bk) * (columns > columns_v ? columns : columns_v));
     }
@@ -84,7 +87,13 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         const uint64_t* bits;
         const Tile *k, *v;      // of the block
         Real* s;                // [bk][32]
-        Tile* p;                // [bk / 32][2]
+        Tile* p = nullptr;      // [bk / 32][2], once its scores are made
+        int half() const { return first / unit_queries; }
+    };
+    // Units of 32 queries that are done but for p . v.
+    struct Waiting {
+        Terms terms[most_waiting_units];
+        int count, turn;        // turn: which of one more panels of p the next unit has
     };
     const PanelSpace& panels;
     Scratch scratch;
@@ -93,10 +102,8 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     bool has_unit = false;
     int next_key = 0;          // of the unit: exponentials before it are made
     Vec sums[2][width];        // over even keys and over odd ones
-    Terms added;               // of the unit before: p . v is still to be added to the queries from `added_first` on
-    int added_first = 0;
-    bool has_added = false;
-    int turn = 0;              // which of two scores and panels of p the next unit has
+    Waiting waiting[bq / unit_queries] = {};
+    int turn = 0;              // which of two scores the next unit has
 
     static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
     PanelForwardLane(const ForwardArgs& a, const PanelSpace& s, int64_t index, Carver carver)
@@ -185,8 +192,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
             if (steps.count == 0) continue;
-            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries,
-                  scratch.p + turn * (bk / step_terms) * unit_tiles});
+            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries});
             if (is_anew) drain();
             if (apart != 0) add_apart(at, apart, bits, unit);
         }
@@ -195,20 +201,25 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
 
     // ---- a unit ----
 
-    // Scores of a unit and p . v of the one before the last, both beside the exponentials of the last.
+    // Scores of a unit, and p . v of queries for which enough units wait, both beside the exponentials of the last.
     void meet(const Unit& next) {
         const int steps = steps_of(p.head_dim);
         const Terms terms{next.k + next.steps.first * unit_tiles * steps, scratch.q + next.first / tile_rows, steps};
         Real* s = next.s + next.steps.first * step_terms * unit_queries;
         const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries};
-        const int calls = next.steps.count * steps + (has_added ? (tiles_of(p.head_dim_v) + 1) / 2 * added.steps : 0);
-        const int keys = has_unit ? unit.steps.count * step_terms : 0, share = round_up((keys + calls - 1) / calls, 2);
-        const auto meanwhile = [this, share] { if (has_unit) exponentiate(next_key + share); };
+        const auto meanwhile = beside(next.steps.count * steps + calls_of_waiting(most_waiting_units));
         multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles, meanwhile);
-        add_last(meanwhile);
+        add_waiting(most_waiting_units, meanwhile);
         complete();
         unit = next, has_unit = true, turn ^= 1;
         begin_unit();
+    }
+
+    // A share of the last unit's exponentials for each of so many calls.
+    auto beside(int calls) {
+        const int keys = has_unit ? unit.steps.count * step_terms : 0;
+        const int share = calls > 0 ? round_up((keys + calls - 1) / calls, 2) : 0;
+        return [this, share] { if (has_unit) exponentiate(next_key + share); };
     }
 
     // Moves the maxima, so that exponentials may be made.
@@ -216,10 +227,13 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         Vec top[width];
         if (p.softcap != 0) cap_unit();
         unit.bits ? find_top<true>(top) : find_top<false>(top);
+        Waiting& same = waiting[unit.half()];
         if (Lane::template meet_top<width>(unit.first, top)) {
-            add_last(nothing);
+            add(same, unit.first, nothing);
             Lane::template rescale<width>(unit.first, top);
         }
+        unit.p = scratch.p + (unit.half() * (most_waiting_units + 1) + same.turn) * Scratch::p_tiles;
+        same.turn = (same.turn + 1) % (most_waiting_units + 1);
         next_key = unit.steps.first * step_terms;
         for (auto& sum : sums)
             for (Vec& x : sum) x = set1(0.f);
@@ -292,7 +306,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         for (int w = 0; w < width; ++w) sums[0][w] = even[w], sums[1][w] = odd[w];
     }
 
-    // Makes what is left of a unit's exponentials. Its p . v waits for the next one's.
+    // Makes what is left of a unit's exponentials. Its p . v waits for more.
     void complete() {
         if (!has_unit) return;
         has_unit = false;
@@ -301,23 +315,37 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
             Real* l = state.l + unit.first + w * lanes;
             store(l, load(l) + (sums[0][w] + sums[1][w]));
         }
-        added = {unit.v + unit.steps.first, unit.p, unit.steps.count};
-        added_first = unit.first, has_added = true;
+        Waiting& same = waiting[unit.half()];
+        same.terms[same.count++] = {unit.v + unit.steps.first, unit.p, unit.steps.count};
     }
 
     // oT += vT pT
     template <class Meanwhile>
-    void add_last(const Meanwhile& meanwhile) {
-        if (!has_added) return;
-        has_added = false;
-        const TileProduct product{&added, 1, bk / step_terms, unit_tiles, state.out + added_first, bq};
+    void add(Waiting& w, int first, const Meanwhile& meanwhile) {
+        if (w.count == 0) return;
+        const TileProduct product{w.terms, w.count, bk / step_terms, unit_tiles, state.out + first, bq};
         multiply_panels<Store::add>(product, 0, tiles_of(p.head_dim_v), unit_tiles, meanwhile);
+        w.count = 0;
+    }
+
+    // For queries that so many units wait for, or more.
+    template <class Meanwhile>
+    void add_waiting(int fewest, const Meanwhile& meanwhile) {
+        for (int half = 0; half < bq / unit_queries; ++half)
+            if (waiting[half].count >= fewest) add(waiting[half], half * unit_queries, meanwhile);
+    }
+    // How often that calls meanwhile.
+    int calls_of_waiting(int fewest) const {
+        int steps = 0;
+        for (const Waiting& w : waiting)
+            for (int i = 0; w.count >= fewest && i < w.count; ++i) steps += w.terms[i].steps;
+        return (tiles_of(p.head_dim_v) + 1) / 2 * steps;
     }
 
     void drain() {
-        add_last(nothing);
+        add_waiting(1, beside(calls_of_waiting(1)));
         complete();
-        add_last(nothing);
+        add_waiting(1, nothing);
     }
 
     // Values that the product left out go to the queries that see their keys.
