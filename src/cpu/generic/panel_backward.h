@@ -181,7 +181,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         pack_right(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), scratch.v_t);
         Staged k = stage(args.k, at, int(p.head_dim), bk, scratch.rows);
         pack_right(k, bk, int(p.head_dim), scratch.k_t);
-        keys_apart = all_finite(k.x, bk * k.ld) ? 0 : rows_not_finite(elements, args.k, at, int(p.head_dim));
+        keys_apart = all_finite(k, bk, int(p.head_dim)) ? 0 : rows_not_finite(elements, args.k, at, int(p.head_dim));
         if (keys_apart != 0) k = stage(args.k, without(at, keys_apart), int(p.head_dim), bk, scratch.rows);
         pack_terms_right(k, bk, int(p.head_dim), scratch.k);
     }

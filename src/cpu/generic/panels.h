@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// From tensors to panels. Rows of a block are staged first: side by side, whole steps wide, dead rows and all padding
-// zero, for these meet zeros in products.
+// From tensors to panels. Rows of a block are read where they lie if they are whole steps wide and all alive. Others are
+// staged first: side by side, dead rows and all padding zero, for these meet zeros in products.
 #pragma once
 
 #include "cpu/generic/not_finite.h"
@@ -21,8 +21,15 @@ struct Staged {
 
 constexpr int64_t staged_columns(int64_t columns) { return int64_t(steps_of(columns)) * step_terms; }
 
+// Rows are read in pairs of elements, too, so these must begin at even places.
+inline bool are_steps(const TensorView& x, const Place& at, int columns, int rows) {
+    const bool are_whole = !at.tokens && x.column == 1 && columns % step_terms == 0 && at.count == rows && all_of(at);
+    return are_whole && x.row * at.stride % 2 == 0 && (uintptr_t)address<Element>(x, at) % (2 * sizeof(Element)) == 0;
+}
+
 // `rows` of them, however many tokens the tile has.
 inline Staged stage(const TensorView& x, const Place& at, int columns, int rows, Element* out) {
+    if (are_steps(x, at, columns, rows)) return {address<Element>(x, at), x.row * at.stride};
     const int64_t ld = staged_columns(columns);
     for (int i = 0; i < rows; ++i) {
         Element* row = out + i * ld;
@@ -38,6 +45,12 @@ inline Staged stage(const TensorView& x, const Place& at, int columns, int rows,
         __builtin_memset(row + filled, 0, size_t(ld - filled) * sizeof(Element));
     }
     return {out, ld};
+}
+
+inline bool all_finite(const Staged& x, int rows, int columns) {
+    for (int i = 0; i < rows; ++i)
+        if (!all_finite(x.x + i * x.ld, staged_columns(columns))) return false;
+    return true;
 }
 
 // Rows are rows of A, or lanes of B; columns are terms.
