@@ -10,8 +10,8 @@
 // it was rounded, and before it was lifted (lift.h), as oT is until a task ends.
 //
 // 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
-// vector units idle and the other way round. So several units are under way: while the scores of one are made, and p . v of
-// those that wait for it is added, the exponentials of the last are made in between.
+// vector units idle and the other way round. So several units are under way: while the scores of one are made, and p v
+// of those that wait for it is added, the exponentials of the last are made in between.
 //
 // What binds: the products with the loads of their tiles. Without exponentials, 2/3 of the time is left on a Xeon with
 // AMX at head_dim 128, 4,096 tokens: what is made beside products is not free yet.
@@ -64,13 +64,13 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     Carver lane{0};
     PanelScratch<bq, bk>(lane, p);
     PanelSpace space;
-    space.floats = carve_forward<bq, bk>(carver, p, tasks, num_lanes);
+    space.floats = carve_forward<bq, bk>(carver, p, tasks, 2 * num_lanes);
     space.homes = layout.by_key.rows - layout.keys.listed;
     const int64_t blocks = p.batch * p.heads_kv * space.homes;
     space.k = carver.take<Tile>(blocks * PanelScratch<bq, bk>::k_tiles(p));
     space.v = carver.take<Tile>(blocks * PanelScratch<bq, bk>::v_tiles(p));
     space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
-    space.scratch = carver.take<Tile>(space.lane_tiles * num_lanes);
+    space.scratch = carver.take<Tile>(space.lane_tiles * 2 * num_lanes);
     return space;
 }
 
@@ -97,6 +97,9 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     };
     const PanelSpace& panels;
     Scratch scratch;
+    Task task;
+    Place queries;             // of the task
+    Walk left;                 // blocks that the task has still to meet
     const Real factor;         // from products to scores in units of log2, where no cap lies between
     Unit unit;                 // whose scores are made and whose exponentials are not
     bool has_unit = false;
@@ -150,21 +153,32 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
 
     // ---- tasks ----
 
-    void task(const Task& t) {
-        const Place q = Lane::queries(t.head, t.row);
-        const int32_t head_kind = args.layout.kind_of_head[t.head];
+    void open(const Task& t) {
+        task = t;
+        queries = Lane::queries(t.head, t.row);
         if (t.take > 0)
-            pack_right(stage(args.q, q, int(p.head_dim), bq, scratch.rows), bq, int(p.head_dim), scratch.q);
-        for (is_anew = false;; is_anew = true) {
+            pack_right(stage(args.q, queries, int(p.head_dim), bq, scratch.rows), bq, int(p.head_dim), scratch.q);
+        is_anew = false;
+        begin();
+    }
+
+    // Meets the next block; false where none is left.
+    bool advance() {
+        if (!left.next()) return false;
+        visit(Lane::keys(queries, args.layout.kind_of_head[task.head], left.block), left.block, left.mask);
+        return true;
+    }
+
+    void close() {
+        drain();
+        if (met_mask && !all_finite(state.out, p.head_dim_v * bq) && Lane::may_be_spoilt()) {
+            is_anew = true;
             begin();
-            const ListsView& lists = args.layout.by_query;
-            for (Walk w = walk(lists, slice_of(lists, head_kind, t.row), t.skip, t.take); w.next();)
-                visit(Lane::keys(q, head_kind, w.block), w.block, w.mask);
+            while (advance()) {}
             drain();
-            if (!met_mask || is_anew || all_finite(state.out, p.head_dim_v * bq) || !Lane::may_be_spoilt()) break;
         }
         if constexpr (is_f16) unlift();
-        t.part == whole_row ? Lane::finish(q) : Lane::keep(t.part);
+        task.part == whole_row ? Lane::finish(queries) : Lane::keep(task.part);
     }
 
     void unlift() {
@@ -173,6 +187,8 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     }
 
     void begin() {
+        const ListsView& lists = args.layout.by_query;
+        left = walk(lists, slice_of(lists, args.layout.kind_of_head[task.head], task.row), task.skip, task.take);
         Lane::start();
         for (int64_t i = p.head_dim_v * bq; i < tiles_of(p.head_dim_v) * tile_rows * bq; ++i) state.out[i] = 0.f;
     }
@@ -376,19 +392,66 @@ struct PanelForwardCall {
 template <int bq, int bk>
 inline void panel_forward_homes(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
-    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, 2 * index);
     const int64_t end = call.args->problem->batch * call.args->problem->heads_kv * call.space.homes;
     for (int64_t i; (i = next_of(call.next_home, *call.args->parallel)) < end;) lane.pack_home(i);
 }
 
+// Two tasks that meet the same blocks take turns, block by block: panels that come from L3 are then read once for both.
+template <int bq, int bk>
+struct PanelForwardPair {
+    PanelForwardLane<bq, bk> a, b;
+
+    PanelForwardPair(const ForwardArgs& args, const PanelSpace& space, int64_t index)
+        : a(args, space, 2 * index), b(args, space, 2 * index + 1) {}
+
+    void run(const Task& t) {
+        a.open(t);
+        while (a.advance()) {}
+        a.close();
+    }
+    void run(const Task& t, const Task& u) {
+        a.open(t), b.open(u);
+        while (a.advance()) b.advance();
+        a.close(), b.close();
+    }
+};
+
+// Whether two queues are a task each, and these meet the same blocks.
+inline bool are_alike(const ForwardArgs& args, int64_t w, int64_t other) {
+    const TasksView& tasks = args.tasks;
+    if (tasks.begin[w + 1] - tasks.begin[w] != 1 || tasks.begin[other + 1] - tasks.begin[other] != 1) return false;
+    const Task &t = tasks.tasks[tasks.begin[w]], &u = tasks.tasks[tasks.begin[other]];
+    if (t.head != u.head || t.skip != u.skip || t.take != u.take) return false;
+    const ListsView& lists = args.layout.by_query;
+    const int32_t head_kind = args.layout.kind_of_head[t.head];
+    const Slice a = slice_of(lists, head_kind, t.row), b = slice_of(lists, head_kind, u.row);
+    return a.begin == b.begin && a.end == b.end;
+}
+
+// Queues that are alike are taken two at a time, but for the last: lanes should end together.
 template <int bq, int bk>
 inline void panel_forward_tasks(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
-    const TasksView& tasks = call.args->tasks;
-    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    const ForwardArgs& args = *call.args;
+    const TasksView& tasks = args.tasks;
+    const int64_t last = tasks.queues - 4 * args.parallel->lanes();
+    PanelForwardPair<bq, bk> pair(args, call.space, index);
+    const auto next = [&] { return next_of(call.next_queue, *args.parallel); };
+    const auto run = [&](int64_t w) {
+        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) pair.run(tasks.tasks[t]);
+    };
     begin_products();
-    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
-        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
+    for (int64_t w; (w = next()) < tasks.queues;) {
+        const int64_t other = w < last && are_alike(args, w, w + 1) ? next() : tasks.queues;
+        if (other >= tasks.queues) {
+            run(w);
+        } else if (are_alike(args, w, other)) {
+            pair.run(tasks.tasks[tasks.begin[w]], tasks.tasks[tasks.begin[other]]);
+        } else {
+            run(w), run(other);
+        }
+    }
     end_products();
     end_streams();
 }
@@ -396,7 +459,7 @@ inline void panel_forward_tasks(void* argument, int64_t index) {
 template <int bq, int bk>
 inline void panel_forward_joins(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
-    PanelForwardLane<bq, bk> lane(*call.args, call.space, index);
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, 2 * index);
     for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
         lane.join(call.args->tasks.joins[j]);
     end_streams();
