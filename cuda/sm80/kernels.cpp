@@ -52,7 +52,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
-    const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * task;
+    const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // as on Hopper
+    const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
                           any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);

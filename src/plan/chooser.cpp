@@ -104,6 +104,7 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
     if (candidate.refused.empty() && mark) candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
+    candidate.stats.is_piece = in_pieces_;
     candidate.refused = refuse_sharing(kernel);
     if (candidate.refused.empty() && kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
     if (!candidate.refused.empty()) return;

@@ -127,6 +127,7 @@ struct LayoutStats {
     double repeated;        // of these, tokens of listed tiles that stand at home as well
     double gaps;            // places where the list of a block row goes on behind blocks that it leaves out
     int64_t rows;           // block rows with work; query rows for gather rows
+    bool is_piece = false;  // rows take on and hand on what other pieces of the pass make
 };
 
 // The machine a cost is predicted for. Tests bring an imaginary one.
