@@ -29,6 +29,12 @@ double magnitude_dot(const double* a, const double* b, int64_t n) {
     return sum;
 }
 
+double most(const Numbers& x) {
+    double largest = 0;
+    for (const double value : x) largest = std::max(largest, std::fabs(value));
+    return largest;
+}
+
 class Comparison {
 public:
     Comparison(const Problem& problem, const Tensors& tensors)
@@ -260,6 +266,15 @@ private:
         }
     };
 
+    // Where lists come with a call, gradients with the same bits in every call may be sums of integers, multiples of a
+    // quantum that follows from all terms of a key's row (cuda/any/key_sums.cuh): columns that are small beside others
+    // keep fewer digits.
+    struct Terms {
+        double largest = 0;  // the sum of each term's largest column
+        int64_t count = 0;
+        double lost() const { return largest * double(count) * 0x1p-28; }
+    };
+
     // Whole kv heads over all batch entries, so that sums over rows are whole.
     void compare_gradients() {
         Random random(uint64_t(problem_.index) + 2);
@@ -281,6 +296,7 @@ private:
     void compare_gradients_of(int64_t b, int64_t head_kv, Gradient& dsinks, std::vector<char>& is_sink_open) {
         Gradient dk, dv;
         dk.reset(p_.seq_k * dim_), dv.reset(p_.seq_k * value_dim_);
+        terms_.assign(size_t(p_.seq_k), {});
         std::vector<char> is_spoiled(size_t(p_.seq_k));
         for (int64_t g = 0; g < problem_.group(); ++g)
             for (int64_t row = 0; row < p_.seq_q; ++row) {
@@ -300,16 +316,18 @@ private:
         Numbers got_k(static_cast<size_t>(dim_)), got_v(static_cast<size_t>(value_dim_));
         for (int64_t key = 0; key < p_.seq_k; ++key) {
             if (is_spoiled[size_t(key)]) continue;
+            const bool is_quantised = problem_.has(SPATTN_PLAN_DETERMINISTIC) && !t_.indices.empty();
+            const double quanta = is_quantised ? terms_[size_t(key)].lost() : 0;
             t_.dk.get(b, head_kv, key, got_k.data());
             if (t_.dv) t_.dv.get(b, head_kv, key, got_v.data());
             for (int64_t c = 0; c < value_dim_; ++c) {
                 const size_t at = size_t(key * value_dim_ + c);
-                if (t_.dv) demand("dv", b, head_kv, key, got_v[size_t(c)], dv.values[at], stored(dv, at));
+                if (t_.dv) demand("dv", b, head_kv, key, got_v[size_t(c)], dv.values[at], stored(dv, at) + quanta);
                 else dk.add(size_t(key * dim_ + c), dv.values[at], dv.errors[at]);
             }
             for (int64_t c = 0; c < dim_; ++c) {
                 const size_t at = size_t(key * dim_ + c);
-                demand("dk", b, head_kv, key, got_k[size_t(c)], dk.values[at], stored(dk, at));
+                demand("dk", b, head_kv, key, got_k[size_t(c)], dk.values[at], stored(dk, at) + quanta);
             }
         }
     }
@@ -346,6 +364,7 @@ private:
                                    sums * (magnitude_dot(dout.data(), r.out.data(), value_dim_) + std::fabs(dlse));
         Gradient dq;
         dq.reset(dim_);
+        const double most_dout = most(dout), most_q = most(r.q);
         for (size_t i = 0; i < size_t(keys.size()); ++i) {
             const int64_t key = keys.first[i];
             const double* const value = &values_[size_t(key * value_dim_)];
@@ -357,6 +376,7 @@ private:
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
                                                              (2 * inexact + slope_error) * std::fabs(dp - delta)) +
                                                         type_.lightest * (std::fabs(dp) + std::fabs(delta)));
+            terms_[size_t(key)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(key)].count;
             for (int64_t c = 0; c < value_dim_; ++c)
                 dv.add(size_t(key * value_dim_ + c), p * dout[size_t(c)],
                        (inexact * p + type_.lightest) * std::fabs(dout[size_t(c)]));
@@ -413,6 +433,7 @@ private:
     double work_ = 0;
     int64_t loaded_ = -1;
     Numbers keys_, values_, norms_;
+    std::vector<Terms> terms_;  // of keys of the head at hand, backward
     Row row_;
 };
 
