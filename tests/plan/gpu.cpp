@@ -343,7 +343,8 @@ TEST(deterministic_gradients_take_what_waits_least) {
 TEST(sums_in_order_have_tasks_in_order) {
     imaginary_capability = 90;
     const Golden g{"", "causal & (sink(64) | window(1023,0))", 16, 16384, 16384, 128, Dtype::bf16, true, true};
-    const Schedule& schedule = imaginary::whole(plan_of(g).backward).schedule;
+    const CompiledPlan plan = plan_of(g);
+    const Schedule& schedule = imaginary::whole(plan.backward).schedule;
     std::vector<int32_t> last(16);
     int32_t longest = 0;
     for (const Task& task : schedule.tasks) {
