@@ -10,9 +10,9 @@
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
 //             they read no list
-//   consumers warpgroups of 64 rows each, mostly two, scores and out in registers. Each begins s of block j + 1, then p
-//   v
-//             of block j, also from one task into the next, and makes probabilities under them and under the other's:
+//   consumers warpgroups of 64 rows each, mostly two, scores and out in registers. Each begins s of block j + 1, then
+//             p v of block j, also from one task into the next, and makes probabilities under them and under the
+//             others':
 //
 //               tensor   | s1 | p0 v0 | the other's | s2 | p1 v1 | the other's
 //               the rest      |  softmax of s1      |    |  softmax of s2
@@ -64,7 +64,7 @@
 //
 // Tried and dropped with these three (H200, full_16k at head_dim 64, 617): without turns 570; every eighth exponential
 // by a polynomial of degree 3, as FlashAttention-4 makes some on Blackwell, 584, every fourth 552: with ten
-// instructions each they probably take longer to issue than the unit for exponentials is waited for; blocks of 64 keys
+// instructions each they probably take longer to issue than the unit for exponentials is waited for; 64 keys a block
 // 530.
 //
 // Tried and dropped (full_16k or window1k_16k, in one run): three serial warpgroups of 64 rows (722 instead of 788);
@@ -127,7 +127,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
     // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
     static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
-    // Whether two warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
+    // Whether warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
     // far, and turns cost 14 %.
     static constexpr bool takes_turns = warpgroups >= 2 && head_dim <= 128;
     // A thread of three warpgroups has no registers for probabilities of 128 keys twice: p v of a block is waited for
@@ -136,10 +136,8 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
-    static constexpr int producer_registers = warpgroups == 3                    ? 32
-                                              : !any_order                       ? 40
-                                              : head_dim > 128 || block_k == 128 ? 56
-                                                                                 : 72;
+    static constexpr int producer_registers =
+        warpgroups == 3 ? 32 : !any_order ? 40 : head_dim > 128 || block_k == 128 ? 56 : 72;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");

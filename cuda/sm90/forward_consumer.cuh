@@ -188,8 +188,8 @@ struct Consumer {
     const typename C::Params& params;
     typename C::Shared& shared;
     const int warpgroup;
-    int thread;            // of the warpgroup
-    Cursor<C::q_tiles> q;  // the next task's
+    int thread;                   // of the warpgroup
+    Cursor<C::q_tiles> q;         // the next task's
     Cursor<C::slots> slot;
     int held = -1;      // a q tile that this warpgroup's out is leaving
     int q_index, left;  // of the task whose scores come next; blocks
@@ -279,8 +279,8 @@ struct Consumer {
         RowEnd ends[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            ends[h] =
-                end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h], tile::lift<C::dtype>);
+            ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h],
+                              tile::lift<C::dtype>);
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index, l);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
@@ -413,8 +413,8 @@ struct Consumer {
             mine[h] = end.mine * unlift, share[h] = end.share;
         }
         tile::scale_rows(r_out, mine[0], mine[1]);
-        const uint32_t rows =
-            ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) + thread / 32 * C::warp_bytes;
+        const uint32_t rows = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) +
+                              thread / 32 * C::warp_bytes;
 #pragma unroll
         for (int first = 0; first < C::head_dim_v; first += PieceRows<C>::columns)
             PieceRows<C>{params, task, rows, thread % 32, first}.store(r_out, token, share);

@@ -103,9 +103,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
     constexpr double tile = BlockQ / 128.0 * BlockK / 128, products = 8.0 * (HeadDim + HeadDimV) * tile;
     constexpr double reached = 0.87, mask = 150 * tile, block = 100;
-    constexpr double elements = in_pairs    ? (HeadDim > 64    ? 950
-                                               : BlockK == 128 ? 970
-                                                               : 600)
+    constexpr double elements = in_pairs    ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
                                 : in_threes ? 2360
                                             : (BlockK == 128 ? 1950 : 1550);
     constexpr double task = in_pairs ? 700 : in_threes ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
@@ -228,7 +226,7 @@ template <int HeadDim, int HeadDimV>
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
     constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
-    constexpr double fetched_bytes = 32, row_bytes = 21;                         // a cycle of an SM
+    constexpr double fetched_bytes = 32, row_bytes = 21;  // a cycle of an SM
     constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / row_bytes;  // cycles
     constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
@@ -453,12 +451,13 @@ KernelTable kernels() {
 #define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block_q, block_k)                               \
     kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k>("sm90_" #kernel "_" #dtype "_d" #head_dim \
                                                                  "_v" #head_dim_v "_" #block_q "x" #block_k),
-#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block_q, block_k) \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>(              \
-        "sm90_" #kernel "_" #dtype "_d" #head_dim "_v" #head_dim_v "_" #block_q "x" #block_k "_heads" #heads),
-#define SPATTN_TILE_HEADS(...)       \
-    SPATTN_OF_HEADS(16, __VA_ARGS__) \
-    SPATTN_OF_HEADS(8, __VA_ARGS__) SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block_q, block_k)                             \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block_q, block_k, heads>("sm90_" #kernel "_" #dtype "_d" #head_dim \
+                                                                        "_v" #head_dim_v "_" #block_q "x" #block_k \
+                                                                        "_heads" #heads),
+#define SPATTN_TILE_HEADS(...)                                       \
+    SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
+    SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
 #include "sm90/kernels.inc"
 #undef SPATTN_TILE_HEADS
 #undef SPATTN_OF_HEADS
