@@ -52,7 +52,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
-    const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // as on Hopper
+    const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
     const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +

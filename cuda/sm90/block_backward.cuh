@@ -40,8 +40,8 @@
 // a warp that turns sums into elements as soon as they are complete, while L2 has them (window1k_16k 814 -> 1082 us).
 // As they come: parts still to come counted in memory, and 16 rows whose last one is there turned into elements by two
 // idle warps of any CTA (window1k_16k 760 -> 800 us, full_16k 8270 -> 9070). To tell which additions are complete costs
-// the consumers 7 to 9 % by releases in shared memory; without it window1k_16k would take 711 us, but what the warps read
-// and write in L2, which the sums keep busy, adds 40 to that.
+// the consumers 7 to 9 % by releases in shared memory. With nothing told, and so no dq written, window1k_16k takes 711
+// us; the warps' reading and writing adds 40, probably since the sums keep L2 busy.
 // 232 registers a consumer and 40 a producer, which spill nothing (-19 %: 240 spill a little, but let the compiler mix
 // more). By the writers below, the first part stored and others added as they come, so that nothing is cleared:
 // window1k_16k +4 %, streaming_128k +3 %, but full_16k -5 %, bsr128_10_16k -40 %.

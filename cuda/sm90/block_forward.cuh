@@ -52,9 +52,9 @@
 // exponentials a thread are 512. Counters (ncu): the tensor pipe is busy 87 % of all cycles of full_16k, 77 % of
 // bsr128_10_16k and 73 % of window1k_16k. On full_16k the 700 W cap holds the clock at 1.6 GHz, as it does GEMM's.
 //
-// Measured (H200, bf16, d128, L2 cold, pauses between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 790 in the
-// same run): full_16k 822, causal_16k 800, window1k_16k 593, window4k_128k 767, streaming_16k 572, bsr128_10_16k 721;
-// full_16k at head_dim 64 617, at 256 840; landmark_64k 470, longnet_128k 404, dilated_16k 92. Single blocks instead of
+// Measured (H200, bf16, d128, L2 cold, pauses between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 791 in the
+// same run): full_16k 807, causal_16k 798, window1k_16k 592, window4k_128k 765, streaming_16k 575, bsr128_10_16k 725;
+// full_16k at head_dim 64 617, at 256 819; landmark_64k 472, longnet_128k 409, dilated_16k 91. Single blocks instead of
 // runs cost 0.5 %, a mask on every block 4 to 6 %. Blocks of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at
 // head_dim 64), in an earlier run: block_diagonal(192) 89 and 100 (61 and 77), window(63,63) 91 and 104 (65 and 85), 8
 // blocks of 64 a query block at random 160 and 190 (113 and 146).

@@ -25,7 +25,8 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockForward {
     // CTAs an SM. Those of one warpgroup come in pairs: one makes probabilities under the other's products.
     static constexpr int ctas = BlockQ == 64 ? 2 : 1;
-    // Whether tokens may stand in any order. Keys of 192 columns leave that to the row of 256.
+    // Whether tokens may stand in any order. Keys of 192 columns leave that to the row of 256, blocks of 192 queries to
+    // those of 128.
     static constexpr bool any_order = HeadDim != 192 && BlockQ != 192 && (BlockK == 64 || BlockQ == 128);
     // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those
     // of 128 beside scores of 128 keys.

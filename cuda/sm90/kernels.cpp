@@ -92,12 +92,12 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
 // often. Tasks of 192 queries are so long that processors wait for the last ones, for half a task. Read off full,
-// windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks of 64 queries within
-// 13 %, but for bigbird, a fifth too little. They settle which row a problem gets. Where tokens are not consecutive a
-// task takes longer, and memory gives nearly all it has: dilated and strided attention, landmarks and global tokens at
-// 16K to 128K (H100) within 10 %, LongNet's a quarter too much. Tokens of several lists come row by row. In pieces,
-// sums of floats are handed on: read off both pieces of Sparse Transformer's strided attention at 16K (H200), as their
-// mean.
+// windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks of 64 queries within 13
+// %, but for bigbird, a fifth too little; blocks of 192 off full and causal attention (H100). They settle which row a
+// problem gets. Where tokens are not consecutive a task takes longer, and memory gives nearly all it has: dilated and
+// strided attention, landmarks and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much.
+// Tokens of several lists come row by row. In pieces, sums of floats are handed on: read off both pieces of Sparse
+// Transformer's strided attention at 16K (H200), as their mean.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
@@ -109,7 +109,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double task = in_pairs ? 700 : in_threes ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
-    const double handed_on = !s.is_piece ? 0 : in_pairs ? 4500 : 10000;
+    const double handed_on = !s.is_piece ? 0 : in_pairs ? 4500 : 10000;  // cycles a task
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;

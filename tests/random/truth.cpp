@@ -266,9 +266,10 @@ private:
         }
     };
 
-    // Where lists come with a call, gradients with the same bits in every call may be sums of integers, multiples of a
-    // quantum that follows from all terms of a key's row (cuda/any/key_sums.cuh): columns that are small beside others
-    // keep fewer digits.
+    // Where lists come with a call, gradients of 16 bits that are the same in every call may be sums of integers,
+    // multiples of a quantum that follows from all terms of a key's row (cuda/any/key_sums.cuh): columns that are small
+    // beside others keep fewer digits. A term is off by half a quantum at most, and a quantum is up to 2^-27 of the
+    // row's terms, which the kernel knows within a factor of two each.
     struct Terms {
         double largest = 0;  // the sum of each term's largest column
         int64_t count = 0;
@@ -313,10 +314,11 @@ private:
                 is_sink_open[size_t(g)] = 0;
                 for (const int32_t key : keys) is_spoiled[size_t(key)] = 1;
             }
+        const bool is_quantised =
+            problem_.has(SPATTN_PLAN_DETERMINISTIC) && !t_.indices.empty() && type_.weight != 0;
         Numbers got_k(static_cast<size_t>(dim_)), got_v(static_cast<size_t>(value_dim_));
         for (int64_t key = 0; key < p_.seq_k; ++key) {
             if (is_spoiled[size_t(key)]) continue;
-            const bool is_quantised = problem_.has(SPATTN_PLAN_DETERMINISTIC) && !t_.indices.empty();
             const double quanta = is_quantised ? terms_[size_t(key)].lost() : 0;
             t_.dk.get(b, head_kv, key, got_k.data());
             if (t_.dv) t_.dv.get(b, head_kv, key, got_v.data());
