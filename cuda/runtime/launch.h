@@ -19,10 +19,26 @@ void prepare(void (*kernel)(Params...), size_t shared_bytes) {
 struct Shape {
     unsigned blocks, threads;
     size_t shared_bytes;
+    unsigned cluster = 1;  // blocks of one, which divide all of them
 };
 
 template <class... Params>
+void launch_with(cudaLaunchAttribute& attribute, void (*kernel)(Params...), const Shape& shape, void* stream,
+                 const Params&... params) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.blocks, config.blockDim = shape.threads, config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream), config.attrs = &attribute, config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, params...), "cudaLaunchKernelEx");
+}
+
+template <class... Params>
 void launch(void (*kernel)(Params...), const Shape& shape, void* stream, const Params&... params) {
+    if (shape.cluster > 1) {
+        cudaLaunchAttribute cluster{};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {shape.cluster, 1, 1};
+        return launch_with(cluster, kernel, shape, stream, params...);
+    }
     kernel<<<shape.blocks, shape.threads, shape.shared_bytes, static_cast<cudaStream_t>(stream)>>>(params...);
     check(cudaGetLastError(), "kernel launch");
 }
@@ -34,10 +50,7 @@ void launch_early(void (*kernel)(Params...), const Shape& shape, void* stream, c
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = shape.blocks, config.blockDim = shape.threads, config.dynamicSmemBytes = shape.shared_bytes;
-    config.stream = static_cast<cudaStream_t>(stream), config.attrs = &early, config.numAttrs = 1;
-    check(cudaLaunchKernelEx(&config, kernel, params...), "cudaLaunchKernelEx");
+    launch_with(early, kernel, shape, stream, params...);
 }
 
 inline void clear(void* memory, size_t bytes, void* stream) {

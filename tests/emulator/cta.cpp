@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -55,6 +56,7 @@ namespace {
 
 constexpr size_t stack_bytes = 512 * 1024, page = 4096;
 constexpr int most_threads = 1024, kept_registers = 6;
+constexpr size_t most_ctas = 2;  // of a cluster
 
 }  // namespace
 
@@ -87,33 +89,39 @@ struct Cta::Stacks {
 
 Cta::Cta()
     : stacks_(std::make_unique<Stacks>()),
-      shared_(static_cast<uint8_t*>(std::aligned_alloc(1024, shared_capacity)), std::free) {}
+      shared_(static_cast<uint8_t*>(std::aligned_alloc(1024, most_ctas * shared_capacity)), std::free) {}
 Cta::~Cta() = default;
 
 std::string Cta::run(const Grid& grid, unsigned block, uint64_t seed, const std::function<void()>& kernel) {
     grid_ = &grid, block_ = block, kernel_ = &kernel;
     random_.seed(unsigned(seed ^ seed >> 32));
     failure_.clear(), events_.clear();
-    for (Barrier& barrier : barriers_) barrier = {};
-    running_ = int(grid.threads.x);
-    threads_.clear(), threads_.resize(size_t(running_));
-    warps_.clear(), warps_.resize(size_t(running_ + warp_threads - 1) / warp_threads);
-    std::memset(shared_.get(), 0xFF, shared_capacity);  // NaN, and no sensible index
+    const int of_cta = int(grid.threads.x), threads = of_cta * int(grid.cluster);
+    if (grid.cluster > most_ctas || threads > most_threads || (grid.cluster > 1 && of_cta % warp_threads))
+        return "a cluster of more CTAs or threads than the emulator has, or of parts of warps";
+    barriers_.clear(), barriers_.resize(grid.cluster * named_barriers + 1);
+    running_.assign(grid.cluster, of_cta);
+    threads_.clear(), threads_.resize(size_t(threads));
+    warps_.clear(), warps_.resize(size_t(threads + warp_threads - 1) / warp_threads);
+    const size_t shared_bytes = (grid.cluster - 1) * shared_capacity + grid.shared_bytes;
+    std::memset(shared_.get(), 0xFF, grid.cluster * shared_capacity);  // NaN, and no sensible index
 #ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(shared_.get(), shared_capacity);
-    __asan_poison_memory_region(shared_.get() + grid.shared_bytes, shared_capacity - grid.shared_bytes);
-    __asan_unpoison_memory_region(stacks_->memory, size_t(running_) * stack_bytes);
+    __asan_unpoison_memory_region(shared_.get(), most_ctas * shared_capacity);
+    for (size_t rank = 0; rank < grid.cluster; ++rank)
+        __asan_poison_memory_region(shared_.get() + rank * shared_capacity + grid.shared_bytes,
+                                    shared_capacity - grid.shared_bytes);
+    __asan_unpoison_memory_region(stacks_->memory, size_t(threads) * stack_bytes);
 #endif
-    for (int i = 0; i < running_; ++i) {
+    for (int i = 0; i < threads; ++i) {
         void** const top = reinterpret_cast<void**>(stacks_->of(i) + stack_bytes) - 2;  // as after a call
         *top = reinterpret_cast<void*>(&begin_thread);
         Thread& thread = threads_[size_t(i)];
-        thread.cta = this, thread.index = {unsigned(i), 0, 0};
+        thread.cta = this, thread.index = {unsigned(i % of_cta), 0, 0}, thread.rank = i / of_cta;
         thread.warp = i / warp_threads, thread.lane = i % warp_threads;
         thread.stack_pointer = top - kept_registers;
         warps_[size_t(thread.warp)].ready |= 1u << thread.lane;
     }
-    races_.begin(int(warps_.size()), grid.shared_bytes);
+    races_.begin(int(warps_.size()), shared_bytes);
     for (Warp& warp : warps_) warp.ended = ~warp.ready, warp.priority = unsigned(random_());
     has_favourites_ = chance(2), lateness_ = 1u << random_() % 7;
     while (step()) {
@@ -127,7 +135,8 @@ std::string Cta::run(const Grid& grid, unsigned block, uint64_t seed, const std:
 
 // One warp goes on as far as it can. False where the CTA has ended.
 bool Cta::step() {
-    if (!failure_.empty() || !(running_ || !events_.empty())) return false;
+    const bool is_running = std::any_of(running_.begin(), running_.end(), [](int threads) { return threads > 0; });
+    if (!failure_.empty() || !(is_running || !events_.empty())) return false;
     struct Candidate {
         Warp* warp;
         uint32_t lanes;
@@ -185,9 +194,10 @@ void Cta::deliver() {
 
 // ---- fibers ----
 void Cta::resume(Thread& thread) {
-    here = &thread, watched = {shared_.get(), grid_->shared_bytes};
+    here = &thread;
+    watched = {shared_.get(), (grid_->cluster - 1) * shared_capacity + grid_->shared_bytes};
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(&sanitizer_state_, stacks_->of(int(thread.index.x)), stack_bytes);
+    __sanitizer_start_switch_fiber(&sanitizer_state_, stacks_->of(int(&thread - threads_.data())), stack_bytes);
 #endif
     spattn_emulator_switch(&scheduler_, thread.stack_pointer);
 #ifdef __SANITIZE_ADDRESS__
@@ -219,7 +229,7 @@ void Cta::begin_thread() {
 void Cta::end_thread() {
     Warp& warp = warps_[size_t(here->warp)];
     warp.ended |= 1u << here->lane;
-    --running_;
+    --running_[size_t(here->rank)];
     if (warp.met && (warp.met | warp.ended) == ~0u) do_together(warp);
     for (Barrier& barrier : barriers_)
         if (barrier.arrived && is_complete(barrier)) release(barrier);
@@ -232,7 +242,7 @@ void Cta::end_thread() {
 }
 
 void Cta::fail(const std::string& what) {
-    failure_ = "thread " + std::to_string(here->index.x) + " of block " + std::to_string(block_) + ": " + what;
+    failure_ = "thread " + std::to_string(here->index.x) + " of block " + std::to_string(block().x) + ": " + what;
     suspend();
     std::abort();
 }
@@ -260,8 +270,14 @@ void Cta::do_together(Warp& warp) {
     warp.together(all);
 }
 
+// Threads that a barrier of all of them waits for.
+int Cta::running(const Barrier& barrier) const {
+    const size_t rank = size_t(&barrier - barriers_.data()) / named_barriers;
+    return rank < running_.size() ? running_[rank] : std::accumulate(running_.begin(), running_.end(), 0);
+}
+
 bool Cta::is_complete(const Barrier& barrier) const {
-    return barrier.arrived == (barrier.expected ? barrier.expected : running_);
+    return barrier.arrived == (barrier.expected ? barrier.expected : running(barrier));
 }
 
 void Cta::release(Barrier& barrier) {
@@ -282,8 +298,11 @@ void Cta::arrive_at(Barrier& barrier, int threads, bool yes) {
     barrier.any |= yes;
 }
 
-bool Cta::sync(int id, int threads, bool yes) {
-    Barrier& barrier = barriers_[id];
+bool Cta::sync(int id, int threads, bool yes) { return sync(named_barrier(id), threads, yes); }
+
+void Cta::sync_cluster() { sync(barriers_.back(), 0, false); }
+
+bool Cta::sync(Barrier& barrier, int threads, bool yes) {
     arrive_at(barrier, threads, yes);
     if (is_complete(barrier)) {
         const bool any = barrier.any;
@@ -297,7 +316,7 @@ bool Cta::sync(int id, int threads, bool yes) {
 }
 
 void Cta::arrive(int id, int threads) {
-    Barrier& barrier = barriers_[id];
+    Barrier& barrier = named_barrier(id);
     arrive_at(barrier, threads, false);
     if (is_complete(barrier)) release(barrier);
 }
@@ -332,9 +351,10 @@ std::string Cta::describe_hang() const {
             text += " lane " + std::to_string(thread.lane) + " at the barrier at byte " +
                     std::to_string(at - shared_.get()) + ", phase " + std::to_string(thread.phase) + ",";
         }
-        for (int id = 0; id < 16; ++id)
+        for (size_t id = 0; id < barriers_.size(); ++id)
             for (const Thread* thread : barriers_[id].waiting)
-                if (thread->warp == int(w) && !thread->lane) text += " named barrier " + std::to_string(id) + ",";
+                if (thread->warp == int(w) && !thread->lane)
+                    text += " named barrier " + std::to_string(id % named_barriers) + ",";
         text.back() = ';';
     }
     return text;
@@ -342,16 +362,18 @@ std::string Cta::describe_hang() const {
 
 // ---- shared memory ----
 uint8_t* Cta::shared(uint32_t address, size_t bytes) {
-    if (address < shared_base || address - shared_base + bytes > grid_->shared_bytes)
-        fail("shared memory at byte " + std::to_string(int64_t(address) - shared_base) + ", " + std::to_string(bytes) +
-             " bytes; the launch has " + std::to_string(grid_->shared_bytes));
-    return shared_.get() + (address - shared_base);
+    const uint32_t rank = address / shared_window, place = address % shared_window;
+    if (rank >= grid_->cluster || place < shared_base || place - shared_base + bytes > grid_->shared_bytes)
+        fail("shared memory at byte " + std::to_string(int64_t(place) - shared_base) + " of CTA " +
+             std::to_string(rank) + ", " + std::to_string(bytes) + " bytes; the launch has " +
+             std::to_string(grid_->shared_bytes));
+    return shared_.get() + rank * shared_capacity + (place - shared_base);
 }
 
 uint32_t Cta::address_of(const void* shared) {
     const ptrdiff_t at = static_cast<const uint8_t*>(shared) - shared_.get();
-    if (at < 0 || size_t(at) > shared_capacity) fail("an address outside dynamic shared memory");
-    return shared_base + uint32_t(at);
+    if (at < 0 || size_t(at) > grid_->cluster * shared_capacity) fail("an address outside dynamic shared memory");
+    return address_in(shared_base + uint32_t(size_t(at) % shared_capacity), uint32_t(size_t(at) / shared_capacity));
 }
 
 }  // namespace emulator

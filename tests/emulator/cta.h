@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The threads of a CTA as fibers of one thread of the host, which switch only where they wait for each other.
+// The threads of a cluster of CTAs, of one mostly, as fibers of one thread of the host, which switch only where they
+// wait for each other.
 //
 // What a GPU may do in any order is done in an order that is drawn: which warp goes on, which of its lanes comes first,
 // when the copy engine brings what was asked for, and whether a matrix instruction runs at once or when somebody waits
@@ -26,6 +27,7 @@ namespace emulator {
 constexpr int warp_threads = 32;
 constexpr size_t shared_capacity = 227 * 1024;  // what a CTA of Hopper may have
 constexpr uint32_t shared_base = 1024;          // the address of its first byte; those before belong to the system
+constexpr uint32_t shared_window = 256 * 1024;  // addresses of a CTA, of which descriptors know no more
 
 class Cta;
 
@@ -52,7 +54,8 @@ private:
 struct Thread {
     Cta* cta;
     uint3 index;
-    int warp, lane;
+    int rank;        // of its CTA in the cluster
+    int warp, lane;  // warp: of the cluster's
     void* stack_pointer;                       // where it stands while it does not run
     void* sanitizer_state;                     // of AddressSanitizer, for this stack
     const uint64_t* barrier;                   // in shared memory, that it waits for
@@ -65,7 +68,7 @@ struct Thread {
 // The thread that runs.
 extern constinit thread_local Thread* here;
 
-// The shared memory of its CTA; nothing while no thread runs.
+// The shared memory of its cluster; nothing while no thread runs.
 struct Watched {
     const uint8_t* data;
     size_t bytes;
@@ -76,6 +79,7 @@ extern constinit thread_local Watched watched;
 struct Grid {
     uint3 blocks, threads;
     size_t shared_bytes;
+    unsigned cluster = 1;  // blocks that run together
 };
 
 class Cta {
@@ -85,17 +89,18 @@ public:
     Cta(const Cta&) = delete;
     Cta& operator=(const Cta&) = delete;
 
-    // Runs `kernel` in all threads of a block. What went wrong, or nothing.
+    // Runs `kernel` in all threads of the cluster whose first block this is. What went wrong, or nothing.
     std::string run(const Grid& grid, unsigned block, uint64_t seed, const std::function<void()>& kernel);
 
     // ---- for the thread that runs ----
     const Grid& grid() const { return *grid_; }
-    uint3 block() const { return {block_, 0, 0}; }
+    uint3 block() const { return {block_ + unsigned(here->rank), 0, 0}; }
     // All lanes of the warp; the last that comes does it for all.
     void meet(void* mine, Together together);
     // bar.sync: so many threads, 0 for all. True where one of them said yes.
     bool sync(int barrier, int threads, bool yes);
     void arrive(int barrier, int threads);
+    void sync_cluster();
     void wait(const uint64_t* barrier, uint32_t phase);
     // For a while others go on, of other CTAs, too: of a thread that looks at memory again and again.
     void pause();
@@ -103,7 +108,11 @@ public:
 
     uint8_t* shared(uint32_t address, size_t bytes);  // fails where the launch asked for less
     uint32_t address_of(const void* shared);
-    uint8_t* dynamic_shared() { return shared_.get(); }
+    uint8_t* dynamic_shared() { return shared_.get() + size_t(here->rank) * shared_capacity; }
+    // The address of the same place in the CTA of that rank.
+    uint32_t address_in(uint32_t address, uint32_t rank) const { return address % shared_window + rank * shared_window; }
+    // Of a place in the CTA of the thread that runs, whose window a descriptor leaves out.
+    uint32_t own_address(uint32_t address) const { return address_in(address, uint32_t(here->rank)); }
 
     // Becomes true at some time from now on.
     void begin(std::function<void()> effect) { events_.push_back(std::move(effect)); }
@@ -138,6 +147,9 @@ private:
     void end_thread();
     void do_together(Warp& warp);
     void arrive_at(Barrier& barrier, int threads, bool yes);
+    Barrier& named_barrier(int id) { return barriers_[size_t(here->rank) * named_barriers + size_t(id)]; }
+    bool sync(Barrier& barrier, int threads, bool yes);
+    int running(const Barrier& barrier) const;
     bool is_complete(const Barrier& barrier) const;
     void release(Barrier& barrier);
     void deliver();
@@ -149,9 +161,10 @@ private:
     const std::function<void()>* kernel_ = nullptr;
     std::vector<Thread> threads_;
     std::vector<Warp> warps_;
-    Barrier barriers_[16];
+    static constexpr size_t named_barriers = 16;
+    std::vector<Barrier> barriers_;  // those of each CTA, and at the end the cluster's
     std::vector<std::function<void()>> events_;
-    int running_ = 0;      // threads that have not ended
+    std::vector<int> running_;  // threads of each CTA that have not ended
     uint64_t turns_ = 0;   // in which some warp went on
     std::string failure_;
     Races races_;
@@ -163,7 +176,7 @@ private:
     const void* scheduler_stack_ = nullptr;
     size_t scheduler_stack_bytes_ = 0;
     std::unique_ptr<Stacks> stacks_;
-    std::unique_ptr<uint8_t[], void (*)(void*)> shared_;
+    std::unique_ptr<uint8_t[], void (*)(void*)> shared_;  // of each CTA of the largest cluster
 };
 
 }  // namespace emulator

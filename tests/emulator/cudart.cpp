@@ -105,7 +105,7 @@ cudaError_t run(const Grid& grid, const std::function<void()>& kernel) {
     std::atomic<bool> failed = false;
     const auto work = [&] {
         auto cta = ctas().take();
-        for (unsigned block; !failed && (block = next++) < grid.blocks.x;) {
+        for (unsigned block; !failed && (block = next.fetch_add(grid.cluster)) < grid.blocks.x;) {
             const std::string failure = cta->run(grid, block, seed * 0x9E3779B97F4A7C15u + block, kernel);
             if (!failure.empty() && !failed.exchange(true)) std::fprintf(stderr, "%s\n", failure.c_str());
         }
@@ -130,7 +130,8 @@ cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> effect) {
 }  // namespace
 
 cudaError_t launch(const Grid& grid, cudaStream_t stream, std::function<void()> kernel) {
-    if (!grid.blocks.x || !grid.threads.x || grid.threads.x > 1024 || grid.shared_bytes > gpu().shared_bytes)
+    if (!grid.blocks.x || !grid.threads.x || grid.threads.x > 1024 || grid.shared_bytes > gpu().shared_bytes ||
+        grid.blocks.x % grid.cluster)
         return answer(cudaErrorInvalidConfiguration);
     return enqueue(stream, [=] { return run(grid, kernel); });
 }

@@ -107,7 +107,7 @@ void each_chunk(uint32_t descriptor, bool transposed, int first_row, int rows, V
             const uint32_t byte = transposed
                                       ? at / panel_rows * panel_bytes + uint32_t(k) * line_bytes + at % panel_rows * 2
                                       : at * line_bytes + uint32_t(k) * 2;
-            visit(here->cta->shared(swizzled(address + byte), 16), row, k);
+            visit(here->cta->shared(here->cta->own_address(swizzled(address + byte)), 16), row, k);
         }
 }
 

@@ -135,6 +135,11 @@ void Races::begin_load(int warp, size_t barrier, size_t at, size_t bytes) {
     });
 }
 
+void Races::begin_send(int warp, size_t at, size_t bytes) {
+    const Knowledge& who = of_warp_[size_t(warp)].knows;
+    each_cell(at, bytes, [&](Cell& cell, size_t byte) { check_written(who, warp, cell, byte, true, " sends"); });
+}
+
 void Races::end(Kind kind, int warp, uint32_t group) {
     uint32_t& time = of_warp_[size_t(warp)].knows.time[size_t(place_of(kind, warp))];
     time = std::max(time, group);

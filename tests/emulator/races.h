@@ -43,6 +43,9 @@ public:
     void begin_product(int warp, size_t at, size_t bytes);
     void begin_store(int warp, uint32_t group, size_t at, size_t bytes);
     void begin_load(int warp, size_t barrier, size_t at, size_t bytes);
+    // The copy engine reads for another CTA, whose barrier alone tells when it has: that nobody writes there before is
+    // not watched.
+    void begin_send(int warp, size_t at, size_t bytes);
     // Operations up to that number have ended.
     void end(Kind kind, int warp, uint32_t group);
     void commit_products(int warp) { ++of_warp_[size_t(warp)].product_groups; }

@@ -21,13 +21,14 @@ void prepare(void (*kernel)(Params...), size_t shared_bytes) {
 struct Shape {
     unsigned blocks, threads;
     size_t shared_bytes;
+    unsigned cluster = 1;
 };
 
 template <class... Params>
 void launch(void (*kernel)(Params...), const Shape& shape, void* stream,
             const std::type_identity_t<Params>&... params) {
     const auto values = std::make_shared<std::tuple<std::remove_const_t<Params>...>>(params...);
-    const emulator::Grid grid{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, shape.shared_bytes};
+    const emulator::Grid grid{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, shape.shared_bytes, shape.cluster};
     check(emulator::launch(grid, static_cast<cudaStream_t>(stream), [=] { std::apply(kernel, *values); }),
           "kernel launch");
 }

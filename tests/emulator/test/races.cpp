@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "emulator/cta.h"
+#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -27,18 +28,19 @@ Shared& shared() { return *ptx::swizzled_shared<Shared>(); }
 int warp() { return int(threadIdx.x) / 32; }
 bool is_leader() { return threadIdx.x % 32 == 0; }
 
-// How `threads` of a CTA end that run `kernel`: with what the emulator complained of, or with nothing.
-std::string run(unsigned threads, uint64_t seed, const std::function<void()>& kernel) {
+// How `threads` of each CTA of a cluster end that run `kernel`: with what the emulator complained of, or with nothing.
+std::string run(unsigned threads, uint64_t seed, const std::function<void()>& kernel, unsigned cluster = 1) {
     emulator::Cta cta;
-    return cta.run({{1, 1, 1}, {threads, 1, 1}, sizeof(Shared)}, 0, seed, kernel);
+    return cta.run({{cluster, 1, 1}, {threads, 1, 1}, sizeof(Shared), cluster}, 0, seed, kernel);
 }
 
 // kernel(true) is right, and kernel(false) is told with these words.
-void check_kernel(const char* name, unsigned threads, const std::function<void(bool)>& kernel, const char* words) {
+void check_kernel(const char* name, unsigned threads, const std::function<void(bool)>& kernel, const char* words,
+                  unsigned cluster = 1) {
     for (uint64_t seed = 1; seed <= 20; ++seed) {
         check::context = std::string(name) + ", seed " + std::to_string(seed);
-        CHECK_EQ(run(threads, seed, [&] { kernel(true); }), std::string());
-        const std::string told = run(threads, seed, [&] { kernel(false); });
+        CHECK_EQ(run(threads, seed, [&] { kernel(true); }, cluster), std::string());
+        const std::string told = run(threads, seed, [&] { kernel(false); }, cluster);
         check::report(told.find(words) != std::string::npos, __FILE__, __LINE__, "told: " + told);
     }
     check::context.clear();
@@ -205,6 +207,60 @@ TEST(products_see_what_was_fenced) {
             ptx::wgmma_wait<0>();
         },
         no_fence);
+}
+
+// One CTA of a cluster sends numbers to the other, twice to the same place.
+TEST(ctas_of_a_cluster_wait_for_what_they_send_each_other) {
+    enum Defect { none, reads_at_once, writes_at_once };
+    const auto kernel = [](Defect defect) {
+        const uint32_t rank = ptx::cluster_rank();
+        if (is_leader()) ptx::mbarrier_init(&shared().full, 1), ptx::mbarrier_init(&shared().empty, 1);
+        ptx::cluster_sync();
+        for (uint32_t turn = 0; turn < 2; ++turn) {
+            if (rank == 0) {
+                if (defect != writes_at_once) ptx::mbarrier_wait(&shared().empty, turn ^ 1);
+                if (is_leader())
+                    ptx::cluster_store(ptx::cluster_address(shared().numbers, 1), {float(turn), 1, 2, 3},
+                                       ptx::cluster_address(&shared().full, 1));
+            } else {
+                if (is_leader()) ptx::mbarrier_arrive_expect(&shared().full, 16);
+                if (defect != reads_at_once) ptx::mbarrier_wait(&shared().full, turn);
+                float x[4];
+                ptx::load_shared(x, ptx::shared_address(shared().numbers));
+                if (defect == reads_at_once) ptx::mbarrier_wait(&shared().full, turn);
+                if (defect == none) CHECK_EQ(x[0], float(turn));
+                __syncwarp();
+                if (is_leader()) ptx::cluster_arrive(ptx::cluster_address(&shared().empty, 0));
+            }
+        }
+        ptx::cluster_sync();
+    };
+    for (const Defect defect : {reads_at_once, writes_at_once})
+        check_kernel("st.async", 32, [&](bool is_right) { kernel(is_right ? none : defect); }, disorder, 2);
+}
+
+TEST(a_cta_sends_what_was_fenced) {
+    check_kernel(
+        "cp.async.bulk to another CTA", 32,
+        [](bool is_right) {
+            if (is_leader()) ptx::mbarrier_init(&shared().full, 1);
+            ptx::cluster_sync();
+            const uint32_t other = ptx::cluster_rank() ^ 1;
+            shared().numbers[threadIdx.x] = float(threadIdx.x + other);
+            if (is_right) ptx::fence_async_shared();
+            __syncwarp();
+            if (is_leader()) {
+                ptx::mbarrier_arrive_expect(&shared().full, 128);
+                ptx::cluster_copy(ptx::cluster_address(shared().tile, other), ptx::shared_address(shared().numbers), 128,
+                                  ptx::cluster_address(&shared().full, other));
+            }
+            ptx::mbarrier_wait(&shared().full, 0);
+            float x[2];
+            ptx::load_shared(x, ptx::shared_address(shared().tile) + threadIdx.x / 2 * 8);
+            if (is_right) CHECK_EQ(x[threadIdx.x % 2], float(threadIdx.x + 1 - other));
+            ptx::cluster_sync();
+        },
+        no_fence, 2);
 }
 
 TEST(who_waits_for_ever_is_named) {
