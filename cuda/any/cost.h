@@ -74,12 +74,12 @@ inline double key_bytes(const Problem& p) {
     return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
 }
 
-// What tasks of gather rows are that share lists: so many tiles of 64 rows, of so many blocks of 64 keys each.
+// What tasks of gather rows are that share lists: so many tiles of 64 rows, or more, of so many blocks of 64 keys each.
 struct ListTasks {
     double tasks, blocks;
-    static ListTasks of(const Problem& p, const LayoutStats& s) {
+    static ListTasks of(const Problem& p, const LayoutStats& s, int tile = 64) {
         const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
-        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / 64), std::ceil(list / 64)};
+        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / tile), std::ceil(list / 64)};
     }
 };
 

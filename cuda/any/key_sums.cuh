@@ -49,7 +49,7 @@ __device__ __forceinline__ float quanta_of(const uint64_t* row) {
     return sum == 0 ? 1 : ldexpf(1, min(bits - 1 - ilogb(sum), most));
 }
 
-// ---- a warp's 16 rows of a tile of 64 keys and 64 columns, as accumulators have them ----
+// ---- a warp's 16 rows of a tile of 64 keys and 64 or 32 columns, as accumulators have them ----
 // L2 adds whole lines of 128 bytes at 3.8 TB/s, but the 32 bytes that a quad has of a row at 2.3: lanes exchange what
 // they have of 32 columns until a row's line is one instruction's.
 
@@ -75,7 +75,8 @@ struct IntegerRows {
     __device__ IntegerRows(const int32_t* tile_keys, const float* quanta, int thread)
         : key(tile_keys[16 * (thread / 32) + thread % 16]), quanta(key == no_token ? 0 : quanta[key]) {}
 
-    __device__ __forceinline__ void add(const float (&x)[32], float factor, float* sums, int columns, int first,
+    template <int Values>
+    __device__ __forceinline__ void add(const float (&x)[Values], float factor, float* sums, int columns, int first,
                                         int end, int thread) const {
         const int lane = thread % 32, quad = lane / 4 % 4;
         const int column = first + 8 * quad + 2 * (lane % 4);
@@ -86,7 +87,7 @@ struct IntegerRows {
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows[i] = __shfl_sync(~0u, key, lane / 16 * 4 + i + 8 * h);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < Values / 16; ++half) {
                 uint64_t words[4];  // two columns of this lane's row, of every eighth column
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {

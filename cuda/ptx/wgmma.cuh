@@ -38,11 +38,12 @@ __device__ __forceinline__ uint32_t wgmma_descriptor(const void* shared, uint32_
 constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
 
 // clang-format off
-#define SPATTN_WGMMA_LIST32 \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+#define SPATTN_WGMMA_LIST16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define SPATTN_WGMMA_LIST32 SPATTN_WGMMA_LIST16 "," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define SPATTN_WGMMA_LIST64 SPATTN_WGMMA_LIST32 "," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+#define SPATTN_WGMMA_LIST48 SPATTN_WGMMA_LIST32 "," \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define SPATTN_WGMMA_LIST64 SPATTN_WGMMA_LIST48 "," \
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SPATTN_WGMMA_LIST96 SPATTN_WGMMA_LIST64 "," \
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
@@ -50,12 +51,15 @@ constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
 #define SPATTN_WGMMA_LIST128 SPATTN_WGMMA_LIST96 "," \
     "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
     "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define SPATTN_WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SPATTN_WGMMA_D16(i) SPATTN_WGMMA_D4(i), SPATTN_WGMMA_D4(i + 4), SPATTN_WGMMA_D4(i + 8), SPATTN_WGMMA_D4(i + 12)
-#define SPATTN_WGMMA_D32 SPATTN_WGMMA_D16(0), SPATTN_WGMMA_D16(16)
-#define SPATTN_WGMMA_D64 SPATTN_WGMMA_D32, SPATTN_WGMMA_D16(32), SPATTN_WGMMA_D16(48)
-#define SPATTN_WGMMA_D96 SPATTN_WGMMA_D64, SPATTN_WGMMA_D16(64), SPATTN_WGMMA_D16(80)
-#define SPATTN_WGMMA_D128 SPATTN_WGMMA_D96, SPATTN_WGMMA_D16(96), SPATTN_WGMMA_D16(112)
+#define SPATTN_WGMMA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SPATTN_WGMMA_SIXTEEN(i) \
+    SPATTN_WGMMA_FOUR(i), SPATTN_WGMMA_FOUR(i + 4), SPATTN_WGMMA_FOUR(i + 8), SPATTN_WGMMA_FOUR(i + 12)
+#define SPATTN_WGMMA_D16 SPATTN_WGMMA_SIXTEEN(0)
+#define SPATTN_WGMMA_D32 SPATTN_WGMMA_D16, SPATTN_WGMMA_SIXTEEN(16)
+#define SPATTN_WGMMA_D48 SPATTN_WGMMA_D32, SPATTN_WGMMA_SIXTEEN(32)
+#define SPATTN_WGMMA_D64 SPATTN_WGMMA_D48, SPATTN_WGMMA_SIXTEEN(48)
+#define SPATTN_WGMMA_D96 SPATTN_WGMMA_D64, SPATTN_WGMMA_SIXTEEN(64), SPATTN_WGMMA_SIXTEEN(80)
+#define SPATTN_WGMMA_D128 SPATTN_WGMMA_D96, SPATTN_WGMMA_SIXTEEN(96), SPATTN_WGMMA_SIXTEEN(112)
 
 // The products of one n and element. Both operands in shared memory: with columns along k; or both transposed, stored
 // [k][64] and [k][n]; or b alone. Or a in registers, and b either way. accumulate 0: d starts from zero, whatever it
@@ -88,8 +92,10 @@ constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
     SPATTN_WGMMA_REGISTERS(wgmma_transposed, 1, n, accumulators, element, o0, o1, o2, o3, o4, o5, o6)
 // clang-format on
 
+SPATTN_WGMMA(32, 16, bf16, 16, 17, 18, 19, 20, 21, 22)
 SPATTN_WGMMA(64, 32, bf16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(64, 32, f16, 32, 33, 34, 35, 36, 37, 38)
+SPATTN_WGMMA(96, 48, bf16, 48, 49, 50, 51, 52, 53, 54)
 SPATTN_WGMMA(128, 64, bf16, 64, 65, 66, 67, 68, 69, 70)
 SPATTN_WGMMA(128, 64, f16, 64, 65, 66, 67, 68, 69, 70)
 SPATTN_WGMMA(192, 96, bf16, 96, 97, 98, 99, 100, 101, 102)
@@ -100,13 +106,17 @@ SPATTN_WGMMA(256, 128, f16, 128, 129, 130, 131, 132, 133, 134)
 #undef SPATTN_WGMMA
 #undef SPATTN_WGMMA_SHARED
 #undef SPATTN_WGMMA_REGISTERS
+#undef SPATTN_WGMMA_LIST16
 #undef SPATTN_WGMMA_LIST32
+#undef SPATTN_WGMMA_LIST48
 #undef SPATTN_WGMMA_LIST64
 #undef SPATTN_WGMMA_LIST96
 #undef SPATTN_WGMMA_LIST128
-#undef SPATTN_WGMMA_D4
+#undef SPATTN_WGMMA_FOUR
+#undef SPATTN_WGMMA_SIXTEEN
 #undef SPATTN_WGMMA_D16
 #undef SPATTN_WGMMA_D32
+#undef SPATTN_WGMMA_D48
 #undef SPATTN_WGMMA_D64
 #undef SPATTN_WGMMA_D96
 #undef SPATTN_WGMMA_D128

@@ -6,7 +6,7 @@
 
 namespace spattn::sm90 {
 
-// A warp's 16 rows of a tile of 64 keys and 64 columns, as accumulators have them; eight lanes have a row.
+// A warp's 16 rows of a tile of 64 keys and 64 or 32 columns, as accumulators have them; eight lanes have a row.
 struct FloatRows {
     int keys[4];  // of the rows for which this lane stands
 
@@ -17,12 +17,13 @@ struct FloatRows {
     }
 
     // To columns from `first` on, below `end`, of rows of so many columns.
-    __device__ __forceinline__ void add(const float (&x)[32], float factor, float* sums, int columns, int first,
+    template <int Values>
+    __device__ __forceinline__ void add(const float (&x)[Values], float factor, float* sums, int columns, int first,
                                         int end, int thread) const {
         const bool is_odd = thread & 1, is_second = thread & 4;
         const int column = first + thread / 4 % 2 * 16 + thread % 2 * 8 + thread / 2 % 2 * 4;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < Values / 16; ++half)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float y[2][4];  // of 8 columns and of those 16 further: the lane's 4

@@ -59,6 +59,8 @@
 #include "runtime/launch.h"
 #include "sm90/float_rows.cuh"
 #include "sm90/gather_backward.h"
+#include "sm90/gather_bounds.cuh"
+#include "sm90/gather_gradient.cuh"
 #include "sm90/gather_rows.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
@@ -68,7 +70,7 @@
 
 namespace spattn::sm90 {
 
-using any::Adding, any::KeySums, any::IntegerRows;
+using any::Adding, any::IntegerRows;
 
 // ---- configuration ----
 template <Dtype D, int HeadDim, int HeadDimV>
@@ -89,17 +91,6 @@ struct GatherGradientConfig : TileConfig<D, HeadDim, HeadDimV> {
     static_assert(stages >= 1, "a tile has room");
     static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, 1),
                   "roles share what the launch gives");
-};
-
-struct GatherBackwardParams {
-    TensorView q, k, v, dout, dq;
-    KeySums dk, dv;
-    const float *lse, *delta;  // [batch, heads_q, seq_q]
-    any::GatherLists lists;
-    ListRows rows;
-    int head_dim, head_dim_v;
-    float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
-    float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
 };
 
 // ---- shared memory ----
@@ -405,8 +396,7 @@ struct GatherGradients {
     }
 
     // ---- bounds ----
-    // Chunks of 16 bytes stand in another order in each row: the largest knows none. Bits of what is not negative are
-    // in order as integers, NaN last.
+    // Chunks of 16 bytes stand in another order in each row: the largest knows none.
     template <int Panels>
     __device__ __forceinline__ void find_largest(const void* tile) {
 #pragma unroll
@@ -418,47 +408,15 @@ struct GatherGradients {
                 const int chunk = thread % 4 + (i + thread / 4) % 2 * 4;
                 uint32_t words[4];
                 ptx::load_shared(words, ptx::shared_address(tile) + i / 2 * C::panel_bytes + row * 128 + chunk * 16);
-                for (uint32_t word : words) most = __vmaxu2(most, word & 0x7FFF7FFF);
+                for (uint32_t word : words) raise(most, word);
             }
-            for (int n = 1; n < 4; n *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, n));
-            largest[h] = tile::unpack<C::dtype>(max(most & 0xFFFF, most >> 16), 0);
+            largest[h] = largest_of_quad<C::dtype>(most);
         }
     }
 
-    // What p or ds, as products read them, can add to a column of their keys' rows. Terms are of 16 query rows.
     __device__ __forceinline__ void add_bounds(const float (&x)[32], float factor, const KeySums& to) const {
-        constexpr float slack = 1.03f;  // more than sums and products of 16 floats round
-        uint32_t words[4][4];
-        tile::pack_tile<C::dtype>(x, words);
-        float columns[16];  // of which a quad has 8 pairs, from its two rows each
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const int at = 4 * (i / 2) + i % 2;
-            const auto size = [&](int i) { return fabsf(tile::unpack<C::dtype>(words[i / 8][i % 8 / 2], i % 2)); };
-            columns[i] = fmaf(size(at), largest[0], size(at + 2) * largest[1]);
-        }
-        // The quads' sums, of which a lane keeps those of two neighbouring columns.
-        join_halves<8>(columns);
-        join_halves<4>(columns);
-        join_halves<2>(columns);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int key = shared.key[slot.index][2 * (thread % 32) + e];
-            if (key == no_token) continue;
-            const int64_t row = plane() * params.lists.seq_k + key;
-            any::add_bound(to.bounds + row * any::bound_words, columns[e] * factor * slack);
-        }
-    }
-
-    // A lane keeps the sums of one half of 2 * Count values, and the lane 2 * Count further those of the other.
-    template <int Count>
-    __device__ __forceinline__ void join_halves(float (&x)[16]) const {
-        const bool is_upper = thread & 2 * Count;
-#pragma unroll
-        for (int i = 0; i < Count; ++i) {
-            const float theirs = __shfl_xor_sync(~0u, is_upper ? x[i] : x[i + Count], 2 * Count);
-            x[i] = (is_upper ? x[i + Count] : x[i]) + theirs;
-        }
+        uint64_t* const bounds = to.bounds + plane() * params.lists.seq_k * any::bound_words;
+        sm90::add_bounds<C::dtype>(x, factor, largest, shared.key[slot.index], bounds, thread);
     }
 
     // What ds is multiplied by on its way to dk.
@@ -593,61 +551,19 @@ __global__ void __launch_bounds__(C::threads, 1)
 }
 
 // ---- launch ----
-template <class C>
-struct GatherBackwardLaunch {
-    const BackwardArgs& args;
-    const Problem& p;
-    GatherBackwardParams params;
-
-    explicit GatherBackwardLaunch(const BackwardArgs& args)
-        : args(args), p(*args.problem) {
-        const any::KeySumsSpace space(p);
-        const auto rows = any::BackwardSpace<float>::at(args.workspace, p, {}, {});
-        const double scale = p.softcap != 0 ? p.softcap : p.scale;
-        const any::GatherLists lists = any::GatherLists::of(args);
-        params = {args.q,
-                  args.k,
-                  args.v,
-                  args.dout,
-                  args.dq,
-                  space.dk_at(args.workspace, p),
-                  space.dv_at(args.workspace, p),
-                  rows.lse,
-                  rows.delta,
-                  lists,
-                  ListRows::of(p, lists),
-                  int(p.head_dim),
-                  int(p.head_dim_v),
-                  float(p.scale),
-                  float(scale * M_LOG2E),
-                  p.softcap != 0 ? float(p.scale / p.softcap) : 0};
-    }
-
-    template <Adding A>
-    void products() const {
-        const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
-        const auto kernel = p.softcap != 0 ? gather_backward_kernel<C, A, true> : gather_backward_kernel<C, A, false>;
-        runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherGradientShared<C>)}, args.stream,
-                        params);
-    }
-
-    void sum() const {
-        if (!p.deterministic) return products<Adding::floats>();
-        products<Adding::bounds>();
-        any::KeyGradients<C::dtype>::find_quanta(args);
-        products<Adding::integers>();
-    }
-};
-
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
-    const GatherBackwardLaunch<GatherGradientConfig<D, HeadDim, HeadDimV>> launch(args);
-    any::KeyGradients<D>::clear(args);
-    any::BlockBackward<D>::rows(args);
-    launch.sum();
-    any::KeyGradients<D>::write(args);
-    any::BlockBackward<D>::sinks(args);
+    using C = GatherGradientConfig<D, HeadDim, HeadDimV>;
+    const GatherBackwardParams params = make_gather_backward_params(args, gather_tile);
+    const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
+    make_gradients<D>(args, [&](auto adding) {
+        constexpr Adding A = decltype(adding)::value;
+        const bool has_cap = args.problem->softcap != 0;
+        const auto kernel = has_cap ? gather_backward_kernel<C, A, true> : gather_backward_kernel<C, A, false>;
+        runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherGradientShared<C>)}, args.stream,
+                        params);
+    });
 }
 
 template <class C, Adding A>

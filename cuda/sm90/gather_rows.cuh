@@ -74,8 +74,8 @@ struct SourceRow {
 };
 
 // Panels of 64 columns, from `first` on, of rows of one operand into a tile: row(i) is the i-th of the four rows that
-// this lane copies. Columns from `columns` on become zeros.
-template <int Panels, class Row>
+// this lane copies. Columns from `columns` on become zeros. PanelBytes: from one panel of the tile to the next.
+template <int Panels, int PanelBytes = gather_panel_bytes, class Row>
 __device__ __forceinline__ void copy_tile(Row row, int columns, int first, const void* tile) {
     const int chunk = CopyWarp::lane() % 8, row_of_four = CopyWarp::lane() / 8;
     const uint32_t to =
@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_tile(Row row, int columns, int first, const
         const uint32_t at = (to + i * 512) ^ (i % 2 * 64);  // rows of i and i + 2 are 8 apart: the same swizzle
 #pragma unroll
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::cp_async_16(at + panel * gather_panel_bytes, from + 64 * panel,
+            ptx::cp_async_16(at + panel * PanelBytes, from + 64 * panel,
                              source.is_there && panel < panels ? 16 : 0);
     };
     if (columns >= 64 * (first + Panels)) {

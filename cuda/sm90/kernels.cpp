@@ -23,6 +23,7 @@
 #include "sm90/block_backward_in_order.h"
 #include "sm90/block_forward.h"
 #include "sm90/gather_backward.h"
+#include "sm90/gather_backward_pair.h"
 #include "sm90/gather_forward.h"
 #include "tile/fragment.h"
 
@@ -303,6 +304,51 @@ Kernel gather_backward(const char* name) {
             .runs_here = runs_here,
             .fits = gather_fits<HeadDim, HeadDimV>,
             .cost = gather_backward_cost<HeadDim, HeadDimV>,
+            .workspace = gather_backward_workspace,
+            .backward = run_either<Own, OlderGatherBackward<D, HeadDim>, BackwardArgs>,
+            .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,
+            .family = Family::gather,
+            .shares_lists = true,
+            .assumes = assumes};
+}
+
+// Tiles of 128 rows that two CTAs share, by columns: each block has half of the exchange with L2 for as many products.
+template <int HeadDim, int HeadDimV>
+const char* gather_backward_pair_fits(const Problem& p) {
+    if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
+    if (p.softcap != 0) return "knows no softcap";
+    // What has the scale in it are elements of 16 bits, whose range ends at 2^-126.
+    constexpr double smallest = 0x1p-40, largest = 0x1p40;
+    const double scale = std::fabs(p.scale);
+    return scale < smallest || scale > largest ? "scale below 2^-40 or above 2^40" : nullptr;
+}
+
+template <int HeadDim, int HeadDimV>
+Cost gather_backward_pair_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.6;
+    constexpr double fetched_bytes = 27, added_bytes = 17, task = 9000;  // a cycle of an SM; cycles
+    constexpr double launches = 20;                                      // us
+    const any::ListTasks work = any::ListTasks::of(p, s, 128);
+    const double exchanged = 32 * double(p.head_dim) * (2 / fetched_bytes + 4 / added_bytes);
+    const double walks = p.deterministic ? 1.6 : 1;  // the bounds, and additions of integers
+    const double block = walks * std::max(products / reached, exchanged);
+    const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
+    const double keys = double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim);
+    const double around = any::memory_us(4 * rows + 10 * keys, machine, streamed);  // delta; sums cleared, and read
+    return any::overlapped(launches + around, any::tasks_us(2 * work.tasks, work.blocks * block + task, machine),
+                           any::memory_us(4 * rows + 2 * keys, machine, beside_products));
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel gather_backward_pair(const char* name) {
+    using Own = GatherBackwardPair<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .runs_here = runs_here,
+            .fits = gather_backward_pair_fits<HeadDim, HeadDimV>,
+            .cost = gather_backward_pair_cost<HeadDim, HeadDimV>,
             .workspace = gather_backward_workspace,
             .backward = run_either<Own, OlderGatherBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,

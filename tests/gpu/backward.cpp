@@ -18,8 +18,14 @@ std::string pair_with(const std::string& row) {
 
 // A row of lists and that of the other pass.
 std::string with_its_forward(const std::string& row) {
-    const std::string backward = "backward";
-    return std::string(row).replace(row.find(backward), backward.size(), "forward") + "," + row;
+    std::string forward = row;
+    const auto replace = [&](const std::string& from, const char* to) {
+        if (const size_t at = forward.find(from); at != std::string::npos) forward.replace(at, from.size(), to);
+    };
+    const bool is_pair = row.find("_pair_") != std::string::npos;
+    replace("backward", "forward");
+    if (is_pair) replace("_pair", ""), replace("_128x64", "_64x64");  // two CTAs share a tile in the backward alone
+    return forward + "," + row;
 }
 
 Case backward_case(const std::string& row, Case c) {
@@ -69,7 +75,7 @@ TEST(tensor_core_rows_of_lists_backward) {
     NEEDS_GPU();
     const Context context = make_context();
     const std::vector<std::string> rows = tensor_core_rows("_gather_backward_");
-    constexpr int64_t groups[] = {1, 5, 64, 70};
+    constexpr int64_t groups[] = {1, 5, 64, 70, 130};
     int n = 0;
     for (const std::string& row : rows) {
         std::vector<Case> cases;
@@ -80,10 +86,11 @@ TEST(tensor_core_rows_of_lists_backward) {
             if (n % 3 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
             // Hopper's rows read 16 bytes at a time.
             if (n % 3 == 1 && row.rfind("sm80_", 0) == 0) c.head_dim -= 5, c.head_dim_v -= 3;
-            const int64_t group = groups[n / 8 % 4];
+            const int64_t group = groups[n / 8 % 5];
             if (group >= 64) c.seq_q = std::min<int64_t>(c.seq_q, 70);
             c.heads_q = c.heads_kv * group;
-            c.softcap = n % 5 == 1 ? 1.5 : 0, c.sinks = n % 7 < 3, c.dlse = n % 11 < 6;
+            if (row.find("_pair_") == std::string::npos) c.softcap = n % 5 == 1 ? 1.5 : 0;  // which pairs know not
+            c.sinks = n % 7 < 3, c.dlse = n % 11 < 6;
             c.deterministic = n % 16 == 0;
             c.shift = n % 24 == 16 ? 3 : 0, c.column = n % 40 == 32 ? 2 : 1;
             cases.push_back(c);

@@ -248,6 +248,19 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }
 
+// Two CTAs share a tile where a group has the rows for it.
+TEST(lists_of_many_heads_have_tiles_of_128_rows_backward) {
+    const auto row = [](int64_t heads, Dtype dtype) {
+        const Golden lists{"", "runtime_tokens(512)", heads, 64, 4096, 576, dtype, true, false, heads, 512, true};
+        return std::string(imaginary::name(plan_of(lists).backward));
+    };
+    CHECK_EQ(row(128, Dtype::bf16), "sm90_gather_backward_pair_bf16_d576_v512_128x64");
+    CHECK_EQ(row(64, Dtype::bf16), "sm90_gather_backward_bf16_d576_v512_64x64");
+    CHECK_EQ(row(160, Dtype::bf16), "sm90_gather_backward_bf16_d576_v512_64x64");
+    CHECK_EQ(row(256, Dtype::bf16), "sm90_gather_backward_pair_bf16_d576_v512_128x64");
+    CHECK_EQ(row(128, Dtype::f16), "sm90_gather_backward_f16_d576_v512_64x64");
+}
+
 TEST(parts_of_gradients_lie_where_four_columns_are_written_at_once) {
     TasksView by_key{}, by_query{};
     by_key.num_parts = 2;

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// What the host may know of the sm90 gather backward kernels whose tiles two CTAs share.
+#pragma once
+
+#include "plan/kernel.h"
+
+namespace spattn::sm90 {
+
+// D: bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns, and values are the first columns of keys.
+// Tiles of BlockQ query rows, heads of a group mostly, and BlockK listed keys.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+struct GatherBackwardPair {
+    static void run(const BackwardArgs& args);
+    static void prepare(int32_t device);
+};
+
+}  // namespace spattn::sm90
