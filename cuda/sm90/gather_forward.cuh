@@ -13,8 +13,9 @@
 //   scores    one warpgroup. It holds q in registers for a whole task, so that its products read keys alone: with q in
 //             shared memory, too, less would be left of that memory's rate, and less room for keys. Of 576 columns
 //             256 are in registers: with more of them there producers would have too few registers, and spill.
-//             Probabilities go to shared memory, where values are columns of keys over the last panel of the same
-//             keys, whose scores are done
+//             The others come as boxes of the heads of a query, by the copy engine: copies of 16 bytes would wait behind
+//             those of the producers. Probabilities go to shared memory, where values are columns of keys over the last
+//             panel of the same keys, whose scores are done
 //   output    one or two warpgroups, 256 columns each, the first of which also brings what the next task will wait for
 //             into L2:
 //
@@ -61,6 +62,7 @@
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 #include "runtime/launch.h"
+#include "runtime/tensor_map.h"
 #include "sm90/gather_forward.h"
 #include "sm90/gather_rows.cuh"
 #include "sm90/pipeline.cuh"
@@ -107,6 +109,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
 };
 
 struct GatherForwardParams {
+    CUtensorMap q_boxes;  // of 64 heads of a query
     TensorView q, k, v, out;
     TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
     any::GatherLists lists;
@@ -114,6 +117,7 @@ struct GatherForwardParams {
     int head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
+    bool has_boxes;           // a tile's rows are heads of one query, and q has panels in shared memory
 };
 
 // ---- shared memory ----
@@ -145,6 +149,7 @@ struct GatherShared {
     uint64_t p_full[C::output_warpgroups][C::p_stages];  // for either of output: one arrival a warp of scores
     RingBarriers<C::tasks> task_bars;            // full: a producer; empty: every warp of scores and output
     uint64_t end_full[C::tasks];                 // one arrival a warp of scores
+    uint64_t q_full;                             // of q that comes as boxes: the bytes
 };
 
 // ---- producers ----
@@ -239,6 +244,7 @@ struct GatherScores {
     Cursor<C::stages> slot;
     Cursor<C::second_stages> second;
     Cursor<C::p_stages> p_slot;
+    uint32_t q_phase = 0;     // of q that comes as boxes
     int keys_at = 0;          // the first tile of the block at hand
     bool holds_back = false;  // p of the block before, of which the first of output has not heard
     uint32_t q[4 * C::q_held][4];
@@ -250,11 +256,7 @@ struct GatherScores {
 
     __device__ __forceinline__ void run() {
         for (int blocks = take_next(); blocks != end_of_work;) {
-            if constexpr (C::q_shared > 0) {
-                ptx::cp_async_wait_all();
-                ptx::fence_async_shared();
-                ptx::named_barrier_sync(1, 128);  // q lies in shared memory
-            }
+            if constexpr (C::q_shared > 0) wait_q();
             arrange_q();
             rows = tile::RowState{};
             int next_blocks = 0;
@@ -293,7 +295,12 @@ struct GatherScores {
             read(q[i], from + 16 * i, is_there);
             read(q[i + 1], from_high + 16 * i, is_there);
         }
-        if constexpr (C::q_shared > 0) copy_q(task);
+        if constexpr (C::q_shared > 0) {
+            if (!params.has_boxes)
+                copy_q(task);
+            else if (thread == 0)
+                load_boxes(task);
+        }
     }
 
     // What was read becomes the a operand of s = q kT: of rows r and r + 8 two columns each, 8 apart.
@@ -309,7 +316,29 @@ struct GatherScores {
         }
     }
 
-    // The panels that do not fit into registers: half a row of a panel a thread.
+    // The panels that do not fit into registers: by the copy engine, which producers' copies do not keep waiting, where
+    // rows lie as boxes have them.
+    __device__ __forceinline__ void load_boxes(const GatherTask& task) {
+        const TileRow first(params.rows, params.lists, task, 0);
+        ptx::mbarrier_arrive_expect(&shared.q_full, C::q_shared * C::panel_bytes);
+#pragma unroll
+        for (int panel = 0; panel < C::q_shared; ++panel)
+            ptx::tma_load_4d(shared.q[panel], &params.q_boxes, 64 * (C::q_held + panel), first.head, int(first.query),
+                             task.batch, &shared.q_full);
+    }
+
+    __device__ __forceinline__ void wait_q() {
+        if (params.has_boxes) {
+            ptx::mbarrier_wait(&shared.q_full, q_phase);
+            q_phase ^= 1;
+        } else {
+            ptx::cp_async_wait_all();
+            ptx::fence_async_shared();
+            ptx::named_barrier_sync(1, 128);  // q lies in shared memory
+        }
+    }
+
+    // Otherwise half a row of a panel a thread.
     __device__ __forceinline__ void copy_q(const GatherTask& task) {
         const int in_tile = thread / 2;
         const TileRow row(params.rows, params.lists, task, in_tile);
@@ -618,6 +647,7 @@ __global__ void __launch_bounds__(C::threads, 1)
             ptx::mbarrier_init(&shared.task_bars.empty[i], 4 * (1 + C::output_warpgroups));
             ptx::mbarrier_init(&shared.end_full[i], 4);
         }
+        ptx::mbarrier_init(&shared.q_full, 1);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -640,31 +670,38 @@ __global__ void __launch_bounds__(C::threads, 1)
 }
 
 // ---- launch ----
-inline GatherForwardParams make_gather_params(const ForwardArgs& args) {
+template <class C>
+GatherForwardParams make_gather_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
-    return {args.q,
-            args.k,
-            args.v,
-            args.out,
-            args.lse,
-            args.max_logits,
-            args.sink_logits,
-            lists,
-            ListRows::of(p, lists),
-            int(p.head_dim),
-            int(p.head_dim_v),
-            float(scale),
-            float(scale * M_LOG2E),
-            p.softcap != 0 ? float(p.scale / p.softcap) : 0};
+    const ListRows rows = ListRows::of(p, lists);
+    GatherForwardParams params{{},
+                               args.q,
+                               args.k,
+                               args.v,
+                               args.out,
+                               args.lse,
+                               args.max_logits,
+                               args.sink_logits,
+                               lists,
+                               rows,
+                               int(p.head_dim),
+                               int(p.head_dim_v),
+                               float(scale),
+                               float(scale * M_LOG2E),
+                               p.softcap != 0 ? float(p.scale / p.softcap) : 0,
+                               C::q_shared > 0 && (rows.queries == 1 || rows.group % gather_tile == 0)};
+    if (params.has_boxes)
+        params.q_boxes = runtime::make_tensor_map(args.q, runtime::q_sizes(p), C::dtype, 1, gather_tile);
+    return params;
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
     using C = GatherConfig<D, HeadDim, HeadDimV>;
-    const GatherForwardParams params = make_gather_params(args);
+    const GatherForwardParams params = make_gather_params<C>(args);
     const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
@@ -673,6 +710,7 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     using C = GatherConfig<D, HeadDim, HeadDimV>;
+    if (C::q_shared > 0) runtime::prepare_tensor_maps();
     const runtime::CurrentDevice current(device);
     static_assert(sizeof(GatherShared<C>) <= C::most_bytes, "a CTA has no more");
     runtime::prepare(gather_forward_kernel<C, false>, sizeof(GatherShared<C>));
