@@ -44,9 +44,10 @@ __device__ __forceinline__ void cluster_store(uint32_t to, const float (&x)[4], 
 // Shared memory to that of another CTA, by the copy engine; addresses and size are multiples of 16 bytes. Its barrier
 // counts the bytes when they are there.
 __device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(from), "r"(bytes), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "r"(from), "r"(bytes), "r"(bar)
+        : "memory");
 }
 
 }  // namespace spattn::ptx

@@ -8,8 +8,8 @@
 // 128 rows, and once for them its gradient goes there. L2 is what binds tiles of 64 rows.
 //
 //   columns   values are the first columns of keys. Of 576 a CTA has 256 that are values, too, and 32 that are not
-//   scores    a CTA makes parts of scores and of dp, of its columns, for all 128 rows. It finishes half of the rows: the
-//             other CTA's parts of them come to its shared memory, and p and ds of them go to both
+//   scores    of its columns a CTA makes parts of scores and of dp, for all 128 rows. It finishes half of the rows:
+//             the other CTA's parts of them come to its shared memory, and p and ds of them go to both
 //   producer  one warpgroup copies q and dout of a task and rows of listed keys, of the CTA's own columns
 //   products  the first warpgroup makes p of the CTA's rows, the third their ds, and these two beside the second parts
 //             for the other CTA. Of dq, dk and dv each has 96 of the CTA's columns: a panel, and half of one
@@ -17,8 +17,8 @@
 //   bits      that are the same in every call, as in gather_backward.cuh
 //
 // What binds: one thing after the other. A block of 64 keys takes 12,000 cycles (H100, traced): scores 1,750, until all
-// have p and ds 3,900 more, dq 1,000, and dk and dv, whose products wait while sums go to memory, 5,300. Products of all
-// these are 5,504. CTAs exchange 48 KiB a block each way at some 16 bytes a cycle, which nothing hides: shared memory
+// have p and ds 3,900 more, dq 1,000, and dk and dv, whose products wait while sums go to memory, 5,300. All products
+// are 5,504 of them. CTAs exchange 48 KiB a block each way at some 16 bytes a cycle, which nothing hides: shared memory
 // has no room for the keys of a second block, nor have registers beside dq for sums that go to memory later.
 //
 // Measured against tiles of 64 rows (H100, bf16, L2 cold, TFLOP/s, 2026-11): 128 heads, 576/512, lists of 2,048 among
@@ -26,10 +26,10 @@
 // and 220 (178). 64 heads, for which half of a tile is empty, 208 (227).
 //
 // Tried and dropped (16K keys, H100): the third warpgroup making parts of scores and of dp one after the other (388);
-// parts of dp sent after those of scores (405); warpgroups that take dq, dk and dv in different orders, so that one adds
-// while others multiply (371 and 407: keys are then free later); additions of a half panel under the next block's
+// parts of dp sent after those of scores (405); warpgroups that take dq, dk and dv in different orders, so that one
+// adds while others multiply (371 and 407: keys are then free later); additions of a half panel under the next block's
 // scores (371: parts for the other CTA wait behind them); products of the half panel beside additions of the whole one
-// (323: they find no registers).
+// (323: they find no registers); rows of a tile found without divisions (403: more is spilled).
 #pragma once
 
 #include <algorithm>

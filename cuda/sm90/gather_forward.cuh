@@ -13,9 +13,9 @@
 //   scores    one warpgroup. It holds q in registers for a whole task, so that its products read keys alone: with q in
 //             shared memory, too, less would be left of that memory's rate, and less room for keys. Of 576 columns
 //             256 are in registers: with more of them there producers would have too few registers, and spill.
-//             The others come as boxes of the heads of a query, by the copy engine: copies of 16 bytes would wait behind
-//             those of the producers. Probabilities go to shared memory, where values are columns of keys over the last
-//             panel of the same keys, whose scores are done
+//             The others come as boxes of the heads of a query, by the copy engine: copies of 16 bytes would wait
+//             behind those of the producers. Probabilities go to shared memory, where values are columns of keys over
+//             the last panel of the same keys, whose scores are done
 //   output    one or two warpgroups, 256 columns each, the first of which also brings what the next task will wait for
 //             into L2:
 //
@@ -45,9 +45,9 @@
 // begun before the softmax: 597, 578 and 439 where 616, 609 and 465 were reached, since their tiles are then wanted
 // earlier than shared memory has room for them; with 128 and 256 columns it changes nothing. Two warpgroups of
 // producers for 128 columns (76 and 302 where 77 and 307 were). Rows of the next task brought into L2 by producers (4 %
-// slower). At a task's end, where a trace shows scores at work for 7,000 cycles beside their blocks (3,200 to ask for q
-// behind the producers' copies, 2,200 for the rows' ends, 1,000 to arrange q): the next task told a block sooner and its
-// rows' places found under the last scores (lists of 512 +2 %, of 2,048 -1 %, 128 columns -3 %); out by the copy engine
+// slower). At a task's end, where a trace showed scores at work for 7,000 cycles beside their blocks (3,200 to ask for q
+// behind the producers' copies, before boxes brought a part of it, 2,200 for the rows' ends, 1,000 to arrange q): rows
+// of a tile found without divisions (as fast); the next task told a block sooner and its rows' places found under the last scores (lists of 512 +2 %, of 2,048 -1 %, 128 columns -3 %); out by the copy engine
 // from where the last values lay, for which producers then wait (-3 to -5 %).
 #pragma once
 

@@ -110,7 +110,9 @@ public:
     uint32_t address_of(const void* shared);
     uint8_t* dynamic_shared() { return shared_.get() + size_t(here->rank) * shared_capacity; }
     // The address of the same place in the CTA of that rank.
-    uint32_t address_in(uint32_t address, uint32_t rank) const { return address % shared_window + rank * shared_window; }
+    uint32_t address_in(uint32_t address, uint32_t rank) const {
+        return address % shared_window + rank * shared_window;
+    }
     // Of a place in the CTA of the thread that runs, whose window a descriptor leaves out.
     uint32_t own_address(uint32_t address) const { return address_in(address, uint32_t(here->rank)); }
 

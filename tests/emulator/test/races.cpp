@@ -251,8 +251,8 @@ TEST(a_cta_sends_what_was_fenced) {
             __syncwarp();
             if (is_leader()) {
                 ptx::mbarrier_arrive_expect(&shared().full, 128);
-                ptx::cluster_copy(ptx::cluster_address(shared().tile, other), ptx::shared_address(shared().numbers), 128,
-                                  ptx::cluster_address(&shared().full, other));
+                ptx::cluster_copy(ptx::cluster_address(shared().tile, other), ptx::shared_address(shared().numbers),
+                                  128, ptx::cluster_address(&shared().full, other));
             }
             ptx::mbarrier_wait(&shared().full, 0);
             float x[2];
