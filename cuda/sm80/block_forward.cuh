@@ -351,11 +351,10 @@ struct Forward {
     __device__ __forceinline__ void write(int head, int token, float share, int column, float (&x)[4]) const {
         const any::ForwardOutputs& to = params.to;
         const int left = params.head_dim_v - column;
-        const int64_t row = (int64_t(place.batch) * to.heads_q + head) * to.seq_q + token;
-        float* const carried = static_cast<float*>(to.piece.carried) + row * to.carried_row + column;
-        if (!to.piece.is_first) add_from(x, carried, share, params.has_quads, left);
+        float* const sums = to.sums<float>(to.row(place.batch, head, token)) + column;
+        if (!to.piece.is_first) add_from(x, sums, share, params.has_quads, left);
         if (!to.piece.is_last)
-            write_floats(x, carried, params.has_quads, left);
+            write_floats(x, sums, params.has_quads, left);
         else
             write_elements<C::dtype>(
                 x, any::row_of<typename C::Element>(to.out, place.batch, head, token) + column * to.out.column,

@@ -143,7 +143,7 @@ struct PieceRows {
     __device__ __forceinline__ void store(const float (&sums)[Values], const int (&token)[2], const float (&share)[2]) {
         const any::ForwardOutputs& to = params.to;
         float* const handed_on = static_cast<float*>(to.piece.carried) +
-                                 (task.batch * to.heads_q + task.head) * to.seq_q * to.carried_row + column();
+                                 (task.batch * to.heads_q + task.head) * to.seq_q * to.head_dim_v + column();
         auto* const out = any::row_of<typename C::Element>(to.out, task.batch, task.head, 0) + column();
         const bool is_there = column() < params.head_dim_v;
         int of_step[steps];
@@ -153,7 +153,7 @@ struct PieceRows {
             of_step[step] = of_row(token, step, lane);
             if (!is_there) of_step[step] = no_token;
             if (!to.piece.is_first && of_step[step] != no_token)
-                ptx::load_global(handed[step], handed_on + of_step[step] * to.carried_row);
+                ptx::load_global(handed[step], handed_on + of_step[step] * to.head_dim_v);
         }
 #pragma unroll
         for (int i = first / 2; i < (first + columns) / 2; i += 2)
@@ -173,7 +173,7 @@ struct PieceRows {
                 ptx::store_global(out + of_step[step] * to.out.row,
                                   {tile::pack<C::dtype>(x[0], x[1]), tile::pack<C::dtype>(x[2], x[3])});
             else
-                ptx::store_global(handed_on + of_step[step] * to.carried_row, x);
+                ptx::store_global(handed_on + of_step[step] * to.head_dim_v, x);
         }
         __syncwarp();  // all are done with these columns
     }

@@ -388,12 +388,12 @@ struct Copier {
     __device__ __forceinline__ void prefetch_handed_on(const any::OwnTokens& own, int entry, int head) {
         const any::ForwardOutputs& to = params.to;
         const float* const rows =
-            static_cast<const float*>(to.piece.carried) + (entry * to.heads_q + head) * to.seq_q * to.carried_row;
+            static_cast<const float*>(to.piece.carried) + (entry * to.heads_q + head) * to.seq_q * to.head_dim_v;
         int thread = 32 * warp + lane;
         ptx::make_here(thread);
         for (int place = thread; place < C::block_q; place += threads) {
             const int token = own.at(place);
-            if (token != no_token) ptx::prefetch_l2(rows + token * to.carried_row, to.carried_row * sizeof(float));
+            if (token != no_token) ptx::prefetch_l2(rows + token * to.head_dim_v, to.head_dim_v * sizeof(float));
         }
     }
 
