@@ -35,10 +35,12 @@
 //             two fences of theirs in each block would wait for all that they have under way. out leaves row by row
 //             where a tile's rows are listed, or away from home
 //
-//   pieces    of a pass take on what those before left of their rows. That is work for the same kernel: at a task's
-//             end it reads this, multiplies and adds, and writes it for the next piece, or out in the end. A panel of
-//             floats at a time goes through the q tile, so that a warp meets rows as memory has them; copiers have
-//             asked L2 for them
+//   pieces    of a pass take on what those before left of their rows, in a third kernel of the same parts. A task's end
+//             multiplies and adds it, and writes it for the next piece, or out in the end. These sums of floats follow
+//             the task's last v through the ring as boxes of 32 columns, so that they are on their way while blocks are
+//             worked on; results leave, as boxes again, through the slots that they came in. So a q tile is free when
+//             its task's last scores are made, and that of the next task but one comes a task ahead: pieces have tasks
+//             of few blocks, and would wait for memory once a task
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
@@ -110,8 +112,8 @@ template <class C>
 struct ForwardShared;
 
 // ---- configuration ----
-// AnyOrder: tokens stand in any order in the layout's tiles.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder>
+// AnyOrder: tokens stand in any order in the layout's tiles. InPieces: the pattern is one of several of a pass.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder, bool InPieces = false>
 struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
@@ -119,7 +121,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Shared = ForwardShared<Config>;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr bool any_order = AnyOrder;
-    static constexpr bool has_pieces = AnyOrder && BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::has_pieces;
+    static constexpr bool in_pieces = InPieces;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     static constexpr int ctas = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;  // an SM
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
@@ -135,14 +137,23 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int p_arrays = warpgroups == 3 && block_k == 128 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
+    // Sums of floats that pieces hand on stand in the ring as boxes of a warpgroup's rows and 32 columns; out leaves
+    // where they stood, as half as many boxes of 64 columns.
+    static constexpr int sum_panels = head_dim_v / line_columns<float>;
+    static constexpr int slot_boxes = panels * box_bytes / Base::warpgroup_bytes;
+    static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
+    static constexpr int out_slots = (sum_slots + 1) / 2;
+    static constexpr int q_releases = in_pieces ? 4 * warpgroups : warpgroups;
     static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
     static constexpr int producer_registers =
-        warpgroups == 3 ? 32 : !any_order ? 40 : head_dim > 128 || block_k == 128 ? 56 : 72;
+        warpgroups == 3 ? 32 : !any_order ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(!any_order || head_dim_v == head_dim, "copiers bring as many panels of v as of k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
+    static_assert(!in_pieces || slots >= sum_slots + 3, "and sums that have yet to leave");
+    static_assert(!in_pieces || slots >= 2 * sum_slots + 1, "before the end is told, the last v and its sums come");
     static_assert(block_k == 64 || block_k == 128, "a thread's mask of a block is one word");
     static_assert(producer_registers + warpgroups * consumer_registers <= launch_registers(threads, ctas),
                   "roles share what the launch gives");
@@ -154,6 +165,7 @@ struct ConsecutiveMaps {
 };
 struct ResidueClassMaps {
     runtime::ResidueMaps q, k, v, out;
+    runtime::ResidueMaps sums;       // of pieces
     CUtensorMap packed_k, packed_v;  // of listed tiles [batch, place, head, head_dim]
 };
 template <bool AnyOrder>
@@ -170,10 +182,10 @@ struct BlockForwardParams {
     int2* notes;          // [task][warp]
     int heads_q, group, head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
-    bool is_piece;            // of several
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
     uint32_t first_word = 0x3210;  // for ptx::replace
+    TensorView sums;               // of what pieces hand on, what is as large as out
 };
 
 // ---- shared memory ----
@@ -184,7 +196,8 @@ struct ForwardShared {
     ForwardMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier warp each; consumers wait
-    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left; the walker waits
+    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or in pieces one a warp,
+                                   // when its scores are made; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     uint64_t landed;               // bytes of a v block with dead keys; the walker waits
@@ -239,7 +252,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
             ptx::mbarrier_init(&shared.q_full[i], C::tile_arrivals);
-            ptx::mbarrier_init(&shared.q_empty[i], C::warpgroups);
+            ptx::mbarrier_init(&shared.q_empty[i], C::q_releases);
         }
         for (int i = 0; i < C::slots; ++i) {
             ptx::mbarrier_init(&shared.full[i], C::tile_arrivals);
@@ -292,9 +305,14 @@ typename C::Params make_params(const ForwardArgs& args) {
     char* const workspace = static_cast<char*>(args.workspace);
     typename C::Params params{.tile = any::TileRows(args.tasks)};
     make_maps(args, C::dtype, C::block_q, C::block_k, params.maps);
+    if constexpr (C::in_pieces) {
+        params.sums = {args.piece.carried, p.heads_q * p.seq_q * p.head_dim_v, p.seq_q * p.head_dim_v, p.head_dim_v, 1};
+        const runtime::Sizes sizes{p.batch, p.heads_q, p.seq_q, p.head_dim_v, sizeof(float)};
+        params.maps.sums = runtime::make_residue_maps(params.sums, sizes, Dtype::f32, tile::fragment_rows,
+                                                      args.layout.queries.modulus);
+    }
     params.q = args.q, params.k = args.k, params.v = args.v;
     params.to = any::make_outputs<float>(args);
-    params.is_piece = !args.piece.is_whole();
     params.layout = args.layout;
     params.tasks = args.tasks;
     params.parts = any::Partials<float>::at(workspace, p, args.layout, args.tasks);
@@ -355,8 +373,11 @@ void prepare_either() {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
     using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
+    if constexpr (has_pieces)
+        if (!args.piece.is_whole())
+            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
     if constexpr (any_order)
-        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys) || !args.piece.is_whole())
+        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
     launch_either<C>(args);
 }
@@ -370,6 +391,7 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device)
         runtime::prepare(pack_keys_kernel, 0);
         prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
     }
+    if constexpr (has_pieces) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>();
     runtime::prepare_tensor_maps();
 }
 

@@ -115,68 +115,11 @@ struct Repair {
     }
 };
 
-// ---- pieces: a warp's 16 rows, some columns at a time ----
-template <class C>
-struct PieceRows {
-    // A panel of floats; of 64 columns a thread would have to hold more than it has registers for.
-    static constexpr int columns = 32;
-    static constexpr int chunks = columns / 4, steps = C::warp_rows * chunks / 32;  // of four, a row; of a warp
-
-    const typename C::Params& params;
-    const TaskMessage& task;
-    const uint32_t rows;  // in shared memory
-    const int lane, first;
-
-    __device__ __forceinline__ uint32_t at(int row, int column) const {
-        return rows + row * C::row_bytes + ((column / 4 ^ (row & 7)) << 4) + column % 4 * 4;
-    }
-    __device__ __forceinline__ int column() const { return first + lane % chunks * 4; }
-
-    // What a lane that has them says of the row that this one meets in a step.
-    template <class T>
-    __device__ __forceinline__ static T of_row(const T (&x)[2], int step, int lane) {
-        return __shfl_sync(~0u, x[step < steps / 2 ? 0 : 1], (32 * step + lane) / chunks % 8 * 4);
-    }
-
-    // sums: a thread's values of the tile; token, share: of its two rows.
-    template <int Values>
-    __device__ __forceinline__ void store(const float (&sums)[Values], const int (&token)[2], const float (&share)[2]) {
-        const any::ForwardOutputs& to = params.to;
-        float* const handed_on = static_cast<float*>(to.piece.carried) +
-                                 (task.batch * to.heads_q + task.head) * to.seq_q * to.head_dim_v + column();
-        auto* const out = any::row_of<typename C::Element>(to.out, task.batch, task.head, 0) + column();
-        const bool is_there = column() < params.head_dim_v;
-        int of_step[steps];
-        float handed[steps][4];  // all of them first: each would wait for its own otherwise
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            of_step[step] = of_row(token, step, lane);
-            if (!is_there) of_step[step] = no_token;
-            if (!to.piece.is_first && of_step[step] != no_token)
-                ptx::load_global(handed[step], handed_on + of_step[step] * to.head_dim_v);
-        }
-#pragma unroll
-        for (int i = first / 2; i < (first + columns) / 2; i += 2)
-            ptx::store_shared(at(tile::fragment_row(lane, i), tile::fragment_column(lane, i) - first), sums[i],
-                              sums[i + 1]);
-        __syncwarp();  // the rows are there
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            const float factor = of_row(share, step, lane);
-            float x[4];
-            ptx::load_shared(x, at((32 * step + lane) / chunks, lane % chunks * 4));
-            if (of_step[step] == no_token) continue;
-            if (!to.piece.is_first)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) x[i] = fmaf(handed[step][i], factor, x[i]);
-            if (to.piece.is_last)
-                ptx::store_global(out + of_step[step] * to.out.row,
-                                  {tile::pack<C::dtype>(x[0], x[1]), tile::pack<C::dtype>(x[2], x[3])});
-            else
-                ptx::store_global(handed_on + of_step[step] * to.head_dim_v, x);
-        }
-        __syncwarp();  // all are done with these columns
-    }
+// A task of a piece whose last scores are made: what is known of its end when its q tile goes.
+struct EndingTask {
+    ForwardMessage message;
+    int token[2];                 // of a thread's rows
+    float handed_on[2] = {0, 0};  // of their states: a lane of a quad has the first, second or third number
 };
 
 // ---- consumer: one warpgroup owns 64 rows of scores and output ----
@@ -191,7 +134,7 @@ struct Consumer {
     int thread;                   // of the warpgroup
     Cursor<C::q_tiles> q;         // the next task's
     Cursor<C::slots> slot;
-    int held = -1;      // a q tile that this warpgroup's out is leaving
+    int held = -1;      // a q tile that this warpgroup's out is leaving; in pieces, the first of some slots
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
@@ -264,18 +207,19 @@ struct Consumer {
         if (held < 0) return;
         if (thread == 0) {
             ptx::bulk_wait_read();
-            ptx::mbarrier_arrive(&shared.q_empty[held]);
+            if constexpr (C::in_pieces)
+                release_slots(held);
+            else
+                ptx::mbarrier_arrive(&shared.q_empty[held]);
         }
         held = -1;
     }
 
-    __device__ __forceinline__ void store(int q_index, const tile::RowState& done) {
+    __device__ __forceinline__ void store(const ForwardMessage& message, int q_index, const tile::RowState& done) {
         ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
-        const ForwardMessage task = shared.task[q_index];
+        const ForwardMessage task = message;
         const any::TileRows& of = params.tile;
         const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
-        if constexpr (C::has_pieces)
-            if (params.is_piece && task.part == whole_row) return store_piece(q_index, task, done, l);
         RowEnd ends[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -284,7 +228,7 @@ struct Consumer {
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index, l);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
-        if (task.part == whole_row)
+        if (!C::in_pieces && task.part == whole_row)
             store_whole(q_index, task, lse, top);
         else
             store_part(q_index, task, lse, top);
@@ -393,37 +337,157 @@ struct Consumer {
     }
 
     // ---- pieces: with what those before handed on, for the next one, or at the end ----
-    // Some columns at a time go through the q tile as floats, where a warp has its rows as memory has them. A row that
-    // is to be made again is left as it was handed on.
-    __device__ __forceinline__ void store_piece(int q_index, const ForwardMessage& task, const tile::RowState& done,
-                                                const float (&l)[2]) {
+    // The q tile is free once its task's last scores are made: results leave through the slots of the sums. Numbers of
+    // rows are asked for here, and come under the next task's products.
+    __device__ __forceinline__ void end_scores(EndingTask& task) {
+        task.message = shared.task[q_index];
+        __syncwarp();  // all lanes have read the message
+        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
+        find_tokens(task.message, task.token);
+        if (params.to.piece.is_first || task.message.part != whole_row) return;
+        const int number = min(thread % 4, 2);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            if (task.token[h] != no_token) {
+                const int64_t row = params.to.row(task.message.batch, task.message.head, task.token[h]);
+                task.handed_on[h] = params.to.template state<float>(row, 0)[number];
+            }
+    }
+
+    // A row that is to be made again is left as it was handed on.
+    __device__ __forceinline__ void store_piece(const EndingTask& task, const tile::RowState& done) {
         constexpr float unlift = tile::unlift<C::dtype>;
-        const unsigned odd = note_not_finite(task.index, l);
-        int token[2];
-        find_tokens(task, token);
-        any::RowState<float> state[2];
+        const ForwardMessage& message = task.message;
+        if (message.part != whole_row) return store(message, -1, done);
+        const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
+        const unsigned odd = note_not_finite(message.index, l);
         float mine[2], share[2];  // factors of this piece's sums, and of those handed on
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            if (odd >> (thread % 32 / 4 + 8 * h) & 1) token[h] = no_token;
-            state[h] = {done.m[h] * params.scale, l[h] * unlift, done.m[h] * params.scale};
-            any::RowEnd<C::dtype> end(params.to, task.batch, task.head, token[h]);
-            if (token[h] != no_token) end.take_on(state[h], 0);
-            end.finish(state[h]);
+            const bool is_odd = odd >> (thread % 32 / 4 + 8 * h) & 1;
+            const float top = done.m[h] * params.scale;
+            any::RowState<float> state{top, l[h] * unlift, top}, before;
+            before.m = of_quad(task.handed_on[h], 0), before.l = of_quad(task.handed_on[h], 1);
+            before.top = of_quad(task.handed_on[h], 2);
+            any::RowEnd<C::dtype> end(params.to, message.batch, message.head, task.token[h]);
+            if (!params.to.piece.is_first) end.take_on(state, before);
+            end.finish(state);
+            if (thread % 4 == 0 && task.token[h] != no_token && !is_odd) end.write_state(state, 0);
             mine[h] = end.mine * unlift, share[h] = end.share;
+            if (is_odd) [[unlikely]]
+                clear_row(h), mine[h] = 0, share[h] = 1;
         }
         tile::scale_rows(r_out, mine[0], mine[1]);
-        const uint32_t rows = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes) +
-                              thread / 32 * C::warp_bytes;
+        const int first_slot = slot.index;
+        take_sums(share);
+        if (params.to.piece.is_last) {
+            __syncwarp();  // all have read the sums that stood where out leaves
 #pragma unroll
-        for (int first = 0; first < C::head_dim_v; first += PieceRows<C>::columns)
-            PieceRows<C>{params, task, rows, thread % 32, first}.store(r_out, token, share);
-        if (thread % 4 == 0)
+            for (int panel = 0; panel < C::v_panels; ++panel) store_panel(first_slot, panel);
+            send_rows<typename C::Element, C::v_panels>(task, first_slot, params.maps.out, params.to.out);
+        } else {
+            send_rows<float, C::sum_panels>(task, first_slot, params.maps.sums, params.sums);
+        }
+    }
+
+    // What that lane of the quad has.
+    __device__ __forceinline__ float of_quad(float x, int lane) const {
+        return __shfl_sync(~0u, x, thread % 32 / 4 * 4 + lane);
+    }
+
+    __device__ __forceinline__ void clear_row(int h) {
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                if (token[h] != no_token)
-                    any::RowEnd<C::dtype>(params.to, task.batch, task.head, token[h]).write_state(state[h], 0);
-        release_q(q_index);
+        for (int i = 0; i < C::head_dim_v / 2; ++i)
+            if (tile::row_of(i) == h) r_out[i] = 0;
+    }
+
+    // The warpgroup's box of a panel, in the slots from the first on.
+    __device__ __forceinline__ uint8_t* box_at(int first_slot, int panel) const {
+        const int box = panel * C::warpgroups + warpgroup, at = first_slot + box / C::slot_boxes;
+        return shared.ring[at < C::slots ? at : at - C::slots][0] + box % C::slot_boxes * C::warpgroup_bytes;
+    }
+
+    // r_out += share * what was handed on. Sums for the next piece stand where those were. Slots that nothing leaves
+    // through are free then.
+    __device__ __forceinline__ void take_sums(const float (&share)[2]) {
+        const any::ForwardOutputs& to = params.to;
+#pragma unroll
+        for (int part = 0; part < C::sum_slots; ++part) {
+            ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
+#pragma unroll
+            for (int n = 0; n < C::slot_boxes; ++n) {
+                const int box = part * C::slot_boxes + n;
+                if (box % C::warpgroups != warpgroup) continue;
+                const uint32_t at = ptx::shared_address(shared.ring[slot.index][0]) + n * C::warpgroup_bytes;
+                take_panel(box / C::warpgroups, at, share);
+            }
+            if (to.piece.is_last && part >= C::out_slots) {
+                ptx::fence_async_shared();
+                __syncwarp();  // all lanes have read their sums
+                release(slot.index);
+            }
+            slot.advance();
+        }
+    }
+    __device__ __forceinline__ void take_panel(int panel, uint32_t box, const float (&share)[2]) {
+        constexpr int values = line_columns<float> / 2;
+        const int first = panel * values;
+        const auto at = [&](int i) {
+            const int row = tile::fragment_row(thread, i), column = tile::fragment_column(thread, i);
+            return box + row * C::row_bytes + ((column / 4 ^ (row & 7)) << 4) + column % 4 * 4;
+        };
+        if (!params.to.piece.is_first) {
+            float x[values / 2][2];  // all of them first: each would wait for its own otherwise
+#pragma unroll
+            for (int i = 0; i < values; i += 2) ptx::load_shared(x[i / 2], at(i));
+#pragma unroll
+            for (int i = 0; i < values; ++i)
+                r_out[first + i] = fmaf(x[i / 2][i % 2], share[tile::row_of(i)], r_out[first + i]);
+        }
+        if (!params.to.piece.is_last)
+#pragma unroll
+            for (int i = 0; i < values; i += 2) ptx::store_shared(at(i), r_out[first + i], r_out[first + i + 1]);
+    }
+
+    __device__ __forceinline__ void store_panel(int first_slot, int panel) {
+        constexpr int values = C::panel_columns / 2;
+        float columns[values];
+#pragma unroll
+        for (int i = 0; i < values; ++i) columns[i] = r_out[panel * values + i];
+        uint32_t words[values / 8][4];
+        tile::pack_tile<C::dtype>(columns, words);
+        tile::store_swizzled(words, ptx::shared_address(box_at(first_slot, panel)), 0, thread);
+    }
+
+    // Panels of elements or floats in the slots from the first on.
+    template <class Value, int Panels>
+    __device__ __forceinline__ void send_rows(const EndingTask& task, int first_slot, const runtime::ResidueMaps& maps,
+                                              const TensorView& view) {
+        const ForwardMessage& message = task.message;
+        if (message.by_rows) {
+            __syncwarp();  // the warp's rows are written before others of its lanes read them
+            for (int panel = 0; panel < Panels; ++panel) {
+                const uint32_t rows = ptx::shared_address(box_at(first_slot, panel)) + thread / 32 * C::warp_bytes;
+                const int first = line_columns<Value> * panel;
+                write_rows<1, Value>(rows, 0, from_column<Value>(view, first), message.batch, message.head, task.token,
+                                     params.head_dim_v - first);
+            }
+        }
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written, and sent if it goes by rows
+        if (!message.by_rows && thread == 0) {
+            const HomePlace at(params.layout.queries, C::block_q, message.row);
+            for (int panel = 0; panel < Panels; ++panel)
+                ptx::tma_store_5d(at.map(maps), line_columns<Value> * panel, message.head, at.in_map(maps),
+                                  at.first + warpgroup * C::warpgroup_rows, message.batch, box_at(first_slot, panel));
+            ptx::bulk_commit();
+        }
+        if (thread != 0) release_slots(first_slot);
+        held = first_slot;  // thread 0 waits for the copy engine, but not now
+    }
+    __device__ __forceinline__ void release_slots(int first_slot) {
+        const int slots = params.to.piece.is_last ? C::out_slots : C::sum_slots;
+        for (int n = 0, at = first_slot; n < slots; ++n, ++at) release(at < C::slots ? at : at - C::slots);
     }
 
     __device__ __forceinline__ void store_part(int q_index, const TaskMessage& task, const float (&lse)[2],
@@ -443,6 +507,7 @@ struct Consumer {
                 params.parts.lse[first + row_in_tile(h)] = lse[h];
                 params.parts.top[first + row_in_tile(h)] = top[h];
             }
+        if (C::in_pieces) return;
         held = q_index;
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
@@ -497,7 +562,11 @@ struct Consumer {
     // The end of a task: p v of its last block, and under it the first probabilities of the next task, unless there is
     // none. It stands in the kernel once, and not in each of two steps: code that is seldom met has to be fetched.
     __device__ __forceinline__ void change_task(const Probabilities& p, Probabilities& next_p) {
-        release_held();
+        EndingTask task;
+        if constexpr (C::in_pieces)
+            end_scores(task);
+        else
+            release_held();
         int next_q;
         const int blocks = take_task(next_q);
         const tile::RowState done = rows;
@@ -512,8 +581,12 @@ struct Consumer {
             ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
             begin_output(p, v_descriptor(slot.index));
             ptx::wgmma_wait<0>();
+            if constexpr (C::in_pieces) slot.advance();
         }
-        store(q_index, done);
+        if constexpr (C::in_pieces)
+            store_piece(task, done);
+        else
+            store(shared.task[q_index], q_index, done);
         q_index = next_q, left = blocks;
         first = true;
     }

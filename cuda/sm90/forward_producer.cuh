@@ -7,7 +7,6 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/prefetch.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
@@ -19,10 +18,10 @@ constexpr int copier_warps = 3;
 
 // What the walker asks of the copiers.
 struct CopyRequest {
-    enum What : int32_t { q_rows, k_rows, v_rows, handed_on, empty_row, no_more };
+    enum What : int32_t { q_rows, k_rows, v_rows, sum_rows, empty_row, no_more };
     What what;
     int32_t tile, batch, head;
-    int32_t set, to;  // live keys, or all_live; the tile of q, or the slot
+    int32_t set, to;  // live keys, or all_live, or which part of the sums; the tile of q, or the slot
 };
 template <int Size>
 struct CopyRequests {
@@ -33,6 +32,16 @@ struct CopyRequests {
     uint64_t* full[copier_warps][Size];   // the barrier of that tile
 };
 struct NoRequests {};
+
+// Sums of floats stand in the ring as boxes of a warpgroup's rows and 32 columns: those of a panel side by side, and as
+// many boxes a slot as it has room for.
+template <class C>
+struct SumBox {
+    int panel, warpgroup;
+    // Box n of that part of the sums which has a slot.
+    __device__ __forceinline__ SumBox(int part, int n)
+        : panel((part * C::slot_boxes + n) / C::warpgroups), warpgroup((part * C::slot_boxes + n) % C::warpgroups) {}
+};
 
 // ---- walker: one warp walks the lists and keeps the ring full ----
 template <class C>
@@ -50,6 +59,7 @@ struct Walker {
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
+    int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
 
     // task: the first.
@@ -116,9 +126,6 @@ struct Walker {
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
         announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row)});
-        if constexpr (C::has_pieces)
-            if (!params.to.piece.is_first && task.part == whole_row)
-                ask({CopyRequest::handed_on, task.row, batch, head, 0, 0});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take;
@@ -134,6 +141,8 @@ struct Walker {
                 for (int n = from; n < from + take; ++n) load_block(first + count - 1 - n, mask);
             }
         }
+        if constexpr (C::in_pieces)
+            if (task.part == whole_row) pending_sums = task.row, sums_head = head;
     }
 
     // Whether out cannot leave as boxes: rows of a listed tile stand anywhere, those away from home leave elsewhere.
@@ -209,6 +218,36 @@ struct Walker {
         }
         slot.advance();
         pending = -1;
+        if constexpr (C::in_pieces)
+            if (pending_sums >= 0) load_sums();
+    }
+
+    // What pieces before left of a task's rows comes behind its last v, and where there is none, room for what this one
+    // leaves.
+    __device__ __forceinline__ void load_sums() {
+        const AxisView& axis = params.layout.queries;
+        for (int part = 0; part < C::sum_slots; ++part) {
+            uint64_t* full = &shared.full[slot.index];
+            ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
+            if (!params.to.piece.is_first && pending_sums < axis.listed)
+                ask({CopyRequest::sum_rows, pending_sums, pending_batch, sums_head, part, slot.index});
+            else if (is_leader)
+                load_sums(part, full);
+            slot.advance();
+        }
+        pending_sums = -1;
+    }
+    __device__ __forceinline__ void load_sums(int part, uint64_t* full) {
+        if (params.to.piece.is_first) return ptx::mbarrier_arrive(full, C::tile_arrivals);
+        ptx::mbarrier_arrive(full, C::tile_arrivals - 1);
+        ptx::mbarrier_arrive_expect(full, C::slot_boxes * C::warpgroup_bytes);
+        const HomePlace at(params.layout.queries, C::block_q, pending_sums);
+        for (int n = 0; n < C::slot_boxes; ++n) {
+            const SumBox<C> box(part, n);
+            ptx::tma_load_5d(shared.ring[slot.index][0] + n * C::warpgroup_bytes, at.map(params.maps.sums),
+                             line_columns<float> * box.panel, sums_head, at.in_map(params.maps.sums),
+                             at.first + box.warpgroup * C::warpgroup_rows, pending_batch, full);
+        }
     }
 
     // Keys of a block of consecutive ones that no query sees, a bit each; whether there are any. What lies beyond the
@@ -314,7 +353,7 @@ struct Copier {
                 continue;
             }
             const CopyRequest what = take();
-            if (what.what < CopyRequest::handed_on) {
+            if (what.what < CopyRequest::empty_row) {
                 if (under_way == C::requests) tell();
                 copy(what);
                 continue;
@@ -323,12 +362,10 @@ struct Copier {
             if (what.what == CopyRequest::no_more) break;
             const any::OwnTokens own =
                 any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
-            if (!C::has_pieces || !params.is_piece)
-                clear_rows(own, what.batch, what.head);
-            else if (what.what == CopyRequest::handed_on)
-                prefetch_handed_on(own, what.batch, what.head);
-            else
+            if constexpr (C::in_pieces)
                 end_rows(own, what.batch, what.head);
+            else
+                clear_rows(own, what.batch, what.head);
         }
     }
 
@@ -366,6 +403,8 @@ struct Copier {
     // Tiles of which rows are dead come row by row, too.
     __device__ __forceinline__ void copy(const CopyRequest& what) {
         const LayoutView& layout = params.layout;
+        if constexpr (C::in_pieces)
+            if (what.what == CopyRequest::sum_rows) return copy_sums(what);
         const bool is_q = what.what == CopyRequest::q_rows, is_k = what.what == CopyRequest::k_rows;
         const LiveView& live_keys = layout.live_keys;
         const TensorView& view = is_q ? params.q : is_k ? params.k : params.v;
@@ -378,23 +417,32 @@ struct Copier {
         for (int begin = 0; begin < rows; begin += rows_at_once)
             copy_tokens<rows_at_once, C::panels, copier_warps, Element>(
                 from, tokens, begin, what.batch, what.head, live, to + begin * C::row_bytes, rows * C::row_bytes, warp);
-        if (lane == 0) shared.copies.full[warp][free.index] = is_q ? &shared.q_full[what.to] : &shared.full[what.to];
+        await(is_q ? &shared.q_full[what.to] : &shared.full[what.to]);
+    }
+
+    __device__ __forceinline__ void copy_sums(const CopyRequest& what) {
+        const LayoutView& layout = params.layout;
+        const any::TileTokens tokens = any::tokens_of(layout.queries, C::block_q, layout.seq_q, what.tile);
+        const uint32_t to = ptx::shared_address(shared.ring[what.to][0]);
+        for (int n = 0; n < C::slot_boxes; ++n) {
+            const SumBox<C> box(what.set, n);
+            const int first = line_columns<float> * box.panel;
+            const TensorView view = from_column<float>(params.sums, first);
+            const TileSource from{params.maps.sums, view, layout.queries, layout.seq_q, C::block_q,
+                                  params.head_dim_v - first};
+            copy_tokens<C::warpgroup_rows, 1, copier_warps, float>(from, tokens, box.warpgroup * C::warpgroup_rows,
+                                                                   what.batch, what.head, nullptr,
+                                                                   to + n * C::warpgroup_bytes, 0, warp);
+        }
+        await(&shared.full[what.to]);
+    }
+
+    // The rows that were just begun belong to the tile of that barrier.
+    __device__ __forceinline__ void await(uint64_t* full) {
+        if (lane == 0) shared.copies.full[warp][free.index] = full;
         ptx::cp_async_arrive(&shared.copies.landed[warp][free.index]);
         free.advance();
         ++under_way;
-    }
-
-    // What pieces before left of rows that consumers will end.
-    __device__ __forceinline__ void prefetch_handed_on(const any::OwnTokens& own, int entry, int head) {
-        const any::ForwardOutputs& to = params.to;
-        const float* const rows =
-            static_cast<const float*>(to.piece.carried) + (entry * to.heads_q + head) * to.seq_q * to.head_dim_v;
-        int thread = 32 * warp + lane;
-        ptx::make_here(thread);
-        for (int place = thread; place < C::block_q; place += threads) {
-            const int token = own.at(place);
-            if (token != no_token) ptx::prefetch_l2(rows + token * to.head_dim_v, to.head_dim_v * sizeof(float));
-        }
     }
 
     __device__ __forceinline__ void clear_rows(const any::OwnTokens& own, int entry, int head) {

@@ -83,6 +83,19 @@ __device__ __forceinline__ void send_home(const runtime::ResidueMaps& maps, cons
                          entry, bar);
 }
 
+// Columns of a panel, whose rows are of 128 bytes as a line of the cache is, and of the 16 of them that a lane moves.
+template <class Element>
+constexpr int line_columns = 128 / int(sizeof(Element));
+template <class Element>
+constexpr int chunk_columns = 16 / int(sizeof(Element));
+
+// The columns of a tensor from `first` on.
+template <class Element>
+__device__ __forceinline__ TensorView from_column(TensorView view, int first) {
+    view.data = static_cast<Element*>(view.data) + first;
+    return view;
+}
+
 // Rows of a tile by token, from place `begin` on, begun by `Warps` warps, of which this is number `warp`: 8 lanes a row
 // of a panel. Where there is no token, where `live` has no bit, and beyond the last column zeros come.
 template <int Rows, int Panels, int Warps, class Element>
@@ -93,7 +106,7 @@ __device__ __forceinline__ void copy_tokens(const TileSource& from, const any::T
     int lane = int(threadIdx.x % 32);
     ptx::make_here(lane);
     const int chunk = lane % 8, first = warp_rows * warp + lane / 8;
-    const auto* const rows = any::row_of<Element>(from.view, entry, head, 0) + 8 * chunk;
+    const auto* const rows = any::row_of<Element>(from.view, entry, head, 0) + chunk_columns<Element> * chunk;
     int of_pass[passes];  // all of them first: each row would wait for its own otherwise
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
@@ -109,8 +122,9 @@ __device__ __forceinline__ void copy_tokens(const TileSource& from, const any::T
         const auto* const token = rows + int64_t(max(of_pass[pass], 0)) * from.view.row;
 #pragma unroll
         for (int panel = 0; panel < Panels; ++panel) {
-            const bool is_there = of_pass[pass] != no_token && 64 * panel + 8 * chunk < from.columns;
-            ptx::cp_async_16(at + panel * panel_bytes, is_there ? token + 64 * panel : rows, is_there ? 16 : 0);
+            const int first = line_columns<Element> * panel;
+            const bool is_there = of_pass[pass] != no_token && first + chunk_columns<Element> * chunk < from.columns;
+            ptx::cp_async_16(at + panel * panel_bytes, is_there ? token + first : rows, is_there ? 16 : 0);
         }
     }
 }
@@ -164,10 +178,10 @@ __device__ __forceinline__ void write_rows(uint32_t from, uint32_t panel_bytes, 
         const int at = 32 * pass + lane, row = at / chunks, chunk = at % chunks;
         const int low = __shfl_sync(~0u, tokens[0], 4 * (row % 8)), high = __shfl_sync(~0u, tokens[1], 4 * (row % 8));
         const int token = row < 8 ? low : high;
-        if (token == no_token || 8 * chunk >= columns) continue;
+        if (token == no_token || chunk_columns<Element> * chunk >= columns) continue;
         uint32_t x[4];
         ptx::load_shared(x, from + chunk / 8 * panel_bytes + row * 128 + ((chunk ^ row) % 8 << 4));
-        ptx::store_global(rows + token * view.row + 8 * chunk, x);
+        ptx::store_global(rows + token * view.row + chunk_columns<Element> * chunk, x);
     }
 }
 
