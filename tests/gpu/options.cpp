@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The plain CUDA rows, forward and backward, against the double-precision rows of the CPU: every dtype, options of the
 // header, orders of the layout, values that nobody may look at.
+#include <algorithm>
 #include <cstring>
 
 #include "gpu/cases.h"
@@ -54,6 +55,13 @@ void demand_truths(const std::vector<Wanted>& all) {
     prepare_truths(cases);
     const Context context = make_context();
     for (const Wanted& wanted : all) demand_truth(context, wanted.rows, wanted.c);
+}
+
+// Whether a union runs in pieces follows from the work a processor has. Emulated GPUs have few of them.
+int64_t heads_for_pieces() {
+    int processors = 0;
+    cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+    return processors > 16 ? 8 : 2;
 }
 
 // Blocks, residue classes, tiles of packed and of listed tokens, unions in pieces.
@@ -295,6 +303,92 @@ void demand_same(const Case& c, const Run& before, const Run& after) {
 }  // namespace
 
 // What one document holds does not change a bit of another's results, and no call differs from another.
+// Unions that run in pieces: two and three of them, classes of both pieces, queries that stand in listed tiles and
+// split rows, rows that a piece or all leave empty, documents. So many tokens and heads that pieces are chosen.
+TEST(pieces_by_tensor_cores) {
+    NEEDS_GPU();
+    if (rows_here("sm90_", "_block_forward_").empty()) return check::skip("no Hopper");
+    const char* const unions[] = {"causal & (window(16,0) | strided(64) | strided(81))",
+                                  "(window(30,9) | strided(80)) - sink(90)",
+                                  "documents(0,1900) & (window(40,0) | strided(40))",
+                                  "strided(48) | strided(65)",
+                                  "dilated(1500,1500,64) | window(9,9) | global_tokens(0,131,357)"};
+    struct Row {
+        const char* tile;
+        int64_t head_dim, head_dim_v;  // all columns of its tiles, or some
+    };
+    constexpr Row rows[] = {{"d64_v64_64x64", 64, 56},      {"d64_v64_128x64", 40, 64},   {"d64_v64_128x128", 64, 64},
+                            {"d128_v128_128x64", 128, 72}, {"d128_v128_64x64", 104, 128}, {"d128_v128_64x64", 128, 40}};
+    std::vector<Wanted> all;
+    int n = 96;  // the fifth is one of 101
+    for (const char* pattern : unions)
+        for (const Row& row : rows) {
+            if (!is_wanted(++n)) continue;
+            const Kind& kind = kinds[1 + n % 2];
+            Case c = case_of(kind, pattern);
+            c.seq_q = c.seq_k = 4001, c.head_dim = row.head_dim, c.head_dim_v = row.head_dim_v;
+            c.heads_q = heads_for_pieces(), c.heads_kv = c.heads_q / (1 + n % 2);
+            c.axes = n % 3 ? SPATTN_BSHD : SPATTN_BHSD, c.padding = n % 4 ? 0 : 8, c.shift = n % 7 ? 0 : 1;
+            c.sinks = n % 3 == 1, c.softcap = n % 5 == 1 ? 1.5 : 0, c.backward = n % 4 == 1;
+            const std::string dtype = std::string(kind.name) + "_";
+            const char* const backward = row.head_dim <= 64 && row.head_dim_v <= 64 ? "d64_v64" : "d128_v128";
+            all.push_back({"sm90_block_forward_" + dtype + row.tile + ",sm90_block_backward_apart_" + dtype + backward +
+                               "_128x128",
+                           c});
+        }
+    demand_truths(all);
+    const Context context = make_context();
+    size_t in_pieces = 0;
+    for (const Wanted& wanted : all) {
+        const Force force(wanted.rows);
+        const Plan plan = make_plan(context, wanted.c);
+        in_pieces += std::strchr(spattn_plan_kernel(plan.get(), SPATTN_OP_FORWARD), ',') != nullptr;
+    }
+    std::printf("%zu of %zu in pieces\n", in_pieces, all.size());
+    CHECK(2 * in_pieces >= all.size());
+}
+
+// A key that is not finite reaches those who see it, in whichever piece, and nobody else.
+TEST(isolation_between_pieces) {
+    NEEDS_GPU();
+    if (rows_here("sm90_", "_block_forward_").empty()) return check::skip("no Hopper");
+    const Context context = make_context();
+    for (const char* tile : {"bf16_d64_v64_64x64", "f16_d64_v64_64x64", "bf16_d128_v128_64x64"}) {
+        const std::string row = std::string("sm90_block_forward_") + tile;
+        Case c = case_of(kinds[dtype_of(row).code == SPATTN_BFLOAT ? 2 : 1],
+                         "causal & (window(16,0) | strided(64) | strided(81))");
+        c.seq_q = c.seq_k = 4001, c.heads_q = heads_for_pieces(), c.heads_kv = 1, c.backward = false;
+        c.head_dim = c.head_dim_v = dim_of(row);
+        check::context = row + ": " + c.name();
+        const Truth clean = make_inputs(c, 5);
+        const Force force(row);
+        const Plan plan = make_plan(context, c);
+        Run before(plan, c, clean);
+        before.both_passes();
+        const Values want = before.out.read();
+        Truth dirty = clean;
+        constexpr int64_t keys[] = {0, 1000, 3990};
+        for (const int64_t key : keys) {
+            dirty.v[size_t(key * c.head_dim_v + 3)] = NAN, dirty.v[size_t(key * c.head_dim_v + 9)] = INFINITY;
+        }
+        Run after(plan, c, dirty);
+        after.both_passes();
+        const Values got = after.out.read();
+        size_t wrong = 0;
+        for (size_t i = 0; i < got.size(); ++i) {
+            const int64_t column = int64_t(i) % c.head_dim_v, query = int64_t(i) / c.head_dim_v % c.seq_q;
+            const bool sees = std::any_of(std::begin(keys), std::end(keys), [&](int64_t key) {
+                const int64_t from = query - key;
+                return from >= 0 && (from <= 16 || from % 64 == 0 || from % 81 == 0);
+            });
+            if (sees && column == 3) wrong += !std::isnan(got[i]);
+            else if (sees && column == 9) wrong += !(got[i] == INFINITY);
+            else wrong += !(std::fabs(got[i] - want[i]) <= c.bound);
+        }
+        CHECK_EQ(wrong, size_t(0));
+    }
+}
+
 TEST(isolation) {
     NEEDS_GPU();
     const Context context = make_context();
