@@ -97,8 +97,9 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // %, but for bigbird, a fifth too little; blocks of 192 off full and causal attention (H100). They settle which row a
 // problem gets. Where tokens are not consecutive a task takes longer, and memory gives nearly all it has: dilated and
 // strided attention, landmarks and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much.
-// Tokens of several lists come row by row. In pieces, sums of floats are handed on: read off both pieces of Sparse
-// Transformer's strided attention at 16K (H200), as their mean.
+// Tokens of several lists come row by row. In pieces, sums of floats are handed on: what that takes of a CTA of one
+// warpgroup is read off both pieces of Sparse Transformer's strided attention at 16K (H200), as their mean, and of one of
+// two it takes as much more as it did before sums came through the ring.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
@@ -110,7 +111,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double task = in_pairs ? 700 : in_threes ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
-    const double handed_on = !s.is_piece ? 0 : in_pairs ? 4500 : 10000;  // cycles a task
+    const double handed_on = !s.is_piece ? 0 : in_pairs ? 2300 : 5100;  // cycles a task
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
@@ -312,7 +313,7 @@ Kernel gather_backward(const char* name) {
             .assumes = assumes};
 }
 
-// Tiles of 128 rows that two CTAs share, by columns: each block has half of the exchange with L2 for as many products.
+// Tiles of 128 rows that two CTAs share, by columns.
 template <int HeadDim, int HeadDimV>
 const char* gather_backward_pair_fits(const Problem& p) {
     if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
@@ -323,19 +324,19 @@ const char* gather_backward_pair_fits(const Problem& p) {
     return scale < smallest || scale > largest ? "scale below 2^-40 or above 2^40" : nullptr;
 }
 
+// Products and exchanges follow each other, so that the first tell of both: a block takes 11,000 cycles, wherever keys
+// are, and 1.7 times that with the same bits in every call. Read off lists of 2,048 keys (H200).
 template <int HeadDim, int HeadDimV>
 Cost gather_backward_pair_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.6;
-    constexpr double fetched_bytes = 27, added_bytes = 17, task = 9000;  // a cycle of an SM; cycles
-    constexpr double launches = 20;                                      // us
+    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.5, task = 9000;  // cycles
+    constexpr double launches = 20;                                                               // us
     const any::ListTasks work = any::ListTasks::of(p, s, 128);
-    const double exchanged = 32 * double(p.head_dim) * (2 / fetched_bytes + 4 / added_bytes);
-    const double walks = p.deterministic ? 1.6 : 1;  // the bounds, and additions of integers
-    const double block = walks * std::max(products / reached, exchanged);
+    const double walks = p.deterministic ? 1.7 : 1;  // the bounds, and additions of integers
+    const double cycles = walks * (work.blocks * products / reached + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim);
     const double around = any::memory_us(4 * rows + 10 * keys, machine, streamed);  // delta; sums cleared, and read
-    return any::overlapped(launches + around, any::tasks_us(2 * work.tasks, work.blocks * block + task, machine),
+    return any::overlapped(launches + around, any::tasks_us(2 * work.tasks, cycles, machine),
                            any::memory_us(4 * rows + 2 * keys, machine, beside_products));
 }
 

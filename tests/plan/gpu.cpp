@@ -80,6 +80,10 @@ void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArg
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackwardPair<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherBackwardPair<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
@@ -251,7 +255,7 @@ TEST(older_gpus_get_rows_of_their_own) {
 // Two CTAs share a tile where a group has the rows for it.
 TEST(lists_of_many_heads_have_tiles_of_128_rows_backward) {
     const auto row = [](int64_t heads, Dtype dtype) {
-        const Golden lists{"", "runtime_tokens(512)", heads, 64, 4096, 576, dtype, true, false, heads, 512, true};
+        const Golden lists{"", "runtime_tokens(512)", heads, 4096, 4096, 576, dtype, true, false, heads, 512, true};
         return std::string(imaginary::name(plan_of(lists).backward));
     };
     CHECK_EQ(row(128, Dtype::bf16), "sm90_gather_backward_pair_bf16_d576_v512_128x64");
