@@ -11,8 +11,8 @@
 //   scores    of its columns a CTA makes parts of scores and of dp, for all 128 rows. It finishes half of the rows:
 //             the other CTA's parts of them come to its shared memory, and p and ds of them go to both
 //   producer  one warpgroup copies q and dout of a task and rows of listed keys, of the CTA's own columns
-//   products  the first warpgroup makes p of the CTA's rows, the third their ds, and these two beside the second parts
-//             for the other CTA. Of dq, dk and dv each has 96 of the CTA's columns: a panel, and half of one
+//   products  the first warpgroup makes p of the CTA's rows, the second the other CTA's parts of dp, the third those of
+//             scores, and then ds. Of dq, dk and dv each has 96 of the CTA's columns: a panel, and half of one
 //   scale     is in ds, so that sums of dv go on as sums of dk: a key's two gradients are one
 //   bits      that are the same in every call, as in gather_backward.cuh
 //
@@ -21,15 +21,17 @@
 // are 5,504 of them. CTAs exchange 48 KiB a block each way at some 16 bytes a cycle, which nothing hides: shared memory
 // has no room for the keys of a second block, nor have registers beside dq for sums that go to memory later.
 //
-// Measured against tiles of 64 rows (H100, bf16, L2 cold, TFLOP/s, 2026-11): 128 heads, 576/512, lists of 2,048 among
-// 16K keys 416 (348), among 128K 390 (260); lists of 512 among 4K 323 (301); with the same bits in every call 235 (186)
-// and 220 (178). 64 heads, for which half of a tile is empty, 208 (227).
+// Measured beside tiles of 64 rows (H200, bf16, L2 cold, TFLOP/s, 2026-11): 128 heads, 576/512, lists of 2,048 among
+// 16K keys 417 (388), among 128K 411 (360); lists of 512 among 4K 334 (328). On an H100, whose L2 is smaller, 416
+// (348), 368 (260) and 323 (301); with the same bits in every call 235 (186) among 16K and 220 (178) among 128K; 64
+// heads, for which half of a tile is empty, 208 (227).
 //
-// Tried and dropped (16K keys, H100): the third warpgroup making parts of scores and of dp one after the other (388);
-// parts of dp sent after those of scores (405); warpgroups that take dq, dk and dv in different orders, so that one
-// adds while others multiply (371 and 407: keys are then free later); additions of a half panel under the next block's
-// scores (371: parts for the other CTA wait behind them); products of the half panel beside additions of the whole one
-// (323: they find no registers); rows of a tile found without divisions (403: more is spilled).
+// Tried and dropped (16K keys; H100, where 416 were reached): the third warpgroup making parts of scores and of dp one
+// after the other (388); parts of dp sent after those of scores (405); rows of a tile found without divisions (403:
+// more is spilled). Whatever lets additions run beside other work makes all of it slower: warpgroups that take dq, dk
+// and dv in different orders (371 and 407), a half panel added under the next block's scores (371), products of the
+// half panel begun between additions of the whole one (H200, where 417 were reached: 401), dq and dk begun before
+// either is added (394). Parts of scores sent by the copy engine, from where p will be (H200: 409).
 #pragma once
 
 #include <algorithm>
@@ -503,7 +505,7 @@ struct GatherPairGradients {
             return {shared.key, thread};
     }
 
-    // All that this block's products read but keys is free, in both CTAs' eyes.
+    // All that this block's products read but keys is free, and both CTAs know.
     __device__ __forceinline__ void end_block(bool is_last) const {
         __syncwarp();
         if (!is_first_lane()) return;
