@@ -21,14 +21,13 @@ inline void begin_products() {
 }
 inline void end_products() { release_tiles(); }
 
-inline void prefetch_tile(const Tile* at) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) __builtin_prefetch(at->rows[i]);
-}
+// Two lines of a tile into L1: those after them follow. With all sixteen, attention backward takes 5 to 11 % longer
+// (4,096 tokens, head_dim 128).
+inline void prefetch_tile(const Tile* at) { __builtin_prefetch(at->rows[0]), __builtin_prefetch(at->rows[8]); }
 
 // M x N tiles of C, in tmm0 to tmm3; A in tmm4 and tmm5, B in tmm6 and tmm7.
 template <int M, int N, Store mode, class Meanwhile>
-inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Meanwhile& meanwhile) {
+SPATTN_INLINE inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Meanwhile& meanwhile) {
     float* c = g.c + row * 16 * g.ldc + column * 16;
     const int64_t ldc = g.ldc * int64_t(sizeof(float));
     float* lower = c + 16 * g.ldc;
@@ -62,9 +61,10 @@ inline void multiply_block(const TileProduct& g, int64_t row, int64_t column, Me
 }
 
 // Rows [first, end) of tiles of C, n in each. meanwhile() is called after each step of 2 x 2 tiles, for work that needs
-// no tiles: the unit runs beside the vector units, but only some 500 instructions ahead of them.
+// no tiles: the unit runs beside the vector units, but only some 500 instructions ahead of them. All is inlined, so
+// that what meanwhile() holds stays in registers: stored and loaded each step, it took as long as alone.
 template <Store mode, class Meanwhile>
-inline void multiply_panels(const TileProduct& g, int first, int end, int n, Meanwhile&& meanwhile) {
+SPATTN_INLINE inline void multiply_panels(const TileProduct& g, int first, int end, int n, Meanwhile&& meanwhile) {
     int i = first;
     for (; i + 2 <= end; i += 2) {
         int j = 0;

@@ -21,6 +21,8 @@ namespace {
 
 constexpr int panel_lanes = tile_n * lanes;
 
+#define SPATTN_INLINE __attribute__((always_inline))  // for what must not leave registers
+
 // For products that nothing is done beside. What is, is called before each tile.
 struct Nothing {
     void operator()() const {}
