@@ -546,9 +546,8 @@ inline void backward_results(void* argument, int64_t index) {
 }
 
 template <int bq, int bk>
-inline BackwardCall begin_backward(const BackwardArgs& args, const Elements& elements, Carver carver) {
-    const BackwardSpace space =
-        carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes());
+inline BackwardCall begin_backward(const BackwardArgs& args, const Elements& elements, Carver carver, int num_lanes) {
+    const BackwardSpace space = carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, num_lanes);
     BackwardCall call{&args, &elements, space, 0, 0, 0};
     Carver carried{(uintptr_t)args.piece.carried};
     call.space.carried = carve_carried(carried, *args.problem);
@@ -566,7 +565,7 @@ inline void complete_backward(BackwardCall& call) {
 
 template <int bq, int bk>
 inline void block_backward_of(const BackwardArgs& args, const Elements& elements) {
-    BackwardCall call = begin_backward<bq, bk>(args, elements, {(uintptr_t)args.workspace});
+    BackwardCall call = begin_backward<bq, bk>(args, elements, {(uintptr_t)args.workspace}, args.parallel->lanes());
     complete_backward<bq, bk>(call);
 }
 

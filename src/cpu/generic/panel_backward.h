@@ -14,6 +14,9 @@
 // p and ds are lifted (lift.h), and so are the sums of gradients. Pairs whose ds goes beyond fp16 are left out of the
 // products, and what they add is added one by one: that is slow, but gradients of such scores hardly fit fp16, either.
 //
+// Two columns of a queue take turns (PanelBackwardPair): a block of 64 queries has 64 KiB of panels and 32 KiB of dQ at
+// head_dim 128, which come from L3 where a head has more than L2 holds.
+//
 // Everything else is block_backward.h: phases, buffers of dQ, statistics, isolation, pieces.
 #pragma once
 
@@ -113,6 +116,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     const PanelBackwardSpace& panels;
     PanelBackwardScratch<bq, bk> scratch;
     Waiting waiting[halves];
+    Place column;              // of the task
     bool is_beyond = false;    // some ds of the unit at hand is beyond fp16, or infinite
     uint64_t keys_beyond = 0;  // of the block at hand, those of units in which some ds is
 
@@ -154,27 +158,18 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
 
     // ---- columns ----
 
-    void take_queue(int64_t w) {
-        Lane::start_queue(w);
-        for (int32_t t = args.tasks.begin[w]; t < args.tasks.begin[w + 1] && !args.parallel->is_cancelled(); ++t)
-            column(args.tasks.tasks[t]);
-    }
-
-    void column(const Task& t) {
-        const Place at = Lane::keys(t.head, t.row);
+    void open(const Task& t) {
+        column = Lane::keys(t.head, t.row);
         Lane::zero(scratch.dk_t, int64_t(columns) * bk);
         Lane::zero(scratch.dv_t, int64_t(columns_v) * bk);
-        if (t.take > 0) {
-            pack_keys(at);
-            for (Waiting& w : waiting) w.count = 0;
-            Lane::each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) {
-                visit(head, g, row, mask, at);
-            });
-            drain();
-        }
+        for (Waiting& w : waiting) w.count = 0;
+        if (t.take > 0) pack_keys(column);
+    }
+    void close(const Task& t) {
+        drain();
         transpose({scratch.dk_t, bk}, columns, bk, ds_unlift, lane.dk, columns);
         transpose({scratch.dv_t, bk}, columns_v, bk, p_unlift, lane.dv, columns_v);
-        t.part == whole_row ? Lane::finish(at) : Lane::keep(t.part);
+        t.part == whole_row ? Lane::finish(column) : Lane::keep(t.part);
     }
 
     void pack_keys(const Place& at) {
@@ -186,8 +181,26 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         pack_terms_right(k, bk, int(p.head_dim), scratch.k);
     }
 
+    // A tile of queries that a column has met: what is left to do for dq.
+    struct Met {
+        Place at;
+        const uint64_t* bits;
+        int64_t g;
+        int32_t row;
+        uint64_t apart;
+        bool in_scratch, is_first;  // is_first: nothing was collected in dq so far
+        Real* dq;
+        Terms ds_k;
+    };
+
+    void visit(int64_t head, int64_t g, int32_t row, int32_t mask) {
+        const Met met = meet_tile(head, g, row, mask);
+        add_dq(&met.ds_k, 1, met);
+        end_tile(met);
+    }
+
     // Told apart: inlined, GCC 12 takes all of it for as rare as what happens to rows that are not finite.
-    __attribute__((noinline, hot)) void visit(int64_t head, int64_t g, int32_t row, int32_t mask, const Place& keys) {
+    __attribute__((noinline, hot)) Met meet_tile(int64_t head, int64_t g, int32_t row, int32_t mask) {
         const Place at = Lane::queries(head, row);
         const uint64_t* bits = mask_bits(args.layout, mask);
         const uint64_t apart = bits ? Lane::queries_apart(head, row, at) : 0;
@@ -205,15 +218,21 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
             const Span steps = bits ? steps_kept<bk>(bits, bq, first) : Span{0, bq / step_terms};
             if (steps.count > 0) meet(q, steps, first, bits, rows, is_apart);
         }
-        // s = q kT: dq += ds k
-        const Terms terms{scratch.ds_left, scratch.k, bk / step_terms};
-        const TileProduct product{&terms, 1, bk / step_terms, tiles_of(p.head_dim), dq, columns};
-        is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing)
-                 : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing);
-        if (is_apart) add_apart(at, apart, keys, bits, dq);
-        if (is_f16 && keys_beyond != 0) add_beyond(at, apart, keys, bits, dq);
-        if (in_scratch) drain();
-        if (Lane::repeats(row)) Lane::scatter_dq(g, at);
+        return {at, bits, g, row, apart, in_scratch, is_first, dq, {scratch.ds_left, scratch.k, bk / step_terms}};
+    }
+
+    // s = q kT: dq += ds k
+    void add_dq(const Terms* terms, int count, const Met& met) {
+        const TileProduct product{terms, count, bk / step_terms, tiles_of(p.head_dim), met.dq, columns};
+        met.is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing)
+                     : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing);
+    }
+
+    void end_tile(const Met& met) {
+        if ((met.apart | keys_apart) != 0) add_apart(met.at, met.apart, column, met.bits, met.dq);
+        if (is_f16 && keys_beyond != 0) add_beyond(met.at, met.apart, column, met.bits, met.dq);
+        if (met.in_scratch) drain();
+        if (Lane::repeats(met.row)) Lane::scatter_dq(met.g, met.at);
     }
 
     void meet(const QueryPanels& q, Span steps, int first, const uint64_t* bits, const RowStatistics& rows,
@@ -368,10 +387,69 @@ struct PanelBackwardCall {
     int64_t next_tile;
 };
 
+// Two columns of a queue that follow each other take turns, tile by tile of queries. Panels of queries are then read
+// once for both, and sums of dQ are loaded and stored once.
+template <int bq, int bk>
+struct PanelBackwardPair {
+    PanelBackwardLane<bq, bk> a, b;
+
+    PanelBackwardPair(const BackwardArgs& args, const BackwardSpace& space, const PanelBackwardSpace& panels,
+                      int64_t index)
+        : a(args, space, panels, 2 * index), b(args, space, panels, 2 * index + 1) {}
+
+    void take_queue(int64_t w) {
+        const BackwardArgs& args = a.args;
+        a.start_queue(w), b.queue = w;
+        const Task *t = args.tasks.tasks + args.tasks.begin[w], *end = args.tasks.tasks + args.tasks.begin[w + 1];
+        while (t < end && !args.parallel->is_cancelled()) {
+            const auto is_whole = [&](const Task* one) { return one < end && one->part == whole_row; };
+            const bool are_two = is_whole(t) && is_whole(t + 1) && t[0].head == t[1].head;
+            are_two ? run(t[0], t[1]) : run(t[0]);
+            t += are_two ? 2 : 1;
+        }
+    }
+
+    void run(const Task& t) {
+        a.open(t);
+        a.each_block(t, [&](int64_t head, int64_t g, int32_t row, int32_t mask) { a.visit(head, g, row, mask); });
+        a.close(t);
+    }
+    // Whole columns. Each meets its own tiles in order.
+    void run(const Task& t, const Task& u) {
+        a.open(t), b.open(u);
+        const LayoutView& layout = a.args.layout;
+        const int64_t group = a.p.heads_q / a.p.heads_kv;
+        for (int64_t g = 0; g < group; ++g) {
+            const int64_t head = t.head * group + g;
+            const auto tiles = [&](int32_t row) {
+                return walk(layout.by_key, slice_of(layout.by_key, layout.kind_of_head[head], row), 0, INT32_MAX);
+            };
+            Walk x = tiles(t.row), y = tiles(u.row);
+            for (bool has_x = x.next(), has_y = y.next(); has_x || has_y;) {
+                const bool with_x = has_x && !(has_y && y.block < x.block);
+                const bool with_y = has_y && !(has_x && x.block < y.block);
+                if (with_x && with_y && !a.repeats(x.block)) {
+                    const auto first = a.meet_tile(head, g, x.block, x.mask);
+                    const auto second = b.meet_tile(head, g, y.block, y.mask);
+                    const Terms terms[] = {first.ds_k, second.ds_k};
+                    a.add_dq(terms, 2, first);
+                    a.end_tile(first), b.end_tile(second);
+                } else {
+                    if (with_x) a.visit(head, g, x.block, x.mask);
+                    if (with_y) b.visit(head, g, y.block, y.mask);
+                }
+                if (with_x) has_x = x.next();
+                if (with_y) has_y = y.next();
+            }
+        }
+        a.close(t), b.close(u);
+    }
+};
+
 template <int bq, int bk>
 inline void panel_backward_queries(void* argument, int64_t index) {
     PanelBackwardCall& call = *(PanelBackwardCall*)argument;
-    PanelBackwardLane<bq, bk> lane(*call.floats.args, call.floats.space, call.panels, index);
+    PanelBackwardLane<bq, bk> lane(*call.floats.args, call.floats.space, call.panels, 2 * index);
     const int64_t rows = call.panels.rows, end = call.floats.space.heads * rows;
     for (int64_t i; (i = next_of(call.next_tile, *call.floats.args->parallel)) < end;)
         lane.pack_own(i / rows, int32_t(i % rows));
@@ -381,10 +459,10 @@ template <int bq, int bk>
 inline void panel_backward_tasks(void* argument, int64_t index) {
     PanelBackwardCall& call = *(PanelBackwardCall*)argument;
     BackwardCall& floats = call.floats;
-    PanelBackwardLane<bq, bk> lane(*floats.args, floats.space, call.panels, index);
+    PanelBackwardPair<bq, bk> pair(*floats.args, floats.space, call.panels, index);
     begin_products();
     for (int64_t w; (w = next_of(floats.next_queue, *floats.args->parallel)) < floats.args->tasks.queues;)
-        lane.take_queue(w);
+        pair.take_queue(w);
     end_products();
     end_streams();
 }
@@ -392,9 +470,9 @@ inline void panel_backward_tasks(void* argument, int64_t index) {
 template <int bq, int bk>
 void panel_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
-    const PanelBackwardSpace panels =
-        carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.parallel->lanes());
-    PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Element>, carver), panels, 0};
+    const int num_lanes = 2 * args.parallel->lanes();
+    const PanelBackwardSpace panels = carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, num_lanes);
+    PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Element>, carver, num_lanes), panels, 0};
     call.floats.space.dq_factor = ds_unlift;
     args.parallel->run(panel_backward_queries<bq, bk>, &call);
     args.parallel->run(panel_backward_tasks<bq, bk>, &call);
@@ -404,8 +482,8 @@ void panel_backward(const BackwardArgs& args) {
 template <int bq, int bk>
 size_t panel_backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
     Carver carver{0};
-    carve_panel_backward<bq, bk>(carver, p, layout, num_lanes);
-    return count_backward<bq, bk>(carver, p, layout, tasks, num_lanes);
+    carve_panel_backward<bq, bk>(carver, p, layout, 2 * num_lanes);
+    return count_backward<bq, bk>(carver, p, layout, tasks, 2 * num_lanes);
 }
 
 }  // namespace
