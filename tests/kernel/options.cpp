@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Softcap and learned sinks where each shows by itself: on one key, lse is the capped score and dq its slope; a sink of
 // -infinity is none; sinks far above and below the scores.
+#include <bit>
+
 #include "bounds.h"
 
 using namespace attention;
@@ -19,11 +21,11 @@ void each_row(Dtype dtype, Body body) {
             }
 }
 
-// With q = x, k = 1, dout = 0 and dlse = 1: lse = softcap tanh(x / softcap), dq = slope.
-Results run_one_key(const Rows& rows, const Values& x, double softcap) {
+// With q = x, k = 1 and dout = 0: lse = softcap tanh(x / softcap), dq = slope times dlse.
+Results run_one_key(const Rows& rows, const Values& x, double softcap, Values dlse) {
     const int64_t count = int64_t(x.size());
     const Case c{"full", 1, 1, 1, count, 1, 1, 1, Axes::bhsd, 1., aligned_end, true, false, softcap};
-    const Inputs in{x, {1}, {1}, Values(x.size()), Values(x.size(), 1.), {0}};
+    const Inputs in{x, {1}, {1}, Values(x.size()), std::move(dlse), {0}};
     return run_rows(c, rows, in, 2);
 }
 
@@ -36,7 +38,7 @@ TEST(capped_scores_are_precise_at_every_size) {
     constexpr double unit = 0x1p-23;
     for (const double softcap : {1., 30.})
         each_row(Dtype::f32, [&](const Rows& rows) {
-            const Results got = run_one_key(rows, x, softcap);
+            const Results got = run_one_key(rows, x, softcap, Values(x.size(), 1.));
             double worst = 0, worst_slope = 0;
             for (size_t i = 0; i < x.size(); ++i) {
                 const double want = softcap * std::tanh(x[i] / softcap), cosh = std::cosh(x[i] / softcap);
@@ -49,6 +51,19 @@ TEST(capped_scores_are_precise_at_every_size) {
             CHECK(worst < 4 * unit);
             CHECK(worst_slope < 60 * unit);
         });
+}
+
+// Also one whose digits are all set, which a carry of rounding would make a zero.
+TEST(gradients_of_lse_that_are_nan_show) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16})
+        for (const uint64_t bits : {0x7ff8000000000000u, 0x7fffffffffffffffu, 0xffffffffffffffffu})
+            each_row(dtype, [&](const Rows& rows) {
+                Values dlse(40, 1.);
+                dlse[7] = std::bit_cast<double>(bits);
+                const Results got = run_one_key(rows, Values(40, 1.), 0., dlse);
+                for (size_t i = 0; i < got.dq.size(); ++i) CHECK_EQ(std::isnan(got.dq[i]), i == 7);
+                CHECK(std::isnan(got.dk[0]));
+            });
 }
 
 TEST(a_sink_of_minus_infinity_is_none) {

@@ -18,5 +18,13 @@ inline __m512i narrow(Vec a, Vec b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
+// Elements of a and b side by side.
+inline __m512i narrow_pairs(Vec a, Vec b) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m512i x = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, nearest));
+    const __m512i y = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(b, nearest));
+    return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
+}
+
 }  // namespace
 }  // namespace spattn::cpu

@@ -10,12 +10,9 @@ namespace {
 
 // The number of an element of two vectors, one after the other, for each place of their interleaved elements.
 struct Interleaved {
-    uint16_t low[32], high[32], both[32];
-    constexpr Interleaved() : low(), high(), both() {
-        for (int i = 0; i < 32; ++i) {
-            low[i] = uint16_t(i / 2 + (i % 2) * 32), high[i] = uint16_t(low[i] + 16);
-            both[i] = uint16_t(i / 2 + (i % 2) * 16);
-        }
+    uint16_t low[32], high[32];
+    constexpr Interleaved() : low(), high() {
+        for (int i = 0; i < 32; ++i) low[i] = uint16_t(i / 2 + (i % 2) * 32), high[i] = uint16_t(low[i] + 16);
     }
 };
 constexpr Interleaved interleaved;
@@ -30,9 +27,7 @@ inline void interleave(const Element* a, const Element* b, __m512i& low, __m512i
 // A row of a left tile: 32 terms, those of a first.
 inline void store_terms(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow(a, b)); }
 // A row of a right tile: two terms of sixteen lanes, side by side.
-inline void store_pairs(Element* out, Vec a, Vec b) {
-    _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_loadu_si512(interleaved.both), narrow(a, b)));
-}
+inline void store_pairs(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow_pairs(a, b)); }
 
 // Sixteen vectors of sixteen pairs: rows become columns.
 inline void transpose_pairs(__m512i (&x)[16]) {

@@ -14,5 +14,15 @@ constexpr short element_exponent = 0x7f80;  // all ones in infinities and NaN
 // Numbers to elements, to nearest, ties to even; NaN stays NaN, and denormals become zero. Lanes of a first.
 inline __m512i narrow(Vec a, Vec b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 
+// Elements of a and b side by side; ties away from zero. The conversion, with a permutation after it, costs more:
+// exponentials beside products of AMX take 0.92 of the time with this. NaN stays NaN but with all digits set, which
+// callers' numbers never have here (usual_nan).
+inline __m512i narrow_pairs(Vec a, Vec b) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i x = _mm512_add_epi32(_mm512_castps_si512(a), half);
+    const __m512i y = _mm512_add_epi32(_mm512_castps_si512(b), half);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y);
+}
+
 }  // namespace
 }  // namespace spattn::cpu

@@ -459,7 +459,7 @@ struct BackwardLane {
             const int64_t to = (head * space.rows + tile) * bq + i;
             space.minus_lse[to] = -INFINITY, space.delta[to] = 0.f;
             if (!(at.owned >> i & 1)) continue;
-            const float lse = *address<float>(args.lse, at, i);
+            const float lse = usual_nan(*address<float>(args.lse, at, i));
             const bool is_empty = lse == -INFINITY || !(seeing >> i & 1);
             if (!is_empty) {
                 space.minus_lse[to] = args.piece.sweep == 0 ? Real(-log2_e * lse)
@@ -468,7 +468,7 @@ struct BackwardLane {
                                                elements.address(args.dout, at, i), args.dout.column,
                                                int(p.head_dim_v));
             }
-            if (lse != -INFINITY && args.dlse.data) space.delta[to] -= *address<float>(args.dlse, at, i);
+            if (lse != -INFINITY && args.dlse.data) space.delta[to] -= usual_nan(*address<float>(args.dlse, at, i));
             if (!shows_finite(space.minus_lse[to], space.delta[to], at, i)) not_finite |= uint64_t(1) << i;
             if (carries_delta() && (args.piece.is_first || !is_empty))
                 *address<Real>(space.carried.delta, at, i) = space.delta[to];

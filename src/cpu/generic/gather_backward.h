@@ -39,13 +39,13 @@ inline RowStats row_stats(const BackwardArgs& args, const Elements& elements, co
     const auto row = [&](const TensorView& x) {
         return t.batch * x.batch + (t.head + head) * x.head + t.row * x.row;
     };
-    const float lse = ((const float*)args.lse.data)[row(args.lse)];
+    const float lse = usual_nan(((const float*)args.lse.data)[row(args.lse)]);
     if (lse == -INFINITY) return {-INFINITY, 0.f, 0, 0};
     const char* out = (const char*)args.out.data + row(args.out) * elements.bytes;
     const char* dout = (const char*)args.dout.data + row(args.dout) * elements.bytes;
     const int columns = int(args.problem->head_dim_v);
     Real delta = is_empty ? 0.f : elements.dot(out, args.out.column, dout, args.dout.column, columns);
-    if (args.dlse.data) delta -= ((const float*)args.dlse.data)[row(args.dlse)];
+    if (args.dlse.data) delta -= usual_nan(((const float*)args.dlse.data)[row(args.dlse)]);
     const double sink = sink_of(args.sink_logits, t.head + head);
     const double share = sink == -INFINITY ? 0 : exp(sink - double(lse));
     return {Real(-log2_e * lse), delta, share == 0 ? 0 : -share * double(delta), share};

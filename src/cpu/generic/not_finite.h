@@ -21,6 +21,9 @@ namespace {
 
 inline bool is_finite(Real x) { return x - x == 0; }
 
+// NaN from a caller as arithmetic makes it: rounded to bf16 by an addition, one with all digits set becomes 0.
+inline float usual_nan(float x) { return x == x ? x : __builtin_nanf(""); }
+
 // Whether numbers in scratch are all finite; count is a multiple of lanes. 0 times a number is 0, times the rest NaN.
 inline bool all_finite(const Real* x, int64_t count) {
     const Vec zero = set1(0.f);
