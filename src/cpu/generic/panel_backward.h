@@ -15,11 +15,16 @@
 // products, and what they add is added one by one: that is slow, but gradients of such scores hardly fit fp16, either.
 //
 // Two columns of a queue take turns (PanelBackwardPair): a block of 64 queries has 64 KiB of panels and 32 KiB of dQ at
-// head_dim 128, which come from L3 where a head has more than L2 holds.
+// head_dim 128, which come from L3 where a head has more than L2 holds. Its sums of dQ are fetched from there while its
+// scores are made; products waited for them for a tenth of the time.
+//
+// Tried and dropped, for attention backward took as long: p and ds of the first half of a block made beside the scores
+// of the second, as the forward does it; panels of the next block fetched, too.
 //
 // Everything else is block_backward.h: phases, buffers of dQ, statistics, isolation, pieces.
 #pragma once
 
+#include "cpu/generic/ahead.h"
 #include "cpu/generic/block_backward.h"
 #include "cpu/generic/lift.h"
 #include "cpu/generic/panels.h"
@@ -117,6 +122,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     PanelBackwardScratch<bq, bk> scratch;
     Waiting waiting[halves];
     Place column;              // of the task
+    Ahead* ahead;              // of dQ, which lanes that take turns share
     bool is_beyond = false;    // some ds of the unit at hand is beyond fp16, or infinite
     uint64_t keys_beyond = 0;  // of the block at hand, those of units in which some ds is
 
@@ -210,6 +216,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         bool is_first = true;
         Real* dq = lane.dq;
         if (!Lane::repeats(row)) dq = Lane::touch(Lane::dq_block(Lane::queue, g, Lane::own_tile(row)), is_first);
+        if (!is_first && !Lane::repeats(row)) *ahead = {(const char*)dq, (const char*)(dq + int64_t(bq) * columns)};
         const RowStatistics rows = Lane::statistics(head, row, at);
         constexpr size_t left_tiles = (bq / tile_rows) * (bk / step_terms);
         if (bits) __builtin_memset((void*)scratch.ds_left, 0, left_tiles * sizeof(Tile));
@@ -224,8 +231,8 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
     // s = q kT: dq += ds k
     void add_dq(const Terms* terms, int count, const Met& met) {
         const TileProduct product{terms, count, bk / step_terms, tiles_of(p.head_dim), met.dq, columns};
-        met.is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing)
-                     : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), nothing);
+        met.is_first ? multiply_panels<Store::set>(product, 0, bq / tile_rows, tiles_of(p.head_dim), *ahead)
+                     : multiply_panels<Store::add>(product, 0, bq / tile_rows, tiles_of(p.head_dim), *ahead);
     }
 
     void end_tile(const Met& met) {
@@ -255,7 +262,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         const Terms terms{a + steps.first * 2 * terms_steps, b + first / tile_rows, terms_steps};
         Real* c = s + steps.first * step_terms * bk + first;
         const TileProduct product{&terms, 1, terms_steps, bk / tile_rows, c, bk};
-        multiply_panels<Store::set>(product, 0, steps.count * 2, unit_tiles, nothing);
+        multiply_panels<Store::set>(product, 0, steps.count * 2, unit_tiles, *ahead);
     }
 
     void differentiate(const Unit& u) {
@@ -321,7 +328,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
                 const Waiting& w = waiting[half];
                 const TileProduct product{w.*terms, w.count, bq / step_terms, unit_tiles, sums + half * unit_keys, bk};
                 const int end = least(tiles, tile + 2);
-                if (w.count > 0) multiply_panels<Store::add>(product, tile, end, unit_tiles, nothing);
+                if (w.count > 0) multiply_panels<Store::add>(product, tile, end, unit_tiles, *ahead);
             }
     }
 
@@ -392,10 +399,13 @@ struct PanelBackwardCall {
 template <int bq, int bk>
 struct PanelBackwardPair {
     PanelBackwardLane<bq, bk> a, b;
+    Ahead ahead;
 
     PanelBackwardPair(const BackwardArgs& args, const BackwardSpace& space, const PanelBackwardSpace& panels,
                       int64_t index)
-        : a(args, space, panels, 2 * index), b(args, space, panels, 2 * index + 1) {}
+        : a(args, space, panels, 2 * index), b(args, space, panels, 2 * index + 1) {
+        a.ahead = b.ahead = &ahead;
+    }
 
     void take_queue(int64_t w) {
         const BackwardArgs& args = a.args;

@@ -24,6 +24,7 @@
 // without their factor, as long.
 #pragma once
 
+#include "cpu/generic/ahead.h"
 #include "cpu/generic/block_forward.h"
 #include "cpu/generic/lift.h"
 #include "cpu/generic/panels.h"
@@ -81,19 +82,6 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     return space;
 }
 
-// Panels that are brought into L2, some lines a call, before products read them. A tile in two shares is whole calls.
-struct Ahead {
-    const char *at = nullptr, *end = nullptr;
-
-    SPATTN_INLINE void next() {
-        constexpr int lines = 8;
-        if (at == end) return;
-#pragma GCC unroll 8
-        for (int i = 0; i < lines; ++i) prefetch_far(at + i * line_bytes);
-        at += lines * line_bytes;
-    }
-};
-
 template <int bq, int bk>
 struct PanelForwardLane : ForwardLane<bq, bk> {
     using Lane = ForwardLane<bq, bk>;
@@ -137,7 +125,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         }
         SPATTN_INLINE void operator()() {
             for (int i = share; i > 0 && pair < end; --i) next();
-            ahead.next();
+            ahead();
         }
         SPATTN_INLINE void finish(Real* l) {
             while (pair < end) next();
