@@ -202,7 +202,7 @@ struct GatherPairGradients {
     static constexpr bool finds_bounds = A == Adding::bounds;
     using Rows = std::conditional_t<A == Adding::integers, IntegerRows, FloatRows>;
     static constexpr bool makes_p = Part == 0, makes_ds = Part == 2;
-    // Of the CTA's columns it has a panel and 32 of another: the third panel is halved, and so is the last.
+    // A warpgroup has a panel of the CTA's columns and 32 of another: the third panel is halved, and so is the last.
     static constexpr int own_panel = Part == 2 ? 3 : Part, halved_panel = Part == 2 ? 4 : 2;
     static constexpr int half_at = Part == 1 ? C::half_step : 0;
     static constexpr bool half_has_values = halved_panel < C::panels;
@@ -251,7 +251,7 @@ struct GatherPairGradients {
         if (is_first_lane()) ptx::mbarrier_arrive(bar);
     }
 
-    // Of the rows that this CTA finishes.
+    // This thread's rows are of those that the CTA finishes.
     __device__ __forceinline__ void read_rows() {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

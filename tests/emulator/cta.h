@@ -113,7 +113,7 @@ public:
     uint32_t address_in(uint32_t address, uint32_t rank) const {
         return address % shared_window + rank * shared_window;
     }
-    // Of a place in the CTA of the thread that runs, whose window a descriptor leaves out.
+    // A descriptor leaves out the window: that of the CTA of the thread that runs.
     uint32_t own_address(uint32_t address) const { return address_in(address, uint32_t(here->rank)); }
 
     // Becomes true at some time from now on.
