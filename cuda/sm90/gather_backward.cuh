@@ -28,7 +28,8 @@
 // What binds: L2. A block of 64 keys of 576 columns is 5504 cycles of the tensor unit, and takes about 13,000: L2 gives
 // 72 KiB of keys and adds 144 KiB of floats, whose limit is 3.8 TB/s. Without the additions a block takes 10,000. Lists
 // that name more keys than L2 has room for sums are slower still, less so since sums stay there before all else: 341,
-// 329 and 293 became 372, 359 and 313. What would halve both is two CTAs that have half the columns of 128 heads each.
+// 329 and 293 became 372, 359 and 313. Two CTAs that have half of the columns of 128 heads each halve both:
+// gather_backward_pair.cuh, which plans take for such groups in bf16.
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 5 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 782 in the
 // same run): 128 heads, 576/512, lists of 2,048 among 16K keys 387, among 32K 372, among 128K 359; 64 heads 313; lists

@@ -45,11 +45,11 @@
 // begun before the softmax: 597, 578 and 439 where 616, 609 and 465 were reached, since their tiles are then wanted
 // earlier than shared memory has room for them; with 128 and 256 columns it changes nothing. Two warpgroups of
 // producers for 128 columns (76 and 302 where 77 and 307 were). Rows of the next task brought into L2 by producers (4 %
-// slower). At a task's end, where a trace showed scores at work for 7,000 cycles beside their blocks (3,200 to ask for q
-// behind the producers' copies, before boxes brought a part of it, 2,200 for the rows' ends, 1,000 to arrange q): rows
-// of a tile found without divisions (as fast); the next task told a block sooner and its rows' places found under the
-// last scores (lists of 512 +2 %, of 2,048 -1 %, 128 columns -3 %); out by the copy engine from where the last values
-// lay, for which producers then wait (-3 to -5 %).
+// slower). At a task's end, where a trace showed scores at work for 7,000 cycles beside their blocks (3,200 to ask for
+// q behind the producers' copies, before boxes brought a part of it, 2,200 for the rows' ends, 1,000 to arrange q):
+// rows of a tile found without divisions (as fast); the next task told a block sooner and its rows' places found under
+// the last scores (lists of 512 +2 %, of 2,048 -1 %, 128 columns -3 %); out by the copy engine from where the last
+// values lay, for which producers then wait (-3 to -5 %).
 #pragma once
 
 #include <algorithm>

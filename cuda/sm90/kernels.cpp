@@ -98,8 +98,8 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // problem gets. Where tokens are not consecutive a task takes longer, and memory gives nearly all it has: dilated and
 // strided attention, landmarks and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much.
 // Tokens of several lists come row by row. In pieces, sums of floats are handed on: what that takes of a CTA of one
-// warpgroup is read off both pieces of Sparse Transformer's strided attention at 16K (H200), as their mean, and of one of
-// two it takes as much more as it did before sums came through the ring.
+// warpgroup is read off both pieces of Sparse Transformer's strided attention at 16K (H200), as their mean. Of one of
+// two it is guessed: as much more as it was before sums came through the ring.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
@@ -295,22 +295,28 @@ size_t gather_backward_workspace(const Sizing& s) { return any::KeySumsSpace(s.p
 template <Dtype D, int HeadDim>
 using OlderGatherBackward = sm80::GatherBackward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-Kernel gather_backward(const char* name) {
-    using Own = GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+// A row that adds gradients of listed keys in memory.
+template <class Own, Dtype D, int HeadDim>
+Kernel list_gradients(const char* name, decltype(Kernel::fits) fits, decltype(Kernel::cost) cost) {
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
             .dtype = D,
             .runs_here = runs_here,
-            .fits = gather_fits<HeadDim, HeadDimV>,
-            .cost = gather_backward_cost<HeadDim, HeadDimV>,
+            .fits = fits,
+            .cost = cost,
             .workspace = gather_backward_workspace,
             .backward = run_either<Own, OlderGatherBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,
             .family = Family::gather,
             .shares_lists = true,
             .assumes = assumes};
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel gather_backward(const char* name) {
+    return list_gradients<GatherBackward<D, HeadDim, HeadDimV, BlockQ, BlockK>, D, HeadDim>(
+        name, gather_fits<HeadDim, HeadDimV>, gather_backward_cost<HeadDim, HeadDimV>);
 }
 
 // Tiles of 128 rows that two CTAs share, by columns.
@@ -326,11 +332,11 @@ const char* gather_backward_pair_fits(const Problem& p) {
 
 // Products and exchanges follow each other, so that the first tell of both: a block takes 11,000 cycles, wherever keys
 // are, and 1.7 times that with the same bits in every call. Read off lists of 2,048 keys (H200).
-template <int HeadDim, int HeadDimV>
+template <int HeadDim, int HeadDimV, int BlockQ>
 Cost gather_backward_pair_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.5, task = 9000;  // cycles
-    constexpr double launches = 20;                                                               // us
-    const any::ListTasks work = any::ListTasks::of(p, s, 128);
+    constexpr double launches = 20;  // us
+    const any::ListTasks work = any::ListTasks::of(p, s, BlockQ);
     const double walks = p.deterministic ? 1.7 : 1;  // the bounds, and additions of integers
     const double cycles = walks * (work.blocks * products / reached + task);
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
@@ -342,20 +348,8 @@ Cost gather_backward_pair_cost(const Problem& p, const LayoutStats& s, const Mac
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel gather_backward_pair(const char* name) {
-    using Own = GatherBackwardPair<D, HeadDim, HeadDimV, BlockQ, BlockK>;
-    return {.name = name,
-            .device = SPATTN_CUDA,
-            .pass = Pass::backward,
-            .dtype = D,
-            .runs_here = runs_here,
-            .fits = gather_backward_pair_fits<HeadDim, HeadDimV>,
-            .cost = gather_backward_pair_cost<HeadDim, HeadDimV>,
-            .workspace = gather_backward_workspace,
-            .backward = run_either<Own, OlderGatherBackward<D, HeadDim>, BackwardArgs>,
-            .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,
-            .family = Family::gather,
-            .shares_lists = true,
-            .assumes = assumes};
+    return list_gradients<GatherBackwardPair<D, HeadDim, HeadDimV, BlockQ, BlockK>, D, HeadDim>(
+        name, gather_backward_pair_fits<HeadDim, HeadDimV>, gather_backward_pair_cost<HeadDim, HeadDimV, BlockQ>);
 }
 
 // ---- backward ----

@@ -302,7 +302,6 @@ void demand_same(const Case& c, const Run& before, const Run& after) {
 
 }  // namespace
 
-// What one document holds does not change a bit of another's results, and no call differs from another.
 // Unions that run in pieces: two and three of them, classes of both pieces, queries that stand in listed tiles and
 // split rows, rows that a piece or all leave empty, documents. So many tokens and heads that pieces are chosen.
 TEST(pieces_by_tensor_cores) {
@@ -368,9 +367,8 @@ TEST(isolation_between_pieces) {
         const Values want = before.out.read();
         Truth dirty = clean;
         constexpr int64_t keys[] = {0, 1000, 3990};
-        for (const int64_t key : keys) {
+        for (const int64_t key : keys)
             dirty.v[size_t(key * c.head_dim_v + 3)] = NAN, dirty.v[size_t(key * c.head_dim_v + 9)] = INFINITY;
-        }
         Run after(plan, c, dirty);
         after.both_passes();
         const Values got = after.out.read();
@@ -389,6 +387,7 @@ TEST(isolation_between_pieces) {
     }
 }
 
+// What one document holds does not change a bit of another's results, and no call differs from another.
 TEST(isolation) {
     NEEDS_GPU();
     const Context context = make_context();

@@ -94,7 +94,8 @@ inline void backward_lse(void* argument, int64_t index) {
 
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
-    BackwardCall call = begin_backward<bq, bk>(args, elements_of<T>, {(uintptr_t)args.workspace}, args.parallel->lanes());
+    BackwardCall call =
+        begin_backward<bq, bk>(args, elements_of<T>, {(uintptr_t)args.workspace}, args.parallel->lanes());
     if (args.piece.sweep == 0) {
         args.parallel->run(backward_sums<bq, bk>, &call);
         call.next_row = 0;

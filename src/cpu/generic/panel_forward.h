@@ -98,8 +98,8 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         Tile* p = nullptr;      // [bk / 32][2], once its scores are made
         int half() const { return first / unit_queries; }
     };
-    // A unit's sT becomes pT: a share of the pairs of keys each call, and at the end what is left. Inlined into loops of
-    // products, all that changes lies in registers.
+    // A unit's sT becomes pT: a share of the pairs of keys each call, and at the end what is left. Inlined into loops
+    // of products, all that changes lies in registers.
     template <bool masked>
     struct Exponentials {
         Vec scale, minus_m[width], even[width], odd[width];  // sums over even keys and over odd ones
