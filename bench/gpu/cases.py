@@ -256,8 +256,10 @@ CASES = [
     Case("decode_1m", "full", 1, 1, full, seq_k=1 << 20, passes=FORWARD),
     Case("decode_128k_gqa8", "full", 64, 1, full, heads_kv=8, seq_k=131072, passes=FORWARD),
     Case("decode16_128k_gqa8", "causal", 64, 16, causal, heads_kv=8, seq_k=131072, passes=FORWARD),
+    *(Case(f"decode_{n}k_gqa8", "full", 64, 1, full, heads_kv=8, seq_k=1024 * n, passes=FORWARD) for n in (2, 8, 32)),
     Case("decode_8k_batch32_gqa8", "full", 64, 1, full, heads_kv=8, seq_k=8192, batch=32, passes=FORWARD),
     Case("decode_128k_streaming_gqa8", STREAMING, 64, 1, streaming, heads_kv=8, seq_k=131072, passes=FORWARD),
+    Case("decode_16k_blocks_gqa8", heads=64, heads_kv=8, **bigbird(64, 1, 0, 25, 1, 16384), passes=FORWARD),
     Case("decode_128k_blocks_gqa8", heads=64, heads_kv=8, **bigbird(64, 1, 0, 204, 1, 131072), passes=FORWARD),
     # Trees of document headings, and of speculative decoding behind a cache: where does the tree beat dense?
     *(Case(f"tree_{n}", heads=8, head_dim=64, **tree(n)) for n in (26, 64, 128, 256, 512, 1024)),

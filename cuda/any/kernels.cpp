@@ -52,7 +52,7 @@ Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const 
 }
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return cost<Block>(p, s, machine, {1, 1, 2000, 4, 0});
+    return cost<Block>(p, s, machine, {1, 1, 2000, 4, 1});
 }
 // s and dp twice, and three gradients. Few tasks are read off trees of 26 to 128 nodes (H200).
 template <int Block>

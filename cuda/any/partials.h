@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What parts of split forward rows leave for combine.
+// What parts of split forward rows, or of split lists, leave for those who join them.
 #pragma once
 
 #include "any/shape.h"
@@ -13,13 +13,16 @@ struct Partials {
     Real* lse;  // [part][row]
     Real* top;  // [part][row] the largest score: read where a call asks for max_logits
 
+    static size_t bytes(size_t rows, int64_t head_dim_v) { return rows * size_t(head_dim_v + 2) * sizeof(Real); }
     static size_t bytes(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
-        return rows(layout, tasks) * size_t(p.head_dim_v + 2) * sizeof(Real);
+        return bytes(rows(layout, tasks), p.head_dim_v);
     }
     static Partials at(void* memory, const Problem& p, const LayoutView& layout, const TasksView& tasks) {
-        const size_t all = rows(layout, tasks);
-        Real* out = static_cast<Real*>(memory);
-        return {out, out + all * size_t(p.head_dim_v), out + all * size_t(p.head_dim_v + 1)};
+        return at(memory, rows(layout, tasks), p.head_dim_v);
+    }
+    static Partials at(void* memory, size_t rows, int64_t head_dim_v) {
+        Real* const out = static_cast<Real*>(memory);
+        return {out, out + rows * size_t(head_dim_v), out + rows * size_t(head_dim_v + 1)};
     }
     static size_t rows(const LayoutView& layout, const TasksView& tasks) {
         return size_t(tasks.num_parts) * size_t(layout.block_q) * size_t(tasks.tile_heads);

@@ -55,9 +55,11 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
     const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
-    const double memory = any::memory_us(any::query_bytes(p) + any::key_bytes(p), machine, 0.8) +
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, 64, Heads, 1);
+    const double operands = any::query_bytes(p) + any::visited_bytes(p, s, 64, Heads);
+    const double memory = any::memory_us(operands, machine, 0.8) +
                           any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    return any::overlapped(launch, any::compute_us(cycles, machine), memory);
+    return any::overlapped(launch + spread.join_us, any::compute_us(spread.cycles, machine), memory);
 }
 
 size_t block_forward_workspace(const Sizing& s) { return any::Partials<float>::bytes(s.problem, s.layout, s.tasks); }

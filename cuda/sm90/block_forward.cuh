@@ -9,7 +9,7 @@
 //             two an SM, for patterns that leave most of a larger tile empty; those of 192, at head_dim 64, of three
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
-//             they read no list
+//             they read no list. Another clears rows of v that no query sees, before consumers hear of the block
 //   consumers warpgroups of 64 rows each, mostly two, scores and out in registers. Each begins s of block j + 1, then
 //             p v of block j, also from one task into the next, and makes probabilities under them and under the
 //             others':
@@ -45,6 +45,9 @@
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
 //
+//   parts     of a split row go to memory, and a second kernel joins them (any/combine.cuh). It is launched while this
+//             one runs, and its CTAs take the place of those that are done
+//
 //   isolation out is p v, and 0 * NaN is NaN: a row whose sums are not finite may owe that to a key that it does not
 //             see. Warps note such rows and, when nothing else is left, make them again from kept pairs alone
 //
@@ -75,6 +78,11 @@
 // known uniform (3 R2UR an instruction: -7 %); first blocks first (-7 %: few rows of a window see its first block). 128
 // keys by number, copied by 16-byte cp.async of four warps into a tile as a box would fill it, cost 1.3 blocks.
 //
+// Few queries, 64 heads on 8, one query, L2 cold (H200, us): over 2,048 keys 14, of which 2.8 are an empty launch, over
+// 8,192 25, over 131,072 143; a tenth of the 64-blocks of 16,384 keys 13, of 131,072 29 (89 when blocks with keys that
+// nobody sees were waited for one by one, and parts looked for their runs one by one). Tiles of 128 rows would take 16,
+// 24, 143, 23 and 75. A joining kernel that asks for 32 parts at once: +3 us over 8,192 keys.
+//
 // On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 438 to 534 and at fp16 from
 // 424 to 542, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed
 // keys took landmark_64k from 217 to 402.
@@ -84,6 +92,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "any/combine.cuh"
 #include "any/partials.h"
 #include "any/row_end.cuh"
 #include "any/tile.cuh"
@@ -145,7 +154,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
     static constexpr int q_releases = in_pieces ? 4 * warpgroups : warpgroups;
-    static constexpr int requests = any_order ? 4 : 0, tile_arrivals = any_order ? copier_warps : 1;
+    static constexpr int requests = 4, tile_arrivals = any_order ? copier_warps : 1;
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !any_order ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
@@ -201,8 +210,7 @@ struct ForwardShared {
                                    // when its scores are made; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
-    uint64_t landed;               // bytes of a v block with dead keys; the walker waits
-    std::conditional_t<C::any_order, CopyRequests<C::requests>, NoRequests> copies;
+    std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>> helper;
 };
 
 // ---- the begin: what all CTAs are about to read ----
@@ -249,7 +257,10 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0), lane = int(threadIdx.x % 32);
     Task first{};
     if (warp == walker) first = params.tasks.tasks[blockIdx.x];
-    if (warp == walker + 1) prefetch_lists<C>(params, lane);
+    if (warp == walker + 1) {
+        prefetch_lists<C>(params, lane);
+        ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
             ptx::mbarrier_init(&shared.q_full[i], C::tile_arrivals);
@@ -259,13 +270,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
             ptx::mbarrier_init(&shared.full[i], C::tile_arrivals);
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
-        ptx::mbarrier_init(&shared.landed, 1);
-        if constexpr (C::any_order)
-            for (int i = 0; i < C::requests; ++i) {
-                ptx::mbarrier_init(&shared.copies.asked[i], 1);
-                ptx::mbarrier_init(&shared.copies.taken[i], copier_warps);
-                for (auto& landed : shared.copies.landed) ptx::mbarrier_init(&landed[i], 32);
-            }
+        shared.helper.init();
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -275,6 +280,8 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
             Walker<C>{params, shared, lane, lane == 0}.run(first);
         else if constexpr (C::any_order)
             Copier<C>{params, shared, warp - walker - 1, lane}.run();
+        else if (warp == walker + 1 && params.layout.live_keys.set_of)
+            Clearer<C>{params, shared, lane}.run();
     } else {
         ptx::take_registers<C::consumer_registers>();
         Consumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
@@ -372,21 +379,29 @@ void prepare_either() {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
-    using C = Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>;
-    if constexpr (has_pieces)
+void launch_in_order(const ForwardArgs& args) {
+    using Row = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
-    if constexpr (any_order)
+    if constexpr (Row::any_order)
         if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
-    launch_either<C>(args);
+    launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    launch_in_order<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
+    const auto parts = any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks);
+    any::launch_combine<D, true>(args, parts);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
     runtime::prepare(clear_counter_kernel, 0);
+    any::prepare_combine<D, true>();
     prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>();
     if constexpr (any_order) {
         runtime::prepare(pack_keys_kernel, 0);

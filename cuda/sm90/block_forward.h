@@ -31,7 +31,7 @@ struct BlockForward {
     // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those
     // of 128 beside scores of 128 keys.
     static constexpr bool has_pieces = any_order && (HeadDim == 64 || (HeadDim == 128 && BlockK == 64));
-    static void run(const ForwardArgs& args);
+    static void run(const ForwardArgs& args);  // joins the parts of split rows, too
     static void prepare(int32_t device);
 };
 

@@ -270,13 +270,9 @@ struct Consumer {
             task.by_rows ? write_tokens(q_index, task, panel, token) : send_home(q_index, task);
         } else {
             const any::TileRows& of = params.tile;
-            const int first = task.row * params.layout.block_q;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                token[h] = first + of.place(row_in_tile(h)), head[h] += of.head(row_in_tile(h));
-                if (token[h] >= int(params.layout.seq_q)) token[h] = no_token;
-            }
-            send(q_index, task, first + of.place(warpgroup * C::warpgroup_rows));
+            for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
+            send(q_index, task, task.row * params.layout.block_q + of.place(warpgroup * C::warpgroup_rows));
         }
         if (thread % 4) return;
 #pragma unroll
@@ -288,6 +284,11 @@ struct Consumer {
         }
     }
 
+    // The token of a thread's row, where tokens are consecutive.
+    __device__ __forceinline__ int token_of(const TaskMessage& task, int h) const {
+        const int token = task.row * params.layout.block_q + params.tile.place(row_in_tile(h));
+        return token < int(params.layout.seq_q) ? token : no_token;
+    }
     // The tokens that a thread's two rows are written to.
     __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
         const LayoutView& layout = params.layout;
@@ -496,6 +497,7 @@ struct Consumer {
         float* const out = params.parts.out + first * params.head_dim_v + tile::fragment_column(thread, 0);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
+            if (!C::any_order && token_of(task, h) == no_token) continue;  // of few queries most rows are none
             auto* const row = reinterpret_cast<float2*>(out + row_in_tile(h) * params.head_dim_v);
 #pragma unroll
             for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's

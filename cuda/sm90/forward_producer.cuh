@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The producers of block_forward.cuh: who walks the lists, and who copies rows that no box brings.
+// The producers of block_forward.cuh: who walks the lists, who clears rows of v that no query sees, and who copies rows
+// that no box brings.
 #pragma once
 
 #include "any/row_end.cuh"
@@ -30,8 +31,31 @@ struct CopyRequests {
     uint64_t taken[Size];  // one arrival a copier warp; the walker waits
     uint64_t landed[copier_warps][Size];  // the warp's lanes, when their rows of a tile have come; it waits
     uint64_t* full[copier_warps][Size];   // the barrier of that tile
+
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < Size; ++i) {
+            ptx::mbarrier_init(&asked[i], 1);
+            ptx::mbarrier_init(&taken[i], copier_warps);
+            for (auto& of_warp : landed) ptx::mbarrier_init(&of_warp[i], 32);
+        }
+    }
 };
-struct NoRequests {};
+
+// What the walker asks of the clearer: which block of v is on its way to a slot, and which of its keys are live.
+struct ClearRequest {
+    int32_t block, set, slot;  // slot: or no_more
+    static constexpr int32_t no_more = -1;
+};
+template <int Size>
+struct ClearRequests {
+    ClearRequest request[Size];
+    uint64_t landed[Size];  // the walker with the block's bytes; the clearer waits
+    uint64_t taken[Size];   // the clearer; the walker waits
+
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < Size; ++i) ptx::mbarrier_init(&landed[i], 1), ptx::mbarrier_init(&taken[i], 1);
+    }
+};
 
 // Sums of floats stand in the ring as boxes of a warpgroup's rows and 32 columns: those of a panel side by side, and as
 // many boxes a slot as it has room for.
@@ -42,6 +66,18 @@ struct SumBox {
     __device__ __forceinline__ SumBox(int part, int n)
         : panel((part * C::slot_boxes + n) / C::warpgroups), warpgroup((part * C::slot_boxes + n) % C::warpgroups) {}
 };
+
+// Keys of a block of consecutive ones that are not in that set of live ones, a bit each. What lies beyond the last key
+// comes as zeros anyway.
+template <int Words>
+__device__ __forceinline__ void find_dead_keys(const LayoutView& layout, int set, int block, uint64_t (&dead)[Words]) {
+    const uint64_t* alive = layout.live_keys.sets + set * layout.live_keys.words;
+#pragma unroll
+    for (int word = 0; word < Words; ++word) {
+        const int64_t keys = layout.seq_k - (int64_t(block) * Words + word) * 64;  // from here on
+        dead[word] = keys >= 64 ? ~alive[word] : keys > 0 ? ~alive[word] & ((1ull << keys) - 1) : 0;
+    }
+}
 
 // ---- walker: one warp walks the lists and keeps the ring full ----
 template <class C>
@@ -55,7 +91,6 @@ struct Walker {
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
     Cursor<C::requests> request;
-    uint32_t landed_phase = 0;
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
@@ -78,7 +113,10 @@ struct Walker {
         }
         if (pending >= 0) load_pending_v();
         announce({{0, 0, 0, end_of_work, 0, 0}, false});
-        if constexpr (C::any_order) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
+        if constexpr (C::any_order)
+            ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
+        else if (params.layout.live_keys.set_of)
+            end_clearer();
     }
 
     // Where each CTA has two tasks at most nobody counts: who had the longest first has the shortest second, or none.
@@ -128,12 +166,13 @@ struct Walker {
         announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row)});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
-        int skip = task.skip, left = task.take;
-        for (int end = slice.end; end > slice.begin && left; end -= 32) {
+        int skip = task.skip, left = task.take, end = slice.end;
+        if (skip) end = pass_over_many(slice, skip);
+        for (; end > slice.begin && left; end -= 32) {
             const int runs = min(32, end - slice.begin);
             Run mine{0, 0, full_block};
             if (lane < runs) mine = layout.by_query.runs[end - 1 - lane];
-            for (int r = 0; r < runs && left; ++r) {
+            for (int r = skip ? pass_over(mine.count, skip) : 0; r < runs && left; ++r) {
                 const int first = __shfl_sync(~0u, mine.first, r), count = __shfl_sync(~0u, mine.count, r);
                 const int mask = __shfl_sync(~0u, mine.mask, r);
                 const int from = min(skip, count), take = min(count - from, left);
@@ -143,6 +182,34 @@ struct Walker {
         }
         if constexpr (C::in_pieces)
             if (task.part == whole_row) pending_sums = task.row, sums_head = head;
+    }
+
+    // Parts of a row begin behind runs of others, which may be hundreds: from the end of a list, those that lie before
+    // the first `skip` blocks are done, so many at once. Where to go on.
+    __device__ __forceinline__ int pass_over_many(const Slice& slice, int& skip) const {
+        constexpr int at_once = 8;  // of a lane: one wait for memory
+        int end = slice.end;
+        for (; end - slice.begin > 32 * at_once; end -= 32 * at_once) {
+            int blocks = 0;
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) blocks += params.layout.by_query.runs[end - 1 - 32 * i - lane].count;
+            blocks = int(__reduce_add_sync(~0u, unsigned(blocks)));
+            if (blocks > skip) break;
+            skip -= blocks;
+        }
+        return end;
+    }
+    // The same of a run each lane has, or nothing: the lane of the first that goes beyond, or 32.
+    __device__ __forceinline__ int pass_over(int count, int& skip) const {
+        int before = count;  // and with it
+#pragma unroll
+        for (int n = 1; n < 32; n *= 2) {
+            const int more = __shfl_up_sync(~0u, before, n);
+            before += lane >= n ? more : 0;
+        }
+        const int passed = __popc(__ballot_sync(~0u, before <= skip));
+        if (passed) skip -= __shfl_sync(~0u, before, passed - 1);
+        return passed;
     }
 
     // Whether out cannot leave as boxes: rows of a listed tile stand anywhere, those away from home leave elsewhere.
@@ -206,15 +273,10 @@ struct Walker {
                 {CopyRequest::v_rows, pending, pending_batch, pending_head, pending_set, slot.index}, params.maps.v,
                 params.layout.keys, C::block_k, tile, full);
         } else {
-            const uint64_t* alive = pending_set == all_live
-                                        ? nullptr
-                                        : params.layout.live_keys.sets + pending_set * params.layout.live_keys.words;
-            uint64_t dead[C::block_k / 64];
-            const bool clears = alive && find_dead_keys(alive, pending, dead);
+            if (pending_set != all_live) full = ask(ClearRequest{pending, pending_set, slot.index});
             if (is_leader)
                 load<C::v_panels, C::box_bytes>(&params.maps.v, pending * C::block_k, pending_head, pending_batch, tile,
-                                                clears ? &shared.landed : full);
-            if (clears) clear_dead_keys(dead, full);
+                                                full);
         }
         slot.advance();
         pending = -1;
@@ -250,50 +312,17 @@ struct Walker {
         }
     }
 
-    // Keys of a block of consecutive ones that no query sees, a bit each; whether there are any. What lies beyond the
-    // last key comes as zeros anyway.
-    __device__ __forceinline__ bool find_dead_keys(const uint64_t* alive, int block,
-                                                   uint64_t (&dead)[C::block_k / 64]) const {
-        uint64_t some = 0;
-#pragma unroll
-        for (int word = 0; word < C::block_k / 64; ++word) {
-            const int64_t keys = params.layout.seq_k - (int64_t(block) * C::block_k + 64 * word);  // from here on
-            dead[word] = keys >= 64 ? ~alive[word] : keys > 0 ? ~alive[word] & ((1ull << keys) - 1) : 0;
-            some |= dead[word];
-        }
-        return some != 0;
-    }
-
     // Whether all keys that no query sees in a home are away: what they hold is no padding, and may come as it is.
     __device__ __forceinline__ bool holds_what_others_see(int tile, int set) const {
         const AxisView& axis = params.layout.keys;
         if (!axis.away || tile < axis.listed) return false;
         const int home = tile - axis.listed;
         uint64_t dead[C::block_k / 64], left = 0;
-        find_dead_keys(params.layout.live_keys.sets + set * params.layout.live_keys.words, home, dead);
+        find_dead_keys(params.layout, set, home, dead);
 #pragma unroll
         for (int word = 0; word < C::block_k / 64; ++word)
             left |= dead[word] & ~axis.away[int64_t(home) * (C::block_k / 64) + word];
         return left == 0;
-    }
-
-    // 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair
-    // what comes of it, but padding is no exception, and a repair takes long.
-    __device__ __forceinline__ void clear_dead_keys(const uint64_t (&dead)[C::block_k / 64], uint64_t* full) {
-        ptx::mbarrier_wait(&shared.landed, landed_phase);
-        landed_phase ^= 1;
-#pragma unroll
-        for (int word = 0; word < C::block_k / 64; ++word)
-            for (uint64_t bits = dead[word]; bits; bits &= bits - 1) {
-                const int key = 64 * word + __ffsll(int64_t(bits)) - 1;
-                for (int at = lane; at < C::v_panels * 16; at += 32) {
-                    uint8_t* row = shared.ring[slot.index][at / 16] + key * C::row_bytes + at % 16 * 8;
-                    *reinterpret_cast<uint64_t*>(row) = 0;
-                }
-            }
-        ptx::fence_async_shared();
-        __syncwarp();  // all lanes' zeros before lane 0 tells the consumers
-        if (lane == 0) ptx::mbarrier_arrive(full);
     }
 
     template <int Panels, int Bytes>
@@ -323,12 +352,65 @@ struct Walker {
     }
 
     __device__ __forceinline__ void ask(const CopyRequest& what) {
-        ptx::mbarrier_wait(&shared.copies.taken[request.index], request.phase ^ 1);
+        ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
         if (is_leader) {
-            shared.copies.request[request.index] = what;
-            ptx::mbarrier_arrive(&shared.copies.asked[request.index]);
+            shared.helper.request[request.index] = what;
+            ptx::mbarrier_arrive(&shared.helper.asked[request.index]);
         }
         request.advance();
+    }
+
+    __device__ __forceinline__ void end_clearer() {
+        uint64_t* landed = ask(ClearRequest{0, 0, ClearRequest::no_more});
+        if (is_leader) ptx::mbarrier_arrive(landed);
+    }
+    // The barrier where the clearer waits for the block's bytes.
+    __device__ __forceinline__ uint64_t* ask(const ClearRequest& what) {
+        uint64_t* landed = &shared.helper.landed[request.index];
+        ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
+        if (is_leader) shared.helper.request[request.index] = what;
+        request.advance();
+        return landed;
+    }
+};
+
+// ---- clearer: one warp writes zeros where no query sees a key of v ----
+// 0 * NaN is NaN: rows of v that no query sees must not hold what the caller left there. Consumers would repair what
+// comes of it, but padding is no exception, and a repair takes long. The walker does not wait for it: blocks with such
+// keys may be many, as where single queries list blocks smaller than the tiles.
+template <class C>
+struct Clearer {
+    const typename C::Params& params;
+    typename C::Shared& shared;
+    const int lane;
+    Cursor<C::requests> request;
+
+    __device__ __forceinline__ void run() {
+        for (;; request.advance()) {
+            ptx::mbarrier_wait(&shared.helper.landed[request.index], request.phase);
+            const ClearRequest what = shared.helper.request[request.index];
+            if (what.slot == ClearRequest::no_more) break;
+            clear(what);
+            ptx::fence_async_shared();
+            __syncwarp();  // all lanes have read the request, and written their zeros, before lane 0 says so
+            if (lane != 0) continue;
+            ptx::mbarrier_arrive(&shared.helper.taken[request.index]);
+            ptx::mbarrier_arrive(&shared.full[what.slot]);
+        }
+    }
+
+    __device__ __forceinline__ void clear(const ClearRequest& what) {
+        uint64_t dead[C::block_k / 64];
+        find_dead_keys(params.layout, what.set, what.block, dead);
+#pragma unroll
+        for (int word = 0; word < C::block_k / 64; ++word)
+            for (uint64_t bits = dead[word]; bits; bits &= bits - 1) {
+                const int key = 64 * word + __ffsll(int64_t(bits)) - 1;
+                for (int at = lane; at < C::v_panels * 16; at += 32) {
+                    uint8_t* row = shared.ring[what.slot][at / 16] + key * C::row_bytes + at % 16 * 8;
+                    *reinterpret_cast<uint64_t*>(row) = 0;
+                }
+            }
     }
 };
 
@@ -371,31 +453,31 @@ struct Copier {
 
     // Until the next request is there, or the rows of the first tile under way have come: false then.
     __device__ __forceinline__ bool next_is_asked() const {
-        uint64_t* const asked = &shared.copies.asked[request.index];
+        uint64_t* const asked = &shared.helper.asked[request.index];
         if (under_way == 0) {
             ptx::mbarrier_wait(asked, request.phase);
             return true;
         }
-        uint64_t* const landed = &shared.copies.landed[warp][first.index];
+        uint64_t* const landed = &shared.helper.landed[warp][first.index];
         while (!__all_sync(~0u, ptx::mbarrier_test(asked, request.phase)))
             if (__all_sync(~0u, ptx::mbarrier_test(landed, first.phase))) return false;
         return true;
     }
 
     __device__ __forceinline__ CopyRequest take() {
-        const CopyRequest what = shared.copies.request[request.index];
+        const CopyRequest what = shared.helper.request[request.index];
         __syncwarp();  // all lanes have read it before lane 0 says so
-        if (lane == 0) ptx::mbarrier_arrive(&shared.copies.taken[request.index]);
+        if (lane == 0) ptx::mbarrier_arrive(&shared.helper.taken[request.index]);
         request.advance();
         return what;
     }
 
     // Once the rows of the first tile under way have come: products may read them.
     __device__ __forceinline__ void tell() {
-        ptx::mbarrier_wait(&shared.copies.landed[warp][first.index], first.phase);
+        ptx::mbarrier_wait(&shared.helper.landed[warp][first.index], first.phase);
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
-        if (lane == 0) ptx::mbarrier_arrive(shared.copies.full[warp][first.index]);
+        if (lane == 0) ptx::mbarrier_arrive(shared.helper.full[warp][first.index]);
         first.advance();
         --under_way;
     }
@@ -439,8 +521,8 @@ struct Copier {
 
     // The rows that were just begun belong to the tile of that barrier.
     __device__ __forceinline__ void await(uint64_t* full) {
-        if (lane == 0) shared.copies.full[warp][free.index] = full;
-        ptx::cp_async_arrive(&shared.copies.landed[warp][free.index]);
+        if (lane == 0) shared.helper.full[warp][free.index] = full;
+        ptx::cp_async_arrive(&shared.helper.landed[warp][free.index]);
         free.advance();
         ++under_way;
     }

@@ -116,10 +116,11 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
     const double cycles = (blocks + end + any::copied_cycles(p, s, 12)) / Heads;
-    const double operands = any::query_bytes(p) + any::key_bytes(p);
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, in_pairs ? 2 : 1);
+    const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);
-    return any::overlapped(launch, any::compute_us(cycles, machine), memory);
+    return any::overlapped(launch + spread.join_us, any::compute_us(spread.cycles, machine), memory);
 }
 
 size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.problem, s.layout, s.tasks).bytes; }
@@ -166,7 +167,8 @@ void prepare_both(int32_t device) {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    run_either<BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>, OlderForward<D, HeadDim, BlockQ>>(args);
+    if (is_addressable(args)) return BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+    OlderForward<D, HeadDim, BlockQ>::run(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 

@@ -26,7 +26,7 @@ void each_array(const Lists& lists, ListsView& view, Visit&& visit) {
 
 template <class Visit>
 void each_array(const Live& live, LiveView& view, Visit&& visit) {
-    visit(live.set_of, view.set_of);
+    if (!live.sets.empty()) visit(live.set_of, view.set_of);
     visit(live.sets, view.sets);
 }
 

@@ -70,8 +70,8 @@ struct SchedulePolicy {
     int64_t longest_task = 64;
     int64_t whole_rows = 0;             // rows of up to so many stay whole in any case
     // Parts of rows are put together, which takes the less time the fewer rows there are: up to so many queries of all
-    // heads, this is the longest task.
-    int64_t few_queries = 0, longest_of_few = 64;
+    // heads, the longest task is the first of these for so many, in proportion for fewer, and never below the second.
+    int64_t few_queries = 0, longest_of_few = 64, least_of_few = 1;
     // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
     // share keys. Small problems stay in single tasks.
     int64_t shared_blocks = 16;

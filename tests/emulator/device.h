@@ -76,6 +76,10 @@ template <class T>
 T __shfl_up_sync(unsigned, T value, unsigned lanes) {
     return emulator::exchange(value, emulator::here->lane - int(lanes));
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+    for (int lanes = 16; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+    return value;
+}
 inline unsigned __ballot_sync(unsigned, bool yes) { return emulator::ballot(yes); }
 inline bool __all_sync(unsigned, bool yes) { return !emulator::ballot(!yes); }
 inline bool __any_sync(unsigned, bool yes) { return emulator::ballot(yes); }

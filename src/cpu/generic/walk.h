@@ -14,7 +14,7 @@ inline Slice slice_of(const ListsView& lists, int32_t head_kind, int32_t row) {
 // Which rows of a block may be read: those with a bit in some mask, so never one without a token. Blocks are at most 64
 // tokens, so one word holds a set.
 inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t head_kind, int32_t row) {
-    const int32_t set = live.set_of[int64_t(head_kind) * rows + row];
+    const int32_t set = live.set_of ? live.set_of[int64_t(head_kind) * rows + row] : all_live;
     return set == all_live ? all_rows : live.sets[int64_t(set) * live.words];
 }
 
