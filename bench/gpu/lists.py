@@ -27,10 +27,10 @@ from abi import DTYPES, Library, ffi, sized
 from cases import DETERMINISTIC
 from dense import Dense
 from measure import gemm_tflops, sustained_us, time_us
-from options import make_library_parser
+from options import PASSES, make_library_parser
 from products import Products
 from report import digits, first_line, origin, results_file
-from truth import agree, difference
+from truth import agree, difference, sampled
 
 
 class Case(typing.NamedTuple):
@@ -45,6 +45,7 @@ class Case(typing.NamedTuple):
     deterministic: bool = False  # backward alone: the forward always is
     goals: dict = {}
     recorded: dict = {}
+    passes: tuple = PASSES
 
 
 GOALS, FLASH_MLA = {"forward": 640, "backward": 450}, {"forward": ("FlashMLA", 577), "backward": ("cuDNN DSA", 383)}
@@ -53,11 +54,15 @@ CASES = [
     Case("dsa_32k_64_heads", 64, 4096, 32768, 2048, goals={"forward": 560}, recorded={"backward": ("cuDNN DSA", 330)}),
     Case("dsa_8k_top1k", 128, 2048, 8192, 1024),
     Case("dsa_small", 128, 1024, 4096, 512, goals={"forward": 560}, recorded={"forward": ("FlashMLA", 494)}),
+    # Few queries, as decoding has them.
+    *(Case(f"dsa_64k_{n}_queries", 128, n, 65536, 2048, passes=("forward",)) for n in (1, 4, 16, 64)),
+    Case("mqa16_64k_1_query", 16, 1, 65536, 2048, 128, 128, False, passes=("forward",)),
     Case("mqa16_16k", 16, 4096, 16384, 2048, 128, 128, False, goals={"forward": 70}),
     Case("mqa64_16k", 64, 4096, 16384, 2048, 128, 128, False),
     Case("mqa64_d256_16k", 64, 4096, 16384, 2048, 256, 256, False),
 ]
-CASES += [case._replace(name=case.name + DETERMINISTIC, deterministic=True, goals={}) for case in CASES]
+CASES += [case._replace(name=case.name + DETERMINISTIC, deterministic=True, goals={}) for case in CASES
+          if "backward" in case.passes]
 
 
 def draw_lists(case):
@@ -96,7 +101,7 @@ class Tensors:
 def max_error(case, t, what):
     """Of out, lse, dq and dk against double precision, on sampled queries and keys."""
     worst, scale = 0.0, case.head_dim**-0.5
-    for query in (0, 1, case.seq_q // 2 + 7, case.seq_q - 1):
+    for query in sampled(case.seq_q):
         listed = t.lists[0, query, 0].long()
         k, v, q = t.k[0, listed, 0].double(), t.v[0, listed, 0].double(), t.q[0, query].double()
         s = q @ k.T * scale
@@ -217,7 +222,8 @@ def main():
             stream.write(json.dumps({**line, **common}) + "\n")
             stream.flush()
         for case in CASES:
-            passes = [what for what in options.passes if what == "backward" or not case.deterministic]
+            passes = [what for what in options.passes
+                      if what in case.passes and (what == "backward" or not case.deterministic)]
             if passes and fnmatch.fnmatch(case.name, options.case):
                 run_case(library, peers, case, passes, write)
 

@@ -6,26 +6,8 @@
 #include <cstdint>
 
 #include "any/gather_lists.cuh"
-#include "core/math.h"
 
 namespace spattn::any {
-
-constexpr int gather_tile = 64;  // rows
-
-// Query rows that share a list: the heads of a group, for one query or for all queries of a list. They are numbered
-// query by query, and tiles take so many of them at a time.
-struct ListRows {
-    int queries, group, tiles;  // of a list; a known part of the pattern sees each query apart, and then queries is 1
-    int units;                  // such sets of rows, of each kv head of each batch entry
-    int64_t tasks;              // tiles of all of them: fewer than 2^31 where the kernels run
-
-    static ListRows of(const Problem& p, const GatherLists& lists, int tile = gather_tile) {
-        const int64_t queries = lists.known.kind_of_head ? 1 : lists.sizes.block_q;
-        const int64_t tiles = divide_up(queries * p.group(), tile);
-        const int64_t units = divide_up(p.seq_q, queries);
-        return {int(queries), int(p.group()), int(tiles), int(units), p.batch * p.heads_kv * units * tiles};
-    }
-};
 
 // A tile's rows and its list. Tiles of a list follow each other, so that they gather the same keys at the same time.
 struct GatherTask {

@@ -504,7 +504,7 @@ struct GatherBackwardLaunch {
                   rows.lse,
                   rows.delta,
                   lists,
-                  any::ListRows::of(p, lists, C::rows),
+                  any::ListRows::of(p, lists.sizes, lists.known, C::rows),
                   int(p.head_dim),
                   int(p.head_dim_v),
                   is_wide(args.q),

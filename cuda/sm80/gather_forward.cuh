@@ -230,7 +230,7 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
                                      args.k,
                                      args.v,
                                      lists,
-                                     any::ListRows::of(p, lists),
+                                     any::ListRows::of(p, lists.sizes, lists.known),
                                      any::make_outputs<float>(args),
                                      int(p.head_dim),
                                      int(p.head_dim_v),

@@ -28,6 +28,8 @@
 //             one, and a tile that is free earlier comes again before scores want it
 //   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
+//   parts     where tiles are too few for all processors lists are split. A CTA has one part and leaves its sums of
+//             floats in memory, and a second kernel joins them
 //
 // The plan of one warpgroup that makes 64 x 64 scores beside others that have columns of out differs from FlashMLA's,
 // where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
@@ -39,6 +41,8 @@
 // Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
 // the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 616, among 128K 609; lists of 512 among 4K 465; 64
 // heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks.
+// One query of 128 heads, a list of 2,048 among 64K keys, 25 us in sixteen parts, 29 in eight, 64 in one; sixteen
+// queries 44 in four parts, 66 in one.
 //
 // Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
 // and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). Scores of the next block
@@ -55,8 +59,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "any/combine_row.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -100,6 +106,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int stages = value_in_key ? 3 : std::min(fitting, 6);
     static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
+    static constexpr int join_warps = head_dim_v / 32;  // of a row whose list was split, where rows are few
     static constexpr int producer_registers = value_in_key ? 64 : 56, score_registers = value_in_key ? 128 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
@@ -115,6 +122,8 @@ struct GatherForwardParams {
     TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
     any::GatherLists lists;
     ListRows rows;
+    int tasks, parts;               // tiles, or parts of their lists: a CTA each, then; parts of a list
+    any::Partials<float> partials;  // [task][row of a tile], where lists are split
     int head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
@@ -187,10 +196,14 @@ struct GatherProducer {
         announce(task, task_at);
     }
 
+    // Where lists are split a CTA has one part, and no next task.
     __device__ __forceinline__ GatherTask next_task(ListWalk& walk, int at) const {
-        if (at >= params.rows.tasks) return {0, 0, 0, 0, end_of_work};
-        GatherTask task = GatherTask::at(params.rows, params.lists, at);
+        if (at >= params.tasks) return {0, 0, 0, 0, end_of_work};
+        const int tile = params.parts == 1 ? at : at / params.parts;
+        GatherTask task = GatherTask::at(params.rows, params.lists, tile);
         task.blocks = walk.begin(task);
+        if (params.parts > 1)
+            task.blocks = walk.begin_part(unsigned(task.blocks), unsigned(at - tile * params.parts), params.parts);
         return task;
     }
 
@@ -486,10 +499,17 @@ struct GatherScores {
             const int in_tile = tile::fragment_row(thread, 2 * h);
             const TileRow row(params.rows, params.lists, task, in_tile);
             const auto* sinks = static_cast<const float*>(params.sink_logits.data);
+            const bool has_sink = sinks && params.parts == 1;
             const RowEnd end = end_row(rows.m[h], tile::quad_sum(rows.l[h]), tile::lift<C::dtype>, params.scale,
-                                       sinks ? sinks[row.head * params.sink_logits.head] : -INFINITY);
+                                       has_sink ? sinks[row.head * params.sink_logits.head] : -INFINITY);
             if (thread % 4) continue;
             shared.end[at][in_tile] = end.factor;
+            if (params.parts > 1) {
+                const int64_t to = int64_t(blockIdx.x) * gather_tile + in_tile;
+                shared.out[at][in_tile] = row.is_there ? params.partials.out + to * params.head_dim_v : nullptr;
+                params.partials.lse[to] = end.lse, params.partials.top[to] = rows.m[h] * params.scale;
+                continue;
+            }
             shared.out[at][in_tile] =
                 row.is_there ? any::row_of<Element>(params.out, task.batch, row.head, row.query) : nullptr;
             if (!row.is_there) continue;
@@ -525,12 +545,12 @@ struct GatherOutput {
             ptx::mbarrier_wait(&shared.task_bars.full[at.index], at.phase);
             const int blocks = shared.task[at.index].blocks;
             if (blocks == end_of_work) return;
-            if (Part == 0 && next < params.rows.tasks) fetch(next);
+            if (Part == 0 && next < params.tasks) fetch(next);
             if (blocks == 0) clear();
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block) add(block);
             ptx::mbarrier_wait(&shared.end_full[at.index], at.phase);
-            store(at.index);
+            params.parts > 1 ? store_part(at.index) : store(at.index);
             __syncwarp();  // all lanes have read their rows' ends
             if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.task_bars.empty[at.index]);
             at.advance();
@@ -603,6 +623,25 @@ struct GatherOutput {
                                         i > 0 || accumulates, tile::MatrixTag<C::dtype>{});
     }
 
+    __device__ __forceinline__ void store_part(int task) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = tile::fragment_row(thread, 2 * h);
+            auto* const to = static_cast<float*>(shared.out[task][row]);
+            const float factor = shared.end[task][row];
+#pragma unroll
+            for (int n = 0; n < C::products; ++n)
+#pragma unroll
+                for (int i = 2 * h; i < C::product_columns / 2; i += 4) {
+                    const int column =
+                        Part * C::output_columns + n * C::product_columns + tile::fragment_column(thread, i);
+                    if (to && column < params.head_dim_v)  // a multiple of 8
+                        *reinterpret_cast<float2*>(to + column) =
+                            make_float2(r_out[n][i] * factor, r_out[n][i + 1] * factor);
+                }
+        }
+    }
+
     __device__ __forceinline__ void store(int task) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -650,6 +689,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         ptx::mbarrier_init(&shared.q_full, 1);
         ptx::fence_mbarrier_init();
+        ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
     }
     __syncthreads();
     const int warpgroup =
@@ -670,13 +710,40 @@ __global__ void __launch_bounds__(C::threads, 1)
     }
 }
 
+// ---- parts of lists put together ----
+struct GatherJoinParams {
+    any::GatherLists lists;
+    ListRows rows;
+    int parts;  // of a list
+    any::Partials<float> partials;
+    any::ForwardOutputs to;
+};
+
+template <Dtype D, int Warps>
+__global__ void __launch_bounds__(any::CombineShape<Warps>::threads)
+    gather_join_kernel(const __grid_constant__ GatherJoinParams params) {
+    const int at = int(any::CombineShape<Warps>::row()), tile = at / gather_tile, in_tile = at % gather_tile;
+    const GatherTask task = GatherTask::at(params.rows, params.lists, tile);
+    const TileRow row(params.rows, params.lists, task, in_tile);
+    ptx::wait_for_grid_ahead();
+    any::RowEnd<D> end(params.to, task.batch, row.head, row.query);
+    const size_t first = size_t(tile) * params.parts * gather_tile + in_tile;
+    any::combine_row<D, Warps>(end, row.is_there, params.partials, first, gather_tile, params.parts, 1);
+}
+
+template <Dtype D, int Warps>
+void launch_join(unsigned rows, void* stream, const GatherJoinParams& params) {
+    runtime::launch_early(gather_join_kernel<D, Warps>, any::CombineShape<Warps>::launch(rows), stream, params);
+}
+
 // ---- launch ----
 template <class C>
 GatherForwardParams make_gather_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
-    const ListRows rows = ListRows::of(p, lists);
+    const ListRows rows = ListRows::of(p, lists.sizes, lists.known);
+    const GatherForwardSpace space(p, lists.sizes, lists.known, runtime::count_processors(args.device));
     GatherForwardParams params{{},
                                args.q,
                                args.k,
@@ -687,6 +754,9 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
                                args.sink_logits,
                                lists,
                                rows,
+                               int(rows.tasks * space.parts),
+                               space.parts,
+                               any::Partials<float>::at(args.workspace, space.rows, p.head_dim_v),
                                int(p.head_dim),
                                int(p.head_dim_v),
                                float(scale),
@@ -703,9 +773,15 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
     using C = GatherConfig<D, HeadDim, HeadDimV>;
     const GatherForwardParams params = make_gather_params<C>(args);
-    const int64_t ctas = std::min(params.rows.tasks, int64_t(runtime::count_processors(args.device)));
+    const int ctas = std::min(params.tasks, runtime::count_processors(args.device));
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
+    if (params.parts == 1) return;
+    const GatherJoinParams join{params.lists, params.rows, params.parts, params.partials,
+                                any::make_outputs<float>(args)};
+    const unsigned joined = unsigned(params.rows.tasks) * gather_tile;
+    joined <= any::few_combined_rows ? launch_join<D, C::join_warps>(joined, args.stream, join)
+                                     : launch_join<D, 2>(joined, args.stream, join);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -714,6 +790,8 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device
     if (C::q_shared > 0) runtime::prepare_tensor_maps();
     const runtime::CurrentDevice current(device);
     static_assert(sizeof(GatherShared<C>) <= C::most_bytes, "a CTA has no more");
+    runtime::prepare(gather_join_kernel<D, C::join_warps>, 0);
+    runtime::prepare(gather_join_kernel<D, 2>, 0);
     runtime::prepare(gather_forward_kernel<C, false>, sizeof(GatherShared<C>));
     runtime::prepare(gather_forward_kernel<C, true>, sizeof(GatherShared<C>));
 }

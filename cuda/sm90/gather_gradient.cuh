@@ -43,7 +43,7 @@ inline GatherBackwardParams make_gather_backward_params(const BackwardArgs& args
             rows.lse,
             rows.delta,
             lists,
-            any::ListRows::of(p, lists, tile),
+            any::ListRows::of(p, lists.sizes, lists.known, tile),
             int(p.head_dim),
             int(p.head_dim_v),
             float(p.scale),

@@ -43,6 +43,14 @@ struct ListWalk : CopyWarp {
         return (places + gather_tile - 1) / gather_tile;
     }
 
+    // Of a list that has just begun and has so many blocks, that part of so many. Returns its blocks.
+    __device__ __forceinline__ int begin_part(unsigned blocks, unsigned part, unsigned parts) {
+        const int first = int(blocks * part / parts), end = int(blocks * (part + 1) / parts);
+        places = min(places, end * gather_tile), place += first * gather_tile;
+        look_ahead();
+        return end - first;
+    }
+
     // The keys of the next block. Returns a bit for each of the warp's 16 that there is.
     __device__ __forceinline__ uint32_t take() {
         int key = no_token;

@@ -60,6 +60,16 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
     bytes = notes + size_t(tasks * warps * note_bytes);
 }
 
+GatherForwardSpace::GatherForwardSpace(const Problem& p, const any::ListSizes& sizes, const LayoutView& known,
+                                       int processors) {
+    const int64_t tiles = any::ListRows::of(p, sizes, known).tasks;
+    const double keys = sizes.most ? double(sizes.most * sizes.block_k)
+                                   : double(sizes.entries) / double(std::max<int64_t>(sizes.planes * sizes.lists, 1));
+    parts = list_parts(double(tiles), std::ceil(keys / any::gather_tile), processors);
+    rows = parts > 1 ? size_t(tiles) * size_t(parts) * any::gather_tile : 0;
+    bytes = any::Partials<float>::bytes(rows, p.head_dim_v);
+}
+
 namespace {
 
 const char* const assumes =
@@ -232,18 +242,21 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
     constexpr double fetched_bytes = 32, row_bytes = 21;  // a cycle of an SM
     constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / row_bytes;  // cycles
-    constexpr double launch = 4;                                                 // us
+    constexpr double launch = 4, join = 3;                                       // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
-    const double cycles = work.blocks * block + task;  // a task
+    const int parts = list_parts(work.tasks, work.blocks, machine.lanes);
+    const double cycles = work.blocks / parts * block + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
-    return any::overlapped(launch, any::tasks_us(work.tasks, cycles, machine),
+    return any::overlapped(launch + (parts > 1 ? join : 0), any::tasks_us(work.tasks * parts, cycles, machine),
                            any::memory_us(2 * (rows + keys), machine, beside_products));
 }
 
-size_t no_workspace(const Sizing&) { return 0; }
+size_t gather_forward_workspace(const Sizing& s) {
+    return GatherForwardSpace(s.problem, any::ListSizes::of(s.problem, s.tokens), s.layout, s.lanes).bytes;
+}
 
 // Beyond 256 columns there is one tile of either.
 constexpr int older_key_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : 576; }
@@ -261,7 +274,7 @@ Kernel gather_forward(const char* name) {
             .runs_here = runs_here,
             .fits = gather_forward_fits<HeadDim, HeadDimV>,
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
-            .workspace = no_workspace,
+            .workspace = gather_forward_workspace,
             .forward = run_either<Own, OlderGatherForward<D, HeadDim>, ForwardArgs>,
             .prepare = prepare_both<Own, OlderGatherForward<D, HeadDim>>,
             .family = Family::gather,

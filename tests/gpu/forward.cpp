@@ -80,6 +80,43 @@ TEST(tensor_core_rows_of_lists) {
     if (tensor_core_rows("_gather_forward_").empty()) check::skip("no GPU of 2020 or later");
 }
 
+// Lists that are split among processors, and among them such as have fewer keys than parts, or none.
+TEST(lists_of_few_queries) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    constexpr const char* patterns[] = {"full", "causal & window(900,0)", "residue(2,1) | sink(3)", "residue(2,1)"};
+    int n = 0;
+    for (const std::string& row : tensor_core_rows("_gather_forward_")) {
+        std::vector<Case> cases;
+        for (const char* pattern : patterns) {
+            Case c;
+            c.pattern = pattern, c.seq_q = 1 + ++n % 5, c.seq_k = 1201, c.dtype = dtype_of(row);
+            c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.value_in_key = c.head_dim > 256;
+            if (n % 2) c.head_dim -= 24, c.head_dim_v -= 24;
+            c.batch = 1 + n % 2, c.heads_q = c.heads_kv * (n % 3 ? 5 : 70);
+            c.softcap = n % 4 == 1 ? 1.5 : 0, c.sinks = n % 3 == 0;
+            cases.push_back(c);
+        }
+        run_row(context, row, cases);
+    }
+    if (tensor_core_rows("_gather_forward_").empty()) check::skip("no GPU of 2020 or later");
+}
+
+// A row of blocks with a mask each, hundreds of runs, is split among processors: each finds its own among them. Most
+// keys of a block are seen by nobody.
+TEST(few_queries_on_keys_in_many_runs) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const std::string& row : tensor_rows()) {
+        if (is_tf32(row)) continue;
+        Case c;
+        c.pattern = "dilated(19000,0,3)", c.seq_q = 2, c.seq_k = 20000, c.dtype = dtype_of(row);
+        c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.heads_q = tile_heads_of(row);
+        run_row(context, row, std::vector<Case>{c});
+    }
+    if (tensor_rows().empty()) check::skip("no GPU of 2020 or later");
+}
+
 TEST(plain_rows) {
     NEEDS_GPU();
     const Context context = make_context();

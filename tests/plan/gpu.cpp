@@ -247,7 +247,7 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_gather_backward_bf16");
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "any_gather_backward_f16");
-    CHECK_EQ(imaginary::name(plan_of(tf32).forward), "any_block_forward_f32_64x64");
+    CHECK_EQ(imaginary::name(plan_of(tf32).forward), "any_gather_forward_f32");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }
@@ -288,9 +288,9 @@ TEST(heads_of_a_group_share_tiles_where_they_see_the_same) {
     };
     const std::string alone = "sm90_block_forward_bf16_d128_v128_128x128";
     CHECK_EQ(chosen("full", 64, 8, 1), alone + "_heads8");
-    CHECK_EQ(chosen("full", 12, 12, 5), alone + "_heads4");
+    CHECK_EQ(chosen("full", 12, 12, 5), "sm90_block_forward_bf16_d128_v128_64x64_heads4");
     CHECK_EQ(chosen("full", 64, 32, 7), alone + "_heads16");
-    CHECK_EQ(chosen("full", 5, 5, 1), "sm90_block_forward_bf16_d128_v128_64x64");
+    CHECK_EQ(chosen("full", 5, 5, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
     CHECK_EQ(chosen("per_head([0,0,1,1], window(900,0), full)", 4, 2, 1), alone + "_heads2");
     CHECK_EQ(chosen("per_head([0,1,0,1], window(900,0), full)", 4, 2, 1), alone);
     const Golden g{"", "full", 64, 40, 100000, 128, Dtype::bf16, false, false, 8};
@@ -386,6 +386,19 @@ TEST(rows_of_few_heads_are_split_backward) {
     CHECK_EQ(parts_of("full", 16, 16384), 0);
 }
 
+TEST(lists_are_split_where_tiles_are_few) {
+    imaginary_capability = 90;
+    const auto workspace_of = [](int64_t queries, const char* lists) {  // of 128 heads, two tiles a query
+        const Golden g{"", lists, 128, queries, 65536, 576, Dtype::bf16, false, false, 128, 512, true};
+        return imaginary::whole(plan_of(g).forward).workspace;
+    };
+    constexpr size_t tile_bytes = 64 * (512 + 2) * sizeof(float);
+    CHECK_EQ(workspace_of(1, "runtime_tokens(2048)"), 2 * 16 * tile_bytes);  // of two blocks of keys each
+    CHECK_EQ(workspace_of(16, "runtime_tokens(2048)"), 32 * 4 * tile_bytes);
+    CHECK_EQ(workspace_of(64, "runtime_tokens(2048)"), size_t(0));
+    CHECK_EQ(workspace_of(1, "runtime_tokens(384)"), size_t(0));  // six blocks: no faster in parts
+}
+
 TEST(long_rows_are_split_among_the_processors) {
     imaginary_capability = 90;
     const CompiledPlan plan = plan_of(goldens[3]);
@@ -395,7 +408,8 @@ TEST(long_rows_are_split_among_the_processors) {
         const Golden g{"", "full", 64, queries, 8192, 128, Dtype::bf16, false, false, 8};
         return imaginary::whole(plan_of(g).forward).schedule.num_parts;
     };
-    CHECK_EQ(parts_of(16), 8 * 8);
+    CHECK_EQ(parts_of(1), 8 * 16);  // no processor has more than one
+    CHECK_EQ(parts_of(16), 8 * 16);
     CHECK_EQ(parts_of(48), 3 * 8 * 4);
 }
 

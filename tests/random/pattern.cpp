@@ -285,7 +285,7 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
     if (!is_long && random.one_in(is_group ? 1 : 10)) {
         const bool has_blocks = random.one_in(2);
         drawn.list_block_q = has_blocks ? random.size(70) : 1, drawn.list_block_k = has_blocks ? random.size(70) : 1;
-        drawn.list_most = random.size(has_blocks ? 8 : is_group ? 300 : 100);
+        drawn.list_most = random.size(has_blocks ? 8 : is_group ? 1000 : 100);
         drawn.pattern = has_blocks ? parse(join("runtime_blocks(", drawn.list_block_q, ",", drawn.list_block_k, ",",
                                                 drawn.list_most, ")"))
                                    : parse(join("runtime_tokens(", drawn.list_most, ")"));
