@@ -44,7 +44,8 @@ FETCHES = {"forward": 1, "backward": 2}  # of two rows for each pair
 ROWS = {
     "forward": ("any_gather_forward_bf16", "sm90_gather_forward_bf16_d64_v64_64x64",
                 "sm90_block_forward_bf16_d64_v64_128x64", "sm80_block_forward_bf16_d64_v64_64x64",
-                "sm90_block_forward_bf16_d64_v64_128x128", "sm90_block_forward_bf16_d64_v64_64x64"),
+                "sm90_block_forward_bf16_d64_v64_128x128", "sm90_block_forward_bf16_d64_v64_64x64",
+                "sm90_block_forward_bf16_d64_v64_192x128"),
     "backward": ("any_gather_backward_bf16", "sm90_gather_backward_bf16_d64_v64_64x64",
                  "sm90_block_backward_apart_bf16_d64_v64_128x128", "sm80_block_backward_bf16_d64_v64_64x64",
                  "sm90_block_backward_bf16_d64_v64_128x128"),

@@ -103,13 +103,14 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
 // for each other as often as those of 128; those of 64 queries, two at a time, wait less, and fetch each key twice as
 // often. Tasks of 192 queries are so long that processors wait for the last ones, for half a task. Read off full,
-// windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks of 64 queries within 13
-// %, but for bigbird, a fifth too little; blocks of 192 off full and causal attention (H100). They settle which row a
-// problem gets. Where tokens are not consecutive a task takes longer, and memory gives nearly all it has: dilated and
+// windows and block diagonals at 16K (H200): within 11 %, but for a task a block, 17 %; blocks of 64 queries within
+// 13 %, but for bigbird, a fifth too little; blocks of 192 off full and causal attention (H100). They settle which row
+// a problem gets. Where tokens are not consecutive a task takes longer, and memory gives nearly all it has: dilated and
 // strided attention, landmarks and global tokens at 16K to 128K (H100) within 10 %, LongNet's a quarter too much.
-// Tokens of several lists come row by row. In pieces, sums of floats are handed on: what that takes of a CTA of one
-// warpgroup is read off both pieces of Sparse Transformer's strided attention at 16K (H200), as their mean. Of one of
-// two it is guessed: as much more as it was before sums came through the ring.
+// Tokens of several lists come row by row, which is what such tasks take, read off scattered keys at 16K (H200). In
+// pieces, sums of floats are handed on: what that takes of a CTA of one warpgroup is read off both pieces of Sparse
+// Transformer's strided attention at 16K (H200), as their mean. Of one of two it is guessed: as much more as it was
+// before sums came through the ring.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
@@ -125,7 +126,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
-    const double cycles = (blocks + end + any::copied_cycles(p, s, 12)) / Heads;
+    const double cycles = (blocks + end + any::copied_cycles(p, s, in_pairs ? 24 : 40)) / Heads;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, in_pairs ? 2 : 1);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
