@@ -43,7 +43,7 @@ struct ListWalk : CopyWarp {
         return (places + gather_tile - 1) / gather_tile;
     }
 
-    // Of a list that has just begun and has so many blocks, that part of so many. Returns its blocks.
+    // The walk keeps to one part of a list that has just begun and has so many blocks. Returns the part's blocks.
     __device__ __forceinline__ int begin_part(unsigned blocks, unsigned part, unsigned parts) {
         const int first = int(blocks * part / parts), end = int(blocks * (part + 1) / parts);
         places = min(places, end * gather_tile), place += first * gather_tile;
