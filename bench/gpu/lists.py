@@ -24,7 +24,7 @@ import typing
 import cases
 import torch
 from abi import DTYPES, Library, ffi, sized
-from cases import DETERMINISTIC
+from cases import DETERMINISTIC, FORWARD
 from dense import Dense
 from measure import gemm_tflops, sustained_us, time_us
 from options import PASSES, make_library_parser
@@ -55,8 +55,8 @@ CASES = [
     Case("dsa_8k_top1k", 128, 2048, 8192, 1024),
     Case("dsa_small", 128, 1024, 4096, 512, goals={"forward": 560}, recorded={"forward": ("FlashMLA", 494)}),
     # Few queries, as decoding has them.
-    *(Case(f"dsa_64k_{n}_queries", 128, n, 65536, 2048, passes=("forward",)) for n in (1, 4, 16, 64)),
-    Case("mqa16_64k_1_query", 16, 1, 65536, 2048, 128, 128, False, passes=("forward",)),
+    *(Case(f"dsa_64k_{n}_queries", 128, n, 65536, 2048, passes=FORWARD) for n in (1, 4, 16, 64)),
+    Case("mqa16_64k_1_query", 16, 1, 65536, 2048, 128, 128, False, passes=FORWARD),
     Case("mqa16_16k", 16, 4096, 16384, 2048, 128, 128, False, goals={"forward": 70}),
     Case("mqa64_16k", 64, 4096, 16384, 2048, 128, 128, False),
     Case("mqa64_d256_16k", 64, 4096, 16384, 2048, 256, 256, False),

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(CombineShape<Warps>::threads)
 
 template <Dtype D, int Warps, bool BeginsEarly>
 void launch_combine(unsigned rows, void* stream, const CombineParams<RealOf<D>>& params) {
-    const runtime::Shape shape = CombineShape<Warps>::launch(rows);
+    const runtime::Shape shape = CombineShape<Warps>::grid(rows);
     if constexpr (BeginsEarly)
         runtime::launch_early(combine_kernel<D, Warps, true>, shape, stream, params);
     else

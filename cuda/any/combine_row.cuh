@@ -19,7 +19,7 @@ struct CombineShape {
     static constexpr int columns_of_lane = std::max(4 / Warps, 1), parts_at_once = 16 / columns_of_lane;
 
     __device__ static unsigned row() { return blockIdx.x * rows + threadIdx.x / (32 * Warps); }
-    static runtime::Shape launch(unsigned of) { return {(of + rows - 1) / rows, unsigned(threads), 0}; }
+    static runtime::Shape grid(unsigned all_rows) { return {(all_rows + rows - 1) / rows, unsigned(threads), 0}; }
 };
 constexpr unsigned few_combined_rows = 1024;  // more of them have fewer warps each
 

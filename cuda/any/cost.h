@@ -18,21 +18,21 @@ inline double compute_us(double cycles, const Machine& machine) {
     return cycles / (machine.lanes * machine.clock) * 1e-3;
 }
 // A row is split where a processor would do more than its share with it, down to parts of 2,048 keys, or of 1,024 to
-// 128 where queries are few: parts have to be put together. Those of 256 made causal attention over 1,024 tokens take 48
-// us, not 23. One query of 64 heads on 8 took 42 us over 8,192 keys in parts of 2,048, 34 in parts of 1,024 and 24 in
+// 128 where queries are few: parts have to be put together. Those of 256 made causal attention over 1,024 tokens take
+// 48 us, not 23. One query of 64 heads on 8 took 42 us over 8,192 keys in parts of 2,048, 34 in parts of 1,024 and 24 in
 // parts of 512; over 2,048 keys 24 in two parts and 16 in sixteen. Eight queries of 32 heads on 8 over 1,024 keys took
 // 21 us in whole rows and 24 in two parts (H200).
-constexpr int64_t whole_forward_rows = 1024;  // keys, as the next
-constexpr int64_t longest_of_many = 2048, few_queries = 2048, longest_of_few = 1024, least_of_few = 128;
 inline SchedulePolicy forward_policy(int block_k, int ctas = 1) {
     return {.workers = 0,
             .workers_of_lane = ctas,
-            .longest_task = longest_of_many / block_k,
-            .whole_rows = whole_forward_rows / block_k,
-            .few_queries = few_queries,
-            .longest_of_few = longest_of_few / block_k,
-            .least_of_few = least_of_few / block_k};
+            .longest_task = 2048 / block_k,
+            .whole_rows = 1024 / block_k,
+            .few_queries = 2048,
+            .longest_of_few = 1024 / block_k,
+            .least_of_few = 128 / block_k};
 }
+
+constexpr double combine_us = 3;  // of the kernel that joins parts forward, which begins early (H200)
 
 // What `cycles` of tiles forward come to, in all, where rows of blocks are fewer than processors, so that some may be
 // idle; and the time of the kernel that joins parts, if rows are split.
@@ -41,17 +41,14 @@ struct Spread {
     // Tiles of `heads` heads; CTAs an SM.
     static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles, int block_k,
                      int heads, int ctas) {
-        constexpr double join = 3;  // us
-        const double rows = std::max(double(s.rows) / heads, 1.0), keys = s.blocks / heads / rows * block_k;
-        const double queries = double(p.batch * p.heads_q * p.seq_q);
-        const double part = queries > few_queries
-                                ? longest_of_many
-                                : std::max<double>(longest_of_few * queries / few_queries, least_of_few);
-        const double most = keys > whole_forward_rows ? std::max(keys / part, 1.0) : 1;
+        const SchedulePolicy policy = forward_policy(block_k, ctas);
+        const double rows = std::max(double(s.rows) / heads, 1.0), blocks = s.blocks / heads / rows;
+        const double longest_part = policy.longest_for(p.batch * p.heads_q * p.seq_q);
+        const double most = blocks > double(policy.whole_rows) ? std::max(blocks / longest_part, 1.0) : 1;
         const double parts = std::clamp(ctas * machine.lanes / rows, 1.0, most), tasks = rows * parts;
         // Nothing else is done while a part waits for its first block.
         const double longest = cycles / tasks + (parts > 1 ? cycles * heads / std::max(s.blocks, 1.0) : 0);
-        return {std::max(cycles, machine.lanes * longest), parts > 1 ? join : 0};
+        return {std::max(cycles, machine.lanes * longest), parts > 1 ? combine_us : 0};
     }
 };
 
@@ -101,7 +98,7 @@ inline double key_bytes(const Problem& p) {
     return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
 }
 
-// Those of keys and values that blocks visit, at most: decoding may see few of them. Tiles of `heads` heads.
+// At most so many bytes of keys and values are read for blocks in tiles of `heads` heads: decoding may see few keys.
 inline double visited_bytes(const Problem& p, const LayoutStats& s, int block_k, int heads) {
     const double keys = s.blocks / heads * block_k;
     return std::min(key_bytes(p), keys * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes);

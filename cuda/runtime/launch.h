@@ -22,7 +22,7 @@ struct Shape {
     unsigned cluster = 1;  // blocks of one, which divide all of them
 };
 
-// With an attribute that <<< >>> cannot say.
+// Launches a kernel with an attribute that <<< >>> cannot say.
 template <class... Params>
 void launch_with(cudaLaunchAttribute& attribute, void (*kernel)(Params...), const Shape& shape, void* stream,
                  const Params&... params) {

@@ -9,7 +9,7 @@
 //             two an SM, for patterns that leave most of a larger tile empty; those of 192, at head_dim 64, of three
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
-//             they read no list. Another clears rows of v that no query sees, before consumers hear of the block
+//             they read no list. A second warp clears rows of v that no query sees, before consumers may read the block
 //   consumers warpgroups of 64 rows each, mostly two, scores and out in registers. Each begins s of block j + 1, then
 //             p v of block j, also from one task into the next, and makes probabilities under them and under the
 //             others':
@@ -80,8 +80,9 @@
 //
 // Few queries, 64 heads on 8, one query, L2 cold (H200, us): over 2,048 keys 14, of which 2.8 are an empty launch, over
 // 8,192 25, over 131,072 143; a tenth of the 64-blocks of 16,384 keys 13, of 131,072 29 (89 when blocks with keys that
-// nobody sees were waited for one by one, and parts looked for their runs one by one). Tiles of 128 rows would take 16,
-// 24, 143, 23 and 75. A joining kernel that asks for 32 parts at once: +3 us over 8,192 keys.
+// nobody sees were waited for one by one, and parts looked for their runs one by one). Those over 8,192 and 131,072 have
+// tiles of 128 rows; with these the others take 16, 23 and 75. Tried and dropped: 32 parts asked for at once by the
+// kernel that joins them (+3 us over 8,192 keys); live keys of many runs' blocks looked up at once (dilated windows +3 %).
 //
 // On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 438 to 534 and at fp16 from
 // 424 to 542, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed
@@ -210,7 +211,7 @@ struct ForwardShared {
                                    // when its scores are made; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
-    std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>> helper;
+    std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>> helper;  // of the walker
 };
 
 // ---- the begin: what all CTAs are about to read ----
@@ -379,7 +380,7 @@ void prepare_either() {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void launch_in_order(const ForwardArgs& args) {
+void launch_for_layout(const ForwardArgs& args) {
     using Row = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
@@ -392,7 +393,7 @@ void launch_in_order(const ForwardArgs& args) {
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
-    launch_in_order<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
+    launch_for_layout<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
     const auto parts = any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks);
     any::launch_combine<D, true>(args, parts);
 }

@@ -40,8 +40,7 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
 // the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 616, among 128K 609; lists of 512 among 4K 465; 64
-// heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks.
-// One query of 128 heads, a list of 2,048 among 64K keys, 25 us in sixteen parts, 29 in eight, 64 in one; sixteen
+// heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks. One query of 128 heads, a list of 2,048 among 64K keys, 25 us in sixteen parts, 29 in eight, 64 in one; sixteen
 // queries 44 in four parts, 66 in one.
 //
 // Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
@@ -61,8 +60,8 @@
 
 #include "any/combine_row.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -106,7 +105,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int stages = value_in_key ? 3 : std::min(fitting, 6);
     static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
-    static constexpr int join_warps = head_dim_v / 32;  // of a row whose list was split, where rows are few
+    static constexpr int combine_warps = head_dim_v / 32;  // of a row whose list was split, where rows are few
     static constexpr int producer_registers = value_in_key ? 64 : 56, score_registers = value_in_key ? 128 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
@@ -711,7 +710,7 @@ __global__ void __launch_bounds__(C::threads, 1)
 }
 
 // ---- parts of lists put together ----
-struct GatherJoinParams {
+struct GatherCombineParams {
     any::GatherLists lists;
     ListRows rows;
     int parts;  // of a list
@@ -721,7 +720,7 @@ struct GatherJoinParams {
 
 template <Dtype D, int Warps>
 __global__ void __launch_bounds__(any::CombineShape<Warps>::threads)
-    gather_join_kernel(const __grid_constant__ GatherJoinParams params) {
+    gather_combine_kernel(const __grid_constant__ GatherCombineParams params) {
     const int at = int(any::CombineShape<Warps>::row()), tile = at / gather_tile, in_tile = at % gather_tile;
     const GatherTask task = GatherTask::at(params.rows, params.lists, tile);
     const TileRow row(params.rows, params.lists, task, in_tile);
@@ -732,8 +731,8 @@ __global__ void __launch_bounds__(any::CombineShape<Warps>::threads)
 }
 
 template <Dtype D, int Warps>
-void launch_join(unsigned rows, void* stream, const GatherJoinParams& params) {
-    runtime::launch_early(gather_join_kernel<D, Warps>, any::CombineShape<Warps>::launch(rows), stream, params);
+void launch_gather_combine(unsigned rows, void* stream, const GatherCombineParams& params) {
+    runtime::launch_early(gather_combine_kernel<D, Warps>, any::CombineShape<Warps>::grid(rows), stream, params);
 }
 
 // ---- launch ----
@@ -777,11 +776,11 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
     if (params.parts == 1) return;
-    const GatherJoinParams join{params.lists, params.rows, params.parts, params.partials,
-                                any::make_outputs<float>(args)};
-    const unsigned joined = unsigned(params.rows.tasks) * gather_tile;
-    joined <= any::few_combined_rows ? launch_join<D, C::join_warps>(joined, args.stream, join)
-                                     : launch_join<D, 2>(joined, args.stream, join);
+    const GatherCombineParams combine{params.lists, params.rows, params.parts, params.partials,
+                                      any::make_outputs<float>(args)};
+    const unsigned rows = unsigned(params.rows.tasks) * gather_tile;
+    rows <= any::few_combined_rows ? launch_gather_combine<D, C::combine_warps>(rows, args.stream, combine)
+                                   : launch_gather_combine<D, 2>(rows, args.stream, combine);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -790,8 +789,8 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device
     if (C::q_shared > 0) runtime::prepare_tensor_maps();
     const runtime::CurrentDevice current(device);
     static_assert(sizeof(GatherShared<C>) <= C::most_bytes, "a CTA has no more");
-    runtime::prepare(gather_join_kernel<D, C::join_warps>, 0);
-    runtime::prepare(gather_join_kernel<D, 2>, 0);
+    runtime::prepare(gather_combine_kernel<D, C::combine_warps>, 0);
+    runtime::prepare(gather_combine_kernel<D, 2>, 0);
     runtime::prepare(gather_forward_kernel<C, false>, sizeof(GatherShared<C>));
     runtime::prepare(gather_forward_kernel<C, true>, sizeof(GatherShared<C>));
 }

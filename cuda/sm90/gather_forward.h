@@ -2,6 +2,8 @@
 // What the host may know of the sm90 gather forward kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "any/gather_lists.h"
 #include "plan/kernel.h"
 
@@ -15,9 +17,10 @@ inline int list_parts(double tiles, double blocks, int processors) {
     return parts > 1 && blocks - blocks / parts >= join_blocks ? parts : 1;
 }
 
-// What a workspace holds: parts of rows, where lists are split.
+// What a workspace holds: parts of rows, where lists are split. A plan and its calls count the same processors, those
+// of the device.
 struct GatherForwardSpace {
-    int parts;  // of a list
+    int parts;           // of a list
     size_t rows, bytes;  // of all parts' tiles
 
     GatherForwardSpace(const Problem& p, const any::ListSizes& sizes, const LayoutView& known, int processors);

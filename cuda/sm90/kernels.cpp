@@ -243,7 +243,7 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double products = 2.0 * (HeadDim + HeadDimV), reached = 0.64, elements = 1590;
     constexpr double fetched_bytes = 32, row_bytes = 21;  // a cycle of an SM
     constexpr double task = 2400 + 64.0 * (HeadDim + HeadDimV) * 2 / row_bytes;  // cycles
-    constexpr double launch = 4, join = 3;                                       // us
+    constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
@@ -251,7 +251,7 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const double cycles = work.blocks / parts * block + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
-    return any::overlapped(launch + (parts > 1 ? join : 0), any::tasks_us(work.tasks * parts, cycles, machine),
+    return any::overlapped(launch + (parts > 1 ? any::combine_us : 0), any::tasks_us(work.tasks * parts, cycles, machine),
                            any::memory_us(2 * (rows + keys), machine, beside_products));
 }
 

@@ -3,6 +3,7 @@
 // header: a stream is a void*.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -69,9 +70,13 @@ struct SchedulePolicy {
     int workers_of_lane = 1;
     int64_t longest_task = 64;
     int64_t whole_rows = 0;             // rows of up to so many stay whole in any case
-    // Parts of rows are put together, which takes the less time the fewer rows there are: up to so many queries of all
-    // heads, the longest task is the first of these for so many, in proportion for fewer, and never below the second.
+    // Parts of rows are put together, which takes the less time the fewer rows there are. For few_queries of all heads
+    // the longest task has longest_of_few blocks, for fewer in proportion, but at least least_of_few.
     int64_t few_queries = 0, longest_of_few = 64, least_of_few = 1;
+    double longest_for(int64_t queries) const {
+        if (few_queries == 0 || queries > few_queries) return double(longest_task);
+        return std::max(double(longest_of_few * queries) / double(few_queries), double(least_of_few));
+    }
     // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
     // share keys. Small problems stay in single tasks.
     int64_t shared_blocks = 16;

@@ -362,9 +362,7 @@ Schedule schedule_shares(Work& work, int64_t workers) {
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes) {
     Work work(problem, layout, walk);
     SchedulePolicy policy = walk.policy;
-    const int64_t queries = problem.batch * problem.heads_q * problem.seq_q;
-    if (queries <= policy.few_queries)
-        policy.longest_task = std::max(policy.longest_of_few * queries / policy.few_queries, policy.least_of_few);
+    policy.longest_task = int64_t(policy.longest_for(problem.batch * problem.heads_q * problem.seq_q));
     const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
     Schedule schedule =
         policy.equal_shares
