@@ -31,9 +31,9 @@
 //             boxes of a tensor map whose rows are a class, for out as for the others. Listed tiles of keys that have
 //             no other place were packed before the kernel begins (packed_keys.cuh), and come as boxes. Rows of what
 //             else is listed, and of tiles of v with dead keys, are copied by number: the producer asks three warps for
-//             them. These fence copies once they have landed, so that consumers wait for tiles of either kind alike:
-//             two fences of theirs in each block would wait for all that they have under way. out leaves row by row
-//             where a tile's rows are listed, or away from home
+//             them, a tile each. These fence copies once they have landed, so that consumers wait for tiles of either
+//             kind alike: two fences of theirs in each block would wait for all that they have under way. out leaves
+//             row by row where a tile's rows are listed, or away from home
 //
 //   pieces    of a pass take on what those before left of their rows, in a third kernel of the same parts. A task's end
 //             multiplies and adds it, and writes it for the next piece, or out in the end. These sums of floats follow
@@ -155,7 +155,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
     static constexpr int q_releases = in_pieces ? 4 * warpgroups : warpgroups;
-    static constexpr int requests = 4, tile_arrivals = any_order ? copier_warps : 1;
+    static constexpr int requests = any_order ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !any_order ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
@@ -206,7 +206,7 @@ struct ForwardShared {
     uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
     ForwardMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
-    uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier warp each; consumers wait
+    uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or in pieces one a warp,
                                    // when its scores are made; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
@@ -264,11 +264,11 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::q_tiles; ++i) {
-            ptx::mbarrier_init(&shared.q_full[i], C::tile_arrivals);
+            ptx::mbarrier_init(&shared.q_full[i], 1);
             ptx::mbarrier_init(&shared.q_empty[i], C::q_releases);
         }
         for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.full[i], C::tile_arrivals);
+            ptx::mbarrier_init(&shared.full[i], 1);
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
         shared.helper.init();

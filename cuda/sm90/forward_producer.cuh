@@ -24,20 +24,15 @@ struct CopyRequest {
     int32_t tile, batch, head;
     int32_t set, to;  // live keys, or all_live, or which part of the sums; the tile of q, or the slot
 };
+// They take requests in turns: with as many slots as are a multiple of theirs, each warp has its own.
 template <int Size>
 struct CopyRequests {
     CopyRequest request[Size];
-    uint64_t asked[Size];  // the walker; copiers wait
-    uint64_t taken[Size];  // one arrival a copier warp; the walker waits
-    uint64_t landed[copier_warps][Size];  // the warp's lanes, when their rows of a tile have come; it waits
-    uint64_t* full[copier_warps][Size];   // the barrier of that tile
+    uint64_t asked[Size];  // the walker; a copier waits
+    uint64_t taken[Size];  // the copier; the walker waits
 
     __device__ __forceinline__ void init() {
-        for (int i = 0; i < Size; ++i) {
-            ptx::mbarrier_init(&asked[i], 1);
-            ptx::mbarrier_init(&taken[i], copier_warps);
-            for (auto& of_warp : landed) ptx::mbarrier_init(&of_warp[i], 32);
-        }
+        for (int i = 0; i < Size; ++i) ptx::mbarrier_init(&asked[i], 1), ptx::mbarrier_init(&taken[i], 1);
     }
 };
 
@@ -114,7 +109,7 @@ struct Walker {
         if (pending >= 0) load_pending_v();
         announce({{0, 0, 0, end_of_work, 0, 0}, false});
         if constexpr (C::any_order)
-            ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
+            for (int copier = 0; copier < copier_warps; ++copier) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
         else if (params.layout.live_keys.set_of)
             end_clearer();
     }
@@ -231,7 +226,7 @@ struct Walker {
         if (message.count != end_of_work)
             load_q(message, full);
         else if (is_leader)
-            ptx::mbarrier_arrive(full, C::tile_arrivals);
+            ptx::mbarrier_arrive(full);
         q.advance();
     }
 
@@ -300,8 +295,7 @@ struct Walker {
         pending_sums = -1;
     }
     __device__ __forceinline__ void load_sums(int part, uint64_t* full) {
-        if (params.to.piece.is_first) return ptx::mbarrier_arrive(full, C::tile_arrivals);
-        ptx::mbarrier_arrive(full, C::tile_arrivals - 1);
+        if (params.to.piece.is_first) return ptx::mbarrier_arrive(full);
         ptx::mbarrier_arrive_expect(full, C::slot_boxes * C::warpgroup_bytes);
         const HomePlace at(params.layout.queries, C::block_q, pending_sums);
         for (int n = 0; n < C::slot_boxes; ++n) {
@@ -333,15 +327,14 @@ struct Walker {
             ptx::tma_load_4d(to + panel * Bytes, map, C::panel_columns * panel, head, row, entry, bar);
     }
 
-    // A tile where tokens stand in any order: homes and packed tiles come as boxes, with as many arrivals as copiers
-    // would have made; those bring what else is listed, and what has dead keys. v has as many panels as k.
+    // A tile where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is
+    // listed, and what has dead keys. v has as many panels as k.
     template <int Bytes>
     __device__ __forceinline__ void load_tile(const CopyRequest& what, const runtime::ResidueMaps& maps,
                                               const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
         const bool is_packed = what.what != CopyRequest::q_rows && what.tile < params.packed_tiles;
         if (!is_packed && (what.tile < axis.listed || what.set != all_live)) return ask(what);
         if (!is_leader) return;
-        ptx::mbarrier_arrive(bar, C::tile_arrivals - 1);
         if (is_packed) {
             ptx::wait_for_grid_ahead();  // which packs
             const CUtensorMap& map = what.what == CopyRequest::k_rows ? params.maps.packed_k : params.maps.packed_v;
@@ -415,75 +408,47 @@ struct Clearer {
 };
 
 // ---- copiers: three warps bring what stands at no place of a box, and write rows that see no key ----
+// A warp brings a whole tile, and then waits for it alone: the fence that lets products read copied rows waits for all
+// copies that its threads have under way. When warps shared tiles, of which several were under way, each was waited for
+// with all others, and scattered keys took more than twice as long.
 template <class C>
 struct Copier {
     using Element = typename C::Element;
-    static constexpr int rows_at_once = C::panels > 2 ? 32 : 64, threads = 32 * copier_warps;
+    static constexpr int most_rows = C::block_q > C::block_k ? C::block_q : C::block_k;
 
     const typename C::Params& params;
     typename C::Shared& shared;
     const int warp, lane;
-    Cursor<C::requests> request;
-    // Tiles whose rows are on their way: the first of them, and where the next one goes.
-    Cursor<C::requests> first, free;
-    int under_way = 0;
+    Cursor<C::requests / copier_warps> request;
 
     __device__ __forceinline__ void run() {
         for (;;) {
-            if (!next_is_asked()) {
-                tell();
-                continue;
-            }
             const CopyRequest what = take();
-            if (what.what < CopyRequest::empty_row) {
-                if (under_way == C::requests) tell();
-                copy(what);
+            if (what.what == CopyRequest::no_more) break;
+            if (what.what == CopyRequest::empty_row) {
+                end_empty_row(what);
                 continue;
             }
-            while (under_way) tell();
-            if (what.what == CopyRequest::no_more) break;
-            const any::OwnTokens own =
-                any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
-            if constexpr (C::in_pieces)
-                end_rows(own, what.batch, what.head);
-            else
-                clear_rows(own, what.batch, what.head);
+            uint64_t* const full = copy(what);
+            ptx::cp_async_wait_all();
+            ptx::fence_async_shared();
+            __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
+            if (lane == 0) ptx::mbarrier_arrive(full);
         }
     }
 
-    // Until the next request is there, or the rows of the first tile under way have come: false then.
-    __device__ __forceinline__ bool next_is_asked() const {
-        uint64_t* const asked = &shared.helper.asked[request.index];
-        if (under_way == 0) {
-            ptx::mbarrier_wait(asked, request.phase);
-            return true;
-        }
-        uint64_t* const landed = &shared.helper.landed[warp][first.index];
-        while (!__all_sync(~0u, ptx::mbarrier_test(asked, request.phase)))
-            if (__all_sync(~0u, ptx::mbarrier_test(landed, first.phase))) return false;
-        return true;
-    }
-
+    __device__ __forceinline__ int slot() const { return copier_warps * request.index + warp; }
     __device__ __forceinline__ CopyRequest take() {
-        const CopyRequest what = shared.helper.request[request.index];
+        ptx::mbarrier_wait(&shared.helper.asked[slot()], request.phase);
+        const CopyRequest what = shared.helper.request[slot()];
         __syncwarp();  // all lanes have read it before lane 0 says so
-        if (lane == 0) ptx::mbarrier_arrive(&shared.helper.taken[request.index]);
+        if (lane == 0) ptx::mbarrier_arrive(&shared.helper.taken[slot()]);
         request.advance();
         return what;
     }
 
-    // Once the rows of the first tile under way have come: products may read them.
-    __device__ __forceinline__ void tell() {
-        ptx::mbarrier_wait(&shared.helper.landed[warp][first.index], first.phase);
-        ptx::fence_async_shared();
-        __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
-        if (lane == 0) ptx::mbarrier_arrive(shared.helper.full[warp][first.index]);
-        first.advance();
-        --under_way;
-    }
-
-    // Tiles of which rows are dead come row by row, too.
-    __device__ __forceinline__ void copy(const CopyRequest& what) {
+    // Tiles of which rows are dead come row by row, too. Returns the barrier that waits for the tile.
+    __device__ __forceinline__ uint64_t* copy(const CopyRequest& what) {
         const LayoutView& layout = params.layout;
         if constexpr (C::in_pieces)
             if (what.what == CopyRequest::sum_rows) return copy_sums(what);
@@ -496,13 +461,12 @@ struct Copier {
         const any::TileTokens tokens = any::tokens_of(from.axis, rows, from.seq, what.tile);
         const uint64_t* live = what.set == all_live ? nullptr : live_keys.sets + what.set * live_keys.words;
         const uint32_t to = ptx::shared_address(is_q ? shared.q[what.to][0] : shared.ring[what.to][0]);
-        for (int begin = 0; begin < rows; begin += rows_at_once)
-            copy_tokens<rows_at_once, C::panels, copier_warps, Element>(
-                from, tokens, begin, what.batch, what.head, live, to + begin * C::row_bytes, rows * C::row_bytes, warp);
-        await(is_q ? &shared.q_full[what.to] : &shared.full[what.to]);
+        copy_tokens<most_rows, C::panels, Element>(from, tokens, 0, rows, what.batch, what.head, live, to,
+                                                   rows * C::row_bytes);
+        return is_q ? &shared.q_full[what.to] : &shared.full[what.to];
     }
 
-    __device__ __forceinline__ void copy_sums(const CopyRequest& what) {
+    __device__ __forceinline__ uint64_t* copy_sums(const CopyRequest& what) {
         const LayoutView& layout = params.layout;
         const any::TileTokens tokens = any::tokens_of(layout.queries, C::block_q, layout.seq_q, what.tile);
         const uint32_t to = ptx::shared_address(shared.ring[what.to][0]);
@@ -512,27 +476,26 @@ struct Copier {
             const TensorView view = from_column<float>(params.sums, first);
             const TileSource from{params.maps.sums, view, layout.queries, layout.seq_q, C::block_q,
                                   params.head_dim_v - first};
-            copy_tokens<C::warpgroup_rows, 1, copier_warps, float>(from, tokens, box.warpgroup * C::warpgroup_rows,
-                                                                   what.batch, what.head, nullptr,
-                                                                   to + n * C::warpgroup_bytes, 0, warp);
+            copy_tokens<C::warpgroup_rows, 1, float>(from, tokens, box.warpgroup * C::warpgroup_rows,
+                                                     C::warpgroup_rows, what.batch, what.head, nullptr,
+                                                     to + n * C::warpgroup_bytes, 0);
         }
-        await(&shared.full[what.to]);
+        return &shared.full[what.to];
     }
 
-    // The rows that were just begun belong to the tile of that barrier.
-    __device__ __forceinline__ void await(uint64_t* full) {
-        if (lane == 0) shared.helper.full[warp][free.index] = full;
-        ptx::cp_async_arrive(&shared.helper.landed[warp][free.index]);
-        free.advance();
-        ++under_way;
+    __device__ __forceinline__ void end_empty_row(const CopyRequest& what) {
+        const any::OwnTokens own =
+            any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
+        if constexpr (C::in_pieces)
+            end_rows(own, what.batch, what.head);
+        else
+            clear_rows(own, what.batch, what.head);
     }
 
     __device__ __forceinline__ void clear_rows(const any::OwnTokens& own, int entry, int head) {
-        int thread = 32 * warp + lane;
-        ptx::make_here(thread);  // no register for what is seldom done
-        clear_tokens<C::block_q, copier_warps, Element>(own, params.to.out, entry, head, params.head_dim_v, warp);
+        clear_tokens<C::block_q, 1, Element>(own, params.to.out, entry, head, params.head_dim_v, 0);
         const float lse = end_row(params, head, whole_row, -INFINITY, 0, 0).lse;
-        for (int place = thread; place < C::block_q; place += threads) {
+        for (int place = lane; place < C::block_q; place += 32) {
             const int token = own.at(place);
             if (token == no_token) continue;
             if (params.to.lse.data) *any::row_of<float>(params.to.lse, entry, head, token) = lse;
@@ -543,7 +506,7 @@ struct Copier {
     // Rows of which a piece sees no key.
     __device__ __forceinline__ void end_rows(const any::OwnTokens& own, int entry, int head) {
         if (!params.to.piece.is_first && !params.to.piece.is_last) return;
-        for (int place = warp; place < C::block_q; place += copier_warps) {
+        for (int place = 0; place < C::block_q; ++place) {
             const int token = own.at(place);
             if (token == no_token) continue;
             any::RowEnd<C::dtype> end(params.to, entry, head, token);

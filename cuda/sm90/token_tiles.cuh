@@ -96,36 +96,41 @@ __device__ __forceinline__ TensorView from_column(TensorView view, int first) {
     return view;
 }
 
-// Rows of a tile by token, from place `begin` on, begun by `Warps` warps, of which this is number `warp`: 8 lanes a row
-// of a panel. Where there is no token, where `live` has no bit, and beyond the last column zeros come.
-template <int Rows, int Panels, int Warps, class Element>
-__device__ __forceinline__ void copy_tokens(const TileSource& from, const any::TileTokens& tokens, int begin, int entry,
-                                            int head, const uint64_t* live, uint32_t to, uint32_t panel_bytes,
-                                            int warp) {
-    constexpr int warp_rows = 4, passes = (Rows + warp_rows * Warps - 1) / (warp_rows * Warps);
+// `rows` rows of a tile by token, from place `begin` on, for one warp to begin: 8 lanes a row of a panel. Where there is
+// no token, where `live` has no bit, and beyond the last column zeros come.
+template <int MostRows, int Panels, class Element>
+__device__ __forceinline__ void copy_tokens(const TileSource& from, const any::TileTokens& tokens, int begin, int rows,
+                                            int entry, int head, const uint64_t* live, uint32_t to,
+                                            uint32_t panel_bytes) {
+    constexpr int group_rows = MostRows < 32 ? MostRows : 32, groups = MostRows / group_rows, pass_rows = 4;
+    static_assert(MostRows % group_rows == 0 && group_rows % 8 == 0, "a panel's rows are swizzled by eights");
     int lane = int(threadIdx.x % 32);
     ptx::make_here(lane);
-    const int chunk = lane % 8, first = warp_rows * warp + lane / 8;
-    const auto* const rows = any::row_of<Element>(from.view, entry, head, 0) + chunk_columns<Element> * chunk;
-    int of_pass[passes];  // all of them first: each row would wait for its own otherwise
+    const int chunk = lane % 8;
+    const auto* const columns = any::row_of<Element>(from.view, entry, head, 0) + chunk_columns<Element> * chunk;
+    int of_group[groups];  // the token of the lane's row, of all groups first: each would wait for memory otherwise
 #pragma unroll
-    for (int pass = 0; pass < passes; ++pass) {
-        const int row = first + warp_rows * Warps * pass, place = begin + row;
-        const bool is_alive = row < Rows && (!live || live[place / 64] >> (place % 64) & 1);
-        of_pass[pass] = is_alive ? tokens.at(place) : no_token;
+    for (int group = 0; group < groups; ++group) {
+        const int row = group_rows * group + lane, place = begin + row;
+        const bool is_alive = lane < group_rows && row < rows && (!live || live[place / 64] >> (place % 64) & 1);
+        of_group[group] = is_alive ? tokens.at(place) : no_token;
     }
+#pragma unroll 1
+    for (int row = 0; row < rows; row += group_rows) {
 #pragma unroll
-    for (int pass = 0; pass < passes; ++pass) {
-        const int row = first + warp_rows * Warps * pass;
-        if (Rows % (warp_rows * Warps) && row >= Rows) break;
-        const uint32_t at = to + row * 128 + ((chunk ^ (row & 7)) << 4);
-        const auto* const token = rows + int64_t(max(of_pass[pass], 0)) * from.view.row;
+        for (int pass = 0; pass < group_rows; pass += pass_rows) {
+            const int of_pass = pass + lane / 8, token = __shfl_sync(~0u, of_group[0], of_pass);
+            const uint32_t at = to + (row + of_pass) * 128 + ((chunk ^ (of_pass & 7)) << 4);
+            const auto* const source = columns + int64_t(max(token, 0)) * from.view.row;
 #pragma unroll
-        for (int panel = 0; panel < Panels; ++panel) {
-            const int first = line_columns<Element> * panel;
-            const bool is_there = of_pass[pass] != no_token && first + chunk_columns<Element> * chunk < from.columns;
-            ptx::cp_async_16(at + panel * panel_bytes, is_there ? token + first : rows, is_there ? 16 : 0);
+            for (int panel = 0; panel < Panels; ++panel) {
+                const int first = line_columns<Element> * panel;
+                const bool is_there = token != no_token && first + chunk_columns<Element> * chunk < from.columns;
+                ptx::cp_async_16(at + panel * panel_bytes, is_there ? source + first : columns, is_there ? 16 : 0);
+            }
         }
+#pragma unroll
+        for (int group = 1; group < groups; ++group) of_group[group - 1] = of_group[group];
     }
 }
 
@@ -135,10 +140,10 @@ template <int Rows, int Panels, class Element>
 __device__ __forceinline__ void load_rows(const TileSource& from, int tile, int begin, int entry, int head,
                                           const uint64_t* live, uint8_t* to, uint64_t* bar) {
     if (tile < from.axis.listed || live) {
-        constexpr int warps = tile_copiers / 32;
-        copy_tokens<Rows, Panels, warps, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin,
-                                                  entry, head, live, ptx::shared_address(to), Rows * 128,
-                                                  int(threadIdx.x) / 32 % warps);
+        constexpr int rows = Rows / (tile_copiers / 32);  // of a warp
+        const int first = rows * (int(threadIdx.x) % tile_copiers / 32);
+        copy_tokens<rows, Panels, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin + first,
+                                           rows, entry, head, live, ptx::shared_address(to) + first * 128, Rows * 128);
         ptx::cp_async_arrive(bar);
         if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
         return;
