@@ -44,7 +44,8 @@ struct Spread {
         const SchedulePolicy policy = forward_policy(block_k, ctas);
         const double rows = std::max(double(s.rows) / heads, 1.0), blocks = s.blocks / heads / rows;
         const double longest_part = policy.longest_for(p.batch * p.heads_q * p.seq_q);
-        const double most = blocks > double(policy.whole_rows) ? std::max(blocks / longest_part, 1.0) : 1;
+        const bool is_split = blocks > double(policy.whole_rows) && !p.call_lists.at_run_time();
+        const double most = is_split ? std::max(blocks / longest_part, 1.0) : 1;
         const double parts = std::clamp(ctas * machine.lanes / rows, 1.0, most), tasks = rows * parts;
         // Nothing else is done while a part waits for its first block.
         const double longest = cycles / tasks + (parts > 1 ? cycles * heads / std::max(s.blocks, 1.0) : 0);
@@ -109,7 +110,8 @@ struct ListTasks {
     double tasks, blocks;
     static ListTasks of(const Problem& p, const LayoutStats& s, int tile = 64) {
         const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
-        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / tile), std::ceil(list / 64)};
+        const double sharing = s.gathered > 0 ? s.pairs / s.gathered : double(p.group());  // rows of a list
+        return {double(s.rows) / sharing * std::ceil(sharing / tile), std::ceil(list / 64)};
     }
 };
 

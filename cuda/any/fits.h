@@ -8,8 +8,6 @@
 
 namespace spattn::any {
 
-constexpr const char* brings_lists = "reads blocks, and each call brings its lists";
-
 constexpr int64_t most_ctas = (int64_t(1) << 31) - 1;  // of a grid
 
 // A grid has a CTA for each task and part of its columns. Tasks are tiles and what long ones are split into; residue

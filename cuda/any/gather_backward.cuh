@@ -285,16 +285,14 @@ struct GatherBackwardLaunch {
           space(GatherSpace<Real>::at(args.workspace, p, lists.sizes)),
           params{args.q,  args.k,  args.v,           args.dout,
                  args.dq, args.dk, args.dv,          args.sink_logits,
-                 {lists, space.begin, space.lists}, space,
+                 {lists, space.by_key},              space,
                  p.batch * p.heads_q * p.seq_q,      p.batch * p.heads_kv * p.seq_k,
                  int(p.head_dim),                    int(p.head_dim_v),
                  1,                                  0,
                  Real(p.scale),                      Real(p.softcap),
                  p.value_in_key} {}
 
-    void transpose() const {
-        transpose_lists(params.by_key, GatherSpace<Real>::begin_bytes(lists.sizes), args.stream);
-    }
+    void transpose() const { transpose_lists(params.by_key, args.stream); }
 
     template <GatherStep Step>
     void walk() {

@@ -15,25 +15,16 @@ struct GatherBackward {
     static void prepare(int32_t device);
 };
 
-// What a call lays out in its workspace: rows as BackwardSpace has them, then the lists by key. Block b of plane p is
-// named by lists begin[p][b] .. begin[p][b + 1] of the plane's part of `lists`, which is as long as its own lists are.
+// What a call lays out in its workspace: rows as BackwardSpace has them, then the lists by key.
 template <class Real>
 struct GatherSpace {
     Real *lse, *delta;  // [batch, heads_q, seq_q]
-    int64_t* begin;     // [planes][blocks + 1]
-    int32_t* lists;     // [entries]
+    ListsByKey by_key;
 
-    static size_t begin_bytes(const ListSizes& sizes) {
-        return size_t(sizes.planes) * size_t(sizes.blocks + 1) * sizeof(int64_t);
-    }
-    static size_t bytes(const Problem& p, const ListSizes& sizes) {
-        return row_bytes(p) + begin_bytes(sizes) + size_t(sizes.entries) * sizeof(int32_t);
-    }
+    static size_t bytes(const Problem& p, const ListSizes& sizes) { return row_bytes(p) + ListsByKey::bytes(sizes); }
     static GatherSpace at(void* memory, const Problem& p, const ListSizes& sizes) {
         const auto rows = BackwardSpace<Real>::at(memory, p, {}, {});
-        char* const begin = static_cast<char*>(memory) + row_bytes(p);
-        return {rows.lse, rows.delta, reinterpret_cast<int64_t*>(begin),
-                reinterpret_cast<int32_t*>(begin + begin_bytes(sizes))};
+        return {rows.lse, rows.delta, ListsByKey::at(static_cast<char*>(memory) + row_bytes(p), sizes)};
     }
 
 private:

@@ -18,11 +18,10 @@ namespace spattn::any {
 
 struct TransposeParams {
     GatherLists lists;
-    int64_t* begin;    // as in GatherSpace
-    int32_t* by_block;
+    ListsByKey by_key;
 
-    __device__ int64_t* begin_of(int64_t plane) const { return begin + plane * (lists.sizes.blocks + 1); }
-    __device__ int32_t* lists_of(int64_t plane) const { return by_block + lists.entries_before(plane); }
+    __device__ int64_t* begin_of(int64_t plane) const { return by_key.begin + plane * (lists.sizes.blocks + 1); }
+    __device__ int32_t* lists_of(int64_t plane) const { return by_key.lists + lists.entries_before(plane); }
 };
 
 constexpr int entry_threads = 256, scan_threads = 1024, sort_threads = 128;
@@ -114,11 +113,11 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
 }
 
 // ---- launch ----
-inline void transpose_lists(const TransposeParams& params, size_t begin_bytes, void* stream) {
+inline void transpose_lists(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
     const auto ctas = [](int64_t wanted) { return unsigned(std::min(wanted, most_list_ctas)); };
     const unsigned list_ctas = ctas(divide_up(sizes.planes * sizes.lists, entry_threads / 32));
-    runtime::clear(params.begin, begin_bytes, stream);
+    runtime::clear(params.by_key.begin, ListsByKey::begin_bytes(sizes), stream);
     runtime::launch(entries_kernel<false>, {list_ctas, unsigned(entry_threads), 0}, stream, params);
     runtime::launch(scan_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
     runtime::launch(entries_kernel<true>, {list_ctas, unsigned(entry_threads), 0}, stream, params);

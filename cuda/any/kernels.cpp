@@ -18,7 +18,6 @@ namespace {
 // A GPU whose CTAs have fewer rows than a block needs more of them, but has no memory for so many rows that this counts.
 template <Dtype D>
 const char* fits(const Problem& p) {
-    if (p.call_lists.at_run_time()) return brings_lists;
     if (p.head_dim > largest_head_dim || p.head_dim_v > largest_head_dim) return "head_dim above 1024";
     return grid_fits(p, column_parts<RealOf<D>>(std::max(p.head_dim, p.head_dim_v), 2));
 }

@@ -26,7 +26,6 @@ bool runs_here(int32_t device) {
 
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p) {
-    if (p.call_lists.at_run_time()) return any::brings_lists;
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
     return any::grid_fits(p);
 }

@@ -23,7 +23,7 @@ struct GatherForwardSpace {
     int parts;           // of a list
     size_t rows, bytes;  // of all parts' tiles
 
-    GatherForwardSpace(const Problem& p, const any::ListSizes& sizes, const LayoutView& known, int processors);
+    GatherForwardSpace(const Problem& p, const ListSizes& sizes, const LayoutView& known, int processors);
 };
 
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Beyond 256 columns, values are the

@@ -60,7 +60,7 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
     bytes = notes + size_t(tasks * warps * note_bytes);
 }
 
-GatherForwardSpace::GatherForwardSpace(const Problem& p, const any::ListSizes& sizes, const LayoutView& known,
+GatherForwardSpace::GatherForwardSpace(const Problem& p, const ListSizes& sizes, const LayoutView& known,
                                        int processors) {
     const int64_t tiles = any::ListRows::of(p, sizes, known).tasks;
     const double keys = sizes.most ? double(sizes.most * sizes.block_k)
@@ -84,7 +84,6 @@ const char* rows_of_16_bytes(const Problem& p) {
 
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p) {
-    if (p.call_lists.at_run_time()) return any::brings_lists;
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
     return rows_of_16_bytes(p);
 }
@@ -126,7 +125,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const double block_cycles = std::max(products / reached, elements) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
-    const double cycles = (blocks + end + any::copied_cycles(p, s, in_pairs ? 24 : 40)) / Heads;
+    const double cycles = (blocks + end + any::copied_cycles(p, s, in_pairs ? 7 : 10)) / Heads;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, in_pairs ? 2 : 1);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
@@ -256,7 +255,7 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 }
 
 size_t gather_forward_workspace(const Sizing& s) {
-    return GatherForwardSpace(s.problem, any::ListSizes::of(s.problem, s.tokens), s.layout, s.lanes).bytes;
+    return GatherForwardSpace(s.problem, ListSizes::of(s.problem, s.tokens), s.layout, s.lanes).bytes;
 }
 
 // Beyond 256 columns there is one tile of either.
@@ -434,12 +433,18 @@ Kernel block_backward(const char* name) {
 }
 
 // ---- backward, sums of dq in the order of keys ----
+template <int HeadDim, int HeadDimV>
+const char* block_backward_in_order_fits(const Problem& p) {
+    if (p.call_lists.at_run_time()) return "adds in the order of the plan's lists, and each call brings its own";
+    return tiles_fit<HeadDim, HeadDimV>(p);
+}
+
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward_in_order(const char* name) {
     using Own = BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     Kernel row = block_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>(name);
     row.walks[0].policy.heads_in_turn = heads_in_turn;
-    row.fits = tiles_fit<HeadDim, HeadDimV>;
+    row.fits = block_backward_in_order_fits<HeadDim, HeadDimV>;
     row.cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, true>;
     row.backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>;
     row.prepare = prepare_both<Own, OlderBackward<D, HeadDim>>;

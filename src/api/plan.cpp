@@ -134,8 +134,12 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
     plan->placed = place_plan(plan->compiled, context.device->memory(), stream);
     for (spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
         plan->kernels[op] = names_of(plan->pass(op));
-        for (const PiecePlan& piece : plan->pass(op).pieces)
-            if (piece.kernel->prepare) piece.kernel->prepare(context.device->id().index);
+        for (const PiecePlan& piece : plan->pass(op).pieces) {
+            const int32_t index = context.device->id().index;
+            if (piece.kernel->prepare) piece.kernel->prepare(index);
+            if (has_call_layout(*piece.kernel, plan->compiled.problem))
+                context.device->backend().prepare_call_layout(index);
+        }
     }
     if (is_empty(problem)) {
         plan->compiled.pattern_text = pattern.print();

@@ -276,7 +276,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         const RowsOfCall rows(*plan, call.call_lists);
         CancellableParallel threads = threads_of(*plan);
         fill(call, *plan, rows, threads, a.stream);
-        run_pass(pass, plan->placed.forward, call);
+        run_pass(plan->device->backend(), pass, plan->placed.forward, call);
     });
 }
 
@@ -316,6 +316,6 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         const RowsOfCall rows(*plan, call.call_lists);
         CancellableParallel threads = threads_of(*plan);
         fill(call, *plan, rows, threads, a.stream);
-        run_pass(pass, plan->placed.backward, call);
+        run_pass(plan->device->backend(), pass, plan->placed.backward, call);
     });
 }

@@ -8,7 +8,8 @@ namespace spattn {
 
 namespace cpu {
 void add_kernels(std::vector<Kernel>& all);
-}
+void make_call_layout(const CallArgs& args, const CallLayout& to);
+}  // namespace cpu
 #ifdef SPATTN_WITH_CUDA
 namespace cuda {
 void add_kernels(std::vector<Kernel>& all);
@@ -29,6 +30,8 @@ const Backend cpu_backend = {
     [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
     [](int, void* memory, size_t bytes, void*) { std::memset(memory, 0, bytes); },
     [](int, int lanes) { return this_machine(lanes); },
+    cpu::make_call_layout,
+    [](int) {},
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "plan/call_lists.h"
 #include "plan/kernel.h"
 
 namespace spattn {
@@ -27,6 +28,9 @@ struct Backend {
     void (*copy_in)(int index, void* to, const void* from, size_t bytes, void* stream);
     void (*clear)(int index, void* memory, size_t bytes, void* stream);  // zeros, in the stream's order
     Machine (*machine)(int index, int lanes);  // lanes: threads of a CPU context
+    // Fills what `to` points to from the call's lists; args hold the plan's layout and tasks.
+    void (*make_call_layout)(const CallArgs& args, const CallLayout& to);
+    void (*prepare_call_layout)(int index);  // as Kernel::prepare
 };
 
 // The preferred first: a context without a wish takes the first backend that has a device.

@@ -2,8 +2,10 @@
 #include "plan/chooser.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "plan/bounds.h"
+#include "plan/call_lists.h"
 #include "plan/stats.h"
 
 namespace spattn {
@@ -22,8 +24,8 @@ Form form(const Kernel& kernel, Order order) {
 Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces)
     : admission_(admission), problem_(admission.problem), options_(admission.options), in_pieces_(in_pieces),
       pattern_(PatternRef::share(&pattern)), text_(pattern.print()),
-      known_(problem_.call_lists.at_run_time() ? pattern.known_part() : pattern_),
-      lowering_(known_ ? *known_ : pattern, problem_) {}
+      known_(calls_bring_lists() ? pattern.known_part() : pattern_), lowered_(known_ ? known_ : make_full()),
+      lowering_(*lowered_, problem_) {}
 
 std::vector<Candidate> Chooser::consider(Pass pass, const Rival* rival) {
     std::vector<Candidate> candidates;
@@ -42,13 +44,17 @@ const Candidate* Chooser::find_best(const std::vector<Candidate>& candidates) co
     return best;
 }
 
-// A row in residue classes too, where the pattern keeps to them, and with hot tokens packed, where it has such.
+// A row in residue classes too, where the pattern keeps to them, and with hot tokens packed, where it has such. Blocks
+// of a call's lists are of consecutive tokens.
 void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
     std::string refused = admission_.refuse(kernel);
+    if (refused.empty() && has_call_layout(kernel, problem_))
+        if (const char* why = refuse_call_lists(kernel, problem_)) refused = why;
     if (refused.empty() && in_pieces_ && !kernel.carries) refused = "runs whole patterns only";
-    if (refused.empty() && kernel.orders && lowering_.modulus() > 1)
+    const bool has_orders = refused.empty() && kernel.orders && !calls_bring_lists();
+    if (has_orders && lowering_.modulus() > 1)
         candidates.push_back({&kernel, Order::residue, ""});
-    if (refused.empty() && kernel.orders && lowering_.has_packed())
+    if (has_orders && lowering_.has_packed())
         candidates.push_back({&kernel, Order::packed, ""});
     const bool could_serve = refused.empty();
     candidates.emplace_back(&kernel, Order::plain, std::move(refused)).could_serve = could_serve;
@@ -80,6 +86,7 @@ void Chooser::price(std::vector<Candidate>& candidates, const Rival* rival) {
 
 // Listed tiles, where plain blocks were lowered and are mostly waste.
 void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* rival) {
+    if (calls_bring_lists()) return;
     std::vector<Candidate> listed;
     for (const Candidate& plain : candidates) {
         if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
@@ -101,7 +108,8 @@ void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* riva
 void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) {
     const Kernel& kernel = *candidate.kernel;
     if (kernel.block_q > 0) candidate.refused = lowering_.refuse(form(kernel, candidate.order));
-    if (candidate.refused.empty() && mark) candidate.refused = find_beaten(candidate, rival, *mark);
+    if (candidate.refused.empty() && mark && !calls_bring_lists())
+        candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
     candidate.stats.is_piece = in_pieces_;
@@ -113,9 +121,12 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
-    if (problem_.call_lists.at_run_time()) return make_call_stats(problem_);
+    if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_, bool(known_));
     const Lowered& chosen = counted(kernel, candidate.order);
-    if (kernel.family != Family::gather) return measured_.at(chosen, kernel.owner() == Owner::keys);
+    if (kernel.family != Family::gather) {
+        const LayoutStats& stats = measured_.at(chosen, kernel.owner() == Owner::keys);
+        return calls_bring_lists() ? make_call_layout_stats(problem_, kernel, stats) : stats;
+    }
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
@@ -127,7 +138,7 @@ std::string Chooser::refuse_sharing(const Kernel& kernel) {
 // Lists of tokens that the plan makes stay within what a plan should hold; a call's own lie elsewhere.
 std::string Chooser::refuse_lists(const LayoutStats& stats) const {
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
-    if (problem_.call_lists.at_run_time() || bytes <= most_list_bytes) return "";
+    if (calls_bring_lists() || bytes <= most_list_bytes) return "";
     return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
 }
 
@@ -181,7 +192,7 @@ double Chooser::choice_us(const Candidate& candidate) const {
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {
-    return problem_.call_lists.at_run_time() ? count_call_lists(problem_) : counted(kernel, order).counts;
+    return calls_bring_lists() ? count_call_lists(problem_) : counted(kernel, order).counts;
 }
 
 // Rows that read no layout count in whatever order is the cheapest to lower.
@@ -205,20 +216,28 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
         const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
         plan.masks = lowering_.masks(chosen, kernel);
-        const auto schedule = [&](int32_t walk) {
-            if (walk >= kernel.num_walks) return Schedule{};
-            return make_schedule(problem_, plan.layout_view(), kernel.walks[walk], options_.machine.lanes);
-        };
-        plan.schedule = schedule(0), plan.second_schedule = schedule(1);
+        plan.schedule = schedule(plan, 0), plan.second_schedule = schedule(plan, 1);
     }
-    plan.workspace = kernel.workspace({problem_, plan.layout_view(), view(plan.schedule), view(plan.second_schedule),
+    const LayoutView layout = plan.layout_view();
+    const TasksView tasks = view(plan.schedule), second_tasks = view(plan.second_schedule);
+    plan.workspace = kernel.workspace({problem_, layout, tasks, second_tasks,
                                        plan.tokens ? view(*plan.tokens) : TokenListsView{}, options_.machine.lanes});
+    if (has_call_layout(kernel, problem_))
+        plan.workspace += CallLayout(problem_, layout, tasks, second_tasks, kernel.pass, nullptr).bytes;
     return plan;
+}
+
+// How long rows are that a call's lists make, nobody knows yet: they stay whole.
+Schedule Chooser::schedule(const PiecePlan& plan, int32_t number) const {
+    if (number >= plan.kernel->num_walks) return {};
+    Walk walk = plan.kernel->walks[number];
+    if (calls_bring_lists()) walk.policy.whole_rows = std::numeric_limits<int64_t>::max();
+    return make_schedule(problem_, plan.layout_view(), walk, options_.machine.lanes);
 }
 
 // A call's lists are cut to the known part of the pattern by the bits of its layout.
 void Chooser::complete_gather(PiecePlan& plan) {
-    if (!problem_.call_lists.at_run_time()) {
+    if (!calls_bring_lists()) {
         plan.tokens = lowering_.tokens();
     } else if (known_) {
         const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});

@@ -59,6 +59,7 @@ private:
     void price(std::vector<Candidate>& candidates, const Rival* rival);
     void price_listed(std::vector<Candidate>& candidates, const Rival* rival);
     void price(Candidate& candidate, const Rival* rival, const Mark* mark);
+    bool calls_bring_lists() const { return problem_.call_lists.at_run_time(); }
     LayoutStats stats_of(const Candidate& candidate);
     std::string refuse_sharing(const Kernel& kernel);
     std::string refuse_lists(const LayoutStats& stats) const;
@@ -67,6 +68,7 @@ private:
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& counted(const Kernel& kernel, Order order);
+    Schedule schedule(const PiecePlan& plan, int32_t number) const;  // of a walk
     void complete_gather(PiecePlan& plan);
 
     const Admission& admission_;
@@ -75,7 +77,8 @@ private:
     bool in_pieces_;
     PatternRef pattern_;
     std::string text_;  // made once: of long lists it takes a while
-    PatternRef known_;  // what can be lowered: all, or of lists at run time the rest, or null
+    PatternRef known_;    // what is known before a call: all, or of lists at run time the rest, or null
+    PatternRef lowered_;  // the same, or where that is null, all pairs: a call's lists choose among them
     Lowering lowering_;
     Measured measured_;
 };

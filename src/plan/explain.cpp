@@ -126,14 +126,17 @@ std::string describe_waste(const PiecePlan& piece) {
                                     " of them not kept");
 }
 
+std::string describe_call_lists(const ListShape& shape) {
+    const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
+    return "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit;
+}
+
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
     if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
-    const ListShape& shape = plan.problem.call_lists;
-    const std::string unit = shape.block_k == 1 ? "key" : "block of " + decimal(double(shape.block_k), 0) + " keys";
-    const std::string given = "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit + ": ";
-    return line("  lists", given + rows + (piece.layout ? ", less what the pattern does not keep" : ""));
+    return line("  lists", describe_call_lists(plan.problem.call_lists) + ": " + rows +
+                               (piece.layout ? ", less what the pattern does not keep" : ""));
 }
 
 // The tasks of one walk.
@@ -152,7 +155,10 @@ std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us,
 std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
         case Family::block:
-            return describe_layout(piece) + describe_tasks("  tasks", piece.schedule, plan.options.machine) +
+            return (plan.problem.call_lists.at_run_time()
+                        ? line("  lists", describe_call_lists(plan.problem.call_lists) + ", as blocks of a layout")
+                        : "") +
+                   describe_layout(piece) + describe_tasks("  tasks", piece.schedule, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
                         : "") +

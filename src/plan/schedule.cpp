@@ -327,7 +327,7 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
 }
 
 // One head: its rows, one after the other, in queues of equal work.
-void share_rows(const std::vector<int64_t>& lengths, int64_t queues, Scheduler& scheduler) {
+void share_rows(const std::vector<int64_t>& lengths, int64_t queues, int64_t whole_rows, Scheduler& scheduler) {
     int64_t total = 0, done = 0, queue = 0;
     for (int64_t length : lengths) total += length;
     for (size_t row = 0; row < lengths.size(); ++row) {
@@ -340,7 +340,9 @@ void share_rows(const std::vector<int64_t>& lengths, int64_t queues, Scheduler& 
                     scheduler.close_queue();
                     ++queue;
                 }
-            const int64_t take = std::min(lengths[row] - skip, total * (queue + 1) / queues - done);
+            const bool is_whole = lengths[row] <= whole_rows;
+            const int64_t share = is_whole ? lengths[row] : total * (queue + 1) / queues - done;
+            const int64_t take = std::min(lengths[row] - skip, share);
             scheduler.add(int32_t(row), skip, take);
             skip += take;
             done += take;
@@ -350,10 +352,10 @@ void share_rows(const std::vector<int64_t>& lengths, int64_t queues, Scheduler& 
     }
 }
 
-Schedule schedule_shares(Work& work, int64_t workers) {
+Schedule schedule_shares(Work& work, int64_t whole_rows, int64_t workers) {
     const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads()), 1, work.rows());
     return schedule_heads(work, 0, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
-        share_rows(lengths, queues, scheduler);
+        share_rows(lengths, queues, whole_rows, scheduler);
     });
 }
 
@@ -366,7 +368,7 @@ Schedule make_schedule(const Problem& problem, const LayoutView& layout, const W
     const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
     Schedule schedule =
         policy.equal_shares
-            ? schedule_shares(work, workers)
+            ? schedule_shares(work, policy.whole_rows, workers)
             : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, policy, workers);
     schedule.tile_heads = walk.tile_heads;
     return schedule;

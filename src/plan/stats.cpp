@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "plan/stats.h"
 
+#include <algorithm>
+
+#include "core/math.h"
 #include "plan/mask_part.h"
 
 namespace spattn {
@@ -120,8 +123,21 @@ Counts count_call_lists(const Problem& p) {
     return counts;
 }
 
-LayoutStats make_call_stats(const Problem& p) {
-    return make_gather_stats(p, count_call_lists(p).pairs, true);
+LayoutStats make_call_stats(const Problem& p, bool has_known_part) {
+    LayoutStats stats = make_gather_stats(p, count_call_lists(p).pairs, true);
+    if (!has_known_part) stats.gathered /= double(std::min(p.call_lists.block_q, p.seq_q));
+    return stats;
+}
+
+LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const LayoutStats& known) {
+    const double rows = double(p.batch * p.heads_q * ceil_div(p.seq_q, kernel.block_q));
+    const double tiles = double(ceil_div(std::min(p.call_lists.block_k, p.seq_k), kernel.block_k));
+    const double listed = std::min(known.blocks, rows * double(p.call_lists.most) * tiles);
+    const double share = known.blocks > 0 ? listed / known.blocks : 0;
+    LayoutStats stats = known;
+    stats.blocks = listed, stats.masked = std::min(known.masked, listed);
+    stats.pairs *= share, stats.visited *= share, stats.worked *= share;
+    return stats;
 }
 
 }  // namespace spattn

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "core/text.h"
+#include "plan/call_lists.h"
 
 namespace attention {
 
@@ -238,7 +239,7 @@ void Attention<T>::run(const PassPlan& pass, Args& args) {
     args.call_lists = lists_;
     args.parallel = threads_.get();
     args.workspace = workspace.start();
-    spattn::run_pass(pass, spattn::view(pass), args);
+    spattn::run_pass(cpu_backend(), pass, spattn::view(pass), args);
     CHECK(workspace.kept_guard());
 }
 
@@ -254,6 +255,12 @@ Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads,
         case Dtype::f64: return Attention<double>(c, rows, threads, layouts).run(in);
         case Dtype::bf16: return Attention<Bf16>(c, rows, threads, layouts).run(in);
     }
+    std::abort();
+}
+
+const Backend& cpu_backend() {
+    for (const Backend& backend : all_backends())
+        if (backend.device == SPATTN_CPU) return backend;
     std::abort();
 }
 
@@ -273,9 +280,10 @@ std::vector<Rows> cpu_rows(bool reference) {
 
 bool takes(const Rows& rows, const Case& c) {
     const PatternRef pattern = parse_pattern(c.pattern), known = pattern->runtime() ? pattern->known_part() : pattern;
-    if (pattern->runtime() && rows.forward.family == Family::block) return false;
-    if (!rows.forward.shares_lists || !known) return true;
     const Problem p = problem_of(c, Dtype::f32);
+    for (const Kernel& row : {rows.forward, rows.backward})
+        if (has_call_layout(row, p) && refuse_call_lists(row, p)) return false;
+    if (!rows.forward.shares_lists || !known) return true;
     for (int64_t plane = 0; plane < p.batch * p.heads_q; ++plane) {
         Key own, first;
         const int64_t head = plane % p.heads_q;

@@ -119,6 +119,8 @@ private:
 
 Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads, const Layouts& layouts = {});
 
+const Backend& cpu_backend();
+
 // Pairs of all_kernels(): a forward row with the backward row of the same kind.
 std::vector<Rows> cpu_rows(bool reference);
 

@@ -100,7 +100,7 @@ TEST(values_may_be_a_view_of_keys) {
         f.problem = &p, f.rows = &token_rows;
         f.parallel = threads.get(), f.workspace = workspace.start();
         f.q = q.view(), f.k = k.view(), f.v = k.view(), f.out = out.view();
-        run_pass(pass, spattn::view(pass), f);
+        run_pass(cpu_backend(), pass, spattn::view(pass), f);
         check_close("out", out.values(), want.out, bound_of(Dtype::f32, "out"), 1);
     }
 }

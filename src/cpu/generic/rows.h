@@ -45,11 +45,7 @@ void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
         }
 }
 
-inline const char* block_fits(const Problem& p) {
-    if (p.call_lists.at_run_time()) return "reads blocks, and each call brings its lists";
-    return nullptr;
-}
-inline const char* gather_fits(const Problem&) { return nullptr; }
+inline const char* fits_all(const Problem&) { return nullptr; }
 
 template <auto workspace>
 size_t workspace_of(const Sizing& s) {
@@ -75,7 +71,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .walks = {{Owner::queries, {}}},                                             \
      .num_walks = 1,                                                              \
      .runs_here = runs_here,                                                      \
-     .fits = block_fits,                                                          \
+     .fits = fits_all,                                                            \
      .cost = cost_of,                                                             \
      .workspace = bytes_of,                                                       \
      .forward = run,                                                              \
@@ -93,7 +89,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .walks = {{Owner::keys, equal_shares}},                                                   \
      .num_walks = 1,                                                                           \
      .runs_here = runs_here,                                                                   \
-     .fits = block_fits,                                                                       \
+     .fits = fits_all,                                                                         \
      .cost = cost_of,                                                                          \
      .workspace = bytes_of,                                                                    \
      .backward = run,                                                                          \
@@ -113,7 +109,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .pass = Pass::forward,                                                                   \
      .dtype = Dtype::dtype_name,                                                              \
      .runs_here = runs_here,                                                                  \
-     .fits = gather_fits,                                                                     \
+     .fits = fits_all,                                                                        \
      .cost = cost_of<T, Pass::forward>,                                                       \
      .workspace = workspace_of<gather_forward_workspace<Forward>>,                            \
      .forward = gather_forward<T, Forward>,                                                   \
@@ -125,7 +121,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .pass = Pass::backward,                                                                  \
      .dtype = Dtype::dtype_name,                                                              \
      .runs_here = runs_here,                                                                  \
-     .fits = gather_fits,                                                                     \
+     .fits = fits_all,                                                                        \
      .cost = cost_of<T, Pass::backward>,                                                      \
      .workspace = workspace_of<gather_backward_workspace<Backward>>,                          \
      .backward = gather_backward<T, Backward>,                                                \

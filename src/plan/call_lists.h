@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+// Lists of keys that come with each call, as backends work on them. C++17-clean.
+#pragma once
+
+#include <algorithm>
+
+#include "core/math.h"
+#include "plan/kernel.h"
+
+namespace spattn {
+
+// How many lists of keys a problem has, and how large they are: what workspaces and grids follow from. A list belongs
+// to block_q query rows and names blocks of block_k keys: single ones where the plan made the lists. A plane is what
+// has lists of its own: a kind of heads, or of a call's lists each kv head of each batch entry.
+struct ListSizes {
+    int64_t planes, lists, blocks;  // lists: of a plane; blocks: of keys
+    int64_t entries;                // of all lists, at most
+    int64_t most;                   // entries of a call's list; 0 where the plan made the lists
+    int block_q, block_k;
+
+    // Blocks end where the sequence does: one that is longer is all of it.
+    static ListSizes of(const Problem& p, const TokenListsView& tokens) {
+        const ListShape& shape = p.call_lists;
+        if (!shape.at_run_time()) return {tokens.head_kinds, p.seq_q, p.seq_k, tokens.listed, 0, 1, 1};
+        const int64_t block_q = std::min(shape.block_q, p.seq_q), block_k = std::min(shape.block_k, p.seq_k);
+        const int64_t planes = p.batch * p.heads_kv, lists = ceil_div(p.seq_q, block_q);
+        const int64_t entries = planes * lists * shape.most;
+        return {planes, lists, ceil_div(p.seq_k, block_k), entries, shape.most, int(block_q), int(block_k)};
+    }
+};
+
+// The lists by key: block b of plane p is named by lists begin[p][b] .. begin[p][b + 1] of the plane's part of `lists`,
+// which is as long as its own lists are. They rise, and one is there as often as it names the block.
+struct ListsByKey {
+    int64_t* begin;  // [planes][blocks + 1]
+    int32_t* lists;  // [entries]
+
+    static size_t begin_bytes(const ListSizes& sizes) {
+        return size_t(sizes.planes) * size_t(sizes.blocks + 1) * sizeof(int64_t);
+    }
+    static size_t bytes(const ListSizes& sizes) { return begin_bytes(sizes) + size_t(sizes.entries) * sizeof(int32_t); }
+    static ListsByKey at(void* memory, const ListSizes& sizes) {
+        return {static_cast<int64_t*>(memory),
+                reinterpret_cast<int32_t*>(static_cast<char*>(memory) + begin_bytes(sizes))};
+    }
+};
+
+// ---- lists of blocks, for rows that read layouts ----
+
+// The lists of one axis as a call makes them. A row has room for as many runs as its list may come to, so that nobody
+// waits for lengths of others.
+struct CallAxis {
+    Slice* slices;     // [kinds][rows]
+    Run* runs;         // [kinds][room]
+    int32_t* lengths;  // [kinds][rows] blocks
+    int32_t rows;
+    int64_t room;
+};
+
+// The tasks of one walk: the plan's, and where those of the call go, which are as long as their rows are then.
+struct CallTasks {
+    TasksView from;
+    Task* to;
+    Owner owner;
+};
+
+// What a call's lists of blocks leave of the plan's layout, which says what else a pattern keeps. It is made at the
+// start of the call's workspace, by Backend::make_call_layout.
+struct CallLayout {
+    LayoutView known;  // the plan's
+    ListSizes sizes;
+    int64_t kinds;     // of heads: those of a kv head, or query heads if the plan's layout tells a group's apart
+    int group, heads_of_kind;     // query heads
+    int tiles_q, tiles_k;         // of a list's block of queries, of a listed block of keys
+    CallAxis by_query, by_key{};  // by_key: for backward alone, as `named`
+    ListsByKey named{};
+    int32_t *kind_of_head, *live_queries, *live_keys;  // live: as LiveView::set_of
+    CallTasks tasks[2];
+    size_t bytes = 0;
+
+    // known, first, second: of the plan. Without a workspace only `bytes` means something.
+    CallLayout(const Problem& p, const LayoutView& known, const TasksView& first, const TasksView& second, Pass pass,
+               void* workspace)
+        : known(known), sizes(ListSizes::of(p, {})), group(int(p.group())) {
+        const auto memory = reinterpret_cast<uintptr_t>(workspace);
+        const bool is_told_apart = known.head_kinds > 1, is_forward = pass == Pass::forward;
+        const int32_t rows_q = known.by_query.rows, rows_k = known.by_key.rows;
+        kinds = is_told_apart ? p.batch * p.heads_q : sizes.planes;
+        heads_of_kind = is_told_apart ? 1 : group;
+        tiles_q = int(ceil_div(sizes.block_q, known.block_q)), tiles_k = int(ceil_div(sizes.block_k, known.block_k));
+        by_query = take_axis(memory, rows_q, rows_q * sizes.most * tiles_k);
+        if (!is_forward) {
+            by_key = take_axis(memory, rows_k, sizes.lists * sizes.most * tiles_q * tiles_k);
+            named = ListsByKey::at(take<char>(memory, int64_t(ListsByKey::bytes(sizes))), sizes);
+        }
+        kind_of_head = take<int32_t>(memory, p.batch * p.heads_q);
+        live_queries = take<int32_t>(memory, kinds * rows_q), live_keys = take<int32_t>(memory, kinds * rows_k);
+        tasks[0] = {first, take<Task>(memory, first.num_tasks), is_forward ? Owner::queries : Owner::keys};
+        tasks[1] = {second, take<Task>(memory, second.num_tasks), Owner::queries};
+    }
+
+    LayoutView layout() const {
+        LayoutView made = known;
+        made.by_query = view(by_query), made.by_key = view(by_key);
+        made.by_key.rows = known.by_key.rows;
+        made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
+        if (made.live_queries.set_of) made.live_queries.set_of = live_queries;
+        if (made.live_keys.set_of) made.live_keys.set_of = live_keys;
+        return made;
+    }
+    TasksView tasks_of(int walk) const {
+        TasksView made = tasks[walk].from;
+        made.tasks = tasks[walk].to;
+        return made;
+    }
+
+private:
+    template <class T>
+    T* take(uintptr_t memory, int64_t count) {
+        constexpr int64_t alignment = 256;
+        T* const at = reinterpret_cast<T*>(memory + bytes);
+        bytes += size_t(round_up(count * int64_t(sizeof(T)), alignment));
+        return at;
+    }
+    CallAxis take_axis(uintptr_t memory, int32_t rows, int64_t room) {
+        Slice* const slices = take<Slice>(memory, kinds * rows);
+        Run* const runs = take<Run>(memory, kinds * room);
+        return {slices, runs, take<int32_t>(memory, kinds * rows), rows, room};
+    }
+    ListsView view(const CallAxis& axis) const {
+        return {axis.slices, axis.runs, axis.rows, int32_t(kinds * axis.room)};
+    }
+};
+
+// Whether a row reads a layout that each call makes.
+inline bool has_call_layout(const Kernel& kernel, const Problem& p) {
+    return kernel.family == Family::block && p.call_lists.at_run_time();
+}
+
+// Why such a row cannot take the lists; null where it can. It counts runs by 32 bits.
+inline const char* refuse_call_lists(const Kernel& kernel, const Problem& p) {
+    const ListSizes sizes = ListSizes::of(p, {});
+    if (sizes.block_q % kernel.block_q && sizes.block_q < p.seq_q)
+        return "lists of blocks of queries that its tiles do not divide";
+    if (sizes.block_k % kernel.block_k && sizes.block_k < p.seq_k)
+        return "lists of blocks of keys that its tiles do not divide";
+    const double tiles = double(ceil_div(sizes.block_q, kernel.block_q) * ceil_div(sizes.block_k, kernel.block_k));
+    const double runs = double(sizes.entries * p.group()) * tiles;
+    return runs < double(int64_t(1) << 31) ? nullptr : "longer lists than it counts";
+}
+
+}  // namespace spattn
