@@ -110,8 +110,7 @@ struct ListTasks {
     double tasks, blocks;
     static ListTasks of(const Problem& p, const LayoutStats& s, int tile = 64) {
         const double list = s.pairs / double(std::max(s.rows, int64_t(1)));  // keys
-        const double sharing = s.gathered > 0 ? s.pairs / s.gathered : double(p.group());  // rows of a list
-        return {double(s.rows) / sharing * std::ceil(sharing / tile), std::ceil(list / 64)};
+        return {double(s.rows) / double(p.group()) * std::ceil(double(p.group()) / tile), std::ceil(list / 64)};
     }
 };
 

@@ -121,7 +121,7 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
-    if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_, bool(known_));
+    if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_);
     const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) {
         const LayoutStats& stats = measured_.at(chosen, kernel.owner() == Owner::keys);

@@ -123,11 +123,7 @@ Counts count_call_lists(const Problem& p) {
     return counts;
 }
 
-LayoutStats make_call_stats(const Problem& p, bool has_known_part) {
-    LayoutStats stats = make_gather_stats(p, count_call_lists(p).pairs, true);
-    if (!has_known_part) stats.gathered /= double(std::min(p.call_lists.block_q, p.seq_q));
-    return stats;
-}
+LayoutStats make_call_stats(const Problem& p) { return make_gather_stats(p, count_call_lists(p).pairs, true); }
 
 LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const LayoutStats& known) {
     const double rows = double(p.batch * p.heads_q * ceil_div(p.seq_q, kernel.block_q));

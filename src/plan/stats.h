@@ -10,9 +10,8 @@ namespace spattn {
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
 // For gather rows whose lists the plan makes. Where the heads of a group share a list, its keys are gathered once.
 LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_share);
-// For gather rows whose lists come at run time: as if every list were full. Its queries share a list's keys, unless a
-// known part of the pattern sees each of them apart.
-LayoutStats make_call_stats(const Problem& problem, bool has_known_part);
+// For gather rows whose lists come at run time: as if every list were full.
+LayoutStats make_call_stats(const Problem& problem);
 // The same for block rows: what full lists leave of the known part's layout, whose stats are given.
 LayoutStats make_call_layout_stats(const Problem& problem, const Kernel& kernel, const LayoutStats& known);
 // Whether the heads of each group see the same keys.

@@ -53,7 +53,7 @@ std::vector<Problem> gathered_problems() {
 }
 
 LayoutStats stats_of(const Problem& p, double density, bool is_shared) {
-    if (p.call_lists.at_run_time()) return make_call_stats(p, false);
+    if (p.call_lists.at_run_time()) return make_call_stats(p);
     const double rows = double(p.batch * p.heads_q * p.seq_q);
     return make_gather_stats(p, rows * std::max(1.0, density * double(p.seq_k)), is_shared);
 }
