@@ -282,7 +282,7 @@ bool takes(const Rows& rows, const Case& c) {
     const PatternRef pattern = parse_pattern(c.pattern), known = pattern->runtime() ? pattern->known_part() : pattern;
     const Problem p = problem_of(c, Dtype::f32);
     for (const Kernel& row : {rows.forward, rows.backward})
-        if (has_call_layout(row, p) && refuse_call_lists(row, p)) return false;
+        if (row.fits(p) || (has_call_layout(row, p) && refuse_call_lists(row, p))) return false;
     if (!rows.forward.shares_lists || !known) return true;
     for (int64_t plane = 0; plane < p.batch * p.heads_q; ++plane) {
         Key own, first;

@@ -46,6 +46,11 @@ void permute_to_key_major(const uint64_t* bits, int, int, uint64_t* out) {
 }
 
 inline const char* fits_all(const Problem&) { return nullptr; }
+// With learned sinks lse does not say whether a query sees a key, and the plan's layout knows nothing of a call's lists.
+inline const char* block_backward_fits(const Problem& p) {
+    const bool is_unknown = p.has_sink_logits && p.call_lists.at_run_time();
+    return is_unknown ? "learned sinks, and the call's lists say which queries see a key" : nullptr;
+}
 
 template <auto workspace>
 size_t workspace_of(const Sizing& s) {
@@ -89,7 +94,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .walks = {{Owner::keys, equal_shares}},                                                   \
      .num_walks = 1,                                                                           \
      .runs_here = runs_here,                                                                   \
-     .fits = fits_all,                                                                         \
+     .fits = block_backward_fits,                                                              \
      .cost = cost_of,                                                                          \
      .workspace = bytes_of,                                                                    \
      .backward = run,                                                                          \
