@@ -109,14 +109,6 @@ static const Case cases[] = {
     {"runtime_tokens(12) & per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8},
     {"runtime_blocks(16,8,6) & (window(30,0) | sink(3))", 2, 4, 4, 50, 70, 16, 16, Axes::bhsd, own_scale, 3, false},
     {"runtime_blocks(1,64,3)", 1, 8, 2, 30, 500, 128, 128, Axes::bshd},
-    // Block sizes that tiles of block rows divide.
-    {"runtime_blocks(64,64,3)", 2, 4, 2, 200, 300, 40, 24, Axes::bshd},
-    {"runtime_blocks(128,64,5) & causal", 1, 4, 2, 260, 260, 64, 64, Axes::gaps, own_scale, aligned_end, true, false,
-     1.5, true},
-    {"runtime_blocks(64,192,3) & (window(90,5) | sink(70))", 1, 3, 1, 190, 500, 16, 16, Axes::bhsd, own_scale, -20},
-    {"runtime_blocks(64,64,4) & per_head([0,1,0,1], causal, window(40,40))", 1, 4, 2, 150, 150, 20, 12},
-    {"runtime_blocks(192,384,2) & documents(0,70,200)", 2, 2, 1, 150, 200, 32, 32, Axes::bshd, own_scale, aligned_end,
-     true, true, 0., true},  // each list is of all queries, and of all keys
     // Maxima that rise late: sums of the keys before shrink. Lists of the call and of the plan.
     {"runtime_tokens(200)", 1, 17, 1, 20, 300, 32, 20, Axes::bhsd, 3.},
     {"causal - window(0,0)", 1, 18, 2, 60, 300, 24, 16, Axes::bshd, 3.},
@@ -131,6 +123,14 @@ static const Case cases[] = {
     {"runtime_tokens(3000)", 1, 4, 1, 400, 500, 4, 4},     // several waves
     {"full", 1, 1, 1, 10, 3100, 8, 8},                     // one row of many blocks: split
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4},  // one long column: cut
+    // Block sizes that tiles of block rows divide.
+    {"runtime_blocks(64,64,3)", 2, 4, 2, 200, 300, 40, 24, Axes::bshd},
+    {"runtime_blocks(128,64,5) & causal", 1, 4, 2, 260, 260, 64, 64, Axes::gaps, own_scale, aligned_end, true, false,
+     1.5, true},
+    {"runtime_blocks(64,192,3) & (window(90,5) | sink(70))", 1, 3, 1, 190, 500, 16, 16, Axes::bhsd, own_scale, -20},
+    {"runtime_blocks(64,64,4) & per_head([0,1,0,1], causal, window(40,40))", 1, 4, 2, 150, 150, 20, 12},
+    {"runtime_blocks(192,384,2) & documents(0,70,200)", 2, 2, 1, 150, 200, 32, 32, Axes::bshd, own_scale, aligned_end,
+     true, true, 0., true},  // each list is of all queries, and of all keys
 };
 constexpr unsigned seed = 20240229;
 
