@@ -31,7 +31,7 @@ SPATTN_INLINE inline void multiply_block(const TileProduct& g, int64_t row, int6
     float* c = g.c + row * 16 * g.ldc + column * 16;
     const int64_t ldc = g.ldc * int64_t(sizeof(float));
     float* lower = c + 16 * g.ldc;
-    if constexpr (mode == Store::set) {
+    if (mode == Store::set || g.is_first) {
         zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     } else {
         load_tile<0>(c, ldc);

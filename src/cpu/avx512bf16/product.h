@@ -27,11 +27,12 @@ inline __m512bh broadcast_pair(const Element* x) {
 template <int M, int N, Store mode>
 inline void multiply_rows(const TileProduct& g, int64_t tile, int row, int64_t column) {
     float* c = g.c + (tile * 16 + row) * g.ldc + column * 16;
+    const bool adds = mode == Store::add && !g.is_first;
     Vec sums[M][N];
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 16
-        for (int j = 0; j < N; ++j) sums[i][j] = mode == Store::add ? load(c + i * g.ldc + j * 16) : set1(0.f);
+        for (int j = 0; j < N; ++j) sums[i][j] = adds ? load(c + i * g.ldc + j * 16) : set1(0.f);
     for (const Terms* t = g.terms; t < g.terms + g.count; ++t) {
         const Tile *a = t->a + tile * g.a_row, *b = t->b + column;
         for (int step = 0; step < t->steps; ++step, ++a, b += g.b_step)

@@ -116,8 +116,11 @@ struct ForwardLane {
     }
 
     void start() {
-        met_mask = false;
+        start_rows();
         for (int64_t i = 0; i < p.head_dim_v * bq; ++i) state.out[i] = 0.f;
+    }
+    void start_rows() {
+        met_mask = false;
         for (int i = 0; i < bq; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
     }
 
@@ -279,14 +282,14 @@ struct ForwardLane {
     // Moves the maximum of the queries whose new one is beyond the lag, and rescales what was summed under the old one.
     // The others of the strip keep theirs: bits of a query's result must not depend on what only its neighbours see.
     template <int strip>
-    void rescale(int first, const Vec* top) {
+    void rescale(int first, const Vec* top, bool has_sums = true) {
         for (int w = 0; w < strip; ++w) {
             const int at = first + w * lanes;
             const Vec old = load(state.m + at), m = select(above(top[w], old + set1(lag)), top[w], old);
             const Vec keep = exp2(old - m);
             store(state.m + at, m);
             store(state.l + at, load(state.l + at) * keep);
-            for (int64_t d = 0; d < p.head_dim_v; ++d)
+            for (int64_t d = 0; has_sums && d < p.head_dim_v; ++d)
                 store(state.out + d * bq + at, load(state.out + d * bq + at) * keep);
         }
     }

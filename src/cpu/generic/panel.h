@@ -35,6 +35,7 @@ struct TileProduct {
     int64_t a_row, b_step;  // tiles, from one row of tiles of A to the next, and from one step of B
     float* c;
     int64_t ldc;
+    bool is_first = false;  // sums that are added to C begin at zero, whatever lies there
 };
 
 }  // namespace

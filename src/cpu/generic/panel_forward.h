@@ -159,6 +159,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     struct Waiting {
         Terms terms[most_waiting_units];
         int count, turn;        // turn: which of one more panels of p the next unit has
+        bool has_sums;          // oT of these queries holds some; before the first p . v, what lies there is not read
     };
     const PanelSpace& panels;
     Scratch scratch;
@@ -233,12 +234,12 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     }
 
     void close() {
-        drain();
+        end();
         if (met_mask && !all_finite(state.out, p.head_dim_v * bq) && Lane::may_be_spoilt()) {
             is_anew = true;
             begin();
             while (advance()) {}
-            drain();
+            end();
         }
         if constexpr (is_f16) unlift();
         task.part == whole_row ? Lane::finish(queries) : Lane::keep(task.part);
@@ -252,8 +253,17 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     void begin() {
         const ListsView& lists = args.layout.by_query;
         left = walk(lists, slice_of(lists, args.layout.kind_of_head[task.head], task.row), task.skip, task.take);
-        Lane::start();
-        for (int64_t i = p.head_dim_v * bq; i < tiles_of(p.head_dim_v) * tile_rows * bq; ++i) state.out[i] = 0.f;
+        Lane::start_rows();
+        for (Waiting& w : waiting) w.has_sums = false;
+    }
+
+    // Queries that saw no block have sums of zero.
+    void end() {
+        drain();
+        for (int half = 0; half < bq / unit_queries; ++half)
+            for (int64_t d = 0; !waiting[half].has_sums && d < p.head_dim_v; ++d)
+                for (int i = 0; i < unit_queries; i += lanes)
+                    store(state.out + d * bq + half * unit_queries + i, set1(0.f));
     }
 
     void visit(const Place& at, int32_t block, int32_t mask) {
@@ -315,7 +325,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         if (Lane::template meet_top<width>(unit.first, top)) {
             Nothing none;
             add(same, unit.first, none);
-            Lane::template rescale<width>(unit.first, top);
+            Lane::template rescale<width>(unit.first, top, same.has_sums);
         }
         unit.p = scratch.p + (unit.half() * (most_waiting_units + 1) + same.turn) * Scratch::p_tiles;
         same.turn = (same.turn + 1) % (most_waiting_units + 1);
@@ -373,9 +383,9 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     template <class Meanwhile>
     SPATTN_INLINE void add(Waiting& w, int first, Meanwhile& meanwhile) {
         if (w.count == 0) return;
-        const TileProduct product{w.terms, w.count, bk / step_terms, unit_tiles, state.out + first, bq};
+        const TileProduct product{w.terms, w.count, bk / step_terms, unit_tiles, state.out + first, bq, !w.has_sums};
         multiply_panels<Store::add>(product, 0, tiles_of(p.head_dim_v), unit_tiles, meanwhile);
-        w.count = 0;
+        w.count = 0, w.has_sums = true;
     }
 
     // For queries that so many units wait for, or more.

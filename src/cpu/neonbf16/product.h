@@ -32,7 +32,7 @@ inline void multiply_rows(const TileProduct& g, int64_t tile, int row, int64_t c
         for (int j = 0; j < pairs; j += 2) {
             const float* const at = c + 2 * i * g.ldc + 2 * j;
             float32x4_t x = vdupq_n_f32(0), y = x;
-            if (mode == Store::add) x = vld1q_f32(at), y = vld1q_f32(at + g.ldc);
+            if (mode == Store::add && !g.is_first) x = vld1q_f32(at), y = vld1q_f32(at + g.ldc);
             sums[i][j] = vcombine_f32(vget_low_f32(x), vget_low_f32(y));
             sums[i][j + 1] = vcombine_f32(vget_high_f32(x), vget_high_f32(y));
         }
