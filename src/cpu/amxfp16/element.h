@@ -25,6 +25,7 @@ inline __m512i narrow_pairs(Vec a, Vec b) {
     const __m512i y = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(b, nearest));
     return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
 }
+inline __m512i narrow_pairs_to_even(Vec a, Vec b) { return narrow_pairs(a, b); }
 
 }  // namespace
 }  // namespace spattn::cpu

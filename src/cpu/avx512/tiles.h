@@ -28,6 +28,8 @@ inline void interleave(const Element* a, const Element* b, __m512i& low, __m512i
 inline void store_terms(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow(a, b)); }
 // A row of a right tile: two terms of sixteen lanes, side by side.
 inline void store_pairs(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow_pairs(a, b)); }
+// The same of what becomes a result: to nearest, ties to even, as rows are stored.
+inline void store_pairs_to_even(Element* out, Vec a, Vec b) { _mm512_store_si512(out, narrow_pairs_to_even(a, b)); }
 
 // Sixteen vectors of sixteen pairs: rows become columns.
 inline void transpose_pairs(__m512i (&x)[16]) {

@@ -24,5 +24,17 @@ inline __m512i narrow_pairs(Vec a, Vec b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y);
 }
 
+// The same as from_real() makes them: ties to even, denormals stay, NaN is quiet.
+inline __m512i narrow_pairs_to_even(Vec a, Vec b) {
+    const auto rounded = [](Vec value) {  // in the upper half
+        const __m512i x = _mm512_castps_si512(value);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
+        const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7fff)), odd);
+        const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+        return _mm512_mask_or_epi32(sum, is_nan, x, _mm512_set1_epi32(0x400000));
+    };
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(rounded(a), 16), rounded(b));
+}
+
 }  // namespace
 }  // namespace spattn::cpu

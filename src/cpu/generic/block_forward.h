@@ -338,6 +338,9 @@ struct ForwardLane {
 
     void finish_row(const Place& at, int i, const RowState& row, const RowEnd& end, const Real* out) {
         elements.store_row(out, int(p.head_dim_v), end.factor, args.out, at, i);
+        finish_row(at, i, row, end);
+    }
+    void finish_row(const Place& at, int i, const RowState& row, const RowEnd& end) {
         if (args.lse.data) *address<float>(args.lse, at, i) = end.lse();
         if (args.max_logits.data) *address<float>(args.max_logits, at, i) = float(double(row.top) * ln_2);
     }

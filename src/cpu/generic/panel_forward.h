@@ -242,7 +242,36 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
             end();
         }
         if constexpr (is_f16) unlift();
-        task.part == whole_row ? Lane::finish(queries) : Lane::keep(task.part);
+        task.part == whole_row ? finish(queries) : Lane::keep(task.part);
+    }
+
+    // out = oT / l, rounded before it is transposed: pairs of dims are words then, half as many as numbers.
+    void finish(const Place& at) {
+        const bool is_whole = args.piece.is_first && args.piece.is_last && at.count > 0;
+        if (!is_whole || args.out.column != 1 || p.head_dim_v % step_terms != 0) return Lane::finish(at);
+        const uint64_t owned = at.owned & all_rows >> (64 - at.count);
+        const double sink = sink_of(args.sink_logits, at.head);
+        Real factors[bq] = {};
+        each_bit(owned, [&](int i) {
+            const typename Lane::RowState row{state.m[i], state.l[i], state.top[i]};
+            const RowEnd end = end_row(row.m, row.l, sink);
+            factors[i] = end.factor;
+            Lane::finish_row(at, i, row, end);
+        });
+        for (int first = 0; first < bq; first += tile_rows)
+            for (int64_t d = 0; d < p.head_dim_v; d += step_terms)
+                store_result(at, owned, first, d, load(factors + first));
+    }
+    void store_result(const Place& at, uint64_t owned, int first, int64_t d, Vec factor) {
+        Tile tile;
+        for (int pair = 0; pair < tile_rows; ++pair) {
+            const Real* x = state.out + (d + 2 * pair) * bq + first;
+            store_pairs_to_even(tile.rows[pair], load(x) * factor, load(x + bq) * factor);
+        }
+        transpose_tile(tile);
+        for (int i = 0; i < tile_rows; ++i)
+            if (owned >> (first + i) & 1)
+                __builtin_memcpy(address<Element>(args.out, at, first + i) + d, tile.rows[i], sizeof tile.rows[i]);
     }
 
     void unlift() {

@@ -32,6 +32,7 @@ inline void store_pairs(Bf16* out, Vec a, Vec b) {
         vst2q_u16(bits_of(out) + 16 * i,
                   (uint16x8x2_t{{narrow(a.part[2 * i], a.part[2 * i + 1]), narrow(b.part[2 * i], b.part[2 * i + 1])}}));
 }
+inline void store_pairs_to_even(Bf16* out, Vec a, Vec b) { store_pairs(out, a, b); }
 
 // Sixteen columns of two rows as a row of a right tile.
 inline void interleave(const Bf16* a, const Bf16* b, Bf16* out) {
