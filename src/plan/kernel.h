@@ -85,6 +85,9 @@ struct SchedulePolicy {
     // Not 0: tasks stand in the order of their rows, not longest first, each row for so many heads one after the other:
     // what tasks of a head add up is added in this order, and who adds waits for those before.
     int32_t heads_in_turn = 0;
+    // Queues stand longest first; those that differ by less than this are as long as each other, and stay in the order
+    // of their heads and rows: neighbours meet the same keys.
+    int64_t alike = 1;
 };
 
 // One walk of a pass over its layout. The counts that a cost is predicted from are those of a row's first walk.

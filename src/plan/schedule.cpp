@@ -59,7 +59,8 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds) {
 // collected once: queues say whose they are.
 class Scheduler {
 public:
-    Scheduler(size_t tasks, int32_t heads_in_turn) : heads_in_turn_(heads_in_turn) {
+    Scheduler(size_t tasks, const SchedulePolicy& policy)
+        : heads_in_turn_(policy.heads_in_turn), alike_(policy.alike) {
         tasks_.reserve(tasks);
         queues_.reserve(tasks);
     }
@@ -164,9 +165,9 @@ private:
     }
 
     void sort_longest_first(std::span<int32_t> order) const {
-        const auto weight_of = [&](int32_t w) { return queues_[size_t(w)].weight; };
+        const auto weight_of = [&](int32_t w) { return divide_up(queues_[size_t(w)].weight, alike_); };
         if (longest_ <= most_places)
-            sort_by_place(order, longest_, [&](int64_t weight) { return longest_ - weight; });
+            sort_by_place(order, longest_, [&](int64_t weight) { return longest_ - divide_up(weight, alike_); });
         else
             std::stable_sort(order.begin(), order.end(),
                              [&](int32_t a, int32_t b) { return weight_of(a) > weight_of(b); });
@@ -192,6 +193,7 @@ private:
     std::vector<Queue> queues_;
     std::vector<Join> joins_;
     const int32_t heads_in_turn_;
+    const int64_t alike_;
     size_t num_tasks_ = 0;  // of all heads
     int32_t num_parts_ = 0, head_ = 0;
     Cut cut_{};            // of the last head
@@ -263,8 +265,8 @@ private:
 
 // `cut` collects the tasks of one head, whose rows have so many blocks.
 template <class Cut>
-Schedule schedule_heads(Work& work, int32_t heads_in_turn, Cut cut) {
-    Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()), heads_in_turn);
+Schedule schedule_heads(Work& work, const SchedulePolicy& policy, Cut cut) {
+    Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()), policy);
     for (int32_t head = 0; head < work.heads(); ++head) {
         if (work.repeats(head)) {
             scheduler.repeat_head(work.name(head));
@@ -310,7 +312,7 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
     const int64_t most_single = in_turns ? policy.most_single_residue : policy.most_single;
     const int64_t target =
         policy.heads_in_turn ? 1 : std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
-    return schedule_heads(work, policy.heads_in_turn, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+    return schedule_heads(work, policy, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
         for (int32_t at = 0; at < work.rows(); ++at) {
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
@@ -352,10 +354,10 @@ void share_rows(const std::vector<int64_t>& lengths, int64_t queues, int64_t who
     }
 }
 
-Schedule schedule_shares(Work& work, int64_t whole_rows, int64_t workers) {
+Schedule schedule_shares(Work& work, const SchedulePolicy& policy, int64_t workers) {
     const int64_t queues = std::clamp<int64_t>(divide_up(workers, work.heads()), 1, work.rows());
-    return schedule_heads(work, 0, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
-        share_rows(lengths, queues, whole_rows, scheduler);
+    return schedule_heads(work, policy, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+        share_rows(lengths, queues, policy.whole_rows, scheduler);
     });
 }
 
@@ -368,7 +370,7 @@ Schedule make_schedule(const Problem& problem, const LayoutView& layout, const W
     const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
     Schedule schedule =
         policy.equal_shares
-            ? schedule_shares(work, policy.whole_rows, workers)
+            ? schedule_shares(work, policy, workers)
             : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, policy, workers);
     schedule.tile_heads = walk.tile_heads;
     return schedule;

@@ -43,6 +43,17 @@ TEST(threads_do_not_change_bits) {
     }
 }
 
+// Rows on panels, where tasks whose lists differ take turns on one thread; on seven they are too few for that.
+TEST(turns_do_not_change_bits) {
+    const Case c{"causal", 1, 2, 1, 450, 450, 1024, 1024};
+    const Inputs in = make_inputs(c, Dtype::bf16, seed);
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!is_tested(rows) || !takes(rows, c) || rows.forward.walks[0].policy.alike == 1) continue;
+        check::context = rows.forward.name;
+        CHECK(same(run_rows(c, rows, in, 1), run_rows(c, rows, in, 7)));
+    }
+}
+
 // So that the cases above really met what they are there for.
 TEST(splits_and_cuts_happen) {
     for (const Rows& rows : cpu_rows(false)) {

@@ -45,6 +45,7 @@ inline int64_t carried_floats(const Problem& p) { return round_up(p.head_dim_v +
 struct ForwardSpace {
     Real *parts, *scratch;
     int64_t lane_floats;
+    bool on_panels;  // what is made for products lies elsewhere
 };
 
 template <int bq, int bk>
@@ -55,22 +56,25 @@ struct ForwardScratch {
 
 // k is also where rows of q and out are staged.
 template <int bq, int bk>
-inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p) {
+inline ForwardScratch<bq, bk> carve_lane(Carver& carver, const Problem& p, bool on_panels) {
     const int columns = round_up(p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v, lanes);
-    ForwardScratch<bq, bk> lane;
-    lane.q = carver.take<Real>(p.head_dim * bq);
-    lane.s = carver.take<Real>(bk * bq);
+    ForwardScratch<bq, bk> lane{};
     lane.state = carver.take<Real>(state_floats(p, bq));
     lane.k = carver.take<Real>(int64_t(bk > bq ? bk : bq) * columns);
+    if (on_panels) return lane;
+    lane.q = carver.take<Real>(p.head_dim * bq);
+    lane.s = carver.take<Real>(bk * bq);
     lane.v = carver.take<Real>(2 * int64_t(bk) * columns);
     return lane;
 }
 
 template <int bq, int bk>
-inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksView& tasks, int num_lanes) {
+inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksView& tasks, int num_lanes,
+                                  bool on_panels = false) {
     Carver lane{0};
-    carve_lane<bq, bk>(lane, p);
+    carve_lane<bq, bk>(lane, p, on_panels);
     ForwardSpace space;
+    space.on_panels = on_panels;
     space.parts = carver.take<Real>(tasks.num_parts * state_floats(p, bq));
     space.lane_floats = int64_t(lane.used / sizeof(Real));
     space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
@@ -96,9 +100,9 @@ struct ForwardLane {
     ForwardLane(const ForwardArgs& a, const Elements& e, const ForwardSpace& s, int64_t index)
         : args(a), p(*a.problem), elements(e), space(s), cap(softcap_factors(p)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
-        lane = carve_lane<bq, bk>(carver, p);
+        lane = carve_lane<bq, bk>(carver, p, s.on_panels);
         state = state_at(lane.state, bq);
-        values.place(lane.v, lane.v + int64_t(bk) * round_up(p.head_dim_v, lanes));
+        if (!s.on_panels) values.place(lane.v, lane.v + int64_t(bk) * round_up(p.head_dim_v, lanes));
     }
 
     Place queries(int32_t head, int32_t row) const {

@@ -35,6 +35,10 @@ namespace {
 constexpr int unit_queries = 32, unit_tiles = unit_queries / tile_rows;
 // Units of the same queries whose p . v is still to be added: oT is loaded and stored once for all of them.
 constexpr int most_waiting_units = 4;
+// Tasks of a lane that take turns, and how many bytes of panels a task reads that leave L2 before the next reads them.
+constexpr int most_in_turn = 4;
+constexpr int64_t far_bytes = 1 << 20;
+constexpr int32_t no_block = INT32_MAX;
 
 struct PanelSpace {
     ForwardSpace floats;
@@ -73,12 +77,12 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     Carver lane{0};
     PanelScratch<bq, bk>(lane, p);
     PanelSpace space;
-    space.floats = carve_forward<bq, bk>(carver, p, tasks, 2 * num_lanes);
+    space.floats = carve_forward<bq, bk>(carver, p, tasks, most_in_turn * num_lanes, true);
     space.homes = layout.by_key.rows - layout.keys.listed;
     const int64_t blocks = p.batch * p.heads_kv * space.homes;
     space.keys = carver.take<Tile>(blocks * PanelScratch<bq, bk>::key_tiles(p));
     space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
-    space.scratch = carver.take<Tile>(space.lane_tiles * 2 * num_lanes);
+    space.scratch = carver.take<Tile>(space.lane_tiles * most_in_turn * num_lanes);
     return space;
 }
 
@@ -226,7 +230,11 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         begin();
     }
 
-    // Meets the next block; false where none is left.
+    int32_t next_block() const {
+        Walk next = left;
+        return next.next() ? next.block : no_block;
+    }
+    // Meets it; false where none is left.
     bool advance() {
         if (!left.next()) return false;
         visit(Lane::keys(queries, args.layout.kind_of_head[task.head], left.block), left.block, left.mask);
@@ -465,68 +473,78 @@ struct PanelForwardCall {
 template <int bq, int bk>
 inline void panel_forward_homes(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
-    PanelForwardLane<bq, bk> lane(*call.args, call.space, 2 * index);
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, most_in_turn * index);
     const int64_t end = call.args->problem->batch * call.args->problem->heads_kv * call.space.homes;
     for (int64_t i; (i = next_of(call.next_home, *call.args->parallel)) < end;) lane.pack_home(i);
 }
 
-// Two tasks that meet the same blocks take turns, block by block: panels that come from L3 are then read once for both.
+// Some tasks of a head take turns: each meets the next of all their blocks if it has it. So panels that come from L3
+// are read once for all of them.
 template <int bq, int bk>
-struct PanelForwardPair {
-    PanelForwardLane<bq, bk> a, b;
+struct PanelForwardTurns {
+    PanelForwardLane<bq, bk> lanes[most_in_turn];
 
-    PanelForwardPair(const ForwardArgs& args, const PanelSpace& space, int64_t index)
-        : a(args, space, 2 * index), b(args, space, 2 * index + 1) {
-        b.place_in_turn = 1;
+    PanelForwardTurns(const ForwardArgs& args, const PanelSpace& space, int64_t index)
+        : lanes{{args, space, most_in_turn * index},
+                {args, space, most_in_turn * index + 1},
+                {args, space, most_in_turn * index + 2},
+                {args, space, most_in_turn * index + 3}} {}
+
+    void run(const Task* tasks, int count) {
+        for (int i = 0; i < count; ++i) {
+            lanes[i].turns = count, lanes[i].place_in_turn = i;
+            lanes[i].open(tasks[i]);
+        }
+        for (int32_t block; (block = next_block(count)) != no_block;)
+            for (int i = 0; i < count; ++i)
+                if (lanes[i].next_block() == block) lanes[i].advance();
+        for (int i = 0; i < count; ++i) lanes[i].close();
     }
 
-    void run(const Task& t) {
-        a.turns = 1;
-        a.open(t);
-        while (a.advance()) {}
-        a.close();
-    }
-    void run(const Task& t, const Task& u) {
-        a.turns = b.turns = 2;
-        a.open(t), b.open(u);
-        while (a.advance()) b.advance();
-        a.close(), b.close();
+private:
+    int32_t next_block(int count) const {
+        int32_t next = no_block;
+        for (int i = 0; i < count; ++i)
+            if (lanes[i].next_block() < next) next = lanes[i].next_block();
+        return next;
     }
 };
 
-// Whether two queues are a task each, and these meet the same blocks.
-inline bool are_alike(const ForwardArgs& args, int64_t w, int64_t other) {
-    const TasksView& tasks = args.tasks;
-    if (tasks.begin[w + 1] - tasks.begin[w] != 1 || tasks.begin[other + 1] - tasks.begin[other] != 1) return false;
-    const Task &t = tasks.tasks[tasks.begin[w]], &u = tasks.tasks[tasks.begin[other]];
-    if (t.head != u.head || t.skip != u.skip || t.take != u.take) return false;
+// Whether it is worth it: for tasks that meet the same blocks, and for those of a head whose panels leave L2 before the
+// next of them would read them again.
+template <int bq, int bk>
+inline bool take_turns(const ForwardArgs& args, const Task& t, const Task& u) {
+    if (t.head != u.head) return false;
+    const int64_t bytes = PanelScratch<bq, bk>::key_tiles(*args.problem) * int64_t(sizeof(Tile));
+    if (t.take * bytes >= far_bytes && u.take * bytes >= far_bytes) return true;
+    if (t.skip != u.skip || t.take != u.take) return false;
     const ListsView& lists = args.layout.by_query;
     const int32_t head_kind = args.layout.kind_of_head[t.head];
     const Slice a = slice_of(lists, head_kind, t.row), b = slice_of(lists, head_kind, u.row);
     return a.begin == b.begin && a.end == b.end;
 }
 
-// Queues that are alike are taken two at a time, but for the last: lanes should end together.
+// Queues are taken some at a time, for neighbours meet the same keys, and tasks in turns where that is worth it. The
+// last are taken alone: lanes should end together.
 template <int bq, int bk>
 inline void panel_forward_tasks(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
     const ForwardArgs& args = *call.args;
     const TasksView& tasks = args.tasks;
     const int64_t last = tasks.queues - 4 * args.parallel->lanes();
-    PanelForwardPair<bq, bk> pair(args, call.space, index);
-    const auto next = [&] { return next_of(call.next_queue, *args.parallel); };
-    const auto run = [&](int64_t w) {
-        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) pair.run(tasks.tasks[t]);
-    };
+    PanelForwardTurns<bq, bk> turns(args, call.space, index);
     begin_products();
-    for (int64_t w; (w = next()) < tasks.queues;) {
-        const int64_t other = w < last && are_alike(args, w, w + 1) ? next() : tasks.queues;
-        if (other >= tasks.queues) {
-            run(w);
-        } else if (are_alike(args, w, other)) {
-            pair.run(tasks.tasks[tasks.begin[w]], tasks.tasks[tasks.begin[other]]);
-        } else {
-            run(w), run(other);
+    for (;;) {
+        const int64_t count = __atomic_load_n(&call.next_queue, __ATOMIC_RELAXED) < last ? most_in_turn : 1;
+        const int64_t w = next_of(call.next_queue, *args.parallel, count);
+        if (w >= tasks.queues) break;
+        const Task* t = tasks.tasks + tasks.begin[w];
+        const Task* const end = tasks.tasks + tasks.begin[w + count < tasks.queues ? w + count : tasks.queues];
+        while (t < end) {
+            int in_turn = 1;
+            while (in_turn < most_in_turn && t + in_turn < end && take_turns<bq, bk>(args, *t, t[in_turn])) ++in_turn;
+            turns.run(t, in_turn);
+            t += in_turn;
         }
     }
     end_products();
@@ -536,7 +554,7 @@ inline void panel_forward_tasks(void* argument, int64_t index) {
 template <int bq, int bk>
 inline void panel_forward_joins(void* argument, int64_t index) {
     PanelForwardCall& call = *(PanelForwardCall*)argument;
-    PanelForwardLane<bq, bk> lane(*call.args, call.space, 2 * index);
+    PanelForwardLane<bq, bk> lane(*call.args, call.space, most_in_turn * index);
     for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
         lane.join(call.args->tasks.joins[j]);
     end_streams();

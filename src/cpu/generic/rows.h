@@ -59,12 +59,14 @@ size_t workspace_of(const Sizing& s) {
 
 // Backward by key: orders over all heads, enough to keep that many lanes busy with equal work.
 constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
+// Forward.
+constexpr SchedulePolicy each_row{};
 
 }  // namespace
 }  // namespace spattn::cpu
 
 // Rows of blocks. What depends on the algorithm comes in parentheses, for its commas.
-#define SPATTN_CPU_BLOCK_FORWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run) \
+#define SPATTN_CPU_BLOCK_FORWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run, schedule) \
     {.name = #arch "_block_forward_" #dtype_name "_" #bq "x" #bk,                 \
      .device = SPATTN_CPU,                                                        \
      .pass = Pass::forward,                                                       \
@@ -73,7 +75,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .block_k = bk,                                                               \
      .mask_words = bq * bk / 64,                                                  \
      .permute = permute_to_key_major<bq, bk>,                                     \
-     .walks = {{Owner::queries, {}}},                                             \
+     .walks = {{Owner::queries, schedule}},                                       \
      .num_walks = 1,                                                              \
      .runs_here = runs_here,                                                      \
      .fits = fits_all,                                                            \
@@ -103,7 +105,7 @@ constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
      .sweeps = num_sweeps}
 #define SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, run_backward, num_sweeps)                       \
     SPATTN_CPU_BLOCK_FORWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::forward>),                \
-                             (workspace_of<forward_workspace<bq, bk>>), (block_forward<T, bq, bk>)), \
+                             (workspace_of<forward_workspace<bq, bk>>), (block_forward<T, bq, bk>), each_row), \
     SPATTN_CPU_BLOCK_BACKWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::backward>),              \
                               (workspace_of<backward_workspace<bq, bk>>), (run_backward<T, bq, bk>), num_sweeps)
 #define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk) SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, block_backward, 1)

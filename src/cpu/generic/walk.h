@@ -87,10 +87,10 @@ struct Carver {
     }
 };
 
-// Who takes which queue next; beyond every end where the call is cancelled. Relaxed: results of a phase are published
-// by the end of Parallel::run.
-inline int64_t next_of(int64_t& counter, Parallel& parallel) {
-    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
+// Who takes which queue next, or so many of them; beyond every end where the call is cancelled. Relaxed: results of a
+// phase are published by the end of Parallel::run.
+inline int64_t next_of(int64_t& counter, Parallel& parallel, int64_t count = 1) {
+    return parallel.is_cancelled() ? INT64_MAX : __atomic_fetch_add(&counter, count, __ATOMIC_RELAXED);
 }
 
 }  // namespace
