@@ -7,16 +7,20 @@
 namespace spattn::cpu {
 namespace {
 
-// What later products read is brought into L2 beside those at hand, some lines a call. Half a tile is whole calls.
+// What is read or written soon is brought into L2 beside the products at hand, some lines a call, and where nothing of
+// it is left, what comes later. Half a tile is whole calls.
 struct Ahead {
     const char *at = nullptr, *end = nullptr;
+    const char *later = nullptr, *later_end = nullptr;
 
     SPATTN_INLINE void operator()() {
         constexpr int lines = 8;
-        if (at == end) return;
+        const bool is_later = at == end;
+        if (is_later && later == later_end) return;
+        const char* first = is_later ? later : at;
 #pragma GCC unroll 8
-        for (int i = 0; i < lines; ++i) prefetch_far(at + i * line_bytes);
-        at += lines * line_bytes;
+        for (int i = 0; i < lines; ++i) prefetch_far(first + i * line_bytes);
+        (is_later ? later : at) += lines * line_bytes;
     }
 };
 

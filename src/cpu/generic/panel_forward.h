@@ -175,7 +175,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     bool has_unit = false;
     Waiting waiting[bq / unit_queries] = {};
     int turn = 0;              // which of two scores the next unit has
-    Ahead ahead;               // of the next block
+    Ahead ahead;               // of the next block, and later of the next task
     int turns = 1, place_in_turn = 0;  // tasks that meet the same blocks take turns, and fetch a share each
 
     static Carver at(const PanelSpace& s, int64_t index) { return {(uintptr_t)(s.scratch + index * s.lane_tiles)}; }
@@ -221,8 +221,11 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
 
     // ---- tasks ----
 
-    void open(const Task& t) {
+    // after: the task that this lane opens next, as far as it is known.
+    void open(const Task& t, const Task* after) {
         task = t;
+        const Ahead q = after ? rows_of(args.q, Lane::queries(after->head, after->row), p.head_dim) : Ahead{};
+        ahead.later = q.at, ahead.later_end = q.end;
         queries = Lane::queries(t.head, t.row);
         if (t.take > 0)
             pack_right(stage(args.q, queries, int(p.head_dim), bq, scratch.rows), bq, int(p.head_dim), scratch.q);
@@ -314,7 +317,8 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
             pack_k(at, scratch.k);
             pack_v(without(at, apart), scratch.v);
         }
-        ahead = next_panels(plane);
+        const Ahead next = after_block(plane);
+        ahead.at = next.at, ahead.end = next.end;
         const Tile *k = is_home ? home_k(plane, home) : scratch.k, *v = is_home ? home_v(plane, home) : scratch.v;
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
@@ -326,14 +330,23 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         if (!is_home) drain();
     }
 
-    // Panels of the block after this one, or this lane's share of them.
-    Ahead next_panels(int64_t plane) const {
-        Walk next = left;
-        const int64_t home = next.next() ? next.block - args.layout.keys.listed : -1;
+    // Panels of the block after this one, or this lane's share of them; after the last, rows of out.
+    Ahead after_block(int64_t plane) const {
+        const int32_t next = next_block();
+        if (next == no_block) return rows_of(args.out, queries, p.head_dim_v);
+        const int64_t home = next - args.layout.keys.listed;
         if (home < 0) return {};
         const int64_t bytes = Scratch::key_tiles(p) * int64_t(sizeof(Tile)) / turns;
         const char* first = (const char*)home_k(plane, home) + place_in_turn * bytes;
         return {first, first + bytes};
+    }
+
+    // Rows of a tile, where they lie side by side.
+    static Ahead rows_of(const TensorView& x, const Place& at, int64_t columns) {
+        const bool are_adjacent = !at.tokens && x.column == 1 && x.row * at.stride == columns;
+        if (!are_adjacent || at.count != bq || columns % step_terms != 0) return {};
+        const char* const first = (const char*)address<Element>(x, at);
+        return {first, first + bq * columns * int64_t(sizeof(Element))};
     }
 
     // ---- a unit ----
@@ -490,10 +503,11 @@ struct PanelForwardTurns {
                 {args, space, most_in_turn * index + 2},
                 {args, space, most_in_turn * index + 3}} {}
 
-    void run(const Task* tasks, int count) {
+    // A lane takes as many tasks further on what it opens next.
+    void run(const Task* tasks, int count, const Task* end) {
         for (int i = 0; i < count; ++i) {
             lanes[i].turns = count, lanes[i].place_in_turn = i;
-            lanes[i].open(tasks[i]);
+            lanes[i].open(tasks[i], tasks + i + count < end ? tasks + i + count : nullptr);
         }
         for (int32_t block; (block = next_block(count)) != no_block;)
             for (int i = 0; i < count; ++i)
@@ -543,7 +557,7 @@ inline void panel_forward_tasks(void* argument, int64_t index) {
         while (t < end) {
             int in_turn = 1;
             while (in_turn < most_in_turn && t + in_turn < end && take_turns<bq, bk>(args, *t, t[in_turn])) ++in_turn;
-            turns.run(t, in_turn);
+            turns.run(t, in_turn, end);
             t += in_turn;
         }
     }
