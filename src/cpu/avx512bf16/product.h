@@ -13,6 +13,8 @@ namespace {
 // clock. Intel's cores do float32 products twice as fast: on a Xeon attention took half the time in them.
 inline double product_flops_per_clock() { return __builtin_cpu_is("intel") ? 20 : 60; }
 
+constexpr bool takes_rows = false;
+
 // Vector instructions need no setting up.
 inline void begin_products() {}
 inline void end_products() {}

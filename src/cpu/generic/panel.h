@@ -20,6 +20,7 @@ namespace {
 struct alignas(64) Tile {
     Element rows[16][32];
 };
+constexpr int64_t tile_row_bytes = sizeof(Tile::rows[0]);
 
 // Terms of a sum that lie together: of each row of tiles of A those from `a` on, and as many of B.
 struct Terms {
@@ -36,6 +37,9 @@ struct TileProduct {
     float* c;
     int64_t ldc;
     bool is_first = false;  // sums that are added to C begin at zero, whatever lies there
+    // Bytes from row to row of a tile of A, and from step to step. Where an arch takes_rows, A may be rows of a tensor,
+    // side by side: sixteen of them lie where their tiles would.
+    int64_t row_bytes = tile_row_bytes, step_bytes = sizeof(Tile);
 };
 
 }  // namespace

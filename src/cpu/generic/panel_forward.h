@@ -6,8 +6,9 @@
 //     oT[dim][query] += vT . pT                vT: left panel
 //
 // K and V are packed once a call, before the tasks, for every query block that meets them; those of tiles that list
-// their keys where they are met, for few queries do. Scores, sums and the state are float32; l sums what pT was before
-// it was rounded, and before it was lifted (lift.h), as oT is until a task ends.
+// their keys where they are met, for few queries do. Where an arch takes rows, K is not packed if its rows lie side by
+// side. Scores, sums and the state are float32; l sums what pT was before it was rounded, and before it was lifted
+// (lift.h), as oT is until a task ends.
 //
 // 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
 // vector units idle and the other way round. So several units are under way: while the scores of one are made, and p v
@@ -16,12 +17,12 @@
 //
 // What binds, on a Xeon with AMX at head_dim 128, 4,096 tokens: four tile products and 8 vectors of exponentials take
 // 64 clocks each, and where there are products the clock falls from 3.3 to 2.5 GHz. Were all keys the same block, which
-// L2 holds, 0.80 of the time would be left, and 0.53 without exponentials.
+// L2 holds, 0.80 of the time would be left, and 0.53 without exponentials. Beside products fused multiply-adds of 512
+// bits begin one a clock, not two, so eleven operations of a vector's exponentials are as long there as tile products.
 //
-// Tried and dropped (time of dense attention, one thread): rows of K read where they lie by tile loads, 2 to 4 % more,
-// and 1 to 2 % less for a sink and a window; p v of each unit at once, 10 % more, as oT comes from L2 each time; a
-// quarter of the p v that is due beside each unit, for exponentials to be spread evenly, as long; maxima of scores
-// without their factor, as long.
+// Tried and dropped (time of dense attention, one thread): p v of each unit at once, 10 % more, as oT comes from L2
+// each time; a quarter of the p v that is due beside each unit, for exponentials to be spread evenly, as long; maxima
+// of scores without their factor, as long; fewer exponentials beside each step or none, as long.
 #pragma once
 
 #include "cpu/generic/ahead.h"
@@ -42,7 +43,8 @@ constexpr int32_t no_block = INT32_MAX;
 
 struct PanelSpace {
     ForwardSpace floats;
-    Tile* keys;  // [batch * heads_kv][homes][tiles of K, then of V, of a block]
+    Tile* keys;             // [batch * heads_kv][homes][tiles of K, then of V, of a block]
+    const Tile** key_rows;  // [batch * heads_kv][homes]: rows of K that stand for its tiles, or null
     int64_t homes;
     Tile* scratch;
     int64_t lane_tiles;
@@ -81,6 +83,7 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     space.homes = layout.by_key.rows - layout.keys.listed;
     const int64_t blocks = p.batch * p.heads_kv * space.homes;
     space.keys = carver.take<Tile>(blocks * PanelScratch<bq, bk>::key_tiles(p));
+    space.key_rows = carver.take<const Tile*>(blocks);
     space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
     space.scratch = carver.take<Tile>(space.lane_tiles * most_in_turn * num_lanes);
     return space;
@@ -93,9 +96,12 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     using Lane::args, Lane::p, Lane::elements, Lane::state, Lane::cap, Lane::met_mask, Lane::is_anew;
     static constexpr int width = unit_queries / lanes;
 
+    // Less than 64 bytes: GCC copies as many by one vector, which loads that follow wait for if it crosses a line of
+    // the cache. Dense attention took 6 % longer.
     struct Unit {
         Span steps;             // of 32 keys
         int first;              // query
+        bool has_rows;          // of K, for its tiles
         const uint64_t* bits;
         const Tile *k, *v;      // of the block
         Real* s;                // [bk][32]
@@ -203,6 +209,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         return panels.keys + (plane * panels.homes + home) * Scratch::key_tiles(p);
     }
     Tile* home_v(int64_t plane, int64_t home) const { return home_k(plane, home) + Scratch::k_tiles(p); }
+    const Tile*& key_rows(int64_t plane, int64_t home) const { return panels.key_rows[plane * panels.homes + home]; }
 
     void pack_k(const Place& at, Tile* out) {
         pack_left(stage(args.k, at, int(p.head_dim), bk, scratch.rows), bk, int(p.head_dim), out);
@@ -215,7 +222,10 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         const int64_t plane = index / panels.homes, home = index % panels.homes;
         const Place at = shared_keys(plane, int32_t(args.layout.keys.listed + home));
         if (at.alive == 0 || at.count == 0) return;
-        pack_k(at, home_k(plane, home));
+        const Element* rows = takes_rows && all_of(at) ? adjacent_rows(args.k, at, p.head_dim, bk) : nullptr;
+        if (uintptr_t(rows) % line_bytes != 0) rows = nullptr;
+        key_rows(plane, home) = (const Tile*)rows;
+        if (!rows) pack_k(at, home_k(plane, home));
         pack_v(at, home_v(plane, home));
     }
 
@@ -319,11 +329,13 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         }
         const Ahead next = after_block(plane);
         ahead.at = next.at, ahead.end = next.end;
-        const Tile *k = is_home ? home_k(plane, home) : scratch.k, *v = is_home ? home_v(plane, home) : scratch.v;
+        const Tile* const rows = is_home ? key_rows(plane, home) : nullptr;
+        const Tile *k = rows ? rows : is_home ? home_k(plane, home) : scratch.k,
+                   *v = is_home ? home_v(plane, home) : scratch.v;
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
             if (steps.count == 0) continue;
-            meet({steps, first, bits, k, v, scratch.s + turn * bk * unit_queries});
+            meet({steps, first, rows != nullptr, bits, k, v, scratch.s + turn * bk * unit_queries});
             if (is_anew) drain();
             if (apart != 0) add_apart(at, apart, bits, unit);
         }
@@ -336,17 +348,21 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         if (next == no_block) return rows_of(args.out, queries, p.head_dim_v);
         const int64_t home = next - args.layout.keys.listed;
         if (home < 0) return {};
-        const int64_t bytes = Scratch::key_tiles(p) * int64_t(sizeof(Tile)) / turns;
-        const char* first = (const char*)home_k(plane, home) + place_in_turn * bytes;
+        const Tile* const begin = key_rows(plane, home) ? home_v(plane, home) : home_k(plane, home);
+        const Tile* const end = home_v(plane, home) + Scratch::v_tiles(p);
+        const int64_t bytes = (end - begin) * int64_t(sizeof(Tile)) / turns;
+        const char* first = (const char*)begin + place_in_turn * bytes;
         return {first, first + bytes};
     }
 
-    // Rows of a tile, where they lie side by side.
-    static Ahead rows_of(const TensorView& x, const Place& at, int64_t columns) {
+    // Rows of a tile, where they lie side by side, else null.
+    static const Element* adjacent_rows(const TensorView& x, const Place& at, int64_t columns, int rows) {
         const bool are_adjacent = !at.tokens && x.column == 1 && x.row * at.stride == columns;
-        if (!are_adjacent || at.count != bq || columns % step_terms != 0) return {};
-        const char* const first = (const char*)address<Element>(x, at);
-        return {first, first + bq * columns * int64_t(sizeof(Element))};
+        return are_adjacent && at.count == rows && columns % step_terms == 0 ? address<Element>(x, at) : nullptr;
+    }
+    static Ahead rows_of(const TensorView& x, const Place& at, int64_t columns) {
+        const char* const first = (const char*)adjacent_rows(x, at, columns, bq);
+        return first ? Ahead{first, first + bq * columns * int64_t(sizeof(Element))} : Ahead{};
     }
 
     // ---- a unit ----
@@ -356,7 +372,9 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         const int steps = steps_of(p.head_dim);
         const Terms terms{next.k + next.steps.first * unit_tiles * steps, scratch.q + next.first / tile_rows, steps};
         Real* s = next.s + next.steps.first * step_terms * unit_queries;
-        const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries};
+        const int64_t row_bytes = next.has_rows ? p.head_dim * int64_t(sizeof(Element)) : tile_row_bytes;
+        const int64_t step_bytes = next.has_rows ? tile_row_bytes : int64_t(sizeof(Tile));
+        const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries, false, row_bytes, step_bytes};
         const int calls = next.steps.count * steps + calls_of_waiting(most_waiting_units);
         exponentiate(calls, [&](auto& meanwhile) SPATTN_INLINE {
             multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles, meanwhile);

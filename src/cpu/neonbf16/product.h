@@ -12,6 +12,8 @@ namespace {
 // and later begin two a clock or more. An estimate, not measured on silicon.
 inline double product_flops_per_clock() { return 45; }
 
+constexpr bool takes_rows = false;
+
 // Vector instructions need no setting up.
 inline void begin_products() {}
 inline void end_products() {}
