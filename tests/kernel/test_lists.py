@@ -16,8 +16,8 @@ CASES = [
     ("runtime_tokens(12)", 1, 1, "per_head([0,1,0,1], causal, full)", 1, 4, 2, 12, 12, 8, 8),
     ("runtime_blocks(4,3,6)", 4, 3, None, 1, 2, 1, 10, 17, 8, 8),
     ("runtime_blocks(16,8,4)", 16, 8, "causal", 2, 4, 4, 33, 70, 16, 8),
-    ("runtime_blocks(64,64,3)", 64, 64, "causal", 1, 4, 2, 150, 150, 16, 8),     # by rows that read layouts
-    ("runtime_blocks(128,64,5)", 128, 64, None, 2, 2, 1, 200, 260, 8, 8),
+    ("runtime_blocks(64,64,9)", 64, 64, "causal", 1, 4, 2, 150, 150, 16, 8),     # by rows that read layouts
+    ("runtime_blocks(128,64,12)", 128, 64, None, 2, 2, 1, 200, 260, 8, 8),
 ]
 
 
