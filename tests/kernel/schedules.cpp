@@ -47,11 +47,14 @@ TEST(threads_do_not_change_bits) {
 TEST(turns_do_not_change_bits) {
     const Case c{"causal", 1, 2, 1, 450, 450, 1024, 1024};
     const Inputs in = make_inputs(c, Dtype::bf16, seed);
+    bool is_met = false;
     for (const Rows& rows : cpu_rows(false)) {
         if (!is_tested(rows) || !takes(rows, c) || rows.forward.walks[0].policy.alike == 1) continue;
+        is_met = true;
         check::context = rows.forward.name;
         CHECK(same(run_rows(c, rows, in, 1), run_rows(c, rows, in, 7)));
     }
+    if (!is_met) check::skip("no row whose tasks take turns");
 }
 
 // So that the cases above really met what they are there for.
