@@ -26,6 +26,7 @@ from dense import Dense
 from measure import gemm_tflops, peer_us, sustained_us, time_us
 from options import PASSES, make_library_parser
 from report import digits, first_line, origin, results_file
+from torch.nn.attention.flex_attention import create_block_mask
 from truth import Tensors, agree, max_error
 
 
@@ -91,7 +92,7 @@ class ListedTensors(Tensors):
         return super().operands(what, is_packed) | {"indices": self.indices}
 
 
-def static_us(library, shape, case, table, t, what):
+def static_us(library, shape, case, table, what):
     """The same blocks by a plan that knows them. Of lists a query its masks would be as many as blocks."""
     if shape.block_q == 1:
         return None
@@ -108,7 +109,6 @@ def flex_us(case, t, what):
     kept = case.keeps("cuda")
     flex = torch_peers.of_pass(what, torch_peers.make_flex(kept, case.seq, case.seq_k), t)
     agree(flex(), {name: getattr(t, name) for name in t.results[what]})
-    from torch.nn.attention.flex_attention import create_block_mask
     make = torch.compile(create_block_mask, dynamic=False)
     mask = lambda: make(lambda b, h, i, j: kept(i, j), None, None, case.seq, case.seq_k, device="cuda")  # noqa: E731
     return {"flex_us": digits(peer_us(flex)), "flex_mask_us": digits(peer_us(mask))}
@@ -132,7 +132,7 @@ def run_shape(library, dense, shape, options, write):
                 "tflops": round(case.flops(what, pairs) / us * 1e-6, 1),
                 "tflops_sustained": round(case.flops(what, pairs) / sustained_us(calls[what]) * 1e-6, 1),
                 "max_err": max_error(case, t, case.keeps("cuda"), what), "gemm": round(gemm_tflops(), 1),
-                "static_us": static_us(library, shape, case, table, t, what), "dense": name, "dense_us": digits(best)}
+                "static_us": static_us(library, shape, case, table, what), "dense": name, "dense_us": digits(best)}
         if not options.no_flex:
             try:
                 line |= flex_us(case, t, what)

@@ -115,7 +115,7 @@ __device__ __forceinline__ void copy_tokens(const TileSource& from, const any::T
         const bool is_alive = lane < group_rows && row < rows && (!live || live[place / 64] >> (place % 64) & 1);
         of_group[group] = is_alive ? tokens.at(place) : no_token;
     }
-#pragma unroll 1
+#pragma unroll 1  // groups move up instead, so that their copies' code stands once
     for (int row = 0; row < rows; row += group_rows) {
 #pragma unroll
         for (int pass = 0; pass < group_rows; pass += pass_rows) {

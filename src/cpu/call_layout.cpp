@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/backends.h"
+#include "plan/call_lists.h"
 
 namespace spattn::cpu {
 namespace {

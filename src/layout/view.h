@@ -13,7 +13,9 @@ struct Run {
 };
 constexpr int32_t full_block = -1;
 
-// The runs of one row: sorted by `first`, disjoint, and as long as they can be. Rows with equal runs share one slice.
+// The runs of one row. Those of a plan are sorted by `first`, disjoint, and as long as they can be, and rows with equal
+// runs share one slice. Those that a call's lists make (plan/call_lists.h) stand in the order of the lists, and a block
+// as often as it is listed: kernels rely on no order.
 struct Slice {
     int32_t begin, end;  // runs [begin, end) of ListsView::runs
 };

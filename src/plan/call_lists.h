@@ -102,7 +102,7 @@ struct CallLayout {
     LayoutView layout() const {
         LayoutView made = known;
         made.by_query = view(by_query), made.by_key = view(by_key);
-        made.by_key.rows = known.by_key.rows;
+        made.by_key.rows = known.by_key.rows;  // forward, too: live keys are counted by it
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
         if (made.live_queries.set_of) made.live_queries.set_of = live_queries;
         if (made.live_keys.set_of) made.live_keys.set_of = live_keys;

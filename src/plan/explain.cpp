@@ -131,6 +131,11 @@ std::string describe_call_lists(const ListShape& shape) {
     return "given at run time, up to " + grouped(double(shape.most)) + " times a " + unit;
 }
 
+// The same lists, where a row reads a layout.
+std::string describe_call_layout(const ListShape& shape) {
+    return shape.at_run_time() ? line("  lists", describe_call_lists(shape) + ", as blocks of a layout") : "";
+}
+
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
@@ -155,10 +160,8 @@ std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us,
 std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
         case Family::block:
-            return (plan.problem.call_lists.at_run_time()
-                        ? line("  lists", describe_call_lists(plan.problem.call_lists) + ", as blocks of a layout")
-                        : "") +
-                   describe_layout(piece) + describe_tasks("  tasks", piece.schedule, plan.options.machine) +
+            return describe_call_layout(plan.problem.call_lists) + describe_layout(piece) +
+                   describe_tasks("  tasks", piece.schedule, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
                         : "") +

@@ -104,7 +104,7 @@ struct CallArgs {
     TasksView tasks;        // of the row's first walk
     TasksView second_tasks; // of its second, where it has one
     TokenListsView tokens;  // gather rows, where the plan made the lists
-    CallLists call_lists;   // gather rows, where the call brings them
+    CallLists call_lists;   // gather rows, where the call brings them; block rows find them in their layout
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows

@@ -52,8 +52,9 @@ struct PiecePlan {
     std::string pattern_text;
     const Kernel* kernel = nullptr;
     Order order = Order::plain;
-    // What a block row reads, shared between passes with equal blocks. A gather row whose lists come at run time has
-    // one, too, if the pattern says more of a listed key: its masks are that condition.
+    // What a block row reads, shared between passes with equal blocks; where lists come at run time, what each call
+    // makes its own of. A gather row of such lists has one, too, if the pattern says more of a listed key: its masks are
+    // that condition.
     std::shared_ptr<const Layout> layout;
     std::shared_ptr<const std::vector<uint64_t>> masks;  // the layout's, in the kernel's order
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless calls bring the lists

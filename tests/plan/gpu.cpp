@@ -145,6 +145,8 @@ const Golden goldens[] = {
     {"call_lists_latent", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, false, 128, 512, true},
     {"call_lists_deterministic", "runtime_tokens(2048)", 128, 4096, 16384, 576, Dtype::bf16, true, true, 128, 512,
      true},
+    {"call_blocks", "causal & runtime_blocks(128,128,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
+    {"call_blocks_deterministic", "causal & runtime_blocks(64,128,16)", 16, 8192, 8192, 128, Dtype::bf16, true, true},
     {"call_lists_f64", "runtime_blocks(64,64,16)", 2, 4096, 4096, 100, Dtype::f64, true},
 };
 
