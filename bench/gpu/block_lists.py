@@ -51,7 +51,12 @@ SHAPES = [
     Shape("causal_blocks128_16k_gqa8", 64, 16384, 128, 128, 16, heads_kv=8),
     Shape("causal_blocks128_16k_d64", 16, 16384, 128, 128, 16, head_dim=64),
     Shape("causal_blocks64_16k", 16, 16384, 64, 64, 32),
-    Shape("causal_blocks64_16k_gqa16", 64, 16384, 1, 64, 16, heads_kv=4),  # a list a query, as NSA has them
+    # A list a query: of groups of heads, as NSA has them, and of each head, as MoBA does.
+    Shape("causal_blocks64_16k_gqa16", 64, 16384, 1, 64, 16, heads_kv=4),
+    Shape("causal_blocks64_64k_gqa16", 64, 65536, 1, 64, 16, heads_kv=4),
+    Shape("moba128_16k", 16, 16384, 1, 128, 8),
+    Shape("moba128_64k", 16, 65536, 1, 128, 8),
+    Shape("moba512_64k", 16, 65536, 1, 512, 8),
 ]
 SHAPES += [shape._replace(name=shape.name + cases.DETERMINISTIC, deterministic=True) for shape in SHAPES[1:2]]
 

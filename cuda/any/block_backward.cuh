@@ -417,7 +417,7 @@ struct BackwardLaunch {
     // Sixteen bytes at a time where both tensors allow it. The pieces of a call find what the first one left; not those
     // of doubles, whose lse a later sweep has better.
     void rows() {
-        if (D != Dtype::f64 && !args.piece.is_first) return;
+        if (args.has_rows || (D != Dtype::f64 && !args.piece.is_first)) return;
         constexpr int width = 16 / sizeof(ElementOf<D>);
         const auto is_wide = [&](const TensorView& x) {
             const int64_t steps = x.batch | x.head | x.row;

@@ -94,10 +94,10 @@ __global__ void __launch_bounds__(call_layout_threads)
                 each_run_within(known.runs, slice, first, first + to.tiles_k, act);
             });
         } else {
-            const int64_t* const of_block = params.lists.begin_of(plane) + row / to.tiles_k;
-            const int32_t* const names = params.lists.lists_of(plane) + of_block[0];
-            const int64_t entries = of_block[1] - of_block[0];
-            begin = kind * made.room + (of_block[0] * to.tiles_k + row % to.tiles_k * entries) * to.tiles_q;
+            const TransposeParams::Span of_block = params.lists.span_of(plane, row / to.tiles_k);
+            const int32_t* const names = params.lists.lists_of(plane) + of_block.begin;
+            const int64_t entries = of_block.count;
+            begin = kind * made.room + (of_block.begin * to.tiles_k + row % to.tiles_k * entries) * to.tiles_q;
             count = make_row(entries, made.runs + begin, blocks, [&](int64_t entry, auto act) {
                 const int first = names[entry] * to.tiles_q;
                 each_run_within(known.runs, slice, first, first + to.tiles_q, act);

@@ -170,8 +170,8 @@ struct GatheredKey : GatherWarp<D, Width> {
     };
     __device__ Rows rows_of(int head) const {
         const int64_t plane = lists.plane_of(batch, head);
-        const int64_t* const begin = params.by_key.begin_of(plane) + key / lists.sizes.block_k;
-        return {params.by_key.lists_of(plane) + begin[0], (begin[1] - begin[0]) * lists.sizes.block_q};
+        const TransposeParams::Span span = params.by_key.span_of(plane, key / lists.sizes.block_k);
+        return {params.by_key.lists_of(plane) + span.begin, span.count * lists.sizes.block_q};
     }
     __device__ int first_head() const { return head_kv * lists.group; }
 

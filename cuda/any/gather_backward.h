@@ -24,7 +24,7 @@ struct GatherSpace {
     static size_t bytes(const Problem& p, const ListSizes& sizes) { return row_bytes(p) + ListsByKey::bytes(sizes); }
     static GatherSpace at(void* memory, const Problem& p, const ListSizes& sizes) {
         const auto rows = BackwardSpace<Real>::at(memory, p, {}, {});
-        return {rows.lse, rows.delta, ListsByKey::at(static_cast<char*>(memory) + row_bytes(p), sizes)};
+        return {rows.lse, rows.delta, ListsByKey(static_cast<char*>(memory) + row_bytes(p), sizes)};
     }
 
 private:

@@ -49,7 +49,8 @@ struct GatherLists {
     }
 
     __device__ KeyList list(int64_t plane, int64_t list) const {
-        return sizes.most ? list_of_call(plane / heads_kv, plane % heads_kv, list) : list_of_plan(plane, list);
+        const unsigned at = unsigned(plane), heads = unsigned(heads_kv);  // in 64 bits a division takes ten times as long
+        return sizes.most ? list_of_call(at / heads, at % heads, list) : list_of_plan(plane, list);
     }
     // The list of a query head.
     __device__ KeyList list_of_head(int64_t batch, int head, int64_t list) const {
@@ -81,22 +82,26 @@ struct GatherLists {
     // Whether the known part of the pattern keeps a pair.
     __device__ bool keeps(int64_t head, int64_t row, int64_t key) const {
         if (!known.kind_of_head) return true;
-        const ListsView& lists = known.by_query;
         const int at_row = int(row), at_key = int(key);
-        const Slice slice = lists.slices[int64_t(known.kind_of_head[head]) * lists.rows + at_row / known.block_q];
-        const int32_t block = at_key / known.block_k;
+        const int mask = known_mask(head, at_row / known.block_q, at_key / known.block_k);
+        if (mask < 0) return mask == full_block;
+        const int bit = at_row % known.block_q * known.block_k + at_key % known.block_k;
+        return known.masks[int64_t(mask) * known.mask_words + bit / 64] >> (bit % 64) & 1;
+    }
+
+    // What the known part has at a block: full_block, a mask, or no_pair.
+    __device__ int known_mask(int64_t head, int block_row, int block) const {
+        const ListsView& lists = known.by_query;
+        const Slice slice = lists.slices[int64_t(known.kind_of_head[head]) * lists.rows + block_row];
         int32_t low = slice.begin, high = slice.end;  // runs before low start at the block or before it
         while (low < high) {
             const int32_t middle = low + (high - low) / 2;
             if (lists.runs[middle].first <= block) low = middle + 1;
             else high = middle;
         }
-        if (low == slice.begin) return false;
+        if (low == slice.begin) return no_pair;
         const Run run = lists.runs[low - 1];
-        if (block >= run.first + run.count) return false;
-        if (run.mask == full_block) return true;
-        const int bit = at_row % known.block_q * known.block_k + at_key % known.block_k;
-        return known.masks[int64_t(run.mask) * known.mask_words + bit / 64] >> (bit % 64) & 1;
+        return block < run.first + run.count ? run.mask : no_pair;
     }
 
 private:

@@ -2,13 +2,13 @@
 // Lists of keys become lists by key, on the device and in each call: which lists name a block of keys, in rising
 // order, and each as often as it does.
 //
-//     count    how many entries name each block      atomics
+//     count    how many entries name each block      atomics, in each stretch of lists
 //     scan     where the lists of each block end     a CTA a plane
 //     fill     each entry takes a place              atomics again: from the end down, in whatever order they come
-//     sort     each block's lists                    a CTA a block: from here on all calls have the same bits
+//     sort     each block's lists of a stretch       a CTA each counts how often each number is there: from here on
+//                                                    all calls have the same bits
 //
-// Equal entries are alike, so that sorting leaves nothing to chance. Lists of any content fit: the room of a plane
-// follows from the shape of its lists.
+// Lists of any content fit: the room of a plane follows from the shape of its lists.
 #pragma once
 
 #include "any/gather_lists.cuh"
@@ -20,95 +20,115 @@ struct TransposeParams {
     GatherLists lists;
     ListsByKey by_key;
 
-    __device__ int64_t* begin_of(int64_t plane) const { return by_key.begin + plane * (lists.sizes.blocks + 1); }
+    __device__ int64_t* begin_of(int64_t plane) const { return by_key.begin + plane * by_key.places; }
+    // Where a block's lists stand in the plane's.
+    struct Span {
+        int64_t begin, count;
+    };
+    __device__ Span span_of(int64_t plane, int64_t block) const {
+        const int64_t* const at = begin_of(plane) + block * by_key.stretches;
+        return {at[0], at[by_key.stretches] - at[0]};
+    }
     __device__ int32_t* lists_of(int64_t plane) const { return by_key.lists + lists.entries_before(plane); }
 };
 
 constexpr int entry_threads = 256, scan_threads = 1024, sort_threads = 128;
-constexpr int sort_room = 4096;           // lists that are sorted in shared memory; longer ones are where they lie
 constexpr int64_t most_list_ctas = 1 << 16;  // they go on to further lists, or blocks, as far as there are any
 
-// A warp has a list, and a lane an entry. Counts, or takes the places that the scan has found.
+// A lane has an entry; lists of few entries share a warp. Counts, or takes the places that the scan has found.
 template <bool Fills>
 __global__ void __launch_bounds__(entry_threads) entries_kernel(const __grid_constant__ TransposeParams params) {
     const ListSizes& sizes = params.lists.sizes;
-    constexpr int warps = entry_threads / 32;
-    for (int64_t n = int64_t(blockIdx.x) * warps + threadIdx.x / 32; n < sizes.planes * sizes.lists;
-         n += int64_t(gridDim.x) * warps) {
-        const int64_t plane = n / sizes.lists, list = n % sizes.lists;
+    const ListsByKey& by_key = params.by_key;
+    const unsigned joined = unsigned(by_key.joined), in_stretch = ListsByKey::numbers / joined;
+    unsigned lanes = 32;  // of a list
+    while (sizes.most && lanes / 2 >= sizes.most) lanes /= 2;
+    const unsigned at_once = entry_threads / lanes, lists = unsigned(sizes.lists);  // 32 bits: rows of gather kernels fit
+    const unsigned all = unsigned(sizes.planes) * lists;
+    for (unsigned n = blockIdx.x * at_once + threadIdx.x / lanes; n < all; n += gridDim.x * at_once) {
+        const unsigned plane = n / lists, list = n % lists;
         const KeyList entries = params.lists.list(plane, list);
-        for (int i = int(threadIdx.x) % 32; i < entries.count; i += 32) {
+        int64_t* const begin = params.begin_of(plane) + list / in_stretch;
+        int32_t* const to = params.lists_of(plane);
+        for (int i = int(threadIdx.x % lanes); i < entries.count; i += int(lanes)) {
             const int64_t block = entries.block(entries.load(i), sizes.blocks);
             if (block < 0) continue;
-            auto* const at = reinterpret_cast<unsigned long long*>(params.begin_of(plane) + block);
+            auto* const at = reinterpret_cast<unsigned long long*>(begin + unsigned(block) / joined * by_key.stretches);
             if (!Fills) atomicAdd(at, 1ull);
-            else params.lists_of(plane)[int64_t(atomicAdd(at, ~0ull)) - 1] = int32_t(list);  // ~0: one less
+            else to[int64_t(atomicAdd(at, ~0ull)) - 1] = int32_t(list * joined + unsigned(block) % joined);  // ~0: one less
         }
     }
 }
 
-// Counts become ends, which filling moves down to where each block's lists begin. The last of a plane stays: its end.
-static __global__ void __launch_bounds__(scan_threads) scan_kernel(const __grid_constant__ TransposeParams params) {
-    __shared__ int64_t sums[scan_threads / 32];
-    const int64_t blocks = params.lists.sizes.blocks;
+// put(at, own, before) for each place up to `count`, by a CTA: what own(at) says, and the sum of all before; at `count`
+// it is 0 and the sum of all. What put() writes own() may have read.
+template <class Sum, class Own, class Put>
+__device__ __forceinline__ void scan(int64_t count, Own own, Put put) {
+    __shared__ Sum sums[scan_threads / 32];
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    int64_t* const at = params.begin_of(blockIdx.x);
-    int64_t before = 0;  // of the blocks that are done
-    for (int64_t first = 0; first <= blocks; first += scan_threads) {
-        const int64_t block = first + threadIdx.x;
-        int64_t sum = block < blocks ? at[block] : 0;
+    Sum before = 0;  // of the places that are done
+    for (int64_t first = 0; first <= count; first += scan_threads) {
+        const int64_t at = first + threadIdx.x;
+        const Sum mine = at < count ? own(at) : Sum(0);
+        Sum sum = mine;
         for (int n = 1; n < 32; n *= 2) {
-            const int64_t more = __shfl_up_sync(~0u, sum, n);
+            const Sum more = __shfl_up_sync(~0u, sum, n);
             if (lane >= n) sum += more;
         }
         if (lane == 31) sums[warp] = sum;
         __syncthreads();  // the sums of all warps are there
-        int64_t all = 0;
+        Sum all = 0;
         for (int n = 0; n < scan_threads / 32; ++n) {
             if (n == warp) sum += before + all;
             all += sums[n];
         }
-        if (block <= blocks) at[block] = sum;
+        if (at <= count) put(at, mine, sum - mine);
         before += all;
         __syncthreads();  // all have read the sums
     }
 }
 
-// Runs of 1, 2, 4, ... are merged, by a network in which the larger value always goes up: what would lie beyond the end
-// of the last run, as if it were infinite, need not be there.
-static __device__ void sort(int32_t* x, int64_t count) {
-    for (int64_t run = 1; run < count; run *= 2)
-        for (int64_t half = run; half > 0; half /= 2) {
-            for (int64_t n = threadIdx.x;; n += blockDim.x) {
-                const int64_t in_half = n & (half - 1), low = 2 * n - in_half;
-                // The first step meets both runs from their ends, so that each half is what the next ones need.
-                const int64_t high = half == run ? low + 2 * (half - in_half) - 1 : low + half;
-                if (low >= count) break;
-                if (high >= count || x[low] <= x[high]) continue;
-                const int32_t larger = x[low];
-                x[low] = x[high], x[high] = larger;
-            }
-            __syncthreads();  // the next step meets other pairs
-        }
+// Counts become ends, which filling moves down to where each block's lists begin. The last of a plane stays: its end.
+static __global__ void __launch_bounds__(scan_threads) scan_kernel(const __grid_constant__ TransposeParams params) {
+    int64_t* const at = params.begin_of(blockIdx.x);
+    scan<int64_t>(
+        params.by_key.places - 1, [&](int64_t place) { return at[place]; },
+        [&](int64_t place, int64_t own, int64_t before) { at[place] = before + own; });
 }
 
 static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_constant__ TransposeParams params) {
-    __shared__ int32_t room[sort_room];
-    const ListSizes& sizes = params.lists.sizes;
-    for (int64_t n = blockIdx.x; n < sizes.planes * sizes.blocks; n += gridDim.x) {
-        const int64_t plane = n / sizes.blocks;
-        const int64_t* const begin = params.begin_of(plane) + n % sizes.blocks;
+    constexpr int numbers = ListsByKey::numbers, own = numbers / sort_threads;
+    static_assert(own == 32, "a thread's counts begin a bank after those of the thread before");
+    const auto at = [](int number) { return number + number / own; };
+    __shared__ int32_t counts[numbers + sort_threads];
+    __shared__ int32_t sums[sort_threads / 32];
+    const int64_t places = params.by_key.places - 1, stretches = params.by_key.stretches;
+    const int thread = int(threadIdx.x), lane = thread % 32;
+    for (int64_t n = blockIdx.x; n < params.lists.sizes.planes * places; n += gridDim.x) {
+        const int64_t plane = n / places, place = n % places;
+        const int64_t* const begin = params.begin_of(plane) + place;
         int32_t* const lists = params.lists_of(plane) + begin[0];
         const int64_t count = begin[1] - begin[0];
-        if (count > sort_room) {
-            sort(lists, count);
-            continue;
+        if (count < 2) continue;
+        const int first = int(place % stretches) * numbers;
+        for (int i = thread; i < numbers + sort_threads; i += sort_threads) counts[i] = 0;
+        __syncthreads();  // before somebody counts
+        for (int64_t i = thread; i < count; i += sort_threads) atomicAdd(&counts[at(lists[i] - first)], 1);
+        __syncthreads();  // all are counted
+        int sum = 0;  // of this thread's numbers, and then of those before
+        for (int i = 0; i < own; ++i) sum += counts[at(thread * own + i)];
+        int end = sum;
+        for (int step = 1; step < 32; step *= 2) {
+            const int more = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += more;
         }
-        for (int i = int(threadIdx.x); i < count; i += sort_threads) room[i] = lists[i];
-        __syncthreads();  // all are there
-        sort(room, count);
-        for (int i = int(threadIdx.x); i < count; i += sort_threads) lists[i] = room[i];
-        __syncthreads();  // before the room is another block's
+        if (lane == 31) sums[thread / 32] = end;
+        __syncthreads();  // the sums of all warps are there, and what is listed has been read
+        for (int warp = 0; warp < thread / 32; ++warp) end += sums[warp];
+        int32_t* to = lists + end - sum;
+        for (int i = 0; i < own; ++i)
+            for (int times = counts[at(thread * own + i)]; times; --times) *to++ = first + thread * own + i;
+        __syncthreads();  // before counts are another place's
     }
 }
 
@@ -116,12 +136,14 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
 inline void transpose_lists(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
     const auto ctas = [](int64_t wanted) { return unsigned(std::min(wanted, most_list_ctas)); };
-    const unsigned list_ctas = ctas(divide_up(sizes.planes * sizes.lists, entry_threads / 32));
-    runtime::clear(params.by_key.begin, ListsByKey::begin_bytes(sizes), stream);
+    const int64_t lanes = sizes.most ? std::min<int64_t>(sizes.most, 32) : 32;
+    const unsigned list_ctas = ctas(divide_up(sizes.planes * sizes.lists * lanes, entry_threads));
+    runtime::clear(params.by_key.begin, params.by_key.begin_bytes(sizes), stream);
     runtime::launch(entries_kernel<false>, {list_ctas, unsigned(entry_threads), 0}, stream, params);
     runtime::launch(scan_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
     runtime::launch(entries_kernel<true>, {list_ctas, unsigned(entry_threads), 0}, stream, params);
-    runtime::launch(sort_kernel, {ctas(sizes.planes * sizes.blocks), unsigned(sort_threads), 0}, stream, params);
+    runtime::launch(sort_kernel, {ctas(sizes.planes * (params.by_key.places - 1)), unsigned(sort_threads), 0}, stream,
+                    params);
 }
 
 inline void prepare_transpose() {

@@ -7,6 +7,7 @@
 #include "any/carried.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/dispatch.h"
 #include "any/fits.h"
 #include "any/gather_backward.h"
 #include "any/gather_forward.h"
@@ -158,7 +159,8 @@ Kernel block_forward(const char* name) {
             .prepare = prepare_forward<D>,
             .orders = true,
             .max_logits = true,
-            .carries = ForwardCarried<RealOf<D>>::bytes};
+            .carries = ForwardCarried<RealOf<D>>::bytes,
+            .dispatch = dispatch_of<D>()};
 }
 
 template <Dtype D, int Block>
@@ -180,7 +182,8 @@ Kernel block_backward(const char* name) {
             .prepare = BlockBackward<D>::prepare,
             .orders = true,
             .carries = BackwardCarried<RealOf<D>>::bytes,
-            .sweeps = D == Dtype::f64 ? 2 : 1};
+            .sweeps = D == Dtype::f64 ? 2 : 1,
+            .dispatch = dispatch_of<D>()};
 }
 
 template <Dtype D>

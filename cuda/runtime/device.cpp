@@ -116,7 +116,8 @@ Machine make_machine(int index, int) {
     const double memory_clock = attribute(cudaDevAttrMemoryClockRate, index) * 1e-6;        // GHz
     const double bus = attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8.0;             // bytes
     const double clock = attribute(cudaDevAttrClockRate, index) * 1e-6;                     // GHz, without a load
-    return {properties.name, count_processors(index), clock, 2 * memory_clock * bus};
+    return {properties.name, count_processors(index), clock, 2 * memory_clock * bus,
+            double(properties.totalGlobalMem)};
 }
 
 }  // namespace spattn::runtime

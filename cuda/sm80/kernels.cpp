@@ -6,6 +6,7 @@
 #include "any/carried.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/dispatch.h"
 #include "any/fits.h"
 #include "any/key_sums.h"
 #include "runtime/device.h"
@@ -98,7 +99,8 @@ Kernel block_forward(const char* name) {
             .orders = Heads == 1,
             .max_logits = true,
             .shares_lists = Heads > 1,
-            .carries = any::ForwardCarried<float>::bytes};
+            .carries = any::ForwardCarried<float>::bytes,
+            .dispatch = any::dispatch_of<D>()};
 }
 
 // ---- forward, lists ----
@@ -207,7 +209,8 @@ Kernel block_backward(const char* name) {
             .backward = backward<D, HeadDim, HeadDimV, Block>,
             .prepare = K::prepare,
             .orders = true,
-            .carries = any::BackwardCarried<float>::bytes};
+            .carries = any::BackwardCarried<float>::bytes,
+            .dispatch = any::dispatch_of<D>()};
 }
 
 // ---- backward, lists ----

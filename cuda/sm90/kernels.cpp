@@ -9,6 +9,7 @@
 #include "any/carried.h"
 #include "any/combine.h"
 #include "any/cost.h"
+#include "any/dispatch.h"
 #include "any/fits.h"
 #include "any/key_sums.h"
 #include "core/math.h"
@@ -214,6 +215,7 @@ Kernel block_forward(const char* name) {
             .max_logits = true,
             .shares_lists = Heads > 1,
             .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,
+            .dispatch = any::dispatch_of<D>(),
             .assumes = assumes};
 }
 
@@ -429,6 +431,7 @@ Kernel block_backward(const char* name) {
             .workspace = block_backward_workspace<HeadDim>,
             .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
+            .dispatch = any::dispatch_of<D>(),
             .assumes = assumes};
 }
 
@@ -503,6 +506,7 @@ Kernel block_backward_apart(const char* name) {
             .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
             .orders = true,
             .carries = any::BackwardCarried<float>::bytes,
+            .dispatch = any::dispatch_of<D>(),
             .assumes = assumes};
 }
 

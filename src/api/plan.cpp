@@ -13,6 +13,7 @@
 #include "api/stats.h"
 #include "core/cancel.h"
 #include "core/dtype.h"
+#include "plan/dispatch.h"
 
 namespace spattn {
 namespace {
@@ -137,7 +138,9 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
         for (const PiecePlan& piece : plan->pass(op).pieces) {
             const int32_t index = context.device->id().index;
             if (piece.kernel->prepare) piece.kernel->prepare(index);
-            if (has_call_layout(*piece.kernel, plan->compiled.problem))
+            if (piece.order == Order::dispatched)
+                piece.kernel->dispatch->prepare(index);
+            else if (has_call_layout(*piece.kernel, plan->compiled.problem))
                 context.device->backend().prepare_call_layout(index);
         }
     }

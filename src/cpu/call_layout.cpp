@@ -66,16 +66,20 @@ private:
     // The lists of a plane by key: counted, and then each in its place, which moves on.
     void name_lists(int64_t plane) {
         const ListSizes& sizes = to_.sizes;
-        int64_t* const begin = to_.named.begin + plane * (sizes.blocks + 1);
+        const int64_t places = to_.named.places;
+        int64_t* const begin = to_.named.begin + plane * places;
         int32_t* const lists = to_.named.lists + plane * sizes.lists * sizes.most;
-        std::fill(begin, begin + sizes.blocks + 1, 0);
+        const auto place = [&](int64_t list, int64_t block) -> int64_t& {
+            return begin[block * to_.named.stretches + list / ListsByKey::numbers];
+        };
+        std::fill(begin, begin + places, 0);
         for (int64_t list = 0; list < sizes.lists; ++list)
-            each_block(plane, list, [&](int64_t block) { ++begin[block]; });
+            each_block(plane, list, [&](int64_t block) { ++place(list, block); });
         int64_t end = 0;
-        for (int64_t block = 0; block <= sizes.blocks; ++block) end += std::exchange(begin[block], end);
+        for (int64_t at = 0; at < places; ++at) end += std::exchange(begin[at], end);
         for (int64_t list = 0; list < sizes.lists; ++list)
-            each_block(plane, list, [&](int64_t block) { lists[begin[block]++] = int32_t(list); });
-        std::copy_backward(begin, begin + sizes.blocks, begin + sizes.blocks + 1);  // each is where the next one begins
+            each_block(plane, list, [&](int64_t block) { lists[place(list, block)++] = int32_t(list); });
+        std::copy_backward(begin, begin + places - 1, begin + places);  // each is where the next one begins
         begin[0] = 0;
     }
 
@@ -94,13 +98,15 @@ private:
             });
         }
         for (int64_t row = 0; row < to_.by_key.rows; ++row) {
-            const int64_t* const begin = to_.named.begin + plane * (to_.sizes.blocks + 1) + row / to_.tiles_k;
+            const ListsByKey& named = to_.named;
+            const int64_t* const of_block = named.begin + plane * named.places + row / to_.tiles_k * named.stretches;
+            const int64_t begin = of_block[0], end = of_block[named.stretches];
             const int32_t* const lists = to_.named.lists + plane * to_.sizes.lists * to_.sizes.most;
-            const int64_t before = begin[0] * to_.tiles_k + row % to_.tiles_k * (begin[1] - begin[0]);
+            const int64_t before = begin * to_.tiles_k + row % to_.tiles_k * (end - begin);
             const int64_t first_run = kind * to_.by_key.room + before * to_.tiles_q;
             make_row(to_.by_key, kind * to_.by_key.rows + row, first_run, [&](auto act) {
                 const Slice slice = known.by_key.slices[of_known * known.by_key.rows + row];
-                for (int64_t n = begin[0]; n < begin[1]; ++n) {
+                for (int64_t n = begin; n < end; ++n) {
                     const int32_t first = lists[n] * to_.tiles_q;
                     each_run_within(known.by_key.runs, slice, first, first + to_.tiles_q, act);
                 }

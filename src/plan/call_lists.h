@@ -29,23 +29,34 @@ struct ListSizes {
     }
 };
 
-// The lists by key: block b of plane p is named by lists begin[p][b] .. begin[p][b + 1] of the plane's part of `lists`,
-// which is as long as its own lists are. They rise, and one is there as often as it names the block.
+// The lists by key: of a stretch s of lists, those that name block b of plane p are begin[p][b][s] ..
+// begin[p][b][s + 1] of the plane's part of `lists`, which is as long as its own lists are. They rise, and one is there
+// as often as it names the block. Stretches keep short what a device sorts.
+// Blocks may be joined, so many neighbours to one: then an entry is list * joined + the block's number among them.
 struct ListsByKey {
-    int64_t* begin;  // [planes][blocks + 1]
+    static constexpr int numbers = 4096;  // that the entries of a stretch may be
+    int64_t* begin;  // [planes][blocks * stretches + 1]
     int32_t* lists;  // [entries]
+    int64_t stretches;
+    int64_t places;  // of `begin`, a plane
+    int joined;      // a power of two
 
-    static size_t begin_bytes(const ListSizes& sizes) {
-        return size_t(sizes.planes) * size_t(sizes.blocks + 1) * sizeof(int64_t);
+    ListsByKey() = default;
+    ListsByKey(void* memory, const ListSizes& sizes, int joined = 1)
+        : begin(static_cast<int64_t*>(memory)), stretches(ceil_div(sizes.lists, numbers / joined)),
+          places(ceil_div(sizes.blocks, joined) * stretches + 1), joined(joined) {
+        lists = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + begin_bytes(sizes));
     }
-    static size_t bytes(const ListSizes& sizes) { return begin_bytes(sizes) + size_t(sizes.entries) * sizeof(int32_t); }
-    static ListsByKey at(void* memory, const ListSizes& sizes) {
-        return {static_cast<int64_t*>(memory),
-                reinterpret_cast<int32_t*>(static_cast<char*>(memory) + begin_bytes(sizes))};
+    size_t begin_bytes(const ListSizes& sizes) const { return size_t(sizes.planes * places) * sizeof(int64_t); }
+    static size_t bytes(const ListSizes& sizes, int joined = 1) {
+        return ListsByKey(nullptr, sizes, joined).begin_bytes(sizes) + size_t(sizes.entries) * sizeof(int32_t);
     }
 };
 
 // ---- lists of blocks, for rows that read layouts ----
+constexpr int32_t no_pair = -2;  // in place of a mask: nothing of a block is kept
+static_assert(no_pair != full_block);
+
 
 // The lists of one axis as a call makes them. A row has room for as many runs as its list may come to, so that nobody
 // waits for lengths of others.
@@ -91,7 +102,7 @@ struct CallLayout {
         by_query = take_axis(memory, rows_q, rows_q * sizes.most * tiles_k);
         if (!is_forward) {
             by_key = take_axis(memory, rows_k, sizes.lists * sizes.most * tiles_q * tiles_k);
-            named = ListsByKey::at(take<char>(memory, int64_t(ListsByKey::bytes(sizes))), sizes);
+            named = ListsByKey(take<char>(memory, int64_t(ListsByKey::bytes(sizes))), sizes);
         }
         kind_of_head = take<int32_t>(memory, p.batch * p.heads_q);
         live_queries = take<int32_t>(memory, kinds * rows_q), live_keys = take<int32_t>(memory, kinds * rows_k);

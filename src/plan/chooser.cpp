@@ -6,6 +6,7 @@
 
 #include "plan/bounds.h"
 #include "plan/call_lists.h"
+#include "plan/dispatched.h"
 #include "plan/stats.h"
 
 namespace spattn {
@@ -16,6 +17,7 @@ constexpr double clearly_less = 0.9;   // of the best cost: what a layout must p
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 Form form(const Kernel& kernel, Order order) {
+    if (order == Order::dispatched) return {known_block, known_block, Order::plain, Owner::queries};
     return {kernel.block_q, kernel.block_k, order, kernel.owner()};
 }
 
@@ -45,11 +47,15 @@ const Candidate* Chooser::find_best(const std::vector<Candidate>& candidates) co
 }
 
 // A row in residue classes too, where the pattern keeps to them, and with hot tokens packed, where it has such. Blocks
-// of a call's lists are of consecutive tokens.
+// of a call's lists are of consecutive tokens; queries are dispatched where those of a tile have several lists.
 void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates) const {
     std::string refused = admission_.refuse(kernel);
     if (refused.empty() && has_call_layout(kernel, problem_))
-        if (const char* why = refuse_call_lists(kernel, problem_)) refused = why;
+        if (const char* why = refuse_call_lists(kernel, problem_)) {
+            if (!refuse_dispatch(kernel, problem_, options_.machine.memory))
+                candidates.push_back({&kernel, Order::dispatched, ""});
+            refused = why;
+        }
     if (refused.empty() && in_pieces_ && !kernel.carries) refused = "runs whole patterns only";
     const bool has_orders = refused.empty() && kernel.orders && !calls_bring_lists();
     if (has_orders && lowering_.modulus() > 1)
@@ -116,12 +122,21 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
     candidate.refused = refuse_sharing(kernel);
     if (candidate.refused.empty() && kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
     if (!candidate.refused.empty()) return;
-    candidate.cost = kernel.cost(problem_, candidate.stats, options_.machine);
+    candidate.cost = cost_of(candidate, options_.machine);
+}
+
+Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const {
+    const Kernel& kernel = *candidate.kernel;
+    if (candidate.order != Order::dispatched) return kernel.cost(problem_, candidate.stats, machine);
+    const DispatchShape shape(problem_, kernel, machine.memory);
+    return dispatch_cost(shape, kernel, make_dispatch_stats(shape, kernel), machine);
 }
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
     if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_);
+    if (candidate.order == Order::dispatched) 
+        return make_dispatch_stats(DispatchShape(problem_, kernel, options_.machine.memory), kernel);
     const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) {
         const LayoutStats& stats = measured_.at(chosen, kernel.owner() == Owner::keys);
@@ -188,7 +203,7 @@ Machine Chooser::choice_machine() const {
 }
 
 double Chooser::choice_us(const Candidate& candidate) const {
-    return candidate.kernel->cost(problem_, candidate.stats, choice_machine()).us;
+    return cost_of(candidate, choice_machine()).us;
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {
@@ -212,6 +227,10 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     plan.kernel = best.kernel, plan.order = best.order, plan.cost = best.cost, plan.stats = best.stats;
     plan.considered = std::move(candidates);
     if (kernel.family == Family::gather) complete_gather(plan);
+    if (plan.order == Order::dispatched) {
+        complete_dispatched(plan);
+        return plan;
+    }
     if (kernel.block_q > 0) {
         const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
@@ -233,6 +252,19 @@ Schedule Chooser::schedule(const PiecePlan& plan, int32_t number) const {
     Walk walk = plan.kernel->walks[number];
     if (calls_bring_lists()) walk.policy.whole_rows = std::numeric_limits<int64_t>::max();
     return make_schedule(problem_, plan.layout_view(), walk, options_.machine.lanes);
+}
+
+// Each call makes masks of its own from those of the known part.
+void Chooser::complete_dispatched(PiecePlan& plan) {
+    const Kernel& kernel = *plan.kernel;
+    const DispatchShape& shape = plan.dispatch.emplace(problem_, kernel, options_.machine.memory);
+    const int lanes = options_.machine.lanes;
+    plan.layout = lowering_.at(form(kernel, plan.order)).layout;
+    plan.masks = {plan.layout, &plan.layout->masks};
+    plan.bit_places = make_bit_places(kernel);
+    plan.schedule = schedule_dispatch(shape, kernel.walks[0], lanes);
+    if (kernel.num_walks > 1) plan.second_schedule = schedule_dispatch(shape, kernel.walks[1], lanes);
+    plan.workspace = dispatch_workspace(shape, kernel, plan.schedule, plan.second_schedule, lanes);
 }
 
 // A call's lists are cut to the known part of the pattern by the bits of its layout.

@@ -70,6 +70,8 @@ private:
     const Lowered& counted(const Kernel& kernel, Order order);
     Schedule schedule(const PiecePlan& plan, int32_t number) const;  // of a walk
     void complete_gather(PiecePlan& plan);
+    void complete_dispatched(PiecePlan& plan);
+    Cost cost_of(const Candidate& candidate, const Machine& machine) const;
 
     const Admission& admission_;
     const Problem& problem_;

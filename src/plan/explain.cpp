@@ -84,6 +84,7 @@ std::string describe_order(Order order) {
         case Order::residue: return " in residue classes";
         case Order::packed: return " with packed tokens";
         case Order::listed: return " with listed tiles";
+        case Order::dispatched: return " with dispatched queries";
         default: return "";
     }
 }
@@ -144,6 +145,15 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
                                (piece.layout ? ", less what the pattern does not keep" : ""));
 }
 
+// What rounds of dispatched queries are made of.
+std::string describe_dispatch(const CompiledPlan& plan, const PiecePlan& piece) {
+    const DispatchShape& shape = *piece.dispatch;
+    const double copies = double(shape.entries()) * double(shape.copies_of_entry());
+    return line("  lists", describe_call_lists(plan.problem.call_lists) + ", to which queries are dispatched") +
+           line("  rounds", plural(double(shape.rounds()), "round") + " of up to " + grouped(copies) + " copies in " +
+                                blocks_of(*piece.kernel) + " blocks");
+}
+
 // The tasks of one walk.
 std::string describe_tasks(const char* name, const Schedule& s, const Machine& machine) {
     const int32_t queues = view(s).queues;
@@ -160,7 +170,9 @@ std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us,
 std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
         case Family::block:
-            return describe_call_layout(plan.problem.call_lists) + describe_layout(piece) +
+            return (piece.order == Order::dispatched
+                        ? describe_dispatch(plan, piece)
+                        : describe_call_layout(plan.problem.call_lists) + describe_layout(piece)) +
                    describe_tasks("  tasks", piece.schedule, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)

@@ -121,6 +121,9 @@ struct ForwardArgs : CallArgs {
 struct BackwardArgs : CallArgs {
     TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
     TensorView sink_logits, dsink_logits;                   // as in forward; dsink_logits may be absent
+    // CUDA block rows of 16 bits: lse and delta of all queries, [batch, heads_q, seq_q] floats each, lie at the start of
+    // the workspace; out, lse and dlse are not read.
+    bool has_rows = false;
 };
 
 // Counts a cost model works on, over all heads and batch entries.
@@ -144,6 +147,7 @@ struct Machine {
     int lanes;             // threads, or SMs
     double clock;          // GHz
     double bandwidth;      // GB/s of main memory
+    double memory = 0;     // bytes of it, on a GPU
 };
 
 struct Cost {
@@ -163,6 +167,8 @@ struct Sizing {
 // Bits of a mask in the order in which a row's threads hold a score tile: writes mask_words words for the tile whose
 // row-major bits are given, bit (r * block_k + k) of `bits`.
 using PermuteMask = void (*)(const uint64_t* bits, int block_q, int block_k, uint64_t* out);
+
+struct DispatchSteps;  // plan/dispatch.h
 
 struct Kernel {
     const char* name;  // "avx512_block_forward_f32_64x64": arch_family_pass_dtype, then what else distinguishes it
@@ -190,6 +196,7 @@ struct Kernel {
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
+    const DispatchSteps* dispatch = nullptr;  // null: no queries can be dispatched to blocks for it
     const char* assumes = nullptr;  // of a call's operands, and what it does without: the plan cannot know, and says so
 
     Owner owner() const { return num_walks > 0 ? walks[0].owner : Owner::queries; }

@@ -20,7 +20,8 @@ enum class Order {
     plain,    // consecutive tokens
     residue,  // tokens of one residue class, so that dilated patterns become dense
     packed,   // hot tokens fill tiles of their own, the others stay in plain blocks
-    listed    // tokens of blocks that are nearly empty are gathered into listed tiles, for one pass
+    listed,   // tokens of blocks that are nearly empty are gathered into listed tiles, for one pass
+    dispatched  // queries are copied for each block that a call's lists name; the known part stays in plain blocks
 };
 
 // The block of rows that read no layout: their pairs are counted on such blocks. Hot tokens count as scattered if they

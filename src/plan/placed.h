@@ -16,6 +16,7 @@ struct PlacedPiece {
     LayoutView layout{};
     TasksView tasks{}, second_tasks{};
     TokenListsView tokens{};
+    const uint16_t* bit_places = nullptr;
 };
 using PlacedPass = std::vector<PlacedPiece>;
 
@@ -29,13 +30,14 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
     each_array(piece.second_schedule, placed.second_tasks, visit);
     if (piece.layout) {
         placed.layout = shape_of(*piece.layout);
-        if (piece.kernel->permute) placed.layout.mask_words = piece.kernel->mask_words;
+        if (piece.has_kernel_masks()) placed.layout.mask_words = piece.kernel->mask_words;
         each_array(*piece.layout, *piece.masks, placed.layout, visit);
     }
     if (piece.tokens) {
         placed.tokens = shape_of(*piece.tokens);
         each_array(*piece.tokens, placed.tokens, visit);
     }
+    visit(piece.bit_places, placed.bit_places);
     return placed;
 }
 

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "layout/layout.h"
 #include "layout/token_lists.h"
+#include "plan/dispatch.h"
 #include "plan/kernel.h"
 #include "plan/lower.h"
 
@@ -58,6 +60,8 @@ struct PiecePlan {
     std::shared_ptr<const Layout> layout;
     std::shared_ptr<const std::vector<uint64_t>> masks;  // the layout's, in the kernel's order
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless calls bring the lists
+    std::optional<DispatchShape> dispatch;     // of dispatched queries alone
+    std::vector<uint16_t> bit_places;          // the same: how each call makes masks
     Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
     LayoutStats stats{};
@@ -65,6 +69,8 @@ struct PiecePlan {
     size_t workspace = 0;  // bytes
 
     LayoutView layout_view() const;
+    // Whether the masks' bits are in an order of the row's.
+    bool has_kernel_masks() const { return kernel->permute && order != Order::dispatched; }
 };
 
 // One pass of a plan. Nearly all are of one piece, the whole pattern; where there are more, they share no pair.

@@ -16,6 +16,49 @@ Args lay_out_lists(const Backend& backend, Args args, const Kernel& kernel) {
     return args;
 }
 
+// The call as a row sees it that queries are dispatched to.
+template <class Args>
+Args make_round(Args args, const DispatchShape& shape, const DispatchRound& to) {
+    args.problem = &shape.round;
+    args.layout = to.layout();
+    args.tasks = to.tasks_of(0), args.second_tasks = to.tasks_of(1);
+    args.workspace = static_cast<char*>(args.workspace) + to.bytes;
+    const Dtype dtype = shape.call.dtype;
+    args.q = to.q, args.out = to.out, args.lse = to.lse;
+    args.k = to.of_keys(args.k, dtype), args.v = to.of_keys(args.v, dtype);
+    args.sink_logits = {};
+    return args;
+}
+
+void run_round(const Kernel& kernel, const ForwardArgs& args, const DispatchShape& shape, const DispatchRound& to) {
+    ForwardArgs round = make_round(args, shape, to);
+    if (args.max_logits.data) round.max_logits = to.max_logits;
+    kernel.dispatch->send(args, to);
+    kernel.forward(round);
+    kernel.dispatch->combine(args, to);
+}
+
+void run_round(const Kernel& kernel, const BackwardArgs& args, const DispatchShape& shape, const DispatchRound& to) {
+    BackwardArgs round = make_round(args, shape, to);
+    round.dout = round.out = to.dout, round.dq = to.dq, round.has_rows = true;
+    const Dtype dtype = shape.call.dtype;
+    round.dk = to.shares_keys ? to.dk : to.of_keys(args.dk, dtype);
+    round.dv = to.shares_keys ? to.dv : to.of_keys(args.dv, dtype);
+    round.dsink_logits = {};
+    if (to.is_first) kernel.dispatch->sum_rows(args);
+    kernel.dispatch->send_back(args, to);
+    kernel.backward(round);
+    kernel.dispatch->combine_back(args, to);
+}
+
+template <class Args>
+void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& args) {
+    const DispatchShape& shape = *piece.dispatch;
+    for (int64_t number = 0; number < shape.rounds(); ++number)
+        run_round(*piece.kernel, args, shape,
+                  DispatchRound(shape, args.tasks, args.second_tasks, placed.bit_places, number, args.workspace));
+}
+
 template <class Args, class Run>
 void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
     char* const workspace = static_cast<char*>(args.workspace);
@@ -30,7 +73,10 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
             args.tokens = placed[i].tokens;
             args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
             const Kernel& kernel = *pass.pieces[i].kernel;
-            run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
+            if (pass.pieces[i].order == Order::dispatched)
+                dispatch(pass.pieces[i], placed[i], args);
+            else
+                run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
         }
 }
 

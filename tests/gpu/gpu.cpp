@@ -457,14 +457,16 @@ Run::Run(const Plan& plan, const Case& c, const Truth& truth)
     dout.write(truth.dout), dlse.write(truth.dlse), sinks.write(truth.sinks);
 }
 
-spattn_status Run::forward(cudaStream_t stream) {
+spattn_status Run::forward(cudaStream_t stream, const spattn_tensor* indices) {
     auto args = forward_args(c, *this);
+    args.indices = indices;
     args.stream = stream, args.workspace = forward_workspace.memory, args.workspace_bytes = forward_workspace.bytes;
     return spattn_forward(plan.get(), &args);
 }
 
-spattn_status Run::backward(cudaStream_t stream) {
+spattn_status Run::backward(cudaStream_t stream, const spattn_tensor* indices) {
     auto args = backward_args(c, *this);
+    args.indices = indices;
     args.stream = stream, args.workspace = backward_workspace->memory, args.workspace_bytes = backward_workspace->bytes;
     return spattn_backward(plan.get(), &args);
 }

@@ -122,8 +122,9 @@ struct Workspace {
 // Operands of a case on the device. Backward is for cases that ask for it.
 struct Run {
     Run(const Plan& plan, const Case& c, const Truth& truth);
-    spattn_status forward(cudaStream_t stream = nullptr);
-    spattn_status backward(cudaStream_t stream = nullptr);
+    // indices: of patterns whose lists come with each call.
+    spattn_status forward(cudaStream_t stream = nullptr, const spattn_tensor* indices = nullptr);
+    spattn_status backward(cudaStream_t stream = nullptr, const spattn_tensor* indices = nullptr);
     void both_passes();  // with their end
     void demand_truth(const Truth& truth) const;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Contexts, plans and launches on a GPU: streams, capture, hooks and errors.
+#include <random>
 #include <thread>
+#include <tuple>
 
 #include "gpu/gpu.h"
 
@@ -62,6 +64,70 @@ TEST(graph_capture_and_replay) {
     }
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
+}
+
+// Lists lie on the device, and each replay reads what they are then: rows that gather, blocks of a layout, and queries
+// that are dispatched.
+TEST(lists_change_between_replays) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    for (const auto& [text, block_q, most, rows] :
+         {std::tuple("causal & runtime_tokens(40)", 1, 40, ""),
+          std::tuple("causal & runtime_blocks(64,64,3)", 64, 3, ""),
+          std::tuple("causal & runtime_blocks(1,64,3)", 1, 3,
+                     "any_block_forward_bf16_64x64,any_block_backward_bf16_64x64")}) {
+        check::context = text;
+        Case c = window_case();
+        c.pattern = text, c.seq_q = c.seq_k = 140, c.heads_q = 2, c.heads_kv = 1, c.backward = c.deterministic = true;
+        std::optional<Force> force;
+        if (*rows) force.emplace(rows);
+        const Plan plan = make_plan(context, c);
+        force.reset();
+        Case finite = c;
+        finite.pattern = "full";
+        Run run(plan, c, make_inputs(finite, 5));
+        const int64_t lists = (c.seq_q + block_q - 1) / block_q, blocks = (c.seq_k + 63) / 64;
+        std::vector<int32_t> drawn(size_t(lists * c.heads_kv * most));
+        int32_t* indices;
+        cuda(cudaMalloc(&indices, drawn.size() * sizeof(int32_t)), "lists");
+        const int64_t shape[] = {1, lists, c.heads_kv, most};
+        spattn_tensor view{};
+        view.data = indices, view.device = {SPATTN_CUDA, 0}, view.dtype = abi::i32, view.ndim = 4, view.shape = shape;
+        const auto both = [&](cudaStream_t stream) {
+            succeed(run.forward(stream, &view), "forward");
+            succeed(run.backward(stream, &view), "backward");
+        };
+        const auto results = [&] {
+            std::vector<Values> all;
+            for (const DeviceTensor* x : {&run.out, &run.lse, &run.dq, &run.dk, &run.dv}) all.push_back(x->read());
+            return all;
+        };
+        Stream stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        cuda(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeGlobal), "begin capture");
+        both(stream.handle);
+        cuda(cudaStreamEndCapture(stream.handle, &graph), "end capture");
+        cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+        std::mt19937 random(6);
+        std::vector<Values> last;
+        for (int replay = 0; replay < 3; ++replay) {
+            for (int32_t& entry : drawn) entry = int32_t(random() % (block_q == 1 && most == 40 ? c.seq_k : blocks));
+            cuda(cudaMemcpy(indices, drawn.data(), drawn.size() * sizeof(int32_t), cudaMemcpyHostToDevice), "lists");
+            for (DeviceTensor* x : {&run.out, &run.lse, &run.dq, &run.dk, &run.dv}) x->spoil();
+            cuda(cudaGraphLaunch(executable, stream.handle), "graph launch");
+            cuda(cudaStreamSynchronize(stream.handle), "replay");
+            const std::vector<Values> replayed = results();
+            both(nullptr);
+            cuda(cudaDeviceSynchronize(), "call");
+            CHECK(replayed == results());
+            CHECK(replayed != last);
+            last = replayed;
+        }
+        cudaGraphExecDestroy(executable);
+        cudaGraphDestroy(graph);
+        cudaFree(indices);
+    }
 }
 
 TEST(a_capturing_stream_takes_no_plan) {

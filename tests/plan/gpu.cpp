@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "golden.h"
 #include "plan/backends.h"
+#include "plan/dispatched.h"
 #include "plan/plans.h"
 #include "sm80/kernels.cpp"
 #include "sm90/kernels.cpp"
@@ -47,6 +48,18 @@ template <Dtype D>
 void Combine<D>::run(const ForwardArgs&, const Partials<RealOf<D>>&) {}
 template <Dtype D>
 void Combine<D>::prepare(int32_t) {}
+template <Dtype D>
+void Dispatch<D>::send(const ForwardArgs&, const DispatchRound&) {}
+template <Dtype D>
+void Dispatch<D>::combine(const ForwardArgs&, const DispatchRound&) {}
+template <Dtype D>
+void Dispatch<D>::sum_rows(const BackwardArgs&) {}
+template <Dtype D>
+void Dispatch<D>::send_back(const BackwardArgs&, const DispatchRound&) {}
+template <Dtype D>
+void Dispatch<D>::combine_back(const BackwardArgs&, const DispatchRound&) {}
+template <Dtype D>
+void Dispatch<D>::prepare(int32_t) {}
 }  // namespace any
 namespace sm80 {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
@@ -147,6 +160,11 @@ const Golden goldens[] = {
      true},
     {"call_blocks", "causal & runtime_blocks(128,128,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_blocks_deterministic", "causal & runtime_blocks(64,128,16)", 16, 8192, 8192, 128, Dtype::bf16, true, true},
+    {"blocks_of_queries", "causal & runtime_blocks(1,128,8)", 16, 65536, 65536, 128, Dtype::bf16, true},
+    {"blocks_of_queries_deterministic", "causal & runtime_blocks(1,512,8)", 16, 65536, 65536, 128, Dtype::bf16, true,
+     true},
+    {"blocks_of_grouped_queries", "causal & runtime_blocks(1,64,16)", 64, 65536, 65536, 128, Dtype::bf16, true, false,
+     16},
     {"call_lists_f64", "runtime_blocks(64,64,16)", 2, 4096, 4096, 100, Dtype::f64, true},
 };
 
@@ -159,7 +177,7 @@ CompiledPlan plan_of(const Golden& g) {
     PlanOptions options;
     options.backward = g.backward;
     options.device = SPATTN_CUDA;
-    options.machine = {"imaginary GPU", 132, 1.7, 4000};
+    options.machine = {"imaginary GPU", 132, 1.7, 4000, 1.4e11};
     const PatternRef pattern = parse_pattern(g.pattern);
     if (const RuntimeShape* s = pattern->runtime()) p.call_lists = {s->block_q, s->block_k, s->most};
     return compile_plan(*pattern, p, options, rows());
@@ -212,6 +230,30 @@ TEST(permuted_masks_tell_which_quarters_have_pairs) {
         const int told = kept ? kept : 15;  // of a block without a pair: all
         const int by_key = told, by_query = (told & 9) | (told & 2) << 1 | (told & 4) >> 1;
         CHECK_EQ(out[512], uint64_t(by_key) | uint64_t(by_query) << 32);
+    }
+}
+
+// Calls make masks for dispatched queries bit by bit.
+TEST(bits_of_masks_are_found_for_every_row) {
+    std::mt19937_64 random(9);
+    for (const Kernel& row : rows()) {
+        if (!row.dispatch || row.block_k % known_block) continue;
+        const std::vector<uint16_t> places = make_bit_places(row);
+        std::vector<uint64_t> bits(size_t(row.block_q * row.block_k / 64)), wanted(size_t(row.mask_words));
+        for (uint64_t& word : bits) word = random() & random();
+        if (row.permute) row.permute(bits.data(), row.block_q, row.block_k, wanted.data());
+        else wanted = bits;
+        check::context = row.name;
+        int wrong = 0, of_all = 0;
+        for (size_t at = 0; at < places.size(); ++at) {
+            const uint16_t from = places[at];
+            const bool is_set = from < bit_of_all ? bits[from / 64] >> (from % 64) & 1 : from == bit_of_all;
+            wrong += is_set != (wanted[at / 64] >> (at % 64) & 1);  // of this mask no quarter is empty
+            of_all += from == bit_of_all;
+        }
+        CHECK_EQ(places.size(), size_t(row.mask_words) * 64);
+        CHECK_EQ(wrong, 0);
+        CHECK_EQ(of_all, row.permute == tile::permute_to_both_fragments_and_quarters ? 8 : 0);
     }
 }
 

@@ -343,7 +343,9 @@ private:
                                                         {"sink logits", problem.has(SPATTN_PLAN_SINK_LOGITS)},
                                                         {"value in key", problem.has(SPATTN_PLAN_VALUE_IN_KEY)},
                                                         {"max_logits", bool(t.max_logits)},
-                                                        {"lists at run time", problem.drawn.list_most > 0}};
+                                                        {"lists at run time", problem.drawn.list_most > 0},
+                                                        {"dispatched queries", facts.dispatches},
+                                                        {"dispatched queries in rounds", facts.has_rounds}};
         for (const auto& [name, is_so] : kinds)
             if (is_so) tally_.count(tally_.kinds, name);
         tally_.count(tally_.kinds, std::string("values ") + value_names[int(problem.values)]);

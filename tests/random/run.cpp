@@ -172,6 +172,10 @@ Facts read(const std::string& explained) {
     double lanes = 0;
     for (std::string line; std::getline(lines, line);) {
         if (starts_with(line, "machine")) lanes = number_before(line, "lane");
+        if (starts_with(line, "  rounds")) {
+            facts.dispatches = true;
+            facts.has_rounds |= number_before(line, "round") > 1;
+        }
         if (!starts_with(line, "  tasks")) continue;
         facts.has_more_tasks_than_lanes |= lanes > 0 && number_before(line, "in") > lanes;
         facts.splits_rows |= line.find(" split into ") != std::string::npos;

@@ -24,7 +24,7 @@ Planned make_plan(const spattn_context* context, const Problem& problem, const s
 
 // What a plan says of itself.
 struct Facts {
-    bool has_more_tasks_than_lanes = false, splits_rows = false;
+    bool has_more_tasks_than_lanes = false, splits_rows = false, dispatches = false, has_rounds = false;
 };
 Facts read(const std::string& explained);
 

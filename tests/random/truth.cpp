@@ -258,11 +258,12 @@ private:
 
     struct Gradient {
         Numbers values, errors, squares;  // squares: of all partial sums, each of which is rounded
+        Numbers powers;                   // of the terms
         void reset(int64_t size) {
-            for (Numbers* x : {&values, &errors, &squares}) x->assign(size_t(size), 0);
+            for (Numbers* x : {&values, &errors, &squares, &powers}) x->assign(size_t(size), 0);
         }
         void add(size_t at, double x, double error) {
-            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at];
+            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at], powers[at] += x * x;
         }
     };
 
@@ -334,6 +335,14 @@ private:
         }
     }
 
+    // A query that is dispatched (plan/dispatch.h) gets an element from each entry's block: a sum of n terms, rounded once
+    // more, whose square is up to n times those of its terms.
+    double dispatched(const Gradient& x, size_t at) const {
+        if (t_.indices.empty() || type_.weight == 0) return 0;
+        return double(problem_.drawn.list_most) * type_.tiniest +
+               4 * type_.rounded * std::sqrt(x.powers[at] * double(problem_.drawn.list_block_k));
+    }
+
     double stored(const Gradient& x, size_t at) const {
         const double sums = 4 * type_.sum * std::sqrt(x.squares[at]);
         return x.errors[at] + sums + type_.rounded * std::fabs(x.values[at]) + type_.tiniest;
@@ -389,7 +398,8 @@ private:
         }
         Numbers got(static_cast<size_t>(dim_));
         t_.dq.get(b, h, row, got.data());
-        for (size_t c = 0; c < got.size(); ++c) demand("dq", b, h, row, got[c], dq.values[c], stored(dq, c));
+        for (size_t c = 0; c < got.size(); ++c) 
+            demand("dq", b, h, row, got[c], dq.values[c], stored(dq, c) + dispatched(dq, c));
         const double p_sink = std::exp(sink(h) - r.lse);
         dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
         return true;

@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: MIT
+// Queries go to the blocks of keys that their lists name, and come back: see plan/dispatch.h.
+//
+//     lists      by key          gather_transpose.cuh
+//     starts     a CTA a plane   where each block's tiles begin: copies of one block fill them, the last one partly
+//     entries    a thread each   where an entry's copies stand
+//     tiles      a CTA each      what of the block the tile's queries see, as masks; their rows, copied
+//     columns    a warp each     backward: the tiles of each block of keys
+//     tasks      a thread each   as long as their rows are now
+//     combine    a warp a row    forward: results of a row's copies, weighted by exp(lse_i - lse); backward: sums of dq
+//
+// Rows without a query, and queries that see nothing of a block, are zeros: what a query holds that sees nothing does
+// not reach dk and dv. Backward a copy is told its query's lse and delta: p and ds are then those of the whole row, of
+// which the copy sees a part, and dk and dv are sums over copies as over any queries.
+//
+// What binds is memory: each copy is written and read, and its result is. In blocks of 128 keys and head_dim 128, where
+// lists are at random, copies move 0.8 KiB for 64 KFLOP forward.
+#pragma once
+
+#include <algorithm>
+
+#include "any/block_backward.h"
+#include "any/dispatch.h"
+#include "any/gather_transpose.cuh"
+#include "any/row_end.cuh"
+#include "runtime/device.h"
+#include "runtime/launch.h"
+
+namespace spattn::any {
+
+struct DispatchParams {
+    TransposeParams lists;
+    DispatchRound to;
+    int64_t seq_q, heads_q;                  // of the call
+    TensorView q, dout;                      // of the call
+    // Backward: of the call's rows, and of copies, at the start of the row's workspace.
+    const float *row_lse, *row_delta;
+    float *copy_lse, *copy_delta;
+    int head_dim, head_dim_v;
+    bool has_words;                          // rows of q and dout are words of 16 bytes
+
+    __device__ int64_t batch_of(int64_t plane) const { return to.first_batch + plane / to.heads; }
+    __device__ int64_t first_head_of(int64_t plane) const {  // of queries
+        return (to.first_head + plane % to.heads) * to.group;
+    }
+};
+
+constexpr int tile_threads = 128, most_tile_rows = 256, step_threads = 256, combine_threads = 128;
+
+// The last place of `starts` that is not above x, which the first one is not.
+__device__ __forceinline__ int find_last(const int32_t* starts, int count, int x) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (starts[middle] <= x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// ---- starts and entries ----
+static __global__ void __launch_bounds__(scan_threads) starts_kernel(const __grid_constant__ DispatchParams params) {
+    const int64_t blocks = params.to.blocks;
+    int32_t* const starts = params.to.tile_begin + int64_t(blockIdx.x) * (blocks + 1);
+    const int64_t copies = params.to.copies_of_entry, rows = params.to.tile_q;
+    scan<int32_t>(
+        blocks,
+        [&](int64_t block) {
+            return int32_t((params.lists.span_of(blockIdx.x, block).count * copies + rows - 1) / rows);
+        },
+        [&](int64_t block, int32_t, int32_t before) { starts[block] = before; });
+}
+
+// An entry is looked for among those of its stretch.
+static __global__ void __launch_bounds__(step_threads) entries_of_copies_kernel(
+    const __grid_constant__ DispatchParams params) {
+    const DispatchRound& to = params.to;
+    const ListSizes& sizes = to.sizes;
+    const ListsByKey& by_key = to.named;
+    const unsigned most = unsigned(sizes.most), lists = unsigned(sizes.lists);
+    const unsigned all = unsigned(sizes.planes) * lists * most;
+    const unsigned joined = unsigned(by_key.joined), in_stretch = ListsByKey::numbers / joined;
+    for (unsigned n = blockIdx.x * step_threads + threadIdx.x; n < all; n += gridDim.x * step_threads) {
+        const unsigned of_list = n / most, plane = of_list / lists, list = of_list % lists;
+        const KeyList entries = params.lists.lists.list(plane, list);
+        const int entry = int(n % most);
+        const int64_t named = entry < entries.count ? entries.block(entries.load(entry), sizes.blocks) : -1;
+        int copy = -1;
+        if (named >= 0) {
+            const unsigned block = unsigned(named) / joined;
+            const int number = int(list * joined + unsigned(named) % joined);
+            const int64_t* const begin = params.lists.begin_of(plane) + block * by_key.stretches;
+            const int64_t* const stretch = begin + list / in_stretch;
+            const int32_t* const names = params.lists.lists_of(plane) + begin[0];
+            int low = int(stretch[0] - begin[0]), high = int(stretch[1] - begin[0]);
+            while (low < high) {  // the first that is this one; those of equal entries are equal
+                const int middle = (low + high) / 2;
+                if (names[middle] < number) low = middle + 1;
+                else high = middle;
+            }
+            copy = to.tile_begin[plane * unsigned(to.blocks + 1) + block] * to.tile_q + low * to.copies_of_entry;
+        }
+        to.copy_of_entry[n] = copy;
+    }
+}
+
+// ---- tiles ----
+// Bits [first, first + count) of a word, which may begin before it or end behind it.
+__device__ __forceinline__ uint64_t keys_of_part(int first, int count) {
+    const auto below = [](int end) { return end <= 0 ? 0 : end >= 64 ? ~uint64_t(0) : (uint64_t(1) << end) - 1; };
+    return below(first + count) & ~below(first);
+}
+
+// Rows of a tile, one after the other, from those of their tokens, which are no_token where a row is zeros. Several
+// words of 16 bytes are on their way at once.
+template <class T>
+__device__ __forceinline__ void copy_rows(T* to, const TensorView& from, int64_t batch, const int* tokens,
+                                          const int* heads, int rows, int columns, bool has_words) {
+    constexpr int at_once = 4;
+    if (has_words) {
+        constexpr int width = 16 / sizeof(T);
+        const int words_of_row = columns / width, words = rows * words_of_row;
+        for (int first = int(threadIdx.x); first < words; first += at_once * tile_threads) {
+            uint4 x[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int word = first + i * tile_threads, row = min(word / words_of_row, rows - 1);
+                x[i] = uint4{};
+                if (word >= words || tokens[row] == no_token) continue;
+                const T* const at = row_of<T>(from, batch, heads[row], tokens[row]);
+                x[i] = reinterpret_cast<const uint4*>(at)[word % words_of_row];
+            }
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int word = first + i * tile_threads;
+                if (word < words) reinterpret_cast<uint4*>(to)[word] = x[i];
+            }
+        }
+    } else {
+        for (int n = int(threadIdx.x); n < rows * columns; n += tile_threads) {
+            const int row = n / columns, column = n % columns;
+            to[n] = tokens[row] != no_token ? row_of<T>(from, batch, heads[row], tokens[row])[column * from.column]
+                                            : T(0.0f);
+        }
+    }
+}
+
+template <class T, bool IsBackward>
+__global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_constant__ DispatchParams params) {
+    constexpr int most_words = 2;  // of a row: blocks have 64 or 128 keys
+    __shared__ uint64_t kept[most_tile_rows * most_words];
+    __shared__ int row_tokens[most_tile_rows], row_heads[most_tile_rows], row_parts[most_tile_rows];
+    const DispatchRound& to = params.to;
+    const ListSizes& sizes = to.sizes;
+    const GatherLists& lists = params.lists.lists;
+    const int thread = int(threadIdx.x), words = to.tile_k / known_block, joined = to.named.joined;
+    const int tiles = int(to.tiles), all_tiles = int(sizes.planes) * tiles;  // 32 bits: fits() sees to that
+    for (int n = int(blockIdx.x); n < all_tiles; n += int(gridDim.x)) {
+        const int plane = n / tiles, tile = n % tiles;
+        const int64_t batch = params.batch_of(plane);
+        const int32_t* const starts = to.tile_begin + int64_t(plane) * (to.blocks + 1);
+        Slice slice{n * to.tiles_k, n * to.tiles_k};
+        if (tile >= starts[to.blocks]) {
+            if (thread == 0) to.by_query.slices[n] = slice, to.by_query.lengths[n] = 0;
+            continue;
+        }
+        const int block = find_last(starts, int(to.blocks), tile);
+        const TransposeParams::Span span = params.lists.span_of(plane, block);
+        const int32_t* const names = params.lists.lists_of(plane) + span.begin;
+        const int entries = int(span.count);
+        for (int row = thread; row < to.tile_q; row += tile_threads) {
+            const int copy = (tile - starts[block]) * to.tile_q + row, entry = copy / to.copies_of_entry;
+            const int within = copy % to.copies_of_entry;
+            int64_t token = params.seq_q;
+            const int number = entry < entries ? names[entry] : 0;
+            if (entry < entries) token = (to.first_list + number / joined) * int64_t(to.block_q) + within / to.group;
+            row_parts[row] = number % joined;
+            row_tokens[row] = token < params.seq_q ? int(token) : no_token;
+            row_heads[row] = int(params.first_head_of(plane)) + within % to.group;
+        }
+        __syncthreads();  // all rows are known, and the last tile's masks have been read
+        unsigned sees = 0;  // bit i: what this thread's i-th row sees of the block is not nothing
+        int found = 0, length = 0, last = no_pair;
+        for (int part = 0; part < to.tiles_k; ++part) {
+            const int tile_of_keys = block * to.tiles_k + part;
+            if (tile_of_keys >= to.rows_k) break;
+            bool is_full = true, is_seen = false;
+            for (int row = thread, i = 0; row < to.tile_q; row += tile_threads, ++i)
+                for (int word = 0; word < words; ++word) {
+                    uint64_t bits = 0;
+                    if (row_tokens[row] != no_token) {
+                        const int token = row_tokens[row];
+                        const int mask = lists.known_mask(batch * params.heads_q + row_heads[row], token / known_block,
+                                                          tile_of_keys * words + word);
+                        bits = mask == full_block ? ~uint64_t(0)
+                               : mask == no_pair
+                                   ? 0
+                                   : lists.known.masks[int64_t(mask) * lists.known.mask_words + token % known_block];
+                        if (joined > 1)
+                            bits &= keys_of_part(row_parts[row] * to.block_k - word * known_block, to.block_k);
+                        is_full &= bits == ~uint64_t(0);
+                        if (bits) is_seen = true, sees |= 1u << i;
+                    }
+                    kept[row * words + word] = bits;
+                }
+            is_full = !__syncthreads_or(!is_full), is_seen = __syncthreads_or(is_seen);
+            const int state = !is_seen ? no_pair : is_full ? full_block : n * to.tiles_k + part;
+            if (state >= 0) {
+                uint64_t* const mask = to.masks + int64_t(state) * to.mask_words;
+                for (int word = thread; word < to.mask_words; word += tile_threads) {
+                    uint64_t bits = 0;
+                    for (int bit = 0; bit < 64; ++bit) {
+                        const unsigned from = to.bits[word * 64 + bit];
+                        const bool is_kept =
+                            from < bit_of_all ? kept[from / 64] >> (from % 64) & 1 : from == bit_of_all;
+                        bits |= uint64_t(is_kept) << bit;
+                    }
+                    mask[word] = bits;
+                }
+                __syncthreads();  // before the next part overwrites what is kept
+            }
+            if (thread) continue;
+            to.states[n * to.tiles_k + part] = state;
+            if (state == no_pair) {
+                last = no_pair;
+                continue;
+            }
+            Run* const runs = to.by_query.runs + slice.begin;
+            if (state == full_block && last == full_block) ++runs[found - 1].count;
+            else runs[found++] = {tile_of_keys, 1, state};
+            last = state, ++length;
+        }
+        for (int row = thread, i = 0; row < to.tile_q; row += tile_threads, ++i)
+            if (!(sees >> i & 1)) row_tokens[row] = no_token;
+        if (thread == 0) {
+            slice.end += found;
+            to.by_query.slices[n] = slice, to.by_query.lengths[n] = length;
+        }
+        __syncthreads();  // it is known of each row whether it sees something
+        const int64_t first = int64_t(plane) * to.rows_q + int64_t(tile) * to.tile_q;
+        const auto copy = [&](const TensorView& into, const TensorView& from, int columns) {
+            copy_rows(static_cast<T*>(into.data) + first * columns, from, batch, row_tokens, row_heads, to.tile_q,
+                      columns, params.has_words);
+        };
+        copy(to.q, params.q, params.head_dim);
+        if constexpr (IsBackward) {
+            copy(to.dout, params.dout, params.head_dim_v);
+            for (int row = thread; row < to.tile_q; row += tile_threads) {
+                const bool is_there = row_tokens[row] != no_token;
+                const int64_t at = (batch * params.heads_q + row_heads[row]) * params.seq_q + row_tokens[row];
+                params.copy_lse[first + row] = is_there ? params.row_lse[at] : 0;
+                params.copy_delta[first + row] = is_there ? params.row_delta[at] : 0;
+            }
+        }
+        __syncthreads();  // before the rows are another tile's
+    }
+}
+
+// ---- columns and tasks ----
+static __global__ void __launch_bounds__(step_threads) columns_kernel(const __grid_constant__ DispatchParams params) {
+    constexpr int warps = step_threads / 32;
+    const DispatchRound& to = params.to;
+    const int lane = int(threadIdx.x) % 32;
+    for (int64_t n = int64_t(blockIdx.x) * warps + threadIdx.x / 32; n < to.sizes.planes * to.rows_k;
+         n += int64_t(gridDim.x) * warps) {
+        const int64_t plane = n / to.rows_k;
+        const int row = int(n % to.rows_k), block = row / to.tiles_k, part = row % to.tiles_k;
+        const int32_t* const starts = to.tile_begin + plane * (to.blocks + 1) + block;
+        const int first = starts[0], end = starts[1];
+        const int64_t begin = plane * to.by_key.room + int64_t(first) * to.tiles_k + int64_t(part) * (end - first);
+        int found = 0;
+        for (int tile = first + lane; tile - lane < end; tile += 32) {
+            const int state = tile < end ? to.states[(plane * to.tiles + tile) * to.tiles_k + part] : no_pair;
+            const unsigned all = __ballot_sync(~0u, state != no_pair);
+            if (state != no_pair)
+                to.by_key.runs[begin + found + __popc(all & ((1u << lane) - 1))] = {tile, 1, state};
+            found += __popc(all);
+        }
+        if (lane) continue;
+        to.by_key.slices[n] = {int32_t(begin), int32_t(begin) + found};
+        to.by_key.lengths[n] = found;
+    }
+}
+
+static __global__ void __launch_bounds__(step_threads) round_tasks_kernel(
+    const __grid_constant__ DispatchParams params) {
+    const int64_t thread = int64_t(blockIdx.x) * step_threads + threadIdx.x;
+    const int64_t threads = int64_t(gridDim.x) * step_threads;
+    const DispatchRound& to = params.to;
+    for (int64_t head = thread; head < to.sizes.planes; head += threads) to.kind_of_head[head] = int32_t(head);
+    for (const CallTasks& tasks : to.tasks) {
+        const CallAxis& axis = tasks.owner == Owner::queries ? to.by_query : to.by_key;
+        for (int64_t n = thread; n < tasks.from.num_tasks; n += threads) {
+            Task task = tasks.from.tasks[n];
+            task.take = axis.lengths[int64_t(task.head) * axis.rows + task.row];
+            tasks.to[n] = task;
+        }
+    }
+}
+
+// ---- combine ----
+// A warp has a row of the call that is of this round. All counts are of 32 bits, which divide in a tenth of the time.
+struct RoundRow {
+    int plane, token, head, within;  // of the call; within: its copy among those of an entry
+    int64_t batch;
+    const int32_t* copies;           // of its list's entries
+
+    __device__ static unsigned of_head(const DispatchParams& params) {
+        const DispatchRound& to = params.to;
+        return unsigned(min(to.sizes.lists * to.block_q, params.seq_q - to.first_list * to.block_q));
+    }
+    __device__ static unsigned count(const DispatchParams& params) {
+        return unsigned(params.to.sizes.planes) * unsigned(params.to.group) * of_head(params);
+    }
+    __device__ RoundRow(const DispatchParams& params, unsigned n) {
+        const DispatchRound& to = params.to;
+        const unsigned group = unsigned(to.group), block_q = unsigned(to.block_q), rows = of_head(params);
+        const unsigned row = n / group % rows, in_group = n % group, list = row / block_q;
+        plane = int(n / group / rows), batch = params.batch_of(plane);
+        token = int(to.first_list * to.block_q + row), head = int(params.first_head_of(plane) + in_group);
+        within = int(row % block_q * group + in_group);
+        copies = to.copy_of_entry + (int64_t(plane) * to.sizes.lists + list) * to.sizes.most;
+    }
+    // The row of a copy among those of all planes, or -1.
+    __device__ int64_t copy(const DispatchRound& to, int entry) const {
+        const int first = entry < to.sizes.most ? copies[entry] : -1;
+        return first < 0 ? -1 : plane * to.rows_q + first + within;
+    }
+};
+
+// put(column, x) for each column of the sum of copies' rows, with weights weigh(copy) that are asked for once for 32
+// of them. Rows with weight 0 are not read into the sum: what they hold may be NaN.
+template <Dtype D, class Weigh, class Put>
+__device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundRow& row, const TensorView& rows,
+                                           int columns, Weigh weigh, Put put) {
+    using T = ElementOf<D>;
+    constexpr int width = 4, at_once = 8;  // neighbouring columns of a lane; copies
+    struct alignas(width * sizeof(T)) Columns {
+        T x[width];
+    };
+    const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
+    const bool is_wide = columns % width == 0;
+    for (int first_column = 0; first_column < columns; first_column += 32 * width) {
+        const int column = first_column + lane * width;
+        float sum[width] = {};
+        for (int first = 0; first < most; first += 32) {
+            const int64_t mine = row.copy(to, first + lane);
+            const float own = mine < 0 ? 0 : weigh(mine);
+            const int count = min(most - first, 32);
+            for (int next = 0; next < count; next += at_once) {
+                Columns x[at_once];
+                float weight[at_once];
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    weight[i] = __shfl_sync(~0u, own, (next + i) % 32);
+                    const int64_t copy = __shfl_sync(~0u, mine, (next + i) % 32);
+                    if (next + i >= count) weight[i] = 0;
+                    x[i] = Columns{};
+                    if (weight[i] == 0 || column >= columns) continue;
+                    const T* const from = static_cast<const T*>(rows.data) + copy * columns + column;
+                    if (is_wide) x[i] = *reinterpret_cast<const Columns*>(from);
+                    else
+                        for (int c = 0; c < min(width, columns - column); ++c) x[i].x[c] = from[c];
+                }
+#pragma unroll
+                for (int i = 0; i < at_once; ++i)
+#pragma unroll
+                    for (int c = 0; c < width; ++c) sum[c] = fmaf(weight[i], to_real(x[i].x[c]), sum[c]);
+            }
+        }
+        if (column >= columns) continue;
+        for (int c = 0; c < min(width, columns - column); ++c) put(column + c, sum[c]);
+    }
+}
+
+template <Dtype D>
+__global__ void __launch_bounds__(combine_threads, 5)  // five, or the compiler spills for more
+    combine_copies_kernel(const __grid_constant__ DispatchParams params,
+                          const __grid_constant__ ForwardOutputs outputs) {
+    constexpr unsigned warps = combine_threads / 32;
+    const DispatchRound& to = params.to;
+    const float* const lse = static_cast<const float*>(to.lse.data);
+    const float* const top = static_cast<const float*>(to.max_logits.data);
+    const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
+    const unsigned rows = RoundRow::count(params);
+    for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
+        const RoundRow row(params, n);
+        RowState<float> state{-INFINITY, 0, -INFINITY};
+        const auto add = [&](float& x, float y) { x = fmaxf(x, y); };
+        for (int entry = lane; entry < most; entry += 32) {
+            const int64_t copy = row.copy(to, entry);
+            if (copy < 0) continue;
+            add(state.m, lse[copy]);
+            if (outputs.max_logits.data) add(state.top, top[copy]);
+        }
+        for (int lanes = 16; lanes; lanes /= 2) {
+            add(state.m, __shfl_xor_sync(~0u, state.m, lanes));
+            add(state.top, __shfl_xor_sync(~0u, state.top, lanes));
+        }
+        const auto weigh = [&](int64_t copy) { return weight(lse[copy], state.m); };
+        for (int entry = lane; entry < most; entry += 32) {
+            const int64_t copy = row.copy(to, entry);
+            if (copy >= 0) state.l += weigh(copy);
+        }
+        for (int lanes = 16; lanes; lanes /= 2) state.l += __shfl_xor_sync(~0u, state.l, lanes);
+        RowEnd<D> end(outputs, row.batch, row.head, row.token);
+        end.finish(state);
+        sum_copies<D>(to, row, to.out, params.head_dim_v, weigh, [&](int column, float x) { end.write(column, x); });
+        if (lane == 0) end.write_state(state, 0);
+    }
+}
+
+template <Dtype D>
+__global__ void __launch_bounds__(combine_threads)
+    sum_copies_kernel(const __grid_constant__ DispatchParams params, const __grid_constant__ TensorView dq) {
+    constexpr unsigned warps = combine_threads / 32;
+    const unsigned rows = RoundRow::count(params);
+    for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
+        const RoundRow row(params, n);
+        auto* const to = row_of<ElementOf<D>>(dq, row.batch, row.head, row.token);
+        sum_copies<D>(params.to, row, params.to.dq, params.head_dim, [](int64_t) { return 1.0f; },
+                      [&](int column, float x) { from_real(x, to[column * dq.column]); });
+    }
+}
+
+// Gradients of keys that several rounds add to.
+struct AddParams {
+    TensorView from, to;  // of the round; of the call, from the round's first head on
+    float* sums;
+    int64_t rows, seq_k, heads;
+    int columns;
+    bool is_first, is_last;
+};
+
+template <Dtype D>
+__global__ void __launch_bounds__(step_threads) add_keys_kernel(const __grid_constant__ AddParams params) {
+    for (int64_t n = int64_t(blockIdx.x) * step_threads + threadIdx.x; n < params.rows * params.columns;
+         n += int64_t(gridDim.x) * step_threads) {
+        float x = to_real(static_cast<const ElementOf<D>*>(params.from.data)[n]);
+        if (!params.is_first) x += params.sums[n];
+        if (!params.is_last) {
+            params.sums[n] = x;
+            continue;
+        }
+        const int64_t row = n / params.columns, plane = row / params.seq_k;
+        const int64_t column = n % params.columns;
+        from_real(x, row_of<ElementOf<D>>(params.to, plane / params.heads, plane % params.heads,
+                                          row % params.seq_k)[column * params.to.column]);
+    }
+}
+
+// ---- launch ----
+inline unsigned dispatch_ctas(int64_t wanted) { return unsigned(std::clamp<int64_t>(wanted, 1, most_list_ctas)); }
+
+inline DispatchParams make_dispatch_params(const CallArgs& args, const DispatchRound& to, const TensorView& q) {
+    const Problem& p = *args.problem;
+    GatherLists lists = GatherLists::of(args);
+    lists.sizes = to.sizes, lists.heads_kv = int(to.heads);
+    const auto shift = [&](IndexView& x) {
+        const int64_t by = to.first_batch * x.batch + to.first_list * x.row + to.first_head * x.head;
+        if (x.data) x.data = static_cast<const char*>(x.data) + by * (x.is_wide ? 8 : 4);
+    };
+    shift(lists.call.indices), shift(lists.call.counts);
+    return {{lists, to.named}, to, p.seq_q, p.heads_q, q, {}, nullptr, nullptr, nullptr, nullptr, int(p.head_dim),
+            int(p.head_dim_v), is_wide(q) && p.head_dim % 8 == 0};
+}
+
+template <class T, bool IsBackward>
+void send_copies(const DispatchParams& params, void* stream) {
+    const DispatchRound& to = params.to;
+    const ListSizes& sizes = to.sizes;
+    const auto launch = [&](auto kernel, int64_t threads) {
+        runtime::launch(kernel, {dispatch_ctas(divide_up(threads, step_threads)), unsigned(step_threads), 0}, stream,
+                        params);
+    };
+    transpose_lists(params.lists, stream);
+    runtime::launch(starts_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
+    launch(entries_of_copies_kernel, sizes.planes * sizes.lists * sizes.most);
+    runtime::launch(tiles_kernel<T, IsBackward>,
+                    {dispatch_ctas(sizes.planes * to.tiles), unsigned(tile_threads), 0}, stream, params);
+    if (IsBackward) launch(columns_kernel, 32 * sizes.planes * to.rows_k);
+    launch(round_tasks_kernel, std::max<int64_t>(to.tasks[0].from.num_tasks, to.tasks[1].from.num_tasks));
+}
+
+inline runtime::Shape combine_shape(const DispatchParams& params) {
+    const DispatchRound& to = params.to;
+    const int64_t rows = to.sizes.planes * to.sizes.lists * to.copies_of_entry;
+    return {dispatch_ctas(divide_up(rows, combine_threads / 32)), unsigned(combine_threads), 0};
+}
+
+template <Dtype D>
+void Dispatch<D>::send(const ForwardArgs& args, const DispatchRound& to) {
+    const runtime::CurrentDevice current(args.device);
+    send_copies<ElementOf<D>, false>(make_dispatch_params(args, to, args.q), args.stream);
+}
+
+template <Dtype D>
+void Dispatch<D>::combine(const ForwardArgs& args, const DispatchRound& from) {
+    const runtime::CurrentDevice current(args.device);
+    const DispatchParams params = make_dispatch_params(args, from, args.q);
+    ForwardArgs whole = args;
+    whole.piece = {};
+    runtime::launch(combine_copies_kernel<D>, combine_shape(params), args.stream, params, make_outputs<float>(whole));
+}
+
+template <Dtype D>
+void Dispatch<D>::sum_rows(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    BlockBackward<D>::rows(args);
+}
+
+template <Dtype D>
+void Dispatch<D>::send_back(const BackwardArgs& args, const DispatchRound& to) {
+    const runtime::CurrentDevice current(args.device);
+    DispatchParams params = make_dispatch_params(args, to, args.q);
+    const auto rows = BackwardSpace<float>::at(to.sums_of_rows, *args.problem, args.layout, args.tasks);
+    params.dout = args.dout, params.row_lse = rows.lse, params.row_delta = rows.delta;
+    params.copy_lse = reinterpret_cast<float*>(static_cast<char*>(args.workspace) + to.bytes);
+    params.copy_delta = params.copy_lse + to.sizes.planes * to.rows_q;
+    params.has_words &= is_wide(args.dout) && args.problem->head_dim_v % 8 == 0;
+    send_copies<ElementOf<D>, true>(params, args.stream);
+}
+
+template <Dtype D>
+void Dispatch<D>::combine_back(const BackwardArgs& args, const DispatchRound& from) {
+    const runtime::CurrentDevice current(args.device);
+    const DispatchParams params = make_dispatch_params(args, from, args.q);
+    runtime::launch(sum_copies_kernel<D>, combine_shape(params), args.stream, params, args.dq);
+    if (!from.shares_keys) return;
+    const Problem& p = *args.problem;
+    const auto add = [&](const TensorView& made, const TensorView& to, float* sums, int64_t columns) {
+        const int64_t rows = from.sizes.planes * p.seq_k;
+        const AddParams add{made,      from.of_keys(to, D), sums, rows, p.seq_k, from.heads, int(columns),
+                            from.is_first_of_keys, from.is_last_of_keys};
+        runtime::launch(add_keys_kernel<D>,
+                        {dispatch_ctas(divide_up(rows * columns, step_threads)), unsigned(step_threads), 0},
+                        args.stream, add);
+    };
+    add(from.dk, args.dk, from.dk_sums, p.head_dim);
+    if (!p.value_in_key) add(from.dv, args.dv, from.dv_sums, p.head_dim_v);
+}
+
+template <Dtype D>
+void Dispatch<D>::prepare(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    prepare_transpose();
+    runtime::prepare(starts_kernel, 0);
+    runtime::prepare(entries_of_copies_kernel, 0);
+    runtime::prepare(tiles_kernel<ElementOf<D>, false>, 0);
+    runtime::prepare(tiles_kernel<ElementOf<D>, true>, 0);
+    runtime::prepare(columns_kernel, 0);
+    runtime::prepare(round_tasks_kernel, 0);
+    runtime::prepare(combine_copies_kernel<D>, 0);
+    runtime::prepare(sum_copies_kernel<D>, 0);
+    runtime::prepare(add_keys_kernel<D>, 0);
+    BlockBackward<D>::prepare(device);
+}
+
+}  // namespace spattn::any

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include "plan/dispatched.h"
+
+#include <limits>
+
+namespace spattn {
+
+// A mask for each bit of a bit's number, and its complement: where a row's order has that bit of a mask, exactly one of
+// both sets it. What is set in both says something of several bits, and all of them may be kept.
+std::vector<uint16_t> make_bit_places(const Kernel& kernel) {
+    const int block_q = kernel.block_q, block_k = kernel.block_k;
+    const size_t size = size_t(block_q) * size_t(block_k), words = size / 64;
+    const auto permute = [&](auto keeps) {
+        std::vector<uint64_t> bits(words), out(size_t(kernel.mask_words));
+        for (size_t bit = 0; bit < size; ++bit)
+            if (keeps(bit)) bits[bit / 64] |= uint64_t(1) << bit % 64;
+        if (kernel.permute) kernel.permute(bits.data(), block_q, block_k, out.data());
+        else out = bits;
+        return out;
+    };
+    const auto is_set = [](const std::vector<uint64_t>& bits, size_t at) { return bits[at / 64] >> (at % 64) & 1; };
+    const std::vector<uint64_t> used = permute([](size_t) { return true; });
+    std::vector<uint16_t> places(size_t(kernel.mask_words) * 64, bit_of_none);
+    for (size_t at = 0; at < places.size(); ++at)
+        if (is_set(used, at)) places[at] = 0;
+    for (int n = 0; size_t(1) << n < size; ++n) {
+        const std::vector<uint64_t> one = permute([&](size_t bit) { return bit >> n & 1; });
+        const std::vector<uint64_t> zero = permute([&](size_t bit) { return !(bit >> n & 1); });
+        for (size_t at = 0; at < places.size(); ++at) {
+            if (places[at] >= bit_of_all) continue;
+            if (is_set(one, at) && is_set(zero, at)) places[at] = bit_of_all;
+            else places[at] |= uint16_t(is_set(one, at) << n);
+        }
+    }
+    return places;
+}
+
+LayoutStats make_dispatch_stats(const DispatchShape& shape, const Kernel& kernel) {
+    const double copies = double(shape.entries()) * double(shape.copies_of_entry());
+    const double tiles = copies / shape.tile_q + 0.5 * double(shape.planes() * shape.blocks());  // the last half full
+    LayoutStats stats{};
+    stats.pairs = copies * double(shape.block_k);
+    stats.blocks = tiles * shape.tiles_k;
+    stats.masked = shape.joined > 1 ? stats.blocks : 0;
+    stats.visited = stats.worked = stats.blocks * shape.tile_q * shape.tile_k;
+    stats.rows = kernel.owner() == Owner::keys ? shape.planes() * shape.rows_k() : int64_t(tiles);
+    return stats;
+}
+
+// What the row takes, and around it the steps on lists (each a few microseconds), copies written and results read.
+// Rows of queries are read where they lie, as often as they are listed, mostly from the cache.
+Cost dispatch_cost(const DispatchShape& shape, const Kernel& kernel, const LayoutStats& stats, const Machine& machine) {
+    constexpr double steps = 30, streamed = 0.7;  // us
+    const Cost row = kernel.cost(shape.round, stats, machine);
+    const double copied = double(shape.entries() * shape.copies_of_entry()) * double(shape.copy_bytes());
+    const double moved = 1.5 * copied / (1e3 * machine.bandwidth * streamed);
+    const double us = double(shape.rounds()) * (row.us + moved + steps);
+    return {us, moved > row.us ? "memory" : row.binds};
+}
+
+Schedule schedule_dispatch(const DispatchShape& shape, const Walk& given, int lanes) {
+    Walk walk = given;
+    walk.policy.whole_rows = std::numeric_limits<int64_t>::max();
+    const bool by_key = walk.owner == Owner::keys;
+    const int32_t rows = int32_t(by_key ? shape.rows_k() : shape.tiles);
+    const int64_t tiles_of_key = std::max<int64_t>(shape.tiles / shape.blocks(), 1);
+    const Run run{0, by_key ? int32_t(tiles_of_key) : shape.tiles_k, full_block};
+    const std::vector<Slice> slices(size_t(rows), Slice{0, 1});
+    const std::vector<int32_t> kinds(size_t(shape.planes()));
+    LayoutView layout{};
+    (by_key ? layout.by_key : layout.by_query) = {slices.data(), &run, rows, 1};
+    layout.queries.modulus = layout.keys.modulus = 1;
+    layout.kind_of_head = kinds.data(), layout.head_kinds = 1;
+    return make_schedule(shape.round, layout, walk, lanes);
+}
+
+size_t dispatch_workspace(const DispatchShape& shape, const Kernel& kernel, const Schedule& first,
+                          const Schedule& second, int lanes) {
+    const TasksView tasks = view(first), second_tasks = view(second);
+    const DispatchRound round(shape, tasks, second_tasks, nullptr, 0, nullptr);
+    return round.bytes + kernel.workspace({shape.round, round.layout(), tasks, second_tasks, {}, lanes});
+}
+
+}  // namespace spattn
