@@ -39,9 +39,9 @@ struct DispatchParams {
     int head_dim, head_dim_v;
     bool has_words;                          // rows of q and dout are words of 16 bytes
 
-    __device__ int64_t batch_of(int64_t plane) const { return to.first_batch + plane / to.heads; }
-    __device__ int64_t first_head_of(int64_t plane) const {  // of queries
-        return (to.first_head + plane % to.heads) * to.group;
+    __device__ int64_t batch_of(int plane) const { return to.first_batch + unsigned(plane) / unsigned(to.heads); }
+    __device__ int first_head_of(int plane) const {  // of queries
+        return (int(to.first_head) + int(unsigned(plane) % unsigned(to.heads))) * to.group;
     }
 };
 
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             if (entry < entries) token = (to.first_list + number / joined) * int64_t(to.block_q) + within / to.group;
             row_parts[row] = number % joined;
             row_tokens[row] = token < params.seq_q ? int(token) : no_token;
-            row_heads[row] = int(params.first_head_of(plane)) + within % to.group;
+            row_heads[row] = params.first_head_of(plane) + within % to.group;
         }
         __syncthreads();  // all rows are known, and the last tile's masks have been read
         unsigned sees = 0;  // bit i: what this thread's i-th row sees of the block is not nothing
@@ -207,15 +207,16 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             const int state = !is_seen ? no_pair : is_full ? full_block : n * to.tiles_k + part;
             if (state >= 0) {
                 uint64_t* const mask = to.masks + int64_t(state) * to.mask_words;
-                for (int word = thread; word < to.mask_words; word += tile_threads) {
-                    uint64_t bits = 0;
-                    for (int bit = 0; bit < 64; ++bit) {
-                        const unsigned from = to.bits[word * 64 + bit];
+                // A warp has a word, and a lane two bits of it, so that neighbours read neighbours.
+                for (int word = thread / 32; word < to.mask_words; word += tile_threads / 32) {
+                    unsigned bits[2];
+                    for (int half = 0; half < 2; ++half) {
+                        const unsigned from = to.bits[word * 64 + half * 32 + thread % 32];
                         const bool is_kept =
                             from < bit_of_all ? kept[from / 64] >> (from % 64) & 1 : from == bit_of_all;
-                        bits |= uint64_t(is_kept) << bit;
+                        bits[half] = __ballot_sync(~0u, is_kept);
                     }
-                    mask[word] = bits;
+                    if (thread % 32 == 0) mask[word] = uint64_t(bits[1]) << 32 | bits[0];
                 }
                 __syncthreads();  // before the next part overwrites what is kept
             }
@@ -317,14 +318,14 @@ struct RoundRow {
         const unsigned group = unsigned(to.group), block_q = unsigned(to.block_q), rows = of_head(params);
         const unsigned row = n / group % rows, in_group = n % group, list = row / block_q;
         plane = int(n / group / rows), batch = params.batch_of(plane);
-        token = int(to.first_list * to.block_q + row), head = int(params.first_head_of(plane) + in_group);
+        token = int(to.first_list * to.block_q + row), head = params.first_head_of(plane) + int(in_group);
         within = int(row % block_q * group + in_group);
         copies = to.copy_of_entry + (int64_t(plane) * to.sizes.lists + list) * to.sizes.most;
     }
-    // The row of a copy among those of all planes, or -1.
-    __device__ int64_t copy(const DispatchRound& to, int entry) const {
-        const int first = entry < to.sizes.most ? copies[entry] : -1;
-        return first < 0 ? -1 : plane * to.rows_q + first + within;
+    // The row of a copy among those of the plane, or -1.
+    __device__ int copy(int entry, int most) const {
+        const int first = entry < most ? copies[entry] : -1;
+        return first < 0 ? -1 : first + within;
     }
 };
 
@@ -334,17 +335,18 @@ template <Dtype D, class Weigh, class Put>
 __device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundRow& row, const TensorView& rows,
                                            int columns, Weigh weigh, Put put) {
     using T = ElementOf<D>;
-    constexpr int width = 4, at_once = 8;  // neighbouring columns of a lane; copies
+    constexpr int width = 4, at_once = 4;  // neighbouring columns of a lane; copies
     struct alignas(width * sizeof(T)) Columns {
         T x[width];
     };
     const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
     const bool is_wide = columns % width == 0;
+    const T* const of_plane = static_cast<const T*>(rows.data) + row.plane * to.rows_q * columns;
     for (int first_column = 0; first_column < columns; first_column += 32 * width) {
         const int column = first_column + lane * width;
         float sum[width] = {};
         for (int first = 0; first < most; first += 32) {
-            const int64_t mine = row.copy(to, first + lane);
+            const int mine = row.copy(first + lane, most);
             const float own = mine < 0 ? 0 : weigh(mine);
             const int count = min(most - first, 32);
             for (int next = 0; next < count; next += at_once) {
@@ -353,11 +355,11 @@ __device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundR
 #pragma unroll
                 for (int i = 0; i < at_once; ++i) {
                     weight[i] = __shfl_sync(~0u, own, (next + i) % 32);
-                    const int64_t copy = __shfl_sync(~0u, mine, (next + i) % 32);
+                    const int copy = __shfl_sync(~0u, mine, (next + i) % 32);
                     if (next + i >= count) weight[i] = 0;
                     x[i] = Columns{};
                     if (weight[i] == 0 || column >= columns) continue;
-                    const T* const from = static_cast<const T*>(rows.data) + copy * columns + column;
+                    const T* const from = of_plane + int64_t(copy) * columns + column;
                     if (is_wide) x[i] = *reinterpret_cast<const Columns*>(from);
                     else
                         for (int c = 0; c < min(width, columns - column); ++c) x[i].x[c] = from[c];
@@ -374,21 +376,21 @@ __device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundR
 }
 
 template <Dtype D>
-__global__ void __launch_bounds__(combine_threads, 5)  // five, or the compiler spills for more
+__global__ void __launch_bounds__(combine_threads)
     combine_copies_kernel(const __grid_constant__ DispatchParams params,
                           const __grid_constant__ ForwardOutputs outputs) {
     constexpr unsigned warps = combine_threads / 32;
     const DispatchRound& to = params.to;
-    const float* const lse = static_cast<const float*>(to.lse.data);
-    const float* const top = static_cast<const float*>(to.max_logits.data);
     const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
     const unsigned rows = RoundRow::count(params);
     for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
         const RoundRow row(params, n);
+        const float* const lse = static_cast<const float*>(to.lse.data) + row.plane * to.rows_q;
+        const float* const top = static_cast<const float*>(to.max_logits.data) + row.plane * to.rows_q;
         RowState<float> state{-INFINITY, 0, -INFINITY};
         const auto add = [&](float& x, float y) { x = fmaxf(x, y); };
         for (int entry = lane; entry < most; entry += 32) {
-            const int64_t copy = row.copy(to, entry);
+            const int copy = row.copy(entry, most);
             if (copy < 0) continue;
             add(state.m, lse[copy]);
             if (outputs.max_logits.data) add(state.top, top[copy]);
@@ -397,9 +399,9 @@ __global__ void __launch_bounds__(combine_threads, 5)  // five, or the compiler 
             add(state.m, __shfl_xor_sync(~0u, state.m, lanes));
             add(state.top, __shfl_xor_sync(~0u, state.top, lanes));
         }
-        const auto weigh = [&](int64_t copy) { return weight(lse[copy], state.m); };
+        const auto weigh = [&](int copy) { return weight(lse[copy], state.m); };
         for (int entry = lane; entry < most; entry += 32) {
-            const int64_t copy = row.copy(to, entry);
+            const int copy = row.copy(entry, most);
             if (copy >= 0) state.l += weigh(copy);
         }
         for (int lanes = 16; lanes; lanes /= 2) state.l += __shfl_xor_sync(~0u, state.l, lanes);
@@ -411,14 +413,14 @@ __global__ void __launch_bounds__(combine_threads, 5)  // five, or the compiler 
 }
 
 template <Dtype D>
-__global__ void __launch_bounds__(combine_threads)
+__global__ void __launch_bounds__(combine_threads, 4)  // with more of them the compiler spills
     sum_copies_kernel(const __grid_constant__ DispatchParams params, const __grid_constant__ TensorView dq) {
     constexpr unsigned warps = combine_threads / 32;
     const unsigned rows = RoundRow::count(params);
     for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
         const RoundRow row(params, n);
         auto* const to = row_of<ElementOf<D>>(dq, row.batch, row.head, row.token);
-        sum_copies<D>(params.to, row, params.to.dq, params.head_dim, [](int64_t) { return 1.0f; },
+        sum_copies<D>(params.to, row, params.to.dq, params.head_dim, [](int) { return 1.0f; },
                       [&](int column, float x) { from_real(x, to[column * dq.column]); });
     }
 }
