@@ -249,7 +249,8 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
     const int parts = list_parts(work.tasks, work.blocks, machine.lanes);
-    const double cycles = work.blocks / parts * block + task;  // a task
+    const double looked_up = p.call_lists.block_k > 1 ? 1.5 : 1;  // which entry of a list of blocks a place belongs to
+    const double cycles = work.blocks / parts * block * looked_up + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
     return any::overlapped(launch + (parts > 1 ? any::combine_us : 0), any::tasks_us(work.tasks * parts, cycles, machine),

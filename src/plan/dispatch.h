@@ -122,8 +122,7 @@ struct DispatchRound {
     bool is_first;                                   // round of the call
     bool is_first_of_keys, is_last_of_keys, shares_keys;  // among the rounds of the same keys, and if there are others
     const uint16_t* bits;  // [64 mask_words]
-    // Of the whole call, backward.
-    void* sums_of_rows;    // what the row's kernels leave of lse and delta, at the start of the workspace
+    void* sums_of_rows;    // backward: lse and delta of the whole call's queries, at the start of the workspace
     // Lists by key, where each block's tiles begin [planes][blocks + 1], and the first copy of each entry
     // [planes][lists][most], or -1.
     ListsByKey named;

@@ -287,7 +287,8 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
         // Half of the blocks are of sizes that tiles make up, so that rows which read layouts take them, too.
         const bool fits_tiles = random.one_in(2);
         const auto block = [&] { return fits_tiles ? random.of({16, 32, 64, 128, 192, 256, 384}) : random.size(70); };
-        drawn.list_block_q = has_blocks ? block() : 1, drawn.list_block_k = has_blocks ? block() : 1;
+        drawn.list_block_q = has_blocks && !random.one_in(3) ? block() : 1;  // 1: each query has a list of its own
+        drawn.list_block_k = has_blocks ? block() : 1;
         drawn.list_most = random.size(has_blocks ? 8 : is_group ? 1000 : 100);
         drawn.pattern = has_blocks ? parse(join("runtime_blocks(", drawn.list_block_q, ",", drawn.list_block_k, ",",
                                                 drawn.list_most, ")"))

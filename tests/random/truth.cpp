@@ -208,8 +208,10 @@ private:
             }
         }
         r.out_error = magnitude;
+        // What comes back from the blocks that a query is dispatched to are elements, too.
+        const double parts = t_.indices.empty() || type_.weight == 0 ? 0 : type_.rounded;
         for (size_t c = 0; c < r.out.size(); ++c)
-            r.out_error[c] = (r.relative + type_.weight) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
+            r.out_error[c] = (r.relative + type_.weight + parts) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
                              type_.lightest * lost[c] + type_.tiniest;
     }
 
