@@ -13,8 +13,10 @@
 // not reach dk and dv. Backward a copy is told its query's lse and delta: p and ds are then those of the whole row, of
 // which the copy sees a part, and dk and dv are sums over copies as over any queries.
 //
-// What binds is memory: each copy is written and read, and its result is. In blocks of 128 keys and head_dim 128, where
-// lists are at random, copies move 0.8 KiB for 64 KFLOP forward.
+// What limits it: a copy forward is a row of q read, written and read, and one of out written and read, 1.25 KiB at
+// head_dim 128, for 64 KFLOP in blocks of 128 keys. That would let 8 blocks of 128 a query, 16 heads of 16K tokens, take
+// 0.6 ms of an H200's memory. They take 1.65: the row 0.46, combining 0.51, which reads 1.1 TB/s for a reason that is not
+// known, counting and filling 0.34, as atomics of one stretch meet at few addresses, and tiles 0.25.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +48,7 @@ struct DispatchParams {
 };
 
 constexpr int tile_threads = 128, most_tile_rows = 256, step_threads = 256, combine_threads = 128;
+constexpr int combine_ctas = 5;  // of a processor, at least: unless told, the compiler makes room for more and spills
 
 // The last place of `starts` that is not above x, which the first one is not.
 __device__ __forceinline__ int find_last(const int32_t* starts, int count, int x) {
@@ -76,10 +79,8 @@ static __global__ void __launch_bounds__(step_threads) entries_of_copies_kernel(
     const __grid_constant__ DispatchParams params) {
     const DispatchRound& to = params.to;
     const ListSizes& sizes = to.sizes;
-    const ListsByKey& by_key = to.named;
     const unsigned most = unsigned(sizes.most), lists = unsigned(sizes.lists);
     const unsigned all = unsigned(sizes.planes) * lists * most;
-    const unsigned joined = unsigned(by_key.joined), in_stretch = ListsByKey::numbers / joined;
     for (unsigned n = blockIdx.x * step_threads + threadIdx.x; n < all; n += gridDim.x * step_threads) {
         const unsigned of_list = n / most, plane = of_list / lists, list = of_list % lists;
         const KeyList entries = params.lists.lists.list(plane, list);
@@ -87,12 +88,12 @@ static __global__ void __launch_bounds__(step_threads) entries_of_copies_kernel(
         const int64_t named = entry < entries.count ? entries.block(entries.load(entry), sizes.blocks) : -1;
         int copy = -1;
         if (named >= 0) {
-            const unsigned block = unsigned(named) / joined;
-            const int number = int(list * joined + unsigned(named) % joined);
-            const int64_t* const begin = params.lists.begin_of(plane) + block * by_key.stretches;
-            const int64_t* const stretch = begin + list / in_stretch;
-            const int32_t* const names = params.lists.lists_of(plane) + begin[0];
-            int low = int(stretch[0] - begin[0]), high = int(stretch[1] - begin[0]);
+            const unsigned block = unsigned(named) / unsigned(to.named.joined);
+            const int number = params.lists.number_of(list, named);
+            const int64_t* const stretch = params.lists.begin_of(plane) + params.lists.place_of(list, named);
+            const int64_t begin = params.lists.span_of(plane, block).begin;
+            const int32_t* const names = params.lists.lists_of(plane) + begin;
+            int low = int(stretch[0] - begin), high = int(stretch[1] - begin);
             while (low < high) {  // the first that is this one; those of equal entries are equal
                 const int middle = (low + high) / 2;
                 if (names[middle] < number) low = middle + 1;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             const int within = copy % to.copies_of_entry;
             int64_t token = params.seq_q;
             const int number = entry < entries ? names[entry] : 0;
-            if (entry < entries) token = (to.first_list + number / joined) * int64_t(to.block_q) + within / to.group;
+            if (entry < entries) token = (to.first_list + number / joined) * int64_t(sizes.block_q) + within / to.group;
             row_parts[row] = number % joined;
             row_tokens[row] = token < params.seq_q ? int(token) : no_token;
             row_heads[row] = params.first_head_of(plane) + within % to.group;
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
                                    ? 0
                                    : lists.known.masks[int64_t(mask) * lists.known.mask_words + token % known_block];
                         if (joined > 1)
-                            bits &= keys_of_part(row_parts[row] * to.block_k - word * known_block, to.block_k);
+                            bits &= keys_of_part(row_parts[row] * sizes.block_k - word * known_block, sizes.block_k);
                         is_full &= bits == ~uint64_t(0);
                         if (bits) is_seen = true, sees |= 1u << i;
                     }
@@ -307,18 +308,18 @@ struct RoundRow {
     const int32_t* copies;           // of its list's entries
 
     __device__ static unsigned of_head(const DispatchParams& params) {
-        const DispatchRound& to = params.to;
-        return unsigned(min(to.sizes.lists * to.block_q, params.seq_q - to.first_list * to.block_q));
+        const ListSizes& sizes = params.to.sizes;
+        return unsigned(min(sizes.lists * sizes.block_q, params.seq_q - params.to.first_list * sizes.block_q));
     }
-    __device__ static unsigned count(const DispatchParams& params) {
-        return unsigned(params.to.sizes.planes) * unsigned(params.to.group) * of_head(params);
+    __device__ static unsigned heads(const DispatchParams& params) {
+        return unsigned(params.to.sizes.planes) * unsigned(params.to.group);
     }
-    __device__ RoundRow(const DispatchParams& params, unsigned n) {
+    __device__ RoundRow(const DispatchParams& params, unsigned n, unsigned rows) {  // rows: of a head
         const DispatchRound& to = params.to;
-        const unsigned group = unsigned(to.group), block_q = unsigned(to.block_q), rows = of_head(params);
+        const unsigned group = unsigned(to.group), block_q = unsigned(to.sizes.block_q);
         const unsigned row = n / group % rows, in_group = n % group, list = row / block_q;
         plane = int(n / group / rows), batch = params.batch_of(plane);
-        token = int(to.first_list * to.block_q + row), head = params.first_head_of(plane) + int(in_group);
+        token = int(to.first_list * block_q + row), head = params.first_head_of(plane) + int(in_group);
         within = int(row % block_q * group + in_group);
         copies = to.copy_of_entry + (int64_t(plane) * to.sizes.lists + list) * to.sizes.most;
     }
@@ -376,28 +377,28 @@ __device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundR
 }
 
 template <Dtype D>
-__global__ void __launch_bounds__(combine_threads)
+__global__ void __launch_bounds__(combine_threads, combine_ctas)
     combine_copies_kernel(const __grid_constant__ DispatchParams params,
                           const __grid_constant__ ForwardOutputs outputs) {
     constexpr unsigned warps = combine_threads / 32;
     const DispatchRound& to = params.to;
     const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
-    const unsigned rows = RoundRow::count(params);
+    const unsigned of_head = RoundRow::of_head(params), rows = RoundRow::heads(params) * of_head;
     for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
-        const RoundRow row(params, n);
+        const RoundRow row(params, n, of_head);
         const float* const lse = static_cast<const float*>(to.lse.data) + row.plane * to.rows_q;
         const float* const top = static_cast<const float*>(to.max_logits.data) + row.plane * to.rows_q;
         RowState<float> state{-INFINITY, 0, -INFINITY};
-        const auto add = [&](float& x, float y) { x = fmaxf(x, y); };
+        const auto raise = [](float& x, float y) { x = fmaxf(x, y); };
         for (int entry = lane; entry < most; entry += 32) {
             const int copy = row.copy(entry, most);
             if (copy < 0) continue;
-            add(state.m, lse[copy]);
-            if (outputs.max_logits.data) add(state.top, top[copy]);
+            raise(state.m, lse[copy]);
+            if (outputs.max_logits.data) raise(state.top, top[copy]);
         }
         for (int lanes = 16; lanes; lanes /= 2) {
-            add(state.m, __shfl_xor_sync(~0u, state.m, lanes));
-            add(state.top, __shfl_xor_sync(~0u, state.top, lanes));
+            raise(state.m, __shfl_xor_sync(~0u, state.m, lanes));
+            raise(state.top, __shfl_xor_sync(~0u, state.top, lanes));
         }
         const auto weigh = [&](int copy) { return weight(lse[copy], state.m); };
         for (int entry = lane; entry < most; entry += 32) {
@@ -413,12 +414,12 @@ __global__ void __launch_bounds__(combine_threads)
 }
 
 template <Dtype D>
-__global__ void __launch_bounds__(combine_threads, 4)  // with more of them the compiler spills
+__global__ void __launch_bounds__(combine_threads, combine_ctas)
     sum_copies_kernel(const __grid_constant__ DispatchParams params, const __grid_constant__ TensorView dq) {
     constexpr unsigned warps = combine_threads / 32;
-    const unsigned rows = RoundRow::count(params);
+    const unsigned of_head = RoundRow::of_head(params), rows = RoundRow::heads(params) * of_head;
     for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
-        const RoundRow row(params, n);
+        const RoundRow row(params, n, of_head);
         auto* const to = row_of<ElementOf<D>>(dq, row.batch, row.head, row.token);
         sum_copies<D>(params.to, row, params.to.dq, params.head_dim, [](int) { return 1.0f; },
                       [&](int column, float x) { from_real(x, to[column * dq.column]); });
@@ -500,9 +501,7 @@ template <Dtype D>
 void Dispatch<D>::combine(const ForwardArgs& args, const DispatchRound& from) {
     const runtime::CurrentDevice current(args.device);
     const DispatchParams params = make_dispatch_params(args, from, args.q);
-    ForwardArgs whole = args;
-    whole.piece = {};
-    runtime::launch(combine_copies_kernel<D>, combine_shape(params), args.stream, params, make_outputs<float>(whole));
+    runtime::launch(combine_copies_kernel<D>, combine_shape(params), args.stream, params, make_outputs<float>(args));
 }
 
 template <Dtype D>

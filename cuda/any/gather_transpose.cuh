@@ -29,6 +29,15 @@ struct TransposeParams {
         const int64_t* const at = begin_of(plane) + block * by_key.stretches;
         return {at[0], at[by_key.stretches] - at[0]};
     }
+    // The place in begin_of() of a list that names a block, and the number under which it stands there.
+    __device__ int64_t place_of(unsigned list, int64_t block) const {
+        const unsigned joined = unsigned(by_key.joined);
+        return unsigned(block) / joined * by_key.stretches + list / (ListsByKey::numbers / joined);
+    }
+    __device__ int32_t number_of(unsigned list, int64_t block) const {
+        const unsigned joined = unsigned(by_key.joined);
+        return int32_t(list * joined + unsigned(block) % joined);
+    }
     __device__ int32_t* lists_of(int64_t plane) const { return by_key.lists + lists.entries_before(plane); }
 };
 
@@ -39,23 +48,21 @@ constexpr int64_t most_list_ctas = 1 << 16;  // they go on to further lists, or 
 template <bool Fills>
 __global__ void __launch_bounds__(entry_threads) entries_kernel(const __grid_constant__ TransposeParams params) {
     const ListSizes& sizes = params.lists.sizes;
-    const ListsByKey& by_key = params.by_key;
-    const unsigned joined = unsigned(by_key.joined), in_stretch = ListsByKey::numbers / joined;
     unsigned lanes = 32;  // of a list
     while (sizes.most && lanes / 2 >= sizes.most) lanes /= 2;
-    const unsigned at_once = entry_threads / lanes, lists = unsigned(sizes.lists);  // 32 bits: rows of gather kernels fit
+    const unsigned at_once = entry_threads / lanes, lists = unsigned(sizes.lists);  // 32 bits: fits() sees to it
     const unsigned all = unsigned(sizes.planes) * lists;
     for (unsigned n = blockIdx.x * at_once + threadIdx.x / lanes; n < all; n += gridDim.x * at_once) {
         const unsigned plane = n / lists, list = n % lists;
         const KeyList entries = params.lists.list(plane, list);
-        int64_t* const begin = params.begin_of(plane) + list / in_stretch;
+        int64_t* const begin = params.begin_of(plane);
         int32_t* const to = params.lists_of(plane);
         for (int i = int(threadIdx.x % lanes); i < entries.count; i += int(lanes)) {
             const int64_t block = entries.block(entries.load(i), sizes.blocks);
             if (block < 0) continue;
-            auto* const at = reinterpret_cast<unsigned long long*>(begin + unsigned(block) / joined * by_key.stretches);
+            auto* const at = reinterpret_cast<unsigned long long*>(begin + params.place_of(list, block));
             if (!Fills) atomicAdd(at, 1ull);
-            else to[int64_t(atomicAdd(at, ~0ull)) - 1] = int32_t(list * joined + unsigned(block) % joined);  // ~0: one less
+            else to[int64_t(atomicAdd(at, ~0ull)) - 1] = params.number_of(list, block);  // ~0: one less
         }
     }
 }
@@ -115,7 +122,7 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
         __syncthreads();  // before somebody counts
         for (int64_t i = thread; i < count; i += sort_threads) atomicAdd(&counts[at(lists[i] - first)], 1);
         __syncthreads();  // all are counted
-        int sum = 0;  // of this thread's numbers, and then of those before
+        int sum = 0;  // how often this thread's numbers are there; end: and those before
         for (int i = 0; i < own; ++i) sum += counts[at(thread * own + i)];
         int end = sum;
         for (int step = 1; step < 32; step *= 2) {

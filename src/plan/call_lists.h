@@ -57,7 +57,6 @@ struct ListsByKey {
 constexpr int32_t no_pair = -2;  // in place of a mask: nothing of a block is kept
 static_assert(no_pair != full_block);
 
-
 // The lists of one axis as a call makes them. A row has room for as many runs as its list may come to, so that nobody
 // waits for lengths of others.
 struct CallAxis {
@@ -66,6 +65,8 @@ struct CallAxis {
     int32_t* lengths;  // [kinds][rows] blocks
     int32_t rows;
     int64_t room;
+
+    ListsView view(int64_t kinds) const { return {slices, runs, rows, int32_t(kinds * room)}; }
 };
 
 // The tasks of one walk: the plan's, and where those of the call go, which are as long as their rows are then.
@@ -73,6 +74,37 @@ struct CallTasks {
     TasksView from;
     Task* to;
     Owner owner;
+
+    TasksView view() const {
+        TasksView made = from;
+        made.tasks = to;
+        return made;
+    }
+};
+
+// What a call makes for its lists, one array after the other in its workspace. Without memory it counts bytes alone.
+class CallRoom {
+public:
+    explicit CallRoom(void* memory) : memory_(reinterpret_cast<uintptr_t>(memory)) {}
+
+    template <class T>
+    T* take(int64_t count) {
+        constexpr int64_t alignment = 256;
+        T* const at = reinterpret_cast<T*>(memory_ + bytes_);
+        bytes_ += size_t(round_up(count * int64_t(sizeof(T)), alignment));
+        return at;
+    }
+    CallAxis take_axis(int64_t kinds, int32_t rows, int64_t room) {
+        Slice* const slices = take<Slice>(kinds * rows);
+        Run* const runs = take<Run>(kinds * room);
+        return {slices, runs, take<int32_t>(kinds * rows), rows, room};
+    }
+    CallTasks take_tasks(const TasksView& from, Owner owner) { return {from, take<Task>(from.num_tasks), owner}; }
+    size_t bytes() const { return bytes_; }
+
+private:
+    uintptr_t memory_;
+    size_t bytes_ = 0;
 };
 
 // What a call's lists of blocks leave of the plan's layout, which says what else a pattern keeps. It is made at the
@@ -93,53 +125,32 @@ struct CallLayout {
     CallLayout(const Problem& p, const LayoutView& known, const TasksView& first, const TasksView& second, Pass pass,
                void* workspace)
         : known(known), sizes(ListSizes::of(p, {})), group(int(p.group())) {
-        const auto memory = reinterpret_cast<uintptr_t>(workspace);
+        CallRoom room(workspace);
         const bool is_told_apart = known.head_kinds > 1, is_forward = pass == Pass::forward;
         const int32_t rows_q = known.by_query.rows, rows_k = known.by_key.rows;
         kinds = is_told_apart ? p.batch * p.heads_q : sizes.planes;
         heads_of_kind = is_told_apart ? 1 : group;
         tiles_q = int(ceil_div(sizes.block_q, known.block_q)), tiles_k = int(ceil_div(sizes.block_k, known.block_k));
-        by_query = take_axis(memory, rows_q, rows_q * sizes.most * tiles_k);
+        by_query = room.take_axis(kinds, rows_q, rows_q * sizes.most * tiles_k);
         if (!is_forward) {
-            by_key = take_axis(memory, rows_k, sizes.lists * sizes.most * tiles_q * tiles_k);
-            named = ListsByKey(take<char>(memory, int64_t(ListsByKey::bytes(sizes))), sizes);
+            by_key = room.take_axis(kinds, rows_k, sizes.lists * sizes.most * tiles_q * tiles_k);
+            named = ListsByKey(room.take<char>(int64_t(ListsByKey::bytes(sizes))), sizes);
         }
-        kind_of_head = take<int32_t>(memory, p.batch * p.heads_q);
-        live_queries = take<int32_t>(memory, kinds * rows_q), live_keys = take<int32_t>(memory, kinds * rows_k);
-        tasks[0] = {first, take<Task>(memory, first.num_tasks), is_forward ? Owner::queries : Owner::keys};
-        tasks[1] = {second, take<Task>(memory, second.num_tasks), Owner::queries};
+        kind_of_head = room.take<int32_t>(p.batch * p.heads_q);
+        live_queries = room.take<int32_t>(kinds * rows_q), live_keys = room.take<int32_t>(kinds * rows_k);
+        tasks[0] = room.take_tasks(first, is_forward ? Owner::queries : Owner::keys);
+        tasks[1] = room.take_tasks(second, Owner::queries);
+        bytes = room.bytes();
     }
 
     LayoutView layout() const {
         LayoutView made = known;
-        made.by_query = view(by_query), made.by_key = view(by_key);
+        made.by_query = by_query.view(kinds), made.by_key = by_key.view(kinds);
         made.by_key.rows = known.by_key.rows;  // forward, too: live keys are counted by it
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
         if (made.live_queries.set_of) made.live_queries.set_of = live_queries;
         if (made.live_keys.set_of) made.live_keys.set_of = live_keys;
         return made;
-    }
-    TasksView tasks_of(int walk) const {
-        TasksView made = tasks[walk].from;
-        made.tasks = tasks[walk].to;
-        return made;
-    }
-
-private:
-    template <class T>
-    T* take(uintptr_t memory, int64_t count) {
-        constexpr int64_t alignment = 256;
-        T* const at = reinterpret_cast<T*>(memory + bytes);
-        bytes += size_t(round_up(count * int64_t(sizeof(T)), alignment));
-        return at;
-    }
-    CallAxis take_axis(uintptr_t memory, int32_t rows, int64_t room) {
-        Slice* const slices = take<Slice>(memory, kinds * rows);
-        Run* const runs = take<Run>(memory, kinds * room);
-        return {slices, runs, take<int32_t>(memory, kinds * rows), rows, room};
-    }
-    ListsView view(const CallAxis& axis) const {
-        return {axis.slices, axis.runs, axis.rows, int32_t(kinds * axis.room)};
     }
 };
 

@@ -128,14 +128,13 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
     if (candidate.order != Order::dispatched) return kernel.cost(problem_, candidate.stats, machine);
-    const DispatchShape shape(problem_, kernel, machine.memory);
-    return dispatch_cost(shape, kernel, make_dispatch_stats(shape, kernel), machine);
+    return dispatch_cost(DispatchShape(problem_, kernel, machine.memory), kernel, candidate.stats, machine);
 }
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Kernel& kernel = *candidate.kernel;
     if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_);
-    if (candidate.order == Order::dispatched) 
+    if (candidate.order == Order::dispatched)
         return make_dispatch_stats(DispatchShape(problem_, kernel, options_.machine.memory), kernel);
     const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) {

@@ -114,11 +114,11 @@ inline const char* refuse_dispatch(const Kernel& kernel, const Problem& p, doubl
 // One round, in memory.
 struct DispatchRound {
     ListSizes sizes;
-    int64_t batch, heads;                            // of the round
+    int64_t heads;                                   // of keys, of the round
     int64_t first_batch, first_head, first_list;     // of the call: head of keys
     int64_t rows_q, rows_k;                          // of queries: copies of a plane; rows_k: tiles of keys
     int64_t tiles, seq_k, blocks;                    // blocks: to which queries go
-    int group, block_q, copies_of_entry, tile_q, tile_k, tiles_k, mask_words, block_k;
+    int group, copies_of_entry, tile_q, tile_k, tiles_k, mask_words;
     bool is_first;                                   // round of the call
     bool is_first_of_keys, is_last_of_keys, shares_keys;  // among the rounds of the same keys, and if there are others
     const uint16_t* bits;  // [64 mask_words]
@@ -127,36 +127,37 @@ struct DispatchRound {
     // [planes][lists][most], or -1.
     ListsByKey named;
     int32_t *tile_begin, *copy_of_entry;
-    CallAxis by_query, by_key;
+    CallAxis by_query, by_key{};  // by_key: backward, as in CallLayout
     int32_t* states;       // [planes][tiles][tiles_k] full_block, the number of a mask, or no_pair
     uint64_t* masks;
     int32_t* kind_of_head;
     CallTasks tasks[2];
-    TensorView q, out, dout, dq, dk, dv, lse, max_logits;
-    float *dk_sums, *dv_sums;                                     // of rounds before
+    // Tensors of copies: q; out, lse and max_logits forward, dout and dq backward. Where rounds share keys, also dk and dv
+    // of one round, and sums of those before.
+    TensorView q{}, out{}, dout{}, dq{}, dk{}, dv{}, lse{}, max_logits{};
+    float *dk_sums = nullptr, *dv_sums = nullptr;
     size_t bytes = 0;
 
     // number: of the round. Without a workspace only `bytes` and sizes mean something.
     DispatchRound(const DispatchShape& shape, const TasksView& first, const TasksView& second, const uint16_t* bits,
                   int64_t number, void* workspace)
-        : batch(shape.round.batch), heads(shape.round.heads_q), rows_q(shape.tiles * shape.tile_q),
+        : heads(shape.round.heads_q), rows_q(shape.tiles * shape.tile_q),
           rows_k(shape.rows_k()), tiles(shape.tiles), seq_k(shape.call.seq_k), blocks(shape.blocks()),
-          group(int(shape.group())),
-          block_q(int(shape.block_q)), copies_of_entry(int(shape.copies_of_entry())), tile_q(shape.tile_q),
-          tile_k(shape.tile_k), tiles_k(shape.tiles_k), mask_words(shape.mask_words),
-          block_k(int(shape.block_k)), bits(bits) {
+          group(int(shape.group())), copies_of_entry(int(shape.copies_of_entry())), tile_q(shape.tile_q),
+          tile_k(shape.tile_k), tiles_k(shape.tiles_k), mask_words(shape.mask_words), bits(bits) {
         const bool is_forward = shape.pass == Pass::forward;
         const int64_t of_lists = number % shape.rounds_lists;
         const int64_t of_heads = number / shape.rounds_lists % shape.rounds_heads;
-        first_batch = number / shape.rounds_lists / shape.rounds_heads * batch, first_head = of_heads * heads;
+        first_batch = number / shape.rounds_lists / shape.rounds_heads * shape.round.batch, first_head = of_heads * heads;
         first_list = of_lists * shape.lists;
         const int64_t all_lists = ceil_div(shape.call.seq_q, shape.block_q), planes = shape.planes();
         const int64_t lists = std::min(shape.lists, all_lists - first_list), most = shape.call.call_lists.most;
+        const int block_q = int(shape.block_q), block_k = int(shape.block_k);
         sizes = {planes, lists, ceil_div(seq_k, shape.block_k), shape.entries(), most, block_q, block_k};
         is_first = number == 0, is_first_of_keys = of_lists == 0, is_last_of_keys = of_lists + 1 == shape.rounds_lists;
         shares_keys = shape.rounds_lists > 1;
 
-        Room room{reinterpret_cast<uintptr_t>(workspace)};
+        CallRoom room(workspace);
         const Problem &p = shape.call, &inner = shape.round;
         const int64_t rows = is_forward ? 0 : p.batch * p.heads_q * p.seq_q;
         sums_of_rows = room.take<float>(2 * rows + 4);
@@ -164,12 +165,12 @@ struct DispatchRound {
         tile_begin = room.take<int32_t>(planes * (blocks + 1));
         copy_of_entry = room.take<int32_t>(shape.entries());
         by_query = room.take_axis(planes, int32_t(tiles), tiles * tiles_k);
-        by_key = is_forward ? CallAxis{} : room.take_axis(planes, int32_t(rows_k), tiles * tiles_k);
+        if (!is_forward) by_key = room.take_axis(planes, int32_t(rows_k), tiles * tiles_k);
         states = room.take<int32_t>(planes * tiles * tiles_k);
         masks = room.take<uint64_t>(planes * tiles * tiles_k * mask_words);
         kind_of_head = room.take<int32_t>(planes);
-        tasks[0] = {first, room.take<Task>(first.num_tasks), is_forward ? Owner::queries : Owner::keys};
-        tasks[1] = {second, room.take<Task>(second.num_tasks), Owner::queries};
+        tasks[0] = room.take_tasks(first, is_forward ? Owner::queries : Owner::keys);
+        tasks[1] = room.take_tasks(second, Owner::queries);
 
         const int bytes_of = dtype_row(p.dtype).bytes;
         const auto elements = [&](int64_t seq, int64_t columns) {
@@ -190,7 +191,7 @@ struct DispatchRound {
                 }
             }
         }
-        bytes = room.bytes;
+        bytes = room.bytes();
     }
 
     // What the row sees, before the operands.
@@ -199,15 +200,10 @@ struct DispatchRound {
         made.block_q = tile_q, made.block_k = tile_k, made.seq_q = rows_q, made.seq_k = seq_k;
         made.queries.modulus = made.keys.modulus = 1;
         made.queries.residue_tiles = int32_t(tiles), made.keys.residue_tiles = int32_t(rows_k);
-        made.by_query = view(by_query), made.by_key = view(by_key);
+        made.by_query = by_query.view(sizes.planes), made.by_key = by_key.view(sizes.planes);
         made.by_key.rows = int32_t(rows_k);  // forward, too: as in CallLayout
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(sizes.planes);
         made.masks = masks, made.mask_words = mask_words, made.num_masks = int32_t(sizes.planes * tiles * tiles_k);
-        return made;
-    }
-    TasksView tasks_of(int walk) const {
-        TasksView made = tasks[walk].from;
-        made.tasks = tasks[walk].to;
         return made;
     }
     // An operand of keys, from the round's first head on.
@@ -216,28 +212,6 @@ struct DispatchRound {
             x.data = static_cast<char*>(x.data) +
                      (first_batch * x.batch + first_head * x.head) * int64_t(dtype_row(dtype).bytes);
         return x;
-    }
-
-private:
-    struct Room {
-        uintptr_t at;
-        size_t bytes = 0;
-
-        template <class T>
-        T* take(int64_t count) {
-            constexpr int64_t alignment = 256;
-            T* const taken = reinterpret_cast<T*>(at + bytes);
-            bytes += size_t(round_up(count * int64_t(sizeof(T)), alignment));
-            return taken;
-        }
-        CallAxis take_axis(int64_t kinds, int32_t rows, int64_t room) {
-            Slice* const slices = take<Slice>(kinds * rows);
-            Run* const runs = take<Run>(kinds * room);
-            return {slices, runs, take<int32_t>(kinds * rows), rows, room};
-        }
-    };
-    ListsView view(const CallAxis& axis) const {
-        return {axis.slices, axis.runs, axis.rows, int32_t(sizes.planes * axis.room)};
     }
 };
 

@@ -196,7 +196,7 @@ struct Kernel {
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
-    const DispatchSteps* dispatch = nullptr;  // null: no queries can be dispatched to blocks for it
+    const DispatchSteps* dispatch = nullptr;  // brings queries to blocks that they list; null: cannot
     const char* assumes = nullptr;  // of a call's operands, and what it does without: the plan cannot know, and says so
 
     Owner owner() const { return num_walks > 0 ? walks[0].owner : Owner::queries; }

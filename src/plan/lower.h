@@ -17,10 +17,10 @@ namespace spattn {
 
 // An order says which tokens stand together in a block.
 enum class Order {
-    plain,    // consecutive tokens
-    residue,  // tokens of one residue class, so that dilated patterns become dense
-    packed,   // hot tokens fill tiles of their own, the others stay in plain blocks
-    listed,   // tokens of blocks that are nearly empty are gathered into listed tiles, for one pass
+    plain,      // consecutive tokens
+    residue,    // tokens of one residue class, so that dilated patterns become dense
+    packed,     // hot tokens fill tiles of their own, the others stay in plain blocks
+    listed,     // tokens of blocks that are nearly empty are gathered into listed tiles, for one pass
     dispatched  // queries are copied for each block that a call's lists name; the known part stays in plain blocks
 };
 

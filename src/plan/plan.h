@@ -45,7 +45,7 @@ struct Candidate {
     Order order;
     std::string refused;  // why it is out; empty where it has a cost
     Cost cost{};
-    LayoutStats stats{};
+    LayoutStats stats{};  // where queries are dispatched, of a round
     bool could_serve = true;  // false: refused for the problem or the machine, whatever the pattern and its cost
 };
 

@@ -11,7 +11,7 @@ Args lay_out_lists(const Backend& backend, Args args, const Kernel& kernel) {
     const CallLayout made(*args.problem, args.layout, args.tasks, args.second_tasks, kernel.pass, args.workspace);
     backend.make_call_layout(args, made);
     args.layout = made.layout();
-    args.tasks = made.tasks_of(0), args.second_tasks = made.tasks_of(1);
+    args.tasks = made.tasks[0].view(), args.second_tasks = made.tasks[1].view();
     args.workspace = static_cast<char*>(args.workspace) + made.bytes;
     return args;
 }
@@ -21,7 +21,7 @@ template <class Args>
 Args make_round(Args args, const DispatchShape& shape, const DispatchRound& to) {
     args.problem = &shape.round;
     args.layout = to.layout();
-    args.tasks = to.tasks_of(0), args.second_tasks = to.tasks_of(1);
+    args.tasks = to.tasks[0].view(), args.second_tasks = to.tasks[1].view();
     args.workspace = static_cast<char*>(args.workspace) + to.bytes;
     const Dtype dtype = shape.call.dtype;
     args.q = to.q, args.out = to.out, args.lse = to.lse;

@@ -275,6 +275,7 @@ private:
             if (planned.status == SPATTN_E_NO_KERNEL) tally_.count(tally_.refused, reason_of(planned.why));
             else if (planned.status != SPATTN_OK) throw std::runtime_error(planned.why + "\n    " + problem.describe());
         }
+        problem.is_dispatched = read(planned.explained).dispatches;
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);

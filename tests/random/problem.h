@@ -45,6 +45,7 @@ struct Problem {
     DrawnPattern drawn;
     Values values = Values::normal;
     Poison poison = Poison::none;
+    bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
     bool wants_lse = true, wants_max_logits = false, has_dlse = false, wants_dsinks = false;
 
     int64_t group() const { return c.heads_q / c.heads_kv; }

@@ -209,7 +209,7 @@ private:
         }
         r.out_error = magnitude;
         // What comes back from the blocks that a query is dispatched to are elements, too.
-        const double parts = t_.indices.empty() || type_.weight == 0 ? 0 : type_.rounded;
+        const double parts = problem_.is_dispatched ? type_.rounded : 0;
         for (size_t c = 0; c < r.out.size(); ++c)
             r.out_error[c] = (r.relative + type_.weight + parts) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
                              type_.lightest * lost[c] + type_.tiniest;
@@ -340,7 +340,7 @@ private:
     // A query that is dispatched (plan/dispatch.h) gets an element from each entry's block: a sum of n terms, rounded once
     // more, whose square is up to n times those of its terms.
     double dispatched(const Gradient& x, size_t at) const {
-        if (t_.indices.empty() || type_.weight == 0) return 0;
+        if (!problem_.is_dispatched) return 0;
         return double(problem_.drawn.list_most) * type_.tiniest +
                4 * type_.rounded * std::sqrt(x.powers[at] * double(problem_.drawn.list_block_k));
     }
@@ -400,7 +400,7 @@ private:
         }
         Numbers got(static_cast<size_t>(dim_));
         t_.dq.get(b, h, row, got.data());
-        for (size_t c = 0; c < got.size(); ++c) 
+        for (size_t c = 0; c < got.size(); ++c)
             demand("dq", b, h, row, got[c], dq.values[c], stored(dq, c) + dispatched(dq, c));
         const double p_sink = std::exp(sink(h) - r.lse);
         dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
