@@ -90,25 +90,37 @@ void Chooser::price(std::vector<Candidate>& candidates, const Rival* rival) {
     }
 }
 
-// Listed tiles, where plain blocks were lowered and are mostly waste.
+// Listed tiles, where plain blocks are mostly waste.
 void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* rival) {
     if (calls_bring_lists()) return;
     std::vector<Candidate> listed;
     for (const Candidate& plain : candidates) {
-        if (!plain.refused.empty() || plain.order != Order::plain || !plain.kernel->orders) continue;
-        if (plain.stats.visited < wasteful * plain.stats.pairs) continue;
+        if (!is_wasteful(plain)) continue;
         const Kernel& kernel = *plain.kernel;
-        const Candidate* best = find_best(candidates);
-        const Mark own{choice_us(*best), best->kernel->name};
+        const Candidate* best = find_best(candidates);  // null only where the rival has beaten all
+        const Mark own = best ? Mark{choice_us(*best), best->kernel->name} : rival->mark;
         const Mark* mark = rival && rival->mark.us < own.us ? &rival->mark : &own;
         listed.push_back({&kernel, Order::listed, ""});
-        const LayoutStats& least = measured_.at(make_least_listed_stats, counted(kernel, Order::plain), kernel);
-        if (loses(kernel, least, clearly_less * mark->us))
+        const auto loses_with = [&](const LayoutStats& least) { return loses(kernel, least, clearly_less * mark->us); };
+        if (loses_with(make_least_stats(problem_, summary().counts, kernel, 1)) ||
+            loses_with(measured_.at(make_least_listed_stats, counted(kernel, Order::plain), kernel)))
             listed.back().refused = text("could not beat ", mark->name, " with what it would list");
         else
             price(listed.back(), rival, mark);
     }
     candidates.insert(candidates.end(), listed.begin(), listed.end());
+}
+
+// Where larger blocks were lowered and have won already, what these would visit is known from them.
+bool Chooser::is_wasteful(const Candidate& plain) {
+    const Kernel& kernel = *plain.kernel;
+    if (plain.order != Order::plain || !plain.could_serve || !kernel.orders) return false;
+    const double filled = std::min(1.0, double(problem_.seq_q) / kernel.block_q);  // what queries cannot fill is no waste
+    const auto is_mostly_waste = [&](const LayoutStats& stats) { return filled * stats.visited >= wasteful * stats.pairs; };
+    if (plain.refused.empty()) return is_mostly_waste(plain.stats);
+    const Form finer = form(kernel, plain.order);
+    const Lowered* coarse = lowering_.refuse(finer).empty() ? lowering_.coarser(finer) : nullptr;
+    return coarse && is_mostly_waste(measured_.at(make_finer_stats, *coarse, kernel));
 }
 
 void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) {

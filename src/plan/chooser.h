@@ -59,6 +59,7 @@ private:
     void price(std::vector<Candidate>& candidates, const Rival* rival);
     void price_listed(std::vector<Candidate>& candidates, const Rival* rival);
     void price(Candidate& candidate, const Rival* rival, const Mark* mark);
+    bool is_wasteful(const Candidate& plain);
     bool calls_bring_lists() const { return problem_.call_lists.at_run_time(); }
     LayoutStats stats_of(const Candidate& candidate);
     std::string refuse_sharing(const Kernel& kernel);

@@ -324,6 +324,15 @@ TEST(parts_of_gradients_lie_where_four_columns_are_written_at_once) {
     }
 }
 
+// Then no row of the whole is left to compare listed tiles with.
+TEST(pieces_may_beat_every_row_of_the_whole) {
+    imaginary_capability = 90;
+    const Golden g{"", "causal & (window(127,0) | strided(128))", 2, 4096, 4096, 128, Dtype::bf16, true};
+    const PassPlan backward = plan_of(g).backward;
+    CHECK_EQ(backward.pieces.size(), size_t(2));
+    for (const Candidate& candidate : backward.whole) CHECK(!candidate.refused.empty());
+}
+
 TEST(heads_of_a_group_share_tiles_where_they_see_the_same) {
     imaginary_capability = 90;
     const auto chosen = [](const char* pattern, int64_t heads, int64_t group, int64_t seq_q) {
