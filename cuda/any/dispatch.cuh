@@ -7,7 +7,7 @@
 //     tiles      a CTA each      what of the block the tile's queries see, as masks; their rows, copied
 //     columns    a warp each     backward: the tiles of each block of keys
 //     tasks      a thread each   as long as their rows are now
-//     combine    a warp a row    forward: results of a row's copies, weighted by exp(lse_i - lse); backward: sums of dq
+//     combine    some lanes a row    forward: results of a row's copies, weighted by exp(lse_i - lse); backward: sums of dq
 //
 // Rows without a query, and queries that see nothing of a block, are zeros: what a query holds that sees nothing does
 // not reach dk and dv. Backward a copy is told its query's lse and delta: p and ds are then those of the whole row, of
@@ -15,8 +15,14 @@
 //
 // What limits it: a copy forward is a row of q read, written and read, and one of out written and read, 1.25 KiB at
 // head_dim 128, for 64 KFLOP in blocks of 128 keys. That would let 8 blocks of 128 a query, 16 heads of 16K tokens, take
-// 0.6 ms of an H200's memory. They take 1.65: the row 0.46, combining 0.51, which reads 1.1 TB/s for a reason that is not
-// known, counting and filling 0.34, as atomics of one stretch meet at few addresses, and tiles 0.25.
+// 0.6 ms of an H200's memory. They take 1.06: the row 0.46, copies 0.21 to write (2.8 TB/s) and 0.22 to combine (2.7 TB/s),
+// and what is done with lists 0.14. Combining took 0.51 while a warp had a row with 8 bytes a lane, for each row costs
+// as many divisions and turns among lanes, and counting 0.35 while all entries met at counters in memory. Eight columns'
+// loads on their way a lane, not four, leave room for fewer rows, and took longer.
+//
+// Where a tile of 128 keys is two blocks, each of its tiles has a mask of 16,384 bits, whose places a table tells: made by
+// a thread for 32 of them, tiles backward of 64 heads on 4 over 16K tokens, 16 blocks of 64 a query, take 4.1 ms, of which
+// 8.6 GB of copies are 2.1; by a lane a bit and votes they took 12.2.
 #pragma once
 
 #include <algorithm>
@@ -47,18 +53,15 @@ struct DispatchParams {
     }
 };
 
-constexpr int tile_threads = 128, most_tile_rows = 256, step_threads = 256, combine_threads = 128;
-constexpr int combine_ctas = 5;  // of a processor, at least: unless told, the compiler makes room for more and spills
+constexpr int tile_threads = 128, most_tile_rows = 256, step_threads = 256, combine_threads = 256;
+constexpr int combine_ctas = 4;    // of a processor, at least: many rows must be on their way
+constexpr int copies_at_once = 4;  // of a row, whose columns are on their way
 
-// The last place of `starts` that is not above x, which the first one is not.
-__device__ __forceinline__ int find_last(const int32_t* starts, int count, int x) {
-    int low = 0, high = count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (starts[middle] <= x) low = middle;
-        else high = middle;
-    }
-    return low;
+// How many neighbouring lanes have a row of so many words: a power of two, so that a warp has several short rows.
+__host__ __device__ inline int lanes_of_row(int words) {
+    int lanes = 32;
+    while (lanes / 2 >= words) lanes /= 2;
+    return lanes;
 }
 
 // ---- starts and entries ----
@@ -112,49 +115,54 @@ __device__ __forceinline__ uint64_t keys_of_part(int first, int count) {
     return below(first + count) & ~below(first);
 }
 
-// Rows of a tile, one after the other, from those of their tokens, which are no_token where a row is zeros. Several
-// words of 16 bytes are on their way at once.
+// Rows of a tile, one after the other, from those of their tokens, which are no_token where a row is zeros. has_words: a
+// row is so many words of 16 bytes, one for each of some neighbouring threads, which have several rows on their way.
 template <class T>
 __device__ __forceinline__ void copy_rows(T* to, const TensorView& from, int64_t batch, const int* tokens,
                                           const int* heads, int rows, int columns, bool has_words) {
-    constexpr int at_once = 4;
-    if (has_words) {
-        constexpr int width = 16 / sizeof(T);
-        const int words_of_row = columns / width, words = rows * words_of_row;
-        for (int first = int(threadIdx.x); first < words; first += at_once * tile_threads) {
-            uint4 x[at_once];
-#pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                const int word = first + i * tile_threads, row = min(word / words_of_row, rows - 1);
-                x[i] = uint4{};
-                if (word >= words || tokens[row] == no_token) continue;
-                const T* const at = row_of<T>(from, batch, heads[row], tokens[row]);
-                x[i] = reinterpret_cast<const uint4*>(at)[word % words_of_row];
-            }
-#pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                const int word = first + i * tile_threads;
-                if (word < words) reinterpret_cast<uint4*>(to)[word] = x[i];
-            }
-        }
-    } else {
+    constexpr int at_once = 4, width = 16 / sizeof(T);
+    if (!has_words) {
         for (int n = int(threadIdx.x); n < rows * columns; n += tile_threads) {
             const int row = n / columns, column = n % columns;
             to[n] = tokens[row] != no_token ? row_of<T>(from, batch, heads[row], tokens[row])[column * from.column]
                                             : T(0.0f);
         }
+        return;
     }
+    const int words = columns / width, lanes = lanes_of_row(words);
+    const int rows_at_once = tile_threads / lanes, lane = int(threadIdx.x) % lanes;
+    for (int first = int(threadIdx.x) / lanes; first < rows; first += at_once * rows_at_once)
+        for (int word = lane; word < words; word += lanes) {
+            uint4 x[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int row = first + i * rows_at_once;
+                x[i] = uint4{};
+                if (row < rows && tokens[row] != no_token)
+                    x[i] = reinterpret_cast<const uint4*>(row_of<T>(from, batch, heads[row], tokens[row]))[word];
+            }
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int row = first + i * rows_at_once;
+                if (row < rows) reinterpret_cast<uint4*>(to + row * columns)[word] = x[i];
+            }
+        }
 }
 
 template <class T, bool IsBackward>
 __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_constant__ DispatchParams params) {
     constexpr int most_words = 2;  // of a row: blocks have 64 or 128 keys
-    __shared__ uint64_t kept[most_tile_rows * most_words];
+    // Two words for each row and 64 keys, and one for the bits of masks that are always 1, or 0.
+    __shared__ uint32_t kept[2 * most_tile_rows * most_words + 1];
     __shared__ int row_tokens[most_tile_rows], row_heads[most_tile_rows], row_parts[most_tile_rows];
+    __shared__ int found_block;
     const DispatchRound& to = params.to;
     const ListSizes& sizes = to.sizes;
     const GatherLists& lists = params.lists.lists;
     const int thread = int(threadIdx.x), words = to.tile_k / known_block, joined = to.named.joined;
+    static_assert(bit_of_all % 32 == 30 && bit_of_none % 32 == 31, "bits of the word behind all others");
+    const unsigned behind = 2 * unsigned(to.tile_q * words);
+    if (thread == 0) kept[behind] = 1u << 30;
     const int tiles = int(to.tiles), all_tiles = int(sizes.planes) * tiles;  // 32 bits: fits() sees to that
     for (int n = int(blockIdx.x); n < all_tiles; n += int(gridDim.x)) {
         const int plane = n / tiles, tile = n % tiles;
@@ -165,7 +173,10 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             if (thread == 0) to.by_query.slices[n] = slice, to.by_query.lengths[n] = 0;
             continue;
         }
-        const int block = find_last(starts, int(to.blocks), tile);
+        for (int i = thread; i < to.blocks; i += tile_threads)
+            if (starts[i] <= tile && tile < starts[i + 1]) found_block = i;
+        __syncthreads();  // somebody has found it
+        const int block = found_block;
         const TransposeParams::Span span = params.lists.span_of(plane, block);
         const int32_t* const names = params.lists.lists_of(plane) + span.begin;
         const int entries = int(span.count);
@@ -179,7 +190,7 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             row_tokens[row] = token < params.seq_q ? int(token) : no_token;
             row_heads[row] = params.first_head_of(plane) + within % to.group;
         }
-        __syncthreads();  // all rows are known, and the last tile's masks have been read
+        __syncthreads();  // all rows are known
         unsigned sees = 0;  // bit i: what this thread's i-th row sees of the block is not nothing
         int found = 0, length = 0, last = no_pair;
         for (int part = 0; part < to.tiles_k; ++part) {
@@ -202,22 +213,24 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
                         is_full &= bits == ~uint64_t(0);
                         if (bits) is_seen = true, sees |= 1u << i;
                     }
-                    kept[row * words + word] = bits;
+                    const int at = 2 * (row * words + word);
+                    kept[at] = uint32_t(bits), kept[at + 1] = uint32_t(bits >> 32);
                 }
             is_full = !__syncthreads_or(!is_full), is_seen = __syncthreads_or(is_seen);
             const int state = !is_seen ? no_pair : is_full ? full_block : n * to.tiles_k + part;
             if (state >= 0) {
-                uint64_t* const mask = to.masks + int64_t(state) * to.mask_words;
-                // A warp has a word, and a lane two bits of it, so that neighbours read neighbours.
-                for (int word = thread / 32; word < to.mask_words; word += tile_threads / 32) {
-                    unsigned bits[2];
-                    for (int half = 0; half < 2; ++half) {
-                        const unsigned from = to.bits[word * 64 + half * 32 + thread % 32];
-                        const bool is_kept =
-                            from < bit_of_all ? kept[from / 64] >> (from % 64) & 1 : from == bit_of_all;
-                        bits[half] = __ballot_sync(~0u, is_kept);
+                uint32_t* const mask = reinterpret_cast<uint32_t*>(to.masks + int64_t(state) * to.mask_words);
+                for (int word = thread; word < 2 * to.mask_words; word += tile_threads) {  // bits enter at its top
+                    const uint4* const at = reinterpret_cast<const uint4*>(to.bits + 32 * word);
+                    unsigned made = 0;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const uint4 pairs = at[i];
+                        for (const unsigned pair : {pairs.x, pairs.y, pairs.z, pairs.w})
+                            for (const unsigned from : {pair & 0xFFFF, pair >> 16})
+                                made = made >> 1 | kept[min(from / 32, behind)] >> from % 32 << 31;
                     }
-                    if (thread % 32 == 0) mask[word] = uint64_t(bits[1]) << 32 | bits[0];
+                    mask[word] = made;
                 }
                 __syncthreads();  // before the next part overwrites what is kept
             }
@@ -301,7 +314,7 @@ static __global__ void __launch_bounds__(step_threads) round_tasks_kernel(
 }
 
 // ---- combine ----
-// A warp has a row of the call that is of this round. All counts are of 32 bits, which divide in a tenth of the time.
+// A row of the call that is of this round. All counts are of 32 bits, which divide in a tenth of the time.
 struct RoundRow {
     int plane, token, head, within;  // of the call; within: its copy among those of an entry
     int64_t batch;
@@ -330,100 +343,138 @@ struct RoundRow {
     }
 };
 
-// put(column, x) for each column of the sum of copies' rows, with weights weigh(copy) that are asked for once for 32
-// of them. Rows with weight 0 are not read into the sum: what they hold may be NaN.
-template <Dtype D, class Weigh, class Put>
-__device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundRow& row, const TensorView& rows,
-                                           int columns, Weigh weigh, Put put) {
-    using T = ElementOf<D>;
-    constexpr int width = 4, at_once = 4;  // neighbouring columns of a lane; copies
-    struct alignas(width * sizeof(T)) Columns {
-        T x[width];
-    };
-    const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
-    const bool is_wide = columns % width == 0;
-    const T* const of_plane = static_cast<const T*>(rows.data) + row.plane * to.rows_q * columns;
-    for (int first_column = 0; first_column < columns; first_column += 32 * width) {
-        const int column = first_column + lane * width;
-        float sum[width] = {};
-        for (int first = 0; first < most; first += 32) {
-            const int mine = row.copy(first + lane, most);
-            const float own = mine < 0 ? 0 : weigh(mine);
-            const int count = min(most - first, 32);
-            for (int next = 0; next < count; next += at_once) {
-                Columns x[at_once];
-                float weight[at_once];
-#pragma unroll
-                for (int i = 0; i < at_once; ++i) {
-                    weight[i] = __shfl_sync(~0u, own, (next + i) % 32);
-                    const int copy = __shfl_sync(~0u, mine, (next + i) % 32);
-                    if (next + i >= count) weight[i] = 0;
-                    x[i] = Columns{};
-                    if (weight[i] == 0 || column >= columns) continue;
-                    const T* const from = of_plane + int64_t(copy) * columns + column;
-                    if (is_wide) x[i] = *reinterpret_cast<const Columns*>(from);
-                    else
-                        for (int c = 0; c < min(width, columns - column); ++c) x[i].x[c] = from[c];
-                }
-#pragma unroll
-                for (int i = 0; i < at_once; ++i)
-#pragma unroll
-                    for (int c = 0; c < width; ++c) sum[c] = fmaf(weight[i], to_real(x[i].x[c]), sum[c]);
-            }
-        }
-        if (column >= columns) continue;
-        for (int c = 0; c < min(width, columns - column); ++c) put(column + c, sum[c]);
+// The lanes of a row of the call, which have Width neighbouring columns each.
+template <int Width>
+struct RowLanes {
+    int count, lane;
+
+    __host__ __device__ static int count_of(int columns) {
+        return max(lanes_of_row((columns + Width - 1) / Width), copies_at_once);
+    }
+    __device__ explicit RowLanes(int columns) : count(count_of(columns)), lane(int(threadIdx.x) % count) {}
+    // join(a, b) of all lanes' x, in all of them.
+    template <class Join>
+    __device__ float join(float x, Join join) const {
+        for (int n = count / 2; n; n /= 2) x = join(x, __shfl_xor_sync(~0u, x, n));
+        return x;
+    }
+    template <class X>
+    __device__ X of_lane(X x, int lane) const {
+        return __shfl_sync(~0u, x, lane, count);
+    }
+};
+
+// work(row, is_there) for each row of the round. Where rows have run out, lanes work on the last one, which they leave
+// as it is.
+template <int Width, class Work>
+__device__ __forceinline__ void for_each_row(const DispatchParams& params, const RowLanes<Width>& lanes, Work work) {
+    const unsigned of_head = RoundRow::of_head(params), rows = RoundRow::heads(params) * of_head;
+    const unsigned at_once = combine_threads / unsigned(lanes.count);
+    for (unsigned first = blockIdx.x * at_once; first < rows; first += gridDim.x * at_once) {
+        const unsigned n = first + threadIdx.x / unsigned(lanes.count);
+        work(RoundRow(params, min(n, rows - 1), of_head), n < rows);
     }
 }
 
-template <Dtype D>
+// Neighbouring elements, as memory has them.
+template <class T, int Width>
+struct alignas(Width * sizeof(T)) Columns {
+    T x[Width];
+};
+
+// put(column, sums) for each Width columns of the sum of copies' rows, with weights weigh(copy). Rows with weight 0 are
+// not read into the sum: what they hold may be NaN.
+template <Dtype D, int Width, class Weigh, class Put>
+__device__ __forceinline__ void sum_copies(const DispatchRound& to, const RoundRow& row, const RowLanes<Width>& lanes,
+                                           const TensorView& rows, int columns, Weigh weigh, Put put) {
+    using T = ElementOf<D>;
+    const int most = int(to.sizes.most);
+    const T* const of_plane = static_cast<const T*>(rows.data) + row.plane * to.rows_q * columns;
+    for (int first_column = 0; first_column < columns; first_column += lanes.count * Width) {
+        const int column = first_column + lanes.lane * Width;
+        float sum[Width] = {};
+        for (int first = 0; first < most; first += lanes.count) {
+            const int mine = row.copy(first + lanes.lane, most);
+            const float own = mine < 0 ? 0 : weigh(mine);
+            const int count = min(most - first, lanes.count);
+            for (int next = 0; next < count; next += copies_at_once) {
+                Columns<T, Width> x[copies_at_once];
+                float weight[copies_at_once];
+#pragma unroll
+                for (int i = 0; i < copies_at_once; ++i) {  // what is behind the count has weight 0
+                    weight[i] = lanes.of_lane(own, next + i);
+                    const int copy = lanes.of_lane(mine, next + i);
+                    x[i] = Columns<T, Width>{};
+                    if (weight[i] != 0 && column < columns)
+                        x[i] = *reinterpret_cast<const Columns<T, Width>*>(of_plane + int64_t(copy) * columns + column);
+                }
+#pragma unroll
+                for (int i = 0; i < copies_at_once; ++i)
+#pragma unroll
+                    for (int c = 0; c < Width; ++c) sum[c] = fmaf(weight[i], to_real(x[i].x[c]), sum[c]);
+            }
+        }
+        if (column < columns) put(column, sum);
+    }
+}
+
+// Width columns of a row whose columns follow each other, or one of any row.
+template <class T, int Width>
+__device__ __forceinline__ void put_columns(T* row, const TensorView& of, int column, const float (&x)[Width],
+                                            float factor) {
+    Columns<T, Width> made;
+#pragma unroll
+    for (int c = 0; c < Width; ++c) from_real(x[c] * factor, made.x[c]);
+    *reinterpret_cast<Columns<T, Width>*>(row + column * of.column) = made;
+}
+
+template <Dtype D, int Width>
 __global__ void __launch_bounds__(combine_threads, combine_ctas)
     combine_copies_kernel(const __grid_constant__ DispatchParams params,
                           const __grid_constant__ ForwardOutputs outputs) {
-    constexpr unsigned warps = combine_threads / 32;
     const DispatchRound& to = params.to;
-    const int lane = int(threadIdx.x) % 32, most = int(to.sizes.most);
-    const unsigned of_head = RoundRow::of_head(params), rows = RoundRow::heads(params) * of_head;
-    for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
-        const RoundRow row(params, n, of_head);
+    const int columns = params.head_dim_v, most = int(to.sizes.most);
+    const RowLanes<Width> lanes(columns);
+    for_each_row(params, lanes, [&](const RoundRow& row, bool is_there) {
         const float* const lse = static_cast<const float*>(to.lse.data) + row.plane * to.rows_q;
         const float* const top = static_cast<const float*>(to.max_logits.data) + row.plane * to.rows_q;
+        const auto highest = [](float a, float b) { return fmaxf(a, b); };
         RowState<float> state{-INFINITY, 0, -INFINITY};
-        const auto raise = [](float& x, float y) { x = fmaxf(x, y); };
-        for (int entry = lane; entry < most; entry += 32) {
+        for (int entry = lanes.lane; entry < most; entry += lanes.count) {
             const int copy = row.copy(entry, most);
             if (copy < 0) continue;
-            raise(state.m, lse[copy]);
-            if (outputs.max_logits.data) raise(state.top, top[copy]);
+            state.m = fmaxf(state.m, lse[copy]);
+            if (outputs.max_logits.data) state.top = fmaxf(state.top, top[copy]);
         }
-        for (int lanes = 16; lanes; lanes /= 2) {
-            raise(state.m, __shfl_xor_sync(~0u, state.m, lanes));
-            raise(state.top, __shfl_xor_sync(~0u, state.top, lanes));
-        }
+        state.m = lanes.join(state.m, highest);
+        if (outputs.max_logits.data) state.top = lanes.join(state.top, highest);
         const auto weigh = [&](int copy) { return weight(lse[copy], state.m); };
-        for (int entry = lane; entry < most; entry += 32) {
+        for (int entry = lanes.lane; entry < most; entry += lanes.count) {
             const int copy = row.copy(entry, most);
             if (copy >= 0) state.l += weigh(copy);
         }
-        for (int lanes = 16; lanes; lanes /= 2) state.l += __shfl_xor_sync(~0u, state.l, lanes);
+        state.l = lanes.join(state.l, [](float a, float b) { return a + b; });
         RowEnd<D> end(outputs, row.batch, row.head, row.token);
         end.finish(state);
-        sum_copies<D>(to, row, to.out, params.head_dim_v, weigh, [&](int column, float x) { end.write(column, x); });
-        if (lane == 0) end.write_state(state, 0);
-    }
+        auto* const out = row_of<ElementOf<D>>(outputs.out, row.batch, row.head, row.token);
+        sum_copies<D>(to, row, lanes, to.out, columns, weigh, [&](int column, const float(&x)[Width]) {
+            if (is_there) put_columns(out, outputs.out, column, x, end.mine);
+        });
+        if (is_there && lanes.lane == 0) end.write_state(state, 0);
+    });
 }
 
-template <Dtype D>
+template <Dtype D, int Width>
 __global__ void __launch_bounds__(combine_threads, combine_ctas)
     sum_copies_kernel(const __grid_constant__ DispatchParams params, const __grid_constant__ TensorView dq) {
-    constexpr unsigned warps = combine_threads / 32;
-    const unsigned of_head = RoundRow::of_head(params), rows = RoundRow::heads(params) * of_head;
-    for (unsigned n = blockIdx.x * warps + threadIdx.x / 32; n < rows; n += gridDim.x * warps) {
-        const RoundRow row(params, n, of_head);
+    const RowLanes<Width> lanes(params.head_dim);
+    for_each_row(params, lanes, [&](const RoundRow& row, bool is_there) {
         auto* const to = row_of<ElementOf<D>>(dq, row.batch, row.head, row.token);
-        sum_copies<D>(params.to, row, params.to.dq, params.head_dim, [](int) { return 1.0f; },
-                      [&](int column, float x) { from_real(x, to[column * dq.column]); });
-    }
+        sum_copies<D>(params.to, row, lanes, params.to.dq, params.head_dim, [](int) { return 1.0f; },
+                      [&](int column, const float(&x)[Width]) {
+                          if (is_there) put_columns(to, dq, column, x, 1);
+                      });
+    });
 }
 
 // Gradients of keys that several rounds add to.
@@ -485,10 +536,16 @@ void send_copies(const DispatchParams& params, void* stream) {
     launch(round_tasks_kernel, std::max<int64_t>(to.tasks[0].from.num_tasks, to.tasks[1].from.num_tasks));
 }
 
-inline runtime::Shape combine_shape(const DispatchParams& params) {
-    const DispatchRound& to = params.to;
-    const int64_t rows = to.sizes.planes * to.sizes.lists * to.copies_of_entry;
-    return {dispatch_ctas(divide_up(rows, combine_threads / 32)), unsigned(combine_threads), 0};
+// launch(width, shape): lanes have 16 bytes of a row where both copies and `to` allow that, or an element.
+template <class Launch>
+void launch_combine(const DispatchParams& params, const TensorView& to, int columns, Launch launch) {
+    const int64_t rows = params.to.sizes.planes * params.to.sizes.lists * params.to.copies_of_entry;
+    const auto launch_with = [&](auto width) {
+        const int64_t lanes = rows * RowLanes<width>::count_of(columns);
+        launch(width, runtime::Shape{dispatch_ctas(divide_up(lanes, combine_threads)), unsigned(combine_threads), 0});
+    };
+    if (is_wide(to) && columns % 8 == 0) launch_with(std::integral_constant<int, 8>());
+    else launch_with(std::integral_constant<int, 1>());
 }
 
 template <Dtype D>
@@ -501,13 +558,16 @@ template <Dtype D>
 void Dispatch<D>::combine(const ForwardArgs& args, const DispatchRound& from) {
     const runtime::CurrentDevice current(args.device);
     const DispatchParams params = make_dispatch_params(args, from, args.q);
-    runtime::launch(combine_copies_kernel<D>, combine_shape(params), args.stream, params, make_outputs<float>(args));
+    launch_combine(params, args.out, params.head_dim_v, [&](auto width, const runtime::Shape& shape) {
+        runtime::launch(combine_copies_kernel<D, width>, shape, args.stream, params, make_outputs<float>(args));
+    });
 }
 
 template <Dtype D>
 void Dispatch<D>::sum_rows(const BackwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
     BlockBackward<D>::rows(args);
+    BlockBackward<D>::sinks(args);
 }
 
 template <Dtype D>
@@ -526,7 +586,9 @@ template <Dtype D>
 void Dispatch<D>::combine_back(const BackwardArgs& args, const DispatchRound& from) {
     const runtime::CurrentDevice current(args.device);
     const DispatchParams params = make_dispatch_params(args, from, args.q);
-    runtime::launch(sum_copies_kernel<D>, combine_shape(params), args.stream, params, args.dq);
+    launch_combine(params, args.dq, params.head_dim, [&](auto width, const runtime::Shape& shape) {
+        runtime::launch(sum_copies_kernel<D, width>, shape, args.stream, params, args.dq);
+    });
     if (!from.shares_keys) return;
     const Problem& p = *args.problem;
     const auto add = [&](const TensorView& made, const TensorView& to, float* sums, int64_t columns) {
@@ -551,8 +613,10 @@ void Dispatch<D>::prepare(int32_t device) {
     runtime::prepare(tiles_kernel<ElementOf<D>, true>, 0);
     runtime::prepare(columns_kernel, 0);
     runtime::prepare(round_tasks_kernel, 0);
-    runtime::prepare(combine_copies_kernel<D>, 0);
-    runtime::prepare(sum_copies_kernel<D>, 0);
+    runtime::prepare(combine_copies_kernel<D, 8>, 0);
+    runtime::prepare(combine_copies_kernel<D, 1>, 0);
+    runtime::prepare(sum_copies_kernel<D, 8>, 0);
+    runtime::prepare(sum_copies_kernel<D, 1>, 0);
     runtime::prepare(add_keys_kernel<D>, 0);
     BlockBackward<D>::prepare(device);
 }

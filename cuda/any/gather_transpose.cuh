@@ -2,11 +2,11 @@
 // Lists of keys become lists by key, on the device and in each call: which lists name a block of keys, in rising
 // order, and each as often as it does.
 //
-//     count    how many entries name each block      atomics, in each stretch of lists
+//     count    how many entries name each block      atomics, in each stretch of lists; of few blocks in shared memory
 //     scan     where the lists of each block end     a CTA a plane
 //     fill     each entry takes a place              atomics again: from the end down, in whatever order they come
-//     sort     each block's lists of a stretch       a CTA each counts how often each number is there: from here on
-//                                                    all calls have the same bits
+//     sort     each block's lists of a stretch       a CTA each compares them, or counts how often each number is
+//                                                    there: from here on all calls have the same bits
 //
 // Lists of any content fit: the room of a plane follows from the shape of its lists.
 #pragma once
@@ -67,6 +67,65 @@ __global__ void __launch_bounds__(entry_threads) entries_kernel(const __grid_con
     }
 }
 
+// Where blocks are few, many entries would meet at few counters: a CTA counts those of a chunk of lists in shared memory,
+// and asks for places of all of them at once.
+struct ListChunks {
+    static constexpr int entries = 4096, most_blocks = 1024;  // of a chunk; that have counters in shared memory
+    unsigned lists, of_plane;  // lists: of a chunk, a power of two and within a stretch
+
+    static bool fit(const ListSizes& sizes, const ListsByKey& by_key) {
+        return sizes.most && divide_up(sizes.blocks, by_key.joined) <= most_blocks &&
+               double(sizes.lists) * double(sizes.most) < double(int64_t(1) << 31);
+    }
+    __host__ __device__ ListChunks(const ListSizes& sizes, const ListsByKey& by_key)
+        : lists(unsigned(ListsByKey::numbers / by_key.joined)) {
+        while (lists > 1 && int64_t(lists) * sizes.most > entries) lists /= 2;
+        of_plane = (unsigned(sizes.lists) + lists - 1) / lists;
+    }
+};
+
+template <bool Fills>
+__global__ void __launch_bounds__(entry_threads) chunks_kernel(const __grid_constant__ TransposeParams params) {
+    __shared__ int32_t counts[ListChunks::most_blocks];
+    const ListSizes& sizes = params.lists.sizes;
+    const ListChunks chunks(sizes, params.by_key);
+    const unsigned most = unsigned(sizes.most), joined = unsigned(params.by_key.joined);
+    const unsigned blocks = (unsigned(sizes.blocks) + joined - 1) / joined;
+    for (unsigned n = blockIdx.x; n < unsigned(sizes.planes) * chunks.of_plane; n += gridDim.x) {
+        const unsigned plane = n / chunks.of_plane, first = n % chunks.of_plane * chunks.lists;
+        const unsigned all = min(chunks.lists, unsigned(sizes.lists) - first) * most;
+        // put(list, block) for each entry of the chunk that names a block.
+        const auto for_each_entry = [&](auto put) {
+            for (unsigned i = threadIdx.x; i < all; i += entry_threads) {
+                const KeyList entries = params.lists.list(plane, first + i / most);
+                const int entry = int(i % most);
+                const int64_t block = entry < entries.count ? entries.block(entries.load(entry), sizes.blocks) : -1;
+                if (block >= 0) put(first + i / most, unsigned(block));
+            }
+        };
+        for (unsigned block = threadIdx.x; block < blocks; block += entry_threads) counts[block] = 0;
+        __syncthreads();  // before somebody counts
+        for_each_entry([&](unsigned, unsigned block) { atomicAdd(&counts[block / joined], 1); });
+        __syncthreads();  // all are counted
+        for (unsigned block = threadIdx.x; block < blocks; block += entry_threads) {
+            const int count = counts[block];
+            if (!count) continue;
+            auto* const at = reinterpret_cast<unsigned long long*>(params.begin_of(plane) +
+                                                                   params.place_of(first, int64_t(block) * joined));
+            if (!Fills) atomicAdd(at, uint64_t(count));
+            else counts[block] = int32_t(atomicAdd(at, ~uint64_t(count) + 1));  // where this chunk's places end
+        }
+        __syncthreads();  // places are known, or counts have been read
+        if constexpr (Fills) {
+            int32_t* const to = params.lists_of(plane);
+            for_each_entry([&](unsigned list, unsigned block) {
+                to[atomicAdd(&counts[block / joined], -1) - 1] = params.number_of(list, block);
+            });
+            __syncthreads();  // before counts are another chunk's
+        }
+    }
+}
+
 // put(at, own, before) for each place up to `count`, by a CTA: what own(at) says, and the sum of all before; at `count`
 // it is 0 and the sum of all. What put() writes own() may have read.
 template <class Sum, class Own, class Put>
@@ -117,6 +176,18 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
         int32_t* const lists = params.lists_of(plane) + begin[0];
         const int64_t count = begin[1] - begin[0];
         if (count < 2) continue;
+        if (count <= sort_threads) {  // to compare so few takes less time than to go through all numbers
+            if (thread < count) counts[thread] = lists[thread];
+            __syncthreads();  // all have been read
+            if (thread < count) {
+                const int32_t mine = counts[thread];
+                int before = 0;
+                for (int i = 0; i < count; ++i) before += counts[i] < mine || (counts[i] == mine && i < thread);
+                lists[before] = mine;
+            }
+            __syncthreads();  // before counts are another place's
+            continue;
+        }
         const int first = int(place % stretches) * numbers;
         for (int i = thread; i < numbers + sort_threads; i += sort_threads) counts[i] = 0;
         __syncthreads();  // before somebody counts
@@ -140,20 +211,32 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
 }
 
 // ---- launch ----
+template <bool Fills>
+void launch_entries(const TransposeParams& params, void* stream) {
+    const ListSizes& sizes = params.lists.sizes;
+    const auto launch = [&](auto kernel, int64_t wanted) {
+        runtime::launch(kernel, {unsigned(std::min(wanted, most_list_ctas)), unsigned(entry_threads), 0}, stream, params);
+    };
+    const int64_t lanes = sizes.most ? std::min<int64_t>(sizes.most, 32) : 32;
+    if (ListChunks::fit(sizes, params.by_key))
+        launch(chunks_kernel<Fills>, sizes.planes * ListChunks(sizes, params.by_key).of_plane);
+    else
+        launch(entries_kernel<Fills>, divide_up(sizes.planes * sizes.lists * lanes, entry_threads));
+}
+
 inline void transpose_lists(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
-    const auto ctas = [](int64_t wanted) { return unsigned(std::min(wanted, most_list_ctas)); };
-    const int64_t lanes = sizes.most ? std::min<int64_t>(sizes.most, 32) : 32;
-    const unsigned list_ctas = ctas(divide_up(sizes.planes * sizes.lists * lanes, entry_threads));
+    const unsigned places = unsigned(std::min(sizes.planes * (params.by_key.places - 1), most_list_ctas));
     runtime::clear(params.by_key.begin, params.by_key.begin_bytes(sizes), stream);
-    runtime::launch(entries_kernel<false>, {list_ctas, unsigned(entry_threads), 0}, stream, params);
+    launch_entries<false>(params, stream);
     runtime::launch(scan_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
-    runtime::launch(entries_kernel<true>, {list_ctas, unsigned(entry_threads), 0}, stream, params);
-    runtime::launch(sort_kernel, {ctas(sizes.planes * (params.by_key.places - 1)), unsigned(sort_threads), 0}, stream,
-                    params);
+    launch_entries<true>(params, stream);
+    runtime::launch(sort_kernel, {places, unsigned(sort_threads), 0}, stream, params);
 }
 
 inline void prepare_transpose() {
+    runtime::prepare(chunks_kernel<false>, 0);
+    runtime::prepare(chunks_kernel<true>, 0);
     runtime::prepare(entries_kernel<false>, 0);
     runtime::prepare(scan_kernel, 0);
     runtime::prepare(entries_kernel<true>, 0);

@@ -100,7 +100,6 @@ private:
 // Why queries cannot be dispatched to a row; null where they can.
 inline const char* refuse_dispatch(const Kernel& kernel, const Problem& p, double memory) {
     if (!kernel.dispatch) return "queries cannot be dispatched to it";
-    if (kernel.pass == Pass::backward && p.has_sink_logits) return "gradients of sink logits need all keys of a query";
     if (kernel.block_k % known_block) return "blocks of fewer keys than masks of dispatched queries are made of";
     const DispatchShape shape(p, kernel, memory);
     if (!shape.is_even()) return "lists of blocks of keys that neither divide its tiles nor are made of them";
@@ -220,7 +219,7 @@ struct DispatchRound {
 struct DispatchSteps {
     void (*send)(const ForwardArgs& args, const DispatchRound& to);
     void (*combine)(const ForwardArgs& args, const DispatchRound& from);
-    void (*sum_rows)(const BackwardArgs& args);  // once a call, before the rounds
+    void (*sum_rows)(const BackwardArgs& args);  // once a call, before the rounds: lse, delta, and what follows from these alone
     void (*send_back)(const BackwardArgs& args, const DispatchRound& to);
     void (*combine_back)(const BackwardArgs& args, const DispatchRound& from);
     void (*prepare)(int32_t device);

@@ -48,15 +48,16 @@ LayoutStats make_dispatch_stats(const DispatchShape& shape, const Kernel& kernel
 }
 
 // What the row takes, and around it: steps on lists, an entry of which takes its time in counting and sorting; copies
-// written and results read, latencies more than bandwidth; and masks, where every tile has one. Read off lists of 8
-// blocks of 128 and 512 keys a query, and of 16 of 64 for groups of 16 heads, at 16K and 64K tokens (H200): within 10 %.
-// Backward, rows take longer for blocks of less than 128 keys than they expect of tasks so short.
+// written and results read, which backward are fewer of the bytes; and masks, where every tile has one. Read off lists of
+// 8 blocks of 128 and 512 keys a query, and of 16 of 64 for groups of 16 heads, at 16K and 64K tokens (H200): within 7 %,
+// head_dim 64 a sixth too little. Backward, rows take longer for blocks of less than 128 keys than they expect of tasks
+// so short.
 Cost dispatch_cost(const DispatchShape& shape, const Kernel& kernel, const LayoutStats& stats, const Machine& machine) {
-    constexpr double steps = 30, an_entry = 0.19e-3, a_mask = 0.03, streamed = 0.7;  // us
+    constexpr double steps = 30, an_entry = 0.08e-3, a_mask = 0.003;  // us
+    const double streamed = shape.pass == Pass::forward ? 0.55 : 0.72;
     const Cost row = kernel.cost(shape.round, stats, machine);
     const double copied = double(shape.entries() * shape.copies_of_entry()) * double(shape.copy_bytes());
-    const double times = shape.pass == Pass::forward ? 2 : 1.4;
-    const double moved = times * copied / (1e3 * machine.bandwidth * streamed);
+    const double moved = copied / (1e3 * machine.bandwidth * streamed);
     const double listed = an_entry * double(shape.entries()) + a_mask * stats.masked;
     const double shorter = shape.pass == Pass::backward && shape.block_k < 128 ? 1.6 : 1;
     const double us = double(shape.rounds()) * (shorter * row.us + moved + listed + steps);

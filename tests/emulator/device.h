@@ -65,8 +65,8 @@ inline uint32_t ballot(bool yes) {
 
 // ---- warps: kernels name all lanes ----
 template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-    return emulator::exchange(value, lane & 31);
+T __shfl_sync(unsigned, T value, int lane, int width = 32) {  // of the neighbours, so many, that this lane is among
+    return emulator::exchange(value, (emulator::here->lane & ~(width - 1)) | (lane & (width - 1)));
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int lanes) {
