@@ -5,8 +5,8 @@
 //     count    how many entries name each block      atomics, in each stretch of lists; of few blocks in shared memory
 //     scan     where the lists of each block end     a CTA a plane
 //     fill     each entry takes a place              atomics again: from the end down, in whatever order they come
-//     sort     each block's lists of a stretch       a CTA each compares them, or counts how often each number is
-//                                                    there: from here on all calls have the same bits
+//     sort     each block's lists of a stretch       a warp or a CTA each compares them, or counts how often each
+//                                                    number is there: from here on all calls have the same bits
 //
 // Lists of any content fit: the room of a plane follows from the shape of its lists.
 #pragma once
@@ -41,7 +41,7 @@ struct TransposeParams {
     __device__ int32_t* lists_of(int64_t plane) const { return by_key.lists + lists.entries_before(plane); }
 };
 
-constexpr int entry_threads = 256, scan_threads = 1024, sort_threads = 128;
+constexpr int entry_threads = 256, scan_threads = 1024, sort_threads = 128, sort_warps = sort_threads / 32;
 constexpr int64_t most_list_ctas = 1 << 16;  // they go on to further lists, or blocks, as far as there are any
 
 // A lane has an entry; lists of few entries share a warp. Counts, or takes the places that the scan has found.
@@ -162,36 +162,60 @@ static __global__ void __launch_bounds__(scan_threads) scan_kernel(const __grid_
         [&](int64_t place, int64_t own, int64_t before) { at[place] = before + own; });
 }
 
+// Lists of a block in a stretch, as numbers from `first` on.
+struct SortedPlace {
+    int32_t* lists = nullptr;
+    int64_t count = 0;
+    int first = 0;
+
+    __device__ SortedPlace() = default;
+    __device__ SortedPlace(const TransposeParams& params, int64_t n) {
+        const int64_t places = params.by_key.places - 1, plane = n / places, place = n % places;
+        const int64_t* const begin = params.begin_of(plane) + place;
+        lists = params.lists_of(plane) + begin[0], count = begin[1] - begin[0];
+        first = int(place % params.by_key.stretches) * ListsByKey::numbers;
+    }
+};
+
+// Few lists: a lane each compares its own with all.
+__device__ __forceinline__ void sort_by_warp(const SortedPlace& place, int lane) {
+    const int count = int(place.count);
+    const int32_t mine = lane < count ? place.lists[lane] : 0;
+    int before = 0;
+    for (int i = 0; i < count; ++i) {
+        const int32_t other = __shfl_sync(~0u, mine, i);
+        before += other < mine || (other == mine && i < lane);
+    }
+    if (lane < count) place.lists[before] = mine;
+}
+
+// Warps have a place each, and where one of these has many lists, all have it together.
 static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_constant__ TransposeParams params) {
     constexpr int numbers = ListsByKey::numbers, own = numbers / sort_threads;
     static_assert(own == 32, "a thread's counts begin a bank after those of the thread before");
     const auto at = [](int number) { return number + number / own; };
     __shared__ int32_t counts[numbers + sort_threads];
-    __shared__ int32_t sums[sort_threads / 32];
-    const int64_t places = params.by_key.places - 1, stretches = params.by_key.stretches;
-    const int thread = int(threadIdx.x), lane = thread % 32;
-    for (int64_t n = blockIdx.x; n < params.lists.sizes.planes * places; n += gridDim.x) {
-        const int64_t plane = n / places, place = n % places;
-        const int64_t* const begin = params.begin_of(plane) + place;
-        int32_t* const lists = params.lists_of(plane) + begin[0];
-        const int64_t count = begin[1] - begin[0];
-        if (count < 2) continue;
-        if (count <= sort_threads) {  // to compare so few takes less time than to go through all numbers
-            if (thread < count) counts[thread] = lists[thread];
+    __shared__ int32_t sums[sort_warps];
+    const int64_t all = params.lists.sizes.planes * (params.by_key.places - 1);
+    const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const auto sort_by_all = [&](const SortedPlace& place) {
+        if (place.count <= sort_threads) {  // to compare so few takes less time than to go through all numbers
+            const int count = int(place.count);
+            if (thread < count) counts[thread] = place.lists[thread];
             __syncthreads();  // all have been read
             if (thread < count) {
                 const int32_t mine = counts[thread];
                 int before = 0;
                 for (int i = 0; i < count; ++i) before += counts[i] < mine || (counts[i] == mine && i < thread);
-                lists[before] = mine;
+                place.lists[before] = mine;
             }
             __syncthreads();  // before counts are another place's
-            continue;
+            return;
         }
-        const int first = int(place % stretches) * numbers;
         for (int i = thread; i < numbers + sort_threads; i += sort_threads) counts[i] = 0;
         __syncthreads();  // before somebody counts
-        for (int64_t i = thread; i < count; i += sort_threads) atomicAdd(&counts[at(lists[i] - first)], 1);
+        for (int64_t i = thread; i < place.count; i += sort_threads)
+            atomicAdd(&counts[at(place.lists[i] - place.first)], 1);
         __syncthreads();  // all are counted
         int sum = 0;  // how often this thread's numbers are there; end: and those before
         for (int i = 0; i < own; ++i) sum += counts[at(thread * own + i)];
@@ -200,13 +224,23 @@ static __global__ void __launch_bounds__(sort_threads) sort_kernel(const __grid_
             const int more = __shfl_up_sync(~0u, end, step);
             if (lane >= step) end += more;
         }
-        if (lane == 31) sums[thread / 32] = end;
+        if (lane == 31) sums[warp] = end;
         __syncthreads();  // the sums of all warps are there, and what is listed has been read
-        for (int warp = 0; warp < thread / 32; ++warp) end += sums[warp];
-        int32_t* to = lists + end - sum;
+        for (int before = 0; before < warp; ++before) end += sums[before];
+        int32_t* to = place.lists + end - sum;
         for (int i = 0; i < own; ++i)
-            for (int times = counts[at(thread * own + i)]; times; --times) *to++ = first + thread * own + i;
+            for (int times = counts[at(thread * own + i)]; times; --times) *to++ = place.first + thread * own + i;
         __syncthreads();  // before counts are another place's
+    };
+    for (int64_t first = int64_t(blockIdx.x) * sort_warps; first < all; first += int64_t(gridDim.x) * sort_warps) {
+        const SortedPlace mine = first + warp < all ? SortedPlace(params, first + warp) : SortedPlace();
+        const bool has_many = mine.count > 32;
+        if (mine.count > 1 && !has_many) sort_by_warp(mine, lane);
+        if (!__syncthreads_or(has_many)) continue;
+        for (int64_t n = first; n < min(first + sort_warps, all); ++n) {
+            const SortedPlace place(params, n);
+            if (place.count > 32) sort_by_all(place);
+        }
     }
 }
 
@@ -226,12 +260,12 @@ void launch_entries(const TransposeParams& params, void* stream) {
 
 inline void transpose_lists(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
-    const unsigned places = unsigned(std::min(sizes.planes * (params.by_key.places - 1), most_list_ctas));
+    const int64_t sorted = divide_up(sizes.planes * (params.by_key.places - 1), sort_warps);
     runtime::clear(params.by_key.begin, params.by_key.begin_bytes(sizes), stream);
     launch_entries<false>(params, stream);
     runtime::launch(scan_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
     launch_entries<true>(params, stream);
-    runtime::launch(sort_kernel, {places, unsigned(sort_threads), 0}, stream, params);
+    runtime::launch(sort_kernel, {unsigned(std::min(sorted, most_list_ctas)), unsigned(sort_threads), 0}, stream, params);
 }
 
 inline void prepare_transpose() {
