@@ -7,7 +7,7 @@
 //     tiles      a CTA each      what of the block the tile's queries see, as masks; their rows, copied
 //     columns    a warp each     backward: the tiles of each block of keys
 //     tasks      a thread each   as long as their rows are now
-//     combine    some lanes a row    forward: results of a row's copies, weighted by exp(lse_i - lse); backward: sums of dq
+//     combine    lanes a row     forward: results of a row's copies, weighted by exp(lse_i - lse); backward: sums of dq
 //
 // Rows without a query, and queries that see nothing of a block, are zeros: what a query holds that sees nothing does
 // not reach dk and dv. Backward a copy is told its query's lse and delta: p and ds are then those of the whole row, of
@@ -15,14 +15,15 @@
 //
 // What limits it: a copy forward is a row of q read, written and read, and one of out written and read, 1.25 KiB at
 // head_dim 128, for 64 KFLOP in blocks of 128 keys. That would let 8 blocks of 128 a query, 16 heads of 16K tokens, take
-// 0.6 ms of an H200's memory. They take 1.06: the row 0.46, copies 0.21 to write (2.8 TB/s) and 0.22 to combine (2.7 TB/s),
-// and what is done with lists 0.14. Combining took 0.51 while a warp had a row with 8 bytes a lane, for each row costs
-// as many divisions and turns among lanes, and counting 0.35 while all entries met at counters in memory. Eight columns'
-// loads on their way a lane, not four, leave room for fewer rows, and took longer.
+// 0.6 ms of an H200's memory. They take 1.06: the row 0.46, copies 0.21 to write (2.8 TB/s) and 0.22 to combine
+// (2.7 TB/s), and what is done with lists 0.14. Combining took 0.51 while each warp had one row, with 8 bytes a lane:
+// divisions and exchanges among lanes are paid for once a warp. Counting and filling took 0.35 while all entries met at
+// counters in memory. With eight copies of a row on their way, not four, registers leave room for fewer rows, and
+// combining took 0.26.
 //
-// Where a tile of 128 keys is two blocks, each of its tiles has a mask of 16,384 bits, whose places a table tells: made by
-// a thread for 32 of them, tiles backward of 64 heads on 4 over 16K tokens, 16 blocks of 64 a query, take 4.1 ms, of which
-// 8.6 GB of copies are 2.1; by a lane a bit and votes they took 12.2.
+// Where a tile of 128 keys is two blocks, each tile of queries has a mask of 16,384 bits, whose places a table tells. A
+// thread makes 32 of them: tiles backward of 64 heads on 4 over 16K tokens, 16 blocks of 64 a query, take 4.1 ms, the
+// 8.6 GB that they write among it. While each lane made a bit, and a warp voted, they took 12.2.
 #pragma once
 
 #include <algorithm>
@@ -220,7 +221,8 @@ __global__ void __launch_bounds__(tile_threads) tiles_kernel(const __grid_consta
             const int state = !is_seen ? no_pair : is_full ? full_block : n * to.tiles_k + part;
             if (state >= 0) {
                 uint32_t* const mask = reinterpret_cast<uint32_t*>(to.masks + int64_t(state) * to.mask_words);
-                for (int word = thread; word < 2 * to.mask_words; word += tile_threads) {  // bits enter at its top
+                // 32 bits are made by a thread: each enters at the top, and moves those before it down.
+                for (int word = thread; word < 2 * to.mask_words; word += tile_threads) {
                     const uint4* const at = reinterpret_cast<const uint4*>(to.bits + 32 * word);
                     unsigned made = 0;
 #pragma unroll

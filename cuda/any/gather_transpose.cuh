@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(entry_threads) entries_kernel(const __grid_con
     }
 }
 
-// Where blocks are few, many entries would meet at few counters: a CTA counts those of a chunk of lists in shared memory,
-// and asks for places of all of them at once.
+// Where blocks are few, many entries would meet at few counters: a CTA counts those of a chunk of lists in shared
+// memory, and asks for places of all of them at once.
 struct ListChunks {
     static constexpr int entries = 4096, most_blocks = 1024;  // of a chunk; that have counters in shared memory
     unsigned lists, of_plane;  // lists: of a chunk, a power of two and within a stretch
@@ -249,7 +249,8 @@ template <bool Fills>
 void launch_entries(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
     const auto launch = [&](auto kernel, int64_t wanted) {
-        runtime::launch(kernel, {unsigned(std::min(wanted, most_list_ctas)), unsigned(entry_threads), 0}, stream, params);
+        const unsigned ctas = unsigned(std::min(wanted, most_list_ctas));
+        runtime::launch(kernel, {ctas, unsigned(entry_threads), 0}, stream, params);
     };
     const int64_t lanes = sizes.most ? std::min<int64_t>(sizes.most, 32) : 32;
     if (ListChunks::fit(sizes, params.by_key))
@@ -260,12 +261,13 @@ void launch_entries(const TransposeParams& params, void* stream) {
 
 inline void transpose_lists(const TransposeParams& params, void* stream) {
     const ListSizes& sizes = params.lists.sizes;
-    const int64_t sorted = divide_up(sizes.planes * (params.by_key.places - 1), sort_warps);
+    const int64_t groups = divide_up(sizes.planes * (params.by_key.places - 1), sort_warps);
+    const unsigned sort_ctas = unsigned(std::min(groups, most_list_ctas));
     runtime::clear(params.by_key.begin, params.by_key.begin_bytes(sizes), stream);
     launch_entries<false>(params, stream);
     runtime::launch(scan_kernel, {unsigned(sizes.planes), unsigned(scan_threads), 0}, stream, params);
     launch_entries<true>(params, stream);
-    runtime::launch(sort_kernel, {unsigned(std::min(sorted, most_list_ctas)), unsigned(sort_threads), 0}, stream, params);
+    runtime::launch(sort_kernel, {sort_ctas, unsigned(sort_threads), 0}, stream, params);
 }
 
 inline void prepare_transpose() {

@@ -219,7 +219,7 @@ struct DispatchRound {
 struct DispatchSteps {
     void (*send)(const ForwardArgs& args, const DispatchRound& to);
     void (*combine)(const ForwardArgs& args, const DispatchRound& from);
-    void (*sum_rows)(const BackwardArgs& args);  // once a call, before the rounds: lse, delta, and what follows from these alone
+    void (*sum_rows)(const BackwardArgs& args);  // lse, delta, dsink_logits: once a call, before the rounds
     void (*send_back)(const BackwardArgs& args, const DispatchRound& to);
     void (*combine_back)(const BackwardArgs& args, const DispatchRound& from);
     void (*prepare)(int32_t device);
