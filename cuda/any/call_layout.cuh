@@ -5,7 +5,8 @@
 //     by key    the same, backward       of the lists by key (gather_transpose.cuh), in the order of queries
 //     tasks     a thread each            as long as their rows are now
 //
-// An entry that stands twice in a list is two runs, and its keys count twice.
+// An entry that stands twice in a list is two runs, and its keys count twice. Where a tile of keys joins blocks, lists by
+// key have a run for all of a tile's blocks that a list names; lists by query, one for each.
 #pragma once
 
 #include "any/call_layout.h"
@@ -23,6 +24,11 @@ struct CallLayoutParams {
         return to.known.head_kinds == 1 ? 0 : to.known.kind_of_head[kind * to.heads_of_kind];
     }
     __device__ int64_t plane_of(int64_t kind) const { return kind * to.heads_of_kind / to.group; }
+    // A run with the mask that CutMasks has for it.
+    __device__ Run cut(const Run& run, int set) const {
+        const int sets = (1 << to.masks.joined) - 2, mask = run.mask == full_block ? 0 : run.mask + 1;
+        return {run.first, run.count, set > sets ? run.mask : to.masks.known + mask * sets + set - 1};
+    }
 };
 
 constexpr int call_layout_threads = 256;
@@ -42,6 +48,23 @@ __device__ __forceinline__ void each_run_within(const Run* runs, const Slice& sl
         const int first = max(run.first, begin);
         act(Run{first, min(run.first + run.count, end) - first, run.mask});
     }
+}
+
+// Which blocks of a tile the first run of an entry has, of lists by key whose tile joins blocks: a list that names blocks
+// several times has as many runs, each with all that it names so often. 0: the run is that of an entry before.
+__device__ __forceinline__ int set_of_run(const int32_t* names, int64_t entries, int64_t entry, int joined) {
+    const int32_t own = names[entry], list = own / joined;
+    int64_t same = entry;  // the first with this name
+    while (same > 0 && names[same - 1] == own) --same;
+    const int64_t times = entry - same;
+    int64_t at = same;  // the first of this list
+    while (at > 0 && names[at - 1] / joined == list) --at;
+    int set = 0;
+    for (same = at; at < entries && names[at] / joined == list; ++at) {
+        if (names[at] != names[same]) same = at;
+        if (at - same == times) set |= 1 << names[at] % joined;
+    }
+    return set & ((1 << own % joined) - 1) ? 0 : set;
 }
 
 // One row of the new layout, by a warp. find(entry, act) calls act(run) for each run that an entry of its list has;
@@ -77,6 +100,7 @@ __global__ void __launch_bounds__(call_layout_threads)
     const CallLayout& to = params.to;
     const ListsView& known = by_query ? to.known.by_query : to.known.by_key;
     const CallAxis& made = by_query ? to.by_query : to.by_key;
+    const int joined = to.masks.joined;
     for (int64_t n = int64_t(blockIdx.x) * warps + threadIdx.x / 32; n < to.kinds * known.rows;
          n += int64_t(gridDim.x) * warps) {
         const int64_t kind = n / known.rows, plane = params.plane_of(kind);
@@ -90,8 +114,9 @@ __global__ void __launch_bounds__(call_layout_threads)
             count = make_row(list.count, made.runs + begin, blocks, [&](int64_t entry, auto act) {
                 const int64_t block = list.block(list.load(entry), to.sizes.blocks);
                 if (block < 0) return;
-                const int first = int(block) * to.tiles_k;
-                each_run_within(known.runs, slice, first, first + to.tiles_k, act);
+                const int first = int(block) / joined * to.tiles_k, set = 1 << int(block) % joined;
+                each_run_within(known.runs, slice, first, first + to.tiles_k,
+                                [&](const Run& run) { act(params.cut(run, set)); });
             });
         } else {
             const TransposeParams::Span of_block = params.lists.span_of(plane, row / to.tiles_k);
@@ -99,8 +124,11 @@ __global__ void __launch_bounds__(call_layout_threads)
             const int64_t entries = of_block.count;
             begin = kind * made.room + (of_block.begin * to.tiles_k + row % to.tiles_k * entries) * to.tiles_q;
             count = make_row(entries, made.runs + begin, blocks, [&](int64_t entry, auto act) {
-                const int first = names[entry] * to.tiles_q;
-                each_run_within(known.runs, slice, first, first + to.tiles_q, act);
+                const int first = names[entry] / joined * to.tiles_q;
+                const int set = joined == 1 ? 1 : set_of_run(names, entries, entry, joined);
+                if (!set) return;
+                each_run_within(known.runs, slice, first, first + to.tiles_q,
+                                [&](const Run& run) { act(params.cut(run, set)); });
             });
         }
         if (threadIdx.x % 32) continue;

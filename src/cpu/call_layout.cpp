@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // A call's lists of blocks become a layout: what they leave of the plan's, which says what else the pattern keeps.
-// Lanes share kinds of heads. An entry that stands twice in a list is two runs, and its keys count twice.
+// Lanes share kinds of heads. An entry that stands twice in a list is two runs, and its keys count twice. Where a tile of
+// keys joins blocks, lists by key have a run for all of a tile's blocks that a list names; lists by query, one for each.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "plan/call_lists.h"
@@ -69,8 +71,9 @@ private:
         const int64_t places = to_.named.places;
         int64_t* const begin = to_.named.begin + plane * places;
         int32_t* const lists = to_.named.lists + plane * sizes.lists * sizes.most;
+        const int64_t joined = to_.named.joined;
         const auto place = [&](int64_t list, int64_t block) -> int64_t& {
-            return begin[block * to_.named.stretches + list / ListsByKey::numbers];
+            return begin[block / joined * to_.named.stretches + list * joined / ListsByKey::numbers];
         };
         std::fill(begin, begin + places, 0);
         for (int64_t list = 0; list < sizes.lists; ++list)
@@ -78,13 +81,37 @@ private:
         int64_t end = 0;
         for (int64_t at = 0; at < places; ++at) end += std::exchange(begin[at], end);
         for (int64_t list = 0; list < sizes.lists; ++list)
-            each_block(plane, list, [&](int64_t block) { lists[place(list, block)++] = int32_t(list); });
+            each_block(plane, list, [&](int64_t block) {
+                lists[place(list, block)++] = int32_t(list * joined + block % joined);
+            });
         std::copy_backward(begin, begin + places - 1, begin + places);  // each is where the next one begins
         begin[0] = 0;
+        if (joined == 1) return;
+        for (int64_t at = 0; at + 1 < places; ++at) std::sort(lists + begin[at], lists + begin[at + 1]);
+    }
+
+    Run cut(const Run& run, int set) const { return {run.first, run.count, to_.masks.cut(run.mask, set)}; }
+
+    // visit(list, set) for each list of a tile's, and the blocks of the tile that it names: once, and again for those
+    // that it names several times.
+    template <class Visit>
+    void for_each_set(const int32_t* names, const int32_t* end, Visit visit) const {
+        const int32_t joined = to_.named.joined;
+        while (names != end) {
+            const int32_t list = *names / joined;
+            std::array<int32_t, CutMasks::most_joined> times{};
+            for (; names != end && *names / joined == list; ++names) ++times[size_t(*names % joined)];
+            for (int set = 1; set;) {
+                set = 0;
+                for (size_t part = 0; part < times.size(); ++part) set |= int(times[part]-- > 0) << part;
+                if (set) visit(list, set);
+            }
+        }
     }
 
     void make_kind(int64_t kind) {
         const LayoutView& known = to_.known;
+        const int64_t joined = to_.masks.joined;
         const int64_t plane = kind * to_.heads_of_kind / to_.group;
         const int64_t of_known = known.head_kinds == 1 ? 0 : known.kind_of_head[kind * to_.heads_of_kind];
         for (int64_t row = 0; row < known.by_query.rows; ++row) {
@@ -92,8 +119,9 @@ private:
             make_row(to_.by_query, n, n * to_.sizes.most * to_.tiles_k, [&](auto act) {
                 const Slice slice = known.by_query.slices[of_known * known.by_query.rows + row];
                 each_block(plane, row / to_.tiles_q, [&](int64_t block) {
-                    const int32_t first = int32_t(block) * to_.tiles_k;
-                    each_run_within(known.by_query.runs, slice, first, first + to_.tiles_k, act);
+                    const int32_t first = int32_t(block / joined) * to_.tiles_k;
+                    each_run_within(known.by_query.runs, slice, first, first + to_.tiles_k,
+                                    [&](const Run& run) { act(cut(run, 1 << block % joined)); });
                 });
             });
         }
@@ -106,10 +134,11 @@ private:
             const int64_t first_run = kind * to_.by_key.room + before * to_.tiles_q;
             make_row(to_.by_key, kind * to_.by_key.rows + row, first_run, [&](auto act) {
                 const Slice slice = known.by_key.slices[of_known * known.by_key.rows + row];
-                for (int64_t n = begin; n < end; ++n) {
-                    const int32_t first = lists[n] * to_.tiles_q;
-                    each_run_within(known.by_key.runs, slice, first, first + to_.tiles_q, act);
-                }
+                for_each_set(lists + begin, lists + end, [&](int32_t list, int set) {
+                    const int32_t first = list * to_.tiles_q;
+                    each_run_within(known.by_key.runs, slice, first, first + to_.tiles_q,
+                                    [&](const Run& run) { act(cut(run, set)); });
+                });
             });
         }
         copy_live(known.live_queries, to_.live_queries, known.by_query.rows, kind, of_known);

@@ -32,14 +32,15 @@ struct ListSizes {
 // The lists by key: of a stretch s of lists, those that name block b of plane p are begin[p][b][s] ..
 // begin[p][b][s + 1] of the plane's part of `lists`, which is as long as its own lists are. They rise, and one is there
 // as often as it names the block. Stretches keep short what a device sorts.
-// Blocks may be joined, so many neighbours to one: then an entry is list * joined + the block's number among them.
+// Blocks may be joined, so many neighbours to one, a power of two: then an entry is list * joined + the block's number
+// among them.
 struct ListsByKey {
     static constexpr int numbers = 4096;  // that the entries of a stretch may be
     int64_t* begin;  // [planes][blocks * stretches + 1]
     int32_t* lists;  // [entries]
     int64_t stretches;
     int64_t places;  // of `begin`, a plane
-    int joined;      // a power of two
+    int joined;
 
     ListsByKey() = default;
     ListsByKey(void* memory, const ListSizes& sizes, int joined = 1)
@@ -56,6 +57,39 @@ struct ListsByKey {
 // ---- lists of blocks, for rows that read layouts ----
 constexpr int32_t no_pair = -2;  // in place of a mask: nothing of a block is kept
 static_assert(no_pair != full_block);
+
+// Whether a row reads a layout that each call makes.
+inline bool has_call_layout(const Kernel& kernel, const Problem& p) {
+    return kernel.family == Family::block && p.call_lists.at_run_time();
+}
+
+// How many listed blocks a tile of keys joins. 1: blocks are made of tiles, or so small that most of a tile would be
+// in vain.
+constexpr int join_blocks(int64_t tile_k, int64_t block_k) {
+    return tile_k == 4 * block_k ? 4 : tile_k == 2 * block_k ? 2 : 1;
+}
+
+// Rows that go by query meet lists as they come, where blocks of a tile may stand far apart: they join nothing.
+inline int join_blocks(const Kernel& kernel, const Problem& p) {
+    if (!has_call_layout(kernel, p)) return 1;
+    const int64_t block_k = ListSizes::of(p, {}).block_k;
+    return kernel.owner() == Owner::queries || block_k == p.seq_k ? 1 : join_blocks(kernel.block_k, block_k);
+}
+
+// The masks of a layout whose tiles of keys join listed blocks. A list may name some of a tile's blocks alone, a set of
+// them (bit b: block b), and what is kept of the others is cut off. Masks as they are come first, then the cuts of a
+// full block, and of each mask, to every set that is neither empty nor all.
+struct CutMasks {
+    static constexpr int most_joined = 4;
+    int joined, known;  // known: masks as they are
+
+    constexpr int sets() const { return (1 << joined) - 2; }
+    constexpr int count() const { return known + (known + 1) * sets(); }
+    constexpr int32_t cut(int32_t mask, int set) const {
+        if (set > sets()) return mask;
+        return known + (mask == full_block ? 0 : mask + 1) * sets() + set - 1;
+    }
+};
 
 // The lists of one axis as a call makes them. A row has room for as many runs as its list may come to, so that nobody
 // waits for lengths of others.
@@ -115,6 +149,7 @@ struct CallLayout {
     int64_t kinds;     // of heads: those of a kv head, or query heads if the plan's layout tells a group's apart
     int group, heads_of_kind;     // query heads
     int tiles_q, tiles_k;         // of a list's block of queries, of a listed block of keys
+    CutMasks masks;               // of the plan
     CallAxis by_query, by_key{};  // by_key: for backward alone, as `named`
     ListsByKey named{};
     int32_t *kind_of_head, *live_queries, *live_keys;  // live: as LiveView::set_of
@@ -122,11 +157,12 @@ struct CallLayout {
     size_t bytes = 0;
 
     // known, first, second: of the plan. Without a workspace only `bytes` means something.
-    CallLayout(const Problem& p, const LayoutView& known, const TasksView& first, const TasksView& second, Pass pass,
-               void* workspace)
-        : known(known), sizes(ListSizes::of(p, {})), group(int(p.group())) {
+    CallLayout(const Problem& p, const LayoutView& known, const TasksView& first, const TasksView& second,
+               const Kernel& kernel, void* workspace)
+        : known(known), sizes(ListSizes::of(p, {})), group(int(p.group())),
+          masks{join_blocks(kernel, p), known.num_masks} {
         CallRoom room(workspace);
-        const bool is_told_apart = known.head_kinds > 1, is_forward = pass == Pass::forward;
+        const bool is_told_apart = known.head_kinds > 1, is_forward = kernel.pass == Pass::forward;
         const int32_t rows_q = known.by_query.rows, rows_k = known.by_key.rows;
         kinds = is_told_apart ? p.batch * p.heads_q : sizes.planes;
         heads_of_kind = is_told_apart ? 1 : group;
@@ -134,7 +170,7 @@ struct CallLayout {
         by_query = room.take_axis(kinds, rows_q, rows_q * sizes.most * tiles_k);
         if (!is_forward) {
             by_key = room.take_axis(kinds, rows_k, sizes.lists * sizes.most * tiles_q * tiles_k);
-            named = ListsByKey(room.take<char>(int64_t(ListsByKey::bytes(sizes))), sizes);
+            named = ListsByKey(room.take<char>(int64_t(ListsByKey::bytes(sizes, masks.joined))), sizes, masks.joined);
         }
         kind_of_head = room.take<int32_t>(p.batch * p.heads_q);
         live_queries = room.take<int32_t>(kinds * rows_q), live_keys = room.take<int32_t>(kinds * rows_k);
@@ -148,27 +184,24 @@ struct CallLayout {
         made.by_query = by_query.view(kinds), made.by_key = by_key.view(kinds);
         made.by_key.rows = known.by_key.rows;  // forward, too: live keys are counted by it
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
+        made.num_masks = masks.count();
         if (made.live_queries.set_of) made.live_queries.set_of = live_queries;
         if (made.live_keys.set_of) made.live_keys.set_of = live_keys;
         return made;
     }
 };
 
-// Whether a row reads a layout that each call makes.
-inline bool has_call_layout(const Kernel& kernel, const Problem& p) {
-    return kernel.family == Family::block && p.call_lists.at_run_time();
-}
-
 // Why such a row cannot take the lists; null where it can. It counts runs by 32 bits.
 inline const char* refuse_call_lists(const Kernel& kernel, const Problem& p) {
     const ListSizes sizes = ListSizes::of(p, {});
     if (sizes.block_q % kernel.block_q && sizes.block_q < p.seq_q)
         return "lists of blocks of queries that its tiles do not divide";
-    if (sizes.block_k % kernel.block_k && sizes.block_k < p.seq_k)
+    const int joined = join_blocks(kernel, p);
+    if (joined == 1 && sizes.block_k % kernel.block_k && sizes.block_k < p.seq_k)
         return "lists of blocks of keys that its tiles do not divide";
     const double tiles = double(ceil_div(sizes.block_q, kernel.block_q) * ceil_div(sizes.block_k, kernel.block_k));
-    const double runs = double(sizes.entries * p.group()) * tiles;
-    return runs < double(int64_t(1) << 31) ? nullptr : "longer lists than it counts";
+    const double runs = double(sizes.entries * p.group()) * tiles, numbers = double(sizes.lists) * joined;
+    return std::max(runs, numbers) < double(int64_t(1) << 31) ? nullptr : "longer lists than it counts";
 }
 
 }  // namespace spattn

@@ -245,7 +245,7 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     if (kernel.block_q > 0) {
         const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
-        plan.masks = lowering_.masks(chosen, kernel);
+        plan.masks = lowering_.masks(chosen, kernel, join_blocks(kernel, problem_));
         plan.schedule = schedule(plan, 0), plan.second_schedule = schedule(plan, 1);
     }
     const LayoutView layout = plan.layout_view();
@@ -253,7 +253,7 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     plan.workspace = kernel.workspace({problem_, layout, tasks, second_tasks,
                                        plan.tokens ? view(*plan.tokens) : TokenListsView{}, options_.machine.lanes});
     if (has_call_layout(kernel, problem_))
-        plan.workspace += CallLayout(problem_, layout, tasks, second_tasks, kernel.pass, nullptr).bytes;
+        plan.workspace += CallLayout(problem_, layout, tasks, second_tasks, kernel, nullptr).bytes;
     return plan;
 }
 
@@ -285,7 +285,7 @@ void Chooser::complete_gather(PiecePlan& plan) {
     } else if (known_) {
         const Lowered& plain = lowering_.at({nominal_block, nominal_block, Order::plain, Owner::queries});
         plan.layout = plain.layout;
-        plan.masks = lowering_.masks(plain, *plan.kernel);
+        plan.masks = lowering_.masks(plain, *plan.kernel, 1);
     }
 }
 

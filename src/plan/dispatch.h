@@ -41,7 +41,7 @@ struct DispatchShape {
         : call(p), round(p), pass(kernel.pass), tile_q(kernel.block_q), tile_k(kernel.block_k),
           mask_words(kernel.mask_words), block_q(std::min(p.call_lists.block_q, p.seq_q)),
           block_k(std::min(p.call_lists.block_k, p.seq_k)), lists(ceil_div(p.seq_q, block_q)),
-          tiles_k(int(ceil_div(block_k, tile_k))), joined(joins_blocks() ? int(tile_k / block_k) : 1),
+          tiles_k(int(ceil_div(block_k, tile_k))), joined(join_blocks(tile_k, block_k)),
           rounds_batch(1), rounds_heads(1), rounds_lists(1), most_bytes(int64_t(memory / share_of_memory)) {
         const int64_t all = lists;
         cut(p.batch, rounds_batch, [&](int64_t batch) { set(batch, p.heads_kv, all); });
@@ -66,10 +66,8 @@ struct DispatchShape {
         return columns() * dtype_row(call.dtype).bytes * (pass == Pass::forward ? 1 : 2);
     }
 
-    // Whether tiles of keys are made of whole blocks, not so many that most of a tile is in vain, or blocks of whole
-    // tiles.
-    bool joins_blocks() const { return block_k < tile_k && tile_k % block_k == 0 && tile_k <= 4 * block_k; }
-    bool is_even() const { return joins_blocks() || block_k % tile_k == 0 || block_k >= call.seq_k; }
+    // Whether tiles of keys are made of whole blocks, or blocks of whole tiles.
+    bool is_even() const { return joined > 1 || block_k % tile_k == 0 || block_k >= call.seq_k; }
 
 private:
     static constexpr double share_of_memory = 64;

@@ -133,8 +133,12 @@ std::string describe_call_lists(const ListShape& shape) {
 }
 
 // The same lists, where a row reads a layout.
-std::string describe_call_layout(const ListShape& shape) {
-    return shape.at_run_time() ? line("  lists", describe_call_lists(shape) + ", as blocks of a layout") : "";
+std::string describe_call_layout(const CompiledPlan& plan, const Kernel& kernel) {
+    const Problem& p = plan.problem;
+    if (!p.call_lists.at_run_time()) return "";
+    const int joined = join_blocks(kernel, p);
+    const std::string tiles = joined > 1 ? ", " + grouped(joined) + " to a tile of keys" : "";
+    return line("  lists", describe_call_lists(p.call_lists) + ", as blocks of a layout" + tiles);
 }
 
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
@@ -172,7 +176,7 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
         case Family::block:
             return (piece.order == Order::dispatched
                         ? describe_dispatch(plan, piece)
-                        : describe_call_layout(plan.problem.call_lists) + describe_layout(piece)) +
+                        : describe_call_layout(plan, *piece.kernel) + describe_layout(piece)) +
                    describe_tasks("  tasks", piece.schedule, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)

@@ -8,6 +8,7 @@
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
+#include "plan/call_lists.h"
 
 namespace spattn {
 
@@ -21,6 +22,26 @@ int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / bl
 int32_t find_modulus(const Pattern& pattern, const Extent& extent) {
     const int64_t modulus = pattern.modulus(), longest = std::min(extent.seq_q, extent.seq_k) / shortest_residue;
     return modulus > 1 && modulus <= longest && pattern.in_residue(modulus, 0) ? int32_t(modulus) : 1;
+}
+
+// The masks of a layout, and their cuts: see CutMasks.
+std::vector<uint64_t> cut_masks(const Layout& layout, int joined) {
+    const CutMasks masks{joined, layout.num_masks};
+    const int64_t part = layout.block_k / joined, size = int64_t(layout.block_q) * layout.block_k;
+    const size_t words = size_t(layout.mask_words);
+    std::vector<uint64_t> all(size_t(masks.count()) * words);
+    std::copy(layout.masks.begin(), layout.masks.end(), all.begin());
+    for (int32_t mask = full_block; mask < layout.num_masks; ++mask) {
+        const uint64_t* const from = mask == full_block ? nullptr : &layout.masks[size_t(mask) * words];
+        for (int set = 1; set <= masks.sets(); ++set) {
+            uint64_t* const to = &all[size_t(masks.cut(mask, set)) * words];
+            for (int64_t bit = 0; bit < size; ++bit) {
+                const bool is_kept = !from || from[bit / 64] >> (bit % 64) & 1;
+                if (is_kept && set >> (bit % layout.block_k / part) & 1) to[bit / 64] |= uint64_t(1) << (bit % 64);
+            }
+        }
+    }
+    return all;
 }
 }  // namespace
 
@@ -129,16 +150,26 @@ std::string Lowering::refuse(const Form& form) const {
     return text("lists of up to ", int64_t(expected / (1024 * 1024)), " MiB expected");
 }
 
-std::shared_ptr<const std::vector<uint64_t>> Lowering::masks(const Lowered& lowered, const Kernel& kernel) {
+std::shared_ptr<const std::vector<uint64_t>> Lowering::masks(const Lowered& lowered, const Kernel& kernel,
+                                                             int joined) {
     const Layout& layout = *lowered.layout;
-    if (!kernel.permute) return {lowered.layout, &layout.masks};
+    const bool is_cut = joined > 1;
+    if (!kernel.permute && !is_cut) return {lowered.layout, &layout.masks};
     for (const Ordered& ordered : ordered_)
-        if (ordered.layout == &layout && ordered.permute == kernel.permute) return ordered.masks;
-    auto masks = std::make_shared<std::vector<uint64_t>>(size_t(layout.num_masks) * kernel.mask_words);
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
-        kernel.permute(&layout.masks[size_t(mask) * layout.mask_words], layout.block_q, layout.block_k,
-                       &(*masks)[size_t(mask) * kernel.mask_words]);
-    ordered_.push_back({&layout, kernel.permute, masks});
+        if (ordered.layout == &layout && ordered.permute == kernel.permute && ordered.joined == joined)
+            return ordered.masks;
+    auto cut = std::make_shared<std::vector<uint64_t>>(is_cut ? cut_masks(layout, joined) : std::vector<uint64_t>());
+    std::shared_ptr<const std::vector<uint64_t>> masks = cut;
+    if (kernel.permute) {
+        const std::vector<uint64_t>& bits = is_cut ? *cut : layout.masks;
+        const size_t words = size_t(layout.mask_words), count = bits.size() / words;
+        auto permuted = std::make_shared<std::vector<uint64_t>>(count * size_t(kernel.mask_words));
+        for (size_t mask = 0; mask < count; ++mask)
+            kernel.permute(&bits[mask * words], layout.block_q, layout.block_k,
+                           &(*permuted)[mask * size_t(kernel.mask_words)]);
+        masks = permuted;
+    }
+    ordered_.push_back({&layout, kernel.permute, joined, masks});
     return masks;
 }
 

@@ -66,13 +66,15 @@ public:
     // Anything that is there already, or null.
     const Lowered* any() const { return all_.empty() ? nullptr : &all_.front(); }
 
-    // The layout's masks as this row wants their bits; rows that want the same share them.
-    std::shared_ptr<const std::vector<uint64_t>> masks(const Lowered& lowered, const Kernel& kernel);
+    // The layout's masks as this row wants their bits, with their cuts where its tiles join listed blocks (CutMasks). Rows
+    // that want the same share them.
+    std::shared_ptr<const std::vector<uint64_t>> masks(const Lowered& lowered, const Kernel& kernel, int joined);
 
 private:
     struct Ordered {
         const Layout* layout;
         PermuteMask permute;
+        int joined;
         std::shared_ptr<const std::vector<uint64_t>> masks;
     };
 

@@ -8,7 +8,7 @@ namespace {
 // behind that.
 template <class Args>
 Args lay_out_lists(const Backend& backend, Args args, const Kernel& kernel) {
-    const CallLayout made(*args.problem, args.layout, args.tasks, args.second_tasks, kernel.pass, args.workspace);
+    const CallLayout made(*args.problem, args.layout, args.tasks, args.second_tasks, kernel, args.workspace);
     backend.make_call_layout(args, made);
     args.layout = made.layout();
     args.tasks = made.tasks[0].view(), args.second_tasks = made.tasks[1].view();

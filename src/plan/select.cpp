@@ -119,7 +119,7 @@ size_t count_layout_bytes(const CompiledPlan& plan) {
     for (const PassPlan* pass : {&plan.forward, &plan.backward})
         for (const PiecePlan& piece : pass->pieces) {
             if (piece.layout && seen.insert(piece.layout.get()).second) bytes += piece.layout->bytes();
-            if (piece.layout && piece.has_kernel_masks() && seen.insert(piece.masks.get()).second)
+            if (piece.layout && piece.masks.get() != &piece.layout->masks && seen.insert(piece.masks.get()).second)
                 bytes += piece.masks->size() * sizeof(uint64_t);
             if (piece.tokens && seen.insert(piece.tokens.get()).second) bytes += piece.tokens->bytes();
             bytes += piece.bit_places.size() * sizeof(uint16_t);

@@ -2,8 +2,10 @@
 #include "plan/stats.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/math.h"
+#include "plan/call_lists.h"
 #include "plan/mask_part.h"
 
 namespace spattn {
@@ -128,11 +130,15 @@ LayoutStats make_call_stats(const Problem& p) { return make_gather_stats(p, coun
 LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const LayoutStats& known) {
     const double rows = double(p.batch * p.heads_q * ceil_div(p.seq_q, kernel.block_q));
     const double tiles = double(ceil_div(std::min(p.call_lists.block_k, p.seq_k), kernel.block_k));
-    const double listed = std::min(known.blocks, rows * double(p.call_lists.most) * tiles);
-    const double share = known.blocks > 0 ? listed / known.blocks : 0;
+    const int joined = join_blocks(kernel, p);
+    const double all = known.blocks * joined, listed = std::min(all, rows * double(p.call_lists.most) * tiles);
+    const double share = all > 0 ? listed / all : 0;
+    // As if a tile's blocks were named by chance: whether some of those that it joins are, or all.
+    const double some_named = 1 - std::pow(1 - share, joined), all_named = std::pow(share, joined);
     LayoutStats stats = known;
-    stats.blocks = listed, stats.masked = std::min(known.masked, listed);
-    stats.pairs *= share, stats.visited *= share, stats.worked *= share;
+    stats.blocks = known.blocks * some_named;
+    stats.masked = std::min(known.masked + known.blocks * (some_named - all_named), stats.blocks);
+    stats.pairs *= share, stats.visited *= some_named, stats.worked *= some_named;
     return stats;
 }
 

@@ -74,6 +74,7 @@ TEST(lists_change_between_replays) {
     for (const auto& [text, block_q, block_k, most, rows] :
          {std::tuple("causal & runtime_tokens(40)", 1, 1, 40, ""),
           std::tuple("causal & runtime_blocks(64,64,3)", 64, 64, 3, ""),
+          std::tuple("causal & runtime_blocks(64,32,3)", 64, 32, 3, ""),
           std::tuple("causal & runtime_blocks(1,64,3)", 1, 64, 3,
                      "any_block_forward_bf16_64x64,any_block_backward_bf16_64x64")}) {
         check::context = text;

@@ -131,6 +131,14 @@ static const Case cases[] = {
     {"runtime_blocks(64,64,4) & per_head([0,1,0,1], causal, window(40,40))", 1, 4, 2, 150, 150, 20, 12},
     {"runtime_blocks(192,384,2) & documents(0,70,200)", 2, 2, 1, 150, 200, 32, 32, Axes::bshd, own_scale, aligned_end,
      true, true, 0., true},  // each list is of all queries, and of all keys
+    // Blocks that tiles of keys join by two and by four; lists that name some of a tile's, and the same ones again.
+    {"runtime_blocks(64,32,7)", 2, 4, 2, 200, 300, 40, 24, Axes::bshd},
+    {"runtime_blocks(128,32,9) & causal", 1, 4, 2, 260, 260, 64, 64, Axes::gaps, own_scale, aligned_end, true, false,
+     1.5, true},
+    {"runtime_blocks(64,16,12) & (window(90,5) | sink(70))", 1, 3, 1, 190, 500, 16, 16, Axes::bhsd, own_scale, -20},
+    {"runtime_blocks(192,32,6) & per_head([0,1,0,1], causal, window(40,40))", 1, 4, 2, 400, 150, 20, 12},
+    {"runtime_blocks(128,64,5) & documents(0,70,200)", 2, 2, 1, 300, 300, 32, 32, Axes::bshd, own_scale, aligned_end,
+     true, true, 0., true},
 };
 constexpr unsigned seed = 20240229;
 

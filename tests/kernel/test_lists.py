@@ -18,6 +18,7 @@ CASES = [
     ("runtime_blocks(16,8,4)", 16, 8, "causal", 2, 4, 4, 33, 70, 16, 8),
     ("runtime_blocks(64,64,9)", 64, 64, "causal", 1, 4, 2, 150, 150, 16, 8),     # by rows that read layouts
     ("runtime_blocks(128,64,12)", 128, 64, None, 2, 2, 1, 200, 260, 8, 8),
+    ("runtime_blocks(64,32,9)", 64, 32, "causal", 1, 4, 2, 150, 150, 16, 8),     # whose tiles join blocks
 ]
 
 

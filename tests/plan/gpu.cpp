@@ -160,6 +160,7 @@ const Golden goldens[] = {
      true},
     {"call_blocks", "causal & runtime_blocks(128,128,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"call_blocks_deterministic", "causal & runtime_blocks(64,128,16)", 16, 8192, 8192, 128, Dtype::bf16, true, true},
+    {"call_blocks_of_64", "causal & runtime_blocks(64,64,32)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"blocks_of_queries", "causal & runtime_blocks(1,128,8)", 16, 65536, 65536, 128, Dtype::bf16, true},
     {"blocks_of_queries_deterministic", "causal & runtime_blocks(1,512,8)", 16, 65536, 65536, 128, Dtype::bf16, true,
      true},
