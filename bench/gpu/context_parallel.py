@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Context parallelism over the GPUs of this machine: what a forward and a backward take on one, and on all.
+
+    python3 bench/gpu/context_parallel.py [--case GLOB] [--out bench/results]
+
+It needs torch and the library's Python package (torch.distributed carries NCCL). Of a case, on tensors N(0,1): the passes
+of sparseattn.torch.attention on one GPU, and of ContextParallel on all, keys and values sent included; out and gradients
+of both are compared, as far as roundings of parts let them be equal (`max_difference`, of values of order 1). `received`
+is how many tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. Medians
+of calls on warm memory, in milliseconds, of the slowest GPU. A JSON line for each case goes to
+<out>/<gpu>_x<gpus>_context_parallel.jsonl.
+"""
+import fnmatch
+import json
+import os
+import tempfile
+import time
+import typing
+
+import sparseattn.torch as sat
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from options import make_parser
+from report import origin, results_file
+
+CALLS = 15
+
+
+class Case(typing.NamedTuple):
+    name: str
+    pattern: str
+    seq: int
+    heads: int = 16
+    heads_kv: int = 16
+    head_dim: int = 128
+    ranges: str = "zigzag"
+
+
+CASES = [
+    Case("causal_64k", "causal", 65536),
+    Case("full_64k", "full", 65536, ranges="contiguous"),
+    Case("window4k_128k", "causal & window(4095,0)", 131072, ranges="contiguous"),
+    Case("streaming_128k", "causal & (sink(64) | window(1023,0))", 131072, ranges="contiguous"),
+    Case("dilated_128k", "causal & dilated(1008,0,16)", 131072, ranges="contiguous"),
+    Case("bigbird_128k", "bigbird(64,3,2,3,0)", 131072, ranges="contiguous"),
+    Case("causal_64k_gqa8", "causal", 65536, heads=32, heads_kv=4),
+]
+
+
+def make_operands(case, device):
+    """q, k, v and dout of all tokens: the same on every process."""
+    made = torch.Generator(device).manual_seed(1)
+    shapes = [(1, case.seq, heads, case.head_dim) for heads in (case.heads, case.heads_kv, case.heads_kv, case.heads)]
+    return [torch.randn(shape, generator=made, device=device, dtype=torch.bfloat16) for shape in shapes]
+
+
+def median_ms(call, calls=CALLS):
+    """Of calls that all processes begin together, in the one that needs longest."""
+    call()
+    times = []
+    for _ in range(calls):
+        if dist.is_initialized():
+            dist.barrier()
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(), call(), end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    median = torch.tensor(sorted(times)[calls // 2], device="cuda")
+    if dist.is_initialized():
+        dist.all_reduce(median, dist.ReduceOp.MAX)
+    return median.item()
+
+
+def run_passes(attend, q, k, v, dout):
+    """Out and gradients, and what both passes take."""
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = attend(*leaves)
+    gradients = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    forward = median_ms(lambda: attend(q, k, v))
+    backward = median_ms(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True))
+    return (out.detach(), *gradients), forward, backward
+
+
+def run_case(case):
+    """The line of a case; in every process, of which the first writes it."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    whole = make_operands(case, device)
+    begin = time.monotonic()
+    parallel = sat.ContextParallel(case.pattern, case.seq, ranges=case.ranges)
+    setup = time.monotonic() - begin
+    own = [parallel.local(x) for x in whole]
+    results, forward, backward = run_passes(parallel.attention, *own)
+    alone, one_forward, one_backward = run_passes(lambda q, k, v: sat.attention(q, k, v, case.pattern), *whole)
+    difference = max((x.float() - parallel.local(y).float()).abs().max() for x, y in zip(results, alone))
+    most = torch.tensor([difference.item(), parallel.received, setup * 1e3], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return {"case": case.name, "pattern": case.pattern, "shape": [1, case.heads, case.heads_kv, case.seq, case.head_dim],
+            "dtype": "bf16", "gpus": parallel.size, "ranges": case.ranges, "received": int(most[1]),
+            "others": case.seq - parallel.tokens, "setup_ms": round(most[2].item(), 1),
+            "forward_ms": round(forward, 3), "backward_ms": round(backward, 3),
+            "one_gpu_forward_ms": round(one_forward, 3), "one_gpu_backward_ms": round(one_backward, 3),
+            "max_difference": round(most[0].item(), 5)}
+
+
+def process(rank, size, store, options):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size,
+                            device_id=torch.device("cuda", rank))
+    common = origin(options.toolkit)
+    lines = [run_case(case) for case in CASES if fnmatch.fnmatch(case.name, options.case)]
+    if rank == 0:
+        with results_file(options.out, f"_x{size}_context_parallel").open("w") as stream:
+            for line in lines:
+                stream.write(json.dumps({**line, **common}) + "\n")
+                print(f"{line['case']:18} forward {line['one_gpu_forward_ms']:8.3f} -> {line['forward_ms']:8.3f} ms  "
+                      f"backward {line['one_gpu_backward_ms']:8.3f} -> {line['backward_ms']:8.3f} ms  received "
+                      f"{line['received']:,} of {line['others']:,} tokens  difference {line['max_difference']}",
+                      flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    parser = make_parser(__doc__)
+    parser.add_argument("--case", default="*")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        size = torch.cuda.device_count()
+        processes.spawn(process, (size, os.path.join(folder, "store"), options), size)
+
+
+if __name__ == "__main__":
+    main()

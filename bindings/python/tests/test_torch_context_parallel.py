@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""Tokens that several processes hold: the same results and gradients as in one, and no key is sent that nobody sees."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as processes  # noqa: E402
+
+import sparseattn as sa  # noqa: E402
+import sparseattn.torch as sat  # noqa: E402
+
+SEQ, PROCESSES, SECONDS = 700, 3, 300
+UNEVEN = [[(600, 700), (0, 30)], [(31, 300)], [(30, 31), (300, 600)]]
+SHAPES = {"q": (2, SEQ, 4, 24), "k": (2, SEQ, 2, 24), "v": (2, SEQ, 2, 16)}
+
+
+def patterns():
+    """Of each: the pattern, who holds what, and options of its own."""
+    rng = np.random.default_rng(5)
+    lists = sa.csr(*sa.parse("causal & (strided(9) | window(20,0))").to_csr(SEQ), SEQ)
+    return [
+        ("causal", "contiguous", {}),
+        ("causal", "zigzag", {}),
+        ("causal & (sink(3) | window(150,0))", "zigzag", {"softcap": 4.0}),
+        ("window(40,60)", UNEVEN, {"deterministic": True}),
+        ("block_diagonal(50)", "contiguous", {"return_lse": True}),
+        ("documents(0,90,400,401,700) & causal", UNEVEN, {}),
+        ("causal & (fixed(64,3) | global_tokens(5,600))", "zigzag", {"scale": 0.3}),
+        ("bigbird(32,3,1,1,7)", "contiguous", {}),
+        ("transpose(causal & window(30,0))", UNEVEN, {}),
+        ("per_head([0,1,1,0], causal, window(9,9))", "zigzag", {"heads": 4}),
+        ("per_batch([0,1], causal, full)", "contiguous", {"batch": 2}),
+        (lists, UNEVEN, {"sink_logits": True}),
+        (rng.random((SEQ, SEQ)) < 0.02, "zigzag", {}),
+        (rng.random((4, SEQ, SEQ)) < 0.02, "contiguous", {}),
+        (sa.per_document("window(9,0)", [0, 333, 690]), "zigzag", {}),  # rows behind the last document see nothing
+        (sa.parse("causal & runtime_tokens(30)"), "contiguous", {"lists": (1, 30)}),
+        (sa.parse("runtime_blocks(64,32,5)"), [[(0, 128)], [(128, 512)], [(512, 700)]], {"lists": (64, 5)}),
+    ]
+
+
+def operands(dtype=torch.float32):
+    made = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=made).to(dtype) for name, shape in SHAPES.items()}
+
+
+def run(attend, x, options, indices=None):
+    """out, lse and the gradients of what a process holds."""
+    leaves = [tensor.clone().requires_grad_() for tensor in x.values()]
+    more = {name: value for name, value in options.items() if name in ("softcap", "scale", "deterministic")}
+    if options.get("sink_logits"):
+        more["sink_logits"] = torch.linspace(-1, 1, 4).requires_grad_()
+        leaves.append(more["sink_logits"])
+    if indices is not None:
+        more["indices"] = indices
+    out, lse = attend(*leaves[:3], return_lse=True, **more)
+    loss = (out.float() * (1 + out.detach().float().cos())).sum() + lse.nan_to_num(neginf=0).sin().sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def lists_of(options):
+    """Of all queries: [batch, lists, heads_kv, entries], what is absent and repeats included."""
+    block_q, most = options["lists"]
+    made = torch.Generator().manual_seed(9)
+    blocks = SEQ if block_q == 1 else -(-SEQ // 32)
+    return torch.randint(-1, blocks + 1, (2, -(-SEQ // block_q), 2, most), generator=made, dtype=torch.int32)
+
+
+def unwritten(like, axis, tokens):
+    """In place of the module's own: what is not written later must not be read."""
+    shape = list(like.shape)
+    shape[axis] = tokens
+    return torch.full(shape, torch.nan, dtype=like.dtype)
+
+
+def close(got, want, name):
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-5, atol=2e-5, msg=lambda text: f"{name}: {text}")
+
+
+def check(pattern, ranges, options):
+    heads = options.get("heads")
+    parallel = sat.ContextParallel(pattern, SEQ, ranges=ranges, heads=heads)
+    whole = operands()
+    local = {name: parallel.local(x) for name, x in whole.items()}
+    indices = rows = None
+    if "lists" in options:
+        block_q, (begin, end) = options["lists"][0], parallel.ranges[0]
+        indices = lists_of(options)
+        rows = indices[:, begin // block_q : -(-end // block_q)]
+    want = run(lambda q, k, v, **more: sat.attention(q, k, v, pattern, **more), whole, options, indices)
+    got = run(parallel.attention, local, options, rows)
+    axes = [1, 2, 1, 1, 1]
+    for name, one, other, axis in zip(("out", "lse", "dq", "dk", "dv"), got, want, axes):
+        close(one, parallel.local(other, axis), name)
+    if options.get("sink_logits"):
+        dist.all_reduce(got[5])
+        close(got[5], want[5], "dsink_logits")
+    again = run(parallel.attention, local, options, rows)
+    assert all(torch.equal(one, other) for one, other in zip(got[:5], again[:5])), "other bits in another call"
+    return parallel
+
+
+def check_axes():
+    """bhsd and thd, values in keys, and no gradients."""
+    parallel = sat.ContextParallel("causal & window(99,0)", SEQ, ranges="zigzag")
+    whole = operands()
+    want = sat.attention(*whole.values(), "causal & window(99,0)")
+    q, k, v = (parallel.local(x).transpose(1, 2) for x in whole.values())
+    close(parallel.attention(q, k, v, axes="bhsd").transpose(1, 2), parallel.local(want), "bhsd")
+    out, lse = parallel.attention(*(parallel.local(x)[0] for x in whole.values()), axes="thd", return_lse=True)
+    close(out, parallel.local(want)[0], "thd")
+    assert lse.shape == (4, parallel.tokens)
+    q, k = whole["q"], whole["k"][:, :, :1]
+    want = sat.attention(q, k, None, "causal & window(99,0)", head_dim_v=16)
+    got = parallel.attention(parallel.local(q), parallel.local(k), None, head_dim_v=16)
+    close(got, parallel.local(want), "values in keys")
+
+
+def check_sent():
+    """A window needs the tokens beside the own ones, blocks alone none, and sinks the first block."""
+    texts = "block_diagonal(1000)", "causal & window(100,0)", "causal & (sink(4) | window(100,0))", "full"
+    blocks, window, streaming, full = (sat.ContextParallel(text, 3000).received for text in texts)
+    rank = dist.get_rank()  # of 1,000 tokens each, in blocks of 125
+    assert (blocks, window, full) == (0, 125 if rank else 0, 2000)
+    assert streaming == [0, 250, 250][rank]
+
+
+def check_errors():
+    x = torch.zeros(1, SEQ, 2, 8)
+    parallel = sat.ContextParallel("causal", SEQ)
+    for call, argument in [
+        (lambda: parallel.attention(x, x, x), "q"),
+        (lambda: parallel.attention(parallel.local(x), x, x), "k"),
+        (lambda: parallel.attention(x, x, x, axes="sbhd"), "axes"),
+        (lambda: parallel.attention(x, x, x, q_offset=0), "q_offset"),
+        (lambda: parallel.attention(np.zeros(3), x, x), "q"),
+        (lambda: sat.ContextParallel("causal", 5, ranges="zigzag"), "seq"),
+        (lambda: sat.ContextParallel("causal", SEQ, ranges="ring"), "ranges"),
+        (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, SEQ)]]), "ranges"),
+        (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(8, 30)], [(30, SEQ)]]), "ranges"),
+        (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(9, 30)], [(30, SEQ - 1)]]), "ranges"),
+        (lambda: sat.ContextParallel("runtime_tokens(4)", SEQ, ranges="zigzag"), "ranges"),
+        (lambda: sat.ContextParallel(np.ones((2, 1, SEQ, SEQ), bool), SEQ), "pattern"),
+        (lambda: sat.ContextParallel(["causal", "full"][dist.get_rank() == 1], SEQ), "group"),
+        (lambda: sat.ContextParallel("causal", SEQ + dist.get_rank()), "group"),
+    ]:
+        with pytest.raises(sa.SparseAttentionError, match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument, (argument, str(caught.value))
+
+
+def process(rank, file):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
+    from sparseattn.torch import _context_parallel
+
+    _context_parallel._room = unwritten
+    for pattern, ranges, options in patterns():
+        try:
+            check(pattern, ranges, options)
+        except Exception as error:
+            raise AssertionError(f"{pattern!r} {ranges} {options}: {error}") from error
+    check_axes()
+    check_sent()
+    check_errors()
+    dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo that still wants Python's lock when Python ends would abort the process
+
+
+def test_processes_compute_what_one_does(tmp_path):
+    if not dist.is_available():
+        pytest.skip("torch without torch.distributed")
+    context = processes.start_processes(process, (str(tmp_path / "store"),), PROCESSES, join=False,
+                                        start_method="spawn")
+    end = time.monotonic() + SECONDS
+    try:
+        while not context.join(1):  # which returns when one has ended, too
+            assert time.monotonic() < end, f"no end after {SECONDS} s"
+    finally:
+        for child in context.processes:
+            child.kill()
+
+
+def test_without_a_group():
+    with pytest.raises(sa.ArgumentError, match="init_process_group") as caught:
+        sat.ContextParallel("causal", 64)
+    assert caught.value.argument == "group"
