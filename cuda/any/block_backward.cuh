@@ -33,7 +33,8 @@ constexpr int row_threads = 128;
 
 // ---- rows: lse and delta ----
 // Queries are shared by `row_lanes` lanes, which read `Width` neighbouring columns at once. One that saw no key has
-// lse = -infinity, or exactly that of its sink and an out of zeros; what its dout holds must not matter.
+// lse = -infinity, or exactly that of its sink and an out of zeros; what its dout holds must not matter. Tried and
+// dropped: four queries a thread, all read first (16 heads of 16K queries, 128 columns, on an H100: 65 us instead of 54).
 template <Dtype D, int Width>
 __global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
     using T = ElementOf<D>;
