@@ -28,14 +28,19 @@ def patterns():
         ("causal", "zigzag", {}),
         ("causal & (sink(3) | window(150,0))", "zigzag", {"softcap": 4.0}),
         ("window(40,60)", UNEVEN, {"deterministic": True}),
-        ("block_diagonal(50)", "contiguous", {"return_lse": True}),
+        ("block_diagonal(50)", "contiguous", {}),
         ("documents(0,90,400,401,700) & causal", UNEVEN, {}),
         ("causal & (fixed(64,3) | global_tokens(5,600))", "zigzag", {"scale": 0.3}),
         ("bigbird(32,3,1,1,7)", "contiguous", {}),
         ("transpose(causal & window(30,0))", UNEVEN, {}),
         ("per_head([0,1,1,0], causal, window(9,9))", "zigzag", {"heads": 4}),
-        ("per_batch([0,1], causal, full)", "contiguous", {"batch": 2}),
+        ("per_batch([0,1], causal, full)", "contiguous", {}),
+        ("logsparse | residue(7,2)", UNEVEN, {}),
+        (sa.tree([-1, *rng.integers(0, np.arange(1, SEQ))]), "zigzag", {}),
+        (sa.xref(rng.integers(0, 40, SEQ)), UNEVEN, {}),
         (lists, UNEVEN, {"sink_logits": True}),
+        (sa.bsr([0, 1, 3], [1, 0, 1], 350, 350, SEQ, SEQ), UNEVEN, {}),
+        (sa.predicate(lambda head, q, k: (q * 7 + k) % 11 == 0, SEQ, SEQ), "zigzag", {}),
         (rng.random((SEQ, SEQ)) < 0.02, "zigzag", {}),
         (rng.random((4, SEQ, SEQ)) < 0.02, "contiguous", {}),
         (sa.per_document("window(9,0)", [0, 333, 690]), "zigzag", {}),  # rows behind the last document see nothing
@@ -44,9 +49,9 @@ def patterns():
     ]
 
 
-def operands(dtype=torch.float32):
+def operands():
     made = torch.Generator().manual_seed(3)
-    return {name: torch.randn(shape, generator=made).to(dtype) for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, generator=made) for name, shape in SHAPES.items()}
 
 
 def run(attend, x, options, indices=None):
@@ -102,7 +107,6 @@ def check(pattern, ranges, options):
         close(got[5], want[5], "dsink_logits")
     again = run(parallel.attention, local, options, rows)
     assert all(torch.equal(one, other) for one, other in zip(got[:5], again[:5])), "other bits in another call"
-    return parallel
 
 
 def check_axes():
@@ -145,6 +149,8 @@ def check_errors():
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(8, 30)], [(30, SEQ)]]), "ranges"),
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(9, 30)], [(30, SEQ - 1)]]), "ranges"),
         (lambda: sat.ContextParallel("runtime_tokens(4)", SEQ, ranges="zigzag"), "ranges"),
+        (lambda: sat.ContextParallel("runtime_tokens(4)", SEQ, ranges=[[(0, 9)], [(9, 30)], [(30, 31), (31, SEQ)]]),
+         "ranges"),  # in all processes, or they would wait for the last one
         (lambda: sat.ContextParallel(np.ones((2, 1, SEQ, SEQ), bool), SEQ), "pattern"),
         (lambda: sat.ContextParallel(["causal", "full"][dist.get_rank() == 1], SEQ), "group"),
         (lambda: sat.ContextParallel("causal", SEQ + dist.get_rank()), "group"),

@@ -53,7 +53,9 @@ class ContextParallel:
              once, and each process holds one at least
     heads    query heads, where the pattern tells heads apart
 
-    Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges.
+    Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges. Rows of
+    arrays (csr, bsr, mask, predicate, per_document) become lists of each process' rows, which takes memory for each pair
+    that is kept, and must be the same for all batch entries.
 
     Raises ArgumentError, UnsupportedError: .argument names what was wrong, "group" where processes differ.
     """
@@ -80,14 +82,14 @@ class ContextParallel:
         #: [(begin, end), ...] of the tokens that this process holds, in their order
         self.ranges = self._of_all[self.rank]
         self._heads = self.pattern._sizes.get("heads", 1) if heads is None else integer(heads, "heads")
-        self._parts = [self._part(begin, end) for begin, end in self.ranges]
+        text = repr(self.pattern)
+        self._parts = self._cut(text)
         tokens = [np.concatenate([np.arange(*r) for r in of_rank]) for of_rank in self._of_all]
-        own, sees = tokens[self.rank], self._agree(self._find_seen())
-        #: For each process, rows of this one's tensors that it sees; tokens that this one sees of its
-        self._sent = [np.flatnonzero(sees[rank][own]) if rank != self.rank else own[:0] for rank in range(self.size)]
-        self._received = [
-            held[sees[self.rank][held]] if rank != self.rank else own[:0] for rank, held in enumerate(tokens)
-        ]
+        own, sees = tokens[self.rank], self._agree(self._find_seen(text))
+        # Each process has rows of the tensors here that it sees, and tokens there that are seen here.
+        self._sent = [np.flatnonzero(of_rank[own]) for of_rank in sees]
+        self._received = [held[sees[self.rank][held]] for held in tokens]
+        self._sent[self.rank] = self._received[self.rank] = own[:0]  # stays here
         self._shared = np.unique(np.concatenate(self._sent))  # rows that others see, too
         self._places: dict[torch.device, _Places] = {}
 
@@ -116,16 +118,17 @@ class ContextParallel:
         **options: Any,
     ) -> Any:
         """sparseattn.torch.attention of this process' tokens: out, or (out, lse), with gradients. A collective call, as
-        is its backward.
+        is its backward. Not for compiled code.
 
-        q    [batch, tokens, heads_q, head_dim], or as axes says; k and v the same of heads_kv. All processes have the
-             same dtype, and sizes but for tokens. Of keys that nobody here sees nothing is read or sent
+        q    [batch, tokens, heads_q, head_dim], or as axes says; k and v the same of heads_kv, and lse is float32
+             [batch, heads_q, tokens]. All processes have the same dtype, and sizes but for tokens
         options  those of attention, but for q_offset: positions are those of the ranges. indices and index_counts of
              lists that come with a call are of this process' queries, name keys by their positions among all, and bring
              all keys here; then a process holds one range. sink_logits are the same everywhere, and each process has the
              part of their gradient that its queries make
 
-        Sums of a key's gradients over processes are float32, of parts that were rounded to the dtype.
+        Sums of a key's gradients over processes are float32 (float64 of such tensors), of parts that were rounded to the
+        dtype. Raises ArgumentError, ShapeError, and what attention raises.
         """
         if axes not in TOKEN_AXIS:
             message = f"argument axes is {axes!r}; accepted: {', '.join(map(repr, TOKEN_AXIS))}"
@@ -143,41 +146,48 @@ class ContextParallel:
         given = (k,) if v is None else (k, v)
         keys, *values = _Bring.apply(self, axis, *given)
         whole = (keys, values[0] if values else None)
-        results, first = [], 0
-        for part, (begin, end) in zip(self._parts, self.ranges):
-            queries, first = q.narrow(axis, first, end - begin), first + end - begin
+        results = []
+        for part, (begin, _), queries in zip(self._parts, self.ranges, self._split(q, axis)):
             more = {**options, "axes": axes, "q_offset": begin, "return_lse": True}
             results.append(attention(queries, *whole, part, **more))
         out = _join([out for out, _ in results], axis)
         return (out, _join([lse for _, lse in results], -1)) if return_lse else out
 
+    def _split(self, x: torch.Tensor, axis: int) -> list[torch.Tensor]:
+        """The ranges of a tensor of this process."""
+        bounds = np.cumsum([0, *(end - begin for begin, end in self.ranges)]).tolist()
+        return [x.narrow(axis, first, end - first) for first, end in zip(bounds, bounds[1:])]
+
     # ---- what is seen ----
 
-    def _part(self, begin: int, end: int) -> Pattern:
-        """The pattern of a range's queries, the first of which has position `begin`."""
-        text = repr(self.pattern)
-        if _BY_CALL.search(text) and len(self.ranges) > 1:
-            message = f"lists that come with a call, and {len(self.ranges)} ranges of a process; accepted: one"
+    def _cut(self, text: str) -> list[Pattern]:
+        """The pattern of each range's queries, which stand at their own positions."""
+        most = max(len(of_rank) for of_rank in self._of_all)
+        if _BY_CALL.search(text) and most > 1:
+            message = f"lists that come with a call, and {most} ranges of a process; accepted: one"
             raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "ranges")
         if not _BY_ROW.search(text):
-            return self.pattern
-        if self.pattern._sizes.get("batch", 1) > 1 or "per_batch" in text:
+            return [self.pattern] * len(self.ranges)
+        if self._differs_by_batch(text):
             message = "rows of arrays that differ between batch entries; accepted: the same for all, or formulas"
             raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "pattern")
-        of_heads = []
-        for head in range(self._heads):
-            row_ptr, col_idx = self.pattern.to_csr(Extent(self.seq, heads=self._heads), head=head)
-            first, last = row_ptr[begin], row_ptr[end]
-            of_heads.append(csr(row_ptr[begin : end + 1] - first, col_idx[first:last], self.seq))
-        return of_heads[0] if len(of_heads) == 1 else per_head(of_heads)
+        extent = Extent(self.seq, heads=self._heads)
+        of_heads = [self.pattern.to_csr(extent, head=head) for head in range(self._heads)]
+        parts = []
+        for begin, end in self.ranges:
+            rows = [csr(at[begin : end + 1] - at[begin], keys[at[begin] : at[end]], self.seq) for at, keys in of_heads]
+            parts.append(rows[0] if len(rows) == 1 else per_head(rows))
+        return parts
 
-    def _find_seen(self) -> NDArray[np.bool_]:
+    def _differs_by_batch(self, text: str) -> bool:
+        return "per_batch" in text or self.pattern._sizes.get("batch", 1) > 1
+
+    def _find_seen(self, text: str) -> NDArray[np.bool_]:
         """[seq] whether a query of this process sees a key of the token's block."""
         cells = -(-self.seq // BLOCK)
         seen = np.zeros(cells, np.bool_)
-        text = repr(self.pattern)
-        if _BY_CALL.search(text) or "per_batch" in text or self.pattern._sizes.get("batch", 1) > 1:
-            seen[:] = True  # a picture shows one batch entry
+        if _BY_CALL.search(text) or self._differs_by_batch(text):
+            seen[:] = True  # nobody knows yet, or a picture would show one batch entry
         else:
             for part, (begin, end) in zip(self._parts, self.ranges):
                 extent = Extent(end - begin, self.seq, heads=self._heads, q_offset=begin)
@@ -201,14 +211,14 @@ class ContextParallel:
 
     # ---- exchange ----
 
-    def places(self, device: torch.device) -> _Places:
+    def _places_on(self, device: torch.device) -> _Places:
         if device not in self._places:
             sent, received = ([torch.from_numpy(x).to(device) for x in of] for of in (self._sent, self._received))
             in_shared = [torch.from_numpy(np.searchsorted(self._shared, x)).to(device) for x in self._sent]
             self._places[device] = _Places(sent, received, torch.from_numpy(self._shared).to(device), in_shared)
         return self._places[device]
 
-    def exchange(self, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]) -> None:
+    def _exchange(self, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]) -> None:
         """Sends to each process what is listed for it, and receives what it sends, in the same order."""
         work = []
         for rank in range(self.size):
@@ -233,18 +243,16 @@ class _Bring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parallel: ContextParallel, axis: int, *tensors: torch.Tensor) -> Any:
-        places = parallel.places(tensors[0].device)
+        places = parallel._places_on(tensors[0].device)
         sent, received = places.sent, places.received
         ctx.parallel, ctx.axis = parallel, axis
         out = [[x.index_select(axis, rows) for x in tensors] if len(rows) else [] for rows in sent]
         back = [[_room(x, axis, len(at)) for x in tensors] if len(at) else [] for at in received]
         whole = tuple(_room(x, axis, parallel.seq) for x in tensors)
-        parallel.exchange(out, back)
+        parallel._exchange(out, back)
         for n, (x, to) in enumerate(zip(tensors, whole)):
-            first = 0
-            for begin, end in parallel.ranges:
-                to.narrow(axis, begin, end - begin).copy_(x.narrow(axis, first, end - begin))
-                first += end - begin
+            for (begin, end), own in zip(parallel.ranges, parallel._split(x, axis)):
+                to.narrow(axis, begin, end - begin).copy_(own)
             for at, come in zip(received, back):
                 if come:
                     to.index_copy_(axis, at, come[n])
@@ -253,10 +261,10 @@ class _Bring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         parallel, axis = ctx.parallel, ctx.axis
-        places = parallel.places(gradients[0].device)
+        places = parallel._places_on(gradients[0].device)
         out = [[dx.index_select(axis, at) for dx in gradients] if len(at) else [] for at in places.received]
         back = [[_room(dx, axis, len(rows)) for dx in gradients] if len(rows) else [] for rows in places.sent]
-        parallel.exchange(out, back)
+        parallel._exchange(out, back)
         own = [parallel.local(dx, axis) for dx in gradients]  # of one range: that part of dx, which nobody else holds
         for n, dx in enumerate(own if len(places.shared) else ()):
             sums = dx.index_select(axis, places.shared)
@@ -298,7 +306,7 @@ def _read_ranges(ranges: Any, seq: int, size: int) -> list[list[tuple[int, int]]
         return [[parts[rank], parts[-1 - rank]] for rank in range(size)]
     read = [[(integer(b, "ranges"), integer(e, "ranges")) for b, e in of_rank] for of_rank in ranges]
     if len(read) != size or not all(read):
-        message = f"argument ranges has those of {sum(map(bool, read))} processes; accepted: of {size}, one each at least"
+        message = f"argument ranges has those of {sum(map(bool, read))} processes; accepted: {size}, one each or more"
         raise ArgumentError(message, "SPATTN_E_ARGUMENT", "ranges")
     end = 0
     for part in sorted(part for of_rank in read for part in of_rank):
