@@ -6,7 +6,7 @@
 
 It needs torch and the library's Python package (torch.distributed carries NCCL). Of a case, on tensors N(0,1): the passes
 of sparseattn.torch.attention on one GPU, and of ContextParallel on all, keys and values sent included; out and gradients
-of both are compared, as far as roundings of parts let them be equal (`max_difference`, of values of order 1). `received`
+of both are compared, as far as roundings of parts let them be equal (`max_difference`, absolute). `received`
 is how many tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. Medians
 of calls on warm memory, in milliseconds, of the slowest GPU. A JSON line for each case goes to
 <out>/<gpu>_x<gpus>_context_parallel.jsonl.

@@ -24,7 +24,7 @@ struct CallLayoutParams {
         return to.known.head_kinds == 1 ? 0 : to.known.kind_of_head[kind * to.heads_of_kind];
     }
     __device__ int64_t plane_of(int64_t kind) const { return kind * to.heads_of_kind / to.group; }
-    // A run with the mask that CutMasks has for it.
+    // A run with the mask of CutMasks::cut(), which devices cannot call.
     __device__ Run cut(const Run& run, int set) const {
         const int sets = (1 << to.masks.joined) - 2, mask = run.mask == full_block ? 0 : run.mask + 1;
         return {run.first, run.count, set > sets ? run.mask : to.masks.known + mask * sets + set - 1};
@@ -50,8 +50,8 @@ __device__ __forceinline__ void each_run_within(const Run* runs, const Slice& sl
     }
 }
 
-// Which blocks of a tile the first run of an entry has, of lists by key whose tile joins blocks: a list that names blocks
-// several times has as many runs, each with all that it names so often. 0: the run is that of an entry before.
+// Which of the blocks that a tile joins the run of an entry has, in lists by key; 0 where an entry before has them in its
+// own. A list that names blocks several times has as many runs, the n-th of all that it names n times or more.
 __device__ __forceinline__ int set_of_run(const int32_t* names, int64_t entries, int64_t entry, int joined) {
     const int32_t own = names[entry], list = own / joined;
     int64_t same = entry;  // the first with this name

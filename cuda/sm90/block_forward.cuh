@@ -85,9 +85,10 @@
 // kernel that joins them (+3 us over 8,192 keys); live keys of many runs' blocks looked up at once (dilated windows +3 %).
 //
 // Pieces hand on sums of floats. Both pieces of Sparse Transformer's strided attention (16 heads of 16K tokens, 269 us
-// on an H200) move 740 MB of memory, 175 us at its rate, and read 1.05 GB of L2 into tiles. To run them head after head,
-// while L2 holds what one hands on, would gain nothing: of an H100's 310 us a head has 19, but 33 if it runs alone, with
-// all of it in L2, and four heads 25 each: a piece of one head is a task for each CTA, which waits for every step.
+// on an H200) have 740 MB to move, 175 us at memory's rate, and 1.05 GB from L2 into tiles, as counted from their sizes.
+// To run them head after head, while L2 holds what one hands on, would probably gain nothing: of an H100's 310 us a head
+// has 19, but takes 33 where it runs alone, with all of it in L2, and four take 25 each. A piece of one head is a task
+// for each CTA.
 //
 // On an H100 (GEMM 790), before and after, TFLOP/s: turns took full_16k at head_dim 64 from 438 to 534 and at fp16 from
 // 424 to 542, window1k_16k from 563 to 579, block_diagonal512_16k from 507 to 525, and left full_16k at 812; packed
