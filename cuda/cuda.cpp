@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: its devices, and the rows of every folder in archs.inc.
+#include "any/cache_layout.h"
 #include "any/call_layout.h"
 #include "plan/backends.h"
 #include "runtime/device.h"
@@ -23,7 +24,8 @@ void add_kernels(std::vector<Kernel>& all) {
 
 Backend backend() {
     return {"cuda", SPATTN_CUDA, runtime::count_devices, runtime::allocate, runtime::release, runtime::copy_in,
-            runtime::clear, runtime::make_machine, any::make_call_layout, any::prepare_call_layout};
+            runtime::clear, runtime::make_machine, any::make_call_layout, any::prepare_call_layout,
+            any::cache_steps()};
 }
 
 }  // namespace cuda

@@ -433,12 +433,25 @@ enum spattn_plan_flags {
     SPATTN_PLAN_VALUE_IN_KEY = 1 << 5,  /* v is k[..., :head_dim_v]: v and dv are NULL, dk receives the sum of both
                                            gradients. head_dim_v <= head_dim */
     SPATTN_PLAN_SINK_LOGITS = 1 << 6,   /* sink_logits will be given to each call */
-    SPATTN_PLAN_TF32 = 1 << 7           /* float32 may be rounded to TF32, 11 significant bits, for the tensor cores of
+    SPATTN_PLAN_TF32 = 1 << 7,          /* float32 may be rounded to TF32, 11 significant bits, for the tensor cores of
                                            Ampere and later: q, k, v and p are then off by up to 2^-11 of themselves as
                                            they enter q kT and p v, which add up in float32. A permission: where no
                                            such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
                                            is rounded. spattn_plan_kernel names kernels of "tf32" */
+    SPATTN_PLAN_STARTS = 1 << 8         /* keys lie in a cache that calls fill: each says where its queries begin.
+                                           Forward alone, of SPATTN_BSHD and SPATTN_BHSD, no lists of a call */
 };
+/* A cache. With SPATTN_PLAN_STARTS seq_k is how many tokens the cache of a batch entry has room for, and seq_q how many
+ * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0, and is cut to
+ * what is causal. Query i of entry b is its row starts[b] + i, where starts comes with each call, on the plan's device:
+ * one plan, and one captured graph, serve a sequence as it grows. Rows outside [0, seq_k) see nothing: entries that have
+ * less to ask, or nothing. Keys after a query are never seen, so that what was not written yet may hold anything.
+ * spattn_plan_stats then speaks of the whole sequence.
+ *
+ * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
+ * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
+ * page_table[b][t / page_size]. What a query sees lies in pages [0, pages); entries of the table that nobody needs may
+ * hold anything. On a GPU pages of a multiple of 64 or 128 tokens, the kernel's blocks, are read fastest. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
@@ -451,6 +464,7 @@ typedef struct spattn_problem {
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
     double softcap;                     /* 0 = none, else 1e-6 .. 1e30 */
+    int64_t page_size;                  /* with SPATTN_PLAN_STARTS: 0 = none, else 1 .. 65536, divides seq_k */
 } spattn_problem;
 
 /* Compiles the pattern for these shapes and chooses kernels. The plan keeps what it needs of context and pattern alive.
@@ -513,6 +527,11 @@ typedef struct spattn_forward_args {
     void* workspace;
     size_t workspace_bytes;
     const spattn_tensor* sink_logits; /* [heads_q] float32, finite or -infinity; NULL without SPATTN_PLAN_SINK_LOGITS */
+    const spattn_tensor* starts;      /* [batch] int32 or int64: with SPATTN_PLAN_STARTS, else NULL */
+    const spattn_tensor* page_table;  /* [batch, seq_k / page_size] int32 or int64: with a page_size, else NULL. k and v
+                                         are then [pages, heads_kv, page_size, head_dim], or [pages, page_size, heads_kv,
+                                         head_dim] for SPATTN_BSHD, of any number of pages from 1; from one page to the
+                                         next are as many rows in v as in k, and whole ones */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

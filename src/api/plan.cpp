@@ -14,6 +14,7 @@
 #include "core/cancel.h"
 #include "core/dtype.h"
 #include "plan/dispatch.h"
+#include "plan/token_rows.h"
 
 namespace spattn {
 namespace {
@@ -49,7 +50,33 @@ double read_softcap(double softcap) {
 
 constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
                                  SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY |
-                                 SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32;
+                                 SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32 | SPATTN_PLAN_STARTS;
+
+// What a problem says of a cache.
+void read_cache(const spattn_problem& p, Problem& r) {
+    constexpr int64_t largest_page = 65536;
+    r.has_starts = p.flags & SPATTN_PLAN_STARTS;
+    if (!r.has_starts) {
+        if (p.page_size != 0)
+            fail(SPATTN_E_RANGE, "problem.page_size",
+                 text("is ", p.page_size, " without SPATTN_PLAN_STARTS; accepted: 0, or the flag too"));
+        return;
+    }
+    constexpr uint32_t excluded = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_Q_OFFSET;
+    if (p.flags & excluded)
+        fail(SPATTN_E_UNSUPPORTED, "problem.flags",
+             text("has bits of ", p.flags & excluded, " beside SPATTN_PLAN_STARTS; accepted: neither "
+                  "SPATTN_PLAN_BACKWARD nor SPATTN_PLAN_Q_OFFSET"));
+    if (p.axes == SPATTN_THD)
+        fail(SPATTN_E_UNSUPPORTED, "problem.axes",
+             "is SPATTN_THD with SPATTN_PLAN_STARTS; accepted: SPATTN_BSHD and SPATTN_BHSD");
+    require_range(p.page_size, 0, largest_page, "problem.page_size");
+    if (p.page_size && p.seq_k % p.page_size)
+        fail(SPATTN_E_RANGE, "problem.page_size",
+             text("is ", p.page_size, "; accepted: 0, or divisors of seq_k, ", p.seq_k));
+    r.page_size = p.page_size;
+    r.q_offset = 0;
+}
 
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
@@ -81,6 +108,7 @@ Problem read_problem(const spattn_problem& p) {
     r.has_sink_logits = p.flags & SPATTN_PLAN_SINK_LOGITS;
     r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
     r.tf32 = p.flags & SPATTN_PLAN_TF32 && r.dtype == Dtype::f32;
+    read_cache(p, r);
     if (r.value_in_key && r.head_dim_v > r.head_dim)
         fail(SPATTN_E_RANGE, "problem.head_dim_v",
              text("is ", r.head_dim_v, " with SPATTN_PLAN_VALUE_IN_KEY; accepted: up to head_dim, ", r.head_dim));
@@ -93,7 +121,7 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     std::string key;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
                           p.q_offset, int64_t(flags), int64_t(axes), std::bit_cast<int64_t>(p.scale),
-                          std::bit_cast<int64_t>(p.softcap)}) {
+                          std::bit_cast<int64_t>(p.softcap), p.page_size}) {
         append(key, value);
         append(key, ' ');
     }
@@ -120,7 +148,9 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
                                  uint32_t flags, spattn_enum axes, void* stream) {
     auto plan = make_ref<spattn_plan>();
     plan->device = context.device;
-    plan->pattern = is_empty(problem) ? make_global_keys({}) : PatternRef::share(&pattern);
+    plan->pattern = is_empty(problem)     ? make_global_keys({})
+                    : problem.has_starts ? make_intersection({make_causal(), PatternRef::share(&pattern)})
+                                         : PatternRef::share(&pattern);
     plan->known = plan->pattern->known_part();
     plan->axes = axes;
     plan->given = problem;
@@ -142,6 +172,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
                 piece.kernel->dispatch->prepare(index);
             else if (has_call_layout(*piece.kernel, plan->compiled.problem))
                 context.device->backend().prepare_call_layout(index);
+            if (piece.cache) context.device->backend().cache.prepare(index);
         }
     }
     if (is_empty(problem)) {
@@ -174,7 +205,10 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         const spattn_problem p = read_struct(given, "problem");
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
-        pattern->check({problem.batch, problem.heads_q, problem.seq_q, problem.seq_k, problem.q_offset});
+        if (problem.has_starts && problem.call_lists.at_run_time())
+            fail(SPATTN_E_UNSUPPORTED, "pattern",
+                 "has lists at run time with SPATTN_PLAN_STARTS; accepted: patterns that are known before a call");
+        pattern->check(pattern_extent(problem));
         const CancelScope scope(context->device->cancel(), context->device->cancel_user(), "options.cancel");
         const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };
         if (context->cache.keeps_none()) return make();
@@ -217,7 +251,8 @@ spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
     return guard(__func__, [&] {
         const CompiledPlan& compiled = required(plan, "plan").compiled;
         const Problem& p = plan->given;
-        spattn_stats stats = make_stats(compiled.counts, p.batch * p.heads_q, p.seq_q, p.seq_k);
+        const Extent extent = pattern_extent(p);
+        spattn_stats stats = make_stats(compiled.counts, p.batch * p.heads_q, extent.seq_q, extent.seq_k);
         stats.layout_bytes = int64_t(compiled.layout_bytes);
         stats.flops_forward = flops(p, compiled.counts.pairs, Pass::forward);
         stats.flops_backward = flops(p, compiled.counts.pairs, Pass::backward);

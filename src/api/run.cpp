@@ -55,6 +55,40 @@ public:
         return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
     }
 
+    // What a call on a cache brings. Keys and values in pages come before, and were seen as rows of a pool.
+    IndexView start_input(const spattn_tensor* t, const char* argument) {
+        const auto s = place(t, argument, std::array{p_.batch}, {dtype_i32, dtype_i64});
+        return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
+    }
+    IndexView page_input(const spattn_tensor* t, const char* argument) {
+        const auto s = place(t, argument, std::array{p_.batch, p_.seq_k / p_.page_size}, {dtype_i32, dtype_i64});
+        return {data_, s[0], 0, 0, s[1], t->dtype.bits == 64};
+    }
+
+    // Pages of keys or values, as rows one after the other: all entries have the same.
+    struct Pool {
+        TensorView view;
+        int64_t pages, page_rows;  // page_rows: from the first row of a page to that of the next
+    };
+    Pool pool_input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t dim) {
+        const bool is_bhsd = plan_.axes == SPATTN_BHSD;
+        const int64_t size = p_.page_size, pages = required(t, argument).ndim == 4 && t->shape ? t->shape[0] : 1;
+        const auto shape = is_bhsd ? std::array{pages, heads, size, dim} : std::array{pages, size, heads, dim};
+        const auto s = place(t, argument, shape, {dtype_row(p_.dtype).wire});
+        if (!has_keys(p_)) return {stand_ins_.matrix(heads, dim), 1, size};
+        if (pages < 1) fail(SPATTN_E_SHAPE, argument, text("has ", pages, " pages; accepted: 1 or more"));
+        const int64_t head = is_bhsd ? s[1] : s[2], row = size == 1 ? s[0] : is_bhsd ? s[2] : s[1];
+        const int64_t page = pages == 1 ? row * size : s[0], page_rows = row ? page / row : 0;
+        if (!row || page % row || page_rows < size)
+            fail(SPATTN_E_LAYOUT, argument,
+                 text("has pages ", page, " elements apart, and rows ", row,
+                      "; accepted: pages a whole number of rows apart, at least page_size"));
+        if (pages - 1 > (longest_sequence - size) / page_rows)
+            fail(SPATTN_E_RANGE, argument,
+                 text("has ", pages, " pages ", page_rows, " rows apart; accepted: up to ", longest_sequence, " rows"));
+        return {{data_, 0, head, row, s[3]}, pages, page_rows};
+    }
+
     // An output overlaps nothing, itself included; inputs may overlap each other. The first to blame is named: the
     // workspace, which comes first, because it is large and what it lies over is innocent.
     void check_overlaps() const {
@@ -175,6 +209,8 @@ private:
     bool is_absent_ = false;   // and whether it has no element
 };
 
+constexpr const char* values_are_in_keys = "SPATTN_PLAN_VALUE_IN_KEY says that k holds the values";
+
 void refuse_operand(const spattn_tensor* t, const char* argument, const char* why) {
     if (t) fail(SPATTN_E_STATE, argument, text("is given where ", why, "; accepted: NULL"));
 }
@@ -202,26 +238,58 @@ TensorView read_sinks(Operands& operands, const Problem& p, const spattn_tensor*
     return {};
 }
 
+// Keys, and values or the columns of keys that are values, which lie in pages.
+void read_pages(Operands& operands, const Problem& p, const spattn_forward_args& a, ForwardArgs& call) {
+    const Operands::Pool k = operands.pool_input(a.k, "k", p.heads_kv, p.head_dim);
+    call.k = call.v = k.view;
+    call.cache.pages = k.pages, call.cache.page_rows = k.page_rows;
+    if (p.value_in_key) return refuse_operand(a.v, "v", values_are_in_keys);
+    const Operands::Pool v = operands.pool_input(a.v, "v", p.heads_kv, p.head_dim_v);
+    if (v.pages != k.pages)
+        fail(SPATTN_E_SHAPE, "v", text("has ", v.pages, " pages; accepted: as many as k, ", k.pages));
+    if (v.page_rows != k.page_rows)
+        fail(SPATTN_E_LAYOUT, "v",
+             text("has pages ", v.page_rows, " rows apart; accepted: as many as those of k, ", k.page_rows));
+    call.v = v.view;
+}
+
+// Where queries begin, and the table of pages.
+void read_cache(Operands& operands, const Problem& p, const spattn_forward_args& a, ForwardArgs& call) {
+    if (!p.has_starts) {
+        refuse_operand(a.starts, "starts", "the plan is not one with SPATTN_PLAN_STARTS");
+        refuse_operand(a.page_table, "page_table", "the plan has no page_size");
+        return;
+    }
+    call.cache.starts = operands.start_input(a.starts, "starts");
+    if (!p.page_size) return refuse_operand(a.page_table, "page_table", "the plan has no page_size");
+    call.cache.page_table = operands.page_input(a.page_table, "page_table");
+}
+
 // v, or the columns of k that are v.
 TensorView read_values(Operands& operands, const Problem& p, const spattn_tensor* v, TensorView k) {
     if (!p.value_in_key) return operands.input(v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
-    refuse_operand(v, "v", "SPATTN_PLAN_VALUE_IN_KEY says that k holds the values");
+    refuse_operand(v, "v", values_are_in_keys);
     return k;
 }
 
-// The rows that a reference kernel reads: of the pattern, or of the call's lists.
+// The rows that a reference kernel reads: of the pattern, of the call's lists, or of its place in a cache.
 class RowsOfCall {
 public:
-    RowsOfCall(const spattn_plan& plan, const CallLists& lists)
+    RowsOfCall(const spattn_plan& plan, const CallLists& lists, const CallCache& cache)
         : pattern_(*plan.pattern, plan.compiled.problem),
           call_rows_(plan.known.get(), plan.compiled.problem, lists),
-          rows_(plan.compiled.problem.call_lists.at_run_time() ? static_cast<const TokenRows&>(call_rows_) : pattern_) {
-    }
+          cache_rows_(*plan.pattern, plan.compiled.problem, cache), rows_(choose(plan.compiled.problem)) {}
     const TokenRows& get() const { return rows_; }
 
 private:
+    const TokenRows& choose(const Problem& p) const {
+        if (p.has_starts) return cache_rows_;
+        return p.call_lists.at_run_time() ? static_cast<const TokenRows&>(call_rows_) : pattern_;
+    }
+
     PatternRows pattern_;
     CallListRows call_rows_;
+    CacheRows cache_rows_;
     const TokenRows& rows_;
 };
 
@@ -232,6 +300,16 @@ void fill(CallArgs& call, const spattn_plan& plan, const RowsOfCall& rows, Paral
     call.parallel = &parallel;
     call.stream = stream;
     call.device = plan.device->id().index;
+}
+
+// Blocks of pages that kernels read begin at a whole number of them.
+void check_pages(const PassPlan& pass, const CallCache& cache) {
+    for (const PiecePlan& piece : pass.pieces)
+        if (piece.cache && piece.cache->keys == CacheKeys::in_pages && cache.pages > 1 &&
+            cache.page_rows % piece.cache->tile_k)
+            fail(SPATTN_E_LAYOUT, "k",
+                 text("has pages ", cache.page_rows, " rows apart; accepted: multiples of the kernel's blocks, ",
+                      piece.cache->tile_k));
 }
 
 void check_max_logits(const PassPlan& pass) {
@@ -264,8 +342,13 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         ForwardArgs call{};
         call.workspace = operands.workspace();
         call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
-        call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
-        call.v = read_values(operands, p, a.v, call.k);
+        if (p.page_size) {
+            read_pages(operands, p, a, call);
+        } else {
+            call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+            call.v = read_values(operands, p, a.v, call.k);
+        }
+        read_cache(operands, p, a, call);
         call.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.lse) call.lse = operands.row_output(a.lse, "lse");
         if (a.max_logits) call.max_logits = operands.row_output(a.max_logits, "max_logits");
@@ -273,7 +356,8 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         call.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
         if (a.max_logits) check_max_logits(pass);
-        const RowsOfCall rows(*plan, call.call_lists);
+        check_pages(pass, call.cache);
+        const RowsOfCall rows(*plan, call.call_lists, call.cache);
         CancellableParallel threads = threads_of(*plan);
         fill(call, *plan, rows, threads, a.stream);
         run_pass(plan->device->backend(), pass, plan->placed.forward, call);
@@ -313,7 +397,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
             clear_sinks(*plan, call.dsink_logits, a.stream);
             call.dsink_logits = {};
         }
-        const RowsOfCall rows(*plan, call.call_lists);
+        const RowsOfCall rows(*plan, call.call_lists, {});
         CancellableParallel threads = threads_of(*plan);
         fill(call, *plan, rows, threads, a.stream);
         run_pass(plan->device->backend(), pass, plan->placed.backward, call);

@@ -49,4 +49,17 @@ struct CallLists {
     }
 };
 
+// A call on a cache: where the queries of each batch entry begin among its keys, and which pages these lie in.
+struct CallCache {
+    IndexView starts;          // [batch]; no data where the plan says where queries begin
+    IndexView page_table;      // [batch, seq_k / page_size], in `batch` and `entry`; no data without pages
+    int64_t pages, page_rows;  // page_rows: rows of k, or of v, from the first of a page to that of the next
+
+    // The row of k that a token lies in. What pages outside [0, pages) hold means nothing, and is not read.
+    int64_t place_of(int64_t b, int64_t token, int64_t page_size) const {
+        const int64_t page = page_table.at(b, 0, 0, token / page_size);
+        return (page < 0 || page >= pages ? 0 : page) * page_rows + token % page_size;
+    }
+};
+
 }  // namespace spattn

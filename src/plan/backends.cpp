@@ -9,6 +9,7 @@ namespace spattn {
 namespace cpu {
 void add_kernels(std::vector<Kernel>& all);
 void make_call_layout(const CallArgs& args, const CallLayout& to);
+CacheSteps cache_steps();
 }  // namespace cpu
 #ifdef SPATTN_WITH_CUDA
 namespace cuda {
@@ -32,6 +33,7 @@ const Backend cpu_backend = {
     [](int, int lanes) { return this_machine(lanes); },
     cpu::make_call_layout,
     [](int) {},
+    cpu::cache_steps(),
 };
 
 }  // namespace

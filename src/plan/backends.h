@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "plan/cache.h"
 #include "plan/call_lists.h"
 #include "plan/kernel.h"
 
@@ -31,6 +32,7 @@ struct Backend {
     // Fills what `to` points to from the call's lists; args hold the plan's layout and tasks.
     void (*make_call_layout)(const CallArgs& args, const CallLayout& to);
     void (*prepare_call_layout)(int index);  // as Kernel::prepare
+    CacheSteps cache;
 };
 
 // The preferred first: a context without a wish takes the first backend that has a device.

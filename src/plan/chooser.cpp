@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/error.h"
 #include "plan/bounds.h"
 #include "plan/call_lists.h"
 #include "plan/dispatched.h"
@@ -57,7 +58,7 @@ void Chooser::consider(const Kernel& kernel, std::vector<Candidate>& candidates)
             refused = why;
         }
     if (refused.empty() && in_pieces_ && !kernel.carries) refused = "runs whole patterns only";
-    const bool has_orders = refused.empty() && kernel.orders && !calls_bring_lists();
+    const bool has_orders = refused.empty() && kernel.orders && calls_have_layout();
     if (has_orders && lowering_.modulus() > 1)
         candidates.push_back({&kernel, Order::residue, ""});
     if (has_orders && lowering_.has_packed())
@@ -92,7 +93,7 @@ void Chooser::price(std::vector<Candidate>& candidates, const Rival* rival) {
 
 // Listed tiles, where plain blocks are mostly waste.
 void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* rival) {
-    if (calls_bring_lists()) return;
+    if (!calls_have_layout()) return;
     std::vector<Candidate> listed;
     for (const Candidate& plain : candidates) {
         if (!is_wasteful(plain)) continue;
@@ -126,7 +127,7 @@ bool Chooser::is_wasteful(const Candidate& plain) {
 void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) {
     const Kernel& kernel = *candidate.kernel;
     if (kernel.block_q > 0) candidate.refused = lowering_.refuse(form(kernel, candidate.order));
-    if (candidate.refused.empty() && mark && !calls_bring_lists())
+    if (candidate.refused.empty() && mark && calls_have_layout())
         candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
@@ -151,6 +152,7 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) {
         const LayoutStats& stats = measured_.at(chosen, kernel.owner() == Owner::keys);
+        if (problem_.has_starts) return make_cache_stats(problem_, kernel, stats);
         return calls_bring_lists() ? make_call_layout_stats(problem_, kernel, stats) : stats;
     }
     return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
@@ -246,6 +248,10 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
         const Lowered& chosen = lowering_.at(form(kernel, plan.order));
         plan.layout = chosen.layout;
         plan.masks = lowering_.masks(chosen, kernel, join_blocks(kernel, problem_));
+        if (problem_.has_starts) {
+            complete_cached(plan);
+            return plan;
+        }
         plan.schedule = schedule(plan, 0), plan.second_schedule = schedule(plan, 1);
     }
     const LayoutView layout = plan.layout_view();
@@ -276,6 +282,32 @@ void Chooser::complete_dispatched(PiecePlan& plan) {
     plan.schedule = schedule_dispatch(shape, kernel.walks[0], lanes);
     if (kernel.num_walks > 1) plan.second_schedule = schedule_dispatch(shape, kernel.walks[1], lanes);
     plan.workspace = dispatch_workspace(shape, kernel, plan.schedule, plan.second_schedule, lanes);
+}
+
+// How long a call's rows are depends on where its queries begin: tasks are those of rows that are all as long as the
+// longest, and parts of them share whatever there is.
+void Chooser::complete_cached(PiecePlan& plan) {
+    const Kernel& kernel = *plan.kernel;
+    const LayoutView known = plan.layout_view();
+    const CacheShape& shape = plan.cache.emplace(problem_, kernel, known);
+    const Problem inner = shape.inner({});
+    if (double(shape.kinds) * double(shape.rows) * double(shape.room) >= double(int64_t(1) << 31))
+        fail(SPATTN_E_UNSUPPORTED, "problem.batch", "makes longer lists of a call than kernels count");
+    std::vector<Run> runs;
+    std::vector<Slice> slices;
+    for (const int32_t blocks : shape.longest) {
+        const int32_t at = int32_t(runs.size());
+        runs.push_back({0, blocks, full_block});
+        slices.insert(slices.end(), size_t(shape.rows), {at, at + (blocks > 0)});
+    }
+    LayoutView longest{};
+    longest.by_query = {slices.data(), runs.data(), shape.rows, int32_t(runs.size())};
+    longest.queries.modulus = longest.keys.modulus = 1;
+    longest.kind_of_head = known.kind_of_head, longest.head_kinds = known.head_kinds;
+    plan.schedule = make_schedule(inner, longest, kernel.walks[0], options_.machine.lanes);
+    const TasksView tasks = view(plan.schedule);
+    const CacheLayout made(shape, known, tasks, nullptr, nullptr, {}, nullptr);
+    plan.workspace = made.bytes + kernel.workspace({inner, made.layout(inner), tasks, {}, {}, options_.machine.lanes});
 }
 
 // A call's lists are cut to the known part of the pattern by the bits of its layout.

@@ -61,6 +61,9 @@ private:
     void price(Candidate& candidate, const Rival* rival, const Mark* mark);
     bool is_wasteful(const Candidate& plain);
     bool calls_bring_lists() const { return problem_.call_lists.at_run_time(); }
+    // Whether a call's lists are those of the layout that is lowered, so that this bounds what they cost, and other
+    // orders of tokens may serve.
+    bool calls_have_layout() const { return !calls_bring_lists() && !problem_.has_starts; }
     LayoutStats stats_of(const Candidate& candidate);
     std::string refuse_sharing(const Kernel& kernel);
     std::string refuse_lists(const LayoutStats& stats) const;
@@ -72,6 +75,7 @@ private:
     Schedule schedule(const PiecePlan& plan, int32_t number) const;  // of a walk
     void complete_gather(PiecePlan& plan);
     void complete_dispatched(PiecePlan& plan);
+    void complete_cached(PiecePlan& plan);
     Cost cost_of(const Candidate& candidate, const Machine& machine) const;
 
     const Admission& admission_;

@@ -66,9 +66,10 @@ std::string describe_problem(const CompiledPlan& plan) {
     sizes += std::string(", ") + dtype_row(p.dtype).name + (p.tf32 ? " or TF32" : "") + ", scale " + shortest(p.scale);
     if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
     if (p.has_sink_logits) sizes += ", sink logits";
-    sizes += ", q_offset " + decimal(double(p.q_offset), 0);
+    sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);
     std::string out = line("problem", sizes);
-    const double all = double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k);
+    const double queries = double(p.has_starts ? p.seq_k : p.seq_q);  // that pairs were counted of
+    const double all = double(p.batch) * double(p.heads_q) * queries * double(p.seq_k);
     const Counts& c = plan.counts;
     out += line("pattern", plan.pattern_text);
     out += line("pairs", grouped(c.pairs) + " kept of " + grouped(all) + " (" + percent(c.pairs, all) + "), " +
@@ -141,6 +142,15 @@ std::string describe_call_layout(const CompiledPlan& plan, const Kernel& kernel)
     return line("  lists", describe_call_lists(p.call_lists) + ", as blocks of a layout" + tiles);
 }
 
+// Where a row on a cache finds its keys.
+std::string describe_cache(const PiecePlan& piece) {
+    if (!piece.cache) return "";
+    const CacheShape& shape = *piece.cache;
+    const std::string pages = shape.call.page_size ? "in pages of " + grouped(double(shape.call.page_size)) : "in place";
+    const std::string named = shape.keys == CacheKeys::listed ? "token by token" : "by blocks";
+    return line("  cache", grouped(double(shape.call.seq_k)) + " keys an entry, " + pages + ", named " + named);
+}
+
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
@@ -176,7 +186,7 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
         case Family::block:
             return (piece.order == Order::dispatched
                         ? describe_dispatch(plan, piece)
-                        : describe_call_layout(plan, *piece.kernel) + describe_layout(piece)) +
+                        : describe_call_layout(plan, *piece.kernel) + describe_cache(piece) + describe_layout(piece)) +
                    describe_tasks("  tasks", piece.schedule, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
@@ -217,7 +227,9 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
 }
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
-    return line("  work", scaled(flops(plan.problem, plan.counts.pairs, which), 1000, "FLOP") + ", " +
+    const Problem& p = plan.problem;
+    const double pairs = plan.counts.pairs * (p.has_starts ? double(p.seq_q) / double(p.seq_k) : 1);  // on the average
+    return line("  work", scaled(flops(p, pairs, which), 1000, "FLOP") + ", " +
                               bytes(operand_bytes(plan.problem, which)) + " of operands, " +
                               bytes(double(pass.workspace)) + " of workspace") +
            line("  predicted", describe_cost(pass.cost) + " binds");

@@ -32,6 +32,8 @@ struct Problem {
     bool value_in_key = false;     // v is k's first head_dim_v columns: v and dv are absent, dk receives the sum
     bool tf32 = false;             // float32 alone: products may round their operands to TF32
     ListShape call_lists{};        // of lists that come with each call
+    bool has_starts = false;       // keys are a cache, and each call says where its queries begin: plan/cache.h
+    int64_t page_size = 0;         // of the cache; 0: an entry's keys lie one after the other
     int64_t group() const { return heads_q / heads_kv; }
 };
 
@@ -105,6 +107,7 @@ struct CallArgs {
     TasksView second_tasks; // of its second, where it has one
     TokenListsView tokens;  // gather rows, where the plan made the lists
     CallLists call_lists;   // gather rows, where the call brings them; block rows find them in their layout
+    CallCache cache;        // read before rows are called
     const TokenRows* rows;  // read by reference rows only
     Parallel* parallel;     // CPU rows
     void* stream;           // CUDA rows

@@ -9,6 +9,7 @@
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
 #include "plan/call_lists.h"
+#include "plan/token_rows.h"
 
 namespace spattn {
 
@@ -46,7 +47,7 @@ std::vector<uint64_t> cut_masks(const Layout& layout, int joined) {
 }  // namespace
 
 Lowering::Lowering(const Pattern& pattern, const Problem& p)
-    : pattern_(pattern), extent_{p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset},
+    : pattern_(pattern), extent_(pattern_extent(p)),
       modulus_(find_modulus(pattern, extent_)), hot_(find_scattered(pattern, extent_, nominal_block)) {}
 
 const Lowered& Lowering::at(const Form& form) {

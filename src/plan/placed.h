@@ -17,6 +17,7 @@ struct PlacedPiece {
     TasksView tasks{}, second_tasks{};
     TokenListsView tokens{};
     const uint16_t* bit_places = nullptr;
+    const int32_t *row_blocks = nullptr, *longest = nullptr;  // of a cache
 };
 using PlacedPass = std::vector<PlacedPiece>;
 
@@ -38,6 +39,10 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
         each_array(*piece.tokens, placed.tokens, visit);
     }
     visit(piece.bit_places, placed.bit_places);
+    if (piece.cache) {
+        visit(piece.cache->row_blocks, placed.row_blocks);
+        visit(piece.cache->longest, placed.longest);
+    }
     return placed;
 }
 

@@ -9,6 +9,7 @@
 
 #include "layout/layout.h"
 #include "layout/token_lists.h"
+#include "plan/cache.h"
 #include "plan/dispatch.h"
 #include "plan/kernel.h"
 #include "plan/lower.h"
@@ -62,6 +63,7 @@ struct PiecePlan {
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless calls bring the lists
     std::optional<DispatchShape> dispatch;     // of dispatched queries alone
     std::vector<uint16_t> bit_places;          // the same: how each call makes masks
+    std::optional<CacheShape> cache;           // of calls on one
     Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
     LayoutStats stats{};

@@ -59,6 +59,25 @@ void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& arg
                   DispatchRound(shape, args.tasks, args.second_tasks, placed.bit_places, number, args.workspace));
 }
 
+// The call as rows see it that know of no cache. Plans on a cache have no backward.
+void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
+    const CacheShape& shape = *piece.cache;
+    const CacheLayout made(shape, args.layout, args.tasks, placed.row_blocks, placed.longest, args.cache, args.workspace);
+    const Problem inner = shape.inner(args.cache);
+    ForwardArgs rows = args;
+    rows.problem = &inner;
+    rows.layout = made.layout(inner);
+    rows.tasks = made.tasks_view();
+    rows.workspace = static_cast<char*>(args.workspace) + made.bytes;
+    rows.q = made.q, rows.out = made.out;
+    if (args.lse.data) rows.lse = made.lse;
+    if (args.max_logits.data) rows.max_logits = made.max_logits;
+    backend.cache.lay_out(args, made);
+    piece.kernel->forward(rows);
+    backend.cache.bring_back(args, made);
+}
+void run_cached(const Backend&, const PiecePlan&, const PlacedPiece&, const BackwardArgs&) {}
+
 template <class Args, class Run>
 void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
     char* const workspace = static_cast<char*>(args.workspace);
@@ -75,6 +94,8 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
             const Kernel& kernel = *pass.pieces[i].kernel;
             if (pass.pieces[i].order == Order::dispatched)
                 dispatch(pass.pieces[i], placed[i], args);
+            else if (pass.pieces[i].cache)
+                run_cached(backend, pass.pieces[i], placed[i], args);
             else
                 run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
         }

@@ -20,7 +20,7 @@ class Planner {
 public:
     Planner(const Pattern& pattern, const Admission& admission)
         : admission_(admission), whole_(pattern, admission, false) {
-        if (!admission.problem.call_lists.at_run_time()) cut(pattern);
+        if (!admission.problem.call_lists.at_run_time() && !admission.problem.has_starts) cut(pattern);
     }
 
     PassPlan plan(Pass pass) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/math.h"
+#include "plan/cache.h"
 #include "plan/call_lists.h"
 #include "plan/mask_part.h"
 
@@ -139,6 +140,18 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
     stats.blocks = known.blocks * some_named;
     stats.masked = std::min(known.masked + known.blocks * (some_named - all_named), stats.blocks);
     stats.pairs *= share, stats.visited *= some_named, stats.worked *= some_named;
+    return stats;
+}
+
+LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const LayoutStats& whole) {
+    const int64_t tile = std::max(kernel.block_q, 1);  // rows that read no layout count queries
+    const double tiles = double(ceil_div(p.seq_q, tile)), share = tiles / double(ceil_div(p.seq_k, tile));
+    LayoutStats stats = whole;
+    stats.pairs *= double(p.seq_q) / double(p.seq_k);
+    stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
+    stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);
+    if (kernel.device != SPATTN_CPU && cache_keys(kernel, p) == CacheKeys::listed)
+        stats.gathered = stats.blocks * kernel.block_k;
     return stats;
 }
 

@@ -14,6 +14,8 @@ LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_
 LayoutStats make_call_stats(const Problem& problem);
 // The same for block rows: what full lists leave of the known part's layout, whose stats are given.
 LayoutStats make_call_layout_stats(const Problem& problem, const Kernel& kernel, const LayoutStats& known);
+// For block rows on a cache: the share of the whole sequence, whose stats are given, that a call's rows have.
+LayoutStats make_cache_stats(const Problem& problem, const Kernel& kernel, const LayoutStats& whole);
 // Whether the heads of each group see the same keys.
 bool groups_share(const Problem& problem, const Layout& layout);
 // Counts a pattern whose lists come at run time, as if every list were full.

@@ -7,6 +7,10 @@ namespace spattn {
 
 Extent extent_of(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset}; }
 
+Extent pattern_extent(const Problem& p) {
+    return p.has_starts ? Extent{p.batch, p.heads_q, p.seq_k, p.seq_k, 0} : extent_of(p);
+}
+
 void PatternRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
     Intervals intervals;
     pattern_.keys({extent_, batch, head}, row, {0, extent_.seq_k}, intervals);
@@ -34,6 +38,24 @@ bool CallListRows::keeps(const Plane& plane, int64_t row, int64_t key, Intervals
     scratch.clear();
     known_->keys(plane, row, {key, key + 1}, scratch);
     return !scratch.empty();
+}
+
+void CacheRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
+    out.clear();
+    const int64_t start = cache_.starts.at(batch, 0, 0, 0), seq = problem_.seq_k, page_size = problem_.page_size;
+    if (start < -row || start >= seq - row) return;
+    Intervals intervals;
+    pattern_.keys({pattern_extent(problem_), batch, head}, start + row, {0, seq}, intervals);
+    for (const Interval& interval : intervals) {
+        if (!page_size) {
+            out.insert(out.end(), {interval.begin, interval.end});
+            continue;
+        }
+        for (int64_t key = interval.begin; key < interval.end; ++key) {
+            const int64_t at = cache_.place_of(batch, key, page_size);
+            out.insert(out.end(), {at, at + 1});
+        }
+    }
 }
 
 }  // namespace spattn

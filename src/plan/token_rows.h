@@ -8,6 +8,8 @@
 namespace spattn {
 
 Extent extent_of(const Problem& problem);
+// The extent that the pattern has a meaning on: of a cache, the whole sequence's.
+Extent pattern_extent(const Problem& problem);
 
 class PatternRows : public TokenRows {
 public:
@@ -32,6 +34,19 @@ private:
     const Pattern* known_;  // null: every listed key is kept
     Problem problem_;
     CallLists lists_;
+};
+
+// The rows of a pattern at which the queries of a call on a cache stand, with keys where pages have them.
+class CacheRows : public TokenRows {
+public:
+    CacheRows(const Pattern& pattern, const Problem& problem, const CallCache& cache)
+        : pattern_(pattern), problem_(problem), cache_(cache) {}
+    void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
+
+private:
+    const Pattern& pattern_;
+    Problem problem_;
+    CallCache cache_;
 };
 
 }  // namespace spattn

@@ -85,7 +85,7 @@ FIELDS = {
                        "head_dim": Wrong(*SIZES, 1025, HUGE), "head_dim_v": Wrong(-1, 1025, HUGE, LEAST),
                        "dtype": DTYPES, "axes": Wrong(-1, 3, 1 << 30), "scale": Wrong(math.nan, math.inf, -math.inf),
                        "softcap": Wrong(math.nan, math.inf, -1.0, 1e-7, 1e31),
-                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST)},
+                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST), "page_size": Wrong(1, -1, HUGE, LEAST)},
     "spattn_forward_args": WORKSPACE,
     "spattn_backward_args": WORKSPACE,
 }
@@ -113,6 +113,8 @@ ANYTHING = {
     ("spattn_plan_create", "stream"): "the CPU has none",
     ("spattn_forward_args", "stream"): "the CPU has none",
     ("spattn_backward_args", "stream"): "the CPU has none",
+    ("spattn_forward_args", "starts"): "a plan with lists of a call takes none; what can be wrong, cache.cpp says",
+    ("spattn_forward_args", "page_table"): "the same",
     ("spattn_bigbird", "seed"): "every number is a seed",
     ("spattn_context_options", "alloc_user"): "it is the callback's",
     ("spattn_context_options", "log_user"): "it is the callback's",

@@ -189,7 +189,7 @@ def spoilt_field(world, struct, name, kind, good):
     """(what, value, status, named) for a field of a sized struct."""
     if kind.kind == "pointer" and (struct, name) not in hostile.OPTIONAL | hostile.ANYTHING.keys():
         yield f"{name} NULL", NULL, "SPATTN_E_NULL", None
-    if is_tensor(kind):
+    if is_tensor(kind) and good:
         yield from ((f"{name} {what}", tensor, status, None) for what, tensor, status in spoilt_tensors(good, True))
     yield from spoilt_values(hostile.FIELDS, struct, name)
 

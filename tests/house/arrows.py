@@ -3,8 +3,8 @@
 inside another has a row of its own where its files may include more or less than those of the floor around it."""
 import re
 
-ARCH = {"tile", "ptx", "runtime", "plan/kernel.h", "plan/backends.h", "plan/call_lists.h", "plan/dispatch.h",
-        "layout/view.h", "core"}
+ARCH = {"tile", "ptx", "runtime", "plan/kernel.h", "plan/backends.h", "plan/cache.h", "plan/call_lists.h",
+        "plan/dispatch.h", "layout/view.h", "core"}
 MAY_INCLUDE = {
     "src": {
         "core": {"core"},
@@ -12,7 +12,7 @@ MAY_INCLUDE = {
         "layout": {"layout", "pattern", "core"},
         "layout/orders": {"layout/orders", "layout", "pattern", "core"},
         "plan": {"plan", "layout/orders", "layout", "pattern", "core"},
-        "cpu": {"cpu", "plan/kernel.h", "plan/backends.h", "plan/call_lists.h", "layout/view.h", "core"},
+        "cpu": {"cpu", "plan/kernel.h", "plan/backends.h", "plan/cache.h", "plan/call_lists.h", "layout/view.h", "core"},
         "api": {"api", "plan", "layout", "pattern", "core"},
     },
     "cuda": {

@@ -344,6 +344,8 @@ private:
                                                         {"sink logits", problem.has(SPATTN_PLAN_SINK_LOGITS)},
                                                         {"value in key", problem.has(SPATTN_PLAN_VALUE_IN_KEY)},
                                                         {"max_logits", bool(t.max_logits)},
+                                                        {"cache", problem.is_on_cache()},
+                                                        {"cache in pages", p.page_size > 0},
                                                         {"lists at run time", problem.drawn.list_most > 0},
                                                         {"dispatched queries", facts.dispatches},
                                                         {"dispatched queries in rounds", facts.has_rounds}};

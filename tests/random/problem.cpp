@@ -95,6 +95,25 @@ void draw_options(Random& random, Problem& problem, const Row* pin) {
     problem.has_dlse = random.one_in(2), problem.wants_dsinks = random.one_in(2);
 }
 
+// A cache that has room for as many tokens as there are keys, and pages that are hardly ever what a kernel likes.
+void draw_cache(Random& random, spattn_problem& p) {
+    p.flags = (p.flags | SPATTN_PLAN_STARTS) & ~uint32_t(SPATTN_PLAN_Q_OFFSET);
+    p.q_offset = 0;
+    if (random.one_in(3)) p.seq_q = 1;
+    if (random.one_in(3)) return;
+    p.page_size = random.of<int64_t>({1, 7, 16, 32, 64, 64, 128, 128, 256});
+    p.seq_k = (p.seq_k + p.page_size - 1) / p.page_size * p.page_size;
+}
+
+// Mostly all of a call's queries have a place; some entries have less to ask, or nothing.
+std::vector<int64_t> draw_starts(Random& random, const spattn_problem& p) {
+    std::vector<int64_t> starts;
+    for (int64_t b = 0; b < p.batch; ++b)
+        starts.push_back(random.one_in(6) ? random.in(-p.seq_q - 2, p.seq_k + 2)
+                                          : random.in(0, std::max<int64_t>(p.seq_k - p.seq_q, 0)));
+    return starts;
+}
+
 const Type& draw_type(Random& random) {
     return random.one_in(2) ? bf16 : types[random.in(0, int64_t(std::size(types)) - 1)];
 }
@@ -178,6 +197,7 @@ spattn_extent extent_of(const Problem& problem) {
     e.struct_size = sizeof e, e.flags = SPATTN_EXTENT_Q_OFFSET;
     e.batch = problem.c.batch, e.heads = problem.c.heads_q, e.seq_q = problem.c.seq_q, e.seq_k = problem.c.seq_k;
     e.q_offset = problem.q_offset();
+    if (problem.is_on_cache()) e.seq_q = e.seq_k, e.q_offset = 0;
     return e;
 }
 
@@ -265,12 +285,13 @@ std::string Problem::describe() const {
     constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
     std::snprintf(text, sizeof text,
                   "; batch %lld, heads %lld on %lld, %lld x %lld, head_dim %lld/%lld, %s %s, scale %g, q_offset %lld"
-                  "%s%s%s%s%s; values %s, poison %s",
+                  "%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
                   (long long)c.batch, (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq_q,
                   (long long)c.seq_k, (long long)c.head_dim, (long long)value_dim(), type->name, axes[c.axes], scale(),
                   (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
                   has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
-                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", value_names[int(values)], poison_names[int(poison)]);
+                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "",
+                  (long long)c.page_size, value_names[int(values)], poison_names[int(poison)]);
     return text_of(drawn.pattern.get()) + text;
 }
 
@@ -293,9 +314,13 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
     if (is_group) draw_group(random, p);
     draw_numbers(random, p);
-    const bool is_uniform = p.batch * p.heads_q * p.seq_q * p.seq_k > most_own_pairs;
-    problem.drawn = draw_pattern(random, {p.batch, p.heads_q, p.seq_q, p.seq_k}, is_long || is_uniform,
-                                 is_group);
+    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && !is_group && !gathers && random.one_in(6))
+        draw_cache(random, p);
+    const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
+    const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
+    do
+        problem.drawn = draw_pattern(random, {p.batch, p.heads_q, rows, p.seq_k}, is_long || is_uniform, is_group);
+    while (problem.is_on_cache() && problem.drawn.list_most);
     problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
     problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
     return problem;
@@ -322,6 +347,26 @@ bool has(const Keys::Span& keys, int64_t key) { return std::binary_search(keys.b
 Keys Keys::of_pattern(const Problem& problem) {
     Keys keys(problem.c.heads_q);
     keys.planes_ = planes_of(problem.drawn.pattern.get(), problem);
+    return keys;
+}
+
+Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts) {
+    const spattn_problem& p = problem.c;
+    const Keys whole = of_pattern(problem);
+    Keys keys(p.heads_q);
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t h = 0; h < p.heads_q; ++h) {
+            Rows rows;
+            rows.row_ptr.push_back(0);
+            for (int64_t row = starts[size_t(b)]; row < starts[size_t(b)] + p.seq_q; ++row) {
+                if (row >= 0 && row < p.seq_k)
+                    for (const int32_t key : whole.of(b, h, row))
+                        if (key <= row) rows.col_idx.push_back(key);
+                rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
+            }
+            rows.col_idx.push_back(0);  // so that there is an address
+            keys.planes_.push_back(std::move(rows));
+        }
     return keys;
 }
 
@@ -421,9 +466,14 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     }
     fill(problem);
     if (problem.poison == Poison::others) poison_others(problem);
+    if (p.page_size) fill_pages(problem);
 }
 
 Keys Tensors::make_keys(Problem& problem) {
+    if (problem.is_on_cache()) {
+        starts = draw_starts(problem.random, problem.c);
+        return Keys::of_cache(problem, starts);
+    }
     if (!problem.drawn.list_most) return Keys::of_pattern(problem);
     indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
     return Keys::of_lists(problem, indices, counts);
@@ -461,6 +511,38 @@ void Tensors::fill(Problem& problem) {
     }
     for (int64_t h = 0; sinks && h < p.heads_q; ++h)
         sinks.fill(0, h, 0, random.one_in(12) ? -infinity : 4 * random.normal());
+}
+
+// Pages stand in any order among others, which hold NaN. Where nobody sees a key of a page, the table may say anything.
+void Tensors::fill_pages(Problem& problem) {
+    Random& random = problem.random;
+    const spattn_problem& p = problem.c;
+    const int64_t of_entry = p.seq_k / p.page_size, pages = p.batch * of_entry + random.in(0, 3);
+    std::vector<int64_t> free(static_cast<size_t>(pages));
+    for (size_t i = 0; i < free.size(); ++i) std::swap(free[i] = int64_t(i), free[size_t(random.in(0, int64_t(i)))]);
+    Placement of_k = draw_placement(random, true);
+    of_k.axes = p.axes == SPATTN_BHSD ? std::array<int, 4>{batch_axis, head_axis, row_axis, column_axis}
+                                      : std::array<int, 4>{batch_axis, row_axis, head_axis, column_axis};
+    of_k.shares_batch = of_k.shares_heads = false;
+    Placement of_v = draw_placement(random, true);
+    of_v.axes = of_k.axes, of_v.shares_batch = of_v.shares_heads = false;
+    using Role = Operand::Role;
+    pool_k = Operand(*problem.type, Role::input, {pages, p.heads_kv, p.page_size, p.head_dim}, of_k);
+    if (v) pool_v = Operand(*problem.type, Role::input, {pages, p.heads_kv, p.page_size, problem.value_dim()}, of_v);
+    std::vector<double> row(size_t(std::max(p.head_dim, problem.value_dim())));
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t of = 0; of < of_entry; ++of) {
+            const int64_t page = free[size_t(b * of_entry + of)], first = of * p.page_size;
+            const bool is_needed = first < starts[size_t(b)] + p.seq_q;
+            page_table.push_back(is_needed ? page : random.of<int64_t>({page, -1, pages, 1 << 30}));
+            for (int64_t h = 0; h < p.heads_kv; ++h)
+                for (int64_t r = 0; r < p.page_size; ++r) {
+                    k.get(b, h, first + r, row.data());
+                    pool_k.set(page, h, r, row.data());
+                    if (v) v.get(b, h, first + r, row.data());
+                    if (v) pool_v.set(page, h, r, row.data());
+                }
+        }
 }
 
 // In some planes: all that one query does not see, a stretch of keys, scattered ones, a single one, or queries.

@@ -53,6 +53,7 @@ struct Problem {
     int64_t q_offset() const { return c.flags & SPATTN_PLAN_Q_OFFSET ? c.q_offset : c.seq_k - c.seq_q; }
     bool has(uint32_t flag) const { return (c.flags & flag) != 0; }
     bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
+    bool is_on_cache() const { return has(SPATTN_PLAN_STARTS); }
     int64_t value_dim() const { return c.head_dim_v ? c.head_dim_v : c.head_dim; }
     std::string describe() const;
 };
@@ -79,6 +80,8 @@ public:
         return {rows.col_idx.data() + rows.row_ptr[size_t(row)], rows.col_idx.data() + rows.row_ptr[size_t(row) + 1]};
     }
     static Keys of_pattern(const Problem& problem);
+    // starts: of each batch entry
+    static Keys of_cache(const Problem& problem, const std::vector<int64_t>& starts);
     // indices: [batch][rows][heads_kv][most]
     static Keys of_lists(const Problem& problem, const std::vector<int64_t>& indices,
                          const std::vector<int64_t>& counts);
@@ -99,12 +102,16 @@ struct Tensors {
     Operand q, k, v, out, lse, max_logits, sinks;
     Operand dout, dlse, dq, dk, dv, dsinks;
     std::vector<int64_t> indices, counts;  // of run-time lists
+    std::vector<int64_t> starts;           // of a call on a cache
+    std::vector<int64_t> page_table;       // of a cache in pages, which lie in pools and hold what k and v say
+    Operand pool_k, pool_v;
     Keys keys;
     bool is_misaligned = false, has_gaps = false, is_transposed = false, is_shared = false;
 
 private:
     Keys make_keys(Problem& problem);
     void fill(Problem& problem);
+    void fill_pages(Problem& problem);
     void poison_others(Problem& problem);
 };
 

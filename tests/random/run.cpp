@@ -237,9 +237,12 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     OnDevice memory(device, p.axes);
     spattn_forward_args f{};
     f.struct_size = sizeof f;
-    f.q = memory.put(t.q), f.k = memory.put(t.k), f.v = memory.put(t.v), f.out = memory.put(t.out);
+    f.q = memory.put(t.q), f.out = memory.put(t.out);
+    f.k = memory.put(t.pool_k ? t.pool_k : t.k), f.v = memory.put(t.pool_k ? t.pool_v : t.v);
     f.lse = memory.put(t.lse, View::rows), f.max_logits = memory.put(t.max_logits, View::rows);
     f.sink_logits = memory.put(t.sinks, View::heads);
+    f.starts = memory.lists(t.starts, {p.batch}, problem.index % 2);
+    if (p.page_size) f.page_table = memory.lists(t.page_table, {p.batch, p.seq_k / p.page_size}, problem.index % 3 == 0);
     if (problem.drawn.list_most) {
         const int64_t lists = (p.seq_q + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
         const auto is_wide = [&] { return problem.random.one_in(2); };

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// Calls on a cache: their queries begin anywhere among the keys, and keys may lie in pages. C++17-clean.
+//
+// The plan's layout is that of the whole sequence, and a call makes one of its own from it: the lists of those rows of
+// blocks that its queries lie in, for each batch entry. Queries are copied to where such a row has them, and results
+// back, so that rows of kernels know neither starts nor pages.
+//
+//     sequence, in rows of 4     0 1 2 3 | 4 5 6 7 | 8 9 ..       starts 6, two queries, 6 and 7
+//     the call                             . . q q                  lists and masks of row 1
+//
+// Where pages are made of whole blocks, lists name the blocks of all pages. Elsewhere the cache's blocks are listed
+// tiles, which name their tokens. On a CPU they always are: its rows would else pack all blocks of a cache, filled or
+// not, while listed tiles are packed where they are met.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "core/math.h"
+#include "plan/call_lists.h"
+#include "plan/kernel.h"
+
+namespace spattn {
+
+// How a row of kernels finds the keys of a cache.
+enum class CacheKeys {
+    in_place,  // blocks of an entry's own keys
+    in_pages,  // blocks of all pages
+    listed     // listed tiles
+};
+
+inline CacheKeys cache_keys(const Kernel& kernel, const Problem& p) {
+    if (kernel.device == SPATTN_CPU) return CacheKeys::listed;
+    if (p.page_size == 0) return CacheKeys::in_place;
+    return p.page_size % kernel.block_k == 0 ? CacheKeys::in_pages : CacheKeys::listed;
+}
+
+// Why a row cannot work on a cache; null where it can.
+inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
+    if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
+    if (kernel.family == Family::reference || cache_keys(kernel, p) != CacheKeys::listed) return nullptr;
+    if (!kernel.orders) return "pages that are not made of its blocks";
+    const double places = double(p.batch) * double(round_up(p.seq_k, kernel.block_k));
+    return places < double(int64_t(1) << 31) ? nullptr : "a cache of more tokens than it counts";
+}
+
+// What the calls of a plan have in common.
+struct CacheShape {
+    Problem call;
+    CacheKeys keys;
+    int tile_q, tile_k;
+    int32_t rows;              // of queries, of a call: as many tiles as they may lie in
+    int32_t tiles_k;           // of an entry's keys
+    int64_t kinds;             // of heads, of a call: batch entries, or all their heads where the plan tells these apart
+    int64_t heads_of_kind;
+    int64_t room;              // for the runs of a row
+    std::vector<int32_t> row_blocks;      // [head_kinds * rows] of the plan's layout: how many blocks each row has
+    std::vector<int32_t> longest;         // [head_kinds] of these
+
+    CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known)
+        : call(p), keys(cache_keys(kernel, p)), tile_q(kernel.block_q), tile_k(kernel.block_k),
+          rows(int32_t((p.seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(p.seq_k, tile_k))),
+          kinds(known.head_kinds > 1 ? p.batch * p.heads_q : p.batch), heads_of_kind(p.batch * p.heads_q / kinds),
+          room(1), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)), longest(size_t(known.head_kinds)) {
+        for (size_t row = 0; row < row_blocks.size(); ++row) {
+            const Slice slice = known.by_query.slices[row];
+            for (int32_t run = slice.begin; run < slice.end; ++run) row_blocks[row] += known.by_query.runs[run].count;
+            int32_t& most = longest[row / size_t(known.by_query.rows)];
+            most = std::max(most, row_blocks[row]);
+            room = std::max<int64_t>(room, keys == CacheKeys::in_pages ? row_blocks[row] : slice.end - slice.begin);
+        }
+    }
+
+    int32_t listed() const {
+        return keys != CacheKeys::listed ? 0 : int32_t(call.page_size ? call.batch * tiles_k : tiles_k);
+    }
+    // The problem as rows see it. cache: of a call, if there is one yet.
+    Problem inner(const CallCache& cache) const {
+        Problem p = call;
+        p.has_starts = false, p.page_size = 0, p.q_offset = 0;
+        p.seq_q = int64_t(rows) * tile_q;
+        if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
+        return p;
+    }
+};
+
+// One call, in memory. Without a workspace only `bytes` and sizes mean something.
+struct CacheLayout {
+    LayoutView known;  // the plan's
+    TasksView from;
+    const int32_t *row_blocks, *longest;  // as CacheShape has them
+    CallCache cache;
+    CacheKeys keys;
+    int64_t batch, heads, seq_q, seq_k, page_size, kinds, heads_of_kind, room;
+    int tile_q, tile_k;
+    int32_t rows, tiles_k, listed;
+    Slice* slices;          // [kinds][rows]
+    Run* runs;              // [kinds][rows][room]
+    int32_t* kind_of_head;  // [batch * heads]
+    int32_t* tokens;        // [listed][tile_k]
+    Task* tasks;
+    TensorView q, out, lse, max_logits;  // of the call's rows
+    size_t bytes = 0;
+
+    CacheLayout(const CacheShape& shape, const LayoutView& known, const TasksView& from, const int32_t* row_blocks,
+                const int32_t* longest, const CallCache& cache, void* workspace)
+        : known(known), from(from), row_blocks(row_blocks), longest(longest), cache(cache), keys(shape.keys),
+          batch(shape.call.batch), heads(shape.call.heads_q), seq_q(shape.call.seq_q), seq_k(shape.call.seq_k),
+          page_size(shape.call.page_size), kinds(shape.kinds), heads_of_kind(shape.heads_of_kind), room(shape.room),
+          tile_q(shape.tile_q), tile_k(shape.tile_k), rows(shape.rows), tiles_k(shape.tiles_k), listed(shape.listed()) {
+        CallRoom space(workspace);
+        slices = space.take<Slice>(kinds * rows);
+        runs = space.take<Run>(kinds * rows * room);
+        kind_of_head = space.take<int32_t>(batch * heads);
+        tokens = space.take<int32_t>(int64_t(listed) * tile_k);
+        tasks = space.take<Task>(from.num_tasks);
+        const int64_t tokens_q = int64_t(rows) * tile_q;
+        const auto elements = [&](int64_t columns) {
+            const int64_t row_bytes = columns * dtype_row(shape.call.dtype).bytes;
+            return TensorView{space.take<char>(batch * heads * tokens_q * row_bytes), heads * tokens_q * columns,
+                              tokens_q * columns, columns, 1};
+        };
+        const auto floats = [&] {
+            return TensorView{space.take<float>(batch * heads * tokens_q), heads * tokens_q, tokens_q, 1, 0};
+        };
+        q = elements(shape.call.head_dim), out = elements(shape.call.head_dim_v);
+        lse = floats(), max_logits = floats();
+        bytes = space.bytes();
+    }
+
+    // Where an entry's queries begin, as far as it matters: beyond either end they see nothing.
+    int64_t start_of(int64_t given) const { return std::clamp(given, -seq_q, seq_k); }
+    // The tile that lists an entry's first tokens.
+    int64_t first_listed(int64_t entry) const { return listed && page_size ? entry * tiles_k : 0; }
+
+    // inner: CacheShape::inner() of this call.
+    LayoutView layout(const Problem& inner) const {
+        LayoutView made = known;
+        made.seq_q = inner.seq_q, made.seq_k = inner.seq_k;
+        made.queries = {0, nullptr, 1, rows, nullptr};
+        const int32_t blocks = int32_t(ceil_div(inner.seq_k, tile_k));
+        made.keys = {listed, tokens, 1, blocks, nullptr};
+        made.by_query = {slices, runs, rows, int32_t(kinds * rows * room)};
+        made.by_key.rows = listed ? listed : blocks;
+        made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
+        // What nobody sees may come to be seen, and the other way round: a row that meets NaN is made again.
+        made.live_queries = made.live_keys = {nullptr, nullptr, 0};
+        return made;
+    }
+    TasksView tasks_view() const {
+        TasksView made = from;
+        made.tasks = tasks;
+        return made;
+    }
+};
+
+// How a backend makes a call's layout and copies its queries, and brings back what came of them.
+struct CacheSteps {
+    void (*lay_out)(const ForwardArgs& args, const CacheLayout& to);
+    void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
+    void (*prepare)(int32_t device);  // as Kernel::prepare
+};
+
+}  // namespace spattn

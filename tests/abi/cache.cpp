@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+// Calls on a cache: what a call gives is rows of the whole sequence, wherever it begins and wherever pages lie; and
+// what is refused.
+#include <algorithm>
+#include <numeric>
+
+#include "abi/abi.h"
+
+using namespace abi;
+
+namespace {
+
+constexpr int64_t batch = 2, heads_q = 4, heads_kv = 2, capacity = 240, dim = 16, dim_v = 8;
+
+spattn_problem sequence_problem() {
+    auto p = sized<spattn_problem>();
+    p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = p.seq_k = capacity;
+    p.head_dim = dim, p.head_dim_v = dim_v, p.dtype = f32;
+    return p;
+}
+
+spattn_problem cache_problem(int64_t queries, int64_t page_size, uint32_t flags = 0) {
+    auto p = sequence_problem();
+    p.flags = SPATTN_PLAN_STARTS | flags;
+    p.seq_q = queries, p.page_size = page_size;
+    return p;
+}
+
+struct Scratch {
+    Scratch(const spattn_plan* plan, spattn_forward_args& args) {
+        size_t bytes = 0, align = 1;
+        succeed(spattn_plan_workspace(plan, SPATTN_OP_FORWARD, &bytes, &align), "workspace");
+        memory.assign(bytes + align, 0xff);
+        args.workspace = memory.data() + (align - reinterpret_cast<uintptr_t>(memory.data()) % align) % align;
+        args.workspace_bytes = bytes;
+    }
+    std::vector<unsigned char> memory;
+};
+
+// The whole sequence, [batch, capacity, heads, dim], and what a pass over it gives.
+struct Sequence {
+    Tensor q{{batch, capacity, heads_q, dim}, f32}, k{{batch, capacity, heads_kv, dim}, f32},
+        v{{batch, capacity, heads_kv, dim_v}, f32}, out{{batch, capacity, heads_q, dim_v}, f32},
+        lse{{batch, heads_q, capacity}, f32};
+
+    Sequence(const spattn_context* context, const std::string& pattern) {
+        q.fill(1), k.fill(2), v.fill(3);
+        const Plan plan = make_plan(context, parse(("causal & (" + pattern + ")").c_str()).get(), sequence_problem());
+        auto args = sized<spattn_forward_args>();
+        args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
+        const Scratch scratch(plan.get(), args);
+        succeed(spattn_forward(plan.get(), &args), "the sequence");
+    }
+};
+
+// Keys and values of a sequence as a cache has them when so many tokens of each entry are there: NaN elsewhere.
+struct Cache {
+    Tensor k, v, table;
+
+    Cache(Sequence& s, int64_t page_size, const std::vector<int64_t>& lengths)
+        : k(shape(page_size, dim), f32), v(shape(page_size, dim_v), f32),
+          table({batch, page_size ? capacity / page_size : 1}, i32) {
+        const float nothing = std::nanf("");
+        std::fill_n(k.as<float>(), k.bytes / sizeof(float), nothing);
+        std::fill_n(v.as<float>(), v.bytes / sizeof(float), nothing);
+        const int64_t of_entry = page_size ? capacity / page_size : 0;
+        for (int64_t b = 0; b < batch; ++b) {
+            for (int64_t page = 0; page < of_entry; ++page)  // those of both entries take turns, the last come first
+                table.as<int32_t>()[b * of_entry + page] =
+                    page * page_size < lengths[size_t(b)] ? int32_t(2 * (of_entry - 1 - page) + b) : -1;
+            for (int64_t token = 0; token < lengths[size_t(b)]; ++token) {
+                const int64_t row = page_size ? int64_t(table.as<int32_t>()[b * of_entry + token / page_size]) * page_size +
+                                                    token % page_size
+                                              : b * capacity + token;
+                copy(s.k, k, b * capacity + token, row, dim);
+                copy(s.v, v, b * capacity + token, row, dim_v);
+            }
+        }
+    }
+
+private:
+    static std::vector<int64_t> shape(int64_t page_size, int64_t columns) {
+        if (page_size == 0) return {batch, capacity, heads_kv, columns};
+        return {batch * (capacity / page_size) + 1, page_size, heads_kv, columns};
+    }
+    static void copy(Tensor& from, Tensor& to, int64_t from_row, int64_t to_row, int64_t columns) {
+        std::copy_n(from.as<float>() + from_row * heads_kv * columns, heads_kv * columns,
+                    to.as<float>() + to_row * heads_kv * columns);
+    }
+};
+
+// One call of some queries of each entry, all of whose operands are good.
+struct Call {
+    Tensor q, out, lse, starts;
+    spattn_forward_args args = sized<spattn_forward_args>();
+
+    Call(Sequence& s, Cache& cache, const spattn_problem& p, const std::vector<int64_t>& given)
+        : q({batch, p.seq_q, heads_q, dim}, f32), out({batch, p.seq_q, heads_q, dim_v}, f32),
+          lse({batch, heads_q, p.seq_q}, f32), starts({batch}, i64) {
+        std::copy(given.begin(), given.end(), starts.as<int64_t>());
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t i = 0; i < p.seq_q; ++i) {
+                const int64_t row = std::clamp<int64_t>(given[size_t(b)] + i, 0, capacity - 1);
+                std::copy_n(s.q.as<float>() + (b * capacity + row) * heads_q * dim, heads_q * dim,
+                            q.as<float>() + (b * p.seq_q + i) * heads_q * dim);
+            }
+        args.q = &q.view, args.k = &cache.k.view, args.v = &cache.v.view, args.out = &out.view, args.lse = &lse.view;
+        args.starts = &starts.view;
+        if (p.page_size) args.page_table = &cache.table.view;
+    }
+};
+
+// How far a call is off the rows of the sequence. Rows outside of it are demanded to be empty.
+double worst_error(Sequence& s, Call& call, const spattn_problem& p, const std::vector<int64_t>& starts) {
+    double worst = 0;
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t i = 0; i < p.seq_q; ++i)
+            for (int64_t h = 0; h < heads_q; ++h) {
+                const int64_t row = starts[size_t(b)] + i;
+                const bool is_there = row >= 0 && row < capacity;
+                const float lse = call.lse.as<float>()[(b * heads_q + h) * p.seq_q + i];
+                const float whole = is_there ? s.lse.as<float>()[(b * heads_q + h) * capacity + row] : -HUGE_VALF;
+                CHECK(lse == whole || std::abs(lse - whole) < 1e-5);
+                for (int64_t c = 0; c < dim_v; ++c) {
+                    const float got = call.out.as<float>()[((b * p.seq_q + i) * heads_q + h) * dim_v + c];
+                    const float want = is_there ? s.out.as<float>()[((b * capacity + row) * heads_q + h) * dim_v + c] : 0;
+                    worst = std::max(worst, std::isnan(got) ? HUGE_VAL : std::abs(double(got) - want));
+                }
+            }
+    return worst;
+}
+
+}  // namespace
+
+TEST(calls_are_rows_of_the_sequence) {
+    const Context context = make_context();
+    for (const char* pattern : {"full", "window(40,0) | sink(3)", "window(9,9) | global_tokens(3,100,101)", "strided(7)",
+                                "per_head([0,1,1,2], causal, window(9,0), sink(1))", "bigbird(16,3,1,2,7)",
+                                "per_batch([1,0], window(20,3), full)"}) {
+        Sequence sequence(context.get(), pattern);
+        for (const int64_t page_size : {0, 1, 5, 16, 60, 240})
+            for (const int64_t queries : {1, 7, 100})
+                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
+                    const auto problem = cache_problem(queries, page_size, flags);
+                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                    for (const std::vector<int64_t>& starts :
+                         {std::vector<int64_t>{0, capacity - queries}, {77, -3}, {capacity - 2, 130}, {-queries, capacity}}) {
+                        check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
+                                         std::to_string(queries) + " queries from " + std::to_string(starts[0]) +
+                                         " and " + std::to_string(starts[1]);
+                        std::vector<int64_t> lengths;
+                        for (const int64_t start : starts) lengths.push_back(std::clamp<int64_t>(start + queries, 0, capacity));
+                        Cache cache(sequence, page_size, lengths);
+                        Call call(sequence, cache, problem, starts);
+                        const Scratch scratch(plan.get(), call.args);
+                        succeed(spattn_forward(plan.get(), &call.args), "a call");
+                        CHECK(worst_error(sequence, call, problem, starts) < 1e-5);
+                    }
+                }
+    }
+}
+
+TEST(problems_on_a_cache_that_are_refused) {
+    const Context context = make_context();
+    const auto demand_refused = [&](const char* what, const char* text, const spattn_problem& p, spattn_status status,
+                                    const char* argument) {
+        const Pattern pattern = parse(text);
+        const auto call = [&](auto r) { return spattn_plan_create(context.get(), pattern.get(), &p, nullptr, r); };
+        demand_no_handle<spattn_plan>("spattn_plan_create", {{what, call, status, argument}});
+    };
+    auto pages_alone = sequence_problem();
+    pages_alone.page_size = 16;
+    demand_refused("pages without starts", "causal", pages_alone, SPATTN_E_RANGE, "problem.page_size");
+    demand_refused("pages that do not divide", "causal", cache_problem(1, 7), SPATTN_E_RANGE, "problem.page_size");
+    demand_refused("pages of less than nothing", "causal", cache_problem(1, -16), SPATTN_E_RANGE, "problem.page_size");
+    demand_refused("a backward", "causal", cache_problem(1, 0, SPATTN_PLAN_BACKWARD), SPATTN_E_UNSUPPORTED,
+                   "problem.flags");
+    demand_refused("an offset", "causal", cache_problem(1, 0, SPATTN_PLAN_Q_OFFSET), SPATTN_E_UNSUPPORTED,
+                   "problem.flags");
+    auto packed = cache_problem(1, 0);
+    packed.axes = SPATTN_THD, packed.batch = 1;
+    demand_refused("packed tokens", "causal", packed, SPATTN_E_UNSUPPORTED, "problem.axes");
+    demand_refused("lists of a call", "runtime_tokens(4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED, "pattern");
+    demand_refused("a tree of fewer tokens", "tree(-1,0)", cache_problem(1, 0), SPATTN_E_SHAPE, "pattern");
+}
+
+TEST(operands_on_a_cache_that_are_refused) {
+    const Context context = make_context();
+    Sequence sequence(context.get(), "full");
+    const std::vector<int64_t> starts{10, 20}, lengths{11, 21};
+    for (const int64_t page_size : {0, 16}) {
+        const auto problem = cache_problem(1, page_size);
+        const Plan plan = make_plan(context.get(), parse("full").get(), problem);
+        const auto demand_refused = [&](const char* what, const std::function<void(Call&, Cache&)>& spoil,
+                                        spattn_status status, const char* argument) {
+            Cache cache(sequence, page_size, lengths);
+            Call call(sequence, cache, problem, starts);
+            const Scratch scratch(plan.get(), call.args);
+            spoil(call, cache);
+            demand(what, "spattn_forward", spattn_forward(plan.get(), &call.args), status, argument);
+            CHECK(call.out.is_poison());
+        };
+        demand_refused("no starts", [](Call& c, Cache&) { c.args.starts = nullptr; }, SPATTN_E_NULL, "starts");
+        demand_refused("starts of floats", [](Call& c, Cache&) { c.starts.view.dtype = f64; }, SPATTN_E_DTYPE, "starts");
+        demand_refused("too many starts", [](Call& c, Cache&) { c.starts.shape[0] = 3; }, SPATTN_E_SHAPE, "starts");
+        demand_refused("starts under an output", [](Call& c, Cache&) { c.starts.view.data = c.out.data; },
+                       SPATTN_E_LAYOUT, "out");
+        if (page_size == 0) {
+            demand_refused("a table without pages", [](Call& c, Cache& cache) { c.args.page_table = &cache.table.view; },
+                           SPATTN_E_STATE, "page_table");
+            continue;
+        }
+        demand_refused("no table", [](Call& c, Cache&) { c.args.page_table = nullptr; }, SPATTN_E_NULL, "page_table");
+        demand_refused("too short a table", [](Call&, Cache& cache) { cache.table.shape[1] = 14; }, SPATTN_E_SHAPE,
+                       "page_table");
+        demand_refused("no page", [](Call&, Cache& cache) { cache.k.shape[0] = 0; }, SPATTN_E_SHAPE, "k");
+        demand_refused("other pages of values", [](Call&, Cache& cache) { cache.v.shape[0] = 5; }, SPATTN_E_SHAPE, "v");
+        demand_refused("pages of another size", [](Call&, Cache& cache) { cache.k.shape[1] = 15; }, SPATTN_E_SHAPE, "k");
+        demand_refused("pages that overlap", [](Call&, Cache& cache) { cache.k.strides[0] = 15 * heads_kv * dim; },
+                       SPATTN_E_LAYOUT, "k");
+        demand_refused("pages no whole number of rows apart",
+                       [](Call&, Cache& cache) {
+                           cache.k.shape[0] = cache.v.shape[0] = 3;
+                           cache.k.strides[0] = 16 * heads_kv * dim + 1;
+                       },
+                       SPATTN_E_LAYOUT, "k");
+        demand_refused("values whose pages are further apart",
+                       [](Call&, Cache& cache) {
+                           cache.k.shape[0] = cache.v.shape[0] = 3;
+                           cache.v.strides[0] = 17 * heads_kv * dim_v;
+                       },
+                       SPATTN_E_LAYOUT, "v");
+    }
+    const Plan plain = make_plan(context.get(), parse("full").get(), sequence_problem());
+    auto args = sized<spattn_forward_args>();
+    args.q = &sequence.q.view, args.k = &sequence.k.view, args.v = &sequence.v.view, args.out = &sequence.out.view;
+    const Scratch scratch(plain.get(), args);
+    Tensor numbers({batch}, i64);
+    args.starts = &numbers.view;
+    demand("starts for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "starts");
+    args.starts = nullptr, args.page_table = &numbers.view;
+    demand("a table for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "page_table");
+}
+
+TEST(a_cache_says_what_it_is) {
+    const Context context = make_context();
+    const Plan plan = make_plan(context.get(), parse("window(9,9)").get(), cache_problem(1, 16));
+    const std::string text = explain(plan.get());
+    for (const char* line : {"beginning where each call says", "causal & window(9,9)", "in pages of 16"})
+        CHECK(text.find(line) != std::string::npos);
+    auto stats = sized<spattn_stats>();
+    succeed(spattn_plan_stats(plan.get(), &stats), "stats");
+    CHECK_EQ(stats.pairs, double(batch * heads_q * (capacity * 10 - 45)));  // of the whole sequence
+}
+
+TEST(caches_may_be_empty) {
+    const Context context = make_context();
+    for (const int64_t page_size : {0, 16})
+        for (int64_t spattn_problem::*size : {&spattn_problem::batch, &spattn_problem::seq_q, &spattn_problem::seq_k}) {
+            auto p = cache_problem(3, page_size);
+            p.*size = 0;
+            const Plan plan = make_plan(context.get(), parse("full").get(), p);
+            Tensor q({p.batch, p.seq_q, heads_q, dim}, f32), out({p.batch, p.seq_q, heads_q, dim_v}, f32);
+            const auto keys = [&](int64_t columns) {
+                return page_size ? std::vector<int64_t>{4, page_size, heads_kv, columns}
+                                 : std::vector<int64_t>{p.batch, p.seq_k, heads_kv, columns};
+            };
+            Tensor k(keys(dim), f32), v(keys(dim_v), f32), starts({p.batch}, i32),
+                table({p.batch, page_size ? p.seq_k / page_size : 1}, i32);
+            auto args = sized<spattn_forward_args>();
+            args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.starts = &starts.view;
+            if (page_size) args.page_table = &table.view;
+            const Scratch scratch(plan.get(), args);
+            succeed(spattn_forward(plan.get(), &args), "an empty cache");
+            CHECK(std::all_of(out.as<float>(), out.as<float>() + out.bytes / sizeof(float), [](float x) { return x == 0; }));
+        }
+}
