@@ -682,6 +682,8 @@ struct Problem {
     bool deterministic = false, reference = false, value_in_key = false;
     bool sink_logits = false;         // each call brings sink_logits
     bool tf32 = false;                // float32 products may round their operands to TF32
+    bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts
+    int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();
@@ -690,12 +692,12 @@ struct Problem {
                         (reference ? uint32_t(SPATTN_PLAN_REFERENCE) : 0) |
                         (value_in_key ? uint32_t(SPATTN_PLAN_VALUE_IN_KEY) : 0) |
                         (sink_logits ? uint32_t(SPATTN_PLAN_SINK_LOGITS) : 0) |
-                        (tf32 ? uint32_t(SPATTN_PLAN_TF32) : 0) |
+                        (tf32 ? uint32_t(SPATTN_PLAN_TF32) : 0) | (starts ? uint32_t(SPATTN_PLAN_STARTS) : 0) |
                         (q_offset ? uint32_t(SPATTN_PLAN_Q_OFFSET) : 0) | (scale ? uint32_t(SPATTN_PLAN_SCALE) : 0);
         problem.batch = batch, problem.heads_q = heads_q, problem.heads_kv = heads_kv;
         problem.seq_q = seq_q, problem.seq_k = seq_k, problem.head_dim = head_dim, problem.head_dim_v = head_dim_v;
         problem.dtype = dtype, problem.axes = int32_t(axes), problem.softcap = softcap;
-        problem.scale = scale.value_or(0), problem.q_offset = q_offset.value_or(0);
+        problem.scale = scale.value_or(0), problem.q_offset = q_offset.value_or(0), problem.page_size = page_size;
         return problem;
     }
 };
@@ -737,11 +739,18 @@ private:
 
 // Operands of a forward pass. Shapes and meanings: spattn_forward_args. Without a workspace, where the operands are in
 // host memory, the thread's own is taken, which grows with what its calls need and lasts as long as the thread.
+//
+// On a cache (Problem::starts) the caller appends tokens to k and v, and asks from the first of them on; one plan
+// serves a sequence as it grows:
+//     args.starts = sa::view(starts);  // [batch] int32 or int64, on the plan's device: tokens that were there before
+//     args.page_table = sa::view(pages, {batch, problem.seq_k / problem.page_size});  // likewise, with a page_size
+//     plan.forward(args);
+// What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
     View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits;
+    ConstView indices, index_counts, sink_logits, starts, page_table;
     Workspace workspace;
 };
 
@@ -785,10 +794,11 @@ public:
     Done forward(const Forward& args) const {
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse),
             max_logits(args.max_logits), indices(args.indices), index_counts(args.index_counts),
-            sink_logits(args.sink_logits);
+            sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
+        c.starts = starts, c.page_table = page_table;
         return run(spattn_forward, c, Pass::forward, args.workspace);
     }
     Done backward(const Backward& args) const {

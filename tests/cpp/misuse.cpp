@@ -288,3 +288,38 @@ TEST(operands_of_backward) {
     demand_operand("dv", &B::dv, false, good.backward, run);
     demand_operand("dsink_logits", &B::dsink_logits, true, good.backward, run);
 }
+
+TEST(caches) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 1;
+    const auto plan = [&](auto change) {
+        sa::Problem changed = problem;
+        change(changed);
+        return context().plan(sa::causal(), changed);
+    };
+    demand("SPATTN_E_RANGE", "problem.page_size", [&] { plan([](sa::Problem& p) { p.starts = false; }); });
+    for (int64_t bad : {int64_t(3), int64_t(16), int64_t(-4), huge, least})
+        demand("SPATTN_E_RANGE", "problem.page_size", [&] { plan([=](sa::Problem& p) { p.page_size = bad; }); });
+    demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.backward = true; }); });
+    demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.q_offset = 0; }); });
+    demand("SPATTN_E_UNSUPPORTED", "pattern", [&] { context().plan(sa::runtime_tokens(4), problem); });
+
+    const std::vector<float> q(2 * 4 * 4), pages(4 * 4 * 2 * 4);
+    std::vector<float> out(q.size());
+    const std::vector<int32_t> starts{5, 2}, table{3, 0, 1, 2};
+    sa::Forward good;
+    good.q = sa::view(q.data(), {2, 1, 4, 4}), good.out = sa::view(out.data(), {2, 1, 4, 4});
+    good.k = good.v = sa::view(pages.data(), {4, 4, 2, 4});
+    good.starts = sa::view(starts), good.page_table = sa::view(table.data(), {2, 2});
+    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
+    const auto run = run_on(plan([](sa::Problem&) {}));
+    run(good);
+    demand_operand("starts", &sa::Forward::starts, false, good, run);
+    demand_operand("page_table", &sa::Forward::page_table, false, good, run);
+
+    // Pages of a cache that has none, and a cache that is none.
+    good.k = good.v = sa::view(pages.data(), {2, 8, 2, 4});
+    demand("SPATTN_E_STATE", "page_table", [&] { run_on(plan([](sa::Problem& p) { p.page_size = 0; }))(good); });
+    const auto none = run_on(plan([](sa::Problem& p) { p.starts = false, p.page_size = 0; }));
+    demand("SPATTN_E_STATE", "starts", [&] { none(good); });
+}

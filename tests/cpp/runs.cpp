@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a call, packed sequences,
+// Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a call, packed sequences, caches,
 // callbacks.
 #include <atomic>
 #include <cmath>
@@ -46,6 +46,13 @@ float to_float(Brain x) {
 sa::Problem small_problem() {
     sa::Problem problem;
     problem.heads_q = 4, problem.heads_kv = 2, problem.seq_q = problem.seq_k = 50, problem.head_dim = 16;
+    return problem;
+}
+
+// The same for calls of so many queries on a cache.
+sa::Problem cache_problem(int64_t queries) {
+    sa::Problem problem = small_problem();
+    problem.seq_q = queries, problem.starts = true;
     return problem;
 }
 
@@ -175,6 +182,47 @@ TEST(lists_of_a_call) {
     args.index_counts = sa::view(counts.data(), {1, 50, 2});
     context().plan(sa::runtime_tokens(max), small_problem()).forward(args);
     CHECK(distance(out, forward(context().plan(local, small_problem()), q, kv)) < 1e-5);
+}
+
+TEST(decoding) {
+    // Token after token is a pass over the whole sequence, and what was not written yet may be NaN.
+    const sa::Plan plan = context().plan(local, cache_problem(1));
+    std::vector<float> cache(kv.size(), NAN), out(q.size());
+    std::vector<int32_t> starts(1);
+    for (int32_t& token = starts[0]; token < 50; ++token) {
+        std::copy_n(&kv[size_t(token) * 32], 32, &cache[size_t(token) * 32]);
+        sa::Forward args;
+        args.q = sa::view(&q[size_t(token) * 64], {1, 1, 4, 16});
+        args.k = args.v = sa::view(cache.data(), {1, 50, 2, 16});
+        args.out = sa::view(&out[size_t(token) * 64], {1, 1, 4, 16});
+        args.starts = sa::view(starts);
+        plan.forward(args);
+    }
+    CHECK(distance(out, forward(context().plan(local, small_problem()), q, kv)) < 1e-5);
+}
+
+TEST(chunks_and_shared_pages) {
+    // Two entries ask of one sequence, whose pages lie in some order among others, and each from a place of its own.
+    sa::Problem problem = cache_problem(20);
+    problem.batch = 2, problem.page_size = 10;
+    const std::vector<int64_t> pages{4, 1, 6, 0, 3, 4, 1, 6, 0, 3}, starts{30, 40};
+    std::vector<float> pool(7 * 10 * 32, NAN), chunks, out(2 * 20 * 64), lse(2 * 4 * 20);
+    for (size_t page = 0; page < 5; ++page) std::copy_n(&kv[page * 320], 320, &pool[size_t(pages[page]) * 320]);
+    for (const int64_t start : starts)
+        for (int64_t i = 0; i < 20 * 64; ++i) chunks.push_back(q[size_t((start * 64 + i) % (50 * 64))]);
+    sa::Forward args;
+    args.q = sa::view(chunks.data(), {2, 20, 4, 16});
+    args.k = args.v = sa::view(pool.data(), {7, 10, 2, 16});
+    args.out = sa::view(out.data(), {2, 20, 4, 16}), args.lse = sa::view(lse.data(), {2, 4, 20});
+    args.starts = sa::view(starts), args.page_table = sa::view(pages.data(), {2, 5});
+    context().plan(local, problem).forward(args);
+
+    const std::vector<float> whole = forward(context().plan(local, small_problem()), q, kv);
+    std::vector<float> expected(whole.begin() + 30 * 64, whole.end());
+    expected.insert(expected.end(), whole.begin() + 40 * 64, whole.end());
+    expected.resize(out.size());  // the second entry has 10 tokens to ask for, and then none
+    CHECK(distance(out, expected) < 1e-5);
+    for (size_t i = 0; i < lse.size(); ++i) CHECK_EQ(std::isfinite(lse[i]), i < 80 || i % 20 < 10);
 }
 
 TEST(packed_sequences) {
