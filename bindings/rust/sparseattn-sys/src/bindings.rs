@@ -687,6 +687,7 @@ pub const SPATTN_PLAN_SCALE: spattn_plan_flags = 16;
 pub const SPATTN_PLAN_VALUE_IN_KEY: spattn_plan_flags = 32;
 pub const SPATTN_PLAN_SINK_LOGITS: spattn_plan_flags = 64;
 pub const SPATTN_PLAN_TF32: spattn_plan_flags = 128;
+pub const SPATTN_PLAN_STARTS: spattn_plan_flags = 256;
 pub type spattn_plan_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -705,12 +706,13 @@ pub struct spattn_problem {
     pub scale: f64,
     pub q_offset: i64,
     pub softcap: f64,
+    pub page_size: i64,
 }
 #[test]
 fn bindgen_test_layout_spattn_problem() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_problem> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_problem>(), 96usize, "Size of spattn_problem");
+    assert_eq!(::core::mem::size_of::<spattn_problem>(), 104usize, "Size of spattn_problem");
     assert_eq!(::core::mem::align_of::<spattn_problem>(), 8usize, "Alignment of spattn_problem");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -782,6 +784,11 @@ fn bindgen_test_layout_spattn_problem() {
         88usize,
         "Offset of field: spattn_problem::softcap"
     );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).page_size) as usize - ptr as usize },
+        96usize,
+        "Offset of field: spattn_problem::page_size"
+    );
 }
 pub const SPATTN_OP_FORWARD: spattn_op = 0;
 pub const SPATTN_OP_BACKWARD: spattn_op = 1;
@@ -803,12 +810,14 @@ pub struct spattn_forward_args {
     pub workspace: *mut ::core::ffi::c_void,
     pub workspace_bytes: usize,
     pub sink_logits: *const spattn_tensor,
+    pub starts: *const spattn_tensor,
+    pub page_table: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_forward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_forward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 104usize, "Size of spattn_forward_args");
+    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 120usize, "Size of spattn_forward_args");
     assert_eq!(::core::mem::align_of::<spattn_forward_args>(), 8usize, "Alignment of spattn_forward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -879,6 +888,16 @@ fn bindgen_test_layout_spattn_forward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).sink_logits) as usize - ptr as usize },
         96usize,
         "Offset of field: spattn_forward_args::sink_logits"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).starts) as usize - ptr as usize },
+        104usize,
+        "Offset of field: spattn_forward_args::starts"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).page_table) as usize - ptr as usize },
+        112usize,
+        "Offset of field: spattn_forward_args::page_table"
     );
 }
 #[repr(C)]

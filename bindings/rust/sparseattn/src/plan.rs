@@ -36,6 +36,7 @@ pub struct Problem {
     scale: Option<f64>,
     q_offset: Option<i64>,
     softcap: f64,
+    page_size: usize,
     flags: u32,
 }
 
@@ -52,6 +53,7 @@ impl Problem {
             scale: None,
             q_offset: None,
             softcap: 0.0,
+            page_size: 0,
             flags: 0,
         }
     }
@@ -120,6 +122,39 @@ impl Problem {
     pub fn tf32(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_TF32, on)
     }
+    /// Whether keys lie in a cache that is filled from call to call, to decode or to take a prompt in chunks: `seq_k`
+    /// is how many tokens of an entry it has room for, what [`new`](Self::new) was given how many queries of an entry
+    /// a call has, which begin where [`Forward::starts`](crate::Forward::starts) says. The pattern is that of the
+    /// whole sequence, and is cut to what is causal. A plan with `backward`, `q_offset`, [`Axes::Thd`] or lists of a
+    /// call beside it is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// ```
+    /// use sparseattn::{full, Context, Problem, View, ViewMut};
+    /// let (room, heads, dim) = (64, 2, 8);
+    /// let plan = Context::cpu()?.plan(&full(), &Problem::new(1, heads, 1, dim).seq_k(room).starts(true))?;
+    /// let mut cache = vec![f32::NAN; room * heads * dim]; // what was not written yet may hold anything
+    /// let (q, mut out) = (vec![1f32; heads * dim], vec![0f32; heads * dim]);
+    /// for token in 0..room {
+    ///     cache[token * heads * dim..][..heads * dim].fill(token as f32);
+    ///     let (starts, kv) = ([token as i64], View::new(&cache, &[1, room, heads, dim])?);
+    ///     plan.forward(View::new(&q, &[1, 1, heads, dim])?, kv, kv, ViewMut::new(&mut out, &[1, 1, heads, dim])?)
+    ///         .starts(View::new(&starts, &[1])?)
+    ///         .run()?;
+    ///     assert!(out.iter().all(|x| *x > token as f32 - 0.1 && *x <= token as f32)); // the largest score is the last
+    /// }
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
+    pub fn starts(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_STARTS, on)
+    }
+    /// Tokens of a page, where such a cache lies in pages, which [`Forward::page_table`](crate::Forward::page_table)
+    /// names in each call; 0, the default, is no pages. More than 65,536, what does not divide `seq_k`, and pages
+    /// without [`starts`](Self::starts) are [`ErrorKind::Range`](crate::ErrorKind::Range). On a GPU, multiples of 64 or
+    /// 128 are read fastest.
+    pub fn page_size(mut self, tokens: usize) -> Self {
+        self.page_size = tokens;
+        self
+    }
 
     fn flag(mut self, flag: u32, on: bool) -> Self {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
@@ -140,6 +175,7 @@ impl Problem {
         problem.scale = self.scale.unwrap_or(0.0);
         problem.q_offset = self.q_offset.unwrap_or(0);
         problem.softcap = self.softcap;
+        problem.page_size = size(self.page_size);
         problem
     }
 }

@@ -170,13 +170,16 @@ pub struct Forward<'a> {
     indices: Option<View<'a>>,
     index_counts: Option<View<'a>>,
     sink_logits: Option<View<'a>>,
+    starts: Option<View<'a>>,
+    page_table: Option<View<'a>>,
 }
 
 impl<'a> Forward<'a> {
     fn new(plan: &'a Plan, start: Start, q: View<'a>, k: View<'a>, v: Option<View<'a>>, out: ViewMut<'a>) -> Self {
         let call = Call { plan, pass: Pass::Forward, start, workspace: None };
-        let (lse, max_logits, indices, index_counts, sink_logits) = (None, None, None, None, None);
-        Forward { call, q, k, v, out, lse, max_logits, indices, index_counts, sink_logits }
+        let (lse, max_logits, indices, index_counts) = (None, None, None, None);
+        let (sink_logits, starts, page_table) = (None, None, None);
+        Forward { call, q, k, v, out, lse, max_logits, indices, index_counts, sink_logits, starts, page_table }
     }
 
     options! {
@@ -190,6 +193,35 @@ impl<'a> Forward<'a> {
         index_counts: View,
         /// One score without a value for each query head, f32, in a plan that has them.
         sink_logits: View,
+        /// Where queries begin in a cache: `[batch]`, i32 or i64. Query `i` of entry `b` is token `starts[b] + i`, and
+        /// sees no key after it. Every number is legal: a query outside of the cache sees nothing. Where a plan with
+        /// [`Problem::starts`](crate::Problem::starts) does not get it, that is [`ErrorKind::Null`]; where another plan
+        /// does, [`ErrorKind::State`].
+        starts: View,
+        /// Which pages a cache lies in: `[batch, seq_k / page_size]`, i32 or i64. Token `t` of entry `b` is token
+        /// `t % page_size` of page `page_table[b][t / page_size]`; `k` and `v` are then
+        /// `[pages, page_size, heads_kv, head_dim]`, or `[pages, heads_kv, page_size, head_dim]` of
+        /// [`Axes::Bhsd`](crate::Axes::Bhsd), of any number of pages, which entries may share. What no query needs,
+        /// in the table or in pages, may be anything; a page that one needs and that does not exist is not read, and
+        /// what comes of it means nothing. Where a plan with a [`Problem::page_size`](crate::Problem::page_size) does
+        /// not get it, that is [`ErrorKind::Null`]; where another plan does, [`ErrorKind::State`].
+        ///
+        /// ```
+        /// use sparseattn::{causal, Context, Problem, View, ViewMut};
+        /// let plan = Context::cpu()?.plan(&causal(), &Problem::new(2, 1, 1, 4).seq_k(6).starts(true).page_size(2))?;
+        /// let pages: Vec<f32> = [0.0, 9.0, 1.0, 2.0].into_iter().flat_map(|x| [x; 8]).collect(); // two tokens each
+        /// let table = [3, 2, -1, 3, 0, -1]; // two texts that begin alike
+        /// let (starts, q, mut out) = ([3, 2], [0f32; 8], [0f32; 8]); // 4 tokens are there, and 3
+        /// let kv = View::new(&pages, &[4, 2, 1, 4])?;
+        /// plan.forward(View::new(&q, &[2, 1, 1, 4])?, kv, kv, ViewMut::new(&mut out, &[2, 1, 1, 4])?)
+        ///     .starts(View::new(&starts, &[2])?)
+        ///     .page_table(View::new(&table, &[2, 3])?)
+        ///     .run()?;
+        /// assert!((out[0] - (2.0 + 2.0 + 1.0 + 1.0) / 4.0).abs() < 1e-6); // equal scores: averages of what is seen
+        /// assert!((out[4] - (2.0 + 2.0 + 0.0) / 3.0).abs() < 1e-6);
+        /// # Ok::<(), sparseattn::Error>(())
+        /// ```
+        page_table: View,
     }
 
     /// Scratch, as many bytes as [`Plan::workspace`] says, on the plan's device. Without it, each thread keeps some in
@@ -204,8 +236,9 @@ impl<'a> Forward<'a> {
         // Outputs first: the library wants them to overlap nothing, and borrows see to that for host memory.
         let outputs = [Some(&self.out), self.lse.as_ref(), self.max_logits.as_ref()];
         let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
-        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs);
-        let any_host = self.call.check_devices(all.chain([self.sink_logits.as_ref()]))?;
+        let more = [self.sink_logits.as_ref(), self.starts.as_ref(), self.page_table.as_ref()];
+        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
+        let any_host = self.call.check_devices(all)?;
 
         let mut args = sized!(sys::spattn_forward_args);
         args.stream = self.call.stream();
@@ -214,10 +247,12 @@ impl<'a> Forward<'a> {
         let max_logits = self.max_logits.as_ref().map(|view| view.view().c());
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
+        let (starts, page_table) = (self.starts.as_ref().map(View::c), self.page_table.as_ref().map(View::c));
         (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
         (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         args.sink_logits = optional(&sink_logits);
+        (args.starts, args.page_table) = (optional(&starts), optional(&page_table));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
             // SAFETY: views are valid for their shapes; device memory only where somebody waits.
@@ -434,7 +469,7 @@ macro_rules! scoped {
     };
 }
 scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
-workspace(ViewMut), }
+starts(View), page_table(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! Each operand of both passes wrong in every way that a view can be: an error that names it, and its kind.
+//! Each operand of both passes wrong in every way that a view can be: an error that names it, and its kind. Caches that
+//! cannot be, and calls that bring something else than their plan wants.
 mod common;
 use sparseattn::sys::spattn_tensor;
 use sparseattn::*;
@@ -110,4 +111,52 @@ fn every_operand_wrong_in_every_way() {
             assert!(matches!(wrong.unwrap_err().kind(), Shape | Dtype | Device));
         }
     }
+}
+
+#[test]
+fn caches() {
+    use ErrorKind::*;
+    let context = common::context();
+    let plan = |problem: Problem| context.plan(&causal(), &problem);
+    let cache = Problem::new(2, 2, 1, 4).seq_k(8).starts(true);
+    let demand = |kind: ErrorKind, argument: &str, error: Error| {
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    demand(Range, "problem.page_size", plan(cache.starts(false).page_size(4)).err().unwrap());
+    for size in [3, 16, 65537, usize::MAX] {
+        demand(Range, "problem.page_size", plan(cache.page_size(size)).err().unwrap());
+    }
+    demand(Unsupported, "problem.flags", plan(cache.backward(true)).err().unwrap());
+    demand(Unsupported, "problem.flags", plan(cache.q_offset(0)).err().unwrap());
+    demand(Unsupported, "pattern", context.plan(&runtime_tokens(4), &cache).err().unwrap());
+
+    let (plain, whole, paged) =
+        (plan(cache.starts(false)).unwrap(), plan(cache).unwrap(), plan(cache.page_size(4)).unwrap());
+    let (q, kv, starts, table) = ([1f32; 16], [1f32; 128], [5, 2], [3, 0, 1, 2]);
+    let (keys, pages) = (View::new(&kv, &[2, 8, 2, 4]).unwrap(), View::new(&kv, &[4, 4, 2, 4]).unwrap());
+    let (starts, table) = (View::new(&starts, &[2]).unwrap(), View::new(&table, &[2, 2]).unwrap());
+    let run = |plan: &Plan, kv, starts: Option<View>, table: Option<View>| {
+        let mut out = [0f32; 16];
+        let shape = [2, 1, 2, 4];
+        let mut call = plan.forward(View::new(&q, &shape)?, kv, kv, ViewMut::new(&mut out, &shape)?);
+        if let Some(starts) = starts {
+            call = call.starts(starts);
+        }
+        if let Some(table) = table {
+            call = call.page_table(table);
+        }
+        call.run()
+    };
+    run(&whole, keys, Some(starts), None).unwrap();
+    run(&paged, pages, Some(starts), Some(table)).unwrap();
+    let refused = |kind, argument, result: Result<()>| demand(kind, argument, result.unwrap_err());
+    refused(State, "starts", run(&plain, keys, Some(starts), None));
+    refused(State, "page_table", run(&plain, keys, None, Some(table)));
+    refused(State, "page_table", run(&whole, keys, Some(starts), Some(table)));
+    refused(Null, "starts", run(&whole, keys, None, None));
+    refused(Null, "page_table", run(&paged, pages, Some(starts), None));
+    refused(Shape, "k", run(&paged, keys, Some(starts), Some(table)));
+    refused(Shape, "starts", run(&paged, pages, Some(table), Some(table)));
+    refused(Shape, "page_table", run(&paged, pages, Some(starts), Some(starts)));
+    refused(Dtype, "starts", run(&whole, keys, Some(View::new(&[5f32, 2.0], &[2]).unwrap()), None));
 }

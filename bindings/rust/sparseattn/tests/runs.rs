@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Plans and passes: dtypes, strides, scratch, lists of a call, packed sequences, scopes, logs, threads.
+//! Plans and passes: dtypes, strides, scratch, lists of a call, packed sequences, caches, scopes, logs, threads.
 mod common;
 use common::{context, from_bf16, noise, to_bf16};
 use sparseattn::*;
@@ -136,6 +136,86 @@ fn lists_of_a_run() {
         .run()
         .unwrap();
     assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
+}
+
+/// [`problem`] for calls of so many queries on a cache.
+fn cache_problem(batch: usize, queries: usize) -> Problem {
+    Problem::new(batch, 4, queries, 16).heads_kv(2).seq_k(50).starts(true)
+}
+
+#[test]
+fn decoding() {
+    // Token after token is a pass over the whole sequence, and what was not written yet may be NaN.
+    let (q, kv) = operands();
+    let context = context();
+    let plan = context.plan(&local(), &cache_problem(1, 1)).unwrap();
+    let (mut cache, mut out) = (vec![f32::NAN; kv.len()], vec![0f32; q.len()]);
+    let shape = [1, 1, 4, 16];
+    for token in 0..50 {
+        cache[token * 32..][..32].copy_from_slice(&kv[token * 32..][..32]);
+        let (starts, cache) = ([token as i32], View::new(&cache, &KV_SHAPE).unwrap());
+        let out = ViewMut::new(&mut out[token * 64..][..64], &shape).unwrap();
+        plan.forward(View::new(&q[token * 64..][..64], &shape).unwrap(), cache, cache, out)
+            .starts(View::new(&starts, &[1]).unwrap())
+            .run()
+            .unwrap();
+    }
+    assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
+}
+
+#[test]
+fn chunks_and_shared_pages() {
+    // Two entries ask of one sequence, whose pages lie in some order among others, and each from a place of its own.
+    let (q, kv) = operands();
+    let context = context();
+    let plan = context.plan(&local(), &cache_problem(2, 20).page_size(10)).unwrap();
+    let (table, starts) = ([4i64, 1, 6, 0, 3, 4, 1, 6, 0, 3], [30i64, 40]);
+    let mut pages = vec![f32::NAN; 7 * 320];
+    for (page, tokens) in table.iter().zip(kv.chunks(320)) {
+        pages[*page as usize * 320..][..320].copy_from_slice(tokens);
+    }
+    let chunks: Vec<f32> =
+        starts.iter().flat_map(|start| q.iter().cycle().skip(*start as usize * 64).take(1280)).copied().collect();
+    let (mut out, mut scoped, mut lse) = (vec![0f32; 2560], vec![0f32; 2560], vec![0f32; 160]);
+    let (shape, pages) = ([2, 20, 4, 16], View::new(&pages, &[7, 10, 2, 16]).unwrap());
+    let (q_view, starts, table) =
+        (View::new(&chunks, &shape).unwrap(), View::new(&starts, &[2]).unwrap(), View::new(&table, &[2, 5]).unwrap());
+    plan.forward(q_view, pages, pages, ViewMut::new(&mut out, &shape).unwrap())
+        .lse(ViewMut::new(&mut lse, &[2, 4, 20]).unwrap())
+        .starts(starts)
+        .page_table(table)
+        .run()
+        .unwrap();
+
+    let mut expected = forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv);
+    expected.extend_from_within(40 * 64..);
+    expected.resize(30 * 64 + out.len(), 0.0); // the second entry has 10 tokens to ask for, and then none
+    assert!(distance(&out, &expected[30 * 64..]) < 1e-5);
+    assert!(lse.iter().enumerate().all(|(i, lse)| lse.is_finite() == (i < 80 || i % 20 < 10)));
+
+    let (stream, out_view) = (Counted(Cell::new(0)), ViewMut::new(&mut scoped, &shape).unwrap());
+    plan.scope(&stream, |scope| scope.forward(q_view, pages, pages, out_view).starts(starts).page_table(table).run())
+        .unwrap();
+    assert_eq!(out, scoped);
+}
+
+#[test]
+fn caches_take_any_numbers() {
+    // Safe code may say anything: nothing outside of the views is read, whatever comes of it.
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &cache_problem(1, 50).page_size(10)).unwrap();
+    let pages = View::new(&kv, &[5, 10, 2, 16]).unwrap();
+    for start in [i64::MIN, -50, -1, 0, 49, 50, i64::MAX] {
+        for page in [i64::MIN, -1, 4, 5, i64::MAX] {
+            let (starts, table, mut out) = ([start], [page; 5], vec![f32::NAN; q.len()]);
+            plan.forward(View::new(&q, &SHAPE).unwrap(), pages, pages, ViewMut::new(&mut out, &SHAPE).unwrap())
+                .starts(View::new(&starts, &[1]).unwrap())
+                .page_table(View::new(&table, &[1, 5]).unwrap())
+                .run()
+                .unwrap();
+            assert!(out.iter().all(|x| x.is_finite()));
+        }
+    }
 }
 
 #[test]
