@@ -53,6 +53,9 @@ def run(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     out = sat.scaled_dot_product_attention(out, q, q, mask, is_causal=True, pattern="window(3,0)")
     plan: sat.TensorPlan = sat.plan("causal", q, q, q, backward=True)
     dq, dk, dv = plan.backward(q, q, q, sa.plan("causal", q, q, q).forward(q, q, q), lse, plan.forward(q, q, q))
+    cache = sat.KVCache(2, 64, 2, 8, dtype=torch.float16)
+    cache[1].append(q, q, counts=[1])
+    out, lse = sat.decode(sat.decode(q, cache, "causal", axes="bhsd"), cache[:1], "causal", out=out, return_lse=True)
     reveal_type(out)
     return sat.attention(out, q, q, "causal", sink_logits=lse[0, :, 0])
 """

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         sink_logits: Any
 
     class _Operands(Lists, total=False):
+        starts: Any
+        page_table: Any
         out: Any
 
 
@@ -73,6 +75,11 @@ class Plan:
     reference               the plain double-precision kernels: slow, the truth
     tf32                    float32 products of a forward may round their operands to TF32, 11 significant bits, on GPUs
                             whose tensor cores take them; explain() names the kernel. Else it changes nothing
+    starts                  keys lie in a cache that calls fill, for decoding and prefill in chunks: seq_k is how many
+                            tokens it has room for, and every call brings starts, where its queries begin. The pattern
+                            is that of the whole sequence, seq_k by seq_k, and cut to what is causal. Forward alone
+    page_size               with starts: keys lie in pages of so many tokens, and every call brings page_table, as in
+                            PagedAttention (https://arxiv.org/abs/2309.06180). Divides seq_k; None is no pages
     context                 where it runs; None is default_context()
 
     Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "problem.heads_kv".
@@ -100,6 +107,8 @@ class Plan:
         deterministic: bool = False,
         reference: bool = False,
         tf32: bool = False,
+        starts: bool = False,
+        page_size: int | None = None,
         context: Context | None = None,
     ):
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
@@ -127,6 +136,8 @@ class Plan:
             deterministic=deterministic,
             reference=reference,
             tf32=tf32,
+            starts=starts,
+            page_size=page_size,
         )
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         context = default_context() if context is None else required_context(context)
@@ -172,6 +183,8 @@ class Plan:
         indices: Any = None,
         index_counts: Any = None,
         sink_logits: Any = None,
+        starts: Any = None,
+        page_table: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -190,6 +203,13 @@ class Plan:
                       whose rows are the queries, or of runtime_blocks, whose rows are blocks of them
         index_counts  int32 or int64 [batch, rows, heads_kv]: how many entries of each list count, from its first; None
                       is all
+        starts        int32 or int64 [batch], in a plan that has them: query i of an entry is row starts + i of the
+                      pattern. Rows outside [0, seq_k) see nothing, and no query sees a key after its own, so that what
+                      was not written yet may hold anything
+        page_table    int32 or int64 [batch, seq_k / page_size], in a plan with a page_size: token t of entry b is token
+                      t % page_size of page page_table[b, t // page_size]. Entries that no query needs may hold
+                      anything. k is then [pages, page_size, heads_kv, head_dim], with "bhsd" [pages, heads_kv,
+                      page_size, head_dim], and v the same with head_dim_v, of any number of pages
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
@@ -197,18 +217,23 @@ class Plan:
         try:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
+            is_plain = is_plain and starts is None and page_table is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
                 given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
                 given |= {"indices": indices, "index_counts": index_counts}
+                given |= {"starts": starts, "page_table": page_table}
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
-            out = self._empty(self._out_shape, self.dtype) if out is None else out
-            place(frame, "out", out, True)
+            if out is None:
+                out = self._empty(self._out_shape, self.dtype)
+                place(frame, "out", out, True, True)
+            else:
+                place(frame, "out", out, True)
             if return_lse or return_max_logits or "lse" in frame.tensors or "max_logits" in frame.tensors:
                 lse = self._empty(self._lse_shape, self._float32) if return_lse else None
                 max_logits = self._empty(self._lse_shape, self._float32) if return_max_logits else None
-                place(frame, "lse", lse, True)
-                place(frame, "max_logits", max_logits, True)
+                place(frame, "lse", lse, True, True)
+                place(frame, "max_logits", max_logits, True, True)
                 results = tuple(result for result in (out, lse, max_logits) if result is not None)
             else:
                 results = (out,)
@@ -259,7 +284,7 @@ class Plan:
         try:
             copies = [self._place(frame, name, array) for name, array in given.items()]
             for name, array in gradients.items():
-                self._place(frame, name, array, True)
+                self._place(frame, name, array, True, True)
             check(self._call(frame))
         finally:
             self._frames[BACKWARD].append(frame)
@@ -332,8 +357,11 @@ class Plan:
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
-    def _place(self, frame: Frame, name: str, array: Any, writes: bool = False) -> Any:
-        """Makes the array, or None, an argument of the frame. Returns the copy that is read in its place, if any."""
+    def _place(self, frame: Frame, name: str, array: Any, writes: bool = False, is_ours: bool = False) -> Any:
+        """Makes the array, or None, an argument of the frame. Returns the copy that is read in its place, if any.
+
+        is_ours  _empty made it
+        """
         known = frame.tensors.get(name)
         if type(array) is np.ndarray and known is not None:
             flags = array.flags
@@ -477,12 +505,18 @@ def plan(
     deterministic: bool = False,
     reference: bool = False,
     tf32: bool = False,
+    starts: bool = False,
+    page_table: Any = None,
     context: Context | None = None,
 ) -> Plan:
     """The plan for arrays of these shapes and this dtype; options are those of Plan.
 
     Of torch's tensors it is one of sparseattn.torch.plan, which computes with tensors. v None is value_in_key, with
     head_dim_v where it is not that of k.
+
+    starts      the plan is one on a cache, k and v, whose calls bring starts
+    page_table  [batch, seq_k / page_size] where the cache has pages: k is [pages, page_size, heads_kv, head_dim], or as
+                axes says. Its shape is read, as those of k and v are, and its numbers come with each call
 
     Raises ShapeError where q, k or v has not as many axes as `axes`, UnsupportedError for arrays of JAX, CuPy and
     others, whose own functions keep their plans, and as Plan.
@@ -509,13 +543,16 @@ def plan(
             deterministic=deterministic,
             reference=reference,
             tf32=tf32,
+            starts=starts,
+            page_table=page_table,
             context=context,
         )
         return made
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    table = None if page_table is None else as_array(page_table, "page_table").shape
     return Plan(
         pattern,
-        **sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v),
+        **sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table),
         dtype=q.dtype,
         scale=scale,
         softcap=softcap,
@@ -525,5 +562,6 @@ def plan(
         deterministic=deterministic,
         reference=reference,
         tf32=tf32,
+        starts=starts,
         context=context,
     )

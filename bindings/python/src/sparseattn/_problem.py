@@ -19,11 +19,14 @@ def _read_axes(axes: str) -> int:
     return code
 
 
-def sizes_of(q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None) -> dict[str, Any]:
+def sizes_of(
+    q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None, page_table: Any = None
+) -> dict[str, Any]:
     """The options of make_problem, and of a Plan, that the shapes of q, k and v determine.
 
     v           None where values lie in keys
     head_dim_v  of such values; None is head_dim
+    page_table  the shape of that, where k and v are pools of pages: their batch and seq are pages and page_size
 
     Raises ArgumentError for axes that are not known, ShapeError for a shape that has not as many of them, and for a v
     whose last is not head_dim_v: .argument names it.
@@ -44,7 +47,7 @@ def sizes_of(q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None) -
     else:
         message = f"argument v has shape {list(v)}; accepted: head_dim_v {head_dim_v} as its last size"
         raise ShapeError(message, "SPATTN_E_SHAPE", "v")
-    return {
+    found = {
         "batch": of_q.get("b", 1),
         "heads_q": of_q["h"],
         "heads_kv": of_k["h"],
@@ -55,6 +58,12 @@ def sizes_of(q: Any, k: Any, v: Any, axes: str, head_dim_v: int | None = None) -
         "value_in_key": v is None,
         "axes": axes,
     }
+    if page_table is not None:
+        if len(page_table) != 2:
+            message = f"argument page_table has shape {list(page_table)}; accepted: [batch, seq_k / page_size]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", "page_table")
+        found |= {"page_size": of_k[seq], "seq_k": page_table[1] * of_k[seq]}
+    return found
 
 
 def make_problem(
@@ -77,6 +86,8 @@ def make_problem(
     deterministic: bool = False,
     reference: bool = False,
     tf32: bool = False,
+    starts: bool = False,
+    page_size: int | None = None,
 ) -> Any:
     """A spattn_problem*; dtype is code and bits. The options are those of Plan."""
     flags = {
@@ -88,6 +99,7 @@ def make_problem(
         lib.SPATTN_PLAN_VALUE_IN_KEY: value_in_key,
         lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
         lib.SPATTN_PLAN_TF32: tf32,
+        lib.SPATTN_PLAN_STARTS: starts,
     }
     problem = sized(
         "spattn_problem",
@@ -103,6 +115,7 @@ def make_problem(
         scale=scale or 0.0,
         softcap=softcap or 0.0,
         q_offset=q_offset or 0,
+        page_size=page_size or 0,
     )
     problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = *dtype, 1
     return problem

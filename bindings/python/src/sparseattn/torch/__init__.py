@@ -11,6 +11,7 @@ torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the 
 """
 
 from ._attention import attention, attention_backward, plan, scaled_dot_product_attention
+from ._cache import KVCache, decode
 from ._context_parallel import ContextParallel
 from ._flex import from_block_mask, to_block_mask, to_mask_mod
 from ._modules import BlockSparseMultiHeadAttention
@@ -19,9 +20,11 @@ from ._tensors import TensorPlan
 __all__ = [
     "BlockSparseMultiHeadAttention",
     "ContextParallel",
+    "KVCache",
     "TensorPlan",
     "attention",
     "attention_backward",
+    "decode",
     "from_block_mask",
     "plan",
     "scaled_dot_product_attention",

@@ -237,6 +237,8 @@ def plan(
     deterministic: bool = False,
     reference: bool = False,
     tf32: bool = False,
+    starts: bool = False,
+    page_table: torch.Tensor | None = None,
     context: Context | None = None,
 ) -> TensorPlan:
     """sparseattn.plan for tensors of these shapes, this dtype and this device: what it computes are tensors.
@@ -245,12 +247,13 @@ def plan(
     require a gradient, but for torch.no_grad(). attention has gradients, and finds its plans again. Options as in
     sparseattn.plan, errors as in attention.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor is not None or name != "v":
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("page_table", page_table)):
+        if tensor is not None or name in ("q", "k"):
             require_tensor(tensor, name)
-    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
+    table = None if page_table is None else page_table.shape
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
     if isinstance(pattern, torch.Tensor):
-        pattern = with_mask("full", pattern, sizes["seq_q"])
+        pattern = with_mask("full", pattern, sizes["seq_k" if starts else "seq_q"])
     return TensorPlan(
         pattern,
         q.device,
@@ -264,6 +267,7 @@ def plan(
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
         reference=reference,
         tf32=tf32,
+        starts=starts,
         context=context_of(q) if context is None else context,
     )
 
@@ -287,7 +291,7 @@ def _attend(
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 require_tensor(tensor, name)
         if not torch.compiler.is_compiling():
-            _refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
+            refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     if not is_eager or _is_any_autocast_enabled():
         device = "cuda" if q.is_cuda else "cpu"
         if torch.is_autocast_enabled(device):
@@ -363,7 +367,7 @@ def _make_plain_call(
     return PlainCall(plan, return_lse)
 
 
-def _refuse_transforms(**tensors: torch.Tensor | None) -> None:
+def refuse_transforms(**tensors: torch.Tensor | None) -> None:
     if _functorch_level() is not None:
         message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
         raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")

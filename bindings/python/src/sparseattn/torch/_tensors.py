@@ -53,12 +53,21 @@ def require_tensor(tensor: Any, argument: str) -> None:
     _code(tensor.dtype, argument)
 
 
+def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
+    """Raises ArgumentError for a tensor whose gradient autograd would wait for; who keeps none."""
+    if torch.is_grad_enabled():
+        for name, tensor in tensors.items():
+            if getattr(tensor, "requires_grad", False):
+                message = f"argument {name} requires a gradient, which a {who} does not keep; accepted: {accepted}"
+                raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
+
+
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # tensors whose attributes and memory are their own
 _KEEPS_GRADIENTS = "sparseattn.torch.attention, or a call under torch.no_grad()"
 
 
 class TensorPlan(Plan):
-    """A plan whose arrays are tensors of one device; else as Plan, but that forward has no out.
+    """A plan whose arrays are tensors of one device; else as Plan.
 
     Autograd does not see it: forward refuses tensors that require a gradient, but for torch.no_grad().
     """
@@ -70,7 +79,7 @@ class TensorPlan(Plan):
         self._templates: dict[tuple[int, ...], torch.Tensor] = {}
         super().__init__(pattern, **options)
 
-    def forward(  # type: ignore[override]  # without out, as its docstring says
+    def forward(
         self,
         q: Any,
         k: Any,
@@ -79,16 +88,16 @@ class TensorPlan(Plan):
         indices: Any = None,
         index_counts: Any = None,
         sink_logits: Any = None,
+        starts: Any = None,
+        page_table: Any = None,
+        out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
     ) -> Any:
-        if torch.is_grad_enabled():
-            for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
-                if getattr(tensor, "requires_grad", False):
-                    message = f"argument {name} requires a gradient, which a plan does not keep"
-                    raise ArgumentError(f"{message}; accepted: {_KEEPS_GRADIENTS}", "SPATTN_E_ARGUMENT", name)
+        refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-        return self.run(q, k, v, **lists, return_lse=return_lse, return_max_logits=return_max_logits)
+        lists |= {"starts": starts, "page_table": page_table}
+        return self.run(q, k, v, **lists, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
@@ -109,17 +118,20 @@ class TensorPlan(Plan):
             self._templates[shape] = template
         return template
 
-    def _place(self, frame: Frame, name: str, tensor: Any, writes: bool = False) -> Any:
+    def _place(self, frame: Frame, name: str, tensor: Any, writes: bool = False, is_ours: bool = False) -> Any:
         if tensor is None:
             return frame.clear(name)
         known = frame.tensors.get(name)
-        if writes and known is not None:  # made by _empty, as the one before
+        if is_ours and known is not None and known[0] is None:  # made by _empty, as the one before
             known[2][0] = tensor.data_ptr()
             return None
         if known is None or not isinstance(tensor, torch.Tensor):
             require_tensor(tensor, name)
         copy = None
         if tensor.is_neg():  # the imaginary part of a conjugate is a view with a sign to come
+            if writes:
+                message = f"argument {name} has a sign to come; accepted: tensor.resolve_neg()"
+                raise ArgumentError(message, "SPATTN_E_LAYOUT", name)
             copy = tensor = tensor.detach().resolve_neg()
         try:
             form = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
@@ -132,7 +144,7 @@ class TensorPlan(Plan):
         require_tensor(tensor, name)
         device = _DEVICES[tensor.device.type], tensor.device.index or 0
         struct = make_tensor(None, 0, _code(tensor.dtype, name), tensor.shape, tensor.stride(), device)
-        frame.set(name, form, struct)[0] = tensor.data_ptr()
+        frame.set(name, None if is_ours else form, struct)[0] = tensor.data_ptr()
         return copy
 
     def _forms(self, frame: Frame) -> None:

@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: MIT
+"""A cache of keys and values for decoding and prefill in chunks, in pages that entries take as they grow.
+
+What a device does never depends on what the host knows: tokens go behind the lengths that lie there, by the table that
+lies there, and so do queries. The host counts along, to give out pages in time and to say what does not fit.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+
+from .._core import ArgumentError, Context, CudaError, DTypeError, ResourceError, ShapeError, integer, real
+from .._patterns import Pattern
+from .._plans import find
+from .._problem import sizes_of
+from ._attention import refuse_transforms
+from ._tensors import TensorPlan, context_of, refuse_gradients, require_tensor
+
+if TYPE_CHECKING:
+    from typing import Literal, Sequence, TypedDict
+
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from .._patterns import AnyPattern
+
+    class _Options(TypedDict, total=False):
+        axes: Literal["bshd", "bhsd"]
+        scale: float | None
+        softcap: float | None
+        sink_logits: torch.Tensor | None
+        reference: bool
+        tf32: bool
+        context: Context | None
+        out: torch.Tensor | None
+
+
+class KVCache:
+    """Keys and values of sequences that grow, for sparseattn.torch.decode. Inference only.
+
+        cache = sat.KVCache(batch, 131072, heads_kv, head_dim, dtype=torch.bfloat16, device="cuda")
+        cache.append(k, v)                          # [batch, n, heads_kv, head_dim]: a prompt, a chunk, a token
+        out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))")       # the last tokens of each entry ask
+
+    batch       entries: sequences
+    capacity    most tokens of an entry, rounded up to whole pages
+    head_dim_v  of v; None is head_dim
+    value_in_key  v is k[..., :head_dim_v], and None in every append, as in the latent attention of DeepSeek-V2
+                (https://arxiv.org/abs/2405.04434)
+    page_size   tokens of a page, 1 to 65536. On a GPU multiples of 128 are read fastest
+    pages       that entries share, as each grows. None: as many as all entries have room for, each with its own for
+                good. Fewer take less memory, and append raises ResourceError when all are taken
+    dtype       float32, float16, bfloat16 or float64
+    device      "cpu" or a CUDA device
+
+    k           [pages + 1, page_size, heads_kv, head_dim]; the last page takes tokens that have no place. What was not
+                written yet may hold anything: nothing sees it
+    v           [pages + 1, page_size, heads_kv, head_dim_v]; None with value_in_key
+    page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie
+    lengths     int32 [batch]: how many tokens each entry has
+
+    These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
+    caches of these entries alone, in the same memory, as for the prompt of a sequence that comes while others go on.
+
+    CUDA graphs may capture append and decode, after a first decode of the same sizes, which makes the plan: each replay
+    appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve before each
+    one, with the number of tokens that it appends. Nothing else here may be captured.
+
+    One thread at a time, one stream after the other. torch.compile leaves append and decode as they are: its graphs end
+    before them and begin again behind.
+
+    Raises ArgumentError, DTypeError, ShapeError: .argument names what was wrong.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        capacity: int,
+        heads_kv: int,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        *,
+        value_in_key: bool = False,
+        page_size: int = 128,
+        pages: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        sizes = {"heads_kv": heads_kv, "head_dim": head_dim, "head_dim_v": head_dim_v, "page_size": page_size}
+        sizes |= {"batch": batch, "capacity": capacity, "pages": 0 if pages is None else pages}
+        for name, size in sizes.items():
+            least = 0 if name in ("batch", "capacity", "pages") else 1
+            if integer(size, name) < least:
+                message = f"argument {name} is {size}; accepted: {least} or more"
+                raise ArgumentError(message, "SPATTN_E_RANGE", name)
+        if dtype not in _DTYPES:
+            accepted = ", ".join(map(str, _DTYPES))
+            raise DTypeError(f"argument dtype is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", "dtype")
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise ArgumentError(f"argument device is {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "device")
+        most = -(-capacity // page_size)  # pages of an entry
+        self._is_shared = pages is not None
+        pages = batch * most if pages is None else pages
+        self.page_size, self.capacity, self.pages = page_size, most * page_size, pages
+        self.head_dim_v = head_dim_v
+        with torch.inference_mode(False):  # tensors that may be written inside of it, and outside
+            rows = (pages + 1, page_size, heads_kv)
+            self.k = torch.empty(*rows, head_dim, dtype=dtype, device=device)
+            self.v = None if value_in_key else torch.empty(*rows, head_dim_v, dtype=dtype, device=device)
+            # An entry that is full, and the places where it has no page yet, lead to the last page.
+            self._table = torch.full((batch, most + 1), pages, dtype=torch.int32, device=device)
+            self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+            if not self._is_shared:
+                self._table[:, :most] = torch.arange(pages, dtype=torch.int32, device=device).view(batch, most)
+        self.page_table = self._table[:, :most]
+        # The host's view: tokens that may have come, tokens that there is room for, and whose pages are whose.
+        self._tokens = np.zeros(batch, np.int64)
+        self._room = np.full(batch, 0 if self._is_shared else self.capacity)
+        self._held: list[list[int]] = [[] for _ in range(batch)]
+        self._free = list(range(pages))[::-1] if self._is_shared else []
+        self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
+
+    @property
+    def batch(self) -> int:
+        """How many entries there are."""
+        return len(self._tokens)
+
+    def __getitem__(self, entries: int | slice) -> KVCache:
+        """These entries, in the same memory."""
+        if not isinstance(entries, slice):
+            entry = integer(entries, "entries")
+            if not -self.batch <= entry < self.batch:
+                raise IndexError(f"entry {entry} of a cache of {self.batch}")  # which ends a loop over entries
+            entries = slice(entry % self.batch, entry % self.batch + 1)
+        if entries.step not in (None, 1):
+            message = f"argument entries has a step of {entries.step}; accepted: 1"
+            raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
+        part = copy.copy(self)
+        for name in ("lengths", "page_table", "_table", "_tokens", "_room", "_held"):
+            setattr(part, name, getattr(self, name)[entries])
+        return part
+
+    def append(
+        self, k: torch.Tensor, v: torch.Tensor | None, counts: Sequence[int] | torch.Tensor | None = None
+    ) -> None:
+        """Writes tokens behind those of each entry.
+
+        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides
+        v       [batch, n, heads_kv, head_dim_v]; None with value_in_key
+        counts  integers [batch], 0 to n: how many of an entry's tokens are new, the last ones, as where texts of
+                several lengths are padded in front; the others are not written. None: all n. The host reads a tensor,
+                and waits for the device that it lies on; in a capture the device alone reads it, anew with each replay
+
+        Raises ArgumentError where an entry has no room for so many, ResourceError where too few pages are free: then
+        nothing was written.
+        """
+        _outside_of_graphs(self._append, k, v, counts)
+
+    def reserve(self, tokens: int | Sequence[int] | torch.Tensor) -> None:
+        """Takes pages for so many more tokens, of every entry or [batch], which the replay of a graph then appends.
+
+        An append that is not captured does so itself. Raises as append, and CudaError in a capture.
+        """
+        self._reserve(self._read_numbers(tokens, "tokens"))
+
+    def truncate(self, lengths: int | Sequence[int] | torch.Tensor) -> None:
+        """Forgets all but the first so many tokens, of every entry or [batch], and gives back pages that this empties.
+
+        For drafts that were not accepted. Raises CudaError in a capture.
+        """
+        self._refuse_capture("truncate")
+        kept = self._read_numbers(lengths, "lengths").clip(max=self.capacity)
+        torch.minimum(self.lengths, self._to_device(kept), out=self.lengths)
+        np.minimum(self._tokens, kept, out=self._tokens)
+        if not self._is_shared:
+            return
+        for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
+            held, needed = self._held[entry], -(-int(self._tokens[entry]) // self.page_size)
+            self._free += held[needed:][::-1]
+            self.page_table[entry, needed : len(held)] = self.pages
+            del held[needed:]
+            self._room[entry] = needed * self.page_size
+
+    def reset(self) -> None:
+        """Forgets all tokens, and gives back their pages. Raises CudaError in a capture."""
+        self.truncate(0)
+
+    def free(self, entry: int) -> None:
+        """Forgets the tokens of one entry, for a sequence to come: cache[entry].reset()."""
+        self[entry].reset()
+
+    # ---- the host ----
+
+    def _append(self, k: torch.Tensor, v: torch.Tensor | None, counts: Any) -> None:
+        given: list[tuple[str, Any, torch.Tensor]] = [("k", k, self.k)]
+        if self.v is not None:
+            given.append(("v", v, self.v))
+        elif v is not None:
+            message = "argument v is given to a cache with value_in_key; accepted: None"
+            raise ArgumentError(message, "SPATTN_E_ARGUMENT", "v")
+        for name, x, pool in given:
+            self._check(name, x, pool)
+        if v is not None and v.shape[1] != k.shape[1]:
+            message = f"argument v has shape {list(v.shape)}; accepted: {k.shape[1]} tokens, as k"
+            raise ShapeError(message, "SPATTN_E_SHAPE", "v")
+        refuse_gradients("cache", _WITHOUT_GRADIENTS, k=k, v=v)
+        refuse_transforms(k=k, v=v)
+        n, lies_there = k.shape[1], isinstance(counts, torch.Tensor) and counts.device == self.k.device
+        lies_there = lies_there and counts.dtype in _INTEGERS and counts.shape == (self.batch,)
+        if _is_capturing(self.k):
+            if counts is not None and not lies_there:
+                accepted = f"None, or an int32 or int64 tensor [{self.batch}] on {self.k.device}"
+                message = f"argument counts is {counts!r}; accepted in a capture: {accepted}"
+                raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
+        elif counts is None:
+            self._reserve(n)
+        else:
+            read = self._read_numbers(counts, "counts", n)
+            self._reserve(read)
+            counts = counts if lies_there else self._to_device(read)
+        self._write([(pool, x) for _, x, pool in given], n, counts)
+
+    def _reserve(self, more: Any) -> None:
+        self._refuse_capture("reserve")
+        after = self._tokens + more
+        if (after > self.capacity).any():
+            entry = int(np.argmax(after > self.capacity))
+            message = f"entry {entry} would have {after[entry]} tokens; accepted: up to its capacity, {self.capacity}"
+            raise ArgumentError(message, "SPATTN_E_RANGE", "capacity")
+        short = np.flatnonzero(after > self._room)
+        if len(short):
+            wanted = -(-(after - self._room)[short] // self.page_size)
+            if wanted.sum() > len(self._free):
+                message = f"{wanted.sum()} more pages are needed, and {len(self._free)} of {self.pages} are free"
+                message += "; accepted: caches of more pages, or entries given back by free()"
+                raise ResourceError(message, "SPATTN_E_RESOURCE", "pages")
+            for entry, count in zip(short.tolist(), wanted.tolist()):
+                held, taken = self._held[entry], [self._free.pop() for _ in range(count)]
+                self.page_table[entry, len(held) : len(held) + count] = self._to_device(np.array(taken))
+                held += taken
+                self._room[entry] += count * self.page_size
+        self._tokens[:] = after
+
+    def _read_numbers(self, given: Any, name: str, most: int | None = None) -> NDArray[np.int64]:
+        """[batch]; a single number is that of every entry."""
+        read = np.asarray(given.tolist() if isinstance(given, torch.Tensor) else given)
+        if read.shape not in ((), (self.batch,)):
+            message = f"argument {name} has shape {list(read.shape)}; accepted: [{self.batch}], one for each entry"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+        if read.size and read.dtype.kind not in "iu":
+            raise DTypeError(f"argument {name} is {read.dtype}; accepted: integers", "SPATTN_E_DTYPE", name)
+        if read.size and (read.min() < 0 or (most is not None and read.max() > most)):
+            accepted = "0 or more" if most is None else f"0 to {most}"
+            message = f"argument {name} is {read.min()} to {read.max()}; accepted: {accepted}"
+            raise ArgumentError(message, "SPATTN_E_RANGE", name)
+        return np.broadcast_to(read, self.batch).astype(np.int64)
+
+    def _refuse_capture(self, what: str) -> None:
+        if _is_capturing(self.k):
+            message = f"{what} is called while a graph is captured, in whose replays the host takes no part"
+            raise CudaError(f"{message}; accepted: append and decode", "SPATTN_E_CAPTURE")
+
+    def _check(self, name: str, x: Any, pool: torch.Tensor) -> None:
+        require_tensor(x, name)
+        if x.dim() != 4 or x.shape[0] != self.batch or x.shape[2:] != pool.shape[2:]:
+            accepted = f"[{self.batch}, tokens, {pool.shape[2]}, {pool.shape[3]}]"
+            raise ShapeError(f"argument {name} has shape {list(x.shape)}; accepted: {accepted}", "SPATTN_E_SHAPE", name)
+        _require_like(name, (x.dtype, x.device), (pool.dtype, pool.device))
+
+    # ---- the device ----
+
+    def _to_device(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        made = torch.from_numpy(numbers.astype(np.int32))
+        # Out of pinned memory, so that the host does not wait for the device.
+        return made if self.k.is_cpu else made.pin_memory().to(self.k.device, non_blocking=True)
+
+    def _write(self, given: list[tuple[torch.Tensor, torch.Tensor]], n: int, counts: torch.Tensor | None) -> None:
+        """Puts each token at its place, by what lies on the device alone."""
+        order = torch.arange(n, device=self.k.device) if counts is None else _count_from_the_end(n, counts)
+        places = self.lengths[:, None] + order  # [batch, n]
+        if counts is not None:
+            places.masked_fill_(order < 0, self.capacity)
+        places.clamp_(max=self.capacity)  # where the table leads to the last page
+        page = self._table.gather(1, places // self.page_size)
+        rows = torch.add(places % self.page_size, page, alpha=self.page_size).flatten()
+        for pool, x in given:
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, rows, x.flatten(0, 1))
+        self.lengths += n if counts is None else counts
+
+
+def _count_from_the_end(n: int, counts: torch.Tensor) -> torch.Tensor:
+    """[batch, n]: 0 for the first new token of an entry, whose last one is the last of n."""
+    return torch.arange(n, device=counts.device) + (counts - n)[:, None]
+
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
+_WITHOUT_GRADIENTS = "tensors without, or a call under torch.no_grad()"
+
+
+def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) -> None:
+    """found, of_cache: dtype and device."""
+    if found[0] != of_cache[0]:
+        message = f"argument {name} is {found[0]}; accepted: {of_cache[0]}, as the cache"
+        raise DTypeError(message, "SPATTN_E_DTYPE", name)
+    if found[1] != of_cache[1]:
+        message = f"argument {name} lies on {found[1]}; accepted: {of_cache[1]}, where the cache lies"
+        raise ArgumentError(message, "SPATTN_E_DEVICE", name)
+
+
+def _is_capturing(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+# torch.compile would else follow what the host does, and remember it as it was in the first call.
+_outside_of_graphs: Any = torch.compiler.disable(_call)
+
+
+@overload
+def decode(
+    q: torch.Tensor,
+    cache: KVCache,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> torch.Tensor: ...
+
+
+@overload
+def decode(
+    q: torch.Tensor,
+    cache: KVCache,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def decode(
+    q: torch.Tensor,
+    cache: KVCache,
+    pattern: AnyPattern,
+    *,
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
+    reference: bool = False,
+    tf32: bool = False,
+    context: Context | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of the last tokens of each entry of a cache: out, or (out, lse).
+
+        cache.append(k, v)
+        out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))")
+
+    q        [batch, n, heads_q, head_dim], of the cache's dtype and device: queries of the last n tokens, row by row
+             those that append was given. Where that had counts, rows of tokens that are not new mean nothing
+    pattern  that of the whole sequence, cut to what is causal: a Pattern or its text. A mask, and any pattern of rows,
+             is of [capacity, capacity] tokens
+    axes     "bshd"; "bhsd" for a q of [batch, heads_q, n, head_dim]
+    out      shaped as q with head_dim_v, written and returned where given
+
+    scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n].
+    A token before an entry's first sees nothing: out 0, lse -inf.
+
+    The host waits for nothing: lengths are read on the device. Plans are remembered as those of attention, and one
+    serves a sequence of any length. CUDA graphs may capture a call, but for the first of its sizes, which makes the plan.
+
+    Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
+    """
+    options = (axes, scale, softcap, reference, tf32)
+    return _outside_of_graphs(_decode, q, cache, pattern, sink_logits, options, context, out, return_lse)
+
+
+def _decode(
+    q: Any,
+    cache: Any,
+    pattern: Any,
+    sink_logits: Any,
+    options: tuple[Any, ...],
+    context: Any,
+    out: Any,
+    return_lse: bool,
+) -> Any:
+    require_tensor(q, "q")
+    if not isinstance(cache, KVCache):
+        message = f"argument cache is {type(cache).__name__}; accepted: a sparseattn.torch.KVCache"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "cache")
+    refuse_gradients("cache", _WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
+    refuse_transforms(q=q, sink_logits=sink_logits)
+    axes, scale, softcap, *flags = options
+    scale = scale if scale is None else real(scale, "problem.scale")
+    softcap = softcap if softcap is None else real(softcap, "problem.softcap")
+    k, v, table = cache.k, cache.v, cache.page_table
+    if axes == "bhsd":
+        k, v = k.transpose(1, 2), v if v is None else v.transpose(1, 2)
+    # The number of pages, which is the first size of k and v, is nothing to a plan: caches share plans.
+    shapes = (q.shape, (0, *k.shape[1:]), v if v is None else (0, *v.shape[1:]), table.shape)
+    of_cache = (k.dtype, k.device, cache.head_dim_v)
+    key = (q.dtype, q.device, of_cache, shapes, axes, scale, softcap, sink_logits is not None, *flags)
+    plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
+    if _is_capturing(q):
+        cache._captured.append(plan)
+    starts = cache.lengths - q.shape[2 if axes == "bhsd" else 1]
+    more = {"starts": starts, "page_table": table, "sink_logits": sink_logits}
+    return plan.run(q, k, v, **more, out=out, return_lse=return_lse)
+
+
+def _make_plan(
+    context: Context,
+    pattern: Pattern,
+    dtype: torch.dtype,
+    device: torch.device,
+    of_cache: tuple[torch.dtype, torch.device, int],
+    shapes: tuple[Any, Any, Any, Any],
+    axes: str,
+    scale: float | None,
+    softcap: float | None,
+    sink_logits: bool,
+    reference: bool,
+    tf32: bool,
+) -> TensorPlan:
+    """The plan of a call; of_cache are dtype, device and head_dim_v, shapes those of q, k, v and page_table."""
+    if axes not in ("bshd", "bhsd"):
+        raise ArgumentError(f"axes is {axes!r}; accepted: 'bshd', 'bhsd'", "SPATTN_E_RANGE", "problem.axes")
+    _require_like("q", (dtype, device), of_cache[:2])
+    q, k, v, table = shapes
+    sizes = sizes_of(q, k, v, axes, of_cache[2], table)
+    if sizes["batch"] != table[0] or sizes["head_dim"] != k[3]:
+        message = f"argument q has shape {list(q)}; accepted: batch {table[0]} and head_dim {k[3]}, as the cache"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "q")
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "reference": reference, "tf32": tf32}
+    return TensorPlan(pattern, device, **sizes, **options, dtype=dtype, starts=True, context=context)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""Plans on a cache: each query of a call is a row of the whole sequence's attention."""
+
+import numpy as np
+import pytest
+
+import sparseattn as sa
+
+STREAMING = "causal & (sink(2) | window(9,0))"
+PATTERNS = [STREAMING, "full", "dilated(20,0,3) | block_diagonal(8)"]
+BATCH, SEQ_K, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM_V = 3, 48, 4, 2, 16, 8
+STARTS = np.array([17, -2, 45])  # the first queries of the second entry, and the last of the third, are outside
+
+
+def operands(seq_q=5, dtype=np.float32):
+    """q, and the k and v of a cache that is full: bshd."""
+    rng = np.random.default_rng(1)
+    shapes = [(seq_q, HEADS_Q, HEAD_DIM), (SEQ_K, HEADS_KV, HEAD_DIM), (SEQ_K, HEADS_KV, HEAD_DIM_V)]
+    return [rng.standard_normal((BATCH, *shape)).astype(dtype) for shape in shapes]
+
+
+def rows(q, k, v, pattern, starts, **options):
+    """out and lse, query by query."""
+    out = np.zeros((*q.shape[:3], HEAD_DIM_V), q.dtype)
+    lse = np.full((BATCH, HEADS_Q, q.shape[1]), -np.inf, np.float32)
+    for b, start in enumerate(starts.tolist()):
+        for i in range(q.shape[1]):
+            if 0 <= start + i < SEQ_K:
+                own = (x[b : b + 1] for x in (q[:, i : i + 1], k, v))
+                seen = sa.parse(pattern) & sa.causal()
+                found = sa.attention(*own, seen, q_offset=start + i, return_lse=True, **options)
+                out[b, i], lse[b, :, i] = found[0][0, 0], found[1][0, :, 0]
+    return out, lse
+
+
+def in_pages(k, v, page_size, seed=0):
+    """Pools of pages of k and v, in any order, among pages that are nobody's; and their table."""
+    count = SEQ_K // page_size
+    order = np.random.default_rng(seed).permutation(BATCH * count + 2)[: BATCH * count]
+    pools = [np.full((BATCH * count + 2, page_size, *x.shape[2:]), np.nan, x.dtype) for x in (k, v)]
+    for pool, x in zip(pools, (k, v)):
+        pool[order] = x.reshape(BATCH * count, page_size, *x.shape[2:])
+    return *pools, order.reshape(BATCH, count)
+
+
+def forget(k, v, starts, seq_q):
+    """NaN where no query of a call may look."""
+    for b, start in enumerate(starts):
+        k[b, max(0, start + seq_q) :] = v[b, max(0, start + seq_q) :] = np.nan
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+@pytest.mark.parametrize("page_size", [None, 1, 6, 16])
+def test_queries_are_rows_of_the_sequence(pattern, axes, page_size):
+    q, k, v = operands()
+    right, right_lse = rows(q, k, v, pattern, STARTS)
+    forget(k, v, STARTS, 5)
+    table = None
+    if page_size:
+        k, v, table = in_pages(k, v, page_size)
+    if axes == "bhsd":
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    plan = sa.plan(pattern, q, k, v, axes=axes, starts=True, page_table=table)
+    assert plan.stats().pairs == BATCH * HEADS_Q * (sa.parse(pattern) & sa.causal()).stats(SEQ_K).pairs
+    for dtype in (np.int64, np.int32):
+        more = {"starts": STARTS.astype(dtype), "page_table": table if table is None else table.astype(dtype)}
+        out, lse, largest = plan.forward(q, k, v, **more, return_lse=True, return_max_logits=True)
+        out = out.swapaxes(1, 2) if axes == "bhsd" else out
+        np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lse, right_lse, rtol=1e-5, atol=1e-5)
+        assert (largest <= lse).all() and np.array_equal(np.isinf(largest), np.isinf(right_lse))
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float64, 1e-12), (np.float16, 5e-3)])
+def test_one_plan_serves_a_sequence_as_it_grows(dtype, bound):
+    q, k, v = operands(1, dtype)
+    sink_logits = np.array([0.5, -1, 2, -np.inf], np.float32)
+    options = {"softcap": 2.0, "scale": 0.3}
+    pools, table = (np.full_like(x, np.nan) for x in in_pages(k, v, 8)[:2]), in_pages(k, v, 8)[2]
+    k_pool, v_pool = pools
+    plan = sa.Plan(
+        STREAMING,
+        batch=BATCH,
+        heads_q=HEADS_Q,
+        heads_kv=HEADS_KV,
+        seq_q=1,
+        seq_k=SEQ_K,
+        head_dim=HEAD_DIM,
+        head_dim_v=HEAD_DIM_V,
+        dtype=dtype,
+        sink_logits=True,
+        starts=True,
+        page_size=8,
+        **options,
+    )
+    starts, known = np.zeros(BATCH, np.int32), np.full_like(table, 1 << 40)  # nobody needs what is not known yet
+    for token in range(SEQ_K):
+        known[:, token // 8] = table[:, token // 8]
+        k_pool[table[:, token // 8], token % 8], v_pool[table[:, token // 8], token % 8] = k[:, token], v[:, token]
+        starts[:] = token
+        out = plan.forward(q, k_pool, v_pool, starts=starts, page_table=known, sink_logits=sink_logits)
+        right, _ = rows(q, k, v, STREAMING, starts, sink_logits=sink_logits, **options)
+        np.testing.assert_allclose(out, right, rtol=bound, atol=bound)
+
+
+def test_pages_of_several_entries_and_a_table_with_strides():
+    q, k, v = operands()
+    k[:], v[:] = k[:1], v[:1]  # a text that all entries begin with
+    k_pool, v_pool, table = in_pages(k, v, 6)
+    wide = np.full((BATCH, 2 * table.shape[1]), -1, np.int32)
+    shared = wide[:, ::2]
+    shared[:] = table[:1]
+    starts = np.array([10, 20, 30])
+    found = sa.plan(STREAMING, q, k_pool, v_pool, starts=True, page_table=shared)
+    out = found.forward(q, k_pool, v_pool, starts=starts, page_table=shared)
+    np.testing.assert_allclose(out, rows(q, k, v, STREAMING, starts)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_values_in_keys():
+    q, k, _ = operands()
+    k_pool, _, table = in_pages(k, k, 6)
+    plan = sa.plan(STREAMING, q, k_pool, None, head_dim_v=HEAD_DIM_V, starts=True, page_table=table)
+    right, _ = rows(q, k, k[..., :HEAD_DIM_V], STREAMING, STARTS)
+    np.testing.assert_allclose(plan.forward(q, k_pool, starts=STARTS, page_table=table), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_takes_other_arrays_and_none():
+    """Structs of a call are kept for the next one: nothing of them may stay behind."""
+    q, k, v = operands()
+    plan = sa.plan(STREAMING, q, k, v, starts=True)
+    first = plan.forward(q, k, v, starts=STARTS)
+    kept = np.empty_like(first)
+    assert plan.forward(q, k, v, starts=STARTS.astype(np.int32), out=kept) is kept
+    assert np.array_equal(first, kept)
+    with pytest.raises(sa.ArgumentError) as raised:
+        plan.forward(q, k, v)
+    assert raised.value.argument == "starts"
+    assert np.array_equal(first, plan.forward(q, k, v, starts=STARTS.tolist()))
+
+
+def test_what_is_wrong_is_named():
+    q, k, v = operands()
+    k_pool, v_pool, table = in_pages(k, v, 6)
+    plan = sa.plan(STREAMING, q, k, v, starts=True)
+    paged = sa.plan(STREAMING, q, k_pool, v_pool, starts=True, page_table=table)
+    calls = [
+        (sa.ShapeError, "starts", lambda: plan.forward(q, k, v, starts=STARTS[:2])),
+        (sa.DTypeError, "starts", lambda: plan.forward(q, k, v, starts=STARTS.astype(np.float32))),
+        (sa.ArgumentError, "page_table", lambda: plan.forward(q, k, v, starts=STARTS, page_table=table)),
+        (sa.ArgumentError, "starts", lambda: sa.plan(STREAMING, q, k, v).forward(q, k, v, starts=STARTS)),
+        (sa.ArgumentError, "page_table", lambda: paged.forward(q, k_pool, v_pool, starts=STARTS)),
+        (sa.ShapeError, "page_table", lambda: paged.forward(q, k_pool, v_pool, starts=STARTS, page_table=table[:, 1:])),
+        (sa.ShapeError, "k", lambda: paged.forward(q, k, v, starts=STARTS, page_table=table)),
+        (sa.ShapeError, "v", lambda: paged.forward(q, k_pool, v_pool[1:], starts=STARTS, page_table=table)),
+        (sa.ShapeError, "page_table", lambda: sa.plan(STREAMING, q, k_pool, v_pool, starts=True, page_table=table[0])),
+        (sa.ArgumentError, "problem.page_size", lambda: sa.plan(STREAMING, q, k_pool, v_pool, page_table=table)),
+        (sa.UnsupportedError, "problem.flags", lambda: sa.plan(STREAMING, q, k, v, starts=True, backward=True)),
+        (sa.UnsupportedError, "pattern", lambda: sa.plan(sa.runtime_tokens(3), q, k, v, starts=True)),
+    ]
+    for kind, argument, call in calls:
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.argument == argument, raised.value

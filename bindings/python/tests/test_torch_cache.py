@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: MIT
+"""Caches that are filled chunk by chunk and token by token, against attention of the whole sequences."""
+
+import numpy as np
+import pytest
+
+import sparseattn as sa
+
+torch = pytest.importorskip("torch")
+import sparseattn.torch as sat  # noqa: E402
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+STREAMING = "causal & (sink(2) | window(9,0))"
+BATCH, SEQ, HEADS_KV = 3, 45, 2
+CHUNKS = [7, 16, 12, *[1] * 10]
+# page_size, pages: as many as are needed in all, or fewer than all entries have room for
+PAGES = [(8, None), (8, 18), (1, None), (128, None)]
+
+
+def operands(dtype=torch.float32, device="cpu", seq=SEQ):
+    made = torch.Generator().manual_seed(5)
+    shapes = [(BATCH, seq, 4, 24), (BATCH, seq, HEADS_KV, 24), (BATCH, seq, HEADS_KV, 16)]
+    return [torch.randn(shape, generator=made, dtype=torch.float64).to(device, dtype) for shape in shapes]
+
+
+def make_cache(k, v, capacity=64, **options):
+    """Nothing is written yet, and what is not may hold anything."""
+    cache = sat.KVCache(len(k), capacity, *k.shape[2:], v.shape[3], dtype=k.dtype, device=k.device, **options)
+    cache.k.fill_(torch.nan)
+    cache.v.fill_(torch.nan)
+    return cache
+
+
+def fill(cache, q, k, v, pattern, chunks=CHUNKS, **options):
+    """out and lse of the whole sequence, chunk by chunk."""
+    found, begin = [], 0
+    for n in chunks:
+        chunk = slice(begin, begin + n)
+        cache.append(k[:, chunk], v[:, chunk])
+        found.append(sat.decode(q[:, chunk], cache, pattern, return_lse=True, **options))
+        begin += n
+    return torch.cat([out for out, _ in found], 1), torch.cat([lse for _, lse in found], 2)
+
+
+@pytest.mark.parametrize("page_size, pages", PAGES)
+@pytest.mark.parametrize("pattern", [STREAMING, "full", "dilated(20,0,3) | sink(1)"])
+def test_chunks_and_tokens_are_one_causal_pass(page_size, pages, pattern):
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=page_size, pages=pages)
+    right = sat.attention(q, k, v, sa.parse(pattern) & sa.causal(), return_lse=True)
+    for one, other in zip(fill(cache, q, k, v, pattern), right):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+    assert cache.lengths.tolist() == [SEQ] * BATCH and cache.lengths.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-6), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
+def test_options(dtype, bound):
+    q, k, v = operands(dtype)
+    options = {"sink_logits": torch.tensor([0.5, -2, 1, 3]), "softcap": 1.5, "scale": 0.4}
+    right = sat.attention(q, k, v, STREAMING, return_lse=True, **options)
+    cache = make_cache(k, v, page_size=4)
+    for one, other in zip(fill(cache, q, k, v, STREAMING, **options), right):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+    last = q[:, -3:].transpose(1, 2)
+    for reference in (False, True):
+        out = sat.decode(last, cache, STREAMING, axes="bhsd", reference=reference, **options)
+        torch.testing.assert_close(out.transpose(1, 2), right[0][:, -3:], rtol=bound, atol=bound)
+
+
+def test_entries_of_several_lengths():
+    """Texts padded in front: rows of one entry are those of its text alone, and padding is not kept."""
+    q, k, v = operands()
+    lengths, at = [30, 0, 11], [0, 0, 0]
+    cache = make_cache(k, v, page_size=8, pages=12)
+    for kind in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.uint8)):
+        counts = [min(n, 8) for n in lengths]
+        chunks = [torch.full((BATCH, 8, *x.shape[2:]), torch.nan) for x in (q, k, v)]
+        for b, n in enumerate(counts):
+            for chunk, x in zip(chunks, (q, k, v)):
+                chunk[b, 8 - n :] = x[b, at[b] : at[b] + n]
+        cache.append(chunks[1], chunks[2], kind(counts))
+        out = sat.decode(chunks[0], cache, STREAMING)
+        for b, n in enumerate(counts):
+            right = sat.attention(*(x[b : b + 1, : at[b] + n] for x in (q, k, v)), STREAMING)
+            torch.testing.assert_close(out[b, 8 - n :], right[0, at[b] :], rtol=2e-5, atol=2e-5)
+        at = [a + n for a, n in zip(at, counts)]
+        lengths = [n - m for n, m in zip(lengths, counts)]
+        assert cache.lengths.tolist() == at
+    assert at == [30, 0, 11]
+
+
+def test_entries_come_and_go():
+    """Pages go from one sequence to the next, and entries that others share memory with stay as they are."""
+    q, k, v = operands()
+    right = sat.attention(q, k, v, STREAMING)
+    cache = make_cache(k, v, page_size=4, pages=24)
+    kept = cache[0]
+    kept.append(k[:1, :20], v[:1, :20])
+    for turn in range(7):
+        entry = cache[1 + turn % 2]
+        out, _ = fill(entry, q[1:2], k[1:2], v[1:2], STREAMING, [30, 9, 1, 1])
+        torch.testing.assert_close(out, right[1:2, :41], rtol=2e-5, atol=2e-5)
+        cache.free(1 + turn % 2)
+        assert cache.lengths.tolist() == [20, 0, 0]
+    torch.testing.assert_close(sat.decode(q[:1, 15:20], kept, STREAMING), right[:1, 15:20], rtol=2e-5, atol=2e-5)
+    cache[1:].append(k[1:, :10], v[1:, :10])
+    torch.testing.assert_close(sat.decode(q[1:, 5:10], cache[1:], STREAMING), right[1:, 5:10], rtol=2e-5, atol=2e-5)
+    assert cache.lengths.tolist() == [20, 10, 10] and [part.batch for part in cache] == [1, 1, 1]
+    cache.reset()
+    assert cache.lengths.tolist() == [0, 0, 0] and sorted(cache._free) == list(range(24))
+    out = sat.decode(q, cache, STREAMING)
+    assert (out == 0).all()  # nothing is there to see
+
+
+@pytest.mark.parametrize("pages", [None, 16])
+def test_drafts_are_forgotten(pages):
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=pages)
+    cache.append(k[:, :10], v[:, :10])
+    cache.append(k[:, 20:29], v[:, 20:29])
+    cache.truncate(torch.tensor([10, 12, 3]))
+    assert cache.lengths.tolist() == [10, 12, 3]
+    cache.truncate(10)
+    assert cache.lengths.tolist() == [10, 10, 3]
+    cache[:2].append(k[:2, 10:21], v[:2, 10:21])
+    right = sat.attention(q[:2, :21], k[:2, :21], v[:2, :21], STREAMING)
+    torch.testing.assert_close(sat.decode(q[:2, 8:21], cache[:2], STREAMING), right[:, 8:], rtol=2e-5, atol=2e-5)
+
+
+def test_what_does_not_fit_changes_nothing():
+    q, k, v = operands()
+    cache = make_cache(k, v, capacity=31, page_size=8, pages=7)
+    assert cache.capacity == 32 and cache.pages == 7
+    cache.append(k[:, :16], v[:, :16])
+    before = [x.clone() for x in (cache.k, cache.v, cache.page_table, cache.lengths)]
+    with pytest.raises(sa.ResourceError, match="3 more pages are needed, and 1 of 7 are free") as raised:
+        cache.append(k[:, 16:17], v[:, 16:17])
+    assert raised.value.argument == "pages"
+    with pytest.raises(sa.ArgumentError, match="entry 1 would have 33 tokens; accepted: up to its capacity, 32"):
+        cache.append(k[:, :17], v[:, :17], [0, 17, 0])
+    for one, other in zip(before, (cache.k, cache.v, cache.page_table, cache.lengths)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    cache.free(2)
+    cache[:2].append(k[:2, 16:17], v[:2, 16:17])
+    right = sat.attention(*(x[:2, :17] for x in (q, k, v)), STREAMING)
+    torch.testing.assert_close(sat.decode(q[:2, 16:17], cache[:2], STREAMING), right[:, 16:], rtol=2e-5, atol=2e-5)
+
+
+def capture(patch):
+    """From here on, calls do what each replay of a graph does."""
+    patch.setattr("sparseattn.torch._cache._is_capturing", lambda tensor: True)
+
+
+def test_tokens_without_a_place_disturb_nobody(monkeypatch):
+    """A graph appends whatever the host has reserved: such tokens go to the last page."""
+    _, k, v = operands()
+    cache = make_cache(k, v, capacity=16, page_size=8, pages=4)
+    cache.append(k[:, :8], v[:, :8])
+    before = cache.k[:-1].clone()
+    capture(monkeypatch)
+    cache.append(k[:, 8:20], v[:, 8:20])
+    torch.testing.assert_close(cache.k[:-1], before, rtol=0, atol=0, equal_nan=True)
+    assert not cache.k[-1].isnan().all()
+
+
+@pytest.mark.parametrize("pages", [None, 18])
+def test_the_host_takes_no_part_in_a_capture(monkeypatch, pages):
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=8, pages=pages)
+    right = sat.attention(q, k, v, STREAMING)
+    cache.append(k[:, :10], v[:, :10])
+    counts = torch.zeros(BATCH, dtype=torch.int32)
+    lengths = [10] * BATCH
+    for turn in range(45):
+        own = [int((turn + b) % 3 > 0 and n < SEQ) for b, n in enumerate(lengths)]
+        cache.reserve(own)
+        counts.copy_(torch.tensor(own))
+        q1, k1, v1 = (torch.stack([x[b, min(n, SEQ - 1)] for b, n in enumerate(lengths)])[:, None] for x in (q, k, v))
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(k1, v1, counts)
+            out = sat.decode(q1, cache, STREAMING)
+            for call in (lambda: cache.reserve(1), lambda: cache.truncate(0), cache.reset, lambda: cache.free(0)):
+                with pytest.raises(sa.CudaError, match="while a graph is captured"):
+                    call()
+            with pytest.raises(sa.ArgumentError, match="accepted in a capture: None, or an int32 or int64 tensor"):
+                cache.append(k1, v1, own)
+        for b, new in enumerate(own):
+            if new:
+                torch.testing.assert_close(out[b, 0], right[b, lengths[b]], rtol=2e-5, atol=2e-5)
+            lengths[b] += new
+        assert cache.lengths.tolist() == lengths
+    assert min(lengths) > 35
+
+
+def test_values_in_keys():
+    q, k, _ = operands()
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, value_in_key=True, page_size=8)
+    assert cache.v is None
+    right = sat.attention(q, k, None, STREAMING, head_dim_v=16)
+    cache.append(k[:, :40], None)
+    cache.append(k[:, 40:], None)
+    torch.testing.assert_close(sat.decode(q[:, 35:], cache, STREAMING), right[:, 35:], rtol=2e-5, atol=2e-5)
+
+
+def test_out_is_written_where_it_lies():
+    q, k, v = operands()
+    cache = make_cache(k, v)
+    cache.append(k, v)
+    right = sat.decode(q[:, -2:], cache, STREAMING)
+    lies = torch.zeros(2, BATCH, 2, 4, 16)
+    assert sat.decode(q[:, -2:], cache, STREAMING, out=lies[1]).data_ptr() == lies[1].data_ptr()
+    spread = torch.zeros(BATCH, 4, 2, 32)[..., :16].transpose(1, 2)
+    out, _ = sat.decode(q[:, -2:], cache, STREAMING, out=spread, return_lse=True)
+    again = sat.decode(q[:, -2:], cache, STREAMING)
+    for one in (lies[1], spread, out, again):
+        assert torch.equal(one, right)
+    assert (lies[0] == 0).all() and (spread.as_strided((BATCH, 4, 2, 32), (256, 64, 32, 1))[..., 16:] == 0).all()
+    with pytest.raises(sa.ShapeError) as raised:
+        sat.decode(q[:, -2:], cache, STREAMING, out=torch.zeros(BATCH, 2, 4, 15))
+    assert raised.value.argument == "out"
+
+
+def test_one_plan_serves_a_sequence_as_it_grows():
+    q, k, v = operands()
+    context = sa.Context("cpu")
+    cache = make_cache(k, v)
+    fill(cache, q, k, v, STREAMING, [1] * SEQ, context=context)
+    fill(make_cache(k, v, pages=5), q, k, v, STREAMING, [1] * SEQ, context=context)
+    assert context._look_up.cache_info().misses == 1
+
+
+def test_nothing_has_a_gradient():
+    q, k, v = operands()
+    cache = make_cache(k, v)
+    for name, call in {
+        "k": lambda x: cache.append(x, v),
+        "v": lambda x: cache.append(k, x),
+        "q": lambda x: sat.decode(x, cache, STREAMING),
+        "sink_logits": lambda x: sat.decode(q, cache, STREAMING, sink_logits=x),
+    }.items():
+        x = {"k": k, "v": v, "q": q, "sink_logits": torch.zeros(4)}[name].clone().requires_grad_()
+        with pytest.raises(sa.ArgumentError, match="requires a gradient, which a cache does not keep") as raised:
+            call(x)
+        assert raised.value.argument == name
+        with torch.no_grad():
+            call(x)
+    assert not any(x.requires_grad for x in (cache.k, cache.v, cache.lengths))
+    with torch.inference_mode():
+        another = make_cache(k, v)
+        another.append(k, v)
+    another.reset()
+    another.append(k, v)
+    assert torch.equal(sat.decode(q, another, STREAMING), sat.attention(q, k, v, STREAMING))
+
+
+def test_what_is_wrong_is_named():
+    q, k, v = operands()
+    cache = make_cache(k, v)
+    calls = [
+        (sa.ShapeError, "k", lambda: cache.append(k[:1], v)),
+        (sa.ShapeError, "k", lambda: cache.append(k.transpose(1, 2), v)),
+        (sa.DTypeError, "k", lambda: cache.append(k.half(), v)),
+        (sa.DTypeError, "v", lambda: cache.append(k, None)),
+        (sa.ShapeError, "v", lambda: cache.append(k, v[:, 1:])),
+        (sa.ShapeError, "v", lambda: cache.append(k, k)),
+        (sa.ShapeError, "counts", lambda: cache.append(k, v, [1, 2])),
+        (sa.ArgumentError, "counts", lambda: cache.append(k, v, [1, 2, SEQ + 1])),
+        (sa.ArgumentError, "counts", lambda: cache.append(k, v, [1, -2, 3])),
+        (sa.DTypeError, "counts", lambda: cache.append(k, v, [1, 2, 3.5])),
+        (sa.ArgumentError, "tokens", lambda: cache.reserve(-1)),
+        (sa.ArgumentError, "capacity", lambda: cache.reserve(129)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[:1], cache, STREAMING)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[0], cache, STREAMING)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[..., :23], cache, STREAMING)),
+        (sa.DTypeError, "q", lambda: sat.decode(q.half(), cache, STREAMING)),
+        (sa.DTypeError, "q", lambda: sat.decode(q.numpy(), cache, STREAMING)),
+        (sa.DTypeError, "cache", lambda: sat.decode(q, k, STREAMING)),
+        (sa.ArgumentError, "problem.axes", lambda: sat.decode(q, cache, STREAMING, axes="thd")),
+        (sa.ArgumentError, "problem.heads_kv", lambda: sat.decode(q[:, :, :3], cache, STREAMING)),
+        (sa.UnsupportedError, "pattern", lambda: sat.decode(q, cache, sa.runtime_tokens(3))),
+        (sa.ArgumentError, "page_size", lambda: sat.KVCache(1, 8, 1, 8, page_size=0)),
+        (sa.ArgumentError, "capacity", lambda: sat.KVCache(1, -8, 1, 8)),
+        (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.int32)),
+        (sa.ArgumentError, "device", lambda: sat.KVCache(1, 8, 1, 8, device="meta")),
+        (sa.ArgumentError, "entries", lambda: cache[::2]),
+    ]
+    for number, (kind, argument, call) in enumerate(calls):
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.argument == argument, (number, raised.value)
+    assert cache.lengths.tolist() == [0] * BATCH
+    with pytest.raises(IndexError):
+        cache[BATCH]
+
+
+def test_compiled_code_goes_on_around_it():
+    q, k, v = operands()
+    cache = make_cache(k, v)
+
+    @torch.compile(backend="eager")
+    def step(q, k, v):
+        cache.append(2 * k, v)
+        return sat.decode(q + 0, cache, STREAMING) + 1
+
+    found = [step(*(x[:, n : n + 3] for x in (q, k, v))) for n in range(0, SEQ, 3)]
+    right = sat.attention(q, 2 * k, v, STREAMING) + 1
+    torch.testing.assert_close(torch.cat(found, 1), right, rtol=2e-5, atol=2e-5)
+
+
+def test_nothing_at_all():
+    cache = sat.KVCache(0, 0, 2, 8)
+    cache.append(torch.zeros(0, 3, 2, 8), torch.zeros(0, 3, 2, 8))
+    assert sat.decode(torch.zeros(0, 3, 4, 8), cache, "full").shape == (0, 3, 4, 8)
+    cache = sat.KVCache(2, 16, 2, 8)
+    cache.append(torch.zeros(2, 0, 2, 8), torch.zeros(2, 0, 2, 8))
+    assert sat.decode(torch.zeros(2, 0, 4, 8), cache, "full").shape == (2, 0, 4, 8)
+
+
+# ---- on GPUs ----
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("page_size, pages", [*PAGES, (64, 5)])
+def test_cuda_devices(dtype, bound, page_size, pages):
+    q, k, v = operands(dtype, "cuda")
+    right = sat.attention(q.cpu(), k.cpu(), v.cpu(), STREAMING, return_lse=True)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = fill(make_cache(k, v, page_size=page_size, pages=pages), q, k, v, STREAMING)
+        for one, other in zip(found, right):
+            assert one.is_cuda
+            torch.testing.assert_close(one.cpu(), other, rtol=bound, atol=bound)
+    with pytest.raises(sa.ArgumentError, match="q lies on cpu; accepted: cuda:0, where the cache lies"):
+        sat.decode(q.cpu(), make_cache(k, v), STREAMING)
+
+
+@needs_cuda
+def test_the_host_waits_for_nothing():
+    q, k, v = operands(torch.bfloat16, "cuda")
+    cache = make_cache(k, v, page_size=8, pages=18)
+
+    def step(n):
+        cache.append(k[:, n : n + 1], v[:, n : n + 1])
+        return sat.decode(q[:, n : n + 1], cache, STREAMING)
+
+    step(0)  # which makes the plan
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [step(n) for n in range(1, SEQ)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    right = sat.attention(q, k, v, STREAMING)[:, 1:]
+    torch.testing.assert_close(torch.cat(found, 1), right, rtol=4e-2, atol=4e-2)
+
+
+@needs_cuda
+@pytest.mark.parametrize("pages", [None, 18])
+@pytest.mark.parametrize("with_counts", [False, True])
+def test_graphs(pages, with_counts):
+    q, k, v = operands(torch.float32, "cuda")
+    cache = make_cache(k, v, page_size=8, pages=pages)
+    q1, k1, v1 = (torch.zeros_like(x[:, :1]) for x in (q, k, v))
+    counts = torch.ones(BATCH, dtype=torch.int32, device="cuda") if with_counts else None
+    sat.decode(q1, cache, STREAMING)  # which makes the plan
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cache.append(k1, v1, counts)
+        out = sat.decode(q1, cache, STREAMING)
+        with pytest.raises(sa.CudaError, match="while a graph is captured"):
+            cache.reserve(1)
+    right = sat.attention(q, k, v, STREAMING)
+    cache.append(k[:, :10], v[:, :10])
+    lengths = [10] * BATCH
+    for turn in range(40):
+        own = [int(not with_counts or (turn + b) % 3 > 0) for b in range(BATCH)]
+        for fixed, x in ((q1, q), (k1, k), (v1, v)):
+            for b, n in enumerate(lengths):
+                fixed[b] = x[b, min(n, SEQ - 1)]
+        if with_counts:
+            counts.copy_(torch.tensor(own))
+        if any(n + new > SEQ for n, new in zip(lengths, own)):
+            break
+        cache.reserve(own)
+        graph.replay()
+        for b, new in enumerate(own):
+            if new:
+                torch.testing.assert_close(out[b, 0], right[b, lengths[b]], rtol=2e-5, atol=2e-5)
+            lengths[b] += new
+        assert cache.lengths.tolist() == lengths
+    assert min(lengths) > 30
