@@ -147,17 +147,31 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
     }
 }
 
-// A task's share of its row, as long as that is now.
+__device__ __forceinline__ int64_t cache_blocks(const CacheParams& params, int head, int tile) {
+    const ListsView& known = params.cache.known.by_query;
+    const int row = params.first_row(params.start_of(head / params.cache.heads)) + tile;
+    const bool is_there = row >= 0 && row < known.rows;
+    return is_there ? params.cache.of_plan.row_blocks[int64_t(params.known_kind(head)) * known.rows + row] : 0;
+}
+
+// A row that is split has as many parts as it has blocks for.
+__device__ __forceinline__ Join cache_join(const CacheParams& params, Join join) {
+    const int64_t blocks = cache_blocks(params, join.head, join.row);
+    const int64_t parts = (blocks + CacheLayout::least_blocks - 1) / CacheLayout::least_blocks;
+    join.parts = int(min(int64_t(join.parts), parts));
+    return join;
+}
+
+// A task's share of its row, which for parts that the row has not is nothing.
 __device__ __forceinline__ Task cache_task(const CacheParams& params, Task task) {
     const CacheLayout& cache = params.cache;
-    const ListsView& known = cache.known.by_query;
-    const int kind = params.known_kind(task.head);
-    const int row = params.first_row(params.start_of(task.head / cache.heads)) + task.row;
-    const int64_t blocks = row >= 0 && row < known.rows ? cache.row_blocks[int64_t(kind) * known.rows + row] : 0;
-    const int64_t longest = max(cache.longest[kind], 1);
-    const int skip = int(blocks * task.skip / longest);
-    task.take = int(blocks * (task.skip + task.take) / longest) - skip;
-    task.skip = skip;
+    const int64_t blocks = cache_blocks(params, task.head, task.row);
+    task.skip = 0, task.take = int(blocks);
+    if (task.part == whole_row) return task;
+    const Join join = cache_join(params, cache.from.joins[cache.of_plan.join_of_part[task.part]]);
+    const int64_t number = task.part - join.first_part;
+    if (number < join.parts) task.skip = int(blocks * number / join.parts);
+    task.take = number < join.parts ? int(blocks * (number + 1) / join.parts) - task.skip : 0;
     return task;
 }
 
@@ -171,6 +185,8 @@ static __global__ void __launch_bounds__(cache_threads)
     copy_cache_rows<true>(params, params.q, thread, threads);
     for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
         cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
+    for (int64_t n = thread; n < cache.from.num_joins; n += threads)
+        cache.joins[n] = cache_join(params, cache.from.joins[n]);
     for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
         cache.kind_of_head[head] = int(head / cache.heads_of_kind);
 }
@@ -211,22 +227,24 @@ void launch_for_cache(void (*kernel)(CacheParams), int64_t threads, int64_t ctas
                     args.stream, params);
 }
 
-CacheSteps cache_steps() {
-    return {[](const ForwardArgs& args, const CacheLayout& to) {
-                const CacheParams params = make_cache_params(args, to);
-                const int64_t rows = to.batch * to.heads * to.rows * to.tile_q;
-                launch_for_cache(lay_out_cache_kernel, rows * params.q.units, to.kinds * to.rows, args, params);
-            },
-            [](const ForwardArgs& args, const CacheLayout& from) {
-                const CacheParams params = make_cache_params(args, from);
-                launch_for_cache(bring_back_kernel, from.batch * from.heads * from.seq_q * params.out.units, 1, args,
-                                 params);
-            },
-            [](int32_t device) {
-                const runtime::CurrentDevice current(device);
-                runtime::prepare(lay_out_cache_kernel, 0);
-                runtime::prepare(bring_back_kernel, 0);
-            }};
+void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
+    const CacheParams params = make_cache_params(args, to);
+    const int64_t rows = to.batch * to.heads * to.rows * to.tile_q;
+    launch_for_cache(lay_out_cache_kernel, rows * params.q.units, to.kinds * to.rows, args, params);
 }
+
+void bring_back_from_cache(const ForwardArgs& args, const CacheLayout& from) {
+    const CacheParams params = make_cache_params(args, from);
+    const int64_t rows = from.batch * from.heads * from.seq_q;
+    launch_for_cache(bring_back_kernel, rows * params.out.units, 1, args, params);
+}
+
+void prepare_cache_layout(int32_t device) {
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(lay_out_cache_kernel, 0);
+    runtime::prepare(bring_back_kernel, 0);
+}
+
+CacheSteps cache_steps() { return {lay_out_cache, bring_back_from_cache, prepare_cache_layout}; }
 
 }  // namespace spattn::any

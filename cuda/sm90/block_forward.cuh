@@ -42,6 +42,9 @@
 //             its task's last scores are made, and that of the next task but one comes a task ahead: pieces have tasks
 //             of few blocks, and would wait for memory once a task
 //
+//   stretches of listed tiles of keys, as a cache in pages has them, are fetched as boxes, a lane each: a row of kernels
+//             need not read any order of tokens for them
+//
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
 //
@@ -298,10 +301,10 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
 // ---- launch ----
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ConsecutiveMaps& maps) {
     const Problem& p = *args.problem;
-    const int heads = args.tasks.tile_heads;
+    const int heads = args.tasks.tile_heads, keys = args.layout.keys.listed ? args.layout.keys.stretch : block_k;
     maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q / heads, heads);
-    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, block_k);
-    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, block_k);
+    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
+    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
     maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows / heads, heads);
 }
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {
@@ -391,8 +394,10 @@ void launch_for_layout(const ForwardArgs& args) {
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
+    const AxisView& keys = args.layout.keys;
+    const bool has_stretches = keys.listed && keys.stretch >= least_key_stretch;
     if constexpr (Row::any_order)
-        if (!is_consecutive(args.layout.queries) || !is_consecutive(args.layout.keys))
+        if (!is_consecutive(args.layout.queries) || (!is_consecutive(keys) && !has_stretches))
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
     launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(args);
 }

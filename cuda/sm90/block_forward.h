@@ -11,6 +11,9 @@ inline int64_t packed_places(const LayoutView& layout) {
     return layout.keys.away ? int64_t(layout.keys.listed) * layout.block_k : 0;
 }
 
+// A box lands at a whole number of the tile's swizzled groups of 8 rows.
+constexpr int least_key_stretch = 8;
+
 // What a workspace holds: partial results of split rows first, at its start; then a counter and, for each task and warp
 // that works on it, a note that some of its rows must be repaired (block_forward.cuh); and packed keys.
 struct BlockForwardSpace {

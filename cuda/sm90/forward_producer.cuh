@@ -88,6 +88,7 @@ struct Walker {
     Cursor<C::requests> request;
     int batch, head_kv;  // of the task
     int live;
+    int key_row = 0;  // of the last k block: where this lane's stretch begins, if it has stretches
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
@@ -100,7 +101,7 @@ struct Walker {
                 load_task(task, at);
             } else {
                 next.ask(params.next_task, is_leader);
-                store_empty(task);
+                if (task.part == whole_row) store_empty(task);  // a part without blocks is none of its row's: plan/cache.h
             }
             at = number_after(at);
             if (at >= params.tasks.num_tasks) break;
@@ -250,8 +251,8 @@ struct Walker {
         if constexpr (C::any_order)
             load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
                                     params.layout.keys, C::block_k, tile, full);
-        else if (is_leader)
-            load<C::panels, C::box_bytes>(&params.maps.k, block * C::block_k, head_kv, batch, tile, full);
+        else
+            load_keys<C::panels>(&params.maps.k, block, key_row = first_key_of(block), head_kv, batch, tile, full);
         slot.advance();
         if (pending >= 0) load_pending_v();
         pending = block, pending_batch = batch, pending_head = head_kv;
@@ -269,9 +270,7 @@ struct Walker {
                 params.layout.keys, C::block_k, tile, full);
         } else {
             if (pending_set != all_live) full = ask(ClearRequest{pending, pending_set, slot.index});
-            if (is_leader)
-                load<C::v_panels, C::box_bytes>(&params.maps.v, pending * C::block_k, pending_head, pending_batch, tile,
-                                                full);
+            load_keys<C::v_panels>(&params.maps.v, pending, key_row, pending_head, pending_batch, tile, full);
         }
         slot.advance();
         pending = -1;
@@ -317,6 +316,30 @@ struct Walker {
         for (int word = 0; word < C::block_k / 64; ++word)
             left |= dead[word] & ~axis.away[int64_t(home) * (C::block_k / 64) + word];
         return left == 0;
+    }
+
+    // A block of keys: a box, or one for each stretch of a listed tile, by a lane each, which knows its first row.
+    template <int Panels>
+    __device__ __forceinline__ void load_keys(const CUtensorMap* map, int block, int row, int head, int entry,
+                                              uint8_t* to, uint64_t* bar) {
+        const int stretch = params.layout.keys.stretch;
+        if (!stretch) {
+            if (is_leader) load<Panels, C::box_bytes>(map, block * C::block_k, head, entry, to, bar);
+            return;
+        }
+        if (is_leader) ptx::mbarrier_arrive_expect(bar, Panels * C::box_bytes);
+        __syncwarp();  // what is expected is known before it comes
+        if (lane * stretch >= C::block_k) return;
+        for (int panel = 0; panel < Panels; ++panel)
+            ptx::tma_load_4d(to + panel * C::box_bytes + lane * stretch * C::row_bytes, map, C::panel_columns * panel,
+                             head, row, entry, bar);
+    }
+    // Of this lane's stretch. What is no token comes from beyond all rows, where there are zeros.
+    __device__ __forceinline__ int first_key_of(int block) const {
+        const AxisView& keys = params.layout.keys;
+        if (!keys.stretch || lane * keys.stretch >= C::block_k) return 0;
+        const int token = keys.tokens[int64_t(block) * C::block_k + lane * keys.stretch];
+        return token == no_token ? int(params.layout.seq_k) : token;
     }
 
     template <int Panels, int Bytes>

@@ -212,6 +212,7 @@ Kernel block_forward(const char* name) {
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .orders = K::any_order && Heads == 1,
+            .key_stretch = least_key_stretch,
             .max_logits = true,
             .shares_lists = Heads > 1,
             .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,

@@ -442,16 +442,17 @@ enum spattn_plan_flags {
                                            Forward alone, of SPATTN_BSHD and SPATTN_BHSD, no lists of a call */
 };
 /* A cache. With SPATTN_PLAN_STARTS seq_k is how many tokens the cache of a batch entry has room for, and seq_q how many
- * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0, and is cut to
- * what is causal. Query i of entry b is its row starts[b] + i, where starts comes with each call, on the plan's device:
- * one plan, and one captured graph, serve a sequence as it grows. Rows outside [0, seq_k) see nothing: entries that have
- * less to ask, or nothing. Keys after a query are never seen, so that what was not written yet may hold anything.
- * spattn_plan_stats then speaks of the whole sequence.
+ * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0: arrays of csr,
+ * mask and their like have as many rows, and bigbird draws its blocks among all of them. It is cut to what is causal.
+ * Query i of entry b is its row starts[b] + i, where starts comes with each call, on the plan's device: one plan, and one
+ * captured graph, serve a sequence as it grows. Rows outside [0, seq_k) see nothing: entries that have less to ask, or
+ * nothing. Keys after a query are never seen, so that what was not written yet may hold anything. spattn_plan_stats then
+ * speaks of the whole sequence.
  *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
- * page_table[b][t / page_size]. What a query sees lies in pages [0, pages); entries of the table that nobody needs may
- * hold anything. On a GPU pages of a multiple of 64 or 128 tokens, the kernel's blocks, are read fastest. */
+ * page_table[b][t / page_size]. No memory outside of the pages is read, whatever the table holds: entries that nobody
+ * needs may be anything, and what comes of a page outside [0, pages) that a query sees means nothing. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
@@ -530,8 +531,9 @@ typedef struct spattn_forward_args {
     const spattn_tensor* starts;      /* [batch] int32 or int64: with SPATTN_PLAN_STARTS, else NULL */
     const spattn_tensor* page_table;  /* [batch, seq_k / page_size] int32 or int64: with a page_size, else NULL. k and v
                                          are then [pages, heads_kv, page_size, head_dim], or [pages, page_size, heads_kv,
-                                         head_dim] for SPATTN_BSHD, of any number of pages from 1; from one page to the
-                                         next are as many rows in v as in k, and whole ones */
+                                         head_dim] for SPATTN_BSHD, of any number of pages from 1. From one page to the
+                                         next are as many rows in v as in k: page_size or more, and on a GPU, where
+                                         page_size is a multiple of the kernel's blocks, so many blocks */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

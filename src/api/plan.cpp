@@ -62,11 +62,11 @@ void read_cache(const spattn_problem& p, Problem& r) {
                  text("is ", p.page_size, " without SPATTN_PLAN_STARTS; accepted: 0, or the flag too"));
         return;
     }
-    constexpr uint32_t excluded = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_Q_OFFSET;
-    if (p.flags & excluded)
-        fail(SPATTN_E_UNSUPPORTED, "problem.flags",
-             text("has bits of ", p.flags & excluded, " beside SPATTN_PLAN_STARTS; accepted: neither "
-                  "SPATTN_PLAN_BACKWARD nor SPATTN_PLAN_Q_OFFSET"));
+    for (const auto& [flag, name] : {std::pair(SPATTN_PLAN_BACKWARD, "SPATTN_PLAN_BACKWARD"),
+                                     std::pair(SPATTN_PLAN_Q_OFFSET, "SPATTN_PLAN_Q_OFFSET")})
+        if (p.flags & uint32_t(flag))
+            fail(SPATTN_E_UNSUPPORTED, "problem.flags",
+                 text("has ", name, " beside SPATTN_PLAN_STARTS; accepted: either alone"));
     if (p.axes == SPATTN_THD)
         fail(SPATTN_E_UNSUPPORTED, "problem.axes",
              "is SPATTN_THD with SPATTN_PLAN_STARTS; accepted: SPATTN_BSHD and SPATTN_BHSD");
@@ -144,12 +144,18 @@ void log_plan(const Device& device, const spattn_plan& plan) {
                                      named(plan.kernels[SPATTN_OP_BACKWARD])));
 }
 
+// Itself, where it says so already.
+PatternRef cut_to_causal(const Pattern& pattern) {
+    PatternRef own = PatternRef::share(&pattern), cut = make_intersection({make_causal(), own});
+    return cut->identity() == own->identity() ? own : cut;
+}
+
 Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,
                                  uint32_t flags, spattn_enum axes, void* stream) {
     auto plan = make_ref<spattn_plan>();
     plan->device = context.device;
-    plan->pattern = is_empty(problem)     ? make_global_keys({})
-                    : problem.has_starts ? make_intersection({make_causal(), PatternRef::share(&pattern)})
+    plan->pattern = is_empty(problem)    ? make_global_keys({})
+                    : problem.has_starts ? cut_to_causal(pattern)
                                          : PatternRef::share(&pattern);
     plan->known = plan->pattern->known_part();
     plan->axes = axes;

@@ -78,7 +78,8 @@ public:
         if (!has_keys(p_)) return {stand_ins_.matrix(heads, dim), 1, size};
         if (pages < 1) fail(SPATTN_E_SHAPE, argument, text("has ", pages, " pages; accepted: 1 or more"));
         const int64_t head = is_bhsd ? s[1] : s[2], row = size == 1 ? s[0] : is_bhsd ? s[2] : s[1];
-        const int64_t page = pages == 1 ? row * size : s[0], page_rows = row ? page / row : 0;
+        if (pages == 1) return {{data_, 0, head, row, s[3]}, pages, size};
+        const int64_t page = s[0], page_rows = row ? page / row : 0;
         if (!row || page % row || page_rows < size)
             fail(SPATTN_E_LAYOUT, argument,
                  text("has pages ", page, " elements apart, and rows ", row,

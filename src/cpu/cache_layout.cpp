@@ -58,6 +58,7 @@ public:
         share(made_.listed ? made_.batch : 0, &CacheCall::name_tokens);
         for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
             made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
+        for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
     void bring_back() { share(made_.batch * made_.heads, &CacheCall::copy_results); }
@@ -141,13 +142,26 @@ private:
                                         : int32_t(token);
     }
 
-    // A task's share of its row, as long as that is now.
+    int64_t blocks_of(int64_t head, int32_t tile) const {
+        const int64_t rows = made_.known.by_query.rows, row = first_row(head / made_.heads) + tile;
+        return row >= 0 && row < rows ? made_.of_plan.row_blocks[known_kind(head) * rows + row] : 0;
+    }
+
+    // A row that is split has as many parts as it has blocks for.
+    Join join_of(Join join) const {
+        const int64_t parts = ceil_div(blocks_of(join.head, join.row), CacheLayout::least_blocks);
+        join.parts = int32_t(std::min<int64_t>(join.parts, parts));
+        return join;
+    }
+
+    // A task's share of its row, which for parts that the row has not is nothing.
     Task task_of(const Task& from) const {
-        const int64_t kind = known_kind(from.head), rows = made_.known.by_query.rows;
-        const int64_t row = first_row(from.head / made_.heads) + from.row;
-        const int64_t blocks = row >= 0 && row < rows ? made_.row_blocks[kind * rows + row] : 0;
-        const int64_t longest = std::max(made_.longest[kind], 1);
-        const int64_t skip = blocks * from.skip / longest, end = blocks * (from.skip + from.take) / longest;
+        const int64_t blocks = blocks_of(from.head, from.row);
+        if (from.part == whole_row) return {from.head, from.row, 0, int32_t(blocks), whole_row};
+        const Join& join = made_.joins[made_.of_plan.join_of_part[from.part]];
+        const int64_t number = from.part - join.first_part;
+        if (number >= join.parts) return {from.head, from.row, 0, 0, from.part};
+        const int64_t skip = blocks * number / join.parts, end = blocks * (number + 1) / join.parts;
         return {from.head, from.row, int32_t(skip), int32_t(end - skip), from.part};
     }
 

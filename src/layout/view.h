@@ -53,6 +53,7 @@ struct AxisView {
     int32_t modulus;
     int32_t residue_tiles;    // tiles a residue class has, the same for all: some may be short or empty
     const uint64_t* away;     // [tiles - listed][words of a block] bit i: token i of this home is away; null: none is
+    int32_t stretch;          // not 0: tokens of listed tiles follow each other, so many at a time, or are all no_token
 };
 constexpr int32_t no_token = -1;
 static constexpr bool is_consecutive(const AxisView& axis) { return axis.listed == 0 && axis.modulus == 1; }

@@ -9,11 +9,12 @@
 //     the call                             . . q q                  lists and masks of row 1
 //
 // Where pages are made of whole blocks, lists name the blocks of all pages. Elsewhere the cache's blocks are listed
-// tiles, which name their tokens. On a CPU they always are: its rows would else pack all blocks of a cache, filled or
+// tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its rows would else pack all blocks of a cache, filled or
 // not, while listed tiles are packed where they are met.
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/math.h"
@@ -35,11 +36,19 @@ inline CacheKeys cache_keys(const Kernel& kernel, const Problem& p) {
     return p.page_size % kernel.block_k == 0 ? CacheKeys::in_pages : CacheKeys::listed;
 }
 
+// Tokens of a listed tile that lie side by side, whatever the pages.
+inline int32_t cache_stretch(const Kernel& kernel, const Problem& p) {
+    return p.page_size ? int32_t(std::gcd(p.page_size, int64_t(kernel.block_k))) : kernel.block_k;
+}
+inline bool takes_stretches(const Kernel& kernel, const Problem& p) {
+    return kernel.key_stretch && cache_stretch(kernel, p) >= kernel.key_stretch;
+}
+
 // Why a row cannot work on a cache; null where it can.
 inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
     if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
     if (kernel.family == Family::reference || cache_keys(kernel, p) != CacheKeys::listed) return nullptr;
-    if (!kernel.orders) return "pages that are not made of its blocks";
+    if (!kernel.orders && !takes_stretches(kernel, p)) return "pages that are not made of its blocks";
     const double places = double(p.batch) * double(round_up(p.seq_k, kernel.block_k));
     return places < double(int64_t(1) << 31) ? nullptr : "a cache of more tokens than it counts";
 }
@@ -49,17 +58,19 @@ struct CacheShape {
     Problem call;
     CacheKeys keys;
     int tile_q, tile_k;
+    int32_t stretch;           // of listed tiles
     int32_t rows;              // of queries, of a call: as many tiles as they may lie in
     int32_t tiles_k;           // of an entry's keys
     int64_t kinds;             // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
     int64_t room;              // for the runs of a row
-    std::vector<int32_t> row_blocks;      // [head_kinds * rows] of the plan's layout: how many blocks each row has
-    std::vector<int32_t> longest;         // [head_kinds] of these
+    std::vector<int32_t> row_blocks;   // [head_kinds * rows] of the plan's layout: how many blocks each row has
+    std::vector<int32_t> longest;      // [head_kinds] of these
+    std::vector<int32_t> join_of_part; // of the plan's schedule
 
     CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known)
         : call(p), keys(cache_keys(kernel, p)), tile_q(kernel.block_q), tile_k(kernel.block_k),
-          rows(int32_t((p.seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(p.seq_k, tile_k))),
+          stretch(cache_stretch(kernel, p)), rows(int32_t((p.seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(p.seq_k, tile_k))),
           kinds(known.head_kinds > 1 ? p.batch * p.heads_q : p.batch), heads_of_kind(p.batch * p.heads_q / kinds),
           room(1), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)), longest(size_t(known.head_kinds)) {
         for (size_t row = 0; row < row_blocks.size(); ++row) {
@@ -69,6 +80,12 @@ struct CacheShape {
             most = std::max(most, row_blocks[row]);
             room = std::max<int64_t>(room, keys == CacheKeys::in_pages ? row_blocks[row] : slice.end - slice.begin);
         }
+    }
+
+    void note_joins(const TasksView& tasks) {
+        join_of_part.resize(size_t(tasks.num_parts));
+        for (int32_t join = 0; join < tasks.num_joins; ++join)
+            std::fill_n(join_of_part.begin() + tasks.joins[join].first_part, tasks.joins[join].parts, join);
     }
 
     int32_t listed() const {
@@ -84,36 +101,43 @@ struct CacheShape {
     }
 };
 
+// The arrays of CacheShape, where kernels read them.
+struct CacheArrays {
+    const int32_t *row_blocks = nullptr, *join_of_part = nullptr;
+};
+
 // One call, in memory. Without a workspace only `bytes` and sizes mean something.
 struct CacheLayout {
     LayoutView known;  // the plan's
     TasksView from;
-    const int32_t *row_blocks, *longest;  // as CacheShape has them
+    CacheArrays of_plan;
     CallCache cache;
     CacheKeys keys;
     int64_t batch, heads, seq_q, seq_k, page_size, kinds, heads_of_kind, room;
     int tile_q, tile_k;
-    int32_t rows, tiles_k, listed;
+    int32_t rows, tiles_k, listed, stretch;
     Slice* slices;          // [kinds][rows]
     Run* runs;              // [kinds][rows][room]
     int32_t* kind_of_head;  // [batch * heads]
     int32_t* tokens;        // [listed][tile_k]
     Task* tasks;
+    Join* joins;
     TensorView q, out, lse, max_logits;  // of the call's rows
     size_t bytes = 0;
 
-    CacheLayout(const CacheShape& shape, const LayoutView& known, const TasksView& from, const int32_t* row_blocks,
-                const int32_t* longest, const CallCache& cache, void* workspace)
-        : known(known), from(from), row_blocks(row_blocks), longest(longest), cache(cache), keys(shape.keys),
-          batch(shape.call.batch), heads(shape.call.heads_q), seq_q(shape.call.seq_q), seq_k(shape.call.seq_k),
+    CacheLayout(const CacheShape& shape, const LayoutView& known, const TasksView& from, const CacheArrays& of_plan,
+                const CallCache& cache, void* workspace)
+        : known(known), from(from), of_plan(of_plan), cache(cache), keys(shape.keys), batch(shape.call.batch), heads(shape.call.heads_q), seq_q(shape.call.seq_q), seq_k(shape.call.seq_k),
           page_size(shape.call.page_size), kinds(shape.kinds), heads_of_kind(shape.heads_of_kind), room(shape.room),
-          tile_q(shape.tile_q), tile_k(shape.tile_k), rows(shape.rows), tiles_k(shape.tiles_k), listed(shape.listed()) {
+          tile_q(shape.tile_q), tile_k(shape.tile_k), rows(shape.rows), tiles_k(shape.tiles_k), listed(shape.listed()),
+          stretch(shape.stretch) {
         CallRoom space(workspace);
         slices = space.take<Slice>(kinds * rows);
         runs = space.take<Run>(kinds * rows * room);
         kind_of_head = space.take<int32_t>(batch * heads);
         tokens = space.take<int32_t>(int64_t(listed) * tile_k);
         tasks = space.take<Task>(from.num_tasks);
+        joins = space.take<Join>(from.num_joins);
         const int64_t tokens_q = int64_t(rows) * tile_q;
         const auto elements = [&](int64_t columns) {
             const int64_t row_bytes = columns * dtype_row(shape.call.dtype).bytes;
@@ -137,9 +161,9 @@ struct CacheLayout {
     LayoutView layout(const Problem& inner) const {
         LayoutView made = known;
         made.seq_q = inner.seq_q, made.seq_k = inner.seq_k;
-        made.queries = {0, nullptr, 1, rows, nullptr};
+        made.queries = {0, nullptr, 1, rows, nullptr, 0};
         const int32_t blocks = int32_t(ceil_div(inner.seq_k, tile_k));
-        made.keys = {listed, tokens, 1, blocks, nullptr};
+        made.keys = {listed, tokens, 1, blocks, nullptr, listed ? stretch : 0};
         made.by_query = {slices, runs, rows, int32_t(kinds * rows * room)};
         made.by_key.rows = listed ? listed : blocks;
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
@@ -149,9 +173,13 @@ struct CacheLayout {
     }
     TasksView tasks_view() const {
         TasksView made = from;
-        made.tasks = tasks;
+        made.tasks = tasks, made.joins = joins;
         return made;
     }
+
+    // A row of the plan's schedule is as long as the longest. One that is shorter has fewer parts: none without blocks,
+    // and none of less than this.
+    static constexpr int64_t least_blocks = 2;
 };
 
 // How a backend makes a call's layout and copies its queries, and brings back what came of them.

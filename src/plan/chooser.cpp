@@ -140,6 +140,7 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 
 Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
+    if (problem_.has_starts) return kernel.cost(seen_of_cache(problem_, candidate.stats), candidate.stats, machine);
     if (candidate.order != Order::dispatched) return kernel.cost(problem_, candidate.stats, machine);
     return dispatch_cost(DispatchShape(problem_, kernel, machine.memory), kernel, candidate.stats, machine);
 }
@@ -289,7 +290,7 @@ void Chooser::complete_dispatched(PiecePlan& plan) {
 void Chooser::complete_cached(PiecePlan& plan) {
     const Kernel& kernel = *plan.kernel;
     const LayoutView known = plan.layout_view();
-    const CacheShape& shape = plan.cache.emplace(problem_, kernel, known);
+    CacheShape& shape = plan.cache.emplace(problem_, kernel, known);
     const Problem inner = shape.inner({});
     if (double(shape.kinds) * double(shape.rows) * double(shape.room) >= double(int64_t(1) << 31))
         fail(SPATTN_E_UNSUPPORTED, "problem.batch", "makes longer lists of a call than kernels count");
@@ -306,7 +307,8 @@ void Chooser::complete_cached(PiecePlan& plan) {
     longest.kind_of_head = known.kind_of_head, longest.head_kinds = known.head_kinds;
     plan.schedule = make_schedule(inner, longest, kernel.walks[0], options_.machine.lanes);
     const TasksView tasks = view(plan.schedule);
-    const CacheLayout made(shape, known, tasks, nullptr, nullptr, {}, nullptr);
+    shape.note_joins(tasks);
+    const CacheLayout made(shape, known, tasks, {}, {}, nullptr);
     plan.workspace = made.bytes + kernel.workspace({inner, made.layout(inner), tasks, {}, {}, options_.machine.lanes});
 }
 

@@ -194,6 +194,7 @@ struct Kernel {
     void (*prepare)(int32_t device) = nullptr;  // loads code there, so that no call waits for it; null: nothing to load
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
+    int32_t key_stretch = 0;    // also reads listed tiles of keys that have stretches of so many tokens; 0: none
     bool max_logits = false;    // writes them where a call asks
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.

@@ -17,7 +17,7 @@ struct PlacedPiece {
     TasksView tasks{}, second_tasks{};
     TokenListsView tokens{};
     const uint16_t* bit_places = nullptr;
-    const int32_t *row_blocks = nullptr, *longest = nullptr;  // of a cache
+    CacheArrays cache;
 };
 using PlacedPass = std::vector<PlacedPiece>;
 
@@ -40,8 +40,8 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
     }
     visit(piece.bit_places, placed.bit_places);
     if (piece.cache) {
-        visit(piece.cache->row_blocks, placed.row_blocks);
-        visit(piece.cache->longest, placed.longest);
+        visit(piece.cache->row_blocks, placed.cache.row_blocks);
+        visit(piece.cache->join_of_part, placed.cache.join_of_part);
     }
     return placed;
 }

@@ -62,7 +62,7 @@ void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& arg
 // The call as rows see it that know of no cache. Plans on a cache have no backward.
 void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
     const CacheShape& shape = *piece.cache;
-    const CacheLayout made(shape, args.layout, args.tasks, placed.row_blocks, placed.longest, args.cache, args.workspace);
+    const CacheLayout made(shape, args.layout, args.tasks, placed.cache, args.cache, args.workspace);
     const Problem inner = shape.inner(args.cache);
     ForwardArgs rows = args;
     rows.problem = &inner;

@@ -143,6 +143,13 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
     return stats;
 }
 
+Problem seen_of_cache(const Problem& p, const LayoutStats& of_call) {
+    const double queries = double(p.batch * p.heads_q * p.seq_q);
+    Problem seen = p;
+    seen.seq_k = std::min(p.seq_k, int64_t(of_call.pairs / queries) + p.seq_q);
+    return seen;
+}
+
 LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const LayoutStats& whole) {
     const int64_t tile = std::max(kernel.block_q, 1);  // rows that read no layout count queries
     const double tiles = double(ceil_div(p.seq_q, tile)), share = tiles / double(ceil_div(p.seq_k, tile));
@@ -150,7 +157,7 @@ LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const Layou
     stats.pairs *= double(p.seq_q) / double(p.seq_k);
     stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
     stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);
-    if (kernel.device != SPATTN_CPU && cache_keys(kernel, p) == CacheKeys::listed)
+    if (kernel.device != SPATTN_CPU && cache_keys(kernel, p) == CacheKeys::listed && !takes_stretches(kernel, p))
         stats.gathered = stats.blocks * kernel.block_k;
     return stats;
 }

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Calls on a cache: decoding and chunks of a prompt, over keys in pages, beside the best dense kernels.
+
+    python3 bench/gpu/cache.py --library build/libsparseattn.so [--case GLOB] [--out bench/results]
+
+A plan is made for a capacity of 128K tokens, and its calls have `queries` a batch entry, the last of `length` tokens;
+pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. Times as in bench.py. `gigabytes_a_second`
+is what the keys and values that some query sees come to, each read once; `pageless_us`, the same call on keys that lie
+one after the other; `static_us`, an ordinary plan of ours for this very length, keys alike; `cudnn_us` and `flash_us`,
+torch's SDPA on those keys, all of which it reads: of more queries than one it is not causal there, and does as much work
+as if they were the last. `fa4_us`, FA4 on pages of 128, where its wheel is. Results are compared with torch's in float32
+(`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
+"""
+import fnmatch
+import json
+import typing
+
+import torch
+import torch.nn.functional as F
+import torch_peers
+from abi import DTYPES, Library, ffi, sized
+from measure import empty_us, peer_us, time_us
+from options import make_library_parser
+from report import digits, first_line, origin, results_file
+
+CAPACITY, HEAD_DIM = 131072, 128
+
+
+class Case(typing.NamedTuple):
+    name: str
+    batch: int
+    length: int
+    page_size: int = 128
+    queries: int = 1
+    pattern: str = "causal"
+    heads: int = 64
+    heads_kv: int = 8
+
+
+STREAMING = "sink(4) | window(1023,0)"
+CASES = [
+    Case("decode_2k", 32, 2048),
+    Case("decode_8k", 32, 8192),
+    Case("decode_8k_pages64", 32, 8192, 64),
+    Case("decode_8k_pages16", 32, 8192, 16),
+    Case("decode_32k", 8, 32768),
+    Case("decode_128k_one", 1, 131072),
+    Case("decode_8k_mha", 8, 8192, heads=32, heads_kv=32),
+    Case("decode_streaming_32k", 32, 32768, pattern=STREAMING),
+    Case("decode_streaming_32k_pages16", 32, 32768, 16, pattern=STREAMING),
+    Case("decode_bigbird_32k", 32, 32768, pattern="bigbird(64,3,2,3,0)"),
+    Case("draft8_8k", 32, 8192, queries=8),
+    Case("chunk2k_32k", 1, 32768, queries=2048),
+    Case("chunk2k_128k_streaming", 1, 131072, queries=2048, pattern=STREAMING),
+]
+
+
+class Tensors:
+    """A cache that is full up to the length, in pages and in one piece, and a call's queries."""
+
+    def __init__(self, case):
+        def draw(*shape):
+            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+        self.q = draw(case.batch, case.queries, case.heads, HEAD_DIM)
+        self.k, self.v = (draw(case.batch, case.length, case.heads_kv, HEAD_DIM) for _ in "kv")
+        self.out = torch.empty_like(self.q)
+        of_entry = -(-case.length // case.page_size)
+        self.pages = torch.randperm(case.batch * of_entry, device="cuda").view(case.batch, of_entry)
+        self.page_table = torch.full((case.batch, CAPACITY // case.page_size), -1, device="cuda", dtype=torch.int32)
+        self.page_table[:, :of_entry] = self.pages
+        self.starts = torch.full((case.batch,), case.length - case.queries, device="cuda", dtype=torch.int32)
+        self.pool_k, self.pool_v = (self.to_pages(x, case.page_size) for x in (self.k, self.v))
+
+    def to_pages(self, x, page_size):
+        """[batch, length, heads, dim] as pages [pages, page_size, heads, dim]."""
+        padded = F.pad(x, (0, 0, 0, 0, 0, self.pages.shape[1] * page_size - x.shape[1]))
+        pool = torch.empty(self.pages.numel(), page_size, *x.shape[2:], device=x.device, dtype=x.dtype)
+        pool[self.pages.flatten()] = padded.reshape(-1, page_size, *x.shape[2:])
+        return pool
+
+    def heads_first(self):
+        return (x.transpose(1, 2) for x in (self.q, self.k, self.v))
+
+
+def make_plan(library, case, seq_k, page_size=0, is_cache=True):
+    """A plan of a cache, or an ordinary one whose queries stand at the keys' end."""
+    pattern = library.pattern(f"causal & ({case.pattern})")
+    problem = sized("spattn_problem", flags=library.lib.SPATTN_PLAN_STARTS if is_cache else 0, batch=case.batch,
+                    heads_q=case.heads, heads_kv=case.heads_kv, seq_q=case.queries, seq_k=seq_k, head_dim=HEAD_DIM,
+                    dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size)
+    return library.make("spattn_plan", library.lib.spattn_plan_create, library.context, pattern, problem, ffi.NULL)
+
+
+def error_of(library, case, t):
+    """The largest error against torch in float32 in some entries, and how many keys a query sees there."""
+    kept = torch.empty(case.queries, CAPACITY, dtype=torch.uint8)
+    extent = sized("spattn_extent", flags=library.lib.SPATTN_EXTENT_Q_OFFSET, seq_q=case.queries, seq_k=CAPACITY,
+                   q_offset=case.length - case.queries)
+    shape = ffi.new("int64_t[]", [1, 1, case.queries, CAPACITY])
+    mask = ffi.new("spattn_tensor *", (ffi.cast("void *", kept.data_ptr()), (1, 0), 4, (1, 8, 1), shape, ffi.NULL, 0))
+    pattern = library.pattern(f"causal & ({case.pattern})")
+    library.check(library.lib.spattn_pattern_to_mask(pattern, extent, mask))
+    kept, worst = kept[:, :case.length].bool().cuda(), 0.0
+    for entry in range(0, case.batch, max(1, case.batch // 4)):
+        q, k, v = (x[entry:entry + 1].float().transpose(1, 2) for x in (t.q, t.k, t.v))
+        truth = F.scaled_dot_product_attention(q, k, v, attn_mask=kept, enable_gqa=True)
+        worst = max(worst, (truth.transpose(1, 2) - t.out[entry:entry + 1].float()).abs().max().item())
+    return worst, int(kept.any(0).sum())
+
+
+def fa4_us(case, t):
+    """FA4 on the same pages, which are to be as long as its tiles; it has no pattern but causal and windows."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+    lengths = torch.full((case.batch,), case.length, device="cuda", dtype=torch.int32)
+    table = t.pages.int().contiguous()
+    call = lambda: _flash_attn_fwd(t.q, t.pool_k, t.pool_v, seqused_k=lengths, page_table=table, causal=True)  # noqa: E731
+    error = (call()[0].float() - t.out.float()).abs().max().item()
+    if error > 0.02:
+        raise RuntimeError(f"it is {error:.3f} off")
+    return peer_us(call)
+
+
+def peers(case, t):
+    """What others take; one that cannot is a fact to record."""
+    line = {}
+    q, k, v = t.heads_first()
+    calls = {name.split()[1].lower() + "_us": lambda attend=attend: peer_us(lambda: attend(q, k, v))
+             for name, attend in torch_peers.dense(False)}
+    if case.pattern == "causal" and case.page_size == 128:
+        calls["fa4_us"] = lambda: fa4_us(case, t)
+    for name, measure in calls.items():
+        try:
+            line[name] = digits(measure())
+        except Exception as e:
+            line |= {name: None, name.removesuffix("_us"): f"failed: {first_line(e)}"}
+    return line
+
+
+def run_case(library, case):
+    torch.cuda.empty_cache()
+    torch.manual_seed(1)
+    t = Tensors(case)
+    plan = make_plan(library, case, CAPACITY, case.page_size)
+    call = library.forward(plan, q=t.q, k=t.pool_k, v=t.pool_v, out=t.out, starts=t.starts, page_table=t.page_table)
+    call()
+    error, seen = error_of(library, case, t)
+    us = time_us(call)
+    pageless = library.forward(make_plan(library, case, case.length), q=t.q, k=t.k, v=t.v, out=t.out, starts=t.starts)
+    static = library.forward(make_plan(library, case, case.length, is_cache=False), q=t.q, k=t.k, v=t.v, out=t.out)
+    gigabytes = case.batch * case.heads_kv * seen * 2 * HEAD_DIM * 2 * 1e-9
+    return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
+            "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
+            "page_size": case.page_size, "us": digits(us), "gigabytes_a_second": round(gigabytes / us * 1e6),
+            "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **peers(case, t),
+            "max_err": error, "empty_us": digits(empty_us())}
+
+
+def describe(line):
+    beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
+                     ("pageless_us", "static_us", "cudnn_us", "flash_us", "fa4_us") if line.get(name))
+    return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  err {line['max_err']:.1e}  "
+            f"{line['kernel']}")
+
+
+def main():
+    parser = make_library_parser(__doc__)
+    parser.add_argument("--case", default="*")
+    options = parser.parse_args()
+    library, common = Library(options.library), origin(options.toolkit)
+    with results_file(options.out, "_cache").open("w") as stream:
+        for case in CASES:
+            if fnmatch.fnmatch(case.name, options.case):
+                line = run_case(library, case)
+                stream.write(json.dumps({**line, **common}) + "\n")
+                stream.flush()
+                print(describe(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

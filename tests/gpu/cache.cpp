@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+// Calls on a cache in a captured graph: a sequence grows, and its pages move, between replays. The truth is the CPU's
+// rows of reference on the same bytes.
+#include <algorithm>
+#include <random>
+
+#include "gpu/gpu.h"
+
+using namespace gpu;
+
+namespace {
+
+constexpr int64_t batch = 3, heads_kv = 2, capacity = 384, dim = 64;
+
+spattn_problem problem_of(int64_t queries, int64_t group, int64_t page_size, uint32_t flags) {
+    auto p = abi::sized<spattn_problem>();
+    p.flags = SPATTN_PLAN_STARTS | flags;
+    p.batch = batch, p.heads_q = group * heads_kv, p.heads_kv = heads_kv, p.seq_q = queries, p.seq_k = capacity;
+    p.head_dim = dim, p.dtype = abi::bf16, p.page_size = page_size;
+    return p;
+}
+
+// A tensor of the host and its copy on the device.
+struct Mirrored {
+    Mirrored(std::vector<int64_t> shape, spattn_dtype dtype) : host(std::move(shape), dtype), on_device(host.view) {
+        on_device.device = {SPATTN_CUDA, 0};
+        cuda(cudaMalloc(&on_device.data, host.bytes), "a tensor");
+        send();
+    }
+    ~Mirrored() { cudaFree(on_device.data); }
+    Mirrored(const Mirrored&) = delete;
+    void send() { cuda(cudaMemcpy(on_device.data, host.data, host.bytes, cudaMemcpyHostToDevice), "to the device"); }
+    std::vector<uint16_t> received() const {
+        std::vector<uint16_t> values(host.bytes / sizeof(uint16_t));
+        cuda(cudaMemcpy(values.data(), on_device.data, host.bytes, cudaMemcpyDeviceToHost), "from the device");
+        return values;
+    }
+
+    abi::Tensor host;
+    spattn_tensor on_device;
+};
+
+float widen(uint16_t bits) {
+    const uint32_t word = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+void draw(Mirrored& to, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < to.host.bytes / sizeof(uint16_t); ++i) {
+        const float value = normal(random);
+        uint32_t word;
+        std::memcpy(&word, &value, sizeof word);
+        to.host.as<uint16_t>()[i] = uint16_t(word >> 16);
+    }
+    to.send();
+}
+
+struct Graph {
+    explicit Graph(const std::function<void(cudaStream_t)>& call) {
+        cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+        call(stream);
+        cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+        cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    }
+    ~Graph() {
+        cudaGraphExecDestroy(executable);
+        cudaGraphDestroy(graph);
+        cudaStreamDestroy(stream);
+    }
+    Graph(const Graph&) = delete;
+    void replay() {
+        cuda(cudaGraphLaunch(executable, stream), "graph launch");
+        cuda(cudaStreamSynchronize(stream), "replay");
+    }
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+};
+
+// Operands of calls, whose starts and pages change.
+struct Calls {
+    Calls(const spattn_problem& p, std::mt19937& random)
+        : p(p), q({batch, p.seq_q, p.heads_q, dim}, abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16),
+          out({batch, p.seq_q, p.heads_q, dim}, abi::bf16), starts({batch}, abi::i64),
+          table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32) {
+        for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
+    }
+
+    void move(std::mt19937& random) {
+        for (int64_t b = 0; b < batch; ++b) starts.host.as<int64_t>()[b] = int64_t(random() % (capacity - p.seq_q + 1));
+        starts.host.as<int64_t>()[random() % batch] = random() % 2 ? -p.seq_q : capacity - p.seq_q;
+        starts.send();
+        const size_t pages = table.host.bytes / sizeof(int32_t);
+        for (size_t i = 0; i < pages; ++i) {  // any order
+            const size_t other = random() % (i + 1);
+            table.host.as<int32_t>()[i] = table.host.as<int32_t>()[other];
+            table.host.as<int32_t>()[other] = int32_t(i);
+        }
+        table.send();
+    }
+
+    spattn_forward_args args(bool on_device) {
+        auto a = abi::sized<spattn_forward_args>();
+        const auto view = [&](Mirrored& x) { return on_device ? &x.on_device : &x.host.view; };
+        a.q = view(q), a.k = view(k), a.v = view(v), a.out = view(out), a.starts = view(starts);
+        if (p.page_size) a.page_table = view(table);
+        return a;
+    }
+
+    double worst_error() {
+        double worst = 0;
+        const std::vector<uint16_t> got = out.received();
+        for (size_t i = 0; i < got.size(); ++i) {
+            const double error = std::abs(double(widen(got[i])) - widen(out.host.as<uint16_t>()[i]));
+            worst = std::max(worst, std::isnan(error) ? HUGE_VAL : error);
+        }
+        return worst;
+    }
+
+    const spattn_problem p;
+    Mirrored q, k, v, out, starts, table;
+
+private:
+    std::vector<int64_t> keys() const {
+        if (!p.page_size) return {batch, capacity, heads_kv, dim};
+        return {batch * (capacity / p.page_size), p.page_size, heads_kv, dim};
+    }
+};
+
+}  // namespace
+
+TEST(caches_change_between_replays) {
+    NEEDS_GPU();
+    const Context context = make_context(), host = abi::make_context();
+    std::mt19937 random(8);
+    int n = 0;
+    for (const char* text : {"full", "window(70,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))"})
+        for (const int64_t page_size : {0, 1, 16, 64, 128})
+            for (const int64_t queries : {1, 5, 150}) {
+                if (!is_wanted(++n)) continue;
+                const int64_t group = text[0] == 'p' ? 2 : n % 2 ? 8 : 1;
+                check::context = std::string(text) + ", pages of " + std::to_string(page_size) + ", " +
+                                 std::to_string(queries) + " queries of groups of " + std::to_string(group);
+                const auto problem = problem_of(queries, group, page_size, 0);
+                const auto exact = problem_of(queries, group, page_size, SPATTN_PLAN_REFERENCE);
+                const Pattern pattern = abi::parse(text);
+                const Plan plan = abi::make_plan(context.get(), pattern.get(), problem);
+                const Plan truth = abi::make_plan(host.get(), pattern.get(), exact);
+                Calls calls(problem, random);
+                calls.move(random);
+                const Workspace workspace(plan, SPATTN_OP_FORWARD);
+                auto args = calls.args(true), exactly = calls.args(false);
+                args.workspace = workspace.memory, args.workspace_bytes = workspace.bytes;
+                Graph graph([&](cudaStream_t stream) {
+                    args.stream = stream;
+                    succeed(spattn_forward(plan.get(), &args), "captured");
+                });
+                for (int replay = 0; replay < 3; ++replay) {
+                    calls.move(random);
+                    graph.replay();
+                    succeed(spattn_forward(truth.get(), &exactly), "the truth");
+                    CHECK(calls.worst_error() < 2e-2);
+                }
+            }
+}
