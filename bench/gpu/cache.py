@@ -101,11 +101,14 @@ def error_of(library, case, t):
     mask = ffi.new("spattn_tensor *", (ffi.cast("void *", kept.data_ptr()), (1, 0), 4, (1, 8, 1), shape, ffi.NULL, 0))
     pattern = library.pattern(f"causal & ({case.pattern})")
     library.check(library.lib.spattn_pattern_to_mask(pattern, extent, mask))
-    kept, worst = kept[:, :case.length].bool().cuda(), 0.0
+    kept, worst, group = kept[:, :case.length].bool().cuda(), 0.0, case.heads // case.heads_kv
     for entry in range(0, case.batch, max(1, case.batch // 4)):
-        q, k, v = (x[entry:entry + 1].float().transpose(1, 2) for x in (t.q, t.k, t.v))
-        truth = F.scaled_dot_product_attention(q, k, v, attn_mask=kept, enable_gqa=True)
-        worst = max(worst, (truth.transpose(1, 2) - t.out[entry:entry + 1].float()).abs().max().item())
+        for head in range(case.heads_kv):  # one at a time, for scores are [group, queries, length]
+            heads = slice(head * group, (head + 1) * group)
+            q, (k, v) = t.q[entry, :, heads].float().transpose(0, 1), (x[entry, :, head].float() for x in (t.k, t.v))
+            scores = (q @ k.T * HEAD_DIM**-0.5).masked_fill_(~kept, -torch.inf)
+            truth = scores.softmax(-1) @ v
+            worst = max(worst, (truth.transpose(0, 1) - t.out[entry, :, heads].float()).abs().max().item())
     return worst, int(kept.any(0).sum())
 
 

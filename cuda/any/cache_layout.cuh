@@ -121,11 +121,13 @@ template <class Unit, bool ToCopy>
 __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const CopiedRows& rows, int64_t thread,
                                                 int64_t threads) {
     const CacheLayout& cache = params.cache;
-    const int64_t length = ToCopy ? int64_t(cache.rows) * cache.tile_q : cache.seq_q;
-    for (int64_t n = thread; n < cache.batch * cache.heads * length * rows.units; n += threads) {
-        const int unit = int(n % rows.units);
-        const int64_t at = n / rows.units % length, plane = n / rows.units / length;
-        const int64_t batch = plane / cache.heads, head = plane % cache.heads, before = params.before(params.start_of(batch));
+    const unsigned length = unsigned(ToCopy ? cache.rows * cache.tile_q : cache.seq_q), heads = unsigned(cache.heads);
+    for (int64_t n = thread; n < int64_t(cache.batch) * heads * length * rows.units; n += threads) {
+        // In 64 bits a division takes ten times as long; there are fewer than 2^31 rows.
+        const unsigned of_all = rows.units == 16 ? unsigned(n >> 4) : unsigned(n / rows.units);
+        const int unit = int(n - int64_t(of_all) * rows.units);
+        const unsigned at = of_all % length, plane = of_all / length, batch = plane / heads, head = plane % heads;
+        const int64_t before = params.before(params.start_of(batch));
         const int64_t row = ToCopy ? at - before : at, place = row + before;
         const TensorView &call = rows.call, &copy = rows.copy;
         Unit* const of_call = static_cast<Unit*>(call.data) + batch * call.batch + head * call.head + row * call.row +

@@ -88,8 +88,8 @@ struct Walker {
     Cursor<C::requests> request;
     int batch, head_kv;  // of the task
     int live;
-    int key_row = 0;  // of the last k block: where this lane's stretch begins, if it has stretches
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
+    int pending_row = 0;  // where this lane's stretch of it begins, if it has stretches
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
 
@@ -248,14 +248,15 @@ struct Walker {
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         next.begin_block(params.next_task, is_leader);
         if (is_leader) shared.mask[slot.index] = mask;
+        const int row = C::any_order ? 0 : first_key_of(block);
         if constexpr (C::any_order)
             load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
                                     params.layout.keys, C::block_k, tile, full);
         else
-            load_keys<C::panels>(&params.maps.k, block, key_row = first_key_of(block), head_kv, batch, tile, full);
+            load_keys<C::panels>(&params.maps.k, block, row, head_kv, batch, tile, full);
         slot.advance();
         if (pending >= 0) load_pending_v();
-        pending = block, pending_batch = batch, pending_head = head_kv;
+        pending = block, pending_row = row, pending_batch = batch, pending_head = head_kv;
         pending_set = params.layout.live_keys.set_of ? params.layout.live_keys.set_of[live + block] : all_live;
     }
 
@@ -270,7 +271,7 @@ struct Walker {
                 params.layout.keys, C::block_k, tile, full);
         } else {
             if (pending_set != all_live) full = ask(ClearRequest{pending, pending_set, slot.index});
-            load_keys<C::v_panels>(&params.maps.v, pending, key_row, pending_head, pending_batch, tile, full);
+            load_keys<C::v_panels>(&params.maps.v, pending, pending_row, pending_head, pending_batch, tile, full);
         }
         slot.advance();
         pending = -1;

@@ -153,8 +153,13 @@ TEST(caches_change_between_replays) {
                 Calls calls(problem, random);
                 calls.move(random);
                 const Workspace workspace(plan, SPATTN_OP_FORWARD);
+                size_t bytes = 0;
+                succeed(spattn_plan_workspace(truth.get(), SPATTN_OP_FORWARD, &bytes, nullptr), "workspace");
+                abi::Tensor scratch({int64_t(bytes) + 64}, abi::u8);
                 auto args = calls.args(true), exactly = calls.args(false);
                 args.workspace = workspace.memory, args.workspace_bytes = workspace.bytes;
+                const size_t misaligned = reinterpret_cast<uintptr_t>(scratch.data) % 64;
+                exactly.workspace = scratch.data + (64 - misaligned) % 64, exactly.workspace_bytes = bytes;
                 Graph graph([&](cudaStream_t stream) {
                     args.stream = stream;
                     succeed(spattn_forward(plan.get(), &args), "captured");
