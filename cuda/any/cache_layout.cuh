@@ -18,6 +18,8 @@
 
 namespace spattn::any {
 
+constexpr int cache_threads = 256;
+
 // Rows of a tensor of the call and of its copy, in units of bytes that both are multiples of.
 struct CopiedRows {
     TensorView call, copy;  // strides in units; the copy's columns lie side by side
@@ -39,8 +41,25 @@ struct CopiedRows {
     }
 };
 
+// How many CTAs each job has.
+struct CacheJobs {
+    static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
+    int lists, tasks, entries, tokens_of_entry, queries;
+
+    explicit CacheJobs(const CacheLayout& cache, int64_t copied) {
+        lists = int(std::min(cache.kinds * cache.rows, most));
+        tasks = ctas(std::max(int64_t(cache.from.num_tasks), cache.batch * cache.heads));
+        entries = cache.listed ? int(std::min(cache.page_size ? cache.batch : 1, most)) : 0;
+        tokens_of_entry = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
+        queries = cache.copies ? ctas(copied) : 0;
+    }
+    static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
+    unsigned all() const { return unsigned(lists + tasks + entries * tokens_of_entry + queries); }
+};
+
 struct CacheParams {
     CacheLayout cache;
+    CacheJobs jobs;
     CopiedRows q, out;
     TensorView lse, max_logits;  // of the call
 
@@ -56,6 +75,12 @@ struct CacheParams {
         return int((start + int64_t(cache.tile_q) * cache.rows) / cache.tile_q) - cache.rows;
     }
     __device__ int before(int64_t start) const { return int(start - int64_t(first_row(start)) * cache.tile_q); }
+    // The plan's row of a tile of an entry's queries, or -1 where it has none.
+    __device__ int row_of(int64_t start, int tile) const {
+        const int row = first_row(start) + tile;
+        const bool has_queries = tile * int64_t(cache.tile_q) < before(start) + cache.seq_q;
+        return row < cache.known.by_query.rows && has_queries ? max(row, -1) : -1;
+    }
     __device__ int known_kind(int64_t head) const {
         return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[head];
     }
@@ -66,16 +91,13 @@ struct CacheParams {
     }
 };
 
-constexpr int cache_threads = 256;
-
 // One row of tiles of a kind of heads, by a CTA.
 __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_t n) {
     const CacheLayout& cache = params.cache;
     const ListsView& known = cache.known.by_query;
     const int64_t head = n / cache.rows * cache.heads_of_kind, batch = head / cache.heads;
-    const int row = params.first_row(params.start_of(batch)) + int(n % cache.rows);
-    const bool is_there = row >= 0 && row < known.rows;
-    const Slice slice = is_there ? known.slices[int64_t(params.known_kind(head)) * known.rows + row] : Slice{0, 0};
+    const int row = params.row_of(params.start_of(batch), int(n % cache.rows));
+    const Slice slice = row >= 0 ? known.slices[int64_t(params.known_kind(head)) * known.rows + row] : Slice{0, 0};
     const int begin = int(n * cache.room);
     Run* const to = cache.runs + begin;
     int count = slice.end - slice.begin;
@@ -101,19 +123,19 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
     if (threadIdx.x == 0) cache.slices[n] = {begin, begin + count};
 }
 
-// Tokens of an entry's listed tiles that its queries may see. Without pages entries share them.
-__device__ __forceinline__ void name_cache_tokens(const CacheParams& params, int64_t thread, int64_t threads) {
+// Tokens of an entry's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages
+// entries share them, and all are named.
+__device__ __forceinline__ void name_cache_tokens(const CacheParams& params, int64_t batch, int cta, int ctas) {
     const CacheLayout& cache = params.cache;
-    const int64_t of_entry = int64_t(cache.tiles_k) * cache.tile_k;
-    for (int64_t n = thread; n < int64_t(cache.listed) * cache.tile_k; n += threads) {
-        const int64_t batch = n / of_entry, token = n % of_entry;
-        const int64_t end = int64_t(params.first_row(params.start_of(batch)) + cache.rows) * cache.tile_q;
-        if (cache.page_size && token / cache.tile_k * cache.tile_k >= end) continue;
-        cache.tokens[n] =
-            token >= cache.seq_k ? no_token
-            : cache.page_size
-                ? int(params.page_begin(batch, token / cache.page_size) + token % cache.page_size)
-                : int(token);
+    const int tile_k = cache.tile_k;
+    const int64_t seen = int64_t(params.first_row(params.start_of(batch)) + cache.rows) * cache.tile_q;
+    const int64_t end = (cache.page_size ? min(max(seen, int64_t(0)), cache.seq_k) : cache.seq_k) + tile_k - 1;
+    int32_t* const to = cache.tokens + (cache.page_size ? batch * cache.tiles_k * tile_k : 0);
+    const unsigned size = unsigned(cache.page_size), last = unsigned(end / tile_k * tile_k);
+    for (unsigned token = unsigned(cta) * cache_threads + threadIdx.x; token < last; token += unsigned(ctas) * cache_threads) {
+        to[token] = token >= cache.seq_k ? no_token
+                    : size               ? int(params.page_begin(batch, token / size) + token % size)
+                                         : int(token);
     }
 }
 
@@ -151,9 +173,8 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
 
 __device__ __forceinline__ int64_t cache_blocks(const CacheParams& params, int head, int tile) {
     const ListsView& known = params.cache.known.by_query;
-    const int row = params.first_row(params.start_of(head / params.cache.heads)) + tile;
-    const bool is_there = row >= 0 && row < known.rows;
-    return is_there ? params.cache.of_plan.row_blocks[int64_t(params.known_kind(head)) * known.rows + row] : 0;
+    const int row = params.row_of(params.start_of(head / params.cache.heads), tile);
+    return row >= 0 ? params.cache.of_plan.row_blocks[int64_t(params.known_kind(head)) * known.rows + row] : 0;
 }
 
 // A row that is split has as many parts as it has blocks for.
@@ -177,20 +198,39 @@ __device__ __forceinline__ Task cache_task(const CacheParams& params, Task task)
     return task;
 }
 
+// Each job has CTAs of its own: all are chains of loads that wait for memory, one after the other if a CTA did several.
 static __global__ void __launch_bounds__(cache_threads)
     lay_out_cache_kernel(const __grid_constant__ CacheParams params) {
     const CacheLayout& cache = params.cache;
-    const int64_t thread = int64_t(blockIdx.x) * cache_threads + threadIdx.x;
-    const int64_t threads = int64_t(gridDim.x) * cache_threads;
-    for (int64_t n = blockIdx.x; n < cache.kinds * cache.rows; n += gridDim.x) make_cache_row(params, n);
-    name_cache_tokens(params, thread, threads);
-    copy_cache_rows<true>(params, params.q, thread, threads);
-    for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
-        cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
-    for (int64_t n = thread; n < cache.from.num_joins; n += threads)
-        cache.joins[n] = cache_join(params, cache.from.joins[n]);
-    for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
-        cache.kind_of_head[head] = int(head / cache.heads_of_kind);
+    const CacheJobs& jobs = params.jobs;
+    int cta = int(blockIdx.x);
+    if (cta < jobs.lists) {
+        for (int64_t n = cta; n < cache.kinds * cache.rows; n += jobs.lists) make_cache_row(params, n);
+        return;
+    }
+    cta -= jobs.lists;
+    if (cta < jobs.tasks) {
+        const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x, threads = int64_t(jobs.tasks) * cache_threads;
+        for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
+            cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
+        for (int64_t n = thread; n < cache.from.num_joins; n += threads)
+            cache.joins[n] = cache_join(params, cache.from.joins[n]);
+        for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
+            cache.kind_of_head[head] = int(head / cache.heads_of_kind);
+        for (int64_t batch = thread; batch < cache.batch; batch += threads)
+            cache.before[batch] = params.before(params.start_of(batch));
+        return;
+    }
+    cta -= jobs.tasks;
+    if (cta < jobs.entries * jobs.tokens_of_entry) {
+        const int ctas = jobs.tokens_of_entry;
+        for (int64_t batch = cta / ctas; batch < (cache.page_size ? cache.batch : 1); batch += jobs.entries)
+            name_cache_tokens(params, batch, cta % ctas, ctas);
+        return;
+    }
+    cta -= jobs.entries * jobs.tokens_of_entry;
+    copy_cache_rows<true>(params, params.q, int64_t(cta) * cache_threads + threadIdx.x,
+                          int64_t(jobs.queries) * cache_threads);
 }
 
 static __global__ void __launch_bounds__(cache_threads)
@@ -216,29 +256,23 @@ static __global__ void __launch_bounds__(cache_threads)
 CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache) {
     const Problem& p = *args.problem;
     const int64_t element = dtype_row(p.dtype).bytes;
-    return {cache, CopiedRows::of(args.q, cache.q, p.head_dim, element),
+    const CopiedRows q = CopiedRows::of(args.q, cache.q, p.head_dim, element);
+    return {cache, CacheJobs(cache, cache.batch * cache.heads * cache.rows * cache.tile_q * q.units), q,
             CopiedRows::of(args.out, cache.out, p.head_dim_v, element), args.lse, args.max_logits};
 }
 
-void launch_for_cache(void (*kernel)(CacheParams), int64_t threads, int64_t ctas, const ForwardArgs& args,
-                      const CacheParams& params) {
-    constexpr int64_t most_ctas = 1024;  // more have nothing to do that these cannot
-    const runtime::CurrentDevice current(args.device);
-    const int64_t wanted = std::max(ctas, ceil_div(threads, cache_threads));
-    runtime::launch(kernel, {unsigned(std::clamp<int64_t>(wanted, 1, most_ctas)), unsigned(cache_threads), 0},
-                    args.stream, params);
-}
-
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
+    const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, to);
-    const int64_t rows = to.batch * to.heads * to.rows * to.tile_q;
-    launch_for_cache(lay_out_cache_kernel, rows * params.q.units, to.kinds * to.rows, args, params);
+    runtime::launch(lay_out_cache_kernel, {params.jobs.all(), unsigned(cache_threads), 0}, args.stream, params);
 }
 
 void bring_back_from_cache(const ForwardArgs& args, const CacheLayout& from) {
+    const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, from);
-    const int64_t rows = from.batch * from.heads * from.seq_q;
-    launch_for_cache(bring_back_kernel, rows * params.out.units, 1, args, params);
+    const int64_t copied = from.batch * from.heads * from.seq_q * params.out.units;
+    const unsigned ctas = unsigned(std::clamp<int64_t>(ceil_div(copied, cache_threads), 1, 1024));
+    runtime::launch(bring_back_kernel, {ctas, unsigned(cache_threads), 0}, args.stream, params);
 }
 
 void prepare_cache_layout(int32_t device) {

@@ -35,8 +35,7 @@ struct Repair {
     __device__ __noinline__ void row(int in_block) {
         const any::TileRows& rows = params.tile;
         const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q + rows.head(in_block);
-        const int token = any::own_token_at(params.layout.queries, params.layout.block_q, params.layout.seq_q, task.row,
-                                            rows.place(in_block));
+        const int token = token_at(batch, rows.place(in_block));
         if (token == no_token) return;
         const auto* from = any::row_of<Element>(params.q, batch, head, token);
         for (int i = 0; i < columns; ++i) {
@@ -47,6 +46,12 @@ struct Repair {
         m = -INFINITY, l = 0;
         walk(batch, head / params.group, in_block);
         store(batch, head, token, in_block);
+    }
+
+    __device__ int token_at(int batch, int place) const {
+        const LayoutView& layout = params.layout;
+        return C::any_order ? any::own_token_at(layout.queries, layout.block_q, layout.seq_q, task.row, place)
+                            : any::query_at(layout, batch, task.row, place);
     }
 
     // The task's blocks; parts of a row are counted from its end.
@@ -272,7 +277,11 @@ struct Consumer {
             const any::TileRows& of = params.tile;
 #pragma unroll
             for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
-            send(q_index, task, task.row * params.layout.block_q + of.place(warpgroup * C::warpgroup_rows));
+            const int first = any::first_query(params.layout, task.batch, task.row) + of.place(warpgroup * C::warpgroup_rows);
+            if (first >= 0) [[likely]]
+                send(q_index, task, first);
+            else
+                write_shifted(q_index, task.batch, head, token);
         }
         if (thread % 4) return;
 #pragma unroll
@@ -286,8 +295,7 @@ struct Consumer {
 
     // The token of a thread's row, where tokens are consecutive.
     __device__ __forceinline__ int token_of(const TaskMessage& task, int h) const {
-        const int token = task.row * params.layout.block_q + params.tile.place(row_in_tile(h));
-        return token < int(params.layout.seq_q) ? token : no_token;
+        return any::query_at(params.layout, task.batch, task.row, params.tile.place(row_in_tile(h)));
     }
     // The tokens that a thread's two rows are written to.
     __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
@@ -314,6 +322,21 @@ struct Consumer {
         send_panels(q_index, [&](int panel, const uint8_t* from) {
             ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch, from);
         });
+    }
+    // A box that begins before the first query: the copy engine loads such, but to store one is an illegal instruction.
+    __device__ __forceinline__ void write_shifted(int q_index, int batch, const int (&head)[2], const int (&token)[2]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (token[h] == no_token) continue;
+            auto* const out = any::row_of<typename C::Element>(params.to.out, batch, head[h], token[h]);
+            auto* const words = reinterpret_cast<uint32_t*>(out + tile::fragment_column(thread, 0));
+#pragma unroll
+            for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's
+                if (8 * group < params.head_dim_v)
+                    words[4 * group] = tile::pack<C::dtype>(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
+        }
+        held = q_index;
+        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
     __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
         send_panels(q_index, [&](int panel, const uint8_t* from) {

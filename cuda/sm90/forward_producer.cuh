@@ -134,14 +134,15 @@ struct Walker {
 
     __device__ __forceinline__ void clear_rows(int tile, int entry, int head) {
         const any::TileRows& of = params.tile;
-        const int first = tile * params.layout.block_q;
+        const int first = any::first_query(params.layout, entry, tile);
         const int rows = min(params.layout.block_q, int(params.layout.seq_q) - first) << of.bits;
         const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
-        for (int row = 0; row < rows; ++row) {
+        const int begin = max(-first, 0) << of.bits;
+        for (int row = begin; row < rows; ++row) {
             auto* out = any::row_of<Element>(params.to.out, entry, head + of.head(row), first + of.place(row));
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
         }
-        for (int row = lane; row < rows; row += 32) {
+        for (int row = begin + lane; row < rows; row += 32) {
             const int of_row = head + of.head(row), token = first + of.place(row);
             if (params.to.lse.data)
                 *any::row_of<float>(params.to.lse, entry, of_row, token) =
@@ -238,8 +239,8 @@ struct Walker {
                 {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
                 params.layout.queries, C::block_q, tile, full);
         else if (is_leader)
-            load<C::panels, C::panel_bytes>(&params.maps.q, message.row * params.layout.block_q, message.head,
-                                            message.batch, tile, full);
+            load<C::panels, C::panel_bytes>(&params.maps.q, any::first_query(params.layout, message.batch, message.row),
+                                            message.head, message.batch, tile, full);
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {

@@ -189,6 +189,12 @@ void prepare(int32_t device) {
     any::Combine<D>::prepare(device);
 }
 
+// The kernel of consecutive tokens takes it, of keys in boxes.
+bool takes_shift(const ForwardArgs& args) {
+    const AxisView& keys = args.layout.keys;
+    return is_addressable(args) && (!keys.listed || keys.stretch >= least_key_stretch);
+}
+
 // Heads: those of a group that share a tile of BlockQ rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads = 1>
 Kernel block_forward(const char* name) {
@@ -213,6 +219,7 @@ Kernel block_forward(const char* name) {
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .orders = K::any_order && Heads == 1,
             .key_stretch = least_key_stretch,
+            .takes_shift = takes_shift,
             .max_logits = true,
             .shares_lists = Heads > 1,
             .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,

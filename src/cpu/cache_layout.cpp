@@ -53,11 +53,12 @@ public:
         : args_(args), p_(*args.problem), made_(made), element_(dtype_row(p_.dtype).bytes) {}
 
     void lay_out() {
-        share(made_.batch * made_.heads, &CacheCall::copy_queries);
+        if (made_.copies) share(made_.batch * made_.heads, &CacheCall::copy_queries);
         share(made_.kinds, &CacheCall::make_lists);
         share(made_.listed ? made_.batch : 0, &CacheCall::name_tokens);
         for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
             made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
+        for (int64_t b = 0; b < made_.batch; ++b) made_.before[b] = int32_t(before(b));
         for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
@@ -81,27 +82,33 @@ private:
 
     int64_t start_of(int64_t batch) const { return made_.start_of(args_.cache.starts.at(batch, 0, 0, 0)); }
     int64_t first_row(int64_t batch) const { return floor_div(start_of(batch), made_.tile_q); }
+    int64_t before(int64_t batch) const { return start_of(batch) - first_row(batch) * made_.tile_q; }
+    // The plan's row of a tile of an entry's queries, or -1 where it has none.
+    int64_t row_of(int64_t batch, int32_t tile) const {
+        const int64_t row = first_row(batch) + tile;
+        return row < made_.known.by_query.rows && made_.has_queries(tile, before(batch)) ? std::max<int64_t>(row, -1) : -1;
+    }
 
     void copy_queries(int64_t plane) {
         const int64_t batch = plane / made_.heads, head = plane % made_.heads;
-        const int64_t before = start_of(batch) - first_row(batch) * made_.tile_q;
+        const int64_t places = before(batch);
         const Copied q(args_.q, made_.q, p_.head_dim, element_);
         for (int64_t at = 0; at < int64_t(made_.rows) * made_.tile_q; ++at) {
-            const int64_t row = at - before;
+            const int64_t row = at - places;
             row >= 0 && row < made_.seq_q ? q.to_copy(batch, head, row, at) : q.clear(batch, head, at);
         }
     }
 
     void copy_results(int64_t plane) {
         const int64_t batch = plane / made_.heads, head = plane % made_.heads;
-        const int64_t before = start_of(batch) - first_row(batch) * made_.tile_q;
+        const int64_t places = before(batch);
         const Copied out(args_.out, made_.out, p_.head_dim_v, element_);
         const Copied lse(args_.lse, made_.lse, 1, sizeof(float));
         const Copied max_logits(args_.max_logits, made_.max_logits, 1, sizeof(float));
         for (int64_t row = 0; row < made_.seq_q; ++row) {
-            out.to_call(batch, head, row, before + row);
-            if (args_.lse.data) lse.to_call(batch, head, row, before + row);
-            if (args_.max_logits.data) max_logits.to_call(batch, head, row, before + row);
+            out.to_call(batch, head, row, places + row);
+            if (args_.lse.data) lse.to_call(batch, head, row, places + row);
+            if (args_.max_logits.data) max_logits.to_call(batch, head, row, places + row);
         }
     }
 
@@ -114,10 +121,10 @@ private:
         const ListsView& known = made_.known.by_query;
         const int32_t first_tile = int32_t(made_.first_listed(batch));
         for (int32_t at = 0; at < made_.rows; ++at) {
-            const int64_t n = kind * made_.rows + at, row = first_row(batch) + at;
+            const int64_t n = kind * made_.rows + at, row = row_of(batch, at);
             const int32_t begin = int32_t(n * made_.room);
             Run* to = made_.runs + begin;
-            if (row >= 0 && row < known.rows) {
+            if (row >= 0) {
                 const Slice slice = known.slices[known_kind(head) * known.rows + row];
                 for (int32_t i = slice.begin; i < slice.end; ++i) {
                     *to = known.runs[i];
@@ -143,8 +150,8 @@ private:
     }
 
     int64_t blocks_of(int64_t head, int32_t tile) const {
-        const int64_t rows = made_.known.by_query.rows, row = first_row(head / made_.heads) + tile;
-        return row >= 0 && row < rows ? made_.of_plan.row_blocks[known_kind(head) * rows + row] : 0;
+        const int64_t rows = made_.known.by_query.rows, row = row_of(head / made_.heads, tile);
+        return row >= 0 ? made_.of_plan.row_blocks[known_kind(head) * rows + row] : 0;
     }
 
     // A row that is split has as many parts as it has blocks for.

@@ -99,6 +99,9 @@ struct LayoutView {
     const uint64_t* masks;       // [num_masks][mask_words]
     int32_t mask_words, num_masks;
     LiveView live_queries, live_keys;
+    // Forward, where tokens of queries are consecutive, of rows that take it (Kernel::takes_shift): so many places of the
+    // first tile stand before the first query of each batch entry. Null: none. seq_q then says how many queries follow.
+    const int32_t* before = nullptr;
 };
 
 // A share of a pass's work: of the blocks that one row lists for one (batch, head), those from number `skip` on, `take`

@@ -2,8 +2,8 @@
 // Calls on a cache: their queries begin anywhere among the keys, and keys may lie in pages. C++17-clean.
 //
 // The plan's layout is that of the whole sequence, and a call makes one of its own from it: the lists of those rows of
-// blocks that its queries lie in, for each batch entry. Queries are copied to where such a row has them, and results
-// back, so that rows of kernels know neither starts nor pages.
+// blocks that its queries lie in, for each batch entry. So rows of kernels know neither starts nor pages. Where a row
+// takes no shift, queries are copied to where such a row of blocks has them, and results back.
 //
 //     sequence, in rows of 4     0 1 2 3 | 4 5 6 7 | 8 9 ..       starts 6, two queries, 6 and 7
 //     the call                             . . q q                  lists and masks of row 1
@@ -91,11 +91,11 @@ struct CacheShape {
     int32_t listed() const {
         return keys != CacheKeys::listed ? 0 : int32_t(call.page_size ? call.batch * tiles_k : tiles_k);
     }
-    // The problem as rows see it. cache: of a call, if there is one yet.
-    Problem inner(const CallCache& cache) const {
+    // The problem as rows see it: of copies, with all places of their tiles. cache: of a call, if there is one yet.
+    Problem inner(const CallCache& cache, bool copies = true) const {
         Problem p = call;
         p.has_starts = false, p.page_size = 0, p.q_offset = 0;
-        p.seq_q = int64_t(rows) * tile_q;
+        if (copies) p.seq_q = int64_t(rows) * tile_q;
         if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
         return p;
     }
@@ -119,9 +119,11 @@ struct CacheLayout {
     Slice* slices;          // [kinds][rows]
     Run* runs;              // [kinds][rows][room]
     int32_t* kind_of_head;  // [batch * heads]
+    int32_t* before;        // [batch] as LayoutView has it
     int32_t* tokens;        // [listed][tile_k]
     Task* tasks;
     Join* joins;
+    bool copies = true;     // queries and results; false: the row takes them where they are
     TensorView q, out, lse, max_logits;  // of the call's rows
     size_t bytes = 0;
 
@@ -134,7 +136,7 @@ struct CacheLayout {
         CallRoom space(workspace);
         slices = space.take<Slice>(kinds * rows);
         runs = space.take<Run>(kinds * rows * room);
-        kind_of_head = space.take<int32_t>(batch * heads);
+        kind_of_head = space.take<int32_t>(batch * heads), before = space.take<int32_t>(batch);
         tokens = space.take<int32_t>(int64_t(listed) * tile_k);
         tasks = space.take<Task>(from.num_tasks);
         joins = space.take<Join>(from.num_joins);
@@ -154,6 +156,8 @@ struct CacheLayout {
 
     // Where an entry's queries begin, as far as it matters: beyond either end they see nothing.
     int64_t start_of(int64_t given) const { return std::clamp(given, -seq_q, seq_k); }
+    // Whether a tile of queries has some, where so many of its first one's places stand before them.
+    bool has_queries(int32_t tile, int64_t places_before) const { return tile * int64_t(tile_q) < places_before + seq_q; }
     // The tile that lists an entry's first tokens.
     int64_t first_listed(int64_t entry) const { return listed && page_size ? entry * tiles_k : 0; }
 

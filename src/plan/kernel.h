@@ -195,6 +195,7 @@ struct Kernel {
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
     int32_t key_stretch = 0;    // also reads listed tiles of keys that have stretches of so many tokens; 0: none
+    bool (*takes_shift)(const ForwardArgs&) = nullptr;  // whether it reads LayoutView::before, of these operands
     bool max_logits = false;    // writes them where a call asks
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.

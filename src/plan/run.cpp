@@ -62,19 +62,27 @@ void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& arg
 // The call as rows see it that know of no cache. Plans on a cache have no backward.
 void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
     const CacheShape& shape = *piece.cache;
-    const CacheLayout made(shape, args.layout, args.tasks, placed.cache, args.cache, args.workspace);
-    const Problem inner = shape.inner(args.cache);
+    const Kernel& kernel = *piece.kernel;
+    CacheLayout made(shape, args.layout, args.tasks, placed.cache, args.cache, args.workspace);
+    Problem inner = shape.inner(args.cache, false);
     ForwardArgs rows = args;
     rows.problem = &inner;
     rows.layout = made.layout(inner);
     rows.tasks = made.tasks_view();
     rows.workspace = static_cast<char*>(args.workspace) + made.bytes;
-    rows.q = made.q, rows.out = made.out;
-    if (args.lse.data) rows.lse = made.lse;
-    if (args.max_logits.data) rows.max_logits = made.max_logits;
+    if (kernel.takes_shift && kernel.takes_shift(rows)) {
+        made.copies = false;
+        rows.layout.before = made.before;
+    } else {
+        inner = shape.inner(args.cache);
+        rows.layout = made.layout(inner);
+        rows.q = made.q, rows.out = made.out;
+        if (args.lse.data) rows.lse = made.lse;
+        if (args.max_logits.data) rows.max_logits = made.max_logits;
+    }
     backend.cache.lay_out(args, made);
-    piece.kernel->forward(rows);
-    backend.cache.bring_back(args, made);
+    kernel.forward(rows);
+    if (made.copies) backend.cache.bring_back(args, made);
 }
 void run_cached(const Backend&, const PiecePlan&, const PlacedPiece&, const BackwardArgs&) {}
 
