@@ -213,7 +213,7 @@ template <class C>
 struct ForwardShared {
     uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
     uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
-    ForwardMessage task[C::q_tiles];
+    PlacedMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or in pieces one a warp,

@@ -330,6 +330,7 @@ def test_cuda_devices(dtype, bound, page_size, pages):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             found = fill(make_cache(k, v, page_size=page_size, pages=pages), q, k, v, STREAMING)
+        torch.cuda.current_stream().wait_stream(stream)  # whose results are read on this one
         for one, other in zip(found, right):
             assert one.is_cuda
             torch.testing.assert_close(one.cpu(), other, rtol=bound, atol=bound)
