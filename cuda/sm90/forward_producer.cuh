@@ -337,7 +337,7 @@ struct Walker {
             ptx::tma_load_4d(to + panel * C::box_bytes + lane * stretch * C::row_bytes, map, C::panel_columns * panel,
                              head, row, entry, bar);
     }
-    // Of this lane's stretch. What is no token comes from beyond all rows, where there are zeros.
+    // The row where this lane's stretch begins. What is no token comes from beyond all rows, where there are zeros.
     __device__ __forceinline__ int first_key_of(int block) const {
         const AxisView& keys = params.layout.keys;
         if (!keys.stretch || lane * keys.stretch >= C::block_k) return 0;
