@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // A call on a cache: its layout, its queries where the layout's rows have them, and what came of them back.
 //
-//     lay out      lists     a CTA a row of tiles   the plan's lists of the row that the queries lie in, or their blocks
-//                                                   one by one where pages say which these are
-//                  tokens    a thread each          of listed tiles, as far as a query may see
-//                  queries   a thread 16 bytes      or an element, where rows are not that even
+//     lay out      lists     a CTA a row of tiles   the plan's lists of the row that queries lie in, or their blocks one by
+//                                                   one where pages say which these are
 //                  tasks     a thread each          the plan's share of each row, as long as that is now
-//     bring back   results   as queries
+//                  tokens    a thread each          of listed tiles, as far as a query may see
+//                  queries   a thread 16 bytes      for rows of kernels that take no shift, or an element each
+//     bring back   results   as queries             for these
 #pragma once
 
 #include <algorithm>
@@ -132,7 +132,8 @@ __device__ __forceinline__ void name_cache_tokens(const CacheParams& params, int
     const int64_t end = (cache.page_size ? min(max(seen, int64_t(0)), cache.seq_k) : cache.seq_k) + tile_k - 1;
     int32_t* const to = cache.tokens + (cache.page_size ? batch * cache.tiles_k * tile_k : 0);
     const unsigned size = unsigned(cache.page_size), last = unsigned(end / tile_k * tile_k);
-    for (unsigned token = unsigned(cta) * cache_threads + threadIdx.x; token < last; token += unsigned(ctas) * cache_threads) {
+    const unsigned step = unsigned(ctas) * cache_threads;
+    for (unsigned token = unsigned(cta) * cache_threads + threadIdx.x; token < last; token += step) {
         to[token] = token >= cache.seq_k ? no_token
                     : size               ? int(params.page_begin(batch, token / size) + token % size)
                                          : int(token);
@@ -154,7 +155,8 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
         const TensorView &call = rows.call, &copy = rows.copy;
         Unit* const of_call = static_cast<Unit*>(call.data) + batch * call.batch + head * call.head + row * call.row +
                               unit * call.column;
-        Unit* const of_copy = static_cast<Unit*>(copy.data) + batch * copy.batch + head * copy.head + place * copy.row + unit;
+        Unit* const of_copy =
+            static_cast<Unit*>(copy.data) + batch * copy.batch + head * copy.head + place * copy.row + unit;
         if constexpr (ToCopy) *of_copy = row >= 0 && row < cache.seq_q ? *of_call : Unit{};
         else *of_call = *of_copy;
     }
@@ -210,7 +212,8 @@ static __global__ void __launch_bounds__(cache_threads)
     }
     cta -= jobs.lists;
     if (cta < jobs.tasks) {
-        const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x, threads = int64_t(jobs.tasks) * cache_threads;
+        const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x;
+        const int64_t threads = int64_t(jobs.tasks) * cache_threads;
         for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
             cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
         for (int64_t n = thread; n < cache.from.num_joins; n += threads)

@@ -42,8 +42,8 @@
 //             its task's last scores are made, and that of the next task but one comes a task ahead: pieces have tasks
 //             of few blocks, and would wait for memory once a task
 //
-//   stretches of listed tiles of keys, as a cache in pages has them, are fetched as boxes, a lane each: a row of kernels
-//             need not read any order of tokens for them
+//   caches    keys in pages are listed tiles of stretches (plan/cache.h), which come as boxes, a lane each. Queries may
+//             begin at any place of their first tile: what lies before is loaded as zeros
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
@@ -213,7 +213,7 @@ template <class C>
 struct ForwardShared {
     uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
     uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
-    PlacedMessage task[C::q_tiles];
+    ForwardMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or in pieces one a warp,
@@ -394,10 +394,8 @@ void launch_for_layout(const ForwardArgs& args) {
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
-    const AxisView& keys = args.layout.keys;
-    const bool has_stretches = keys.listed && keys.stretch >= least_key_stretch;
     if constexpr (Row::any_order)
-        if (!is_consecutive(args.layout.queries) || (!is_consecutive(keys) && !has_stretches))
+        if (!is_consecutive(args.layout.queries) || !come_in_boxes(args.layout.keys))
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
     launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(args);
 }

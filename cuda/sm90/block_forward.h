@@ -13,6 +13,10 @@ inline int64_t packed_places(const LayoutView& layout) {
 
 // A box lands at a whole number of the tile's swizzled groups of 8 rows.
 constexpr int least_key_stretch = 8;
+// Whether keys come as boxes of consecutive tokens: whole blocks, or the stretches of listed ones.
+inline bool come_in_boxes(const AxisView& keys) {
+    return keys.listed ? keys.stretch >= least_key_stretch : is_consecutive(keys);
+}
 
 // What a workspace holds: partial results of split rows first, at its start; then a counter and, for each task and warp
 // that works on it, a note that some of its rows must be repaired (block_forward.cuh); and packed keys.

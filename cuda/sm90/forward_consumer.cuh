@@ -13,7 +13,6 @@
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/pipeline.cuh"
-#include "sm90/placed_message.cuh"
 #include "sm90/row_end.cuh"
 #include "sm90/token_tiles.cuh"
 #include "tile/fragment.h"
@@ -123,7 +122,7 @@ struct Repair {
 
 // A task of a piece whose last scores are made: what is known of its end when its q tile goes.
 struct EndingTask {
-    PlacedMessage message;
+    ForwardMessage message;
     int token[2];                 // of a thread's rows
     float handed_on[2] = {0, 0};  // of their states: a lane of a quad has the first, second or third number
 };
@@ -221,9 +220,9 @@ struct Consumer {
         held = -1;
     }
 
-    __device__ __forceinline__ void store(const PlacedMessage& message, int q_index, const tile::RowState& done) {
+    __device__ __forceinline__ void store(const ForwardMessage& message, int q_index, const tile::RowState& done) {
         ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
-        const PlacedMessage task = message;
+        const ForwardMessage task = message;
         const any::TileRows& of = params.tile;
         const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
         RowEnd ends[2];
@@ -264,7 +263,7 @@ struct Consumer {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(int q_index, const PlacedMessage& task, const float (&lse)[2],
+    __device__ __forceinline__ void store_whole(int q_index, const ForwardMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
         const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
         uint32_t words[C::head_dim_v / 16][4];
@@ -295,7 +294,7 @@ struct Consumer {
     }
 
     // The token of a thread's row, where tokens are consecutive.
-    __device__ __forceinline__ int token_of(const PlacedMessage& task, int h) const {
+    __device__ __forceinline__ int token_of(const ForwardMessage& task, int h) const {
         const int token = task.first + params.tile.place(row_in_tile(h));
         return unsigned(token) < unsigned(params.layout.seq_q) ? token : no_token;
     }
@@ -383,7 +382,7 @@ struct Consumer {
     // A row that is to be made again is left as it was handed on.
     __device__ __forceinline__ void store_piece(const EndingTask& task, const tile::RowState& done) {
         constexpr float unlift = tile::unlift<C::dtype>;
-        const PlacedMessage& message = task.message;
+        const ForwardMessage& message = task.message;
         if (message.part != whole_row) return store(message, -1, done);
         const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
         const unsigned odd = note_not_finite(message.index, l);
@@ -489,7 +488,7 @@ struct Consumer {
     template <class Value, int Panels>
     __device__ __forceinline__ void send_rows(const EndingTask& task, int first_slot, const runtime::ResidueMaps& maps,
                                               const TensorView& view) {
-        const PlacedMessage& message = task.message;
+        const ForwardMessage& message = task.message;
         if (message.by_rows) {
             __syncwarp();  // the warp's rows are written before others of its lanes read them
             for (int panel = 0; panel < Panels; ++panel) {
@@ -516,7 +515,7 @@ struct Consumer {
         for (int n = 0, at = first_slot; n < slots; ++n, ++at) release(at < C::slots ? at : at - C::slots);
     }
 
-    __device__ __forceinline__ void store_part(int q_index, const PlacedMessage& task, const float (&lse)[2],
+    __device__ __forceinline__ void store_part(int q_index, const ForwardMessage& task, const float (&lse)[2],
                                                const float (&top)[2]) {
         const size_t first = size_t(task.part) * C::block_q;
         float* const out = params.parts.out + first * params.head_dim_v + tile::fragment_column(thread, 0);

@@ -10,7 +10,6 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/pipeline.cuh"
-#include "sm90/placed_message.cuh"
 #include "sm90/row_end.cuh"
 #include "sm90/token_tiles.cuh"
 
@@ -102,14 +101,14 @@ struct Walker {
                 load_task(task, at);
             } else {
                 next.ask(params.next_task, is_leader);
-                if (task.part == whole_row) store_empty(task);  // a part without blocks is none of its row's: plan/cache.h
+                if (task.part == whole_row) store_empty(task);  // parts without blocks are none of a row's (plan/cache.h)
             }
             at = number_after(at);
             if (at >= params.tasks.num_tasks) break;
             task = params.tasks.tasks[at];
         }
         if (pending >= 0) load_pending_v();
-        announce({{{0, 0, 0, end_of_work, 0, 0}, false}, 0});
+        announce({{0, 0, 0, end_of_work, 0, 0}, false, 0});
         if constexpr (C::any_order)
             for (int copier = 0; copier < copier_warps; ++copier) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
         else if (params.layout.live_keys.set_of)
@@ -162,7 +161,7 @@ struct Walker {
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
         const int first_query = C::any_order ? 0 : any::first_query(layout, batch, task.row);
-        announce({{{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row)}, first_query});
+        announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row), first_query});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take, end = slice.end;
@@ -223,7 +222,7 @@ struct Walker {
     }
 
     // Publishes a task with its q tile, or the end of work with none.
-    __device__ __forceinline__ void announce(const PlacedMessage& message) {
+    __device__ __forceinline__ void announce(const ForwardMessage& message) {
         uint64_t* full = &shared.q_full[q.index];
         ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
         if (is_leader) shared.task[q.index] = message;
@@ -234,7 +233,7 @@ struct Walker {
         q.advance();
     }
 
-    __device__ __forceinline__ void load_q(const PlacedMessage& message, uint64_t* full) {
+    __device__ __forceinline__ void load_q(const ForwardMessage& message, uint64_t* full) {
         uint8_t* tile = shared.q[q.index][0];
         if constexpr (C::any_order)
             load_tile<C::panel_bytes>(

@@ -189,11 +189,8 @@ void prepare(int32_t device) {
     any::Combine<D>::prepare(device);
 }
 
-// The kernel of consecutive tokens takes it, of keys in boxes.
-bool takes_shift(const ForwardArgs& args) {
-    const AxisView& keys = args.layout.keys;
-    return is_addressable(args) && (!keys.listed || keys.stretch >= least_key_stretch);
-}
+// The kernel of any order of tokens takes none, nor do those of older GPUs.
+bool takes_shift(const ForwardArgs& args) { return is_addressable(args) && come_in_boxes(args.layout.keys); }
 
 // Heads: those of a group that share a tile of BlockQ rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads = 1>

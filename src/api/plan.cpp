@@ -53,7 +53,7 @@ constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTI
                                  SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32 | SPATTN_PLAN_STARTS;
 
 // What a problem says of a cache.
-void read_cache(const spattn_problem& p, Problem& r) {
+void read_cache_sizes(const spattn_problem& p, Problem& r) {
     constexpr int64_t largest_page = 65536;
     r.has_starts = p.flags & SPATTN_PLAN_STARTS;
     if (!r.has_starts) {
@@ -108,7 +108,7 @@ Problem read_problem(const spattn_problem& p) {
     r.has_sink_logits = p.flags & SPATTN_PLAN_SINK_LOGITS;
     r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
     r.tf32 = p.flags & SPATTN_PLAN_TF32 && r.dtype == Dtype::f32;
-    read_cache(p, r);
+    read_cache_sizes(p, r);
     if (r.value_in_key && r.head_dim_v > r.head_dim)
         fail(SPATTN_E_RANGE, "problem.head_dim_v",
              text("is ", r.head_dim_v, " with SPATTN_PLAN_VALUE_IN_KEY; accepted: up to head_dim, ", r.head_dim));
@@ -144,7 +144,7 @@ void log_plan(const Device& device, const spattn_plan& plan) {
                                      named(plan.kernels[SPATTN_OP_BACKWARD])));
 }
 
-// Itself, where it says so already.
+// What a cache's pattern is cut to. The pattern itself, where it says so already.
 PatternRef cut_to_causal(const Pattern& pattern) {
     PatternRef own = PatternRef::share(&pattern), cut = make_intersection({make_causal(), own});
     return cut->identity() == own->identity() ? own : cut;

@@ -55,7 +55,7 @@ public:
         return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
     }
 
-    // What a call on a cache brings. Keys and values in pages come before, and were seen as rows of a pool.
+    // Of a call on a cache: where queries begin, and which pages keys lie in.
     IndexView start_input(const spattn_tensor* t, const char* argument) {
         const auto s = place(t, argument, std::array{p_.batch}, {dtype_i32, dtype_i64});
         return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
@@ -303,7 +303,7 @@ void fill(CallArgs& call, const spattn_plan& plan, const RowsOfCall& rows, Paral
     call.device = plan.device->id().index;
 }
 
-// Blocks of pages that kernels read begin at a whole number of them.
+// Where lists name blocks of pages, each page begins at a whole block.
 void check_pages(const PassPlan& pass, const CallCache& cache) {
     for (const PiecePlan& piece : pass.pieces)
         if (piece.cache && piece.cache->keys == CacheKeys::in_pages && cache.pages > 1 &&

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/share.h"
 #include "plan/cache.h"
 
 namespace spattn::cpu {
 namespace {
 
-// The rows of one head of an entry in a tensor of the call, and in the copy. Columns of 1: floats without a column axis.
+// The rows of one head of an entry in a tensor of the call, and in the copy; 1 column: of floats that have no such axis.
 class Copied {
 public:
     Copied(const TensorView& call, const TensorView& copy, int64_t columns, int64_t element)
@@ -53,33 +54,18 @@ public:
         : args_(args), p_(*args.problem), made_(made), element_(dtype_row(p_.dtype).bytes) {}
 
     void lay_out() {
-        if (made_.copies) share(made_.batch * made_.heads, &CacheCall::copy_queries);
-        share(made_.kinds, &CacheCall::make_lists);
-        share(made_.listed ? made_.batch : 0, &CacheCall::name_tokens);
+        if (made_.copies) share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_queries);
+        share(*args_.parallel, *this, made_.kinds, &CacheCall::make_lists);
+        share(*args_.parallel, *this, made_.listed ? made_.batch : 0, &CacheCall::name_tokens);
         for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
             made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
         for (int64_t b = 0; b < made_.batch; ++b) made_.before[b] = int32_t(before(b));
         for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
-    void bring_back() { share(made_.batch * made_.heads, &CacheCall::copy_results); }
+    void bring_back() { share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_results); }
 
 private:
-    // Each of so many, by one lane or another.
-    void share(int64_t count, void (CacheCall::*make)(int64_t)) {
-        struct Shared {
-            CacheCall& self;
-            int64_t count;
-            void (CacheCall::*make)(int64_t);
-        } shared{*this, count, make};
-        const auto body = [](void* argument, int64_t lane) {
-            const Shared& s = *static_cast<Shared*>(argument);
-            for (int64_t n = lane; n < s.count; n += s.self.args_.parallel->lanes()) (s.self.*s.make)(n);
-        };
-        if (count == 1) (this->*make)(0);
-        else if (count > 1) args_.parallel->run(body, &shared);
-    }
-
     int64_t start_of(int64_t batch) const { return made_.start_of(args_.cache.starts.at(batch, 0, 0, 0)); }
     int64_t first_row(int64_t batch) const { return floor_div(start_of(batch), made_.tile_q); }
     int64_t before(int64_t batch) const { return start_of(batch) - first_row(batch) * made_.tile_q; }

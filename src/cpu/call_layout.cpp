@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "cpu/share.h"
 #include "plan/call_lists.h"
 
 namespace spattn::cpu {
@@ -27,8 +28,8 @@ public:
     ListLayout(const CallArgs& args, const CallLayout& to) : args_(args), to_(to) {}
 
     void make() {
-        if (to_.by_key.rows) share(to_.sizes.planes, &ListLayout::name_lists);
-        share(to_.kinds, &ListLayout::make_kind);
+        if (to_.by_key.rows) share(*args_.parallel, *this, to_.sizes.planes, &ListLayout::name_lists);
+        share(*args_.parallel, *this, to_.kinds, &ListLayout::make_kind);
         const int64_t heads = to_.kinds * to_.heads_of_kind;
         for (int64_t head = 0; head < heads; ++head) to_.kind_of_head[head] = int32_t(head / to_.heads_of_kind);
         for (const CallTasks& tasks : to_.tasks)
@@ -39,20 +40,6 @@ public:
     }
 
 private:
-    // Each of so many, by one lane or another.
-    void share(int64_t count, void (ListLayout::*make)(int64_t)) {
-        struct Shared {
-            ListLayout& self;
-            int64_t count;
-            void (ListLayout::*make)(int64_t);
-        } shared{*this, count, make};
-        const auto body = [](void* argument, int64_t lane) {
-            const Shared& s = *static_cast<Shared*>(argument);
-            for (int64_t n = lane; n < s.count; n += s.self.args_.parallel->lanes()) (s.self.*s.make)(n);
-        };
-        args_.parallel->run(body, &shared);
-    }
-
     // visit(block) for each entry of a list that names one.
     template <class Visit>
     void each_block(int64_t plane, int64_t list, Visit visit) const {

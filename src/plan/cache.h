@@ -9,8 +9,8 @@
 //     the call                             . . q q                  lists and masks of row 1
 //
 // Where pages are made of whole blocks, lists name the blocks of all pages. Elsewhere the cache's blocks are listed
-// tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its rows would else pack all blocks of a cache, filled or
-// not, while listed tiles are packed where they are met.
+// tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its
+// rows would else pack all blocks of a cache, filled or not, while listed tiles are packed where they are met.
 #pragma once
 
 #include <algorithm>
@@ -53,26 +53,45 @@ inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
     return places < double(int64_t(1) << 31) ? nullptr : "a cache of more tokens than it counts";
 }
 
-// What the calls of a plan have in common.
-struct CacheShape {
-    Problem call;
+// What follows from a plan alone.
+struct CacheSizes {
     CacheKeys keys;
+    int64_t batch, heads, seq_q, seq_k, page_size;
     int tile_q, tile_k;
-    int32_t stretch;           // of listed tiles
-    int32_t rows;              // of queries, of a call: as many tiles as they may lie in
-    int32_t tiles_k;           // of an entry's keys
-    int64_t kinds;             // of heads, of a call: batch entries, or all their heads where the plan tells these apart
+    int32_t rows;           // of queries, of a call: as many tiles as they may lie in
+    int32_t tiles_k;        // of an entry's keys
+    int32_t listed;         // tiles: each entry's own where pages say which tokens they have
+    int32_t stretch;        // of listed tiles
+    int64_t kinds;          // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
-    int64_t room;              // for the runs of a row
-    std::vector<int32_t> row_blocks;   // [head_kinds * rows] of the plan's layout: how many blocks each row has
-    std::vector<int32_t> longest;      // [head_kinds] of these
-    std::vector<int32_t> join_of_part; // of the plan's schedule
+    int64_t room;           // for the runs of a row
+
+    CacheSizes(const Problem& p, const Kernel& kernel, const LayoutView& known)
+        : keys(cache_keys(kernel, p)), batch(p.batch), heads(p.heads_q), seq_q(p.seq_q), seq_k(p.seq_k),
+          page_size(p.page_size), tile_q(kernel.block_q), tile_k(kernel.block_k),
+          rows(int32_t((seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(seq_k, tile_k))),
+          listed(keys != CacheKeys::listed ? 0 : int32_t(page_size ? batch * tiles_k : tiles_k)),
+          stretch(cache_stretch(kernel, p)), kinds(known.head_kinds > 1 ? batch * heads : batch),
+          heads_of_kind(batch * heads / kinds), room(1) {}
+
+    // Where an entry's queries begin, as far as it matters: beyond either end they see nothing.
+    int64_t start_of(int64_t given) const { return std::clamp(given, -seq_q, seq_k); }
+    // Whether a tile of queries has some, where so many of its first one's places stand before them.
+    bool has_queries(int32_t tile, int64_t places) const { return tile * int64_t(tile_q) < places + seq_q; }
+    // The tile that lists an entry's first tokens.
+    int64_t first_listed(int64_t entry) const { return listed && page_size ? entry * tiles_k : 0; }
+};
+
+// What the calls of a plan have in common.
+struct CacheShape : CacheSizes {
+    Problem call;
+    std::vector<int32_t> row_blocks;    // [head_kinds * rows] of the plan's layout: how many blocks each row has
+    std::vector<int32_t> longest;       // [head_kinds] of these
+    std::vector<int32_t> join_of_part;  // of the plan's schedule
 
     CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known)
-        : call(p), keys(cache_keys(kernel, p)), tile_q(kernel.block_q), tile_k(kernel.block_k),
-          stretch(cache_stretch(kernel, p)), rows(int32_t((p.seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(p.seq_k, tile_k))),
-          kinds(known.head_kinds > 1 ? p.batch * p.heads_q : p.batch), heads_of_kind(p.batch * p.heads_q / kinds),
-          room(1), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)), longest(size_t(known.head_kinds)) {
+        : CacheSizes(p, kernel, known), call(p), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)),
+          longest(size_t(known.head_kinds)) {
         for (size_t row = 0; row < row_blocks.size(); ++row) {
             const Slice slice = known.by_query.slices[row];
             for (int32_t run = slice.begin; run < slice.end; ++run) row_blocks[row] += known.by_query.runs[run].count;
@@ -88,9 +107,6 @@ struct CacheShape {
             std::fill_n(join_of_part.begin() + tasks.joins[join].first_part, tasks.joins[join].parts, join);
     }
 
-    int32_t listed() const {
-        return keys != CacheKeys::listed ? 0 : int32_t(call.page_size ? call.batch * tiles_k : tiles_k);
-    }
     // The problem as rows see it: of copies, with all places of their tiles. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache, bool copies = true) const {
         Problem p = call;
@@ -107,15 +123,11 @@ struct CacheArrays {
 };
 
 // One call, in memory. Without a workspace only `bytes` and sizes mean something.
-struct CacheLayout {
+struct CacheLayout : CacheSizes {
     LayoutView known;  // the plan's
     TasksView from;
     CacheArrays of_plan;
     CallCache cache;
-    CacheKeys keys;
-    int64_t batch, heads, seq_q, seq_k, page_size, kinds, heads_of_kind, room;
-    int tile_q, tile_k;
-    int32_t rows, tiles_k, listed, stretch;
     Slice* slices;          // [kinds][rows]
     Run* runs;              // [kinds][rows][room]
     int32_t* kind_of_head;  // [batch * heads]
@@ -129,10 +141,7 @@ struct CacheLayout {
 
     CacheLayout(const CacheShape& shape, const LayoutView& known, const TasksView& from, const CacheArrays& of_plan,
                 const CallCache& cache, void* workspace)
-        : known(known), from(from), of_plan(of_plan), cache(cache), keys(shape.keys), batch(shape.call.batch), heads(shape.call.heads_q), seq_q(shape.call.seq_q), seq_k(shape.call.seq_k),
-          page_size(shape.call.page_size), kinds(shape.kinds), heads_of_kind(shape.heads_of_kind), room(shape.room),
-          tile_q(shape.tile_q), tile_k(shape.tile_k), rows(shape.rows), tiles_k(shape.tiles_k), listed(shape.listed()),
-          stretch(shape.stretch) {
+        : CacheSizes(shape), known(known), from(from), of_plan(of_plan), cache(cache) {
         CallRoom space(workspace);
         slices = space.take<Slice>(kinds * rows);
         runs = space.take<Run>(kinds * rows * room);
@@ -153,13 +162,6 @@ struct CacheLayout {
         lse = floats(), max_logits = floats();
         bytes = space.bytes();
     }
-
-    // Where an entry's queries begin, as far as it matters: beyond either end they see nothing.
-    int64_t start_of(int64_t given) const { return std::clamp(given, -seq_q, seq_k); }
-    // Whether a tile of queries has some, where so many of its first one's places stand before them.
-    bool has_queries(int32_t tile, int64_t places_before) const { return tile * int64_t(tile_q) < places_before + seq_q; }
-    // The tile that lists an entry's first tokens.
-    int64_t first_listed(int64_t entry) const { return listed && page_size ? entry * tiles_k : 0; }
 
     // inner: CacheShape::inner() of this call.
     LayoutView layout(const Problem& inner) const {

@@ -147,7 +147,9 @@ std::string describe_cache(const PiecePlan& piece) {
     if (!piece.cache) return "";
     const CacheShape& shape = *piece.cache;
     const std::string pages = shape.call.page_size ? "in pages of " + grouped(double(shape.call.page_size)) : "in place";
-    const std::string named = shape.keys == CacheKeys::listed ? "token by token" : "by blocks";
+    const std::string named = shape.keys != CacheKeys::listed                     ? "by blocks"
+                              : takes_stretches(*piece.kernel, shape.call) ? "by " + grouped(shape.stretch) + " tokens"
+                                                                           : "token by token";
     return line("  cache", grouped(double(shape.call.seq_k)) + " keys an entry, " + pages + ", named " + named);
 }
 

@@ -59,11 +59,32 @@ void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& arg
                   DispatchRound(shape, args.tasks, args.second_tasks, placed.bit_places, number, args.workspace));
 }
 
-// The call as rows see it that know of no cache. Plans on a cache have no backward.
+template <class Args, class Run>
+void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
+    char* const workspace = static_cast<char*>(args.workspace);
+    args.workspace = workspace ? workspace + pass.carried : nullptr;
+    const size_t pieces = pass.pieces.size();
+    const int32_t sweeps = pieces > 1 ? pass.pieces[0].kernel->sweeps : 1;
+    for (int32_t sweep = 0; sweep < sweeps; ++sweep)
+        for (size_t i = 0; i < pieces; ++i) {
+            args.layout = placed[i].layout;
+            args.tasks = placed[i].tasks;
+            args.second_tasks = placed[i].second_tasks;
+            args.tokens = placed[i].tokens;
+            args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
+            const Kernel& kernel = *pass.pieces[i].kernel;
+            if (pass.pieces[i].order == Order::dispatched)
+                dispatch(pass.pieces[i], placed[i], args);
+            else
+                run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
+        }
+}
+
+// The call as rows see it that know of no cache. Such plans are of one piece, and have no backward.
 void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
     const CacheShape& shape = *piece.cache;
     const Kernel& kernel = *piece.kernel;
-    CacheLayout made(shape, args.layout, args.tasks, placed.cache, args.cache, args.workspace);
+    CacheLayout made(shape, placed.layout, placed.tasks, placed.cache, args.cache, args.workspace);
     Problem inner = shape.inner(args.cache, false);
     ForwardArgs rows = args;
     rows.problem = &inner;
@@ -84,34 +105,11 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
     kernel.forward(rows);
     if (made.copies) backend.cache.bring_back(args, made);
 }
-void run_cached(const Backend&, const PiecePlan&, const PlacedPiece&, const BackwardArgs&) {}
-
-template <class Args, class Run>
-void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
-    char* const workspace = static_cast<char*>(args.workspace);
-    args.workspace = workspace ? workspace + pass.carried : nullptr;
-    const size_t pieces = pass.pieces.size();
-    const int32_t sweeps = pieces > 1 ? pass.pieces[0].kernel->sweeps : 1;
-    for (int32_t sweep = 0; sweep < sweeps; ++sweep)
-        for (size_t i = 0; i < pieces; ++i) {
-            args.layout = placed[i].layout;
-            args.tasks = placed[i].tasks;
-            args.second_tasks = placed[i].second_tasks;
-            args.tokens = placed[i].tokens;
-            args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
-            const Kernel& kernel = *pass.pieces[i].kernel;
-            if (pass.pieces[i].order == Order::dispatched)
-                dispatch(pass.pieces[i], placed[i], args);
-            else if (pass.pieces[i].cache)
-                run_cached(backend, pass.pieces[i], placed[i], args);
-            else
-                run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
-        }
-}
 
 }  // namespace
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
+    if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
     run_pieces(backend, pass, placed, args,
                [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
 }
