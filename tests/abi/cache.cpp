@@ -69,9 +69,8 @@ struct Cache {
                 table.as<int32_t>()[b * of_entry + page] =
                     page * page_size < lengths[size_t(b)] ? int32_t(2 * (of_entry - 1 - page) + b) : -1;
             for (int64_t token = 0; token < lengths[size_t(b)]; ++token) {
-                const int64_t row = page_size ? int64_t(table.as<int32_t>()[b * of_entry + token / page_size]) * page_size +
-                                                    token % page_size
-                                              : b * capacity + token;
+                const int64_t page = page_size ? table.as<int32_t>()[b * of_entry + token / page_size] : 0;
+                const int64_t row = page_size ? page * page_size + token % page_size : b * capacity + token;
                 copy(s.k, k, b * capacity + token, row, dim);
                 copy(s.v, v, b * capacity + token, row, dim_v);
             }
@@ -123,7 +122,8 @@ double worst_error(Sequence& s, Call& call, const spattn_problem& p, const std::
                 CHECK(lse == whole || std::abs(lse - whole) < 1e-5);
                 for (int64_t c = 0; c < dim_v; ++c) {
                     const float got = call.out.as<float>()[((b * p.seq_q + i) * heads_q + h) * dim_v + c];
-                    const float want = is_there ? s.out.as<float>()[((b * capacity + row) * heads_q + h) * dim_v + c] : 0;
+                    const int64_t of_whole = ((b * capacity + row) * heads_q + h) * dim_v + c;
+                    const float want = is_there ? s.out.as<float>()[of_whole] : 0;
                     worst = std::max(worst, std::isnan(got) ? HUGE_VAL : std::abs(double(got) - want));
                 }
             }
@@ -134,8 +134,8 @@ double worst_error(Sequence& s, Call& call, const spattn_problem& p, const std::
 
 TEST(calls_are_rows_of_the_sequence) {
     const Context context = make_context();
-    for (const char* pattern : {"full", "window(40,0) | sink(3)", "window(9,9) | global_tokens(3,100,101)", "strided(7)",
-                                "per_head([0,1,1,2], causal, window(9,0), sink(1))", "bigbird(16,3,1,2,7)",
+    for (const char* pattern : {"full", "window(40,0) | sink(3)", "window(9,9) | global_tokens(3,100,101)",
+                                "strided(7)", "per_head([0,1,1,2], causal, window(9,0), sink(1))", "bigbird(16,3,1,2,7)",
                                 "per_batch([1,0], window(20,3), full)"}) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {0, 1, 5, 16, 60, 240})
@@ -144,12 +144,14 @@ TEST(calls_are_rows_of_the_sequence) {
                     const auto problem = cache_problem(queries, page_size, flags);
                     const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
                     for (const std::vector<int64_t>& starts :
-                         {std::vector<int64_t>{0, capacity - queries}, {77, -3}, {capacity - 2, 130}, {-queries, capacity}}) {
+                         {std::vector<int64_t>{0, capacity - queries}, {77, -3}, {capacity - 2, 130},
+                          {-queries, capacity}}) {
                         check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
                                          std::to_string(queries) + " queries from " + std::to_string(starts[0]) +
                                          " and " + std::to_string(starts[1]);
                         std::vector<int64_t> lengths;
-                        for (const int64_t start : starts) lengths.push_back(std::clamp<int64_t>(start + queries, 0, capacity));
+                        for (const int64_t start : starts)
+                            lengths.push_back(std::clamp<int64_t>(start + queries, 0, capacity));
                         Cache cache(sequence, page_size, lengths);
                         Call call(sequence, cache, problem, starts);
                         const Scratch scratch(plan.get(), call.args);
@@ -201,13 +203,15 @@ TEST(operands_on_a_cache_that_are_refused) {
             CHECK(call.out.is_poison());
         };
         demand_refused("no starts", [](Call& c, Cache&) { c.args.starts = nullptr; }, SPATTN_E_NULL, "starts");
-        demand_refused("starts of floats", [](Call& c, Cache&) { c.starts.view.dtype = f64; }, SPATTN_E_DTYPE, "starts");
+        demand_refused("starts of floats", [](Call& c, Cache&) { c.starts.view.dtype = f64; }, SPATTN_E_DTYPE,
+                       "starts");
         demand_refused("too many starts", [](Call& c, Cache&) { c.starts.shape[0] = 3; }, SPATTN_E_SHAPE, "starts");
         demand_refused("starts under an output", [](Call& c, Cache&) { c.starts.view.data = c.out.data; },
                        SPATTN_E_LAYOUT, "out");
         if (page_size == 0) {
-            demand_refused("a table without pages", [](Call& c, Cache& cache) { c.args.page_table = &cache.table.view; },
-                           SPATTN_E_STATE, "page_table");
+            demand_refused("a table without pages",
+                           [](Call& c, Cache& cache) { c.args.page_table = &cache.table.view; }, SPATTN_E_STATE,
+                           "page_table");
             continue;
         }
         demand_refused("no table", [](Call& c, Cache&) { c.args.page_table = nullptr; }, SPATTN_E_NULL, "page_table");
@@ -215,7 +219,8 @@ TEST(operands_on_a_cache_that_are_refused) {
                        "page_table");
         demand_refused("no page", [](Call&, Cache& cache) { cache.k.shape[0] = 0; }, SPATTN_E_SHAPE, "k");
         demand_refused("other pages of values", [](Call&, Cache& cache) { cache.v.shape[0] = 5; }, SPATTN_E_SHAPE, "v");
-        demand_refused("pages of another size", [](Call&, Cache& cache) { cache.k.shape[1] = 15; }, SPATTN_E_SHAPE, "k");
+        demand_refused("pages of another size", [](Call&, Cache& cache) { cache.k.shape[1] = 15; }, SPATTN_E_SHAPE,
+                       "k");
         demand_refused("pages that overlap", [](Call&, Cache& cache) { cache.k.strides[0] = 15 * heads_kv * dim; },
                        SPATTN_E_LAYOUT, "k");
         demand_refused("pages no whole number of rows apart",
@@ -239,7 +244,8 @@ TEST(operands_on_a_cache_that_are_refused) {
     args.starts = &numbers.view;
     demand("starts for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "starts");
     args.starts = nullptr, args.page_table = &numbers.view;
-    demand("a table for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "page_table");
+    demand("a table for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE,
+           "page_table");
 }
 
 TEST(a_cache_says_what_it_is) {
@@ -272,6 +278,7 @@ TEST(caches_may_be_empty) {
             if (page_size) args.page_table = &table.view;
             const Scratch scratch(plan.get(), args);
             succeed(spattn_forward(plan.get(), &args), "an empty cache");
-            CHECK(std::all_of(out.as<float>(), out.as<float>() + out.bytes / sizeof(float), [](float x) { return x == 0; }));
+            const float* const begin = out.as<float>();
+            CHECK(std::all_of(begin, begin + out.bytes / sizeof(float), [](float x) { return x == 0; }));
         }
 }

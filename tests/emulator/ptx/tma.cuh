@@ -47,6 +47,8 @@ inline void begin_box_store(const CUtensorMap* map, const void* shared, Places..
     const uint32_t address = shared_address(shared);
     if (tensor.rank != sizeof...(places) || address % 128)
         cta.fail("a box of another rank, or at no multiple of 128");
+    // Loads fill such a box with zeros; to store it is an illegal instruction, as an H100 said.
+    if (((places < 0) || ...)) cta.fail("a box that is stored from below 0 on");
     const uint8_t* const base = cta.shared(address, tensor.box_bytes());
     begin_bulk_store(base, tensor.box_bytes());
     emulator::here->bulk_stores.add([=] { tensor.store(base, address, {places...}); });
