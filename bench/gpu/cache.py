@@ -5,12 +5,12 @@
     python3 bench/gpu/cache.py --library build/libsparseattn.so [--case GLOB] [--out bench/results]
 
 A plan is made for a capacity of 128K tokens, and its calls have `queries` a batch entry, the last of `length` tokens;
-pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. Times as in bench.py. `gigabytes_a_second`
-is what the keys and values that some query sees come to, each read once; `pageless_us`, the same call on keys that lie
-one after the other; `static_us`, an ordinary plan of ours for this very length, keys alike; `cudnn_us` and `flash_us`,
-torch's SDPA on those keys, all of which it reads: of more queries than one it is not causal there, and does as much work
-as if they were the last. `fa4_us`, FA4 on pages of 128, where its wheel is. Results are compared with torch's in float32
-(`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
+pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. Times as in bench.py.
+`gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `pageless_us`, a plan
+for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
+`flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
+causal, where its wheel is. Results are compared with torch's in float32 (`max_err`). A JSON line for each case goes to
+<out>/<gpu>_cache.jsonl.
 """
 import fnmatch
 import json
@@ -117,7 +117,8 @@ def fa4_us(case, t):
     from flash_attn.cute.interface import _flash_attn_fwd
     lengths = torch.full((case.batch,), case.length, device="cuda", dtype=torch.int32)
     table = t.pages.int().contiguous()
-    call = lambda: _flash_attn_fwd(t.q, t.pool_k, t.pool_v, seqused_k=lengths, page_table=table, causal=True)  # noqa: E731
+    options = {"seqused_k": lengths, "page_table": table, "causal": True}
+    call = lambda: _flash_attn_fwd(t.q, t.pool_k, t.pool_v, **options)  # noqa: E731
     error = (call()[0].float() - t.out.float()).abs().max().item()
     if error > 0.02:
         raise RuntimeError(f"it is {error:.3f} off")
@@ -162,8 +163,8 @@ def run_case(library, case):
 def describe(line):
     beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
                      ("pageless_us", "static_us", "cudnn_us", "flash_us", "fa4_us") if line.get(name))
-    return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  err {line['max_err']:.1e}  "
-            f"{line['kernel']}")
+    return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  "
+            f"err {line['max_err']:.1e}  {line['kernel']}")
 
 
 def main():

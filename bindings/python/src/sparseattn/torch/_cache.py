@@ -51,7 +51,7 @@ class KVCache:
     head_dim_v  of v; None is head_dim
     value_in_key  v is k[..., :head_dim_v], and None in every append, as in the latent attention of DeepSeek-V2
                 (https://arxiv.org/abs/2405.04434)
-    page_size   tokens of a page, 1 to 65536. On a GPU multiples of 128 are read fastest
+    page_size   tokens of a page, 1 to 65536. On a Hopper GPU multiples of 8 are fetched in boxes, others token by token
     pages       that entries share, as each grows. None: as many as all entries have room for, each with its own for
                 good. Fewer take less memory, and append raises ResourceError when all are taken
     dtype       float32, float16, bfloat16 or float64
