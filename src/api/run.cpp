@@ -55,7 +55,7 @@ public:
         return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
     }
 
-    // Of a call on a cache: where queries begin, and which pages keys lie in.
+    // These come with a call on a cache: where queries begin, and which pages keys lie in.
     IndexView start_input(const spattn_tensor* t, const char* argument) {
         const auto s = place(t, argument, std::array{p_.batch}, {dtype_i32, dtype_i64});
         return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
