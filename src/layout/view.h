@@ -31,7 +31,7 @@ struct ListsView {
 // Which tokens of each block are alive: queries that see a key, or keys that a query sees. A kernel that loads a whole
 // block must not let what dead tokens hold (perhaps NaN) reach a result.
 struct LiveView {
-    const int32_t* set_of;    // [head_kinds * rows] index of a set, or all_live; null where all are
+    const int32_t* set_of;    // [head_kinds * rows] index of a set, or all_live; null: all that have a token are alive
     const uint64_t* sets;     // [sets][words] bit i: token i of the block is alive
     int32_t words;            // 64-bit words a set
 };

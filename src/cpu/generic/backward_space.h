@@ -194,12 +194,15 @@ template <int bq>
 inline void find_seeing(const BackwardSpace& space, const LayoutView& layout) {
     const AxisView& axis = layout.queries;
     const int32_t repeats = repeating(axis);
+    const auto alive_in = [&](int32_t head_kind, int32_t tile) {
+        return alive_of(layout.live_queries, layout.by_query.rows, head_kind, tile,
+                        tile_at(axis, bq, layout.seq_q, tile));
+    };
     for (int32_t c = 0; c < layout.head_kinds; ++c) {
         uint64_t* seeing = space.seeing + c * space.rows;
-        for (int32_t t = 0; t < space.rows; ++t)
-            seeing[t] = alive_of(layout.live_queries, layout.by_query.rows, c, repeats + t);
+        for (int32_t t = 0; t < space.rows; ++t) seeing[t] = alive_in(c, repeats + t);
         for (int32_t t = 0; t < repeats; ++t) {
-            const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, c, t);
+            const uint64_t alive = alive_in(c, t);
             for (int i = 0; i < bq; ++i) {
                 if (!(alive >> i & 1)) continue;
                 const int64_t home = home_of(axis, bq, axis.tokens[int64_t(t) * bq + i]);

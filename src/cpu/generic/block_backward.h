@@ -69,8 +69,9 @@ struct BackwardLane {
 
     Place queries(int64_t head, int32_t row) const {  // head counts over the batch
         const LayoutView& layout = args.layout;
-        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row);
-        return {tile_at(layout.queries, bq, p.seq_q, row), head / p.heads_q, head % p.heads_q, alive, all_rows};
+        const TileView tile = tile_at(layout.queries, bq, p.seq_q, row);
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row, tile);
+        return {tile, head / p.heads_q, head % p.heads_q, alive, all_rows};
     }
 
     Place own(int64_t head, int32_t tile) const {
@@ -87,7 +88,7 @@ struct BackwardLane {
         const TileView tile = tile_at(layout.keys, bk, p.seq_k, row);
         uint64_t alive = 0;
         for (int64_t g = 0; g < group; ++g)
-            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[head * group + g], row);
+            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[head * group + g], row, tile);
         return {tile, head / p.heads_kv, head % p.heads_kv, alive, owned_of(layout.keys, tile, row)};
     }
 

@@ -108,15 +108,16 @@ struct ForwardLane {
     Place queries(int32_t head, int32_t row) const {
         const LayoutView& layout = args.layout;
         const TileView tile = tile_at(layout.queries, bq, p.seq_q, row);
-        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row);
+        const uint64_t alive = alive_of(layout.live_queries, layout.by_query.rows, layout.kind_of_head[head], row, tile);
         return {tile, head / p.heads_q, head % p.heads_q, alive, owned_of(layout.queries, tile, row)};
     }
 
     Place keys(const Place& q, int32_t head_kind, int32_t block) const {
         const LayoutView& layout = args.layout;
         const int64_t group = p.heads_q / p.heads_kv;
-        const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, head_kind, block);
-        return {tile_at(layout.keys, bk, p.seq_k, block), q.batch, q.head / group, alive, 0};
+        const TileView tile = tile_at(layout.keys, bk, p.seq_k, block);
+        const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, head_kind, block, tile);
+        return {tile, q.batch, q.head / group, alive, 0};
     }
 
     void start() {

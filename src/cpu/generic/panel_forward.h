@@ -199,10 +199,11 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     Place shared_keys(int64_t plane, int32_t block) const {
         const LayoutView& layout = args.layout;
         const int64_t group = p.heads_q / p.heads_kv;
+        const TileView tile = tile_at(layout.keys, bk, p.seq_k, block);
         uint64_t alive = 0;
         for (int64_t g = 0; g < group; ++g)
-            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[plane * group + g], block);
-        return {tile_at(layout.keys, bk, p.seq_k, block), plane / p.heads_kv, plane % p.heads_kv, alive, 0};
+            alive |= alive_of(layout.live_keys, layout.by_key.rows, layout.kind_of_head[plane * group + g], block, tile);
+        return {tile, plane / p.heads_kv, plane % p.heads_kv, alive, 0};
     }
 
     Tile* home_k(int64_t plane, int64_t home) const {

@@ -11,19 +11,23 @@ inline Slice slice_of(const ListsView& lists, int32_t head_kind, int32_t row) {
     return lists.slices[int64_t(head_kind) * lists.rows + row];
 }
 
-// Which rows of a block may be read: those with a bit in some mask, so never one without a token. Blocks are at most 64
-// tokens, so one word holds a set.
-inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t head_kind, int32_t row) {
+// Which rows of a tile have a token. Blocks are at most 64 tokens, so one word holds a set.
+inline uint64_t filled_of(const TileView& at) {
+    if (!at.tokens) return all_rows;
+    uint64_t filled = 0;
+    for (int i = 0; i < at.count; ++i) filled |= uint64_t(at.tokens[i] != no_token) << i;
+    return filled;
+}
+
+// Which rows of a block may be read: never one without a token.
+inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t head_kind, int32_t row, const TileView& at) {
     const int32_t set = live.set_of ? live.set_of[int64_t(head_kind) * rows + row] : all_live;
-    return set == all_live ? all_rows : live.sets[int64_t(set) * live.words];
+    return set == all_live ? filled_of(at) : live.sets[int64_t(set) * live.words];
 }
 
 // Which rows of a tile are written from there: those of the tokens that it lists, and at home those not listed.
 inline uint64_t owned_of(const AxisView& axis, const TileView& at, int32_t tile) {
-    if (!at.tokens) return axis.away ? ~axis.away[tile - axis.listed] : all_rows;
-    uint64_t owned = 0;
-    for (int i = 0; i < at.count; ++i) owned |= uint64_t(at.tokens[i] != no_token) << i;
-    return owned;
+    return !at.tokens && axis.away ? ~axis.away[tile - axis.listed] : filled_of(at);
 }
 
 // Blocks [skip, skip + take) of a row's runs, one after the other. What of the part lies beyond these runs is left in
