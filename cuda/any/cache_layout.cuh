@@ -5,7 +5,8 @@
 //                                                   one where pages say which these are
 //                  tasks     a thread each          the plan's share of each row, as long as that is now
 //                  tokens    a thread each          of listed tiles, as far as a query may see
-//                  queries   a thread 16 bytes      for rows of kernels that take no shift, or an element each
+//                  nobody's  a thread a row         queries of a call that belong to no sequence
+//                  queries   a thread 16 bytes      for rows of kernels that take no spans, or an element each
 //     bring back   results   as queries             for these
 #pragma once
 
@@ -44,49 +45,96 @@ struct CopiedRows {
 // How many CTAs each job has.
 struct CacheJobs {
     static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
-    int lists, tasks, entries, tokens_of_entry, queries;
+    int lists, tasks, sequences, tokens_of_sequence, nobodys, queries;
 
     explicit CacheJobs(const CacheLayout& cache, int64_t copied) {
         lists = int(std::min(cache.kinds * cache.rows, most));
-        tasks = ctas(std::max(int64_t(cache.from.num_tasks), cache.batch * cache.heads));
-        entries = cache.listed ? int(std::min(cache.page_size ? cache.batch : 1, most)) : 0;
-        tokens_of_entry = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
+        tasks = ctas(std::max({int64_t(cache.from.num_tasks), cache.batch * cache.heads, cache.batch * cache.rows}));
+        sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
+        tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
+        nobodys = cache.is_ragged ? 16 : 0;
         queries = cache.copies ? ctas(copied) : 0;
     }
     static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
-    unsigned all() const { return unsigned(lists + tasks + entries * tokens_of_entry + queries); }
+    unsigned all() const { return unsigned(lists + tasks + sequences * tokens_of_sequence + nobodys + queries); }
 };
 
 struct CacheParams {
     CacheLayout cache;
     CacheJobs jobs;
     CopiedRows q, out;
-    TensorView lse, max_logits;  // of the call
+    TensorView lse, max_logits, sink_logits;  // of the call
 
     __device__ int64_t integer(const IndexView& view, int64_t batch, int64_t entry) const {
         const int64_t at = batch * view.batch + entry * view.entry;
         return view.is_wide ? static_cast<const int64_t*>(view.data)[at] : static_cast<const int32_t*>(view.data)[at];
     }
-    __device__ int64_t start_of(int64_t batch) const {
-        return min(max(integer(cache.cache.starts, batch, 0), -cache.seq_q), cache.seq_k);
+    __device__ int64_t start_of(int64_t sequence) const {
+        return min(max(integer(cache.cache.starts, sequence, 0), -cache.seq_q), cache.seq_k);
     }
-    // The row of the plan's layout that an entry's queries begin in, and how many of its places stand before them.
+    // Which of the call's queries are those of a sequence: [begin, end), empty where offsets fall.
+    __device__ int first_query(int64_t sequence) const {
+        if (!cache.is_ragged) return 0;
+        return int(min(max(integer(cache.cache.query_offsets, sequence, 0), int64_t(0)), cache.seq_q));
+    }
+    __device__ int end_query(int64_t sequence) const {
+        return cache.is_ragged ? first_query(sequence + 1) : int(cache.seq_q);
+    }
+    __device__ int first_tile(int64_t sequence) const {
+        if (!cache.is_ragged) return 0;
+        const int begin = first_query(sequence);
+        return cache.rows == cache.seq_q ? begin : begin / cache.tile_q + 2 * int(sequence);
+    }
+    // The row of the plan's layout that a sequence's queries begin in, and how many of its places stand before them.
     __device__ int first_row(int64_t start) const {
         return int((start + int64_t(cache.tile_q) * cache.rows) / cache.tile_q) - cache.rows;
     }
     __device__ int before(int64_t start) const { return int(start - int64_t(first_row(start)) * cache.tile_q); }
-    // The plan's row of a tile of an entry's queries, or -1 where it has none.
-    __device__ int row_of(int64_t start, int tile) const {
-        const int row = first_row(start) + tile;
-        const bool has_queries = tile * int64_t(cache.tile_q) < before(start) + cache.seq_q;
-        return row < cache.known.by_query.rows && has_queries ? max(row, -1) : -1;
+
+    // The last sequence for which first(sequence) is this number or less.
+    template <class First>
+    __device__ int last_sequence(int number, First first) const {
+        int begin = 0, end = int(cache.sequences);
+        while (end - begin > 1) {
+            const int middle = (begin + end) / 2;
+            (first(middle) <= number ? begin : end) = middle;
+        }
+        return begin;
     }
-    __device__ int known_kind(int64_t head) const {
-        return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[head];
+    __device__ int sequence_of_tile(int64_t batch, int tile) const {
+        if (!cache.is_ragged) return int(batch);
+        return last_sequence(tile, [&](int sequence) { return first_tile(sequence); });
+    }
+
+    // The place of a query of a batch entry among those of its tiles, or -1 where it belongs to no sequence.
+    __device__ int64_t place_of(int64_t batch, int query) const {
+        const auto first = [&](int sequence) { return first_query(sequence); };
+        const int sequence = cache.is_ragged ? last_sequence(query, first) : int(batch);
+        if (query < first_query(sequence) || query >= end_query(sequence)) return -1;
+        const int64_t first_place = int64_t(first_tile(sequence)) * cache.tile_q + before(start_of(sequence));
+        return first_place + query - first_query(sequence);
+    }
+
+    // A tile of a batch entry's queries: of which sequence, in which row of the plan's layout, and which query its first
+    // place has. It has those of [begin, end); row is -1 where these are none, or beyond the sequence.
+    struct Tile {
+        int sequence, row, first, begin, end;
+    };
+    __device__ Tile tile_of(int64_t batch, int number) const {
+        const int sequence = sequence_of_tile(batch, number);
+        const int64_t start = start_of(sequence);
+        const int of_sequence = number - first_tile(sequence), row = first_row(start) + of_sequence;
+        const int begin = first_query(sequence), first = begin - before(start) + of_sequence * cache.tile_q;
+        const int from = max(first, begin), to = min(first + cache.tile_q, end_query(sequence));
+        const bool has_keys = from < to && row >= 0 && row < cache.known.by_query.rows;
+        return {sequence, has_keys ? row : -1, first, from, max(from, to)};
+    }
+    __device__ int known_kind(int64_t sequence, int64_t head) const {
+        return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[sequence * cache.heads + head];
     }
     // The row of k where a page begins. Pages that do not exist are not read.
-    __device__ int64_t page_begin(int64_t batch, int64_t page_of_entry) const {
-        const int64_t page = integer(cache.cache.page_table, batch, page_of_entry);
+    __device__ int64_t page_begin(int64_t sequence, int64_t page_of_sequence) const {
+        const int64_t page = integer(cache.cache.page_table, sequence, page_of_sequence);
         return (page < 0 || page >= cache.cache.pages ? 0 : page) * cache.cache.page_rows;
     }
 };
@@ -95,14 +143,15 @@ struct CacheParams {
 __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_t n) {
     const CacheLayout& cache = params.cache;
     const ListsView& known = cache.known.by_query;
-    const int64_t head = n / cache.rows * cache.heads_of_kind, batch = head / cache.heads;
-    const int row = params.row_of(params.start_of(batch), int(n % cache.rows));
-    const Slice slice = row >= 0 ? known.slices[int64_t(params.known_kind(head)) * known.rows + row] : Slice{0, 0};
+    const int64_t head = n / cache.rows * cache.heads_of_kind;
+    const CacheParams::Tile tile = params.tile_of(head / cache.heads, int(n % cache.rows));
+    const int64_t known_kind = params.known_kind(tile.sequence, head % cache.heads);
+    const Slice slice = tile.row >= 0 ? known.slices[known_kind * known.rows + tile.row] : Slice{0, 0};
     const int begin = int(n * cache.room);
     Run* const to = cache.runs + begin;
     int count = slice.end - slice.begin;
     if (cache.keys != CacheKeys::in_pages) {
-        const int first = cache.listed && cache.page_size ? int(batch) * cache.tiles_k : 0;
+        const int first = cache.listed && cache.page_size ? tile.sequence * cache.tiles_k : 0;
         for (int i = int(threadIdx.x); i < count; i += cache_threads) {
             const Run run = known.runs[slice.begin + i];
             to[i] = {run.first + first, run.count, run.mask};
@@ -114,7 +163,7 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
             const Run run = known.runs[i];
             for (int at = int(threadIdx.x); at < run.count; at += cache_threads) {
                 const int block = run.first + at, page = block / blocks_of_page;
-                const int64_t place = params.page_begin(batch, page) / cache.tile_k + block % blocks_of_page;
+                const int64_t place = params.page_begin(tile.sequence, page) / cache.tile_k + block % blocks_of_page;
                 to[count + at] = {int(place), 1, run.mask};
             }
             count += run.count;
@@ -123,20 +172,52 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
     if (threadIdx.x == 0) cache.slices[n] = {begin, begin + count};
 }
 
-// Tokens of an entry's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages
-// entries share them, and all are named.
-__device__ __forceinline__ void name_cache_tokens(const CacheParams& params, int64_t batch, int cta, int ctas) {
+// Tokens of a sequence's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages
+// sequences share them, and all are named.
+__device__ __forceinline__ void name_cache_tokens(const CacheParams& params, int64_t sequence, int cta, int ctas) {
     const CacheLayout& cache = params.cache;
     const int tile_k = cache.tile_k;
-    const int64_t seen = int64_t(params.first_row(params.start_of(batch)) + cache.rows) * cache.tile_q;
+    const int64_t start = params.start_of(sequence);
+    const int64_t places = params.before(start) + params.end_query(sequence) - params.first_query(sequence);
+    const int64_t tiles = (places + cache.tile_q - 1) / cache.tile_q;
+    const int64_t seen = (params.first_row(start) + tiles) * cache.tile_q;
     const int64_t end = (cache.page_size ? min(max(seen, int64_t(0)), cache.seq_k) : cache.seq_k) + tile_k - 1;
-    int32_t* const to = cache.tokens + (cache.page_size ? batch * cache.tiles_k * tile_k : 0);
+    int32_t* const to = cache.tokens + (cache.page_size ? sequence * cache.tiles_k * tile_k : 0);
     const unsigned size = unsigned(cache.page_size), last = unsigned(end / tile_k * tile_k);
     const unsigned step = unsigned(ctas) * cache_threads;
     for (unsigned token = unsigned(cta) * cache_threads + threadIdx.x; token < last; token += step) {
         to[token] = token >= cache.seq_k ? no_token
-                    : size               ? int(params.page_begin(batch, token / size) + token % size)
+                    : size               ? int(params.page_begin(sequence, token / size) + token % size)
                                          : int(token);
+    }
+}
+
+template <class Unit>
+__device__ __forceinline__ void clear_row(const CopiedRows& rows, int64_t head, int64_t query) {
+    Unit* const to = static_cast<Unit*>(rows.call.data) + head * rows.call.head + query * rows.call.row;
+    for (int64_t unit = 0; unit < rows.units; ++unit) to[unit * rows.call.column] = Unit{};
+}
+
+// Queries before all sequences' or after them, which see nothing but a sink: one of a head, by a thread.
+__device__ __forceinline__ void empty_nobodys(const CacheParams& params, int64_t thread, int64_t threads) {
+    const CacheLayout& cache = params.cache;
+    const TensorView& sinks = params.sink_logits;
+    const int before = params.first_query(0), end = params.first_query(cache.sequences);
+    const int64_t nobodys = before + cache.seq_q - end;
+    for (int64_t n = thread; n < nobodys * cache.heads; n += threads) {
+        const int64_t head = n % cache.heads, number = n / cache.heads;
+        const int64_t query = number < before ? number : end + number - before;
+        switch (params.out.unit) {
+            case 16: clear_row<uint4>(params.out, head, query); break;
+            case 8: clear_row<uint64_t>(params.out, head, query); break;
+            case 4: clear_row<uint32_t>(params.out, head, query); break;
+            default: clear_row<uint16_t>(params.out, head, query);
+        }
+        const auto set = [&](const TensorView& x, float value) {
+            if (x.data) static_cast<float*>(x.data)[head * x.head + query * x.row] = value;
+        };
+        set(params.lse, sinks.data ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY);
+        set(params.max_logits, -INFINITY);
     }
 }
 
@@ -150,15 +231,22 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
         const unsigned of_all = rows.units == 16 ? unsigned(n >> 4) : unsigned(n / rows.units);
         const int unit = int(n - int64_t(of_all) * rows.units);
         const unsigned at = of_all % length, plane = of_all / length, batch = plane / heads, head = plane % heads;
-        const int64_t before = params.before(params.start_of(batch));
-        const int64_t row = ToCopy ? at - before : at, place = row + before;
         const TensorView &call = rows.call, &copy = rows.copy;
-        Unit* const of_call = static_cast<Unit*>(call.data) + batch * call.batch + head * call.head + row * call.row +
-                              unit * call.column;
-        Unit* const of_copy =
-            static_cast<Unit*>(copy.data) + batch * copy.batch + head * copy.head + place * copy.row + unit;
-        if constexpr (ToCopy) *of_copy = row >= 0 && row < cache.seq_q ? *of_call : Unit{};
-        else *of_call = *of_copy;
+        const auto of_call = [&](int64_t query) {
+            return static_cast<Unit*>(call.data) + batch * call.batch + head * call.head + query * call.row +
+                   unit * call.column;
+        };
+        const auto of_copy = [&](int64_t place) {
+            return static_cast<Unit*>(copy.data) + batch * copy.batch + head * copy.head + place * copy.row + unit;
+        };
+        if constexpr (ToCopy) {
+            const CacheParams::Tile tile = params.tile_of(batch, int(at / unsigned(cache.tile_q)));
+            const int query = tile.first + int(at % unsigned(cache.tile_q));
+            *of_copy(at) = query >= tile.begin && query < tile.end ? *of_call(query) : Unit{};
+        } else {
+            const int64_t place = params.place_of(batch, int(at));
+            if (place >= 0) *of_call(at) = *of_copy(place);
+        }
     }
 }
 
@@ -175,8 +263,9 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
 
 __device__ __forceinline__ int64_t cache_blocks(const CacheParams& params, int head, int tile) {
     const ListsView& known = params.cache.known.by_query;
-    const int row = params.row_of(params.start_of(head / params.cache.heads), tile);
-    return row >= 0 ? params.cache.of_plan.row_blocks[int64_t(params.known_kind(head)) * known.rows + row] : 0;
+    const CacheParams::Tile at = params.tile_of(head / params.cache.heads, tile);
+    const int64_t known_kind = params.known_kind(at.sequence, head % params.cache.heads);
+    return at.row >= 0 ? params.cache.of_plan.row_blocks[known_kind * known.rows + at.row] : 0;
 }
 
 // A row that is split has as many parts as it has blocks for.
@@ -220,18 +309,25 @@ static __global__ void __launch_bounds__(cache_threads)
             cache.joins[n] = cache_join(params, cache.from.joins[n]);
         for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
             cache.kind_of_head[head] = int(head / cache.heads_of_kind);
-        for (int64_t batch = thread; batch < cache.batch; batch += threads)
-            cache.before[batch] = params.before(params.start_of(batch));
+        for (int64_t n = thread; !cache.copies && n < cache.batch * cache.rows; n += threads) {
+            const CacheParams::Tile tile = params.tile_of(n / cache.rows, int(n % cache.rows));
+            cache.spans[n] = {tile.first, tile.begin, tile.end};
+        }
         return;
     }
     cta -= jobs.tasks;
-    if (cta < jobs.entries * jobs.tokens_of_entry) {
-        const int ctas = jobs.tokens_of_entry;
-        for (int64_t batch = cta / ctas; batch < (cache.page_size ? cache.batch : 1); batch += jobs.entries)
-            name_cache_tokens(params, batch, cta % ctas, ctas);
+    if (cta < jobs.sequences * jobs.tokens_of_sequence) {
+        const int ctas = jobs.tokens_of_sequence;
+        for (int64_t n = cta / ctas; n < (cache.page_size ? cache.sequences : 1); n += jobs.sequences)
+            name_cache_tokens(params, n, cta % ctas, ctas);
         return;
     }
-    cta -= jobs.entries * jobs.tokens_of_entry;
+    cta -= jobs.sequences * jobs.tokens_of_sequence;
+    if (cta < jobs.nobodys) {
+        empty_nobodys(params, int64_t(cta) * cache_threads + threadIdx.x, int64_t(jobs.nobodys) * cache_threads);
+        return;
+    }
+    cta -= jobs.nobodys;
     copy_cache_rows<true>(params, params.q, int64_t(cta) * cache_threads + threadIdx.x,
                           int64_t(jobs.queries) * cache_threads);
 }
@@ -246,7 +342,8 @@ static __global__ void __launch_bounds__(cache_threads)
         for (int64_t n = thread; call.data && n < cache.batch * cache.heads * cache.seq_q; n += threads) {
             const int64_t row = n % cache.seq_q, plane = n / cache.seq_q;
             const int64_t batch = plane / cache.heads, head = plane % cache.heads;
-            const int64_t place = row + params.before(params.start_of(batch));
+            const int64_t place = params.place_of(batch, int(row));
+            if (place < 0) continue;
             static_cast<float*>(call.data)[batch * call.batch + head * call.head + row * call.row] =
                 static_cast<const float*>(copy.data)[batch * copy.batch + head * copy.head + place];
         }
@@ -261,7 +358,7 @@ CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache)
     const int64_t element = dtype_row(p.dtype).bytes;
     const CopiedRows q = CopiedRows::of(args.q, cache.q, p.head_dim, element);
     return {cache, CacheJobs(cache, cache.batch * cache.heads * cache.rows * cache.tile_q * q.units), q,
-            CopiedRows::of(args.out, cache.out, p.head_dim_v, element), args.lse, args.max_logits};
+            CopiedRows::of(args.out, cache.out, p.head_dim_v, element), args.lse, args.max_logits, args.sink_logits};
 }
 
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {

@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(CombineShape<Warps>::threads)
         join = params.tasks.joins[at / worked];
         const LayoutView& layout = params.layout;
         const int place = tile.place(in_tile);
-        token = layout.before ? query_at(layout, join.head / int(params.to.heads_q), join.row, place)
-                              : own_token_at(layout.queries, layout.block_q, layout.seq_q, join.row, place);
+        token = layout.spans ? query_at(span_of(layout, join.head / int(params.to.heads_q), join.row), place)
+                             : own_token_at(layout.queries, layout.block_q, layout.seq_q, join.row, place);
     }
     if constexpr (BeginsEarly) ptx::wait_for_grid_ahead();
     RowEnd<D> end(params.to, join.head / params.to.heads_q, join.head % params.to.heads_q + tile.head(in_tile), token);
@@ -59,7 +59,7 @@ template <Dtype D, bool BeginsEarly>
 void launch_combine(const ForwardArgs& args, const Partials<RealOf<D>>& parts) {
     if (!args.tasks.num_joins) return;
     const LayoutView& layout = args.layout;
-    const int places = layout.before ? layout.block_q : int(std::min<int64_t>(layout.block_q, layout.seq_q));
+    const int places = layout.spans ? layout.block_q : int(std::min<int64_t>(layout.block_q, layout.seq_q));
     const CombineParams<RealOf<D>> params{args.layout, args.tasks, make_outputs<RealOf<D>>(args), parts,
                                           TileRows(args.tasks), places,
                                           column_parts<RealOf<D>>(args.problem->head_dim_v)};

@@ -67,14 +67,16 @@ __device__ inline int32_t own_token_at(const AxisView& axis, int32_t block, int6
     return own_tokens_of(axis, block, seq, tile).at(place);
 }
 
-// The query at the first place of a tile whose tokens are consecutive: what comes before an entry's queries is below 0.
-__device__ inline int first_query(const LayoutView& layout, int batch, int tile) {
-    return tile * layout.block_q - (layout.before ? layout.before[batch] : 0);
+// The queries of a tile whose tokens are consecutive.
+__device__ inline QuerySpan span_of(const LayoutView& layout, int batch, int tile) {
+    if (layout.spans) return layout.spans[batch * layout.by_query.rows + tile];
+    const int first = tile * layout.block_q;
+    return {first, first, min(first + layout.block_q, int(layout.seq_q))};
 }
 
-__device__ inline int query_at(const LayoutView& layout, int batch, int tile, int place) {
-    const int query = first_query(layout, batch, tile) + place;
-    return query >= 0 && query < int(layout.seq_q) ? query : no_token;
+__device__ inline int query_at(const QuerySpan& span, int place) {
+    const int query = span.first + place;
+    return query >= span.begin && query < span.end ? query : no_token;
 }
 
 // Whose a row of a tile is, where heads share tiles.

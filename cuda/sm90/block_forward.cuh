@@ -43,7 +43,8 @@
 //             of few blocks, and would wait for memory once a task
 //
 //   caches    keys in pages are listed tiles of stretches (plan/cache.h), which come as boxes, a lane each. Queries may
-//             begin at any place of their first tile: what lies before is loaded as zeros
+//             begin at any place of their first tile and end at any of their last. The places around them may be those
+//             of other sequences: they are worked on as if they were its own, and never stored
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)

@@ -51,7 +51,7 @@ struct Repair {
     __device__ int token_at(int batch, int place) const {
         const LayoutView& layout = params.layout;
         return C::any_order ? any::own_token_at(layout.queries, layout.block_q, layout.seq_q, task.row, place)
-                            : any::query_at(layout, batch, task.row, place);
+                            : any::query_at(any::span_of(layout, batch, task.row), place);
     }
 
     // The task's blocks; parts of a row are counted from its end.
@@ -277,11 +277,10 @@ struct Consumer {
             const any::TileRows& of = params.tile;
 #pragma unroll
             for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
-            const int first = task.first + of.place(warpgroup * C::warpgroup_rows);
-            if (first >= 0) [[likely]]
-                send(q_index, task, first);
+            if (!task.by_rows) [[likely]]
+                send(q_index, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
             else
-                write_shifted(q_index, task.batch, head, token);
+                write_queries(q_index, task.batch, head, token);
         }
         if (thread % 4) return;
 #pragma unroll
@@ -295,8 +294,7 @@ struct Consumer {
 
     // The token of a thread's row, where tokens are consecutive.
     __device__ __forceinline__ int token_of(const ForwardMessage& task, int h) const {
-        const int token = task.first + params.tile.place(row_in_tile(h));
-        return unsigned(token) < unsigned(params.layout.seq_q) ? token : no_token;
+        return any::query_at(task.queries, params.tile.place(row_in_tile(h)));
     }
     // The tokens that a thread's two rows are written to.
     __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
@@ -324,8 +322,8 @@ struct Consumer {
             ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch, from);
         });
     }
-    // A box that begins before the first query: the copy engine loads such, but to store one is an illegal instruction.
-    __device__ __forceinline__ void write_shifted(int q_index, int batch, const int (&head)[2], const int (&token)[2]) {
+    // What no box may bring: see leaves_by_rows.
+    __device__ __forceinline__ void write_queries(int q_index, int batch, const int (&head)[2], const int (&token)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (token[h] == no_token) continue;

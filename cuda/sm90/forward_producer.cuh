@@ -134,10 +134,9 @@ struct Walker {
 
     __device__ __forceinline__ void clear_rows(int tile, int entry, int head) {
         const any::TileRows& of = params.tile;
-        const int first = any::first_query(params.layout, entry, tile);
-        const int rows = min(params.layout.block_q, int(params.layout.seq_q) - first) << of.bits;
+        const QuerySpan span = any::span_of(params.layout, entry, tile);
+        const int first = span.first, begin = (span.begin - first) << of.bits, rows = (span.end - first) << of.bits;
         const int words = params.head_dim_v / 2;  // of two elements: head_dim_v is a multiple of 8
-        const int begin = max(-first, 0) << of.bits;
         for (int row = begin; row < rows; ++row) {
             auto* out = any::row_of<Element>(params.to.out, entry, head + of.head(row), first + of.place(row));
             for (int word = lane; word < words; word += 32) reinterpret_cast<uint32_t*>(out)[word] = 0;
@@ -160,8 +159,8 @@ struct Walker {
         const int head = task.head - batch * params.heads_q;
         head_kv = head / params.group;
         live = list * layout.by_key.rows;
-        const int first_query = C::any_order ? 0 : any::first_query(layout, batch, task.row);
-        announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(task.row), first_query});
+        const QuerySpan queries = C::any_order ? QuerySpan{} : any::span_of(layout, batch, task.row);
+        announce({{batch, head, task.row, task.take, task.part, index}, leaves_by_rows(queries, task.row), queries});
         // Last blocks first: where few rows see a row's first block (windows), all see its last, and their maxima are
         // known from there on. Parts of a row are counted from the end just so.
         int skip = task.skip, left = task.take, end = slice.end;
@@ -210,10 +209,15 @@ struct Walker {
         return passed;
     }
 
-    // Whether out cannot leave as boxes: rows of a listed tile stand anywhere, those away from home leave elsewhere.
-    __device__ __forceinline__ bool leaves_by_rows(int tile) const {
+    // Whether out cannot leave as boxes: rows of a listed tile stand anywhere, those away from home leave elsewhere, and
+    // places of a box may be those of other sequences, or before all. (The copy engine loads a box that begins below 0;
+    // to store one is an illegal instruction.)
+    __device__ __forceinline__ bool leaves_by_rows(const QuerySpan& queries, int tile) const {
+        const int places = params.layout.block_q;
+        if constexpr (!C::any_order)
+            return params.layout.spans && (queries.begin > queries.first || queries.end < queries.first + places);
         const AxisView& axis = params.layout.queries;
-        if (!C::any_order || tile < axis.listed) return C::any_order;
+        if (tile < axis.listed) return true;
         if (!axis.away) return false;
         uint64_t away = 0;
         for (int word = 0; word < C::block_q / 64; ++word)
@@ -240,7 +244,8 @@ struct Walker {
                 {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
                 params.layout.queries, C::block_q, tile, full);
         else if (is_leader)
-            load<C::panels, C::panel_bytes>(&params.maps.q, message.first, message.head, message.batch, tile, full);
+            load<C::panels, C::panel_bytes>(&params.maps.q, message.queries.first, message.head, message.batch, tile,
+                                            full);
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {

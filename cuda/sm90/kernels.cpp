@@ -190,7 +190,7 @@ void prepare(int32_t device) {
 }
 
 // The kernel of any order of tokens takes none, nor do those of older GPUs.
-bool takes_shift(const ForwardArgs& args) { return is_addressable(args) && come_in_boxes(args.layout.keys); }
+bool takes_spans(const ForwardArgs& args) { return is_addressable(args) && come_in_boxes(args.layout.keys); }
 
 // Heads: those of a group that share a tile of BlockQ rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads = 1>
@@ -216,7 +216,7 @@ Kernel block_forward(const char* name) {
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .orders = K::any_order && Heads == 1,
             .key_stretch = least_key_stretch,
-            .takes_shift = takes_shift,
+            .takes_spans = takes_spans,
             .max_logits = true,
             .shares_lists = Heads > 1,
             .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,

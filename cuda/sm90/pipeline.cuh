@@ -38,8 +38,8 @@ struct TaskMessage {
 };
 
 struct ForwardMessage : TaskMessage {
-    int32_t by_rows;  // out leaves row by row, not as boxes
-    int32_t first;    // where tokens are consecutive: the query at the tile's first place, below 0 before all queries
+    int32_t by_rows;    // out leaves row by row, not as boxes
+    QuerySpan queries;  // where tokens are consecutive
 };
 
 // The task that a producer will have next. It asks when it begins to load the last block of the one at hand: so early

@@ -422,7 +422,8 @@ enum spattn_axes {
     SPATTN_BSHD = 0, /* tensors are [batch, seq, heads, head_dim]; lse is [batch, heads_q, seq_q] in both */
     SPATTN_BHSD = 1, /* [batch, heads, seq, head_dim] */
     SPATTN_THD = 2   /* [tokens, heads, head_dim] with batch 1, seq_q and seq_k tokens; lse is [heads_q, tokens].
-                        Sequences of several lengths lie one after the other: per_document, or documents */
+                        Sequences of several lengths lie one after the other: per_document, or documents, or the queries
+                        of a cache's entries */
 };
 enum spattn_plan_flags {
     SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */
@@ -439,7 +440,7 @@ enum spattn_plan_flags {
                                            such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
                                            is rounded. spattn_plan_kernel names kernels of "tf32" */
     SPATTN_PLAN_STARTS = 1 << 8         /* keys lie in a cache that calls fill: each says where its queries begin.
-                                           Forward alone, of SPATTN_BSHD and SPATTN_BHSD, no lists of a call */
+                                           Forward alone, no lists of a call */
 };
 /* A cache. With SPATTN_PLAN_STARTS seq_k is how many tokens the cache of a batch entry has room for, and seq_q how many
  * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0: arrays of csr,
@@ -449,6 +450,12 @@ enum spattn_plan_flags {
  * nothing. Keys after a query are never seen, so that what was not written yet may hold anything. spattn_plan_stats then
  * speaks of the whole sequence.
  *
+ * With SPATTN_THD each call also says how many queries entries have, as servers batch prompts beside tokens that are
+ * decoded. seq_q is how many rows q has, [seq_q, heads_q, head_dim], and those of entry b are rows query_offsets[b] ..
+ * query_offsets[b + 1] - 1, any number of them: the first is its row starts[b]. Rows before all offsets or after them see
+ * nothing, so that one graph serves fewer queries, too. Offsets lie in 0 .. seq_q and do not fall; else results mean
+ * nothing. Such a cache has a page_size, which may be all of seq_k.
+ *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
  * page_table[b][t / page_size]. No memory outside of the pages is read, whatever the table holds: entries that nobody
@@ -456,7 +463,8 @@ enum spattn_plan_flags {
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
-    int64_t batch, heads_q, heads_kv;   /* batch >= 0 (1 with THD), heads >= 1; heads_q a multiple of heads_kv */
+    int64_t batch, heads_q, heads_kv;   /* batch >= 0 (with THD 1, or of a cache 1 and more), heads >= 1; heads_q a
+                                           multiple of heads_kv */
     int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
@@ -531,9 +539,11 @@ typedef struct spattn_forward_args {
     const spattn_tensor* starts;      /* [batch] int32 or int64: with SPATTN_PLAN_STARTS, else NULL */
     const spattn_tensor* page_table;  /* [batch, seq_k / page_size] int32 or int64: with a page_size, else NULL. k and v
                                          are then [pages, heads_kv, page_size, head_dim], or [pages, page_size, heads_kv,
-                                         head_dim] for SPATTN_BSHD, of any number of pages from 1. From one page to the
-                                         next are as many rows in v as in k: page_size or more, and on a GPU, where
-                                         page_size is a multiple of the kernel's blocks, so many blocks */
+                                         head_dim] for SPATTN_BSHD and SPATTN_THD, of any number of pages from 1. From
+                                         one page to the next are as many rows in v as in k: page_size or more, and on a
+                                         GPU, where page_size is a multiple of the kernel's blocks, so many blocks */
+    const spattn_tensor* query_offsets; /* [batch + 1] int32 or int64: with SPATTN_PLAN_STARTS and SPATTN_THD, else
+                                           NULL */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

@@ -67,21 +67,21 @@ void read_cache_sizes(const spattn_problem& p, Problem& r) {
         if (p.flags & uint32_t(flag))
             fail(SPATTN_E_UNSUPPORTED, "problem.flags",
                  text("has ", name, " beside SPATTN_PLAN_STARTS; accepted: either alone"));
-    if (p.axes == SPATTN_THD)
-        fail(SPATTN_E_UNSUPPORTED, "problem.axes",
-             "is SPATTN_THD with SPATTN_PLAN_STARTS; accepted: SPATTN_BSHD and SPATTN_BHSD");
-    require_range(p.page_size, 0, largest_page, "problem.page_size");
+    const bool is_ragged = p.axes == SPATTN_THD;
+    require_range(p.page_size, is_ragged ? 1 : 0, largest_page, "problem.page_size");
     if (p.page_size && p.seq_k % p.page_size)
         fail(SPATTN_E_RANGE, "problem.page_size",
              text("is ", p.page_size, "; accepted: 0, or divisors of seq_k, ", p.seq_k));
     r.page_size = p.page_size;
     r.q_offset = 0;
+    if (is_ragged) r.ragged = p.batch, r.batch = 1;
 }
 
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
         fail(SPATTN_E_UNKNOWN_FIELD, "problem.flags", text("is ", p.flags, "; accepted: bits of ", known_flags));
-    require_range(p.batch, 0, 1 << 20, "problem.batch");
+    constexpr int64_t most_batch = 1 << 20;
+    require_range(p.batch, 0, most_batch, "problem.batch");
     require_range(p.heads_q, 1, 1 << 16, "problem.heads_q");
     require_range(p.heads_kv, 1, p.heads_q, "problem.heads_kv");
     if (p.heads_q % p.heads_kv)
@@ -92,7 +92,8 @@ Problem read_problem(const spattn_problem& p) {
     require_range(p.head_dim, 1, 1024, "problem.head_dim");
     require_range(p.head_dim_v, 0, 1024, "problem.head_dim_v");
     require_range(p.axes, SPATTN_BSHD, SPATTN_THD, "problem.axes");
-    if (p.axes == SPATTN_THD) require_range(p.batch, 1, 1, "problem.batch");
+    if (p.axes == SPATTN_THD)
+        require_range(p.batch, 1, p.flags & SPATTN_PLAN_STARTS ? most_batch : 1, "problem.batch");
     if (p.batch * p.heads_q > longest_sequence)
         fail(SPATTN_E_RANGE, "problem.batch",
              text("times heads_q is ", p.batch * p.heads_q, "; accepted: up to ", longest_sequence));
@@ -121,7 +122,7 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     std::string key;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
                           p.q_offset, int64_t(flags), int64_t(axes), std::bit_cast<int64_t>(p.scale),
-                          std::bit_cast<int64_t>(p.softcap), p.page_size}) {
+                          std::bit_cast<int64_t>(p.softcap), p.page_size, p.ragged}) {
         append(key, value);
         append(key, ' ');
     }
@@ -258,7 +259,7 @@ spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result) {
         const CompiledPlan& compiled = required(plan, "plan").compiled;
         const Problem& p = plan->given;
         const Extent extent = pattern_extent(p);
-        spattn_stats stats = make_stats(compiled.counts, p.batch * p.heads_q, extent.seq_q, extent.seq_k);
+        spattn_stats stats = make_stats(compiled.counts, extent.batch * p.heads_q, extent.seq_q, extent.seq_k);
         stats.layout_bytes = int64_t(compiled.layout_bytes);
         stats.flops_forward = flops(p, compiled.counts.pairs, Pass::forward);
         stats.flops_backward = flops(p, compiled.counts.pairs, Pass::backward);

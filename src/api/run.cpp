@@ -55,13 +55,16 @@ public:
         return index(t, argument, std::array{p_.batch, list_rows(), p_.heads_kv});
     }
 
-    // These come with a call on a cache: where queries begin, and which pages keys lie in.
+    // These come with a call on a cache: where queries begin, which of them are whose, and which pages keys lie in.
     IndexView start_input(const spattn_tensor* t, const char* argument) {
-        const auto s = place(t, argument, std::array{p_.batch}, {dtype_i32, dtype_i64});
-        return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
+        return indices(t, argument, p_.sequences());
+    }
+    IndexView query_offset_input(const spattn_tensor* t, const char* argument) {
+        return indices(t, argument, p_.sequences() + 1);
     }
     IndexView page_input(const spattn_tensor* t, const char* argument) {
-        const auto s = place(t, argument, std::array{p_.batch, p_.seq_k / p_.page_size}, {dtype_i32, dtype_i64});
+        const std::array shape{p_.sequences(), p_.seq_k / p_.page_size};
+        const auto s = place(t, argument, shape, {dtype_i32, dtype_i64});
         return {data_, s[0], 0, 0, s[1], t->dtype.bits == 64};
     }
 
@@ -153,6 +156,11 @@ private:
     }
 
     int64_t list_rows() const { return ceil_div(p_.seq_q, p_.call_lists.block_q); }
+
+    IndexView indices(const spattn_tensor* t, const char* argument, int64_t count) {
+        const auto s = place(t, argument, std::array{count}, {dtype_i32, dtype_i64});
+        return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
+    }
 
     // THD has no batch.
     IndexView index(const spattn_tensor* t, const char* argument, std::span<const int64_t> shape) {
@@ -254,14 +262,17 @@ void read_pages(Operands& operands, const Problem& p, const spattn_forward_args&
     call.v = v.view;
 }
 
-// Where queries begin, and the table of pages.
+// Where queries begin, which are whose, and the table of pages.
 void read_cache(Operands& operands, const Problem& p, const spattn_forward_args& a, ForwardArgs& call) {
+    if (!p.ragged)
+        refuse_operand(a.query_offsets, "query_offsets", "the plan is not one of SPATTN_THD with SPATTN_PLAN_STARTS");
     if (!p.has_starts) {
         refuse_operand(a.starts, "starts", "the plan is not one with SPATTN_PLAN_STARTS");
         refuse_operand(a.page_table, "page_table", "the plan has no page_size");
         return;
     }
     call.cache.starts = operands.start_input(a.starts, "starts");
+    if (p.ragged) call.cache.query_offsets = operands.query_offset_input(a.query_offsets, "query_offsets");
     if (!p.page_size) return refuse_operand(a.page_table, "page_table", "the plan has no page_size");
     call.cache.page_table = operands.page_input(a.page_table, "page_table");
 }

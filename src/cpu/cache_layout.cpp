@@ -2,6 +2,7 @@
 // A call on a cache: its layout, its queries where the layout's rows have them, and what came of them back. Lanes share
 // batch entries' heads.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/share.h"
@@ -31,6 +32,11 @@ public:
     void clear(int64_t batch, int64_t head, int64_t at) const {
         std::memset(address(copy_, batch, head, at), 0, size_t(columns_ * element_));
     }
+    void clear_call(int64_t head, int64_t row) const {
+        char* const to = address(call_, 0, head, row);
+        for (int64_t column = 0; column < columns_; ++column)
+            std::memset(to + column * call_.column * element_, 0, size_t(element_));
+    }
 
 private:
     char* address(const TensorView& x, int64_t batch, int64_t head, int64_t row) const {
@@ -55,66 +61,113 @@ public:
 
     void lay_out() {
         if (made_.copies) share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_queries);
+        share(*args_.parallel, *this, made_.is_ragged ? made_.heads : 0, &CacheCall::empty_nobodys);
         share(*args_.parallel, *this, made_.kinds, &CacheCall::make_lists);
-        share(*args_.parallel, *this, made_.listed ? made_.batch : 0, &CacheCall::name_tokens);
+        share(*args_.parallel, *this, made_.listed ? made_.sequences : 0, &CacheCall::name_tokens);
         for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
             made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
-        for (int64_t b = 0; b < made_.batch; ++b) made_.before[b] = int32_t(before(b));
+        for (int64_t n = 0; !made_.copies && n < made_.batch * made_.rows; ++n) made_.spans[n] = span_of(n);
         for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
     void bring_back() { share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_results); }
 
 private:
-    int64_t start_of(int64_t batch) const { return made_.start_of(args_.cache.starts.at(batch, 0, 0, 0)); }
-    int64_t first_row(int64_t batch) const { return floor_div(start_of(batch), made_.tile_q); }
-    int64_t before(int64_t batch) const { return start_of(batch) - first_row(batch) * made_.tile_q; }
-    // The plan's row of a tile of an entry's queries, or -1 where it has none.
-    int64_t row_of(int64_t batch, int32_t tile) const {
-        const int64_t row = first_row(batch) + tile;
-        return row < made_.known.by_query.rows && made_.has_queries(tile, before(batch)) ? std::max<int64_t>(row, -1) : -1;
+    int64_t start_of(int64_t sequence) const { return made_.start_of(args_.cache.starts.at(sequence, 0, 0, 0)); }
+    int64_t first_row(int64_t sequence) const { return floor_div(start_of(sequence), made_.tile_q); }
+    CallCache::Queries queries_of(int64_t sequence) const { return args_.cache.queries_of(sequence, made_.seq_q); }
+
+    // A tile of a batch entry's queries: of which sequence, in which row of the plan's layout, and which query its first
+    // place has. It has those of [begin, end); row is -1 where these are none, or beyond the sequence.
+    struct Tile {
+        int64_t sequence, row, first, begin, end;
+    };
+    Tile tile_of(int64_t batch, int64_t number) const {
+        const int64_t sequence = made_.is_ragged ? sequence_of(number) : batch;
+        const CallCache::Queries queries = queries_of(sequence);
+        const int64_t of_sequence = number - made_.first_tile(sequence, queries.begin);
+        const int64_t row = first_row(sequence) + of_sequence;
+        const int64_t first = queries.begin - start_of(sequence) + row * made_.tile_q;
+        const int64_t begin = std::max(first, queries.begin), end = std::min(first + made_.tile_q, queries.end);
+        const bool has_keys = begin < end && row >= 0 && row < made_.known.by_query.rows;
+        return {sequence, has_keys ? row : -1, first, begin, std::max(begin, end)};
+    }
+    QuerySpan span_of(int64_t n) const {
+        const Tile tile = tile_of(n / made_.rows, n % made_.rows);
+        return {int32_t(tile.first), int32_t(tile.begin), int32_t(tile.end)};
+    }
+    // The last that has its first tile at or before this one.
+    int64_t sequence_of(int64_t tile) const {
+        int64_t first = 0, end = made_.sequences;
+        while (end - first > 1) {
+            const int64_t middle = (first + end) / 2;
+            (made_.first_tile(middle, queries_of(middle).begin) <= tile ? first : end) = middle;
+        }
+        return first;
     }
 
     void copy_queries(int64_t plane) {
         const int64_t batch = plane / made_.heads, head = plane % made_.heads;
-        const int64_t places = before(batch);
         const Copied q(args_.q, made_.q, p_.head_dim, element_);
-        for (int64_t at = 0; at < int64_t(made_.rows) * made_.tile_q; ++at) {
-            const int64_t row = at - places;
-            row >= 0 && row < made_.seq_q ? q.to_copy(batch, head, row, at) : q.clear(batch, head, at);
+        for (int32_t number = 0; number < made_.rows; ++number) {
+            const Tile tile = tile_of(batch, number);
+            for (int64_t i = 0; i < made_.tile_q; ++i) {
+                const int64_t row = tile.first + i, at = int64_t(number) * made_.tile_q + i;
+                row >= tile.begin && row < tile.end ? q.to_copy(batch, head, row, at) : q.clear(batch, head, at);
+            }
         }
     }
 
     void copy_results(int64_t plane) {
         const int64_t batch = plane / made_.heads, head = plane % made_.heads;
-        const int64_t places = before(batch);
         const Copied out(args_.out, made_.out, p_.head_dim_v, element_);
         const Copied lse(args_.lse, made_.lse, 1, sizeof(float));
         const Copied max_logits(args_.max_logits, made_.max_logits, 1, sizeof(float));
-        for (int64_t row = 0; row < made_.seq_q; ++row) {
-            out.to_call(batch, head, row, places + row);
-            if (args_.lse.data) lse.to_call(batch, head, row, places + row);
-            if (args_.max_logits.data) max_logits.to_call(batch, head, row, places + row);
+        for (int32_t number = 0; number < made_.rows; ++number) {
+            const Tile tile = tile_of(batch, number);
+            for (int64_t row = tile.begin; row < tile.end; ++row) {
+                const int64_t at = number * int64_t(made_.tile_q) + row - tile.first;
+                out.to_call(batch, head, row, at);
+                if (args_.lse.data) lse.to_call(batch, head, row, at);
+                if (args_.max_logits.data) max_logits.to_call(batch, head, row, at);
+            }
         }
     }
 
-    int64_t known_kind(int64_t head) const {
-        return made_.known.head_kinds == 1 ? 0 : made_.known.kind_of_head[head];
+    void empty_nobodys(int64_t head) {
+        for (int64_t row = 0; row < queries_of(0).begin; ++row) empty_query(head, row);
+        for (int64_t row = queries_of(made_.sequences - 1).end; row < made_.seq_q; ++row) empty_query(head, row);
+    }
+    // A query of no sequence, which sees nothing but a sink.
+    void empty_query(int64_t head, int64_t row) const {
+        const TensorView& sinks = args_.sink_logits;
+        const float sink = sinks.data ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY;
+        const auto set = [&](const TensorView& x, float value) {
+            if (x.data) static_cast<float*>(x.data)[head * x.head + row * x.row] = value;
+        };
+        Copied(args_.out, made_.out, p_.head_dim_v, element_).clear_call(head, row);
+        set(args_.lse, sink), set(args_.max_logits, -INFINITY);
+    }
+
+    int64_t known_kind(int64_t sequence, int64_t head) const {
+        return made_.known.head_kinds == 1 ? 0 : made_.known.kind_of_head[sequence * made_.heads + head];
     }
 
     void make_lists(int64_t kind) {
-        const int64_t head = kind * made_.heads_of_kind, batch = head / made_.heads;
+        const int64_t first_head = kind * made_.heads_of_kind, batch = first_head / made_.heads;
         const ListsView& known = made_.known.by_query;
-        const int32_t first_tile = int32_t(made_.first_listed(batch));
         for (int32_t at = 0; at < made_.rows; ++at) {
-            const int64_t n = kind * made_.rows + at, row = row_of(batch, at);
-            const int32_t begin = int32_t(n * made_.room);
+            const int64_t n = kind * made_.rows + at;
+            const Tile tile = tile_of(batch, at);
+            const int32_t begin = int32_t(n * made_.room), first_block = int32_t(made_.first_listed(tile.sequence));
             Run* to = made_.runs + begin;
-            if (row >= 0) {
-                const Slice slice = known.slices[known_kind(head) * known.rows + row];
+            if (tile.row >= 0) {
+                const int64_t known_row =
+                    known_kind(tile.sequence, first_head % made_.heads) * known.rows + tile.row;
+                const Slice slice = known.slices[known_row];
                 for (int32_t i = slice.begin; i < slice.end; ++i) {
                     *to = known.runs[i];
-                    to++->first += first_tile;
+                    to++->first += first_block;
                 }
             }
             made_.slices[n] = {begin, int32_t(to - made_.runs)};
@@ -122,22 +175,25 @@ private:
     }
 
     // Those that the call's queries may see.
-    void name_tokens(int64_t batch) {
-        if (!made_.page_size && batch > 0) return;  // entries have the same
+    void name_tokens(int64_t sequence) {
+        if (!made_.page_size && sequence > 0) return;  // all have the same
         int64_t end = 0;
-        for (int64_t of = made_.page_size ? batch : 0; of < (made_.page_size ? batch + 1 : made_.batch); ++of)
-            end = std::max(end, (first_row(of) + made_.rows) * made_.tile_q);
+        for (int64_t of = made_.page_size ? sequence : 0; of < (made_.page_size ? sequence + 1 : made_.sequences); ++of) {
+            const CallCache::Queries queries = queries_of(of);
+            end = std::max(end, round_up(start_of(of) + queries.end - queries.begin, made_.tile_q));
+        }
         end = std::min(end, made_.seq_k);
-        int32_t* to = made_.tokens + made_.first_listed(batch) * made_.tile_k;
+        int32_t* to = made_.tokens + made_.first_listed(sequence) * made_.tile_k;
         for (int64_t token = 0; token < round_up(end, made_.tile_k); ++token)
             *to++ = token >= made_.seq_k ? no_token
-                    : made_.page_size   ? int32_t(args_.cache.place_of(batch, token, made_.page_size))
+                    : made_.page_size   ? int32_t(args_.cache.place_of(sequence, token, made_.page_size))
                                         : int32_t(token);
     }
 
     int64_t blocks_of(int64_t head, int32_t tile) const {
-        const int64_t rows = made_.known.by_query.rows, row = row_of(head / made_.heads, tile);
-        return row >= 0 ? made_.of_plan.row_blocks[known_kind(head) * rows + row] : 0;
+        const Tile at = tile_of(head / made_.heads, tile);
+        const int64_t rows = made_.known.by_query.rows;
+        return at.row < 0 ? 0 : made_.of_plan.row_blocks[known_kind(at.sequence, head % made_.heads) * rows + at.row];
     }
 
     // A row that is split has as many parts as it has blocks for.

@@ -2,6 +2,7 @@
 // Lists of single keys, for kernels that gather rows of k and v: made by the plan, or given to each call. C++17-clean.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace spattn {
@@ -49,16 +50,27 @@ struct CallLists {
     }
 };
 
-// A call on a cache: where the queries of each batch entry begin among its keys, and which pages these lie in.
+// A call on a cache: where the queries of each sequence begin among its keys, and which pages these lie in.
 struct CallCache {
-    IndexView starts;          // [batch]; no data where the plan says where queries begin
-    IndexView page_table;      // [batch, seq_k / page_size], in `batch` and `entry`; no data without pages
+    IndexView starts;          // [sequences]; no data where the plan says where queries begin
+    IndexView page_table;      // [sequences, seq_k / page_size], in `batch` and `entry`; no data without pages
+    IndexView query_offsets;   // [sequences + 1] of the call's queries, those of each sequence; no data unless ragged
     int64_t pages, page_rows;  // page_rows: rows of k, or of v, from the first of a page to that of the next
 
     // The row of k that a token lies in. What pages outside [0, pages) hold means nothing, and is not read.
     int64_t place_of(int64_t b, int64_t token, int64_t page_size) const {
         const int64_t page = page_table.at(b, 0, 0, token / page_size);
         return (page < 0 || page >= pages ? 0 : page) * page_rows + token % page_size;
+    }
+
+    // Which of the call's queries are those of a sequence: [begin, end), empty where offsets fall.
+    struct Queries {
+        int64_t begin, end;
+    };
+    Queries queries_of(int64_t sequence, int64_t seq_q) const {
+        if (!query_offsets.data) return {0, seq_q};
+        const int64_t begin = query_offsets.at(sequence, 0, 0, 0), end = query_offsets.at(sequence + 1, 0, 0, 0);
+        return {std::clamp<int64_t>(begin, 0, seq_q), std::clamp<int64_t>(end, 0, seq_q)};
     }
 };
 

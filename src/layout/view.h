@@ -85,6 +85,11 @@ static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t to
 // its tiles.
 enum class Owner { queries, keys };
 
+// The queries [begin, end) of a tile; `first`, which may be another's or below 0, is that of its first place.
+struct QuerySpan {
+    int32_t first, begin, end;
+};
+
 // A compiled pattern. Heads and batch entries that see the same keys are of one kind and share lists.
 struct LayoutView {
     int32_t block_q, block_k;     // tokens
@@ -99,9 +104,9 @@ struct LayoutView {
     const uint64_t* masks;       // [num_masks][mask_words]
     int32_t mask_words, num_masks;
     LiveView live_queries, live_keys;
-    // Forward, where tokens of queries are consecutive, of rows that take it (Kernel::takes_shift): so many places of the
-    // first tile stand before the first query of each batch entry. Null: none. seq_q then says how many queries follow.
-    const int32_t* before = nullptr;
+    // Forward, where tokens of queries are consecutive, of rows that take them (Kernel::takes_spans): which queries each
+    // tile has, [batch][by_query.rows]. Null: as many as there is room for, one tile after the other.
+    const QuerySpan* spans = nullptr;
 };
 
 // A share of a pass's work: of the blocks that one row lists for one (batch, head), those from number `skip` on, `take`

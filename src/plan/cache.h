@@ -3,10 +3,15 @@
 //
 // The plan's layout is that of the whole sequence, and a call makes one of its own from it: the lists of those rows of
 // blocks that its queries lie in, for each batch entry. So rows of kernels know neither starts nor pages. Where a row
-// takes no shift, queries are copied to where such a row of blocks has them, and results back.
+// takes no spans, queries are copied to where such a row of blocks has them, and results back.
 //
 //     sequence, in rows of 4     0 1 2 3 | 4 5 6 7 | 8 9 ..       starts 6, two queries, 6 and 7
 //     the call                             . . q q                  lists and masks of row 1
+//
+// Where each call says how many queries sequences have, which lie one after the other, tiles are those of one batch entry
+// and keys those of a pool: each tile is of one sequence. A sequence may have one tile more than its queries fill, and
+// one more since they begin anywhere in the first, so where its tiles begin follows from its number and the queries
+// before it. Where queries are fewer than tiles would be, each has a tile: a sequence needs no more.
 //
 // Where pages are made of whole blocks, lists name the blocks of all pages. Elsewhere the cache's blocks are listed
 // tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its
@@ -49,7 +54,7 @@ inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
     if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
     if (kernel.family == Family::reference || cache_keys(kernel, p) != CacheKeys::listed) return nullptr;
     if (!kernel.orders && !takes_stretches(kernel, p)) return "pages that are not made of its blocks";
-    const double places = double(p.batch) * double(round_up(p.seq_k, kernel.block_k));
+    const double places = double(p.sequences()) * double(round_up(p.seq_k, kernel.block_k));
     return places < double(int64_t(1) << 31) ? nullptr : "a cache of more tokens than it counts";
 }
 
@@ -57,10 +62,12 @@ inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
 struct CacheSizes {
     CacheKeys keys;
     int64_t batch, heads, seq_q, seq_k, page_size;
+    int64_t sequences;      // batch entries, or more that share one
+    bool is_ragged;
     int tile_q, tile_k;
-    int32_t rows;           // of queries, of a call: as many tiles as they may lie in
-    int32_t tiles_k;        // of an entry's keys
-    int32_t listed;         // tiles: each entry's own where pages say which tokens they have
+    int32_t rows;           // of queries, of a batch entry: as many tiles as they may lie in
+    int32_t tiles_k;        // of a sequence's keys
+    int32_t listed;         // tiles: each sequence's own where pages say which tokens they have
     int32_t stretch;        // of listed tiles
     int64_t kinds;          // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
@@ -68,18 +75,23 @@ struct CacheSizes {
 
     CacheSizes(const Problem& p, const Kernel& kernel, const LayoutView& known)
         : keys(cache_keys(kernel, p)), batch(p.batch), heads(p.heads_q), seq_q(p.seq_q), seq_k(p.seq_k),
-          page_size(p.page_size), tile_q(kernel.block_q), tile_k(kernel.block_k),
-          rows(int32_t((seq_q + 2 * tile_q - 2) / tile_q)), tiles_k(int32_t(ceil_div(seq_k, tile_k))),
-          listed(keys != CacheKeys::listed ? 0 : int32_t(page_size ? batch * tiles_k : tiles_k)),
+          page_size(p.page_size), sequences(p.sequences()), is_ragged(p.ragged), tile_q(kernel.block_q),
+          tile_k(kernel.block_k), rows(int32_t(is_ragged ? std::min(seq_q, seq_q / tile_q + 2 * sequences)
+                                                         : (seq_q + 2 * tile_q - 2) / tile_q)),
+          tiles_k(int32_t(ceil_div(seq_k, tile_k))),
+          listed(keys != CacheKeys::listed ? 0 : int32_t(page_size ? sequences * tiles_k : tiles_k)),
           stretch(cache_stretch(kernel, p)), kinds(known.head_kinds > 1 ? batch * heads : batch),
           heads_of_kind(batch * heads / kinds), room(1) {}
 
-    // Where an entry's queries begin, as far as it matters: beyond either end they see nothing.
+    // Where a sequence's queries begin, as far as it matters: beyond either end they see nothing.
     int64_t start_of(int64_t given) const { return std::clamp(given, -seq_q, seq_k); }
-    // Whether a tile of queries has some, where so many of its first one's places stand before them.
-    bool has_queries(int32_t tile, int64_t places) const { return tile * int64_t(tile_q) < places + seq_q; }
-    // The tile that lists an entry's first tokens.
-    int64_t first_listed(int64_t entry) const { return listed && page_size ? entry * tiles_k : 0; }
+    // The first tile of a sequence, the first of whose queries is number `begin` of its batch entry.
+    int64_t first_tile(int64_t sequence, int64_t begin) const {
+        if (!is_ragged) return 0;
+        return rows == seq_q ? begin : begin / tile_q + 2 * sequence;
+    }
+    // The tile that lists a sequence's first tokens.
+    int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
 };
 
 // What the calls of a plan have in common.
@@ -101,6 +113,16 @@ struct CacheShape : CacheSizes {
         }
     }
 
+    // The kinds that tasks of a call's heads are cut for: of the sequences that share a head the longest.
+    std::vector<int32_t> schedule_kinds(const LayoutView& known) const {
+        std::vector<int32_t> kinds(known.kind_of_head, known.kind_of_head + batch * heads);
+        for (int64_t head = batch * heads; head < sequences * heads; ++head) {
+            int32_t& kind = kinds[size_t(head % heads)];
+            if (longest[size_t(kind)] < longest[size_t(known.kind_of_head[head])]) kind = known.kind_of_head[head];
+        }
+        return kinds;
+    }
+
     void note_joins(const TasksView& tasks) {
         join_of_part.resize(size_t(tasks.num_parts));
         for (int32_t join = 0; join < tasks.num_joins; ++join)
@@ -110,7 +132,7 @@ struct CacheShape : CacheSizes {
     // The problem as rows see it: of copies, with all places of their tiles. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache, bool copies = true) const {
         Problem p = call;
-        p.has_starts = false, p.page_size = 0, p.q_offset = 0;
+        p.has_starts = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
         if (copies) p.seq_q = int64_t(rows) * tile_q;
         if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
         return p;
@@ -131,7 +153,7 @@ struct CacheLayout : CacheSizes {
     Slice* slices;          // [kinds][rows]
     Run* runs;              // [kinds][rows][room]
     int32_t* kind_of_head;  // [batch * heads]
-    int32_t* before;        // [batch] as LayoutView has it
+    QuerySpan* spans;       // [batch][rows] as LayoutView has them; not made where queries are copied
     int32_t* tokens;        // [listed][tile_k]
     Task* tasks;
     Join* joins;
@@ -145,11 +167,11 @@ struct CacheLayout : CacheSizes {
         CallRoom space(workspace);
         slices = space.take<Slice>(kinds * rows);
         runs = space.take<Run>(kinds * rows * room);
-        kind_of_head = space.take<int32_t>(batch * heads), before = space.take<int32_t>(batch);
+        kind_of_head = space.take<int32_t>(batch * heads), spans = space.take<QuerySpan>(batch * rows);
         tokens = space.take<int32_t>(int64_t(listed) * tile_k);
         tasks = space.take<Task>(from.num_tasks);
         joins = space.take<Join>(from.num_joins);
-        const int64_t tokens_q = int64_t(rows) * tile_q;
+        const int64_t tokens_q = int64_t(rows) * tile_q;  // of a batch entry
         const auto elements = [&](int64_t columns) {
             const int64_t row_bytes = columns * dtype_row(shape.call.dtype).bytes;
             return TensorView{space.take<char>(batch * heads * tokens_q * row_bytes), heads * tokens_q * columns,

@@ -296,6 +296,7 @@ void Chooser::complete_cached(PiecePlan& plan) {
         fail(SPATTN_E_UNSUPPORTED, "problem.batch", "makes longer lists of a call than kernels count");
     std::vector<Run> runs;
     std::vector<Slice> slices;
+    const std::vector<int32_t> kind_of_head = shape.schedule_kinds(known);
     for (const int32_t blocks : shape.longest) {
         const int32_t at = int32_t(runs.size());
         runs.push_back({0, blocks, full_block});
@@ -304,7 +305,7 @@ void Chooser::complete_cached(PiecePlan& plan) {
     LayoutView longest{};
     longest.by_query = {slices.data(), runs.data(), shape.rows, int32_t(runs.size())};
     longest.queries.modulus = longest.keys.modulus = 1;
-    longest.kind_of_head = known.kind_of_head, longest.head_kinds = known.head_kinds;
+    longest.kind_of_head = kind_of_head.data(), longest.head_kinds = known.head_kinds;
     plan.schedule = make_schedule(inner, longest, kernel.walks[0], options_.machine.lanes);
     const TasksView tasks = view(plan.schedule);
     shape.note_joins(tasks);

@@ -14,7 +14,7 @@ double flops(const Problem& problem, double pairs, Pass pass) {
 
 double operand_bytes(const Problem& p, Pass pass) {
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
-    const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+    const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     // q, out; k, v. Backward also has their gradients.
     const double dims = double(p.head_dim + p.head_dim_v), dims_k = p.value_in_key ? double(p.head_dim) : dims;
     const double elements = rows_q * dims + rows_k * dims_k;

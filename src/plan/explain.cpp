@@ -59,9 +59,9 @@ std::string line(const char* label, const std::string& value) {
 
 std::string describe_problem(const CompiledPlan& plan) {
     const Problem& p = plan.problem;
-    std::string sizes = "batch " + grouped(double(p.batch));
+    std::string sizes = "batch " + grouped(double(p.sequences()));
     sizes += ", heads " + grouped(double(p.heads_q)) + " on " + grouped(double(p.heads_kv));
-    sizes += ", queries " + grouped(double(p.seq_q)) + ", keys " + grouped(double(p.seq_k));
+    sizes += ", queries " + grouped(double(p.seq_q)) + (p.ragged ? " of all" : "") + ", keys " + grouped(double(p.seq_k));
     sizes += ", head_dim " + decimal(double(p.head_dim), 0) + "/" + decimal(double(p.head_dim_v), 0);
     sizes += std::string(", ") + dtype_row(p.dtype).name + (p.tf32 ? " or TF32" : "") + ", scale " + shortest(p.scale);
     if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
@@ -69,7 +69,7 @@ std::string describe_problem(const CompiledPlan& plan) {
     sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);
     std::string out = line("problem", sizes);
     const double queries = double(p.has_starts ? p.seq_k : p.seq_q);  // that pairs were counted of
-    const double all = double(p.batch) * double(p.heads_q) * queries * double(p.seq_k);
+    const double all = double(p.sequences()) * double(p.heads_q) * queries * double(p.seq_k);
     const Counts& c = plan.counts;
     out += line("pattern", plan.pattern_text);
     out += line("pairs", grouped(c.pairs) + " kept of " + grouped(all) + " (" + percent(c.pairs, all) + "), " +
@@ -230,7 +230,8 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
     const Problem& p = plan.problem;
-    const double pairs = plan.counts.pairs * (p.has_starts ? double(p.seq_q) / double(p.seq_k) : 1);  // on the average
+    const double share = double(p.batch * p.seq_q) / double(p.sequences() * p.seq_k);
+    const double pairs = plan.counts.pairs * (p.has_starts ? share : 1);  // on the average
     return line("  work", scaled(flops(p, pairs, which), 1000, "FLOP") + ", " +
                               bytes(operand_bytes(plan.problem, which)) + " of operands, " +
                               bytes(double(pass.workspace)) + " of workspace") +

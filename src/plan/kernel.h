@@ -34,7 +34,10 @@ struct Problem {
     ListShape call_lists{};        // of lists that come with each call
     bool has_starts = false;       // keys are a cache, and each call says where its queries begin: plan/cache.h
     int64_t page_size = 0;         // of the cache; 0: an entry's keys lie one after the other
+    int64_t ragged = 0;            // of a cache: so many sequences share the queries of the one batch entry, and each
+                                   // call says which are whose; 0: a batch entry is a sequence
     int64_t group() const { return heads_q / heads_kv; }
+    int64_t sequences() const { return ragged ? ragged : batch; }
 };
 
 // An operand, whatever its axes in the ABI: strides of [batch, head, row, column] in elements. lse-like tensors have no
@@ -195,7 +198,7 @@ struct Kernel {
     bool orders = false;                        // reads any AxisView; false: blocks of consecutive tokens only
     Family family = Family::block;
     int32_t key_stretch = 0;    // also reads listed tiles of keys that have stretches of so many tokens; 0: none
-    bool (*takes_shift)(const ForwardArgs&) = nullptr;  // whether it reads LayoutView::before, of these operands
+    bool (*takes_spans)(const ForwardArgs&) = nullptr;  // whether it reads LayoutView::spans, of these operands
     bool max_logits = false;    // writes them where a call asks
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.

@@ -91,9 +91,9 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
     rows.layout = made.layout(inner);
     rows.tasks = made.tasks_view();
     rows.workspace = static_cast<char*>(args.workspace) + made.bytes;
-    if (kernel.takes_shift && kernel.takes_shift(rows)) {
+    if (kernel.takes_spans && kernel.takes_spans(rows)) {
         made.copies = false;
-        rows.layout.before = made.before;
+        rows.layout.spans = made.spans;
     } else {
         inner = shape.inner(args.cache);
         rows.layout = made.layout(inner);

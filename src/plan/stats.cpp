@@ -146,15 +146,20 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
 Problem seen_of_cache(const Problem& p, const LayoutStats& of_call) {
     const double queries = double(p.batch * p.heads_q * p.seq_q);
     Problem seen = p;
-    seen.seq_k = std::min(p.seq_k, int64_t(of_call.pairs / queries) + p.seq_q);
+    if (p.ragged) seen.ragged = std::min(p.ragged, p.seq_q);
+    const int64_t of_sequence = p.ragged ? ceil_div(p.seq_q, seen.ragged) : p.seq_q;
+    seen.seq_k = std::min(p.seq_k, int64_t(of_call.pairs / queries) + of_sequence);
     return seen;
 }
 
 LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const LayoutStats& whole) {
     const int64_t tile = std::max(kernel.block_q, 1);  // rows that read no layout count queries
-    const double tiles = double(ceil_div(p.seq_q, tile)), share = tiles / double(ceil_div(p.seq_k, tile));
+    // Sequences that share the queries of a batch entry have a tile each at least that others do not fill.
+    const double tiles = double(p.ragged ? std::min(p.seq_q, p.seq_q / tile + p.ragged) : ceil_div(p.seq_q, tile));
+    const double entries = double(p.batch) / double(p.sequences());
+    const double share = entries * tiles / double(ceil_div(p.seq_k, tile));
     LayoutStats stats = whole;
-    stats.pairs *= double(p.seq_q) / double(p.seq_k);
+    stats.pairs *= entries * double(p.seq_q) / double(p.seq_k);
     stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
     stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);
     if (kernel.device != SPATTN_CPU && cache_keys(kernel, p) == CacheKeys::listed && !takes_stretches(kernel, p))

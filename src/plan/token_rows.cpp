@@ -8,7 +8,7 @@ namespace spattn {
 Extent extent_of(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset}; }
 
 Extent pattern_extent(const Problem& p) {
-    return p.has_starts ? Extent{p.batch, p.heads_q, p.seq_k, p.seq_k, 0} : extent_of(p);
+    return p.has_starts ? Extent{p.sequences(), p.heads_q, p.seq_k, p.seq_k, 0} : extent_of(p);
 }
 
 void PatternRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
@@ -42,20 +42,33 @@ bool CallListRows::keeps(const Plane& plane, int64_t row, int64_t key, Intervals
 
 void CacheRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
     out.clear();
-    const int64_t start = cache_.starts.at(batch, 0, 0, 0), seq = problem_.seq_k, page_size = problem_.page_size;
-    if (start < -row || start >= seq - row) return;
+    const int64_t sequence = sequence_of(batch, row);
+    if (sequence < 0) return;
+    const int64_t of_sequence = row - cache_.queries_of(sequence, problem_.seq_q).begin;
+    const int64_t start = cache_.starts.at(sequence, 0, 0, 0), seq = problem_.seq_k, page_size = problem_.page_size;
+    if (start < -of_sequence || start >= seq - of_sequence) return;
     Intervals intervals;
-    pattern_.keys({pattern_extent(problem_), batch, head}, start + row, {0, seq}, intervals);
+    pattern_.keys({pattern_extent(problem_), sequence, head}, start + of_sequence, {0, seq}, intervals);
     for (const Interval& interval : intervals) {
         if (!page_size) {
             out.insert(out.end(), {interval.begin, interval.end});
             continue;
         }
         for (int64_t key = interval.begin; key < interval.end; ++key) {
-            const int64_t at = cache_.place_of(batch, key, page_size);
+            const int64_t at = cache_.place_of(sequence, key, page_size);
             out.insert(out.end(), {at, at + 1});
         }
     }
+}
+
+// The last that begins at or before a query of a batch entry, or -1: a sequence may have none.
+int64_t CacheRows::sequence_of(int64_t batch, int64_t row) const {
+    if (!problem_.ragged) return batch;
+    for (int64_t sequence = problem_.ragged - 1; sequence >= 0; --sequence) {
+        const CallCache::Queries queries = cache_.queries_of(sequence, problem_.seq_q);
+        if (queries.begin <= row) return row < queries.end ? sequence : -1;
+    }
+    return -1;
 }
 
 }  // namespace spattn

@@ -44,6 +44,8 @@ public:
     void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
 
 private:
+    int64_t sequence_of(int64_t batch, int64_t row) const;
+
     const Pattern& pattern_;
     Problem problem_;
     CallCache cache_;

@@ -2,6 +2,7 @@
 // Calls on a cache: what a call gives is rows of the whole sequence, wherever it begins and wherever pages lie; and
 // what is refused.
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "abi/abi.h"
@@ -23,6 +24,13 @@ spattn_problem cache_problem(int64_t queries, int64_t page_size, uint32_t flags 
     auto p = sequence_problem();
     p.flags = SPATTN_PLAN_STARTS | flags;
     p.seq_q = queries, p.page_size = page_size;
+    return p;
+}
+
+// So many queries of all entries together.
+spattn_problem ragged_problem(int64_t queries, int64_t page_size, uint32_t flags = 0) {
+    auto p = cache_problem(queries, page_size, flags);
+    p.axes = SPATTN_THD;
     return p;
 }
 
@@ -130,6 +138,75 @@ double worst_error(Sequence& s, Call& call, const spattn_problem& p, const std::
     return worst;
 }
 
+// One call of so many rows, those of both entries from row `first` on.
+struct RaggedCall {
+    int64_t rows, first;
+    std::array<int64_t, batch> start, count;
+    Cache cache;
+    Tensor q, out, lse, starts, offsets;
+    spattn_forward_args args = sized<spattn_forward_args>();
+
+    RaggedCall(Sequence& s, int64_t page_size, int64_t rows, int64_t first, std::array<int64_t, batch> start,
+               std::array<int64_t, batch> count)
+        : rows(rows), first(first), start(start), count(count), cache(s, page_size, lengths()),
+          q({rows, heads_q, dim}, f32), out({rows, heads_q, dim_v}, f32), lse({heads_q, rows}, f32),
+          starts({batch}, i32), offsets({batch + 1}, i64) {
+        std::fill_n(q.as<float>(), q.bytes / sizeof(float), std::nanf(""));  // of rows that are nobody's
+        for (int64_t row = 0; row < rows; ++row) {
+            const Asker asker = asker_of(row);
+            if (asker.batch < 0) continue;
+            const int64_t token = std::clamp<int64_t>(asker.token, 0, capacity - 1);
+            std::copy_n(s.q.as<float>() + (asker.batch * capacity + token) * heads_q * dim, heads_q * dim,
+                        q.as<float>() + row * heads_q * dim);
+        }
+        offsets.as<int64_t>()[0] = first;
+        for (int64_t b = 0; b < batch; ++b) {
+            starts.as<int32_t>()[b] = int32_t(start[size_t(b)]);
+            offsets.as<int64_t>()[b + 1] = offsets.as<int64_t>()[b] + count[size_t(b)];
+        }
+        args.q = &q.view, args.k = &cache.k.view, args.v = &cache.v.view, args.out = &out.view, args.lse = &lse.view;
+        args.starts = &starts.view, args.query_offsets = &offsets.view, args.page_table = &cache.table.view;
+    }
+
+    // How far the call is off the rows of the sequence. Rows outside of it are demanded to be empty.
+    double worst_error(Sequence& s) {
+        double worst = 0;
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t h = 0; h < heads_q; ++h) {
+                const Asker asker = asker_of(row);
+                const bool is_there = asker.batch >= 0 && asker.token >= 0 && asker.token < capacity;
+                const float got = lse.as<float>()[h * rows + row];
+                const float whole =
+                    is_there ? s.lse.as<float>()[(asker.batch * heads_q + h) * capacity + asker.token] : -HUGE_VALF;
+                CHECK(got == whole || std::abs(got - whole) < 1e-5);
+                for (int64_t c = 0; c < dim_v; ++c) {
+                    const float value = out.as<float>()[(row * heads_q + h) * dim_v + c];
+                    const int64_t of_whole = ((asker.batch * capacity + asker.token) * heads_q + h) * dim_v + c;
+                    const float want = is_there ? s.out.as<float>()[of_whole] : 0;
+                    worst = std::max(worst, std::isnan(value) ? HUGE_VAL : std::abs(double(value) - want));
+                }
+            }
+        return worst;
+    }
+
+private:
+    // Whose query a row is, and which token of the sequence; batch -1: nobody's.
+    struct Asker {
+        int64_t batch, token;
+    };
+    Asker asker_of(int64_t row) const {
+        int64_t begin = first;
+        for (int64_t b = 0; b < batch; begin += count[size_t(b++)])
+            if (row >= begin && row < begin + count[size_t(b)]) return {b, start[size_t(b)] + row - begin};
+        return {-1, 0};
+    }
+    std::vector<int64_t> lengths() const {
+        std::vector<int64_t> made;
+        for (size_t b = 0; b < batch; ++b) made.push_back(std::clamp<int64_t>(start[b] + count[b], 0, capacity));
+        return made;
+    }
+};
+
 }  // namespace
 
 TEST(calls_are_rows_of_the_sequence) {
@@ -162,6 +239,51 @@ TEST(calls_are_rows_of_the_sequence) {
     }
 }
 
+// Entries have as many queries as each call says, some none; rows that are nobody's see nothing.
+TEST(ragged_calls_are_rows_of_the_sequence) {
+    struct Entry {
+        int64_t start, count;
+    };
+    const Context context = make_context();
+    for (const char* pattern : {"full", "window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
+                                "per_batch([1,0], window(20,3), full)"}) {
+        Sequence sequence(context.get(), pattern);
+        for (const int64_t page_size : {1, 5, 16, 60, 240})
+            for (const int64_t rows : {3, 50, 130})
+                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
+                    const auto problem = ragged_problem(rows, page_size, flags);
+                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                    for (const std::array<Entry, batch>& entries :
+                         {std::array<Entry, batch>{{{77, 1}, {120, rows - 1}}}, {{{3, rows - 2}, {200, 1}}},
+                          {{{100, 0}, {50, rows}}}, {{{capacity - 1, 2}, {-1, 1}}}, {{{0, 0}, {0, 0}}}}) {
+                        check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
+                                         std::to_string(entries[0].count) + " and " +
+                                         std::to_string(entries[1].count) + " queries of " + std::to_string(rows);
+                        const int64_t first = rows > entries[0].count + entries[1].count ? 1 : 0;
+                        RaggedCall call(sequence, page_size, rows, first,
+                                        {entries[0].start, entries[1].start}, {entries[0].count, entries[1].count});
+                        const Scratch scratch(plan.get(), call.args);
+                        succeed(spattn_forward(plan.get(), &call.args), "a ragged call");
+                        CHECK(call.worst_error(sequence) < 1e-5);
+                    }
+                }
+    }
+}
+
+// What offsets that fall or lie outside give means nothing, but no memory is harmed.
+TEST(ragged_calls_survive_any_offsets) {
+    const Context context = make_context();
+    Sequence sequence(context.get(), "full");
+    const Plan plan = make_plan(context.get(), parse("full").get(), ragged_problem(50, 16));
+    for (const std::array<int64_t, batch + 1>& offsets :
+         {std::array<int64_t, batch + 1>{40, 3, 50}, {-7, 1000, 20}, {50, 50, 0}, {int64_t(1) << 40, 0, 50}}) {
+        RaggedCall call(sequence, 16, 50, 0, {100, 120}, {20, 30});
+        std::copy(offsets.begin(), offsets.end(), call.offsets.as<int64_t>());
+        const Scratch scratch(plan.get(), call.args);
+        succeed(spattn_forward(plan.get(), &call.args), "a ragged call");
+    }
+}
+
 TEST(problems_on_a_cache_that_are_refused) {
     const Context context = make_context();
     const auto demand_refused = [&](const char* what, const char* text, const spattn_problem& p, spattn_status status,
@@ -179,9 +301,10 @@ TEST(problems_on_a_cache_that_are_refused) {
                    "problem.flags");
     demand_refused("an offset", "causal", cache_problem(1, 0, SPATTN_PLAN_Q_OFFSET), SPATTN_E_UNSUPPORTED,
                    "problem.flags");
-    auto packed = cache_problem(1, 0);
-    packed.axes = SPATTN_THD, packed.batch = 1;
-    demand_refused("packed tokens", "causal", packed, SPATTN_E_UNSUPPORTED, "problem.axes");
+    demand_refused("ragged queries without pages", "causal", ragged_problem(4, 0), SPATTN_E_RANGE, "problem.page_size");
+    auto none = ragged_problem(4, 16);
+    none.batch = 0;
+    demand_refused("ragged queries of nobody", "causal", none, SPATTN_E_RANGE, "problem.batch");
     demand_refused("lists of a call", "runtime_tokens(4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED, "pattern");
     demand_refused("a tree of fewer tokens", "tree(-1,0)", cache_problem(1, 0), SPATTN_E_SHAPE, "pattern");
 }
@@ -246,6 +369,9 @@ TEST(operands_on_a_cache_that_are_refused) {
     args.starts = nullptr, args.page_table = &numbers.view;
     demand("a table for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE,
            "page_table");
+    args.page_table = nullptr, args.query_offsets = &numbers.view;
+    demand("offsets for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE,
+           "query_offsets");
 }
 
 TEST(a_cache_says_what_it_is) {

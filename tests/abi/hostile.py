@@ -115,6 +115,7 @@ ANYTHING = {
     ("spattn_backward_args", "stream"): "the CPU has none",
     ("spattn_forward_args", "starts"): "a plan with lists of a call takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "page_table"): "the same",
+    ("spattn_forward_args", "query_offsets"): "the same",
     ("spattn_bigbird", "seed"): "every number is a seed",
     ("spattn_context_options", "alloc_user"): "it is the callback's",
     ("spattn_context_options", "log_user"): "it is the callback's",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Calls on a cache in a captured graph: a sequence grows, and its pages move, between replays. The truth is the CPU's
+// Calls on a cache in a captured graph: sequences grow, their pages move, and of a ragged call each has other numbers of
+// queries, between replays. The truth is the CPU's
 // rows of reference on the same bytes.
 #include <algorithm>
 #include <random>
@@ -84,13 +85,17 @@ struct Graph {
 // Operands of calls, whose starts and pages change.
 struct Calls {
     Calls(const spattn_problem& p, std::mt19937& random)
-        : p(p), q({batch, p.seq_q, p.heads_q, dim}, abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16),
-          out({batch, p.seq_q, p.heads_q, dim}, abi::bf16), starts({batch}, abi::i64),
-          table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32) {
+        : p(p), q(queries(), abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
+          starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
+          offsets({batch + 1}, abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     }
 
     void move(std::mt19937& random) {
+        int32_t* const bounds = offsets.host.as<int32_t>();  // any, in their order: rows before and behind are nobody's
+        for (int64_t b = 0; b <= batch; ++b) bounds[b] = int32_t(random() % (p.seq_q + 1));
+        std::sort(bounds, bounds + batch + 1);
+        offsets.send();
         for (int64_t b = 0; b < batch; ++b) starts.host.as<int64_t>()[b] = int64_t(random() % (capacity - p.seq_q + 1));
         starts.host.as<int64_t>()[random() % batch] = random() % 2 ? -p.seq_q : capacity - p.seq_q;
         starts.send();
@@ -108,6 +113,7 @@ struct Calls {
         const auto view = [&](Mirrored& x) { return on_device ? &x.on_device : &x.host.view; };
         a.q = view(q), a.k = view(k), a.v = view(v), a.out = view(out), a.starts = view(starts);
         if (p.page_size) a.page_table = view(table);
+        if (p.axes == SPATTN_THD) a.query_offsets = view(offsets);
         return a;
     }
 
@@ -122,14 +128,47 @@ struct Calls {
     }
 
     const spattn_problem p;
-    Mirrored q, k, v, out, starts, table;
+    Mirrored q, k, v, out, starts, table, offsets;
 
 private:
+    std::vector<int64_t> queries() const {
+        if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, dim};
+        return {batch, p.seq_q, p.heads_q, dim};
+    }
     std::vector<int64_t> keys() const {
         if (!p.page_size) return {batch, capacity, heads_kv, dim};
         return {batch * (capacity / p.page_size), p.page_size, heads_kv, dim};
     }
 };
+
+// A few replays of one call, between which everything moves.
+void compare_replays(const Context& context, const Context& host, const char* text, spattn_problem problem,
+                     std::mt19937& random) {
+    const Pattern pattern = abi::parse(text);
+    const Plan plan = abi::make_plan(context.get(), pattern.get(), problem);
+    Calls calls(problem, random);
+    calls.move(random);
+    problem.flags |= SPATTN_PLAN_REFERENCE;
+    const Plan truth = abi::make_plan(host.get(), pattern.get(), problem);
+    const Workspace workspace(plan, SPATTN_OP_FORWARD);
+    size_t bytes = 0;
+    succeed(spattn_plan_workspace(truth.get(), SPATTN_OP_FORWARD, &bytes, nullptr), "workspace");
+    abi::Tensor scratch({int64_t(bytes) + 64}, abi::u8);
+    auto args = calls.args(true), exactly = calls.args(false);
+    args.workspace = workspace.memory, args.workspace_bytes = workspace.bytes;
+    const size_t misaligned = reinterpret_cast<uintptr_t>(scratch.data) % 64;
+    exactly.workspace = scratch.data + (64 - misaligned) % 64, exactly.workspace_bytes = bytes;
+    Graph graph([&](cudaStream_t stream) {
+        args.stream = stream;
+        succeed(spattn_forward(plan.get(), &args), "captured");
+    });
+    for (int replay = 0; replay < 3; ++replay) {
+        calls.move(random);
+        graph.replay();
+        succeed(spattn_forward(truth.get(), &exactly), "the truth");
+        CHECK(calls.worst_error() < 2e-2);
+    }
+}
 
 }  // namespace
 
@@ -140,35 +179,15 @@ TEST(caches_change_between_replays) {
     int n = 0;
     for (const char* text : {"full", "window(70,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))"})
         for (const int64_t page_size : {0, 1, 16, 64, 128})
-            for (const int64_t queries : {1, 5, 150}) {
-                if (!is_wanted(++n)) continue;
-                const int64_t group = text[0] == 'p' ? 2 : n % 2 ? 8 : 1;
-                check::context = std::string(text) + ", pages of " + std::to_string(page_size) + ", " +
-                                 std::to_string(queries) + " queries of groups of " + std::to_string(group);
-                const auto problem = problem_of(queries, group, page_size, 0);
-                const auto exact = problem_of(queries, group, page_size, SPATTN_PLAN_REFERENCE);
-                const Pattern pattern = abi::parse(text);
-                const Plan plan = abi::make_plan(context.get(), pattern.get(), problem);
-                const Plan truth = abi::make_plan(host.get(), pattern.get(), exact);
-                Calls calls(problem, random);
-                calls.move(random);
-                const Workspace workspace(plan, SPATTN_OP_FORWARD);
-                size_t bytes = 0;
-                succeed(spattn_plan_workspace(truth.get(), SPATTN_OP_FORWARD, &bytes, nullptr), "workspace");
-                abi::Tensor scratch({int64_t(bytes) + 64}, abi::u8);
-                auto args = calls.args(true), exactly = calls.args(false);
-                args.workspace = workspace.memory, args.workspace_bytes = workspace.bytes;
-                const size_t misaligned = reinterpret_cast<uintptr_t>(scratch.data) % 64;
-                exactly.workspace = scratch.data + (64 - misaligned) % 64, exactly.workspace_bytes = bytes;
-                Graph graph([&](cudaStream_t stream) {
-                    args.stream = stream;
-                    succeed(spattn_forward(plan.get(), &args), "captured");
-                });
-                for (int replay = 0; replay < 3; ++replay) {
-                    calls.move(random);
-                    graph.replay();
-                    succeed(spattn_forward(truth.get(), &exactly), "the truth");
-                    CHECK(calls.worst_error() < 2e-2);
+            for (const int64_t queries : {1, 5, 150})
+                for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_THD}) {
+                    if ((axes == SPATTN_THD && !page_size) || !is_wanted(++n)) continue;
+                    const int64_t group = text[0] == 'p' ? 2 : n / 2 % 2 ? 8 : 1;
+                    check::context = std::string(text) + ", pages of " + std::to_string(page_size) + ", " +
+                                     std::to_string(queries) + " queries of groups of " + std::to_string(group) +
+                                     (axes == SPATTN_THD ? ", ragged" : "");
+                    auto problem = problem_of(queries, group, page_size, 0);
+                    problem.axes = axes;
+                    compare_replays(context, host, text, problem, random);
                 }
-            }
 }

@@ -346,6 +346,7 @@ private:
                                                         {"max_logits", bool(t.max_logits)},
                                                         {"cache", problem.is_on_cache()},
                                                         {"cache in pages", p.page_size > 0},
+                                                        {"ragged queries", problem.is_ragged()},
                                                         {"lists at run time", problem.drawn.list_most > 0},
                                                         {"dispatched queries", facts.dispatches},
                                                         {"dispatched queries in rounds", facts.has_rounds}};

@@ -105,6 +105,22 @@ void draw_cache(Random& random, spattn_problem& p) {
     p.seq_k = (p.seq_k + p.page_size - 1) / p.page_size * p.page_size;
 }
 
+// Entries with a query each, as in decoding, with many, or with none; rows that are nobody's before or after them.
+void draw_ragged(Random& random, Problem& problem) {
+    spattn_problem& p = problem.c;
+    if (!p.page_size || random.one_in(2)) return;
+    const int64_t of_entry = std::max(p.heads_q * p.seq_q, p.heads_kv * p.seq_k) * std::max(p.head_dim, p.head_dim_v);
+    p.axes = SPATTN_BSHD;
+    p.batch = std::clamp<int64_t>(most_elements / of_entry, 1, random.in(1, random.one_in(4) ? 20 : 4));
+    const bool decodes = random.one_in(3);
+    problem.query_offsets = {random.one_in(4) ? random.in(1, 20) : 0};
+    for (int64_t b = 0; b < p.batch; ++b) {
+        const int64_t queries = random.one_in(5) ? 0 : decodes ? 1 : random.in(0, p.seq_q);
+        problem.query_offsets.push_back(problem.query_offsets.back() + queries);
+    }
+    problem.ragged_rows = std::max<int64_t>(problem.query_offsets.back() + (random.one_in(3) ? random.in(1, 20) : 0), 1);
+}
+
 // Mostly all of a call's queries have a place; some entries have less to ask, or nothing.
 std::vector<int64_t> draw_starts(Random& random, const spattn_problem& p) {
     std::vector<int64_t> starts;
@@ -280,17 +296,23 @@ std::vector<int64_t> draw_counts(Random& random, const Problem& problem) {
 
 double Problem::scale() const { return has(SPATTN_PLAN_SCALE) ? c.scale : 1 / std::sqrt(double(c.head_dim)); }
 
+spattn_problem Problem::told() const {
+    spattn_problem told = c;
+    if (is_ragged()) told.axes = SPATTN_THD, told.seq_q = ragged_rows;
+    return told;
+}
+
 std::string Problem::describe() const {
     char text[512];
     constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
     std::snprintf(text, sizeof text,
                   "; batch %lld, heads %lld on %lld, %lld x %lld, head_dim %lld/%lld, %s %s, scale %g, q_offset %lld"
-                  "%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
+                  "%s%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
                   (long long)c.batch, (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq_q,
                   (long long)c.seq_k, (long long)c.head_dim, (long long)value_dim(), type->name, axes[c.axes], scale(),
                   (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
                   has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
-                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "",
+                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "", is_ragged() ? ", ragged" : "",
                   (long long)c.page_size, value_names[int(values)], poison_names[int(poison)]);
     return text_of(drawn.pattern.get()) + text;
 }
@@ -315,7 +337,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     if (is_group) draw_group(random, p);
     draw_numbers(random, p);
     if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && !is_group && !gathers && random.one_in(6))
-        draw_cache(random, p);
+        draw_cache(random, p), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
     do
@@ -358,8 +380,9 @@ Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts) 
         for (int64_t h = 0; h < p.heads_q; ++h) {
             Rows rows;
             rows.row_ptr.push_back(0);
-            for (int64_t row = starts[size_t(b)]; row < starts[size_t(b)] + p.seq_q; ++row) {
-                if (row >= 0 && row < p.seq_k)
+            for (int64_t n = 0; n < p.seq_q; ++n) {
+                const int64_t row = starts[size_t(b)] + n;
+                if (n < problem.queries_of(b) && row >= 0 && row < p.seq_k)
                     for (const int32_t key : whole.of(b, h, row))
                         if (key <= row) rows.col_idx.push_back(key);
                 rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
@@ -467,6 +490,7 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     fill(problem);
     if (problem.poison == Poison::others) poison_others(problem);
     if (p.page_size) fill_pages(problem);
+    if (problem.is_ragged()) pack(problem);
 }
 
 Keys Tensors::make_keys(Problem& problem) {
@@ -533,7 +557,7 @@ void Tensors::fill_pages(Problem& problem) {
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t of = 0; of < of_entry; ++of) {
             const int64_t page = free[size_t(b * of_entry + of)], first = of * p.page_size;
-            const bool is_needed = first < starts[size_t(b)] + p.seq_q;
+            const bool is_needed = first < starts[size_t(b)] + problem.queries_of(b);
             page_table.push_back(is_needed ? page : random.of<int64_t>({page, -1, pages, 1 << 30}));
             for (int64_t h = 0; h < p.heads_kv; ++h)
                 for (int64_t r = 0; r < p.page_size; ++r) {
@@ -543,6 +567,55 @@ void Tensors::fill_pages(Problem& problem) {
                     if (v) pool_v.set(page, h, r, row.data());
                 }
         }
+}
+
+void Tensors::pack(Problem& problem) {
+    Random& random = problem.random;
+    using Role = Operand::Role;
+    const auto make = [&](const Operand& of, Role role) {
+        if (!of) return Operand();
+        Placement placement = draw_placement(random, role == Role::input);
+        placement.shares_batch = placement.shares_heads = false;
+        return Operand(of.type(), role, {1, of.size(head_axis), problem.ragged_rows, of.size(column_axis)}, placement);
+    };
+    ragged = {make(q, Role::input), make(out, Role::output), make(lse, Role::output), make(max_logits, Role::output)};
+    std::vector<double> row(size_t(q.size(column_axis)));
+    for (int64_t h = 0; h < problem.c.heads_q; ++h) {
+        for (int64_t n = 0; n < problem.ragged_rows; ++n) ragged.q.fill(0, h, n, draw_poison(random, q.type()));
+        for (int64_t b = 0; b < problem.c.batch; ++b)
+            for (int64_t n = 0; n < problem.queries_of(b); ++n) {
+                q.get(b, h, n, row.data());
+                ragged.q.set(0, h, problem.query_offsets[size_t(b)] + n, row.data());
+            }
+    }
+}
+
+void Tensors::unpack(const Problem& problem) {
+    const int64_t begin = problem.query_offsets.front(), end = problem.query_offsets.back();
+    const int64_t nobodys = begin + problem.ragged_rows - end;
+    int64_t turn = 0;
+    const auto unpack = [&](const Operand& from, Operand& to, auto nothing) {
+        std::vector<double> row(size_t(to ? to.size(column_axis) : 0));
+        for (int64_t b = 0; to && b < problem.c.batch; ++b)
+            for (int64_t h = 0; h < problem.c.heads_q; ++h)
+                for (int64_t n = 0; n < problem.c.seq_q; ++n) {
+                    int64_t at = problem.query_offsets[size_t(b)] + n;
+                    if (n >= problem.queries_of(b)) {
+                        if (!nobodys) {
+                            to.fill(b, h, n, nothing(h));
+                            continue;
+                        }
+                        const int64_t number = turn++ % nobodys;
+                        at = number < begin ? number : end + number - begin;
+                    }
+                    from.get(0, h, at, row.data());
+                    to.set(b, h, n, row.data());
+                }
+    };
+    const auto zero = [](int64_t) { return 0.; };
+    unpack(ragged.out, out, zero);
+    unpack(ragged.lse, lse, [&](int64_t head) { return sinks ? sinks.at(0, head, 0) : -infinity; });
+    unpack(ragged.max_logits, max_logits, [](int64_t) { return -infinity; });
 }
 
 // In some planes: all that one query does not see, a stretch of keys, scattered ones, a single one, or queries.

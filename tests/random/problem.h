@@ -41,11 +41,15 @@ struct Problem {
     int64_t index = 0;
     Random random{0};  // for what is drawn after the plan stands: memory and values
     const Type* type = nullptr;
-    spattn_problem c{};  // as the library is told
+    spattn_problem c{};  // as the library is told, unless queries are ragged
     DrawnPattern drawn;
     Values values = Values::normal;
     Poison poison = Poison::none;
     bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
+    // Whose the rows of a ragged call are, [batch + 1]. Entries have up to c.seq_q queries each, and what they lack is
+    // drawn and judged as queries that see nothing.
+    std::vector<int64_t> query_offsets;
+    int64_t ragged_rows = 0;  // of the call
     bool wants_lse = true, wants_max_logits = false, has_dlse = false, wants_dsinks = false;
 
     int64_t group() const { return c.heads_q / c.heads_kv; }
@@ -54,6 +58,11 @@ struct Problem {
     bool has(uint32_t flag) const { return (c.flags & flag) != 0; }
     bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
     bool is_on_cache() const { return has(SPATTN_PLAN_STARTS); }
+    bool is_ragged() const { return !query_offsets.empty(); }
+    int64_t queries_of(int64_t batch) const {
+        return is_ragged() ? query_offsets[size_t(batch + 1)] - query_offsets[size_t(batch)] : c.seq_q;
+    }
+    spattn_problem told() const;
     int64_t value_dim() const { return c.head_dim_v ? c.head_dim_v : c.head_dim; }
     std::string describe() const;
 };
@@ -98,6 +107,8 @@ double count_pairs(const Problem& problem);
 // All tensors of a call, filled, and who sees what.
 struct Tensors {
     explicit Tensors(Problem& problem);
+    // From a ragged call's results to those of each entry. Rows that are nobody's stand for queries that entries lack.
+    void unpack(const Problem& problem);
 
     Operand q, k, v, out, lse, max_logits, sinks;
     Operand dout, dlse, dq, dk, dv, dsinks;
@@ -105,6 +116,9 @@ struct Tensors {
     std::vector<int64_t> starts;           // of a call on a cache
     std::vector<int64_t> page_table;       // of a cache in pages, which lie in pools and hold what k and v say
     Operand pool_k, pool_v;
+    struct Ragged {  // the rows of a ragged call: batch entry 0 has all
+        Operand q, out, lse, max_logits;
+    } ragged;
     Keys keys;
     bool is_misaligned = false, has_gaps = false, is_transposed = false, is_shared = false;
 
@@ -112,6 +126,7 @@ private:
     Keys make_keys(Problem& problem);
     void fill(Problem& problem);
     void fill_pages(Problem& problem);
+    void pack(Problem& problem);
     void poison_others(Problem& problem);
 };
 

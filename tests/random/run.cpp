@@ -36,7 +36,7 @@ std::string explain(const spattn_plan* plan) {
 
 Planned plan_now(const spattn_context* context, const Problem& problem) {
     Planned planned;
-    spattn_problem c = problem.c;
+    spattn_problem c = problem.told();
     c.dtype = problem.type->dtype;
     spattn_plan* plan = nullptr;
     planned.status = spattn_plan_create(context, problem.drawn.pattern.get(), &c, nullptr, &plan);
@@ -234,14 +234,20 @@ std::vector<Row> find_rows(const spattn_context* context) {
 bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensors& t) {
     using View = Operand::View;
     const spattn_problem& p = problem.c;
-    OnDevice memory(device, p.axes);
+    OnDevice memory(device, p.axes), ragged(device, SPATTN_THD);
+    OnDevice& rows = problem.is_ragged() ? ragged : memory;
+    const auto of_rows = [&](Operand& of_entries, Operand& of_call) -> Operand& {
+        return problem.is_ragged() ? of_call : of_entries;
+    };
     spattn_forward_args f{};
     f.struct_size = sizeof f;
-    f.q = memory.put(t.q), f.out = memory.put(t.out);
+    f.q = rows.put(of_rows(t.q, t.ragged.q)), f.out = rows.put(of_rows(t.out, t.ragged.out));
     f.k = memory.put(t.pool_k ? t.pool_k : t.k), f.v = memory.put(t.pool_k ? t.pool_v : t.v);
-    f.lse = memory.put(t.lse, View::rows), f.max_logits = memory.put(t.max_logits, View::rows);
+    f.lse = rows.put(of_rows(t.lse, t.ragged.lse), View::rows);
+    f.max_logits = rows.put(of_rows(t.max_logits, t.ragged.max_logits), View::rows);
     f.sink_logits = memory.put(t.sinks, View::heads);
     f.starts = memory.lists(t.starts, {p.batch}, problem.index % 2);
+    f.query_offsets = memory.lists(problem.query_offsets, {p.batch + 1}, problem.index % 5 < 2);
     if (p.page_size) f.page_table = memory.lists(t.page_table, {p.batch, p.seq_k / p.page_size}, problem.index % 3 == 0);
     if (problem.drawn.list_most) {
         const int64_t lists = (p.seq_q + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
@@ -276,8 +282,9 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
             if (memory.content() != first) throw std::runtime_error("a second backward has other bits");
         }
     }
-    memory.bring_back();
+    memory.bring_back(), ragged.bring_back();
     if (!has_max_logits) t.max_logits = {};
+    if (problem.is_ragged()) t.unpack(problem);
     return has_max_logits;
 }
 

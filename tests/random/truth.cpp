@@ -55,8 +55,16 @@ private:
 
     void demand_guards() {
         const std::pair<const char*, const Operand*> outputs[] = {
-            {"out", &t_.out}, {"lse", &t_.lse}, {"max_logits", &t_.max_logits}, {"dq", &t_.dq},
-            {"dk", &t_.dk},   {"dv", &t_.dv},   {"dsink_logits", &t_.dsinks}};
+            {"out", &t_.out},
+            {"lse", &t_.lse},
+            {"max_logits", &t_.max_logits},
+            {"dq", &t_.dq},
+            {"dk", &t_.dk},
+            {"dv", &t_.dv},
+            {"dsink_logits", &t_.dsinks},
+            {"a ragged out", &t_.ragged.out},
+            {"a ragged lse", &t_.ragged.lse},
+            {"a ragged max_logits", &t_.ragged.max_logits}};
         for (const auto& [name, operand] : outputs)
             if (*operand && !operand->guards_hold()) fail(std::string(name) + ": bytes beside elements were written");
     }
