@@ -682,7 +682,8 @@ struct Problem {
     bool deterministic = false, reference = false, value_in_key = false;
     bool sink_logits = false;         // each call brings sink_logits
     bool tf32 = false;                // float32 products may round their operands to TF32
-    bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts
+    bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts, and with
+                                      // Axes::thd, where seq_q counts the queries of all entries, query_offsets
     int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
 
     spattn_problem c() const {
@@ -744,13 +745,14 @@ private:
 // serves a sequence as it grows:
 //     args.starts = sa::view(starts);  // [batch] int32 or int64, on the plan's device: tokens that were there before
 //     args.page_table = sa::view(pages, {batch, problem.seq_k / problem.page_size});  // likewise, with a page_size
+//     args.query_offsets = sa::view(offsets);  // [batch + 1], likewise, with Axes::thd: which rows of q are whose
 //     plan.forward(args);
 // What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
     View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table;
+    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets;
     Workspace workspace;
 };
 
@@ -794,11 +796,12 @@ public:
     Done forward(const Forward& args) const {
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse),
             max_logits(args.max_logits), indices(args.indices), index_counts(args.index_counts),
-            sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table);
+            sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table),
+            query_offsets(args.query_offsets);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
-        c.starts = starts, c.page_table = page_table;
+        c.starts = starts, c.page_table = page_table, c.query_offsets = query_offsets;
         return run(spattn_forward, c, Pass::forward, args.workspace);
     }
     Done backward(const Backward& args) const {

@@ -323,3 +323,46 @@ TEST(caches) {
     const auto none = run_on(plan([](sa::Problem& p) { p.starts = false, p.page_size = 0; }));
     demand("SPATTN_E_STATE", "starts", [&] { none(good); });
 }
+
+TEST(queries_of_several_sequences) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 3;
+    problem.axes = sa::Axes::thd;
+    const auto plan = [&](auto change) {
+        sa::Problem changed = problem;
+        change(changed);
+        return context().plan(sa::causal(), changed);
+    };
+    demand("SPATTN_E_RANGE", "problem.page_size", [&] { plan([](sa::Problem& p) { p.page_size = 0; }); });
+    demand("SPATTN_E_RANGE", "problem.batch", [&] { plan([](sa::Problem& p) { p.batch = 0; }); });
+    demand("SPATTN_E_RANGE", "problem.batch", [&] { plan([](sa::Problem& p) { p.starts = false, p.page_size = 0; }); });
+
+    const std::vector<float> q(3 * 4 * 4), pages(4 * 4 * 2 * 4);
+    std::vector<float> out(q.size());
+    const std::vector<int32_t> starts{5, 2}, table{3, 0, 1, 2}, offsets{0, 1, 3};
+    sa::Forward good;
+    good.q = sa::view(q.data(), {3, 4, 4}), good.out = sa::view(out.data(), {3, 4, 4});
+    good.k = good.v = sa::view(pages.data(), {4, 4, 2, 4});
+    good.starts = sa::view(starts), good.page_table = sa::view(table.data(), {2, 2});
+    good.query_offsets = sa::view(offsets);
+    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
+    const auto run = run_on(plan([](sa::Problem&) {}));
+    run(good);
+    demand_operand("starts", &sa::Forward::starts, false, good, run);
+    demand_operand("query_offsets", &sa::Forward::query_offsets, false, good, run);
+
+    // Offsets for a cache whose entries all have as many queries, and for packed tokens without a cache.
+    sa::Forward args = good;
+    args.q = sa::view(q.data(), {3, 1, 4, 4}), args.out = sa::view(out.data(), {3, 1, 4, 4});
+    args.starts = sa::view(offsets), args.page_table = sa::view(offsets.data(), {3, 1});
+    args.k = args.v = sa::view(pages.data(), {2, 8, 2, 4});
+    const auto even = run_on(plan([](sa::Problem& p) {
+        p.axes = sa::Axes::bshd, p.batch = 3, p.seq_q = 1, p.page_size = 8;
+    }));
+    demand("SPATTN_E_STATE", "query_offsets", [&] { even(args); });
+    args.query_offsets = sa::ConstView();
+    even(args);
+    good.starts = good.page_table = sa::ConstView(), good.k = good.v = sa::view(pages.data(), {8, 2, 4});
+    const auto packed = run_on(plan([](sa::Problem& p) { p.batch = 1, p.starts = false, p.page_size = 0; }));
+    demand("SPATTN_E_STATE", "query_offsets", [&] { packed(good); });
+}

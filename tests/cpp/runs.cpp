@@ -225,6 +225,44 @@ TEST(chunks_and_shared_pages) {
     for (size_t i = 0; i < lse.size(); ++i) CHECK_EQ(std::isfinite(lse[i]), i < 80 || i % 20 < 10);
 }
 
+TEST(queries_of_several_sequences) {
+    // A chunk of a prompt lies beside what another sequence decodes, each on pages of its own: rows of what each would
+    // give alone. One plan serves any numbers of queries, and rows that are nobody's see nothing.
+    const int64_t rows = 24;
+    sa::Problem problem = cache_problem(rows);
+    problem.axes = sa::Axes::thd, problem.batch = 2, problem.page_size = 10;
+    const sa::Plan plan = context().plan(local, problem), alone = context().plan(local, small_problem());
+    const std::vector<float> keys[] = {kv, noise(50 * 2 * 16, 3)}, whole[] = {forward(alone, q, keys[0]),
+                                                                           forward(alone, q, keys[1])};
+    const std::vector<int32_t> pages{4, 1, 6, 0, 3, 7, 2, 9, 5, 8};
+    std::vector<float> pool(10 * 320);
+    for (size_t page = 0; page < 10; ++page)
+        std::copy_n(&keys[page / 5][page % 5 * 320], 320, &pool[size_t(pages[page]) * 320]);
+    const std::vector<int64_t> starts{26, 3};
+    for (const std::vector<int64_t>& offsets :
+         {std::vector<int64_t>{0, 1, 24}, {1, 2, 21}, {2, 20, 20}, {0, 0, 24}, {5, 5, 5}}) {
+        check::context = "offsets " + std::to_string(offsets[0]) + ", " + std::to_string(offsets[1]) + ", " +
+                         std::to_string(offsets[2]);
+        std::vector<float> queries(rows * 64, NAN), expected(rows * 64), out(rows * 64, NAN), lse(4 * rows, NAN);
+        for (size_t entry = 0; entry < 2; ++entry) {
+            const size_t first = size_t(starts[entry]) * 64, begin = size_t(offsets[entry]) * 64;
+            const size_t count = size_t(offsets[entry + 1]) * 64 - begin;
+            std::copy_n(q.data() + first, count, queries.data() + begin);
+            std::copy_n(whole[entry].data() + first, count, expected.data() + begin);
+        }
+        sa::Forward args;
+        args.q = sa::view(queries.data(), {rows, 4, 16});
+        args.k = args.v = sa::view(pool.data(), {10, 10, 2, 16});
+        args.out = sa::view(out.data(), {rows, 4, 16}), args.lse = sa::view(lse.data(), {4, rows});
+        args.starts = sa::view(starts), args.page_table = sa::view(pages.data(), {2, 5});
+        args.query_offsets = sa::view(offsets);
+        plan.forward(args);
+        CHECK(distance(out, expected) < 1e-5);
+        for (int64_t i = 0; i < 4 * rows; ++i)
+            CHECK_EQ(std::isfinite(lse[size_t(i)]), i % rows >= offsets[0] && i % rows < offsets[2]);
+    }
+}
+
 TEST(packed_sequences) {
     // Two sequences after each other see what each would see alone.
     sa::Problem packed = small_problem();

@@ -812,12 +812,13 @@ pub struct spattn_forward_args {
     pub sink_logits: *const spattn_tensor,
     pub starts: *const spattn_tensor,
     pub page_table: *const spattn_tensor,
+    pub query_offsets: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_forward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_forward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 120usize, "Size of spattn_forward_args");
+    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 128usize, "Size of spattn_forward_args");
     assert_eq!(::core::mem::align_of::<spattn_forward_args>(), 8usize, "Alignment of spattn_forward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -898,6 +899,11 @@ fn bindgen_test_layout_spattn_forward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).page_table) as usize - ptr as usize },
         112usize,
         "Offset of field: spattn_forward_args::page_table"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).query_offsets) as usize - ptr as usize },
+        120usize,
+        "Offset of field: spattn_forward_args::query_offsets"
     );
 }
 #[repr(C)]

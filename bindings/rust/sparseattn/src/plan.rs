@@ -125,8 +125,10 @@ impl Problem {
     /// Whether keys lie in a cache that is filled from call to call, to decode or to take a prompt in chunks: `seq_k`
     /// is how many tokens of an entry it has room for, what [`new`](Self::new) was given how many queries of an entry
     /// a call has, which begin where [`Forward::starts`](crate::Forward::starts) says. The pattern is that of the
-    /// whole sequence, and is cut to what is causal. A plan with `backward`, `q_offset`, [`Axes::Thd`] or lists of a
-    /// call beside it is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    /// whole sequence, and is cut to what is causal. With [`Axes::Thd`] entries have any numbers of queries, which
+    /// [`Forward::query_offsets`](crate::Forward::query_offsets) tells apart: [`new`](Self::new) was given how many all
+    /// have together. A plan with `backward`, `q_offset` or lists of a call beside it is
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
     ///
     /// ```
     /// use sparseattn::{full, Context, Problem, View, ViewMut};
@@ -148,9 +150,9 @@ impl Problem {
         self.flag(sys::SPATTN_PLAN_STARTS, on)
     }
     /// Tokens of a page, where such a cache lies in pages, which [`Forward::page_table`](crate::Forward::page_table)
-    /// names in each call; 0, the default, is no pages. More than 65,536, what does not divide `seq_k`, and pages
-    /// without [`starts`](Self::starts) are [`ErrorKind::Range`](crate::ErrorKind::Range). On a GPU, multiples of 64 or
-    /// 128 are read fastest.
+    /// names in each call; 0, the default, is no pages. More than 65,536, what does not divide `seq_k`, pages without
+    /// [`starts`](Self::starts), and [`Axes::Thd`] with `starts` but no pages are
+    /// [`ErrorKind::Range`](crate::ErrorKind::Range). On a GPU, multiples of 64 or 128 are read fastest.
     pub fn page_size(mut self, tokens: usize) -> Self {
         self.page_size = tokens;
         self

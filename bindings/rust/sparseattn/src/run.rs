@@ -172,14 +172,29 @@ pub struct Forward<'a> {
     sink_logits: Option<View<'a>>,
     starts: Option<View<'a>>,
     page_table: Option<View<'a>>,
+    query_offsets: Option<View<'a>>,
 }
 
 impl<'a> Forward<'a> {
     fn new(plan: &'a Plan, start: Start, q: View<'a>, k: View<'a>, v: Option<View<'a>>, out: ViewMut<'a>) -> Self {
         let call = Call { plan, pass: Pass::Forward, start, workspace: None };
         let (lse, max_logits, indices, index_counts) = (None, None, None, None);
-        let (sink_logits, starts, page_table) = (None, None, None);
-        Forward { call, q, k, v, out, lse, max_logits, indices, index_counts, sink_logits, starts, page_table }
+        let (sink_logits, starts, page_table, query_offsets) = (None, None, None, None);
+        Forward {
+            call,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            max_logits,
+            indices,
+            index_counts,
+            sink_logits,
+            starts,
+            page_table,
+            query_offsets,
+        }
     }
 
     options! {
@@ -222,6 +237,31 @@ impl<'a> Forward<'a> {
         /// # Ok::<(), sparseattn::Error>(())
         /// ```
         page_table: View,
+        /// Which queries are whose: `[batch + 1]`, i32 or i64, in a plan of [`Axes::Thd`](crate::Axes::Thd) with
+        /// [`Problem::starts`](crate::Problem::starts), as servers batch prompts beside tokens that are decoded. Those
+        /// of entry `b` are rows `query_offsets[b] .. query_offsets[b + 1]` of `q`, any number of them. Rows before all
+        /// offsets or after them see nothing. Offsets do not fall, and lie in `0 ..= seq_q`; else results mean nothing,
+        /// though nothing outside of the views is touched. Where such a plan does not get it, that is
+        /// [`ErrorKind::Null`]; where another plan does, [`ErrorKind::State`].
+        ///
+        /// ```
+        /// use sparseattn::{causal, Axes, Context, Problem, View, ViewMut};
+        /// let problem = Problem::new(2, 1, 4, 4).axes(Axes::Thd).seq_k(6).starts(true).page_size(2);
+        /// let plan = Context::cpu()?.plan(&causal(), &problem)?; // four queries, whoever asks
+        /// let pages: Vec<f32> = [0.0, 9.0, 1.0, 2.0].into_iter().flat_map(|x| [x; 8]).collect(); // two tokens each
+        /// let table = [3, 2, -1, 1, 0, -1];
+        /// let (starts, offsets) = ([3, 0], [0, 1, 4]); // one decodes its fourth token; a prompt brings three
+        /// let (q, mut out, kv) = ([0f32; 16], [0f32; 16], View::new(&pages, &[4, 2, 1, 4])?);
+        /// plan.forward(View::new(&q, &[4, 1, 4])?, kv, kv, ViewMut::new(&mut out, &[4, 1, 4])?)
+        ///     .starts(View::new(&starts, &[2])?)
+        ///     .page_table(View::new(&table, &[2, 3])?)
+        ///     .query_offsets(View::new(&offsets, &[3])?)
+        ///     .run()?;
+        /// let averages = [(2.0 + 2.0 + 1.0 + 1.0) / 4.0, 9.0, (9.0 + 9.0) / 2.0, (9.0 + 9.0 + 0.0) / 3.0];
+        /// assert!(out.iter().step_by(4).zip(averages).all(|(x, average)| (x - average).abs() < 1e-6));
+        /// # Ok::<(), sparseattn::Error>(())
+        /// ```
+        query_offsets: View,
     }
 
     /// Scratch, as many bytes as [`Plan::workspace`] says, on the plan's device. Without it, each thread keeps some in
@@ -236,7 +276,8 @@ impl<'a> Forward<'a> {
         // Outputs first: the library wants them to overlap nothing, and borrows see to that for host memory.
         let outputs = [Some(&self.out), self.lse.as_ref(), self.max_logits.as_ref()];
         let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
-        let more = [self.sink_logits.as_ref(), self.starts.as_ref(), self.page_table.as_ref()];
+        let of_cache = [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref()];
+        let more = of_cache.into_iter().chain([self.sink_logits.as_ref()]);
         let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
         let any_host = self.call.check_devices(all)?;
 
@@ -247,12 +288,13 @@ impl<'a> Forward<'a> {
         let max_logits = self.max_logits.as_ref().map(|view| view.view().c());
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
-        let (starts, page_table) = (self.starts.as_ref().map(View::c), self.page_table.as_ref().map(View::c));
+        let [starts, page_table, query_offsets] = of_cache.map(|view| view.map(View::c));
         (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
         (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         args.sink_logits = optional(&sink_logits);
         (args.starts, args.page_table) = (optional(&starts), optional(&page_table));
+        args.query_offsets = optional(&query_offsets);
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
             // SAFETY: views are valid for their shapes; device memory only where somebody waits.
@@ -469,7 +511,7 @@ macro_rules! scoped {
     };
 }
 scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
-starts(View), page_table(View), workspace(ViewMut), }
+starts(View), page_table(View), query_offsets(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
 

@@ -160,3 +160,53 @@ fn caches() {
     refused(Shape, "page_table", run(&paged, pages, Some(starts), Some(starts)));
     refused(Dtype, "starts", run(&whole, keys, Some(View::new(&[5f32, 2.0], &[2]).unwrap()), None));
 }
+
+#[test]
+fn queries_of_several_sequences() {
+    use ErrorKind::*;
+    let context = common::context();
+    let plan = |problem: Problem| context.plan(&causal(), &problem);
+    let ragged_of = |batch| Problem::new(batch, 2, 3, 4).axes(Axes::Thd).seq_k(8).starts(true).page_size(4);
+    let ragged = ragged_of(2);
+    let demand = |kind: ErrorKind, argument: &str, error: Error| {
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    demand(Range, "problem.page_size", plan(ragged.page_size(0)).err().unwrap());
+    demand(Range, "problem.batch", plan(ragged.starts(false).page_size(0)).err().unwrap());
+    demand(Range, "problem.batch", plan(ragged_of(0)).err().unwrap());
+
+    let (kv, starts, table, offsets) = ([1f32; 128], [5, 2, 0], [3, 0, 1, 2], [0i64, 1, 3]);
+    let (pages, table) = (View::new(&kv, &[4, 4, 2, 4]).unwrap(), View::new(&table, &[2, 2]).unwrap());
+    let (two, three) = (View::new(&starts[..2], &[2]).unwrap(), View::new(&starts, &[3]).unwrap());
+    let offsets = View::new(&offsets, &[3]).unwrap();
+    let run = |plan: &Plan, shape: &[usize], kv, cache: Option<(View, View)>, offsets: Option<View>| {
+        let (q, mut out) = ([1f32; 24], [0f32; 24]);
+        let mut call = plan.forward(View::new(&q, shape)?, kv, kv, ViewMut::new(&mut out, shape)?);
+        if let Some((starts, table)) = cache {
+            call = call.starts(starts).page_table(table);
+        }
+        if let Some(offsets) = offsets {
+            call = call.query_offsets(offsets);
+        }
+        call.run()
+    };
+    let refused = |kind, offsets: Option<View>| {
+        let result = run(&plan(ragged).unwrap(), &[3, 2, 4], pages, Some((two, table)), offsets);
+        demand(kind, "query_offsets", result.unwrap_err());
+    };
+    run(&plan(ragged).unwrap(), &[3, 2, 4], pages, Some((two, table)), Some(offsets)).unwrap();
+    refused(Null, None);
+    refused(Shape, Some(two));
+    refused(Shape, Some(table));
+    refused(Dtype, Some(View::new(&[0f32, 1.0, 3.0], &[3]).unwrap()));
+
+    // Offsets for a cache whose entries all have as many queries, and for packed tokens without a cache.
+    let even = plan(Problem::new(3, 2, 1, 4).seq_k(4).starts(true).page_size(4)).unwrap();
+    let cache = Some((three, View::new(&starts, &[3, 1]).unwrap()));
+    run(&even, &[3, 1, 2, 4], pages, cache, None).unwrap();
+    demand(State, "query_offsets", run(&even, &[3, 1, 2, 4], pages, cache, Some(offsets)).unwrap_err());
+    let packed = plan(Problem::new(1, 2, 3, 4).axes(Axes::Thd)).unwrap();
+    let keys = View::new(&kv[..24], &[3, 2, 4]).unwrap();
+    run(&packed, &[3, 2, 4], keys, None, None).unwrap();
+    demand(State, "query_offsets", run(&packed, &[3, 2, 4], keys, None, Some(offsets)).unwrap_err());
+}

@@ -199,6 +199,84 @@ fn chunks_and_shared_pages() {
     assert_eq!(out, scoped);
 }
 
+/// [`cache_problem`] for calls of so many queries of two entries together, in pages of 10 tokens.
+fn ragged_problem(queries: usize) -> Problem {
+    cache_problem(2, queries).axes(Axes::Thd).page_size(10)
+}
+
+#[test]
+fn queries_of_several_sequences() {
+    // A chunk of a prompt lies beside what another sequence decodes, each on pages of its own: rows of what each would
+    // give alone. One plan serves any numbers of queries, and rows that are nobody's see nothing.
+    let (q, kv) = operands();
+    let context = context();
+    let (plan, alone) =
+        (context.plan(&local(), &ragged_problem(24)).unwrap(), context.plan(&local(), &problem()).unwrap());
+    let keys = [kv, noise(50 * 2 * 16, 3)];
+    let whole = [forward(&alone, &q, &keys[0]), forward(&alone, &q, &keys[1])];
+    let (table, starts) = ([4i32, 1, 6, 0, 3, 7, 2, 9, 5, 8], [26i64, 3]);
+    let mut pages = vec![0f32; 10 * 320];
+    for (page, tokens) in table.iter().zip(keys.iter().flat_map(|keys| keys.chunks(320))) {
+        pages[*page as usize * 320..][..320].copy_from_slice(tokens);
+    }
+    let (shape, pages) = ([24, 4, 16], View::new(&pages, &[10, 10, 2, 16]).unwrap());
+    let (starts_view, table) = (View::new(&starts, &[2]).unwrap(), View::new(&table, &[2, 5]).unwrap());
+    for offsets in [[0, 1, 24], [1, 2, 21], [2, 20, 20], [0, 0, 24], [5, 5, 5]] {
+        let (mut queries, mut expected) = (vec![f32::NAN; 24 * 64], vec![0f32; 24 * 64]);
+        for entry in 0..2 {
+            let (at, from) = (offsets[entry] as usize * 64, starts[entry] as usize * 64);
+            let count = offsets[entry + 1] as usize * 64 - at;
+            queries[at..][..count].copy_from_slice(&q[from..][..count]);
+            expected[at..][..count].copy_from_slice(&whole[entry][from..][..count]);
+        }
+        let (mut out, mut scoped, mut lse) = (vec![f32::NAN; 24 * 64], vec![f32::NAN; 24 * 64], vec![0f32; 96]);
+        let (q_view, offsets_view) = (View::new(&queries, &shape).unwrap(), View::new(&offsets, &[3]).unwrap());
+        plan.forward(q_view, pages, pages, ViewMut::new(&mut out, &shape).unwrap())
+            .lse(ViewMut::new(&mut lse, &[4, 24]).unwrap())
+            .starts(starts_view)
+            .page_table(table)
+            .query_offsets(offsets_view)
+            .run()
+            .unwrap();
+        assert!(distance(&out, &expected) < 1e-5, "{offsets:?}");
+        let asked = offsets[0]..offsets[2];
+        assert!(lse.iter().enumerate().all(|(i, lse)| lse.is_finite() == asked.contains(&(i as i64 % 24))));
+
+        let (stream, out_view) = (Counted(Cell::new(0)), ViewMut::new(&mut scoped, &shape).unwrap());
+        plan.scope(&stream, |scope| {
+            let pass = scope.forward(q_view, pages, pages, out_view).starts(starts_view).page_table(table);
+            pass.query_offsets(offsets_view).run()
+        })
+        .unwrap();
+        assert_eq!(out, scoped);
+    }
+}
+
+#[test]
+fn query_offsets_may_be_any_numbers() {
+    // What comes of offsets that fall or lie outside means nothing, but no row of others is touched.
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &ragged_problem(50)).unwrap();
+    let pages = View::new(&kv, &[5, 10, 2, 16]).unwrap();
+    let numbers = [i64::MIN, -1, 0, 7, 50, 51, i64::MAX];
+    let mut memory = vec![f32::NAN; q.len() + 128];
+    for first in numbers {
+        for second in numbers {
+            for third in numbers {
+                let (starts, table, offsets) = ([40i64, 11], [0i32, 1, 2, 3, 4, 4, 3, 2, 1, 0], [first, second, third]);
+                let out = ViewMut::new(&mut memory[64..][..q.len()], &SHAPE[1..]).unwrap();
+                plan.forward(View::new(&q, &SHAPE[1..]).unwrap(), pages, pages, out)
+                    .starts(View::new(&starts, &[2]).unwrap())
+                    .page_table(View::new(&table, &[2, 5]).unwrap())
+                    .query_offsets(View::new(&offsets, &[3]).unwrap())
+                    .run()
+                    .unwrap();
+            }
+        }
+    }
+    assert!(memory[..64].iter().chain(&memory[64 + q.len()..]).all(|x| x.is_nan()));
+}
+
 #[test]
 fn caches_take_any_numbers() {
     // Safe code may say anything: nothing outside of the views is read, whatever comes of it.
