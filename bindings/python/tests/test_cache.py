@@ -72,6 +72,31 @@ def test_queries_are_rows_of_the_sequence(pattern, axes, page_size):
         assert (largest <= lse).all() and np.array_equal(np.isinf(largest), np.isinf(right_lse))
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_entries_have_as_many_queries_as_a_call_says(pattern):
+    q, k, v = operands()
+    right, right_lse = rows(q, k, v, pattern, STARTS)
+    k_pool, v_pool, table = in_pages(k, v, 6)
+    for counts, before, behind in [([5, 0, 2], 0, 0), ([1, 1, 1], 2, 0), ([0, 4, 5], 1, 3)]:
+        offsets = before + np.cumsum([0, *counts])
+        mine = [(b, i) for b, count in enumerate(counts) for i in range(count)]
+        packed = np.full((before + sum(counts) + behind, *q.shape[2:]), np.nan, q.dtype)
+        for row, (b, i) in enumerate(mine):
+            packed[before + row] = q[b, i]
+        plan = sa.plan(pattern, packed, k_pool, v_pool, axes="thd", starts=True, page_table=table)
+        more = {"starts": STARTS, "page_table": table, "query_offsets": offsets}
+        out, lse = plan.forward(packed, k_pool, v_pool, **more, return_lse=True)
+        is_nobodys = np.ones(len(packed), bool)
+        for row, (b, i) in enumerate(mine):
+            np.testing.assert_allclose(out[before + row], right[b, i], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(lse[:, before + row], right_lse[b, :, i], rtol=1e-5, atol=1e-5)
+            is_nobodys[before + row] = False
+        assert (out[is_nobodys] == 0).all() and (lse[:, is_nobodys] == -np.inf).all()
+        with pytest.raises(sa.ShapeError) as raised:
+            plan.forward(packed, k_pool, v_pool, starts=STARTS, page_table=table, query_offsets=offsets[1:])
+        assert raised.value.argument == "query_offsets"
+
+
 @pytest.mark.parametrize("dtype, bound", [(np.float64, 1e-12), (np.float16, 5e-3)])
 def test_one_plan_serves_a_sequence_as_it_grows(dtype, bound):
     q, k, v = operands(1, dtype)

@@ -89,6 +89,56 @@ def test_entries_of_several_lengths():
     assert at == [30, 0, 11]
 
 
+def ragged(x, at, counts, rows=None):
+    """Those tokens of each entry, one after the other, and NaN behind them up to so many rows."""
+    parts = [x[b, a : a + n] for b, (a, n) in enumerate(zip(at, counts))]
+    missing = 0 if rows is None else rows - sum(counts)
+    return torch.cat([*parts, x.new_full((missing, *x.shape[2:]), torch.nan)])
+
+
+@pytest.mark.parametrize("page_size, pages", PAGES)
+@pytest.mark.parametrize("pattern", [STREAMING, "full", "per_batch([1,0,1], causal & window(5,0), full)"])
+def test_prompts_beside_decoded_tokens(page_size, pages, pattern):
+    """Each call has other numbers of tokens of each entry; rows behind all of them see nothing."""
+    q, k, v = operands()
+    right, right_lse = sat.attention(q, k, v, sa.parse(pattern) & sa.causal(), return_lse=True)
+    cache = make_cache(k, v, page_size=page_size, pages=pages)
+    at = [0] * BATCH
+    steps = [[20, 0, 1], [1, 30, 1], [1, 1, 17], [0, 0, 0], [1, 1, 1], [0, 13, 0]]
+    for step, (kind, counts) in enumerate(zip([list, np.array, torch.tensor] * 2, steps)):
+        rows = 40 if step % 2 else None
+        cache.append(ragged(k, at, counts, rows), ragged(v, at, counts, rows), kind(counts))
+        out, lse = sat.decode(ragged(q, at, counts, rows), cache, pattern, kind(counts), return_lse=True)
+        torch.testing.assert_close(out[: sum(counts)], ragged(right, at, counts), rtol=2e-5, atol=2e-5)
+        of_rows = ragged(right_lse.transpose(1, 2), at, counts).T
+        torch.testing.assert_close(lse[:, : sum(counts)], of_rows, rtol=2e-5, atol=2e-5)
+        assert (out[sum(counts) :] == 0).all() and (lse[:, sum(counts) :] == -torch.inf).all()
+        at = [a + n for a, n in zip(at, counts)]
+        assert cache.lengths.tolist() == at
+
+
+def test_ragged_calls_that_are_refused():
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=8)
+    rows_k, rows_v = ragged(k, [0] * 3, [2, 0, 3]), ragged(v, [0] * 3, [2, 0, 3])
+    rows_q = ragged(q, [0] * 3, [2, 0, 3])
+    for error, argument, call in [
+        (sa.ArgumentError, "counts", lambda: cache.append(rows_k, rows_v)),
+        (sa.ArgumentError, "counts", lambda: cache.append(rows_k, rows_v, 1)),
+        (sa.ArgumentError, "counts", lambda: cache.append(rows_k, rows_v, [2, 1, 3])),
+        (sa.ShapeError, "counts", lambda: cache.append(rows_k, rows_v, [2, 3])),
+        (sa.ShapeError, "v", lambda: cache.append(rows_k, rows_v[1:], [2, 0, 3])),
+        (sa.ShapeError, "k", lambda: cache.append(rows_k[:, :1], rows_v, [2, 0, 3])),
+        (sa.ArgumentError, "counts", lambda: sat.decode(rows_q, cache, STREAMING)),
+        (sa.ArgumentError, "counts", lambda: sat.decode(rows_q, cache, STREAMING, [2, 1, 3])),
+        (sa.ArgumentError, "counts", lambda: sat.decode(q[:, :1], cache, STREAMING, [1, 1, 1])),
+    ]:
+        with pytest.raises(error) as raised:
+            call()
+        assert raised.value.argument == argument
+        assert cache.lengths.tolist() == [0, 0, 0]
+
+
 def test_entries_come_and_go():
     """Pages go from one sequence to the next, and entries that others share memory with stay as they are."""
     q, k, v = operands()
@@ -180,14 +230,20 @@ def test_the_host_takes_no_part_in_a_capture(monkeypatch, pages):
             capture(patch)
             cache.append(k1, v1, counts)
             out = sat.decode(q1, cache, STREAMING)
+            rows = torch.cat([q1[b] for b, new in enumerate(own) if new] + [q1[0]])  # the last is nobody's
+            of_rows = sat.decode(rows, cache, STREAMING, counts)
+            with pytest.raises(sa.ArgumentError, match="accepted in a capture: an int32 or int64 tensor"):
+                sat.decode(rows, cache, STREAMING, own)
             for call in (lambda: cache.reserve(1), lambda: cache.truncate(0), cache.reset, lambda: cache.free(0)):
                 with pytest.raises(sa.CudaError, match="while a graph is captured"):
                     call()
             with pytest.raises(sa.ArgumentError, match="accepted in a capture: None, or an int32 or int64 tensor"):
                 cache.append(k1, v1, own)
+        assert len(of_rows) == sum(own) + 1 and (of_rows[-1] == 0).all()
         for b, new in enumerate(own):
             if new:
                 torch.testing.assert_close(out[b, 0], right[b, lengths[b]], rtol=2e-5, atol=2e-5)
+                torch.testing.assert_close(of_rows[sum(own[:b])], out[b, 0], rtol=2e-5, atol=2e-5)
             lengths[b] += new
         assert cache.lengths.tolist() == lengths
     assert min(lengths) > 35
@@ -271,12 +327,12 @@ def test_what_is_wrong_is_named():
         (sa.ArgumentError, "tokens", lambda: cache.reserve(-1)),
         (sa.ArgumentError, "capacity", lambda: cache.reserve(129)),
         (sa.ShapeError, "q", lambda: sat.decode(q[:1], cache, STREAMING)),
-        (sa.ShapeError, "q", lambda: sat.decode(q[0], cache, STREAMING)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[0, 0], cache, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q[..., :23], cache, STREAMING)),
         (sa.DTypeError, "q", lambda: sat.decode(q.half(), cache, STREAMING)),
         (sa.DTypeError, "q", lambda: sat.decode(q.numpy(), cache, STREAMING)),
         (sa.DTypeError, "cache", lambda: sat.decode(q, k, STREAMING)),
-        (sa.ArgumentError, "problem.axes", lambda: sat.decode(q, cache, STREAMING, axes="thd")),
+        (sa.ShapeError, "q", lambda: sat.decode(q, cache, STREAMING, axes="thd")),
         (sa.ArgumentError, "problem.heads_kv", lambda: sat.decode(q[:, :, :3], cache, STREAMING)),
         (sa.UnsupportedError, "pattern", lambda: sat.decode(q, cache, sa.runtime_tokens(3))),
         (sa.ArgumentError, "page_size", lambda: sat.KVCache(1, 8, 1, 8, page_size=0)),
@@ -392,3 +448,30 @@ def test_graphs(pages, with_counts):
             lengths[b] += new
         assert cache.lengths.tolist() == lengths
     assert min(lengths) > 30
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
+def test_a_graph_of_prompts_beside_decoded_tokens(dtype, bound):
+    """Each replay has other numbers of tokens of each entry."""
+    q, k, v = operands(dtype, "cuda")
+    right = sat.attention(q, k, v, STREAMING)
+    cache = make_cache(k, v, page_size=8, pages=18)
+    rows = [torch.zeros(20, *x.shape[2:], dtype=dtype, device="cuda") for x in (q, k, v)]
+    counts = torch.zeros(BATCH, dtype=torch.int32, device="cuda")
+    sat.decode(rows[0], cache, STREAMING, counts)  # which makes the plan
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cache.append(*rows[1:], counts)
+        out = sat.decode(rows[0], cache, STREAMING, counts)
+    at = [0] * BATCH
+    for own in [[10, 0, 1], [1, 17, 1], [1, 1, 18], [0, 0, 0], [1, 1, 1], [0, 13, 7], [1, 1, 0], [20, 0, 0]]:
+        for fixed, x in zip(rows, (q, k, v)):
+            fixed.copy_(ragged(x, at, own, 20))
+        counts.copy_(torch.tensor(own))
+        cache.reserve(own)
+        graph.replay()
+        torch.testing.assert_close(out[: sum(own)], ragged(right, at, own), rtol=bound, atol=bound)
+        assert (out[sum(own) :] == 0).all()
+        at = [a + n for a, n in zip(at, own)]
+        assert cache.lengths.tolist() == at

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     class _Operands(Lists, total=False):
         starts: Any
         page_table: Any
+        query_offsets: Any
         out: Any
 
 
@@ -55,7 +56,7 @@ class Plan:
 
     pattern                 a Pattern or its text
     heads_q, seq_q, head_dim          sizes of q
-    batch                   of all; 1 with "thd"
+    batch                   of all; 1 with "thd", but with starts the sequences that queries are of
     heads_kv, seq_k         of k and v; None is heads_q, seq_q. heads_q is a multiple of heads_kv
     head_dim_v              of v and out; None is head_dim
     dtype                   of q, k, v, out and their gradients: float32, float16, float64, or bfloat16 of ml_dtypes
@@ -77,7 +78,9 @@ class Plan:
                             whose tensor cores take them; explain() names the kernel. Else it changes nothing
     starts                  keys lie in a cache that calls fill, for decoding and prefill in chunks: seq_k is how many
                             tokens it has room for, and every call brings starts, where its queries begin. The pattern
-                            is that of the whole sequence, seq_k by seq_k, and cut to what is causal. Forward alone
+                            is that of the whole sequence, seq_k by seq_k, and cut to what is causal. Forward alone.
+                            With "thd" seq_q is how many queries all entries have together, and every call brings
+                            query_offsets, which are whose: prompts beside tokens that are decoded. Such caches have pages
     page_size               with starts: keys lie in pages of so many tokens, and every call brings page_table, as in
                             PagedAttention (https://arxiv.org/abs/2309.06180). Divides seq_k; None is no pages
     context                 where it runs; None is default_context()
@@ -185,6 +188,7 @@ class Plan:
         sink_logits: Any = None,
         starts: Any = None,
         page_table: Any = None,
+        query_offsets: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -210,6 +214,8 @@ class Plan:
                       t % page_size of page page_table[b, t // page_size]. Entries that no query needs may hold
                       anything. k is then [pages, page_size, heads_kv, head_dim], with "bhsd" [pages, heads_kv,
                       page_size, head_dim], and v the same with head_dim_v, of any number of pages
+        query_offsets int32 or int64 [batch + 1], in a plan with starts and "thd": queries query_offsets[b] up to
+                      query_offsets[b + 1] are those of entry b, none or any number; those around all see nothing
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
@@ -217,11 +223,11 @@ class Plan:
         try:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
-            is_plain = is_plain and starts is None and page_table is None
+            is_plain = is_plain and starts is None and page_table is None and query_offsets is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
                 given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
                 given |= {"indices": indices, "index_counts": index_counts}
-                given |= {"starts": starts, "page_table": page_table}
+                given |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             if out is None:

@@ -26,20 +26,23 @@ def sizes_of(
 
     v           None where values lie in keys
     head_dim_v  of such values; None is head_dim
-    page_table  the shape of that, where k and v are pools of pages: their batch and seq are pages and page_size
+    page_table  the shape of that, where k and v are pools of pages: their batch and seq are pages and page_size. With
+                "thd" they are as with "bshd", and entries those of page_table
 
     Raises ArgumentError for axes that are not known, ShapeError for a shape that has not as many of them, and for a v
     whose last is not head_dim_v: .argument names it.
     """
     _read_axes(axes)
+    axes_k = "bshd" if axes == "thd" and page_table is not None else axes
     sizes = {}
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if shape is not None and len(shape) != len(axes):
-            order = ", ".join(_AXIS_NAMES[axis] for axis in axes)
-            message = f"argument {name} has shape {list(shape)}; accepted: [{order}]"
+    for name, shape, order in (("q", q, axes), ("k", k, axes_k), ("v", v, axes_k)):
+        if shape is not None and len(shape) != len(order):
+            names = ", ".join(_AXIS_NAMES[axis] for axis in order)
+            message = f"argument {name} has shape {list(shape)}; accepted: [{names}]"
             raise ShapeError(message, "SPATTN_E_SHAPE", name)
-        sizes[name] = dict(zip(axes, shape or ()))
-    of_q, of_k, seq = sizes["q"], sizes["k"], "t" if axes == "thd" else "s"
+        sizes[name] = dict(zip(order, shape or ()))
+    of_q, of_k = sizes["q"], sizes["k"]
+    seq_q, seq_k = (of.get("t", of.get("s")) for of in (of_q, of_k))
     if v is None:
         head_dim_v = of_q["d"] if head_dim_v is None else head_dim_v
     elif head_dim_v is None or head_dim_v == sizes["v"]["d"]:
@@ -51,8 +54,8 @@ def sizes_of(
         "batch": of_q.get("b", 1),
         "heads_q": of_q["h"],
         "heads_kv": of_k["h"],
-        "seq_q": of_q[seq],
-        "seq_k": of_k[seq],
+        "seq_q": seq_q,
+        "seq_k": seq_k,
         "head_dim": of_q["d"],
         "head_dim_v": head_dim_v,
         "value_in_key": v is None,
@@ -62,7 +65,8 @@ def sizes_of(
         if len(page_table) != 2:
             message = f"argument page_table has shape {list(page_table)}; accepted: [batch, seq_k / page_size]"
             raise ShapeError(message, "SPATTN_E_SHAPE", "page_table")
-        found |= {"page_size": of_k[seq], "seq_k": page_table[1] * of_k[seq]}
+        found |= {"page_size": seq_k, "seq_k": page_table[1] * seq_k}
+        found |= {"batch": page_table[0]} if axes == "thd" else {}
     return found
 
 

@@ -150,8 +150,10 @@ class KVCache:
     ) -> None:
         """Writes tokens behind those of each entry.
 
-        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides
-        v       [batch, n, heads_kv, head_dim_v]; None with value_in_key
+        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides. Or [tokens, heads_kv,
+                head_dim]: those of the first entry, of the second, and so on, as many of each as counts says, as
+                servers batch a prompt beside tokens that are decoded. Tokens behind all of these are not written
+        v       as k, with head_dim_v; None with value_in_key
         counts  integers [batch], 0 to n: how many of an entry's tokens are new, the last ones, as where texts of
                 several lengths are padded in front; the others are not written. None: all n. The host reads a tensor,
                 and waits for the device that it lies on; in a capture the device alone reads it, anew with each replay
@@ -205,25 +207,22 @@ class KVCache:
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "v")
         for name, x, pool in given:
             self._check(name, x, pool)
-        if v is not None and v.shape[1] != k.shape[1]:
-            message = f"argument v has shape {list(v.shape)}; accepted: {k.shape[1]} tokens, as k"
+        if v is not None and v.shape[:-1] != k.shape[:-1]:
+            message = f"argument v has shape {list(v.shape)}; accepted: {list(k.shape[:-1])} and head_dim_v, as k"
             raise ShapeError(message, "SPATTN_E_SHAPE", "v")
         refuse_gradients("cache", _WITHOUT_GRADIENTS, k=k, v=v)
         refuse_transforms(k=k, v=v)
-        n, lies_there = k.shape[1], isinstance(counts, torch.Tensor) and counts.device == self.k.device
-        lies_there = lies_there and counts.dtype in _INTEGERS and counts.shape == (self.batch,)
+        is_ragged = k.dim() == 3
+        n = k.shape[0 if is_ragged else 1]
         if _is_capturing(self.k):
-            if counts is not None and not lies_there:
-                accepted = f"None, or an int32 or int64 tensor [{self.batch}] on {self.k.device}"
-                message = f"argument counts is {counts!r}; accepted in a capture: {accepted}"
-                raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
-        elif counts is None:
+            counts = self._counts_in_capture(counts, is_ragged)
+        elif counts is None and not is_ragged:
             self._reserve(n)
         else:
-            read = self._read_numbers(counts, "counts", n)
+            read = self._read_counts(counts, n, is_ragged)
             self._reserve(read)
-            counts = counts if lies_there else self._to_device(read)
-        self._write([(pool, x) for _, x, pool in given], n, counts)
+            counts = counts if self._lies_there(counts) else self._to_device(read)
+        self._write([(pool, x) for _, x, pool in given], n, counts, is_ragged)
 
     def _reserve(self, more: Any) -> None:
         self._refuse_capture("reserve")
@@ -260,6 +259,35 @@ class KVCache:
             raise ArgumentError(message, "SPATTN_E_RANGE", name)
         return np.broadcast_to(read, self.batch).astype(np.int64)
 
+    def _read_counts(self, counts: Any, n: int, is_ragged: bool) -> NDArray[np.int64]:
+        """[batch], of n tokens of each entry, or of all."""
+        if counts is None or (np.ndim(counts) == 0 and is_ragged):
+            message = f"argument counts is {counts!r} where tokens of all entries lie one after the other"
+            raise ArgumentError(f"{message}; accepted: integers [{self.batch}]", "SPATTN_E_ARGUMENT", "counts")
+        read = self._read_numbers(counts, "counts", n)
+        if is_ragged and read.sum() > n:
+            message = f"argument counts has a sum of {read.sum()}; accepted: up to the tokens given, {n}"
+            raise ArgumentError(message, "SPATTN_E_RANGE", "counts")
+        return read
+
+    def _lies_there(self, counts: Any) -> bool:
+        """Whether the device can read counts as they are."""
+        is_there = isinstance(counts, torch.Tensor) and counts.device == self.k.device
+        return is_there and counts.dtype in _INTEGERS and counts.shape == (self.batch,)
+
+    def _counts_in_capture(self, counts: Any, are_needed: bool) -> Any:
+        if self._lies_there(counts) or (counts is None and not are_needed):
+            return counts
+        accepted = f"{'' if are_needed else 'None, or '}an int32 or int64 tensor [{self.batch}] on {self.k.device}"
+        message = f"argument counts is {counts!r}; accepted in a capture: {accepted}"
+        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
+
+    def _counts_on_device(self, counts: Any, n: int) -> torch.Tensor:
+        """Of ragged queries, which the host need not know."""
+        if _is_capturing(self.k):
+            counts = self._counts_in_capture(counts, True)
+        return counts if self._lies_there(counts) else self._to_device(self._read_counts(counts, n, True))
+
     def _refuse_capture(self, what: str) -> None:
         if _is_capturing(self.k):
             message = f"{what} is called while a graph is captured, in whose replays the host takes no part"
@@ -267,8 +295,10 @@ class KVCache:
 
     def _check(self, name: str, x: Any, pool: torch.Tensor) -> None:
         require_tensor(x, name)
-        if x.dim() != 4 or x.shape[0] != self.batch or x.shape[2:] != pool.shape[2:]:
-            accepted = f"[{self.batch}, tokens, {pool.shape[2]}, {pool.shape[3]}]"
+        of_entries = x.dim() == 4 and x.shape[0] == self.batch
+        if not (of_entries or x.dim() == 3) or x.shape[-2:] != pool.shape[2:]:
+            row = f"{pool.shape[2]}, {pool.shape[3]}"
+            accepted = f"[{self.batch}, tokens, {row}], or [tokens, {row}] of all entries"
             raise ShapeError(f"argument {name} has shape {list(x.shape)}; accepted: {accepted}", "SPATTN_E_SHAPE", name)
         _require_like(name, (x.dtype, x.device), (pool.dtype, pool.device))
 
@@ -279,23 +309,40 @@ class KVCache:
         # Out of pinned memory, so that the host does not wait for the device.
         return made if self.k.is_cpu else made.pin_memory().to(self.k.device, non_blocking=True)
 
-    def _write(self, given: list[tuple[torch.Tensor, torch.Tensor]], n: int, counts: torch.Tensor | None) -> None:
+    def _write(
+        self, given: list[tuple[torch.Tensor, torch.Tensor]], n: int, counts: Any, is_ragged: bool
+    ) -> None:
         """Puts each token at its place, by what lies on the device alone."""
-        order = torch.arange(n, device=self.k.device) if counts is None else _count_from_the_end(n, counts)
-        places = self.lengths[:, None] + order  # [batch, n]
-        if counts is not None:
-            places.masked_fill_(order < 0, self.capacity)
+        if self.batch == 0:
+            return
+        if is_ragged:
+            entries, order = _count_in_rows(n, counts)
+            places = (self.lengths[entries] + order).masked_fill_(order < 0, self.capacity)  # [tokens]
+        else:
+            order = torch.arange(n, device=self.k.device) if counts is None else _count_from_the_end(n, counts)
+            places = self.lengths[:, None] + order  # [batch, n]
+            if counts is not None:
+                places.masked_fill_(order < 0, self.capacity)
         places.clamp_(max=self.capacity)  # where the table leads to the last page
-        page = self._table.gather(1, places // self.page_size)
+        of_entry = places // self.page_size
+        page = self._table[entries, of_entry] if is_ragged else self._table.gather(1, of_entry)
         rows = torch.add(places % self.page_size, page, alpha=self.page_size).flatten()
         for pool, x in given:
-            pool.view(-1, *pool.shape[2:]).index_copy_(0, rows, x.flatten(0, 1))
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, rows, x if is_ragged else x.flatten(0, 1))
         self.lengths += n if counts is None else counts
 
 
 def _count_from_the_end(n: int, counts: torch.Tensor) -> torch.Tensor:
     """[batch, n]: 0 for the first new token of an entry, whose last one is the last of n."""
     return torch.arange(n, device=counts.device) + (counts - n)[:, None]
+
+
+def _count_in_rows(n: int, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n] each: whose each of all tokens is, and its number among those of this entry, -1 behind all of them."""
+    tokens, ends = torch.arange(n, device=counts.device), counts.cumsum(0)
+    entries = torch.searchsorted(ends, tokens, right=True).clamp_(max=len(counts) - 1)
+    order = tokens - (ends - counts)[entries]
+    return entries, order.masked_fill_(order >= counts[entries], -1)
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -330,6 +377,7 @@ def decode(
     q: torch.Tensor,
     cache: KVCache,
     pattern: AnyPattern,
+    counts: Sequence[int] | torch.Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
     **options: Unpack[_Options],
@@ -341,6 +389,7 @@ def decode(
     q: torch.Tensor,
     cache: KVCache,
     pattern: AnyPattern,
+    counts: Sequence[int] | torch.Tensor | None = None,
     *,
     return_lse: Literal[True],
     **options: Unpack[_Options],
@@ -351,6 +400,7 @@ def decode(
     q: torch.Tensor,
     cache: KVCache,
     pattern: AnyPattern,
+    counts: Sequence[int] | torch.Tensor | None = None,
     *,
     axes: str = "bshd",
     scale: float | None = None,
@@ -367,15 +417,21 @@ def decode(
         cache.append(k, v)
         out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))")
 
+        cache.append(k, v, counts)                  # [tokens, heads_kv, head_dim]: a prompt beside decoded tokens
+        out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))", counts)
+
     q        [batch, n, heads_q, head_dim], of the cache's dtype and device: queries of the last n tokens, row by row
-             those that append was given. Where that had counts, rows of tokens that are not new mean nothing
+             those that append was given. Where that had counts, rows of tokens that are not new mean nothing. Or
+             [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens of each entry
     pattern  that of the whole sequence, cut to what is causal: a Pattern or its text. A mask, and any pattern of rows,
              is of [capacity, capacity] tokens
-    axes     "bshd"; "bhsd" for a q of [batch, heads_q, n, head_dim]
+    counts   integers [batch], with a q of tokens of all entries, else None: how many are those of each. Rows behind all
+             of them see nothing. A tensor on the cache's device is read there alone
+    axes     "bshd"; "bhsd" for a q of [batch, heads_q, n, head_dim]. A q of three axes is "thd" in any case
     out      shaped as q with head_dim_v, written and returned where given
 
-    scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n].
-    A token before an entry's first sees nothing: out 0, lse -inf.
+    scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
+    or [heads_q, tokens]. A token before an entry's first sees nothing: out 0, lse -inf.
 
     The host waits for nothing: lengths are read on the device. Plans are remembered as those of attention, and one
     serves a sequence of any length. CUDA graphs may capture a call, but for the first of its sizes, which makes the plan.
@@ -383,13 +439,14 @@ def decode(
     Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
-    return _outside_of_graphs(_decode, q, cache, pattern, sink_logits, options, context, out, return_lse)
+    return _outside_of_graphs(_decode, q, cache, pattern, counts, sink_logits, options, context, out, return_lse)
 
 
 def _decode(
     q: Any,
     cache: Any,
     pattern: Any,
+    counts: Any,
     sink_logits: Any,
     options: tuple[Any, ...],
     context: Any,
@@ -406,6 +463,12 @@ def _decode(
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
     k, v, table = cache.k, cache.v, cache.page_table
+    is_ragged = q.dim() == 3
+    if is_ragged:
+        axes, counts = "thd", cache._counts_on_device(counts, q.shape[0])
+    elif counts is not None:
+        message = f"argument counts is given with a q of shape {list(q.shape)}; accepted: None, or a q of three axes"
+        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
     if axes == "bhsd":
         k, v = k.transpose(1, 2), v if v is None else v.transpose(1, 2)
     # The number of pages, which is the first size of k and v, is nothing to a plan: caches share plans.
@@ -415,8 +478,12 @@ def _decode(
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
-    starts = cache.lengths - q.shape[2 if axes == "bhsd" else 1]
-    more = {"starts": starts, "page_table": table, "sink_logits": sink_logits}
+    more = {"page_table": table, "sink_logits": sink_logits}
+    if is_ragged:
+        offsets = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        more |= {"starts": cache.lengths - counts, "query_offsets": offsets}
+    else:
+        more["starts"] = cache.lengths - q.shape[2 if axes == "bhsd" else 1]
     return plan.run(q, k, v, **more, out=out, return_lse=return_lse)
 
 
@@ -435,8 +502,6 @@ def _make_plan(
     tf32: bool,
 ) -> TensorPlan:
     """The plan of a call; of_cache are dtype, device and head_dim_v, shapes those of q, k, v and page_table."""
-    if axes not in ("bshd", "bhsd"):
-        raise ArgumentError(f"axes is {axes!r}; accepted: 'bshd', 'bhsd'", "SPATTN_E_RANGE", "problem.axes")
     _require_like("q", (dtype, device), of_cache[:2])
     q, k, v, table = shapes
     sizes = sizes_of(q, k, v, axes, of_cache[2], table)

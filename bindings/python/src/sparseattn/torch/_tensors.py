@@ -90,13 +90,14 @@ class TensorPlan(Plan):
         sink_logits: Any = None,
         starts: Any = None,
         page_table: Any = None,
+        query_offsets: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
     ) -> Any:
         refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-        lists |= {"starts": starts, "page_table": page_table}
+        lists |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
         return self.run(q, k, v, **lists, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
