@@ -194,6 +194,9 @@ TEST(runs_allocate_nothing) {
                 for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_VALUE_IN_KEY)}) {
                     auto problem = make_problem();
                     problem.dtype = dtype, problem.flags |= flags;
+                    const size_t shared = row.find("_heads");  // and how many of a group share its tiles
+                    if (shared != std::string::npos && std::isdigit(row[shared + 6]))
+                        problem.heads_q = problem.heads_kv * std::stoll(row.substr(shared + 6));
                     if (flags) problem.softcap = 10;
                     for (const int32_t threads : {1, 3}) {
                         check::context = row + " on " + text;

@@ -264,16 +264,25 @@ const Backend& cpu_backend() {
     std::abort();
 }
 
-std::vector<Rows> cpu_rows(bool reference) {
+std::vector<Rows> cpu_rows(bool reference, FewQueries few_queries) {
     std::vector<Rows> pairs;
-    const auto without_pass = [](std::string name, const char* pass) {
-        return name.replace(name.find(pass), std::strlen(pass), "");
+    const auto replace = [](std::string& text, const std::string& part, const char* by) {
+        const size_t at = text.find(part);
+        if (at != std::string::npos) text.replace(at, part.size(), by);
+        return at != std::string::npos;
+    };
+    const auto partner_of = [&](std::string name) {
+        if (replace(name, "_few_forward", "_block_forward")) {
+            if (few_queries == FewQueries::left_out) return std::string();
+            name.replace(name.rfind("heads"), std::string::npos, "16x16");
+        }
+        replace(name, "forward", "backward");
+        return name;
     };
     for (const Kernel& f : all_kernels()) {
         if (f.device != SPATTN_CPU || f.pass != Pass::forward || (f.family == Family::reference) != reference) continue;
         for (const Kernel& b : all_kernels())
-            if (b.pass == Pass::backward && without_pass(f.name, "forward") == without_pass(b.name, "backward"))
-                pairs.push_back({f, b});
+            if (partner_of(f.name) == b.name) pairs.push_back({f, b});
     }
     return pairs;
 }

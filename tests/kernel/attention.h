@@ -121,8 +121,10 @@ Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads,
 
 const Backend& cpu_backend();
 
-// Pairs of all_kernels(): a forward row with the backward row of the same kind.
-std::vector<Rows> cpu_rows(bool reference);
+// Pairs of all_kernels(): a forward row with the backward row of the same kind. Rows for few queries, which take groups
+// of so many heads, are forward alone: their partners are those of blocks of 16 queries.
+enum class FewQueries { left_out, included };
+std::vector<Rows> cpu_rows(bool reference, FewQueries few_queries = FewQueries::left_out);
 
 // Block rows read no lists of a call, and some gather rows one list for all heads of a group.
 bool takes(const Rows& rows, const Case& c);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Every row computes attention: each CPU row that runs here, on each case, against the reference.
 #include <algorithm>
+#include <set>
 
 #include "bounds.h"
 
@@ -139,18 +140,33 @@ static const Case cases[] = {
     {"runtime_blocks(192,32,6) & per_head([0,1,0,1], causal, window(40,40))", 1, 4, 2, 400, 150, 20, 12},
     {"runtime_blocks(128,64,5) & documents(0,70,200)", 2, 2, 1, 300, 300, 32, 32, Axes::bshd, own_scale, aligned_end,
      true, true, 0., true},
+    // Heads of a group in one tile, of few queries and of several tiles, each with a sink of its own; in every order; of
+    // groups that are no power of two.
+    {"causal", 2, 16, 2, 5, 300, 64, 64, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
+    {"window(30,0) | sink(3)", 1, 16, 1, 33, 200, 40, 24, Axes::gaps, own_scale, -20, true, true, 2.},
+    {"per_head([0,0,0,0,1,1,1,1], causal, window(9,3))", 2, 8, 2, 21, 21, 16, 12, Axes::bhsd, own_scale, aligned_end,
+     true, false, 0., true},
+    {"window(7,7) | strided(16)", 2, 4, 2, 100, 210, 16, 20, Axes::gaps},
+    {"dilated(160,0,8)", 1, 8, 1, 130, 130, 33, 16, Axes::bshd, own_scale, aligned_end, true, false, 0., true},
+    {"causal & (sink(4) | window(20,0))", 2, 7, 1, 30, 150, 40, 20, Axes::gaps, own_scale, aligned_end, true, true},
+    {"block_diagonal(25)", 1, 10, 2, 60, 60, 20, 20, Axes::bshd},
+    {"full", 1, 8, 1, 3, 3100, 8, 8},  // one row of many blocks: split
 };
 constexpr unsigned seed = 20240229;
 
 TEST(every_row_is_paired) {
     size_t rows = 0;
     for (const Kernel& kernel : all_kernels()) rows += kernel.device == SPATTN_CPU;
-    CHECK_EQ(2 * (cpu_rows(false).size() + cpu_rows(true).size()), rows);
+    std::set<std::string> paired;
+    for (const bool reference : {false, true})
+        for (const Rows& pair : cpu_rows(reference, FewQueries::included))
+            paired.insert({pair.forward.name, pair.backward.name});
+    CHECK_EQ(paired.size(), rows);
     CHECK(cpu_rows(false).size() >= 4);
 }
 
 TEST(every_row_computes_attention) {
-    const std::vector<Rows> all = cpu_rows(false);
+    const std::vector<Rows> all = cpu_rows(false, FewQueries::included);
     for (size_t n = 0; n < std::size(cases); ++n)
         for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::f64, Dtype::bf16}) {
             const Case& c = cases[n];

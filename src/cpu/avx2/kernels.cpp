@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx2, 64, 64),
     SPATTN_CPU_BLOCK(avx2, 16, 16),
+    SPATTN_CPU_FEW(avx2),
     SPATTN_CPU_GATHERS(avx2, float, f32),
     SPATTN_CPU_GATHERS(avx2, F16, f16),
     SPATTN_CPU_GATHERS(avx2, Bf16, bf16),

@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(avx512, 64, 64),
     SPATTN_CPU_BLOCK(avx512, 16, 16),
+    SPATTN_CPU_FEW(avx512),
     SPATTN_CPU_GATHERS(avx512, float, f32),
     SPATTN_CPU_GATHERS(avx512, F16, f16),
     SPATTN_CPU_GATHERS(avx512, Bf16, bf16),

@@ -115,7 +115,7 @@ struct ForwardLane {
     Place keys(const Place& q, int32_t head_kind, int32_t block) const {
         const LayoutView& layout = args.layout;
         const int64_t group = p.heads_q / p.heads_kv;
-        const TileView tile = tile_at(layout.keys, bk, p.seq_k, block);
+        const TileView tile = keys_at(layout.keys, bk, p.seq_k, block);
         const uint64_t alive = alive_of(layout.live_keys, layout.by_key.rows, head_kind, block, tile);
         return {tile, q.batch, q.head / group, alive, 0};
     }

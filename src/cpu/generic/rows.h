@@ -18,6 +18,7 @@
 #include "cpu/generic/block_forward.h"
 #include "cpu/generic/block_backward.h"
 #include "cpu/generic/cost.h"
+#include "cpu/generic/few_forward.h"
 #include "cpu/generic/gather_forward_heads.h"
 #include "cpu/generic/gather_forward_dims.h"
 #include "cpu/generic/gather_backward_heads.h"
@@ -61,6 +62,7 @@ size_t workspace_of(const Sizing& s) {
 constexpr SchedulePolicy equal_shares{.equal_shares = true, .workers = 32};
 // Forward.
 constexpr SchedulePolicy each_row{};
+inline bool takes_spans(const ForwardArgs&) { return true; }
 
 }  // namespace
 }  // namespace spattn::cpu
@@ -85,6 +87,34 @@ constexpr SchedulePolicy each_row{};
      .orders = true,                                                              \
      .max_logits = true,                                                          \
      .carries = forward_carries}
+// Tiles of few queries, which so many heads of a group share.
+#define SPATTN_CPU_FEW_ROW(arch, T, dtype_name, heads)                            \
+    {.name = #arch "_few_forward_" #dtype_name "_heads" #heads,                   \
+     .device = SPATTN_CPU,                                                        \
+     .pass = Pass::forward,                                                       \
+     .dtype = Dtype::dtype_name,                                                  \
+     .block_q = few_rows / heads,                                                 \
+     .block_k = few_keys,                                                         \
+     .mask_words = few_rows / heads,                                              \
+     .walks = {{Owner::queries, each_row, heads}},                                \
+     .num_walks = 1,                                                              \
+     .runs_here = runs_here,                                                      \
+     .fits = few_forward_fits<heads>,                                             \
+     .cost = few_cost<T, heads>,                                                  \
+     .workspace = workspace_of<few_workspace>,                                    \
+     .forward = few_forward<T>,                                                   \
+     .orders = true,                                                              \
+     .takes_spans = takes_spans,                                                  \
+     .max_logits = true,                                                          \
+     .shares_lists = heads > 1}
+#define SPATTN_CPU_FEW_ROWS(arch, T, dtype)                                                     \
+    SPATTN_CPU_FEW_ROW(arch, T, dtype, 1), SPATTN_CPU_FEW_ROW(arch, T, dtype, 2),               \
+    SPATTN_CPU_FEW_ROW(arch, T, dtype, 3), SPATTN_CPU_FEW_ROW(arch, T, dtype, 4),               \
+    SPATTN_CPU_FEW_ROW(arch, T, dtype, 5), SPATTN_CPU_FEW_ROW(arch, T, dtype, 6),               \
+    SPATTN_CPU_FEW_ROW(arch, T, dtype, 7), SPATTN_CPU_FEW_ROW(arch, T, dtype, 8),               \
+    SPATTN_CPU_FEW_ROW(arch, T, dtype, 16)
+#define SPATTN_CPU_FEW(arch) \
+    SPATTN_CPU_FEW_ROWS(arch, float, f32), SPATTN_CPU_FEW_ROWS(arch, F16, f16), SPATTN_CPU_FEW_ROWS(arch, Bf16, bf16)
 #define SPATTN_CPU_BLOCK_BACKWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run, num_sweeps) \
     {.name = #arch "_block_backward_" #dtype_name "_" #bq "x" #bk,                             \
      .device = SPATTN_CPU,                                                                     \

@@ -19,6 +19,14 @@ inline uint64_t filled_of(const TileView& at) {
     return filled;
 }
 
+// A tile of keys. One that lists tokens which all follow each other, as a page of a cache has them, is read where it lies.
+inline TileView keys_at(const AxisView& axis, int block, int64_t seq, int32_t tile) {
+    TileView at = tile_at(axis, block, seq, tile);
+    if (!at.tokens || axis.stretch < block) return at;
+    while (at.count > 0 && at.tokens[at.count - 1] == no_token) --at.count;
+    return {at.tokens[0], 1, at.count, nullptr};
+}
+
 // Which rows of a block may be read: never one without a token.
 inline uint64_t alive_of(const LiveView& live, int32_t rows, int32_t head_kind, int32_t row, const TileView& at) {
     const int32_t set = live.set_of ? live.set_of[int64_t(head_kind) * rows + row] : all_live;

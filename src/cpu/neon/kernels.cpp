@@ -10,6 +10,7 @@ namespace {
 const Kernel rows[] = {
     SPATTN_CPU_BLOCK(neon, 64, 64),
     SPATTN_CPU_BLOCK(neon, 16, 16),
+    SPATTN_CPU_FEW(neon),
     SPATTN_CPU_GATHERS(neon, float, f32),
     SPATTN_CPU_GATHERS(neon, F16, f16),
     SPATTN_CPU_GATHERS(neon, Bf16, bf16),
