@@ -85,7 +85,8 @@ static constexpr int64_t home_of(const AxisView& axis, int32_t block, int64_t to
 // its tiles.
 enum class Owner { queries, keys };
 
-// The queries [begin, end) of a tile; `first`, which may be another's or below 0, is that of its first place.
+// The queries [begin, end) of a tile; `first`, which may be another's or below 0, is that of its first place. Where it
+// has none, begin and end are the same, and perhaps no place of it.
 struct QuerySpan {
     int32_t first, begin, end;
 };

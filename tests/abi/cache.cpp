@@ -270,6 +270,49 @@ TEST(ragged_calls_are_rows_of_the_sequence) {
     }
 }
 
+// Kernels of float32 that run here and may serve ragged_problem(): plans are pinned to each.
+std::vector<std::string> ragged_kernels() {
+    std::vector<std::string> names{""};
+    for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
+        const std::string name = spattn_kernel_name(n);
+        for (const char* kind : {"_block_forward_f32", "_few_forward_f32_heads2"})
+            if (name.find(kind) != name.npos && spattn_kernel_runs_here(n)) names.push_back(name);
+    }
+    return names;
+}
+
+// Tiles before all sequences' are those of nobody, wherever their places would lie: nothing before q and out is touched.
+TEST(ragged_calls_stay_within_their_rows) {
+    constexpr int64_t before = 400, rows = 4;
+    const Context context = make_context();
+    Sequence sequence(context.get(), "full");
+    for (const std::string& kernel : ragged_kernels())
+        for (const int64_t start : {0, 16, 32, 64, 77})
+            for (const int64_t first : {0, 1, 2, 3, 4}) {
+                check::context = kernel + ", " + std::to_string(first) + " rows before queries from " +
+                                 std::to_string(start);
+                setenv("SPATTN_FORCE_KERNEL", kernel.c_str(), 1);
+                const Plan plan = make_plan(context.get(), parse("full").get(), ragged_problem(rows, 16));
+                unsetenv("SPATTN_FORCE_KERNEL");
+                RaggedCall call(sequence, 16, rows, first, {start, start + 32}, {first < 4, first < 3});
+                Tensor wide_q({before + rows, heads_q, dim}, f32), wide_out({before + rows, heads_q, dim_v}, f32);
+                const auto place = [&](Tensor& wide, const Tensor& own) {
+                    spattn_tensor view = own.view;
+                    view.data = wide.data + (wide.bytes - own.bytes);
+                    return view;
+                };
+                const spattn_tensor q = place(wide_q, call.q), out = place(wide_out, call.out);
+                unsigned char* const results = static_cast<unsigned char*>(out.data);
+                std::copy_n(call.q.data, call.q.bytes, static_cast<unsigned char*>(q.data));
+                call.args.q = &q, call.args.out = &out;
+                const Scratch scratch(plan.get(), call.args);
+                succeed(spattn_forward(plan.get(), &call.args), "a ragged call");
+                std::copy_n(results, call.out.bytes, call.out.data);
+                CHECK(call.worst_error(sequence) < 1e-5);
+                CHECK(std::all_of(wide_out.data, results, [](unsigned char byte) { return byte == Tensor::poison; }));
+            }
+}
+
 // What offsets that fall or lie outside give means nothing, but no memory is harmed.
 TEST(ragged_calls_survive_any_offsets) {
     const Context context = make_context();

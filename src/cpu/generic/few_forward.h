@@ -88,7 +88,8 @@ struct FewLane {
           lane(carver, p), state(few_state_at(lane.state)), heads(a.tasks.tile_heads),
           columns(int(few_columns(p.head_dim))), columns_v(int(few_columns(p.head_dim_v))), cap(softcap_factors(p)) {}
 
-    // The places of a tile, of the first of its heads. Those without a query are neither alive nor owned.
+    // The places of a tile, of the first of its heads. Those without a query are neither alive nor owned. A tile without
+    // any has an empty span, which may be anywhere beside its places.
     Place queries(int32_t head, int32_t row) const {
         const LayoutView& layout = args.layout;
         const int64_t batch = head / p.heads_q;
@@ -97,8 +98,9 @@ struct FewLane {
         uint64_t owned = owned_of(layout.queries, tile, row);
         if (layout.spans) {
             const QuerySpan& span = layout.spans[batch * layout.by_query.rows + row];
-            tile = {span.first, 1, span.end - span.first, nullptr};
-            owned = ~uint64_t(0) << (span.begin - span.first);
+            const bool is_empty = span.begin == span.end;
+            tile = {span.first, 1, is_empty ? 0 : span.end - span.first, nullptr};
+            owned = is_empty ? 0 : all_rows << (span.begin - span.first);
         }
         owned &= tile.count > 0 ? all_rows >> (64 - tile.count) : 0;
         return {tile, batch, head % p.heads_q, alive & owned, owned};
