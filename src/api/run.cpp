@@ -57,10 +57,10 @@ public:
 
     // These come with a call on a cache: where queries begin, which of them are whose, and which pages keys lie in.
     IndexView start_input(const spattn_tensor* t, const char* argument) {
-        return indices(t, argument, p_.sequences());
+        return integers(t, argument, p_.sequences());
     }
     IndexView query_offset_input(const spattn_tensor* t, const char* argument) {
-        return indices(t, argument, p_.sequences() + 1);
+        return integers(t, argument, p_.sequences() + 1);
     }
     IndexView page_input(const spattn_tensor* t, const char* argument) {
         const std::array shape{p_.sequences(), p_.seq_k / p_.page_size};
@@ -157,7 +157,7 @@ private:
 
     int64_t list_rows() const { return ceil_div(p_.seq_q, p_.call_lists.block_q); }
 
-    IndexView indices(const spattn_tensor* t, const char* argument, int64_t count) {
+    IndexView integers(const spattn_tensor* t, const char* argument, int64_t count) {
         const auto s = place(t, argument, std::array{count}, {dtype_i32, dtype_i64});
         return {data_, s[0], 0, 0, 0, t->dtype.bits == 64};
     }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "plan/plan.h"
+#include "plan/stats.h"
 
 namespace spattn {
 namespace {
@@ -230,8 +231,7 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
     const Problem& p = plan.problem;
-    const double share = double(p.batch * p.seq_q) / double(p.sequences() * p.seq_k);
-    const double pairs = plan.counts.pairs * (p.has_starts ? share : 1);  // on the average
+    const double pairs = plan.counts.pairs * (p.has_starts ? call_share(p) : 1);  // on the average
     return line("  work", scaled(flops(p, pairs, which), 1000, "FLOP") + ", " +
                               bytes(operand_bytes(plan.problem, which)) + " of operands, " +
                               bytes(double(pass.workspace)) + " of workspace") +

@@ -143,6 +143,10 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
     return stats;
 }
 
+double call_share(const Problem& p) {
+    return double(p.batch) * double(p.seq_q) / (double(p.sequences()) * double(p.seq_k));
+}
+
 Problem seen_of_cache(const Problem& p, const LayoutStats& of_call) {
     const double queries = double(p.batch * p.heads_q * p.seq_q);
     Problem seen = p;
@@ -156,10 +160,9 @@ LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const Layou
     const int64_t tile = std::max(kernel.block_q, 1);  // rows that read no layout count queries
     // Sequences that share the queries of a batch entry have a tile each at least that others do not fill.
     const double tiles = double(p.ragged ? std::min(p.seq_q, p.seq_q / tile + p.ragged) : ceil_div(p.seq_q, tile));
-    const double entries = double(p.batch) / double(p.sequences());
-    const double share = entries * tiles / double(ceil_div(p.seq_k, tile));
+    const double share = double(p.batch) * tiles / (double(p.sequences()) * double(ceil_div(p.seq_k, tile)));
     LayoutStats stats = whole;
-    stats.pairs *= entries * double(p.seq_q) / double(p.seq_k);
+    stats.pairs *= call_share(p);
     stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
     stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);
     if (kernel.device != SPATTN_CPU && cache_keys(kernel, p) == CacheKeys::listed && !takes_stretches(kernel, p))

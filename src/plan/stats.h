@@ -16,6 +16,8 @@ LayoutStats make_call_stats(const Problem& problem);
 LayoutStats make_call_layout_stats(const Problem& problem, const Kernel& kernel, const LayoutStats& known);
 // For block rows on a cache: the share of the whole sequence, whose stats are given, that a call's rows have.
 LayoutStats make_cache_stats(const Problem& problem, const Kernel& kernel, const LayoutStats& whole);
+// The share of the rows of all sequences that one call has.
+double call_share(const Problem& problem);
 // The same problem with as many keys as a call's queries see, for operands are priced by these.
 Problem seen_of_cache(const Problem& problem, const LayoutStats& of_call);
 // Whether the heads of each group see the same keys.

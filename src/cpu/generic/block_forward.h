@@ -83,6 +83,7 @@ inline ForwardSpace carve_forward(Carver& carver, const Problem& p, const TasksV
 
 template <int bq, int bk>
 struct ForwardLane {
+    using Space = ForwardSpace;
     static constexpr int width = bq / lanes;                // vectors of a row of sT
     static constexpr int panel = least(bq, panel_lanes);    // lanes of a row of a panel
 
@@ -375,39 +376,46 @@ struct ForwardLane {
 
 // ---- phases -------------------------------------------------------------------------------------------------------
 
+template <class Lane>
 struct ForwardCall {
     const ForwardArgs* args;
     const Elements* elements;
-    ForwardSpace space;
+    typename Lane::Space space;
     int64_t next_queue, next_join;
 };
 
-template <int bq, int bk>
+template <class Lane>
 inline void forward_tasks(void* argument, int64_t index) {
-    ForwardCall& call = *(ForwardCall*)argument;
+    auto& call = *(ForwardCall<Lane>*)argument;
     const TasksView& tasks = call.args->tasks;
-    ForwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
+    Lane lane(*call.args, *call.elements, call.space, index);
     for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
         for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
     end_streams();
 }
 
-template <int bq, int bk>
+template <class Lane>
 inline void forward_joins(void* argument, int64_t index) {
-    ForwardCall& call = *(ForwardCall*)argument;
-    ForwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
+    auto& call = *(ForwardCall<Lane>*)argument;
+    Lane lane(*call.args, *call.elements, call.space, index);
     for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
         lane.join(call.args->tasks.joins[j]);
     end_streams();
 }
 
+template <class Lane>
+inline void run_forward(const ForwardArgs& args, const Elements& elements, const typename Lane::Space& space) {
+    ForwardCall<Lane> call{&args, &elements, space, 0, 0};
+    args.parallel->run(forward_tasks<Lane>, &call);
+    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<Lane>, &call);
+}
+
 template <int bq, int bk>
 inline void block_forward_of(const ForwardArgs& args, const Elements& elements) {
     Carver carver{(uintptr_t)args.workspace};
-    const ForwardSpace space = carve_forward<bq, bk>(carver, *args.problem, args.tasks, args.parallel->lanes());
-    ForwardCall call{&args, &elements, space, 0, 0};
-    args.parallel->run(forward_tasks<bq, bk>, &call);
-    if (args.tasks.num_joins > 0) args.parallel->run(forward_joins<bq, bk>, &call);
+    const int num_lanes = args.parallel->lanes();
+    run_forward<ForwardLane<bq, bk>>(args, elements,
+                                     carve_forward<bq, bk>(carver, *args.problem, args.tasks, num_lanes));
 }
 
 template <class T, int bq, int bk>

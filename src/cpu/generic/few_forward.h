@@ -11,9 +11,9 @@
 // query meets the keys that it sees and no others, so that nothing has to be kept from the sums. Queries are read where
 // they lie, wherever in a tile they begin (LayoutView::spans).
 //
-// What binds, on a Zen 4 with two threads and head_dim 128: memory where a key head has one query head, or up to eight in
-// float32; products from some five query heads on in bfloat16. Rows of the next keys are fetched beside the products of
-// those at hand.
+// What binds, on a Zen 4 with two threads and head_dim 128: keys and values come in at 14 to 16 GB/s where four heads share
+// them, and at 12 in float32 and 8 in bfloat16 where eight do, so products bind there. Rows of the next keys are fetched
+// beside the products of those at hand.
 #pragma once
 
 #include "cpu/generic/block_forward.h"
@@ -30,8 +30,7 @@ constexpr int keys_at_once = 16;             // of a block, by all rows, while a
 struct FewState {
     Real *m, *l, *top, *out;  // out [few_rows][columns_v]
 };
-inline int64_t few_columns(int64_t columns) { return round_up(columns, lanes); }
-inline int64_t few_state_floats(const Problem& p) { return few_rows * (few_columns(p.head_dim_v) + 3); }
+inline int64_t few_state_floats(const Problem& p) { return few_rows * (values_of(p) + 3); }
 inline FewState few_state_at(Real* at) {
     return {at, at + few_rows, at + 2 * few_rows, at + 3 * few_rows};
 }
@@ -45,12 +44,13 @@ struct FewScratch {
     Real *k, *v;          // [few_keys][columns]: rows that are not read where they lie
     static constexpr int stride = few_keys + lanes;  // of s
 
+    FewScratch(Carver&& carver, const Problem& p) : FewScratch(carver, p) {}
     FewScratch(Carver& carver, const Problem& p) {
         state = carver.take<Real>(few_state_floats(p));
-        q = carver.take<Real>(few_rows * few_columns(p.head_dim));
+        q = carver.take<Real>(few_rows * columns_of(p));
         s = carver.take<Real>(few_rows * stride);
-        k = carver.take<Real>(few_keys * few_columns(p.head_dim));
-        v = carver.take<Real>(few_keys * few_columns(p.head_dim_v));
+        k = carver.take<Real>(few_keys * columns_of(p));
+        v = carver.take<Real>(few_keys * values_of(p));
     }
 };
 
@@ -73,20 +73,21 @@ struct Numbers {  // one after the other
 constexpr Numbers numbers;
 
 struct FewLane {
+    using Space = FewSpace;
+
     const ForwardArgs& args;
     const Problem& p;
     const Elements& elements;
     FewSpace space;
-    Carver carver;
     FewScratch lane;
     FewState state;
     const int heads, columns, columns_v;
     const SoftcapFactors cap;  // read where the problem has one
 
     FewLane(const ForwardArgs& a, const Elements& e, const FewSpace& s, int64_t index)
-        : args(a), p(*a.problem), elements(e), space(s), carver{(uintptr_t)(s.scratch + index * s.lane_floats)},
-          lane(carver, p), state(few_state_at(lane.state)), heads(a.tasks.tile_heads),
-          columns(int(few_columns(p.head_dim))), columns_v(int(few_columns(p.head_dim_v))), cap(softcap_factors(p)) {}
+        : args(a), p(*a.problem), elements(e), space(s),
+          lane(Carver{(uintptr_t)(s.scratch + index * s.lane_floats)}, p), state(few_state_at(lane.state)),
+          heads(a.tasks.tile_heads), columns(columns_of(p)), columns_v(values_of(p)), cap(softcap_factors(p)) {}
 
     // The places of a tile, of the first of its heads. Those without a query are neither alive nor owned. A tile without
     // any has an empty span, which may be anywhere beside its places.
@@ -160,7 +161,7 @@ struct FewLane {
     void visit(const Place& q, const Place& at, const uint64_t* bits, const Place& next) {
         const Rows k = load_padded(elements, args.k, at, int(p.head_dim), lane.k);
         if (bits) {
-            each_seen(q.alive, bits, k, [&](const GatheredRows& rows, int row, int) {
+            each_seen(q.alive, bits, k, [&](const GatheredRows& rows, int row) {
                 dots(lane.q + row * columns, rows, columns, scores(row));
                 soften(row, rows.count);
             });
@@ -174,7 +175,7 @@ struct FewLane {
         }
         const Rows v = load_padded(elements, args.v, at, int(p.head_dim_v), lane.v);
         if (bits) {
-            each_seen(q.alive, bits, v, [&](const GatheredRows& rows, int row, int) {
+            each_seen(q.alive, bits, v, [&](const GatheredRows& rows, int row) {
                 add_weighted_rows(scores(row), rows, columns_v, state.out + row * columns_v);
             });
         } else {
@@ -188,7 +189,7 @@ struct FewLane {
 
     Real* scores(int row) const { return lane.s + row * FewScratch::stride; }
 
-    // work(rows, row of the state, its head): of a masked block, the keys that a query sees.
+    // work(rows, row of the state): of a masked block, the keys that a query sees.
     template <class Work>
     void each_seen(uint64_t places, const uint64_t* bits, const Rows& x, Work work) {
         each_bit(places, [&](int place) {
@@ -196,7 +197,7 @@ struct FewLane {
             int count = 0;
             each_bit(bits[place], [&](int key) { seen[count++] = key; });
             const GatheredRows rows{x.x, x.ld, seen, count};
-            for (int head = 0; count > 0 && head < heads; ++head) work(rows, place * heads + head, head);
+            for (int head = 0; count > 0 && head < heads; ++head) work(rows, place * heads + head);
         });
     }
 
@@ -218,20 +219,16 @@ struct FewLane {
         for (int i = count; i < end; ++i) s[i] = -INFINITY;
         Vec top = set1(-INFINITY), sum = set1(0.f);
         for (int i = 0; i < end; i += lanes) top = max(load(s + i), top);
-        Real each[lanes], highest = -INFINITY, total = 0.f;
-        store(each, top);
-        for (Real x : each) highest = x > highest ? x : highest;
-        if (highest > state.top[row]) state.top[row] = highest;
-        if (highest > state.m[row] + lag) raise(row, highest);
+        const Real most = highest(top);
+        if (most > state.top[row]) state.top[row] = most;
+        if (most > state.m[row] + lag) raise(row, most);
         const Vec m = set1(state.m[row]);
         for (int i = 0; i < end; i += lanes) {
             const Vec e = exp2(load(s + i) - m);
             store(s + i, e);
             sum = sum + e;
         }
-        store(each, sum);
-        for (Real x : each) total += x;
-        state.l[row] += total;
+        state.l[row] += total(sum);
     }
 
     void raise(int row, Real top) {
@@ -282,34 +279,9 @@ struct FewLane {
     }
 };
 
-struct FewCall {
-    const ForwardArgs* args;
-    const Elements* elements;
-    FewSpace space;
-    int64_t next_queue, next_join;
-};
-
-inline void few_tasks(void* argument, int64_t index) {
-    FewCall& call = *(FewCall*)argument;
-    const TasksView& tasks = call.args->tasks;
-    FewLane lane(*call.args, *call.elements, call.space, index);
-    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < tasks.queues;)
-        for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) lane.task(tasks.tasks[t]);
-    end_streams();
-}
-inline void few_joins(void* argument, int64_t index) {
-    FewCall& call = *(FewCall*)argument;
-    FewLane lane(*call.args, *call.elements, call.space, index);
-    for (int64_t j; (j = next_of(call.next_join, *call.args->parallel)) < call.args->tasks.num_joins;)
-        lane.join(call.args->tasks.joins[j]);
-    end_streams();
-}
-
 inline void few_forward_of(const ForwardArgs& args, const Elements& elements) {
     Carver carver{(uintptr_t)args.workspace};
-    FewCall call{&args, &elements, carve_few(carver, *args.problem, args.tasks, args.parallel->lanes()), 0, 0};
-    args.parallel->run(few_tasks, &call);
-    if (args.tasks.num_joins > 0) args.parallel->run(few_joins, &call);
+    run_forward<FewLane>(args, elements, carve_few(carver, *args.problem, args.tasks, args.parallel->lanes()));
 }
 template <class T>
 void few_forward(const ForwardArgs& args) {
@@ -322,7 +294,7 @@ inline size_t few_workspace(const Problem& p, const LayoutView&, const TasksView
     return carver.used;
 }
 
-// A group gets the row whose tiles have the most heads of those that divide it.
+// A group gets the row whose tiles have the most heads of those that divide it: there are such for 1 to 8, and for 16.
 template <int heads>
 const char* few_forward_fits(const Problem& p) {
     constexpr int most = 16;
@@ -339,7 +311,7 @@ constexpr double few_vector = 1.25, few_pair = 2.5, few_row = 250, few_masked = 
 
 template <class T, int heads>
 Cost few_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
-    const double dims = double(few_columns(p.head_dim) + few_columns(p.head_dim_v));
+    const double dims = double(columns_of(p) + values_of(p));
     const double cap = p.softcap != 0 ? softcap_share : 0;
     double clocks = stats.pairs * (few_vector * dims / lanes + few_pair + softmax_clocks * (1 + cap) / lanes);
     clocks += stats.blocks / heads * few_keys * dims * (few_float + (sizeof(T) < sizeof(float) ? widen : 0));

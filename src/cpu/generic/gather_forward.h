@@ -19,8 +19,6 @@
 namespace spattn::cpu {
 namespace {
 
-inline int columns_of(const Problem& p) { return round_up(p.head_dim, lanes); }
-inline int values_of(const Problem& p) { return round_up(p.head_dim_v, lanes); }
 inline int most_tile_heads(const Problem& p) { return least(most_heads, p.group()); }
 inline int64_t list_tokens(const Problem& p) { return p.call_lists.at_run_time() ? p.call_lists.tokens() : 0; }
 

@@ -244,19 +244,6 @@ struct DimsForward {
         for (int c = 0; c < columns_v; c += lanes) store(out + c, load(out + c) * keep);
     }
 
-    static Real highest(Vec x) {
-        Real each[lanes], top = -INFINITY;
-        store(each, x);
-        for (Real value : each) top = value > top ? value : top;
-        return top;
-    }
-    static Real total(Vec x) {
-        Real each[lanes], sum = 0.f;
-        store(each, x);
-        for (Real value : each) sum += value;
-        return sum;
-    }
-
     void finish(const HeadTile& t, int64_t first) {
         const TensorView out = heads_as_rows(args.out);
         const GatherState state{lane.state.out + first * columns_v, lane.state.m + first, lane.state.l + first,

@@ -17,6 +17,10 @@ namespace {
 constexpr int round_up(int64_t x, int unit) { return int((x + unit - 1) / unit * unit); }
 constexpr int least(int64_t a, int64_t b) { return int(a < b ? a : b); }
 
+// Columns of a key's row and of a value's, in whole vectors.
+inline int columns_of(const Problem& p) { return round_up(p.head_dim, lanes); }
+inline int values_of(const Problem& p) { return round_up(p.head_dim_v, lanes); }
+
 // The tokens of a tile in one (batch entry, head). Bit i of alive: row i may be read, so it has a token; of owned: it
 // is written from here.
 struct Place : TileView {

@@ -4,6 +4,8 @@
 // that many a step.
 #pragma once
 
+#include <math.h>
+
 #include "cpu/generic/verbs.h"
 
 namespace spattn::cpu {
@@ -61,6 +63,20 @@ inline void sums(const V* x, Real* out) {
         else
             store_folded(pair_sums(x[i], x[i + 1]), out + i);
     }
+}
+
+// The largest number of one vector, which is not below -infinity where there is NaN, and the sum of all.
+inline Real highest(Vec x) {
+    Real each[lanes], top = -INFINITY;
+    store(each, x);
+    for (Real value : each) top = value > top ? value : top;
+    return top;
+}
+inline Real total(Vec x) {
+    Real each[lanes], sum = 0.f;
+    store(each, x);
+    for (Real value : each) sum += value;
+    return sum;
 }
 
 }  // namespace
