@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Global memory, several words a thread. The compiler may make four stores of 4 bytes of one through a pointer to 16,
-// each of which touches as many sectors.
+// Global memory: several words a thread, of which the compiler may make as many stores of 4 bytes, each of which touches
+// as many sectors; and counters.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,14 @@ __device__ __forceinline__ void load_global(float (&x)[4], const float* from) {
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                  : "l"(from)
                  : "memory");
+}
+
+// The next number of a counter, from 0 on and below 2^31. Not an addition of 1: of that the compiler makes one for all
+// threads of a warp that are there, and waits for its result at once.
+__device__ __forceinline__ unsigned count(unsigned* counter) {
+    unsigned number;
+    asm volatile("atom.global.inc.u32 %0, [%1], 0x7FFFFFFF;" : "=r"(number) : "l"(counter) : "memory");
+    return number;
 }
 
 }  // namespace spattn::ptx

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Registers and barriers of warpgroups.
+// Registers and barriers of warpgroups, and who leads a warp.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,14 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool yes)
 }
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// True for one thread of a warp, always the same, all of whose threads ask. The compiler then knows that what follows is
+// one thread's: around each copy by the copy engine it makes a loop over threads otherwise.
+__device__ __forceinline__ bool elect() {
+    uint32_t is_leader;
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p;}" : "=r"(is_leader));
+    return is_leader;
 }
 
 }  // namespace spattn::ptx

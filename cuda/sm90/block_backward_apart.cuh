@@ -213,12 +213,20 @@ struct ApartProducerState {
     NextTask next{0};
     int turn = 0;  // of shared.next
 
+    // The same, of producers that are one warp: see elect.
+    __device__ __forceinline__ bool leads() const {
+        if constexpr (T::copies)
+            return is_leader;
+        else
+            return ptx::elect();
+    }
+
     // Publishes a task, or the end of work; load(full) begins its own tokens.
     template <class Load>
     __device__ __forceinline__ void announce(const ApartMessage& message, Load load) {
         uint64_t* full = &shared.own_full[tile.index];
         ptx::mbarrier_wait(&shared.own_empty[tile.index], tile.phase ^ 1);
-        if (is_leader) shared.task[tile.index] = message;
+        if (leads()) shared.task[tile.index] = message;
         load(full);
         tile.advance();
     }
@@ -226,7 +234,7 @@ struct ApartProducerState {
         announce({{0, 0, 0, end_of_work, 0, 0}, 0}, [&](uint64_t* full) {
             if constexpr (T::copies)
                 for (int i = 0; i < T::own_tiles; ++i) arrive_without_tile(full);
-            else if (is_leader)
+            else if (leads())
                 ptx::mbarrier_arrive(full);
         });
     }
@@ -349,7 +357,7 @@ struct ApartProducer {
             if constexpr (C::has_dp)
                 load.template operator()<C::v_panels>(walk.maps.own_second, C::by_query ? params.dout : params.v,
                                                       params.head_dim_v, own[C::panels]);
-        } else if (state.is_leader) {
+        } else if (state.leads()) {
             ptx::mbarrier_arrive_expect(full, C::tile_bytes);
             const Place at(C::by_query ? params.layout.queries : params.layout.keys, C::own_rows, task.row);
             send_boxes<C::panels, C::own_bytes>(walk.maps.own, at, task.head, 0, own[0], full);
@@ -428,7 +436,7 @@ struct ApartProducer {
                 shared.delta[state.slot.index][state.lane + 32 * i] = stats[i].delta;
             }
         __syncwarp();  // all lanes' before the leader tells the consumers
-        if (state.is_leader) shared.step[state.slot.index] = StepMessage(mask, n, C::steps, pairs, is_last);
+        if (state.leads()) shared.step[state.slot.index] = StepMessage(mask, n, C::steps, pairs, is_last);
         finish_other(block, n, walk.maps.other, C::by_query ? params.k : params.q, params.head_dim,
                      shared.other[state.slot.index], full);
         state.slot.advance();
@@ -447,7 +455,7 @@ struct ApartProducer {
     __device__ __forceinline__ void begin_other(const Place& at, int n, const Maps& maps,
                                                 uint8_t (&to)[Panels][C::step_bytes], uint64_t* full) {
         if constexpr (!C::copies)
-            if (state.is_leader)
+            if (state.leads())
                 send_boxes<Panels, C::step_bytes>(maps, at, C::by_query ? head_kv : head_q, n * C::step, to[0], full);
     }
     // What the barrier of a step's tile waits for besides; or the tile itself, where it may be listed.
@@ -457,7 +465,7 @@ struct ApartProducer {
         if constexpr (C::copies)
             load_rows<C::step, Panels, Element>(source<!C::by_query>(map, view, columns), block, n * C::step, batch,
                                                 C::by_query ? head_kv : head_q, nullptr, to[0], full);
-        else if (state.is_leader)
+        else if (state.leads())
             ptx::mbarrier_arrive_expect(full, Panels * C::step_bytes);
     }
 };

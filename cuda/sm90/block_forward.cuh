@@ -68,6 +68,22 @@
 // head_dim 64), in an earlier run: block_diagonal(192) 89 and 100 (61 and 77), window(63,63) 91 and 104 (65 and 85), 8
 // blocks of 64 a query block at random 160 and 190 (113 and 146).
 //
+// Where tasks change. A trace of window1k_16k (H100): a task of 9 blocks takes 21,400 cycles, 2,140 a block and 2,000
+// more, of which the first softmax, which looks for maxima, takes 450 and the ends of rows 1,450. The walker, whose
+// scheduler serves two consumer warps as well, needs 5 to 7 cycles an instruction, and keys waited for it at each
+// change: for two divisions, for loops over threads around copies, and for an atomic addition whose result the compiler
+// waited for at once. Without these (any/divisor.h, ptx::elect, ptx::count), and with lse written by two threads of a
+// quad at once, block_diagonal512_16k takes 4 % less time, landmark_64k and global_tokens_64k 2.4 %, bigbird_128k 2 %,
+// window1k_16k 1.7 %.
+//
+// Tried and dropped there (H100, in one run, time): to leave out halves of masked blocks that a warpgroup keeps no pair
+// of, of which masks told: where each step asks full_16k takes 6 % more; where the producer tells which ones may be
+// halves window1k_16k +2.5 %, streaming_128k -1.8 %, and ptxas has registers for few of such kernels. The next task
+// found step by step under the last blocks, or announced a block ahead: +1 to +5 %, for each instruction of the walker
+// counts, wherever it stands. Scores of the next task's second block begun before rows leave: window1k_16k +1 %. The
+// last p v before the next task's scores, which are made while rows leave: bsr128_10_16k and causal_16k -0.6 to -1 %,
+// windows and block diagonals +1 to +2 %, head_dim 64 +3 to +10 %. The last v before the next task's k: +1 to +4 %.
+//
 // Three warpgroups beside two at head_dim 64, TFLOP/s (H100, one run): full_16k 626 and 536, causal_16k 617 and 522,
 // window4k_64k 552 and 476, window1k_16k 377 and 371, block_diagonal512_16k 336 and 360.
 //
@@ -104,6 +120,7 @@
 #include <type_traits>
 
 #include "any/combine.cuh"
+#include "any/divisor.h"
 #include "any/partials.h"
 #include "any/row_end.cuh"
 #include "any/tile.cuh"
@@ -201,7 +218,8 @@ struct BlockForwardParams {
     int packed_tiles;     // listed tiles of keys that stand packed: all or none
     unsigned* next_task;  // tasks taken beyond the first of each CTA; null where none has more than two
     int2* notes;          // [task][warp]
-    int heads_q, group, head_dim, head_dim_v;
+    any::Divisor heads_q, group;
+    int head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
@@ -288,7 +306,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
         if (warp == walker)
-            Walker<C>{params, shared, lane, lane == 0}.run(first);
+            Walker<C>{params, shared, lane}.run(first);
         else if constexpr (C::any_order)
             Copier<C>{params, shared, warp - walker - 1, lane}.run();
         else if (warp == walker + 1 && params.layout.live_keys.set_of)
@@ -338,7 +356,7 @@ typename C::Params make_params(const ForwardArgs& args) {
     params.packed_tiles = 0;
     params.next_task = nullptr;
     params.notes = reinterpret_cast<int2*>(workspace + space.notes);
-    params.heads_q = int(p.heads_q), params.group = int(p.group());
+    params.heads_q = any::Divisor(p.heads_q), params.group = any::Divisor(p.group());
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);

@@ -282,14 +282,19 @@ struct Consumer {
             else
                 write_queries(q_index, task.batch, head, token);
         }
-        if (thread % 4) return;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if (token[h] == no_token) continue;
-            if (params.to.lse.data) *any::row_of<float>(params.to.lse, task.batch, head[h], token[h]) = lse[h];
-            if (params.to.max_logits.data)
-                *any::row_of<float>(params.to.max_logits, task.batch, head[h], token[h]) = top[h];
-        }
+        if (thread & 2) return;
+        write_state(task.batch, head, token, lse, top);
+    }
+
+    // Of a quad, which has two rows, the first two threads write one each.
+    __device__ __forceinline__ void write_state(unsigned batch, const int (&heads)[2], const int (&tokens)[2],
+                                                const float (&lse)[2], const float (&top)[2]) {
+        const bool is_second = thread & 1;
+        const unsigned head = is_second ? heads[1] : heads[0], token = is_second ? tokens[1] : tokens[0];
+        if (int(token) == no_token) return;
+        const any::ForwardOutputs& to = params.to;
+        if (to.lse.data) *any::row_of<float>(to.lse, batch, head, token) = is_second ? lse[1] : lse[0];
+        if (to.max_logits.data) *any::row_of<float>(to.max_logits, batch, head, token) = is_second ? top[1] : top[0];
     }
 
     // The token of a thread's row, where tokens are consecutive.

@@ -9,6 +9,7 @@
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
 #include "sm90/token_tiles.cuh"
@@ -82,7 +83,6 @@ struct Walker {
     const typename C::Params& params;
     typename C::Shared& shared;
     const int lane;
-    const bool is_leader;
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
     Cursor<C::requests> request;
@@ -100,7 +100,7 @@ struct Walker {
             if (task.take) {
                 load_task(task, at);
             } else {
-                next.ask(params.next_task, is_leader);
+                next.ask(params.next_task, lane == 0);
                 if (task.part == whole_row) store_empty(task);  // parts without blocks are none of a row's (plan/cache.h)
             }
             at = number_after(at);
@@ -229,10 +229,10 @@ struct Walker {
     __device__ __forceinline__ void announce(const ForwardMessage& message) {
         uint64_t* full = &shared.q_full[q.index];
         ptx::mbarrier_wait(&shared.q_empty[q.index], q.phase ^ 1);
-        if (is_leader) shared.task[q.index] = message;
+        if (ptx::elect()) shared.task[q.index] = message;
         if (message.count != end_of_work)
             load_q(message, full);
-        else if (is_leader)
+        else if (ptx::elect())
             ptx::mbarrier_arrive(full);
         q.advance();
     }
@@ -243,7 +243,7 @@ struct Walker {
             load_tile<C::panel_bytes>(
                 {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
                 params.layout.queries, C::block_q, tile, full);
-        else if (is_leader)
+        else if (ptx::elect())
             load<C::panels, C::panel_bytes>(&params.maps.q, message.queries.first, message.head, message.batch, tile,
                                             full);
     }
@@ -252,8 +252,8 @@ struct Walker {
         uint64_t* full = &shared.full[slot.index];
         uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
-        next.begin_block(params.next_task, is_leader);
-        if (is_leader) shared.mask[slot.index] = mask;
+        next.begin_block(params.next_task, lane == 0);
+        if (ptx::elect()) shared.mask[slot.index] = mask;
         const int row = C::any_order ? 0 : first_key_of(block);
         if constexpr (C::any_order)
             load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
@@ -294,7 +294,7 @@ struct Walker {
             ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
             if (!params.to.piece.is_first && pending_sums < axis.listed)
                 ask({CopyRequest::sum_rows, pending_sums, pending_batch, sums_head, part, slot.index});
-            else if (is_leader)
+            else if (ptx::elect())
                 load_sums(part, full);
             slot.advance();
         }
@@ -331,10 +331,10 @@ struct Walker {
                                               uint8_t* to, uint64_t* bar) {
         const int stretch = params.layout.keys.stretch;
         if (!stretch) {
-            if (is_leader) load<Panels, C::box_bytes>(map, block * C::block_k, head, entry, to, bar);
+            if (ptx::elect()) load<Panels, C::box_bytes>(map, block * C::block_k, head, entry, to, bar);
             return;
         }
-        if (is_leader) ptx::mbarrier_arrive_expect(bar, Panels * C::box_bytes);
+        if (ptx::elect()) ptx::mbarrier_arrive_expect(bar, Panels * C::box_bytes);
         __syncwarp();  // what is expected is known before it comes
         if (lane * stretch >= C::block_k) return;
         for (int panel = 0; panel < Panels; ++panel)
@@ -364,7 +364,7 @@ struct Walker {
                                               const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
         const bool is_packed = what.what != CopyRequest::q_rows && what.tile < params.packed_tiles;
         if (!is_packed && (what.tile < axis.listed || what.set != all_live)) return ask(what);
-        if (!is_leader) return;
+        if (!ptx::elect()) return;
         if (is_packed) {
             ptx::wait_for_grid_ahead();  // which packs
             const CUtensorMap& map = what.what == CopyRequest::k_rows ? params.maps.packed_k : params.maps.packed_v;
@@ -376,7 +376,7 @@ struct Walker {
 
     __device__ __forceinline__ void ask(const CopyRequest& what) {
         ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
-        if (is_leader) {
+        if (ptx::elect()) {
             shared.helper.request[request.index] = what;
             ptx::mbarrier_arrive(&shared.helper.asked[request.index]);
         }
@@ -385,13 +385,13 @@ struct Walker {
 
     __device__ __forceinline__ void end_clearer() {
         uint64_t* landed = ask(ClearRequest{0, 0, ClearRequest::no_more});
-        if (is_leader) ptx::mbarrier_arrive(landed);
+        if (ptx::elect()) ptx::mbarrier_arrive(landed);
     }
     // The barrier where the clearer waits for the block's bytes.
     __device__ __forceinline__ uint64_t* ask(const ClearRequest& what) {
         uint64_t* landed = &shared.helper.landed[request.index];
         ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
-        if (is_leader) shared.helper.request[request.index] = what;
+        if (ptx::elect()) shared.helper.request[request.index] = what;
         request.advance();
         return landed;
     }

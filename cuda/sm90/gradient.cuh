@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "any/divisor.h"
 #include "any/block_backward.h"
 #include "any/element.cuh"
 #include "any/tile.cuh"
@@ -26,7 +27,8 @@ struct GradientParams {
     any::BackwardCarried<float> carried;
     PieceView piece;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
-    int heads_q, heads_kv, group, seq_q, seq_k, head_dim, head_dim_v;
+    any::Divisor heads_q, heads_kv, group;
+    int seq_q, seq_k, head_dim, head_dim_v;
     float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
     bool has_cap, value_in_key;
     float into_cap;
@@ -41,7 +43,8 @@ inline void fill(GradientParams& params, const BackwardArgs& args) {
     params.carried = any::BackwardCarried<float>::at(args.piece.carried, p);
     params.piece = args.piece;
     params.next_task = nullptr;
-    params.heads_q = int(p.heads_q), params.heads_kv = int(p.heads_kv), params.group = int(p.group());
+    params.heads_q = any::Divisor(p.heads_q), params.heads_kv = any::Divisor(p.heads_kv);
+    params.group = any::Divisor(p.group());
     params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     params.has_cap = p.softcap != 0, params.value_in_key = p.value_in_key;

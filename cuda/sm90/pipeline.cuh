@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "layout/view.h"
+#include "ptx/global.cuh"
 #include "ptx/grid.cuh"
 #include "tile/dtype.cuh"
 #include "tile/fragment.h"
@@ -57,7 +58,7 @@ struct NextTask {
     __device__ __forceinline__ void ask(unsigned* counter, bool is_leader) {
         if (!counter || !is_leader) return;
         ptx::wait_for_grid_ahead();  // which may be clearing the counter
-        taken = atomicAdd(counter, 1);
+        taken = ptx::count(counter);
     }
 };
 

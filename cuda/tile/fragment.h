@@ -6,11 +6,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define SPATTN_HOST_DEVICE __host__ __device__
-#else
-#define SPATTN_HOST_DEVICE
-#endif
+#include "ptx/host_device.h"
 
 namespace spattn::tile {
 

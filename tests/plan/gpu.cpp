@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Plans of the CUDA rows for a GPU that exists nowhere: their fits, costs and schedules are host code, and are tested
 // where there is no GPU and no toolkit.
+#include <limits>
 #include <random>
 
+#include "any/divisor.h"
 #include "any/kernels.cpp"
 #include "core/error.h"
 #include "golden.h"
@@ -256,6 +258,31 @@ TEST(bits_of_masks_are_found_for_every_row) {
         CHECK_EQ(wrong, 0);
         CHECK_EQ(of_all, row.permute == tile::permute_to_both_fragments_and_quarters ? 8 : 0);
     }
+}
+
+// Kernels find heads and batches so.
+TEST(divisors_divide_as_compilers_do) {
+    constexpr int most = std::numeric_limits<int>::max();
+    std::mt19937 random(10);
+    std::vector<int> numbers;
+    for (int n = 1; n < 300; ++n) numbers.push_back(n);
+    for (int bit = 8; bit < 31; ++bit)
+        for (int n : {-1, 0, 1}) numbers.push_back((1 << bit) + n);
+    for (int n = 0; n < 1000; ++n) numbers.push_back(int(random() >> (1 + n % 30)) | 1);
+    numbers.push_back(most - 1), numbers.push_back(most);
+    int wrong = 0;
+    for (int number : numbers) {
+        const any::Divisor divisor(number);
+        const auto try_it = [&](int64_t x) {
+            if (x >= 0 && x <= most) wrong += int(x) / divisor != int(x) / number;
+        };
+        for (int64_t times : {int64_t(0), int64_t(1), int64_t(2), int64_t(most / number), int64_t(random() % 1000)})
+            for (int n : {-1, 0, 1}) try_it(times * number + n);
+        for (int n = 0; n < 100; ++n) try_it(random() >> (1 + n % 31));
+        try_it(most - 1), try_it(most);
+        wrong += divisor != number;
+    }
+    CHECK_EQ(wrong, 0);
 }
 
 TEST(older_gpus_get_rows_of_their_own) {

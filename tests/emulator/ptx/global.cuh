@@ -22,4 +22,6 @@ inline void load_global(T (&x)[4], const void* from) {
     std::memcpy(x, from, sizeof x);
 }
 
+inline unsigned count(unsigned* counter) { return atomicAdd(counter, 1u); }
+
 }  // namespace spattn::ptx

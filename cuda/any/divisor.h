@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Division by a number that stays the same.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "ptx/host_device.h"
+
+namespace spattn::any {
+
+// A number above 0 by which others from 0 on are divided: by a product and shifts, as compilers do it for constants. Of
+// a number that they do not know they make 30 instructions, each of which waits for the one before.
+// https://gmplib.org/~tege/divcnst-pldi94.pdf
+class Divisor {
+public:
+    Divisor() = default;
+    explicit Divisor(int64_t number)
+        : number_(int32_t(number)), bits_(std::bit_width(uint32_t(number) - 1)),
+          factor_(uint32_t(((uint64_t(1) << (31 + bits_)) + uint64_t(number) - 1) / uint64_t(number))) {}
+
+    SPATTN_HOST_DEVICE operator int() const { return number_; }
+    friend SPATTN_HOST_DEVICE int operator/(int x, const Divisor& by) {
+        return int(uint32_t(uint64_t(uint32_t(x)) * by.factor_ >> 31) >> by.bits_);
+    }
+
+private:
+    int32_t number_ = 1, bits_ = 0;  // number_ <= 2^bits_
+    uint32_t factor_ = 1u << 31;     // 2^(31 + bits_) / number_, rounded up
+};
+
+}  // namespace spattn::any
