@@ -7,7 +7,7 @@ import torch
 CALLS, PAUSE = 25, 0.01  # seconds
 SUSTAINED = 0.4  # seconds
 PATIENCE = 2.0  # seconds, with a peer's call
-QUEUED = 500_000  # cycles of work before each call, so that no host is too slow to have it queued in time
+QUEUED = 2_000_000  # cycles of work before each call, so that no host is too slow to have it queued in time
 
 _flush = None
 
