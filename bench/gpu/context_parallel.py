@@ -6,7 +6,7 @@
 
 It needs torch and the library's Python package (torch.distributed carries NCCL). Of a case, on tensors N(0,1): the passes
 of sparseattn.torch.attention on one GPU, and of ContextParallel on all, keys and values sent included; out and gradients
-of both are compared, as far as roundings of parts let them be equal (`max_difference`, absolute). `received`
+of both are compared, and must be equal as far as roundings of parts let them (`max_difference`, absolute). `received`
 is how many tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. Medians
 of calls on warm memory, in milliseconds, of the slowest GPU. A JSON line for each case goes to
 <out>/<gpu>_x<gpus>_context_parallel.jsonl.
@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from options import make_parser
 from report import origin, results_file
+from truth import difference
 
 CALLS = 15
 
@@ -94,8 +95,9 @@ def run_case(case):
     own = [parallel.local(x) for x in whole]
     results, forward, backward = run_passes(parallel.attention, *own)
     alone, one_forward, one_backward = run_passes(lambda q, k, v: sat.attention(q, k, v, case.pattern), *whole)
-    difference = max((x.float() - parallel.local(y).float()).abs().max() for x, y in zip(results, alone))
-    most = torch.tensor([difference.item(), parallel.received, setup * 1e3], device=device)
+    worst = max(difference(name, x.float(), parallel.local(y).float())
+                for name, x, y in zip(("out", "dq", "dk", "dv"), results, alone))
+    most = torch.tensor([worst, parallel.received, setup * 1e3], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return {"case": case.name, "pattern": case.pattern, "shape": [1, case.heads, case.heads_kv, case.seq, case.head_dim],
             "dtype": "bf16", "gpus": parallel.size, "ranges": case.ranges, "received": int(most[1]),
