@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "gpu/cases.h"
 
+#include <cstdlib>
+
 namespace gpu {
 
 namespace {
@@ -29,10 +31,12 @@ constexpr Lengths lengths[] = {{1, 1},     {1, 129},   {63, 65},   {127, 128}, {
 }  // namespace
 
 std::vector<std::string> rows_here(const char* prefix, const char* pass) {
+    const char* const wanted = std::getenv("SPATTN_TEST_ROWS");
     std::vector<std::string> rows;
     for (int32_t i = 0; i < spattn_kernel_count(); ++i) {
         const std::string name = spattn_kernel_name(i);
-        if (spattn_kernel_runs_here(i) && name.rfind(prefix, 0) == 0 && name.find(pass) != std::string::npos)
+        if (spattn_kernel_runs_here(i) && name.rfind(prefix, 0) == 0 && name.find(pass) != std::string::npos &&
+            (!wanted || name.rfind(wanted, 0) == 0))
             rows.push_back(name);
     }
     return rows;

@@ -6,7 +6,7 @@
 
 namespace gpu {
 
-// Names that begin with the prefix and hold the pass.
+// Names that begin with the prefix and hold the pass; with SPATTN_TEST_ROWS, those of them that begin so, too.
 std::vector<std::string> rows_here(const char* prefix, const char* pass);
 
 // Rows of blocks that multiply by tensor cores, of the pass whose name is part of theirs.
