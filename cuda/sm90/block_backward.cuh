@@ -188,7 +188,7 @@ struct BackwardProducer {
     __device__ __forceinline__ void announce(const TaskMessage& message) {
         ptx::mbarrier_wait(&shared.k_empty[tile.index], tile.phase ^ 1);
         v_is_due = message.count != end_of_work;
-        if (lane == 0) {
+        if (ptx::elect()) {
             uint64_t* full = &shared.k_full[tile.index];
             shared.task[tile.index] = message;
             if (v_is_due)
@@ -201,7 +201,7 @@ struct BackwardProducer {
 
     __device__ __forceinline__ void load_v() {
         ptx::mbarrier_wait(&shared.v_empty, v.phase ^ 1);
-        if (lane == 0) load(shared.v, &params.v_map, head_kv, key_row, &shared.v_full);
+        if (ptx::elect()) load(shared.v, &params.v_map, head_kv, key_row, &shared.v_full);
         v.advance();
         v_is_due = false;
     }
@@ -220,7 +220,7 @@ struct BackwardProducer {
             shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
         }
         __syncwarp();  // all lanes' before lane 0 tells the consumers
-        if (lane == 0) {
+        if (ptx::elect()) {
             shared.mask[slot.index] = mask;
             if constexpr (!C::in_order) shared.dq_tile[slot.index] = plane * params.layout.by_query.rows + block;
             load(shared.q[slot.index], &params.q_map, head, block * C::block_q, &shared.q_full[slot.index]);
@@ -228,7 +228,7 @@ struct BackwardProducer {
         if constexpr (C::in_order) tell_writer(plane * params.layout.by_query.rows + block);
         if (v_is_due) load_v();
         ptx::mbarrier_wait(&shared.dout_empty[slot.index], slot.phase ^ 1);
-        if (lane == 0)
+        if (ptx::elect())
             load(shared.dout[slot.index], &params.dout_map, head, block * C::block_q, &shared.dout_full[slot.index]);
         slot.advance();
     }

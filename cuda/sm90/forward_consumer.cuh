@@ -286,8 +286,7 @@ struct Consumer {
         write_state(task.batch, head, token, lse, top);
     }
 
-    // The first two threads of a quad, which has two rows, write one each. Numbers have no sign here, so that places take
-    // products of 32 bits.
+    // The first two threads of a quad, which has two rows, write one each.
     __device__ __forceinline__ void write_state(unsigned batch, const int (&heads)[2], const int (&tokens)[2],
                                                 const float (&lse)[2], const float (&top)[2]) {
         const bool is_second = thread & 1;
