@@ -66,7 +66,7 @@ TEST(tensor_core_rows_backward) {
         for (const Case& c : cases) run_row(context, pair_with(row), c);
         std::printf("%s: %zu cases\n", row.c_str(), cases.size());
     }
-    if (backward_rows().empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (backward_rows().empty()) check::skip(no_such_rows);
 }
 
 // Lists that the plan makes, of groups that fill a tile of rows, part of one, or several; what a call lists is drawn in
@@ -99,7 +99,7 @@ TEST(tensor_core_rows_of_lists_backward) {
         for (const Case& c : cases) run_row(context, with_its_forward(row), c);
         std::printf("%s: %zu cases\n", row.c_str(), cases.size());
     }
-    if (rows.empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (rows.empty()) check::skip(no_such_rows);
 }
 
 // Every processor has several tasks of many blocks, and L2 all that it can take: warps run far apart.
@@ -119,7 +119,7 @@ TEST(lists_of_many_heads_at_full_load) {
     }
     prepare_truths(cases);
     for (size_t i = 0; i < rows.size(); ++i) run_row(context, with_its_forward(rows[i]), cases[i]);
-    if (rows.empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (rows.empty()) check::skip(no_such_rows);
 }
 
 // More tasks than the chip has processors, with and without work; keys that all queries see are split.

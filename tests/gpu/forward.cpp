@@ -52,7 +52,7 @@ TEST(tensor_core_rows) {
         }
         run_row(context, row, cases);
     }
-    if (tensor_rows().empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_rows().empty()) check::skip(no_such_rows);
 }
 
 // Lists that the plan makes, of groups that fill a tile of rows, part of one, or several; what a call lists is drawn in
@@ -77,7 +77,7 @@ TEST(tensor_core_rows_of_lists) {
         }
         run_row(context, row, cases);
     }
-    if (tensor_core_rows("_gather_forward_").empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_core_rows("_gather_forward_").empty()) check::skip(no_such_rows);
 }
 
 // Lists that are split among processors, and among them such as have fewer keys than parts, or none.
@@ -99,7 +99,7 @@ TEST(lists_of_few_queries) {
         }
         run_row(context, row, cases);
     }
-    if (tensor_core_rows("_gather_forward_").empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_core_rows("_gather_forward_").empty()) check::skip(no_such_rows);
 }
 
 // A row of blocks with a mask each, hundreds of runs, is split among processors: each finds its own among them. Most
@@ -114,7 +114,7 @@ TEST(few_queries_on_keys_in_many_runs) {
         c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.heads_q = tile_heads_of(row);
         run_row(context, row, std::vector<Case>{c});
     }
-    if (tensor_rows().empty()) check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_rows().empty()) check::skip(no_such_rows);
 }
 
 TEST(plain_rows) {

@@ -147,7 +147,7 @@ TEST(values_in_keys) {
 // The rows for tensor cores that read tokens in any order: classes, hot and listed tokens, pieces; values in keys.
 TEST(orders_by_tensor_cores) {
     NEEDS_GPU();
-    if (tensor_core_rows("_block_").empty()) return check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_core_rows("_block_").empty()) return check::skip(no_such_rows);
     std::vector<Wanted> all;
     const char* const wide[] = {"dilated(700,700,16)",
                                 "causal & dilated(1008,0,16)",
@@ -210,7 +210,7 @@ TEST(orders_by_tensor_cores) {
 // A plan may use TF32 only where it is told so, and for float32; for other dtypes it is told in vain.
 TEST(tf32_is_a_permission) {
     NEEDS_GPU();
-    if (tensor_core_rows("_block_forward_tf32_").empty()) return check::skip("no such rows: a GPU before 2020, or others are asked for");
+    if (tensor_core_rows("_block_forward_tf32_").empty()) return check::skip(no_such_rows);
     const Context context = make_context();
     for (const bool is_allowed : {false, true})
         for (const spattn_dtype dtype : {abi::f32, abi::f64, f16}) {
