@@ -2,6 +2,7 @@
 // Division by a number that stays the same.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -9,15 +10,15 @@
 
 namespace spattn::any {
 
-// A number above 0 by which others from 0 on are divided: by a product and shifts, as compilers do it for constants. Of
-// a number that they do not know they make 30 instructions, each of which waits for the one before.
-// https://gmplib.org/~tege/divcnst-pldi94.pdf
+// A number by which others from 0 on are divided: by a product and shifts, as compilers do it for constants. Of a
+// number that they do not know they make 30 instructions, each of which waits for the one before. Who has nothing to
+// divide may have 0, which counts as 1. https://gmplib.org/~tege/divcnst-pldi94.pdf
 class Divisor {
 public:
     Divisor() = default;
     explicit Divisor(int64_t number)
-        : number_(int32_t(number)), bits_(std::bit_width(uint32_t(number) - 1)),
-          factor_(uint32_t(((uint64_t(1) << (31 + bits_)) + uint64_t(number) - 1) / uint64_t(number))) {}
+        : number_(std::max(int32_t(number), 1)), bits_(std::bit_width(uint32_t(number_) - 1)),
+          factor_(uint32_t(((uint64_t(1) << (31 + bits_)) + uint64_t(number_) - 1) / uint64_t(number_))) {}
 
     SPATTN_HOST_DEVICE operator int() const { return number_; }
     friend SPATTN_HOST_DEVICE int operator/(int x, const Divisor& by) {

@@ -26,15 +26,18 @@
 //
 // What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
 // from shared memory at its full rate. Steps come two or three ahead, so what the producer does between a slot that is
-// free and its boxes counts. Residue classes wait for that most: in 24 registers it spills some at each step. Measured
+// free and its boxes counts. Residue classes wait for that most: in 24 registers it spills some at each step. A task's
+// end and the next one's begin are 18 % of block_diagonal512_16k, whose steps run at 730 TFLOP/s; dilated_16k keeps the
+// way between the halves of L2 busy for 79 % of its time (ncu). Measured
 // (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks
-// (bsr128_10_16k) 474, window1k_16k 395, block_diagonal512_16k 383, head_dim 192/128 424, 256 453; dilated_16k 68,
-// strided_16k 87, longnet_128k 208, landmark_64k 271, global_tokens_64k 264; as a union in pieces
-// sparse_transformer_16k 86. With a launch for each walk, every step loaded and sums of pieces read one by one it was
+// (bsr128_10_16k) 474, window1k_16k 395, block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74,
+// strided_16k 89, longnet_128k 213, landmark_64k 273, global_tokens_64k 264; as a union in pieces
+// sparse_transformer_16k 92. With a launch for each walk, every step loaded and sums of pieces read one by one it was
 // 459 for random blocks and 345 for block_diagonal512_16k; 54, 65, 195, 263, 238 and 48 in other orders.
 //
 // Tried and dropped: sums as members of what is made for each task (ptxas takes those of both walks for alive at once,
-// and serializes the products); 40 registers a producer (the same, in any order of tokens).
+// and serializes the products); 40 registers a producer (the same, in any order of tokens); what belongs to own queries
+// read under the first scores instead of before them (block diagonals the same, residue classes +2 to +4 %).
 #pragma once
 
 #include <algorithm>
@@ -261,7 +264,7 @@ struct ApartProducer {
     __device__ __forceinline__ void run(int index) {
         const Task& task = walk.tasks.tasks[index];
         state.next = NextTask(task.take);
-        const int heads = C::by_query ? params.heads_q : params.heads_kv;
+        const any::Divisor& heads = C::by_query ? params.heads_q : params.heads_kv;
         batch = task.head / heads;
         head_q = task.head - batch * heads, head_kv = C::by_query ? head_q / params.group : head_q;
         if (C::has_helpers && state.helps) {
@@ -329,7 +332,8 @@ struct ApartProducer {
         const auto load = [&](int head, int block, int mask) {
             state.next.begin_block(params.next_task, state.is_leader);
             head_q = head - batch * params.heads_q;
-            const Place place(C::by_query ? layout.keys : layout.queries, C::block_q, block);
+            const Place place(C::by_query ? layout.keys : layout.queries, residue_tiles_of(params, !C::by_query),
+                              C::block_q, block);
             uint32_t quarters = quarters_of(mask);
 #pragma unroll(C::copies ? 1 : C::steps)
             for (int n = 0; n < C::steps; ++n, quarters >>= 2)
@@ -359,7 +363,8 @@ struct ApartProducer {
                                                       params.head_dim_v, own[C::panels]);
         } else if (state.leads()) {
             ptx::mbarrier_arrive_expect(full, C::tile_bytes);
-            const Place at(C::by_query ? params.layout.queries : params.layout.keys, C::own_rows, task.row);
+            const Place at(C::by_query ? params.layout.queries : params.layout.keys,
+                           residue_tiles_of(params, C::by_query), C::own_rows, task.row);
             send_boxes<C::panels, C::own_bytes>(walk.maps.own, at, task.head, 0, own[0], full);
             if constexpr (C::has_dp)
                 send_boxes<C::v_panels, C::own_bytes>(walk.maps.own_second, at, task.head, 0, own[C::panels], full);
@@ -369,7 +374,8 @@ struct ApartProducer {
     // Where a tile's tokens stand; and those from place `begin` on, as boxes of 64 columns, for the leader to call.
     struct RowPlace {
         int first;
-        __device__ __forceinline__ RowPlace(const AxisView&, int block, int tile) : first(tile * block) {}
+        __device__ __forceinline__ RowPlace(const AxisView&, const any::Divisor&, int block, int tile)
+            : first(tile * block) {}
     };
     template <int Panels, int PanelBytes>
     __device__ __forceinline__ void send_boxes(const CUtensorMap& map, const RowPlace& at, int head, int begin,
@@ -384,7 +390,7 @@ struct ApartProducer {
         send_home<Panels, PanelBytes>(maps, at, begin, batch, head, to, full);
     }
     struct NoPlace {
-        __device__ __forceinline__ NoPlace(const AxisView&, int, int) {}
+        __device__ __forceinline__ NoPlace(const AxisView&, const any::Divisor&, int, int) {}
     };
     using Place = std::conditional_t<C::copies, NoPlace, std::conditional_t<C::any_order, HomePlace, RowPlace>>;
 
@@ -393,8 +399,9 @@ struct ApartProducer {
     __device__ __forceinline__ TileSource source(const runtime::ResidueMaps& maps, const TensorView& view,
                                                  int columns) const {
         const LayoutView& layout = params.layout;
-        return {maps,       view,   IsQueries ? layout.queries : layout.keys, IsQueries ? layout.seq_q : layout.seq_k,
-                C::block_q, columns};
+        const AxisView& axis = IsQueries ? layout.queries : layout.keys;
+        const int64_t seq = IsQueries ? layout.seq_q : layout.seq_k;
+        return {maps, view, axis, residue_tiles_of(params, IsQueries), seq, C::block_q, columns};
     }
 
     // The query of a block's place; beyond the sequence where there is none.
@@ -403,7 +410,7 @@ struct ApartProducer {
         if constexpr (C::copies)
             return any::token_at(layout.queries, C::block_q, layout.seq_q, block, n);
         else if constexpr (C::any_order)
-            return int(min(place.residue + int64_t(place.first + n) * layout.queries.modulus, layout.seq_q));
+            return place.token_at(layout.queries, layout.seq_q, n);
         else
             return place.first + n;
     }
@@ -787,7 +794,7 @@ struct ApartConsumer {
     }
     template <int Panels>
     __device__ __forceinline__ void send(const runtime::ResidueMaps& maps, const TaskMessage& task, int first) const {
-        const HomePlace at(own_axis(), C::own_rows, task.row);
+        const HomePlace at(own_axis(), residue_tiles_of(params, C::by_query), C::own_rows, task.row);
         for (int panel = 0; panel < Panels; ++panel)
             ptx::tma_store_5d(at.map(maps), C::panel_columns * panel, task.head, at.in_map(maps),
                               at.first + row_in_tile(), task.batch, staged(first + panel));

@@ -218,7 +218,7 @@ struct BlockForwardParams {
     int packed_tiles;     // listed tiles of keys that stand packed: all or none
     unsigned* next_task;  // tasks taken beyond the first of each CTA; null where none has more than two
     int2* notes;          // [task][warp]
-    any::Divisor heads_q, group;
+    any::Divisor heads_q, group, query_residue_tiles, key_residue_tiles;
     int head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
@@ -357,6 +357,8 @@ typename C::Params make_params(const ForwardArgs& args) {
     params.next_task = nullptr;
     params.notes = reinterpret_cast<int2*>(workspace + space.notes);
     params.heads_q = any::Divisor(p.heads_q), params.group = any::Divisor(p.group());
+    params.query_residue_tiles = any::Divisor(args.layout.queries.residue_tiles);
+    params.key_residue_tiles = any::Divisor(args.layout.keys.residue_tiles);
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);

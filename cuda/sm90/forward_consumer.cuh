@@ -304,10 +304,21 @@ struct Consumer {
     // The tokens that a thread's two rows are written to.
     __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
         const LayoutView& layout = params.layout;
-        any::OwnTokens own{any::tokens_of(layout.queries, C::block_q, layout.seq_q, task.row), nullptr};
-        if (task.by_rows) own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
+        if (task.by_rows) {
+            const any::OwnTokens own = any::own_tokens_of(layout.queries, C::block_q, layout.seq_q, task.row);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) token[h] = own.at(row_in_tile(h));
+            for (int h = 0; h < 2; ++h) token[h] = own.at(row_in_tile(h));
+            return;
+        }
+        const HomePlace home = home_of(task);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int at = home.token_at(layout.queries, layout.seq_q, row_in_tile(h));
+            token[h] = at < layout.seq_q ? at : no_token;
+        }
+    }
+    __device__ __forceinline__ HomePlace home_of(const TaskMessage& task) const {
+        return {params.layout.queries, params.query_residue_tiles, C::block_q, task.row};
     }
 
     // The warpgroup's rows by the copy engine; store(panel, its rows in shared memory) begins a panel.
@@ -343,8 +354,8 @@ struct Consumer {
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
     }
     __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
+        const HomePlace at = home_of(task);
         send_panels(q_index, [&](int panel, const uint8_t* from) {
-            const HomePlace at(params.layout.queries, C::block_q, task.row);
             ptx::tma_store_5d(at.map(params.maps.out), C::panel_columns * panel, task.head, at.in_map(params.maps.out),
                               at.first + warpgroup * C::warpgroup_rows, task.batch, from);
         });
@@ -504,7 +515,7 @@ struct Consumer {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written, and sent if it goes by rows
         if (!message.by_rows && thread == 0) {
-            const HomePlace at(params.layout.queries, C::block_q, message.row);
+            const HomePlace at = home_of(message);
             for (int panel = 0; panel < Panels; ++panel)
                 ptx::tma_store_5d(at.map(maps), line_columns<Value> * panel, message.head, at.in_map(maps),
                                   at.first + warpgroup * C::warpgroup_rows, message.batch, box_at(first_slot, panel));

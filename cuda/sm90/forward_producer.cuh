@@ -303,7 +303,7 @@ struct Walker {
     __device__ __forceinline__ void load_sums(int part, uint64_t* full) {
         if (params.to.piece.is_first) return ptx::mbarrier_arrive(full);
         ptx::mbarrier_arrive_expect(full, C::slot_boxes * C::warpgroup_bytes);
-        const HomePlace at(params.layout.queries, C::block_q, pending_sums);
+        const HomePlace at(params.layout.queries, params.query_residue_tiles, C::block_q, pending_sums);
         for (int n = 0; n < C::slot_boxes; ++n) {
             const SumBox<C> box(part, n);
             ptx::tma_load_5d(shared.ring[slot.index][0] + n * C::warpgroup_bytes, at.map(params.maps.sums),
@@ -371,7 +371,8 @@ struct Walker {
             return load<C::panels, Bytes>(&map, what.tile * block, what.head, what.batch, to, bar);
         }
         ptx::mbarrier_arrive_expect(bar, C::panels * Bytes);
-        send_home<C::panels, Bytes>(maps, HomePlace(axis, block, what.tile), 0, what.batch, what.head, to, bar);
+        const HomePlace at(axis, residue_tiles_of(params, what.what == CopyRequest::q_rows), block, what.tile);
+        send_home<C::panels, Bytes>(maps, at, 0, what.batch, what.head, to, bar);
     }
 
     __device__ __forceinline__ void ask(const CopyRequest& what) {
@@ -486,8 +487,8 @@ struct Copier {
         const LiveView& live_keys = layout.live_keys;
         const TensorView& view = is_q ? params.q : is_k ? params.k : params.v;
         const int rows = is_q ? C::block_q : C::block_k, columns = is_q || is_k ? params.head_dim : params.head_dim_v;
-        const TileSource from = is_q ? TileSource{params.maps.q, view, layout.queries, layout.seq_q, rows, columns}
-                                     : TileSource{params.maps.k, view, layout.keys, layout.seq_k, rows, columns};
+        const TileSource from{is_q ? params.maps.q : params.maps.k, view, is_q ? layout.queries : layout.keys,
+                              residue_tiles_of(params, is_q), is_q ? layout.seq_q : layout.seq_k, rows, columns};
         const any::TileTokens tokens = any::tokens_of(from.axis, rows, from.seq, what.tile);
         const uint64_t* live = what.set == all_live ? nullptr : live_keys.sets + what.set * live_keys.words;
         const uint32_t to = ptx::shared_address(is_q ? shared.q[what.to][0] : shared.ring[what.to][0]);
@@ -504,8 +505,8 @@ struct Copier {
             const SumBox<C> box(what.set, n);
             const int first = line_columns<float> * box.panel;
             const TensorView view = from_column<float>(params.sums, first);
-            const TileSource from{params.maps.sums, view, layout.queries, layout.seq_q, C::block_q,
-                                  params.head_dim_v - first};
+            const TileSource from{params.maps.sums, view,      layout.queries, params.query_residue_tiles,
+                                  layout.seq_q,     C::block_q, params.head_dim_v - first};
             copy_tokens<C::warpgroup_rows, 1, float>(from, tokens, box.warpgroup * C::warpgroup_rows,
                                                      C::warpgroup_rows, what.batch, what.head, nullptr,
                                                      to + n * C::warpgroup_bytes, 0);

@@ -27,7 +27,7 @@ struct GradientParams {
     any::BackwardCarried<float> carried;
     PieceView piece;
     unsigned* next_task;  // tasks taken beyond the first of each block; null where there is but one
-    any::Divisor heads_q, heads_kv, group;
+    any::Divisor heads_q, heads_kv, group, query_residue_tiles, key_residue_tiles;
     int seq_q, seq_k, head_dim, head_dim_v;
     float scale, scale_log2;  // of gradients; from what stands for scores to powers of two
     bool has_cap, value_in_key;
@@ -45,6 +45,8 @@ inline void fill(GradientParams& params, const BackwardArgs& args) {
     params.next_task = nullptr;
     params.heads_q = any::Divisor(p.heads_q), params.heads_kv = any::Divisor(p.heads_kv);
     params.group = any::Divisor(p.group());
+    params.query_residue_tiles = any::Divisor(args.layout.queries.residue_tiles);
+    params.key_residue_tiles = any::Divisor(args.layout.keys.residue_tiles);
     params.seq_q = int(p.seq_q), params.seq_k = int(p.seq_k);
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
     params.has_cap = p.softcap != 0, params.value_in_key = p.value_in_key;

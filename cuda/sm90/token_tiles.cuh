@@ -3,6 +3,7 @@
 // whose rows are a class, listed tiles row by row.
 #pragma once
 
+#include "any/divisor.h"
 #include "any/element.cuh"
 #include "any/tile.cuh"
 #include "ptx/convert.cuh"
@@ -33,11 +34,18 @@ __device__ __forceinline__ unsigned tell_producers(unsigned word, bool is_leader
     return word;
 }
 
+// The tiles of each residue class of an axis, in what a kernel was launched with.
+template <class Params>
+__device__ __forceinline__ const any::Divisor& residue_tiles_of(const Params& params, bool of_queries) {
+    return of_queries ? params.query_residue_tiles : params.key_residue_tiles;
+}
+
 // An axis of a layout, and one operand along it.
 struct TileSource {
     const runtime::ResidueMaps& maps;
     const TensorView& view;
     const AxisView& axis;
+    const any::Divisor& residue_tiles;  // the axis's
     int64_t seq;
     int block, columns;  // tokens a tile; of the operand
 };
@@ -57,10 +65,14 @@ __device__ __forceinline__ void arrive_without_tile(uint64_t* bar) {
 struct HomePlace {
     int residue, first;
 
-    __device__ __forceinline__ HomePlace(const AxisView& axis, int block, int tile) {
+    __device__ __forceinline__ HomePlace(const AxisView& axis, const any::Divisor& residue_tiles, int block, int tile) {
         const int home = tile - axis.listed;
-        residue = axis.modulus == 1 ? 0 : home / axis.residue_tiles;
-        first = (home - residue * axis.residue_tiles) * block;
+        residue = home / residue_tiles;
+        first = (home - residue * residue_tiles) * block;
+    }
+    // The token at a place of the home, or a number that is at least seq.
+    __device__ __forceinline__ int token_at(const AxisView& axis, int64_t seq, int place) const {
+        return int(min(residue + int64_t(first + place) * axis.modulus, seq));
     }
     // The tensor map of the class, and which of that map's classes it is.
     __device__ __forceinline__ bool is_longer(const runtime::ResidueMaps& maps) const {
@@ -151,7 +163,8 @@ __device__ __forceinline__ void load_rows(const TileSource& from, int tile, int 
     arrive_for_warp(bar);
     if (threadIdx.x % tile_copiers) return;
     ptx::mbarrier_arrive_expect(bar, Panels * Rows * 128);
-    send_home<Panels, Rows * 128>(from.maps, HomePlace(from.axis, from.block, tile), begin, entry, head, to, bar);
+    const HomePlace at(from.axis, from.residue_tiles, from.block, tile);
+    send_home<Panels, Rows * 128>(from.maps, at, begin, entry, head, to, bar);
 }
 
 // Zeros into the rows of a tile's own tokens, by `Warps` warps, of which this is number `warp`. Columns are a multiple

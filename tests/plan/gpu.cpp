@@ -283,6 +283,7 @@ TEST(divisors_divide_as_compilers_do) {
         wrong += divisor != number;
     }
     CHECK_EQ(wrong, 0);
+    CHECK_EQ(7 / any::Divisor(0), 7);
 }
 
 TEST(older_gpus_get_rows_of_their_own) {
