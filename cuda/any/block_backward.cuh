@@ -19,9 +19,12 @@
 //   binds: as forward.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <climits>
 
 #include "any/block_backward.h"
+#include "any/divisor.h"
 #include "any/gradients.cuh"
 #include "any/tile.cuh"
 #include "ptx/shared.cuh"
@@ -32,29 +35,40 @@ namespace spattn::any {
 constexpr int row_threads = 128;
 
 // ---- rows: lse and delta ----
-// Queries are shared by `row_lanes` lanes, which read `Width` neighbouring columns at once. One that saw no key has
-// lse = -infinity, or exactly that of its sink and an out of zeros; what its dout holds must not matter. Tried and
-// dropped: four queries a thread, all read first (16 heads of 16K queries, 128 columns, on an H100: 65 us instead of 54).
+// Each CTA has a few queries of one head, whose loads it asks for as soon as it knows where they stand.
+constexpr int delta_threads = 128;
+struct DeltaShape {
+    int lane_bits;              // 2^lane_bits lanes share a query
+    Divisor plane_ctas, heads;  // CTAs of a head and batch entry
+};
+
+// A query's lanes read `Width` neighbouring columns at once. One that saw no key has lse = -infinity, or exactly that
+// of its sink and an out of zeros; what its dout holds must not matter. 16 heads of 16K queries of 128 columns take 42
+// us on an H200, CTAs of 256 threads 43, of 512 46; with true divisions, and steps over columns unrolled, it was 49.
+// Tried and dropped: four queries a thread, all read first (65 us instead of 54, on an H100).
 template <Dtype D, int Width>
-__global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
+__global__ void __launch_bounds__(delta_threads)
+    rows_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params, const DeltaShape shape) {
     using T = ElementOf<D>;
     using Real = RealOf<D>;
     struct alignas(Width * sizeof(T)) Columns {
         T x[Width];
     };
-    const unsigned lanes = unsigned(params.row_lanes), lane = threadIdx.x % lanes;
-    const unsigned plane = blockIdx.x / params.plane_ctas, in_plane = blockIdx.x % params.plane_ctas;
-    const int batch = int(plane / unsigned(params.heads_q)), head = int(plane % unsigned(params.heads_q));
-    const int64_t at = int64_t(in_plane) * (row_threads / lanes) + threadIdx.x / lanes;
+    const int lanes = 1 << shape.lane_bits, lane = int(threadIdx.x) & (lanes - 1);
+    const int plane = int(blockIdx.x) / shape.plane_ctas, in_plane = int(blockIdx.x) - plane * shape.plane_ctas;
+    const int batch = plane / shape.heads, head = plane - batch * shape.heads;
+    const int64_t at = (int64_t(in_plane) * delta_threads + threadIdx.x) >> shape.lane_bits;
     const int64_t token = min(at, params.seq_q - 1);  // whole warps meet in shuffles
     const int64_t row = params.row_q(batch, head, token);
     const T *out = row_of<T>(params.out, batch, head, token), *dout = row_of<T>(params.dout, batch, head, token);
     const float lse = *row_of<float>(params.lse, batch, head, token);
     Real sum = 0;
     int is_zero = true;
-    for (int column = int(lane) * Width; column < params.head_dim_v; column += int(lanes) * Width) {
-        const Columns a = *reinterpret_cast<const Columns*>(out + column * params.out.column);
-        const Columns b = *reinterpret_cast<const Columns*>(dout + column * params.dout.column);
+    const int64_t out_step = Width > 1 ? 1 : params.out.column, dout_step = Width > 1 ? 1 : params.dout.column;
+#pragma unroll 1  // mostly once
+    for (int column = lane * Width; column < params.head_dim_v; column += lanes * Width) {
+        const Columns a = *reinterpret_cast<const Columns*>(out + column * out_step);
+        const Columns b = *reinterpret_cast<const Columns*>(dout + column * dout_step);
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
             const Real x = to_real(a.x[i]);
@@ -62,7 +76,7 @@ __global__ void __launch_bounds__(row_threads) rows_kernel(const __grid_constant
             sum = fma(x, to_real(b.x[i]), sum);
         }
     }
-    for (unsigned n = lanes / 2; n; n /= 2) {
+    for (int n = lanes / 2; n; n /= 2) {
         sum += __shfl_xor_sync(~0u, sum, n);
         is_zero &= __shfl_xor_sync(~0u, is_zero, n);
     }
@@ -425,17 +439,17 @@ struct BackwardLaunch {
             return x.column == 1 && steps % width == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
         };
         if (p.head_dim_v % width == 0 && is_wide(args.out) && is_wide(args.dout)) {
-            while (params.row_lanes / 2 * width >= p.head_dim_v) params.row_lanes /= 2;
-            launch_rows(rows_kernel<D, width>);
+            launch_rows(rows_kernel<D, width>, std::min(int64_t(32), divide_up(p.head_dim_v, width)));
         } else {
-            launch_rows(rows_kernel<D, 1>);
+            launch_rows(rows_kernel<D, 1>, 32);
         }
     }
     template <class Kernel>
-    void launch_rows(Kernel kernel) {
-        params.plane_ctas = unsigned(divide_up(p.seq_q * params.row_lanes, row_threads));
-        runtime::launch(kernel, {unsigned(p.batch * p.heads_q) * params.plane_ctas, unsigned(row_threads), 0},
-                        args.stream, params);
+    void launch_rows(Kernel kernel, int64_t lanes) {
+        const int lane_bits = std::bit_width(uint64_t(lanes - 1));
+        const int64_t ctas = divide_up(p.seq_q << lane_bits, delta_threads);
+        runtime::launch(kernel, {unsigned(p.batch * p.heads_q * ctas), unsigned(delta_threads), 0}, args.stream, params,
+                        DeltaShape{lane_bits, Divisor(ctas), Divisor(p.heads_q)});
     }
 
     template <class Kernel>

@@ -18,8 +18,6 @@ struct BackwardParams {
     PieceView piece;
     int64_t batch, heads_q, heads_kv, seq_q, seq_k;
     int group, head_dim, head_dim_v, row_parts, column_parts, room;  // room: columns of one sum
-    int row_lanes;
-    unsigned plane_ctas;  // of the rows of one head and batch entry
     Real scale, softcap;
     bool value_in_key;
     MaskOrder order;
@@ -68,8 +66,6 @@ BackwardParams<RealOf<D>> make_params(const BackwardArgs& args, MaskOrder order)
             int(p.head_dim_v),
             1,
             1,
-            0,
-            32,
             0,
             Real(p.scale),
             Real(p.softcap),
