@@ -28,10 +28,10 @@
 // each, dq 384 (512 if each warpgroup made half of a tile's columns, for both would then read all of ds), dv and dk 256
 // each; dsT takes 128, dq on its way 512, q and dout 256, what belongs to rows 128: 2944, when the tensor
 // unit needs 2560. full_16k takes 3400. L2 takes the sums of dq, 32 KiB a block, in 2260. To clear them, delta and
-// reading them take 30, 50 and 57 us of window1k_16k's 754: they run at 4.5, 2.7 and 3.5 TB/s.
+// reading them take 30, 42 and 57 us of window1k_16k's 747: they run at 4.5, 3.2 and 3.5 TB/s.
 //
-// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 790, as sums come / in order): full_16k 666
-// / 643, causal_16k 664 / 639, window1k_16k 442 / 443, window4k_128k 624 / 621, streaming_16k 430 / 409, streaming_128k
+// Measured (H200, bf16, d128, L2 cold, TFLOP/s of 10 pairs d, 2026-11, GEMM 790, as sums come / in order): full_16k 668
+// / 643, causal_16k 661 / 639, window1k_16k 446 / 443, window4k_128k 624 / 621, streaming_16k 430 / 409, streaming_128k
 // 440 / 439; as they come bsr128_10_16k 542, causal_4k with 64 heads on 8 508.
 //
 // Tried and dropped (full_16k, in one run): sums of dq from registers by red.v4, whose queue the softmax's reads wait
@@ -102,6 +102,7 @@ struct BlockBackwardParams : GradientParams {
     TasksView tasks;
     int2* notes;  // [task][warp]
     QuerySums sums;
+    any::Divisor query_tiles;
 };
 
 // ---- shared memory ----
@@ -188,7 +189,7 @@ struct BackwardProducer {
     __device__ __forceinline__ void announce(const TaskMessage& message) {
         ptx::mbarrier_wait(&shared.k_empty[tile.index], tile.phase ^ 1);
         v_is_due = message.count != end_of_work;
-        if (ptx::elect()) {
+        if (lane == 0) {
             uint64_t* full = &shared.k_full[tile.index];
             shared.task[tile.index] = message;
             if (v_is_due)
@@ -201,7 +202,7 @@ struct BackwardProducer {
 
     __device__ __forceinline__ void load_v() {
         ptx::mbarrier_wait(&shared.v_empty, v.phase ^ 1);
-        if (ptx::elect()) load(shared.v, &params.v_map, head_kv, key_row, &shared.v_full);
+        if (lane == 0) load(shared.v, &params.v_map, head_kv, key_row, &shared.v_full);
         v.advance();
         v_is_due = false;
     }
@@ -220,7 +221,7 @@ struct BackwardProducer {
             shared.delta[slot.index][lane + 32 * i] = stats[i].delta;
         }
         __syncwarp();  // all lanes' before lane 0 tells the consumers
-        if (ptx::elect()) {
+        if (lane == 0) {
             shared.mask[slot.index] = mask;
             if constexpr (!C::in_order) shared.dq_tile[slot.index] = plane * params.layout.by_query.rows + block;
             load(shared.q[slot.index], &params.q_map, head, block * C::block_q, &shared.q_full[slot.index]);
@@ -228,7 +229,7 @@ struct BackwardProducer {
         if constexpr (C::in_order) tell_writer(plane * params.layout.by_query.rows + block);
         if (v_is_due) load_v();
         ptx::mbarrier_wait(&shared.dout_empty[slot.index], slot.phase ^ 1);
-        if (ptx::elect())
+        if (lane == 0)
             load(shared.dout[slot.index], &params.dout_map, head, block * C::block_q, &shared.dout_full[slot.index]);
         slot.advance();
     }
@@ -475,8 +476,8 @@ struct BackwardConsumer {
             *reinterpret_cast<float4*>(own + 32 * i + 4 * (thread % 32)) =
                 make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
         ptx::fence_async_shared();
-        __syncwarp();  // all lanes' sums before lane 0 sends them
-        if (thread % 32) return;
+        __syncwarp();  // all lanes' sums before one sends them
+        if (!ptx::elect()) return;  // lane 0 by its number would have a loop around the copy: 0.5 % of full_16k
         if constexpr (C::in_order) return ptx::mbarrier_arrive(full);
         ptx::bulk_add(params.sums.tiles + size_t(dq_tile) * C::dq_tile + (own - shared.dq[0]), own,
                       C::dq_warp * sizeof(float));
@@ -502,7 +503,7 @@ struct BackwardConsumer {
 
     // Until what this warp has sent was read.
     __device__ __forceinline__ void wait_for_copies() {
-        if (thread % 32 == 0) {
+        if (ptx::elect()) {
             ptx::bulk_wait_read();
             if (held >= 0) ptx::mbarrier_arrive(&shared.k_empty[held]);
         }
@@ -564,8 +565,8 @@ struct BackwardConsumer {
         tile::pack_tile<C::dtype>(r_dv, dv_words);
         tile::store_swizzled(dv_words, ptx::shared_address(dv), C::warp_bytes, thread % 32);
         ptx::fence_async_shared();
-        __syncwarp();  // the warp's rows are written before lane 0 sends them
-        if (thread % 32) return;
+        __syncwarp();  // the warp's rows are written before one lane sends them
+        if (!ptx::elect()) return;
         const int row = task.row * C::block_k + C::warp_rows * warp;
         for (int panel = 0; panel < C::panels; ++panel)
             ptx::tma_store_4d(&params.dk_map, C::panel_columns * panel, task.head, row, task.batch,
@@ -595,8 +596,8 @@ struct BackwardConsumer {
 
     // The rows noted, over what the copy engine has stored of them.
     __device__ __forceinline__ void repair_noted() {
-        if (thread % 32 == 0) ptx::bulk_wait();
-        __syncwarp();  // lane 0's stores are done before others write there
+        if (ptx::elect()) ptx::bulk_wait();
+        __syncwarp();  // what was sent is there before others write there
         while (noted >= 0) {
             const int2 note = *note_of(noted);
             const Task task = params.tasks.tasks[noted];
@@ -666,7 +667,7 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
     if (threadIdx.x < C::block_q / 32) not_finite[threadIdx.x] = 0;
     __syncthreads();
     const int tile = int(gridDim.x - 1 - blockIdx.x);
-    const int row = tile % params.layout.by_query.rows, plane = tile / params.layout.by_query.rows;
+    const int plane = tile / params.query_tiles, row = tile - plane * params.query_tiles;
     const int batch = plane / params.heads_q, head = plane - batch * params.heads_q;
     const float4* sums = reinterpret_cast<const float4*>(params.sums.tiles + size_t(tile) * C::dq_tile);
     const bool has_sums = !C::in_order || has_blocks(params.layout, plane, row);
@@ -690,9 +691,11 @@ __global__ void __launch_bounds__(dq_threads, dq_ctas) dq_kernel(const __grid_co
         if (x.z * 0 + x.w * 0 != 0) atomicOr(&not_finite[(r + 8) / 32], 1u << ((r + 8) % 32));
     }
     __syncthreads();
-    const int left = min(C::block_q, params.seq_q - row * C::block_q), chunks = params.head_dim / chunk;
+    constexpr int chunks = C::head_dim / chunk;  // of a row; the operand may have fewer
+    const int left = min(C::block_q, params.seq_q - row * C::block_q);
     for (int at = threadIdx.x; at < left * chunks; at += dq_threads) {
         const int r = at / chunks, c = at % chunks * chunk;
+        if (c >= params.head_dim) continue;
         Element* to = any::row_of<Element>(params.dq, batch, head, row * C::block_q + r) + c;
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(rows + r * stride + c);
     }
@@ -726,6 +729,7 @@ struct BlockBackwardLaunch {
         params.sums = {reinterpret_cast<float*>(workspace + space.dq),
                        reinterpret_cast<int32_t*>(workspace + space.turns)};
         params.notes = reinterpret_cast<int2*>(workspace + space.notes);
+        params.query_tiles = any::Divisor(params.layout.by_query.rows);
     }
 
     // The counter and the sums begin at zero; in order, the turns, and the first part of a sum is not added. They are

@@ -711,7 +711,7 @@ struct ApartConsumer {
 
     // Until what this warp has sent was read.
     __device__ __forceinline__ void wait_for_copies() {
-        if (thread % 32 == 0) {
+        if (ptx::elect()) {
             ptx::bulk_wait_read();
             ptx::mbarrier_arrive(&shared.own_empty[state.held]);
         }
@@ -779,8 +779,8 @@ struct ApartConsumer {
     __device__ __forceinline__ void store_whole(const TaskMessage& task) {
         stage_sums();
         ptx::fence_async_shared();
-        __syncwarp();  // the warp's rows are written before lane 0 sends them
-        if (thread % 32) return;
+        __syncwarp();  // the warp's rows are written before one lane sends them
+        if (!ptx::elect()) return;
         if constexpr (C::has_dp) send<C::panels>(walk.maps.ds, task, 0);
         if (C::sums_p && !params.value_in_key) send<C::v_panels>(walk.maps.p, task, p_panel);
         ptx::bulk_commit();
@@ -899,8 +899,8 @@ struct ApartConsumer {
 
     // The rows noted, over what the copy engine has stored of them.
     __device__ __forceinline__ void repair_noted() {
-        if (thread % 32 == 0) ptx::bulk_wait();
-        __syncwarp();  // lane 0's stores are done before others write there
+        if (ptx::elect()) ptx::bulk_wait();
+        __syncwarp();  // what was sent is there before others write there
         while (noted >= 0) {
             const int2 note = *note_of(noted);
             const Task task = walk.tasks.tasks[noted];
