@@ -6,7 +6,8 @@
 //
 //   grid      one CTA an SM, persistent; tasks in the plan's order, from a counter where there are more than two a CTA.
 //             The kernel that clears it runs while this one begins. Blocks of 64 queries have CTAs of one warpgroup,
-//             two an SM, for patterns that leave most of a larger tile empty; those of 192, at head_dim 64, of three
+//             two or three an SM, for patterns that leave most of a larger tile empty; those of 192, at head_dim 64,
+//             of three
 //   producer  one warp, the walker, goes through the runs 32 at a time and fills a ring of 32 KiB tiles with k and v
 //             blocks by TMA, with the next q ahead; it tells the consumers each block's mask through shared memory:
 //             they read no list. A second warp clears rows of v that no query sees, before consumers may read the block
@@ -22,7 +23,8 @@
 //             Products of 64 columns are half as long, the exponentials are not: a third warpgroup fills the time. It
 //             leaves a thread registers for the probabilities of one block, whose p v it waits for.
 //             p is the a operand of p v as it stands; a masked block costs a thread one 64-bit load and predicated
-//             moves (tile/fragment.h); out leaves through the q tile
+//             moves (tile/fragment.h); out leaves through the q tile. A CTA of one warpgroup, whose tasks have few
+//             blocks, lets it leave through the slot of the last v: so the q tile is free when the last scores are made
 //   softmax   exponentials are made relative to the maximum that was found last, and their sums tell whether that was
 //             good enough. Where it was not (a task's first block, rows that grow by 2^12) they are made once more from
 //             the scores, which still stand. So a block takes no maximum and no exchange between lanes
@@ -63,7 +65,7 @@
 //
 // Measured (H200, bf16, d128, L2 cold, pauses between calls, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 791 in the
 // same run): full_16k 807, causal_16k 798, window1k_16k 592, window4k_128k 765, streaming_16k 575, bsr128_10_16k 725;
-// full_16k at head_dim 64 617, at 256 819; landmark_64k 472, longnet_128k 409, dilated_16k 91. Single blocks instead of
+// full_16k at head_dim 64 617, at 256 819; landmark_64k 485, longnet_128k 438, dilated_16k 99. Single blocks instead of
 // runs cost 0.5 %, a mask on every block 4 to 6 %. Blocks of 64 x 64 beside 128 x 64, 16 heads of 16K tokens, us (at
 // head_dim 64), in an earlier run: block_diagonal(192) 89 and 100 (61 and 77), window(63,63) 91 and 104 (65 and 85), 8
 // blocks of 64 a query block at random 160 and 190 (113 and 146).
@@ -76,7 +78,15 @@
 // quad at once, block_diagonal512_16k takes 4 % less time, landmark_64k and global_tokens_64k 2.4 %, bigbird_128k 2 %,
 // window1k_16k 1.7 %.
 //
-// Tried and dropped there (H100, in one run, time): to leave out halves of masked blocks that a warpgroup keeps no pair
+// Residue classes (H200, us). Their boxes were found by a division each: without these dilated_16k takes 85.2 instead
+// of 90.7, strided_16k 84.5 instead of 91.6, landmark_64k and global_tokens_64k 2 % less. With out in the slot of the
+// last v the walker no longer waits for q tiles: 83.8 and 81.4, logsparse_16k 158.6 instead of 161.9. What binds then
+// is the way between the halves of L2, busy 87 % of the time (ncu, lts__ltcfabric2ltc_cycles_active; DRAM 65 %): each
+// block of keys is read for two of queries. Blocks of 128 x 64, which read them 1.5 times, leave more empty: 90.9 and
+// 91.8.
+//
+// Tried and dropped there (H100, in one run, time; the first on an H200): the next task asked for before the last block
+// but one, and read before the last (0 to +0.6 %); to leave out halves of masked blocks that a warpgroup keeps no pair
 // of, of which masks told: where each step asks full_16k takes 6 % more; where the producer tells which ones may be
 // halves window1k_16k +2.5 %, streaming_128k -1.8 %, and ptxas has registers for few of such kernels. The next task
 // found step by step under the last blocks, or announced a block ahead: +1 to +5 %, for each instruction of the walker
@@ -104,7 +114,7 @@
 // tiles of 128 rows; with these the others take 16, 23 and 75. Tried and dropped: 32 parts asked for at once by the
 // kernel that joins them (+3 us over 8,192 keys); live keys of many runs' blocks looked up at once (dilated windows +3 %).
 //
-// Pieces hand on sums of floats. Both pieces of Sparse Transformer's strided attention (16 heads of 16K tokens, 269 us
+// Pieces hand on sums of floats. Both pieces of Sparse Transformer's strided attention (16 heads of 16K tokens, 247 us
 // on an H200) have 740 MB to move, 175 us at memory's rate, and 1.05 GB from L2 into tiles, as counted from their sizes.
 // To run them head after head, while L2 holds what one hands on, would probably gain nothing: of an H100's 310 us a head
 // has 19, but takes 33 where it runs alone, with all of it in L2, and four take 25 each. A piece of one head is a task
@@ -160,19 +170,25 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr bool any_order = AnyOrder;
     static constexpr bool in_pieces = InPieces;
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
-    static constexpr int ctas = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;  // an SM
+    // CTAs an SM. Smallest tiles have room for another: tiny_streaming takes 12.0 us instead of 13.3, as its 384 tasks
+    // all run at once.
+    static constexpr bool is_smallest = HeadDim == 64 && block_q == 64 && block_k == 64 && !any_order;
+    static constexpr int ctas = is_smallest ? 3 : BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
+    // A CTA of one warpgroup has a slot for itself once p v of it is done: out leaves through that of its last v.
+    static constexpr bool out_in_v = warpgroups == 1 && !in_pieces;
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
-    // Not in any order of tokens, where three cost dilated windows 5 % (and won 5 % on strided(128)).
-    static constexpr int q_tiles = any_order ? 2 : head_dim == 64 ? 4 : head_dim == 128 && block_k == 64 ? 3 : 2;
+    // Not in any order of tokens, where a third tile took more from the ring than it gave.
+    static constexpr bool has_room = !any_order && !out_in_v && head_dim == 128 && block_k == 64;
+    static constexpr int q_tiles = !any_order && head_dim == 64 ? 4 : has_room ? 3 : 2;
     // Whether warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
     // far, and turns cost 14 %. Keys of 192 and values of 128 columns were as fast without, or 4 % slower, as the
     // compiler happened to order instructions.
     static constexpr bool takes_turns = warpgroups >= 2 && head_dim_v <= 128;
-    // A thread of three warpgroups has no registers for probabilities of 128 keys twice: p v of a block is waited for
-    // before those of the next are made, under the products of two others.
-    static constexpr int p_arrays = warpgroups == 3 && block_k == 128 ? 1 : 2;
+    // A thread of three warpgroups has no registers for probabilities of 128 keys twice, nor one of three CTAs for
+    // those of 64: p v of a block is waited for before those of the next are made, under the products of two others.
+    static constexpr int p_arrays = warpgroups * ctas == 3 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
     static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
     // Sums of floats that pieces hand on stand in the ring as boxes of a warpgroup's rows and 32 columns; out leaves
@@ -181,13 +197,14 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int slot_boxes = panels * box_bytes / Base::warpgroup_bytes;
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
-    static constexpr int q_releases = in_pieces ? 4 * warpgroups : warpgroups;
+    static constexpr int q_releases = in_pieces || out_in_v ? 4 * warpgroups : warpgroups;
     static constexpr int requests = any_order ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !any_order ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
+    static_assert(!out_in_v || block_q <= block_k, "out leaves through a slot");
     static_assert(!any_order || head_dim_v == head_dim, "copiers bring as many panels of v as of k");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(!in_pieces || slots >= sum_slots + 3, "and sums that have yet to leave");
@@ -230,13 +247,13 @@ struct BlockForwardParams {
 // ---- shared memory ----
 template <class C>
 struct ForwardShared {
-    uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // a tile becomes its task's out once all its scores are done
+    uint8_t q[C::q_tiles][C::panels][C::panel_bytes];  // once all scores are done, mostly its task's out
     uint8_t ring[C::slots][C::panels][C::box_bytes];   // blocks of k and v in the order of their use
     ForwardMessage task[C::q_tiles];
     int32_t mask[C::slots];        // of the block whose k lies there
     uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier; consumers wait
-    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or in pieces one a warp,
-                                   // when its scores are made; the walker waits
+    uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or one a warp when its
+                                   // scores are made, where out leaves through the ring; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>> helper;  // of the walker

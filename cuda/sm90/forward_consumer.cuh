@@ -120,10 +120,10 @@ struct Repair {
     }
 };
 
-// A task of a piece whose last scores are made: what is known of its end when its q tile goes.
+// A task whose last scores are made, where its q tile goes then: what must be known at its end.
 struct EndingTask {
     ForwardMessage message;
-    int token[2];                 // of a thread's rows
+    int token[2];                 // in pieces: of a thread's rows
     float handed_on[2] = {0, 0};  // of their states: a lane of a quad has the first, second or third number
 };
 
@@ -139,7 +139,7 @@ struct Consumer {
     int thread;                   // of the warpgroup
     Cursor<C::q_tiles> q;         // the next task's
     Cursor<C::slots> slot;
-    int held = -1;      // a q tile that this warpgroup's out is leaving; in pieces, the first of some slots
+    int held = -1;      // a q tile or slot that this warpgroup's out is leaving; in pieces, the first of some slots
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
@@ -215,12 +215,13 @@ struct Consumer {
             if constexpr (C::in_pieces)
                 release_slots(held);
             else
-                ptx::mbarrier_arrive(&shared.q_empty[held]);
+                ptx::mbarrier_arrive(C::out_in_v ? &shared.empty[held] : &shared.q_empty[held]);
         }
         held = -1;
     }
 
-    __device__ __forceinline__ void store(const ForwardMessage& message, int q_index, const tile::RowState& done) {
+    // out_at: the tile that out leaves through.
+    __device__ __forceinline__ void store(const ForwardMessage& message, int out_at, const tile::RowState& done) {
         ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
         const ForwardMessage task = message;
         const any::TileRows& of = params.tile;
@@ -234,9 +235,9 @@ struct Consumer {
         note_not_finite(task.index, l);
         const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
         if (!C::in_pieces && task.part == whole_row)
-            store_whole(q_index, task, lse, top);
+            store_whole(out_at, task, lse, top);
         else
-            store_part(q_index, task, lse, top);
+            store_part(out_at, task, lse, top);
     }
 
     // A value that is not finite may come from a key that its row does not see: 0 * NaN. Such rows are noted, and made
@@ -263,24 +264,34 @@ struct Consumer {
         return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
-    __device__ __forceinline__ void store_whole(int q_index, const ForwardMessage& task, const float (&lse)[2],
+    // A panel of out where it leaves: the warpgroup's rows of the q tile, or a slot, which are all its own.
+    __device__ __forceinline__ uint8_t* out_panel(int at, int panel) const {
+        if constexpr (C::out_in_v)
+            return shared.ring[at][panel];
+        else
+            return shared.q[at][panel] + warpgroup * C::warpgroup_bytes;
+    }
+    static constexpr int out_panel_bytes = C::out_in_v ? C::box_bytes : C::panel_bytes;
+
+    __device__ __forceinline__ void store_whole(int out_at, const ForwardMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
-        const uint32_t panel = ptx::shared_address(shared.q[q_index][0] + warpgroup * C::warpgroup_bytes);
+        const uint32_t panel = ptx::shared_address(out_panel(out_at, 0));
         uint32_t words[C::head_dim_v / 16][4];
         tile::pack_tile<C::dtype>(r_out, words);
-        tile::store_swizzled(words, panel, C::panel_bytes, thread);
+        if constexpr (C::out_in_v) ptx::named_barrier_sync(1 + warpgroup, 128);  // p v of all warps is done with v
+        tile::store_swizzled(words, panel, out_panel_bytes, thread);
         int token[2], head[2] = {task.head, task.head};
         if constexpr (C::any_order) {
             find_tokens(task, token);
-            task.by_rows ? write_tokens(q_index, task, panel, token) : send_home(q_index, task);
+            task.by_rows ? write_tokens(out_at, task, panel, token) : send_home(out_at, task);
         } else {
             const any::TileRows& of = params.tile;
 #pragma unroll
             for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
             if (!task.by_rows) [[likely]]
-                send(q_index, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
+                send(out_at, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
             else
-                write_queries(q_index, task.batch, head, token);
+                write_queries(out_at, task.batch, head, token);
         }
         if (thread & 2) return;
         write_state(task.batch, head, token, lse, top);
@@ -323,23 +334,29 @@ struct Consumer {
 
     // The warpgroup's rows by the copy engine; store(panel, its rows in shared memory) begins a panel.
     template <class Store>
-    __device__ __forceinline__ void send_panels(int q_index, Store store) {
+    __device__ __forceinline__ void send_panels(int out_at, Store store) {
         ptx::fence_async_shared();
         ptx::named_barrier_sync(1 + warpgroup, 128);  // the warpgroup's tile is written before thread 0 sends it
         if (thread == 0) {
             for (int panel = 0; panel < C::v_panels; ++panel)
-                store(panel, shared.q[q_index][panel] + warpgroup * C::warpgroup_bytes);
+                store(panel, out_panel(out_at, panel));
             ptx::bulk_commit();
         }
-        held = q_index;
+        hold(out_at);
     }
-    __device__ __forceinline__ void send(int q_index, const TaskMessage& task, int token) {
-        send_panels(q_index, [&](int panel, const uint8_t* from) {
+    // All are done with the tile but the copy engine, which thread 0 waits for, and not now.
+    __device__ __forceinline__ void hold(int out_at) {
+        if constexpr (C::out_in_v)
+            if (thread != 0) release(out_at);
+        held = out_at;
+    }
+    __device__ __forceinline__ void send(int out_at, const TaskMessage& task, int token) {
+        send_panels(out_at, [&](int panel, const uint8_t* from) {
             ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch, from);
         });
     }
     // What no box may bring: see leaves_by_rows.
-    __device__ __forceinline__ void write_queries(int q_index, int batch, const int (&head)[2], const int (&token)[2]) {
+    __device__ __forceinline__ void write_queries(int out_at, int batch, const int (&head)[2], const int (&token)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (token[h] == no_token) continue;
@@ -350,38 +367,47 @@ struct Consumer {
                 if (8 * group < params.head_dim_v)
                     words[4 * group] = tile::pack<C::dtype>(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
         }
-        held = q_index;
-        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+        release_out(out_at);
     }
-    __device__ __forceinline__ void send_home(int q_index, const TaskMessage& task) {
+    __device__ __forceinline__ void send_home(int out_at, const TaskMessage& task) {
         const HomePlace at = home_of(task);
-        send_panels(q_index, [&](int panel, const uint8_t* from) {
+        send_panels(out_at, [&](int panel, const uint8_t* from) {
             ptx::tma_store_5d(at.map(params.maps.out), C::panel_columns * panel, task.head, at.in_map(params.maps.out),
                               at.first + warpgroup * C::warpgroup_rows, task.batch, from);
         });
     }
     // Each warp's 16 rows to where their tokens stand.
-    __device__ __forceinline__ void write_tokens(int q_index, const TaskMessage& task, uint32_t panel,
+    __device__ __forceinline__ void write_tokens(int out_at, const TaskMessage& task, uint32_t panel,
                                                  const int (&token)[2]) {
         __syncwarp();  // the warp's rows are written before others of its lanes read them
-        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, C::panel_bytes, params.to.out,
-                                                     task.batch, task.head, token, params.head_dim_v);
-        release_q(q_index);
+        write_rows<C::v_panels, typename C::Element>(panel + thread / 32 * C::warp_bytes, out_panel_bytes,
+                                                     params.to.out, task.batch, task.head, token, params.head_dim_v);
+        release_out(out_at);
     }
-    // After ordinary accesses to the q tile.
-    __device__ __forceinline__ void release_q(int q_index) {
+    // After ordinary accesses to the tile.
+    __device__ __forceinline__ void release_out(int out_at) {
         ptx::fence_async_shared();
-        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
-        if (thread == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
+        if constexpr (C::out_in_v) {
+            __syncwarp();  // all lanes are done with it
+            release(out_at);
+        } else {
+            ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+            if (thread == 0) ptx::mbarrier_arrive(&shared.q_empty[out_at]);
+        }
+    }
+
+    // Where out does not leave through the q tile, that is free once its task's last scores are made.
+    __device__ __forceinline__ void end_scores(ForwardMessage& message) {
+        message = shared.task[q_index];
+        __syncwarp();  // all lanes have read the message
+        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
     }
 
     // ---- pieces: with what those before handed on, for the next one, or at the end ----
-    // The q tile is free once its task's last scores are made: results leave through the slots of the sums. Numbers of
-    // rows are asked for here, and come under the next task's products.
+    // Results leave through the slots of the sums. Numbers of rows are asked for when the last scores are made, and
+    // come under the next task's products.
     __device__ __forceinline__ void end_scores(EndingTask& task) {
-        task.message = shared.task[q_index];
-        __syncwarp();  // all lanes have read the message
-        if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.q_empty[q_index]);
+        end_scores(task.message);
         find_tokens(task.message, task.token);
         if (params.to.piece.is_first || task.message.part != whole_row) return;
         const int number = min(thread % 4, 2);
@@ -529,7 +555,7 @@ struct Consumer {
         for (int n = 0, at = first_slot; n < slots; ++n, ++at) release(at < C::slots ? at : at - C::slots);
     }
 
-    __device__ __forceinline__ void store_part(int q_index, const ForwardMessage& task, const float (&lse)[2],
+    __device__ __forceinline__ void store_part(int out_at, const ForwardMessage& task, const float (&lse)[2],
                                                const float (&top)[2]) {
         const size_t first = size_t(task.part) * C::block_q;
         float* const out = params.parts.out + first * params.head_dim_v + tile::fragment_column(thread, 0);
@@ -547,9 +573,7 @@ struct Consumer {
                 params.parts.lse[first + row_in_tile(h)] = lse[h];
                 params.parts.top[first + row_in_tile(h)] = top[h];
             }
-        if (C::in_pieces) return;
-        held = q_index;
-        ptx::named_barrier_sync(1 + warpgroup, 128);  // all are done with the q tile and its message
+        if constexpr (!C::in_pieces) release_out(out_at);
     }
 
     // The scores of a block and q of tile `q_at`, begun, then p v of the block before, in the slot that is returned.
@@ -583,6 +607,12 @@ struct Consumer {
         release(v);
     }
 
+    // The same of a task's last block, whose slot may have a use yet.
+    __device__ __forceinline__ void finish_last_output(int v) {
+        ptx::wgmma_wait<0>();
+        if constexpr (!C::out_in_v) release(v);
+    }
+
     // From the block whose probabilities are in p to the next of its task: its scores, then p v, begun; under them its
     // probabilities into next_p. Two arrays, for p v reads p until it is done; or one, and it is waited for.
     __device__ __forceinline__ void step(const Probabilities& p, Probabilities& next_p) {
@@ -605,26 +635,31 @@ struct Consumer {
         EndingTask task;
         if constexpr (C::in_pieces)
             end_scores(task);
+        else if constexpr (C::out_in_v)
+            end_scores(task.message);
         else
             release_held();
-        int next_q;
+        int next_q, v;
         const int blocks = take_task(next_q);
         const tile::RowState done = rows;
         if (blocks != end_of_work) [[likely]] {
-            const int v = make_scores(next_q, p);
-            if constexpr (C::p_arrays == 1) finish_output(v);
+            v = make_scores(next_q, p);
+            if constexpr (C::p_arrays == 1) finish_last_output(v);
             rows = tile::RowState{};
             float factor[2];
             tile::softmax<C::dtype>(s, rows, params.scale_log2, true, next_p, factor);
-            if constexpr (C::p_arrays == 2) finish_output(v);
+            if constexpr (C::p_arrays == 2) finish_last_output(v);
         } else {
-            ptx::mbarrier_wait(&shared.full[slot.index], slot.phase);
-            begin_output(p, v_descriptor(slot.index));
-            ptx::wgmma_wait<0>();
-            if constexpr (C::in_pieces) slot.advance();
+            v = slot.index;
+            ptx::mbarrier_wait(&shared.full[v], slot.phase);
+            begin_output(p, v_descriptor(v));
+            finish_last_output(v);
+            slot.advance();
         }
         if constexpr (C::in_pieces)
             store_piece(task, done);
+        else if constexpr (C::out_in_v)
+            store(task.message, v, done);
         else
             store(shared.task[q_index], q_index, done);
         q_index = next_q, left = blocks;
