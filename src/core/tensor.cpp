@@ -73,10 +73,10 @@ void check_shape(const spattn_tensor& t, const char* argument, std::span<const i
 
 std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char* argument) {
     std::array<int64_t, max_axes> strides = compact_strides(t);
-    if (t.strides) std::copy(t.strides, t.strides + t.ndim, strides.begin());
     int64_t reach = 0;
     for (int i = 0; i < t.ndim; ++i) {
         int64_t& stride = strides[size_t(i)];
+        if (t.strides) stride = t.strides[i];
         if (t.shape[i] <= 1) {
             stride = 0;  // DLPack: meaningless on such an axis, and often arbitrary
         } else if (stride < 0 || stride > addressable / t.shape[i]) {
