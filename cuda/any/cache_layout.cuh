@@ -12,7 +12,9 @@
 
 #include <algorithm>
 
+#include "any/cache_append.h"
 #include "any/cache_layout.h"
+#include "any/cache_rows.cuh"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
@@ -20,27 +22,6 @@
 namespace spattn::any {
 
 constexpr int cache_threads = 256;
-
-// Rows of a tensor of the call and of its copy, in units of bytes that both are multiples of.
-struct CopiedRows {
-    TensorView call, copy;  // strides in units; the copy's columns lie side by side
-    int units;              // a row
-    int unit;               // bytes: 16, 8, 4 or 2
-
-    static CopiedRows of(const TensorView& call, const TensorView& copy, int64_t columns, int64_t element) {
-        const int64_t strides[] = {call.batch * element, call.head * element, call.row * element, columns * element,
-                                   int64_t(reinterpret_cast<uintptr_t>(call.data) % 16)};
-        const bool is_even = (call.column == 1 || columns == 1) &&
-                             std::all_of(std::begin(strides), std::end(strides), [](int64_t n) { return n % 16 == 0; });
-        const int64_t unit = is_even ? 16 : element;
-        const auto in_units = [&](TensorView x) {
-            for (int64_t* stride : {&x.batch, &x.head, &x.row}) *stride = *stride * element / unit;
-            if (is_even) x.column = 1;
-            return x;
-        };
-        return {in_units(call), in_units(copy), int(columns * element / unit), int(unit)};
-    }
-};
 
 // How many CTAs each job has.
 struct CacheJobs {
@@ -65,17 +46,13 @@ struct CacheParams {
     CopiedRows q, out;
     TensorView lse, max_logits, sink_logits;  // of the call
 
-    __device__ int64_t integer(const IndexView& view, int64_t batch, int64_t entry) const {
-        const int64_t at = batch * view.batch + entry * view.entry;
-        return view.is_wide ? static_cast<const int64_t*>(view.data)[at] : static_cast<const int32_t*>(view.data)[at];
-    }
     __device__ int64_t start_of(int64_t sequence) const {
-        return min(max(integer(cache.cache.starts, sequence, 0), -cache.seq_q), cache.seq_k);
+        return min(max(integer_at(cache.cache.starts, sequence, 0), -cache.seq_q), cache.seq_k);
     }
     // Which of the call's queries are those of a sequence: [begin, end), empty where offsets fall.
     __device__ int first_query(int64_t sequence) const {
         if (!cache.is_ragged) return 0;
-        return int(min(max(integer(cache.cache.query_offsets, sequence, 0), int64_t(0)), cache.seq_q));
+        return int(min(max(integer_at(cache.cache.query_offsets, sequence, 0), int64_t(0)), cache.seq_q));
     }
     __device__ int end_query(int64_t sequence) const {
         return cache.is_ragged ? first_query(sequence + 1) : int(cache.seq_q);
@@ -91,25 +68,15 @@ struct CacheParams {
     }
     __device__ int before(int64_t start) const { return int(start - int64_t(first_row(start)) * cache.tile_q); }
 
-    // The last sequence for which first(sequence) is this number or less.
-    template <class First>
-    __device__ int last_sequence(int number, First first) const {
-        int begin = 0, end = int(cache.sequences);
-        while (end - begin > 1) {
-            const int middle = (begin + end) / 2;
-            (first(middle) <= number ? begin : end) = middle;
-        }
-        return begin;
-    }
     __device__ int sequence_of_tile(int64_t batch, int tile) const {
         if (!cache.is_ragged) return int(batch);
-        return last_sequence(tile, [&](int sequence) { return first_tile(sequence); });
+        return last_sequence(cache.sequences, tile, [&](int sequence) { return first_tile(sequence); });
     }
 
     // The place of a query of a batch entry among those of its tiles, or -1 where it belongs to no sequence.
     __device__ int64_t place_of(int64_t batch, int query) const {
         const auto first = [&](int sequence) { return first_query(sequence); };
-        const int sequence = cache.is_ragged ? last_sequence(query, first) : int(batch);
+        const int sequence = cache.is_ragged ? last_sequence(cache.sequences, query, first) : int(batch);
         if (query < first_query(sequence) || query >= end_query(sequence)) return -1;
         const int64_t first_place = int64_t(first_tile(sequence)) * cache.tile_q + before(start_of(sequence));
         return first_place + query - first_query(sequence);
@@ -134,7 +101,7 @@ struct CacheParams {
     }
     // The row of k where a page begins. Pages that do not exist are not read.
     __device__ int64_t page_begin(int64_t sequence, int64_t page_of_sequence) const {
-        const int64_t page = integer(cache.cache.page_table, sequence, page_of_sequence);
+        const int64_t page = integer_at(cache.cache.page_table, sequence, page_of_sequence);
         return (page < 0 || page >= cache.cache.pages ? 0 : page) * cache.cache.page_rows;
     }
 };
@@ -379,8 +346,9 @@ void prepare_cache_layout(int32_t device) {
     const runtime::CurrentDevice current(device);
     runtime::prepare(lay_out_cache_kernel, 0);
     runtime::prepare(bring_back_kernel, 0);
+    prepare_cache_append(device);
 }
 
-CacheSteps cache_steps() { return {lay_out_cache, bring_back_from_cache, prepare_cache_layout}; }
+CacheSteps cache_steps() { return {lay_out_cache, bring_back_from_cache, append_to_cache, prepare_cache_layout}; }
 
 }  // namespace spattn::any

@@ -563,6 +563,35 @@ typedef struct spattn_backward_args {
 } spattn_backward_args;
 SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* args);
 
+/* New tokens of a cache, written to where plans of this problem, one with SPATTN_PLAN_STARTS, read them: as many as it
+ * has queries. Row i of entry b becomes token starts[b] + i, in the page that page_table names; with SPATTN_THD
+ * query_offsets says which rows are whose. These three are thus those of the forward that follows. Of the problem no more
+ * than sizes, dtype, axes and SPATTN_PLAN_VALUE_IN_KEY matters.
+ *
+ * Tokens outside [0, seq_k), those of pages outside [0, pages), and rows that are nobody's are not written, and what is
+ * not written stays as it is. Where two rows have one place, each element there is that of one of them. k_new and v_new
+ * may overlap each other; k and v overlap nothing.
+ *
+ * On a GPU this is one kernel. A graph may capture it once the process has made a plan of a cache on that GPU, or has
+ * called this there. */
+typedef struct spattn_cache_append_args {
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    spattn_stream stream;
+    const spattn_tensor* k_new;  /* [batch, heads_kv, seq_q, head_dim] */
+    const spattn_tensor* v_new;  /* [batch, heads_kv, seq_q, head_dim_v]; NULL with SPATTN_PLAN_VALUE_IN_KEY */
+    const spattn_tensor* k;      /* written: the cache, as in forward */
+    const spattn_tensor* v;      /* written: the same; NULL with SPATTN_PLAN_VALUE_IN_KEY */
+    const spattn_tensor* starts; /* [batch] int32 or int64 */
+    const spattn_tensor* counts; /* [batch] int32 or int64, optional: only the last counts[b] rows of entry b are
+                                    written, as where texts of several lengths are padded in front; cut to [0, seq_q].
+                                    NULL with SPATTN_THD */
+    const spattn_tensor* page_table;    /* as in forward */
+    const spattn_tensor* query_offsets; /* as in forward */
+} spattn_cache_append_args;
+SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, const spattn_problem* problem,
+                                             const spattn_cache_append_args* args);
+
 /* ---- 7. introspection  [host] -----------------------------------------------------------------------------------
  *
  * The kernel rows of every backend of this build, best first. The environment's SPATTN_FORCE_KERNEL=NAME[,NAME] pins

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/cache_append.h"
 #include "cpu/share.h"
 #include "plan/cache.h"
 
@@ -225,7 +226,7 @@ private:
 CacheSteps cache_steps() {
     return {[](const ForwardArgs& args, const CacheLayout& to) { CacheCall(args, to).lay_out(); },
             [](const ForwardArgs& args, const CacheLayout& from) { CacheCall(args, from).bring_back(); },
-            [](int32_t) {}};
+            append_to_cache, [](int32_t) {}};
 }
 
 }  // namespace spattn::cpu

@@ -57,10 +57,14 @@ struct CallCache {
     IndexView query_offsets;   // [sequences + 1] of the call's queries, those of each sequence; no data unless ragged
     int64_t pages, page_rows;  // page_rows: rows of k, or of v, from the first of a page to that of the next
 
-    // The row of k that a token lies in. What pages outside [0, pages) hold means nothing, and is not read.
-    int64_t place_of(int64_t b, int64_t token, int64_t page_size) const {
+    // The page that a token lies in; -1 where its page does not exist.
+    int64_t page_of(int64_t b, int64_t token, int64_t page_size) const {
         const int64_t page = page_table.at(b, 0, 0, token / page_size);
-        return (page < 0 || page >= pages ? 0 : page) * page_rows + token % page_size;
+        return page < 0 || page >= pages ? -1 : page;
+    }
+    // The row of k that a token lies in. What pages that do not exist hold means nothing, and is not read.
+    int64_t place_of(int64_t b, int64_t token, int64_t page_size) const {
+        return std::max<int64_t>(page_of(b, token, page_size), 0) * page_rows + token % page_size;
     }
 
     // Which of the call's queries are those of a sequence: [begin, end), empty where offsets fall.

@@ -210,10 +210,25 @@ struct CacheLayout : CacheSizes {
     static constexpr int64_t least_blocks = 2;
 };
 
-// How a backend makes a call's layout and copies its queries, and brings back what came of them.
+// New tokens of a cache, which go to where their pages, or entries, have them. v and v_new have no data where values lie
+// in keys.
+struct CacheAppend {
+    const Problem* problem;   // whose queries stand for the new tokens
+    TensorView k_new, v_new;  // [batch, head, row, column], those of all sequences in one batch entry if it is ragged
+    TensorView k, v;          // rows are those of an entry, or of all pages
+    CallCache cache;
+    IndexView counts;         // [sequences]: how many of an entry's rows are new, the last ones; no data: all
+    Parallel* parallel;       // CPU
+    void* stream;             // CUDA
+    int32_t device;           // CUDA: index among the devices of this kind
+};
+
+// What a backend does for caches.
 struct CacheSteps {
+    // Makes a call's layout and copies its queries, and brings back what came of them.
     void (*lay_out)(const ForwardArgs& args, const CacheLayout& to);
     void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
+    void (*append)(const CacheAppend& args);
     void (*prepare)(int32_t device);  // as Kernel::prepare
 };
 

@@ -69,6 +69,8 @@ template <>
 inline constexpr size_t first_size<spattn_forward_args> = 96;
 template <>
 inline constexpr size_t first_size<spattn_backward_args> = 128;
+template <>
+inline constexpr size_t first_size<spattn_cache_append_args> = 80;
 
 spattn_extent make_extent(int64_t seq_q, int64_t seq_k);
 

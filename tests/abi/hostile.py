@@ -85,7 +85,7 @@ FIELDS = {
                        "head_dim": Wrong(*SIZES, 1025, HUGE), "head_dim_v": Wrong(-1, 1025, HUGE, LEAST),
                        "dtype": DTYPES, "axes": Wrong(-1, 3, 1 << 30), "scale": Wrong(math.nan, math.inf, -math.inf),
                        "softcap": Wrong(math.nan, math.inf, -1.0, 1e-7, 1e31),
-                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST), "page_size": Wrong(1, -1, HUGE, LEAST)},
+                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST), "page_size": Wrong(-1, HUGE, LEAST)},
     "spattn_forward_args": WORKSPACE,
     "spattn_backward_args": WORKSPACE,
 }
@@ -105,7 +105,7 @@ OPTIONAL = {
     ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
     ("spattn_plan_workspace", "align"), ("spattn_forward_args", "lse"), ("spattn_forward_args", "max_logits"),
     ("spattn_forward_args", "index_counts"), ("spattn_backward_args", "dlse"), ("spattn_backward_args", "index_counts"),
-    ("spattn_backward_args", "dsink_logits"),
+    ("spattn_backward_args", "dsink_logits"), ("spattn_cache_append_args", "counts"),
 }
 # What takes every value, and why.
 ANYTHING = {
@@ -113,6 +113,9 @@ ANYTHING = {
     ("spattn_plan_create", "stream"): "the CPU has none",
     ("spattn_forward_args", "stream"): "the CPU has none",
     ("spattn_backward_args", "stream"): "the CPU has none",
+    ("spattn_cache_append_args", "stream"): "the CPU has none",
+    ("spattn_cache_append_args", "page_table"): "a cache without pages takes none; what can be wrong, append.cpp says",
+    ("spattn_cache_append_args", "query_offsets"): "the same of rows that are padded",
     ("spattn_forward_args", "starts"): "a plan with lists of a call takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "page_table"): "the same",
     ("spattn_forward_args", "query_offsets"): "the same",

@@ -166,6 +166,16 @@ TEST(call_args) {
     gradients.workspace = workspace.data, gradients.workspace_bytes = workspace.bytes;
     check_input("spattn_backward", "args", gradients,
                 [&](void* given) { return spattn_backward(plan.get(), static_cast<spattn_backward_args*>(given)); });
+    auto cache = problem;
+    cache.flags = SPATTN_PLAN_STARTS, cache.axes = SPATTN_BHSD;
+    Tensor starts({problem.batch}, i32);
+    std::fill_n(starts.as<int32_t>(), problem.batch, 0);
+    auto append = sized<spattn_cache_append_args>();
+    append.k_new = &q.view, append.v_new = &v.view, append.k = &dk.view, append.v = &dv.view;
+    append.starts = &starts.view;
+    check_input("spattn_cache_append", "args", append, [&](void* given) {
+        return spattn_cache_append(context.get(), &cache, static_cast<spattn_cache_append_args*>(given));
+    });
 }
 
 TEST(stats) {

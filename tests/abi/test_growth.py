@@ -8,7 +8,8 @@ import capi
 import pytest
 
 FIRST = {"error": 40, "context_options": 88, "bigbird": 48, "xref": 80, "extent": 64, "stats": 120, "problem": 88,
-         "forward_args": 96, "backward_args": 128}
+         "forward_args": 96, "backward_args": 128,
+         "cache_append_args": 80}
 RESULTS = {"error", "stats"}
 SIZED = re.compile(r"typedef struct (spattn_\w+) \{[^}]*?uint32_t struct_size;.*?\} \1;", re.S)
 

@@ -88,6 +88,7 @@ class World:
             "plan_stats": (plan, capi.sized("spattn_stats")), "plan_explain": (plan, *text),
             "plan_explain_all": (plan, *text),
             "forward": (plan, self.run_args(plan, "forward")), "backward": (plan, self.run_args(plan, "backward")),
+            "cache_append": (context, self.cache_problem(), self.append_args()),
         }
 
     @staticmethod
@@ -95,6 +96,20 @@ class World:
         """With every operand: backward, lists of the call (only reference rows take all of it), sink logits."""
         return capi.sized("spattn_problem", flags=1 | 4 | 64, batch=2, heads_q=4, heads_kv=2, seq_q=40, seq_k=40,
                           head_dim=16, head_dim_v=8, dtype={"code": 2, "bits": 32, "lanes": 1}, axes=1)
+
+    @staticmethod
+    def cache_problem():
+        return capi.sized("spattn_problem", flags=256, batch=2, heads_q=4, heads_kv=2, seq_q=3, seq_k=40, head_dim=16,
+                          head_dim_v=8, dtype={"code": 2, "bits": 32, "lanes": 1}, axes=1)
+
+    def append_args(self):
+        """All operands of a cache without pages and of entries with as many rows."""
+        shapes = {"k_new": (2, 2, 3, 16), "v_new": (2, 2, 3, 8), "k": (2, 2, 40, 16), "v": (2, 2, 40, 8)}
+        args = capi.sized("spattn_cache_append_args")
+        for name, shape in shapes.items():
+            setattr(args, name, self.tensor(np.ones(shape, np.float32)))
+        args.starts, args.counts = self.tensor([4, 5]), self.tensor([3, 1])
+        return args
 
     def tensor(self, values):
         array = np.array(values, np.int64) if isinstance(values, list) else values

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Calls on a cache in a captured graph: sequences grow, their pages move, and of a ragged call each has other numbers of
-// queries, between replays. The truth is the CPU's
-// rows of reference on the same bytes.
+// Calls on a cache in a captured graph: sequences grow, their pages move, and of a ragged call each has other numbers
+// of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new tokens, which go to
+// their places.
 #include <algorithm>
+#include <map>
 #include <random>
 
+#include "abi/drawn_append.h"
 #include "gpu/gpu.h"
 
 using namespace gpu;
@@ -190,4 +192,84 @@ TEST(caches_change_between_replays) {
                     problem.axes = axes;
                     compare_replays(context, host, text, problem, random);
                 }
+}
+
+// Drawn calls, some of them captured.
+TEST(tokens_go_to_their_places) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    std::mt19937 random(6);
+    for (int n = 0; n < 600; ++n) {
+        abi::DrawnAppend drawn(random);
+        if (!is_wanted(n)) continue;
+        check::context = drawn.name;
+        std::map<const abi::AppendOperand*, void*> on_device;
+        const auto place = [&](abi::AppendOperand& x) {
+            void*& memory = on_device[&x];
+            if (memory) return memory;
+            cuda(cudaMalloc(&memory, x.memory.size()), "an operand");
+            cuda(cudaMemcpy(memory, x.memory.data(), x.memory.size(), cudaMemcpyHostToDevice), "to the device");
+            return memory;
+        };
+        const auto append = [&](cudaStream_t stream) {
+            succeed(drawn.call(context.get(), {SPATTN_CUDA, 0}, place, stream), "append");
+        };
+        if (n % 4) {
+            append(nullptr);
+            cuda(cudaDeviceSynchronize(), "append");
+        } else {
+            for (abi::AppendOperand* x : {&drawn.k_new, &drawn.v_new, &drawn.k, &drawn.v, &drawn.starts,
+                                          &drawn.counts, &drawn.page_table, &drawn.query_offsets})
+                place(*x);  // before the capture, which takes no copies
+            Graph(append).replay();
+        }
+        for (abi::AppendOperand* x : {&drawn.k, &drawn.v}) {
+            if (!x->is_given) continue;
+            const std::vector<unsigned char> expected = x == &drawn.k ? drawn.expected_k() : drawn.expected_v();
+            std::vector<unsigned char> found(x->memory.size());
+            cuda(cudaMemcpy(found.data(), place(*x), found.size(), cudaMemcpyDeviceToHost), "from the device");
+            CHECK(found == expected);
+        }
+        for (const auto& [operand, memory] : on_device) cudaFree(memory);
+    }
+}
+
+// More tokens than a launch has CTAs for.
+TEST(a_long_prompt_is_appended) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    auto p = abi::sized<spattn_problem>();
+    p.flags = SPATTN_PLAN_STARTS | SPATTN_PLAN_VALUE_IN_KEY;
+    p.heads_q = p.heads_kv = 1, p.batch = 2, p.seq_q = 9000, p.seq_k = 10000, p.head_dim = 256, p.dtype = abi::bf16;
+    abi::Tensor rows({2, p.seq_q, 1, 256}, abi::bf16), starts({2}, abi::i32);
+    for (int64_t i = 0; i < 2 * p.seq_q * 256; ++i) rows.as<uint16_t>()[i] = uint16_t(i / 256 * 31 + i % 256);
+    starts.as<int32_t>()[0] = 1000, starts.as<int32_t>()[1] = 3;
+    spattn_tensor on_device[3] = {rows.view, rows.view, starts.view};
+    const int64_t shape[] = {2, p.seq_k, 1, 256}, strides[] = {p.seq_k * 256, 256, 256, 1};
+    on_device[1].shape = shape, on_device[1].strides = strides;
+    const size_t bytes[] = {rows.bytes, size_t(2 * p.seq_k * 512), starts.bytes};
+    for (int i = 0; i < 3; ++i) {
+        on_device[i].device = {SPATTN_CUDA, 0};
+        cuda(cudaMalloc(&on_device[i].data, bytes[i]), "an operand");
+        cuda(cudaMemset(on_device[i].data, 0xff, bytes[i]), "clear");
+    }
+    cuda(cudaMemcpy(on_device[0].data, rows.data, rows.bytes, cudaMemcpyHostToDevice), "rows");
+    cuda(cudaMemcpy(on_device[2].data, starts.data, starts.bytes, cudaMemcpyHostToDevice), "starts");
+    auto args = abi::sized<spattn_cache_append_args>();
+    args.k_new = &on_device[0], args.k = &on_device[1], args.starts = &on_device[2];
+    succeed(spattn_cache_append(context.get(), &p, &args), "append");
+    std::vector<uint16_t> found(size_t(2 * p.seq_k * 256));
+    cuda(cudaMemcpy(found.data(), on_device[1].data, bytes[1], cudaMemcpyDeviceToHost), "from the device");
+    bool holds = true;
+    for (int64_t b = 0; b < 2; ++b)
+        for (int64_t token = 0; token < p.seq_k; ++token) {
+            const int64_t row = token - starts.as<int32_t>()[b];
+            for (int64_t c = 0; c < 256; ++c) {
+                const uint16_t want = row < 0 || row >= p.seq_q ? 0xffff
+                                                                : rows.as<uint16_t>()[(b * p.seq_q + row) * 256 + c];
+                holds &= found[size_t((b * p.seq_k + token) * 256 + c)] == want;
+            }
+        }
+    CHECK(holds);
+    for (const spattn_tensor& x : on_device) cudaFree(x.data);
 }

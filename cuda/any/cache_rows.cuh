@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// What kernels for calls on a cache share: numbers that come with a call, and rows that are copied.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+#include "plan/kernel.h"
+
+namespace spattn::any {
+
+__device__ __forceinline__ int64_t integer_at(const IndexView& view, int64_t batch, int64_t entry) {
+    const int64_t at = batch * view.batch + entry * view.entry;
+    return view.is_wide ? static_cast<const int64_t*>(view.data)[at] : static_cast<const int32_t*>(view.data)[at];
+}
+
+// The last of so many sequences for which first(sequence) is this number or less.
+template <class First>
+__device__ __forceinline__ int last_sequence(int64_t sequences, int64_t number, First first) {
+    int begin = 0, end = int(sequences);
+    while (end - begin > 1) {
+        const int middle = (begin + end) / 2;
+        (first(middle) <= number ? begin : end) = middle;
+    }
+    return begin;
+}
+
+// Rows of a tensor of the call and of their copies, in units of bytes that both are multiples of.
+struct CopiedRows {
+    TensorView call, copy;  // strides in units
+    int units;              // a row
+    int unit;               // bytes: 16, 8, 4 or 2
+
+    static CopiedRows of(const TensorView& call, const TensorView& copy, int64_t columns, int64_t element) {
+        const auto is_even = [&](const TensorView& x) {
+            const int64_t bytes[] = {x.batch * element, x.head * element, x.row * element, columns * element,
+                                     int64_t(reinterpret_cast<uintptr_t>(x.data) % 16)};
+            return (x.column == 1 || columns == 1) &&
+                   std::all_of(std::begin(bytes), std::end(bytes), [](int64_t n) { return n % 16 == 0; });
+        };
+        const bool are_even = is_even(call) && is_even(copy);
+        const int64_t unit = are_even ? 16 : element;
+        const auto in_units = [&](TensorView x) {
+            for (int64_t* stride : {&x.batch, &x.head, &x.row}) *stride = *stride * element / unit;
+            if (are_even) x.column = 1;
+            return x;
+        };
+        return {in_units(call), in_units(copy), int(columns * element / unit), int(unit)};
+    }
+};
+
+}  // namespace spattn::any
