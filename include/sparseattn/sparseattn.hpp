@@ -741,8 +741,8 @@ private:
 // Operands of a forward pass. Shapes and meanings: spattn_forward_args. Without a workspace, where the operands are in
 // host memory, the thread's own is taken, which grows with what its calls need and lasts as long as the thread.
 //
-// On a cache (Problem::starts) the caller appends tokens to k and v, and asks from the first of them on; one plan
-// serves a sequence as it grows:
+// On a cache (Problem::starts) Context::append() brings tokens to k and v, and a call asks from the first of them on; one
+// plan serves a sequence as it grows:
 //     args.starts = sa::view(starts);  // [batch] int32 or int64, on the plan's device: tokens that were there before
 //     args.page_table = sa::view(pages, {batch, problem.seq_k / problem.page_size});  // likewise, with a page_size
 //     args.query_offsets = sa::view(offsets);  // [batch + 1], likewise, with Axes::thd: which rows of q are whose
@@ -754,6 +754,14 @@ struct Forward {
     View out, lse, max_logits;
     ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets;
     Workspace workspace;
+};
+
+// Operands of Context::append(). Shapes and meanings: spattn_cache_append_args.
+struct CacheAppend {
+    Stream stream = nullptr;
+    ConstView k_new, v_new;
+    View k, v;
+    ConstView starts, counts, page_table, query_offsets;
 };
 
 struct Backward {
@@ -865,6 +873,18 @@ public:
         spattn_plan* made = nullptr;
         detail::require(spattn_plan_create(c(), pattern.c(), &c_problem, stream, &made));
         return Plan::own(made);
+    }
+
+    // Writes new tokens, problem.seq_q of an entry, into a cache that plans of this problem read.
+    Done append(const Problem& problem, const CacheAppend& args) const {
+        const detail::Argument k_new(args.k_new), v_new(args.v_new), k(args.k), v(args.v), starts(args.starts),
+            counts(args.counts), page_table(args.page_table), query_offsets(args.query_offsets);
+        spattn_cache_append_args c_args = detail::sized<spattn_cache_append_args>();
+        c_args.stream = args.stream, c_args.k_new = k_new, c_args.v_new = v_new, c_args.k = k, c_args.v = v;
+        c_args.starts = starts, c_args.counts = counts;
+        c_args.page_table = page_table, c_args.query_offsets = query_offsets;
+        const spattn_problem c_problem = problem.c();
+        return detail::done(spattn_cache_append(c(), &c_problem, &c_args));
     }
 
 private:

@@ -324,6 +324,35 @@ TEST(caches) {
     demand("SPATTN_E_STATE", "starts", [&] { none(good); });
 }
 
+TEST(appends) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 3;
+    const std::vector<float> rows(2 * 3 * 2 * 4);
+    std::vector<float> keys(4 * 4 * 2 * 4), values(keys);
+    const std::vector<int32_t> starts{5, 2}, table{3, 0, 1, 2}, offsets{0, 1, 3};
+    sa::CacheAppend good;
+    good.k_new = good.v_new = sa::view(rows.data(), {2, 3, 2, 4});
+    good.k = sa::view(keys.data(), {4, 4, 2, 4}), good.v = sa::view(values.data(), {4, 4, 2, 4});
+    good.starts = good.counts = sa::view(starts), good.page_table = sa::view(table.data(), {2, 2});
+    const auto run = [&](const sa::CacheAppend& args) { context().append(problem, args); };
+    run(good);
+    using A = sa::CacheAppend;
+    demand_operand("k_new", &A::k_new, false, good, run);
+    demand_operand("v_new", &A::v_new, false, good, run);
+    demand_operand("starts", &A::starts, false, good, run);
+    demand_operand("counts", &A::counts, true, good, run);
+    demand_operand("page_table", &A::page_table, false, good, run);
+    const auto refused = [&](const char* status, const char* argument, const sa::CacheAppend& args) {
+        demand(status, argument, [&] { run(args); });
+    };
+    auto bad = good;
+    bad.k = sa::View(), refused("SPATTN_E_NULL", "k", bad);
+    bad = good, bad.v = good.k, refused("SPATTN_E_LAYOUT", "k", bad);
+    bad = good, bad.query_offsets = sa::view(offsets), refused("SPATTN_E_STATE", "query_offsets", bad);
+    problem.starts = false, problem.page_size = 0;
+    refused("SPATTN_E_RANGE", "problem.flags", good);
+}
+
 TEST(queries_of_several_sequences) {
     sa::Problem problem = legal_problem();
     problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 3;

@@ -225,6 +225,38 @@ TEST(chunks_and_shared_pages) {
     for (size_t i = 0; i < lse.size(); ++i) CHECK_EQ(std::isfinite(lse[i]), i < 80 || i % 20 < 10);
 }
 
+TEST(tokens_are_appended) {
+    // A prompt, then token after token, on pages that were never written: rows of a pass over the whole sequence.
+    const std::vector<float> values = noise(50 * 2 * 16, 5);
+    std::vector<float> keys(6 * 10 * 32, NAN), kept(keys), out(q.size()), whole(q.size());
+    const std::vector<int32_t> pages{4, 1, 5, 0, 3};
+    int64_t token = 0;
+    while (token < 50) {
+        const int64_t count = token == 0 ? 23 : 1;
+        sa::Problem problem = cache_problem(count);
+        problem.page_size = 10;
+        const std::vector<int64_t> starts{token};
+        sa::CacheAppend rows;
+        rows.k_new = sa::view(&kv[size_t(token) * 32], {1, count, 2, 16});
+        rows.v_new = sa::view(&values[size_t(token) * 32], {1, count, 2, 16});
+        rows.k = sa::view(keys.data(), {6, 10, 2, 16}), rows.v = sa::view(kept.data(), {6, 10, 2, 16});
+        rows.starts = sa::view(starts), rows.page_table = sa::view(pages.data(), {1, 5});
+        context().append(problem, rows);
+        sa::Forward args;
+        args.q = sa::view(&q[size_t(token) * 64], {1, count, 4, 16});
+        args.k = rows.k, args.v = rows.v, args.out = sa::view(&out[size_t(token) * 64], {1, count, 4, 16});
+        args.starts = rows.starts, args.page_table = rows.page_table;
+        context().plan(local, problem).forward(args);
+        token += count;
+    }
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16}), args.k = sa::view(kv.data(), {1, 50, 2, 16});
+    args.v = sa::view(values.data(), {1, 50, 2, 16}), args.out = sa::view(whole.data(), {1, 50, 4, 16});
+    context().plan(local, small_problem()).forward(args);
+    CHECK(distance(out, whole) < 1e-5);
+    for (size_t i = 640; i < 960; ++i) CHECK(std::isnan(keys[i]) && std::isnan(kept[i]));  // of a page that is nobody's
+}
+
 TEST(queries_of_several_sequences) {
     // A chunk of a prompt lies beside what another sequence decodes, each on pages of its own: rows of what each would
     // give alone. One plan serves any numbers of queries, and rows that are nobody's see nothing.

@@ -1031,6 +1031,83 @@ fn bindgen_test_layout_spattn_backward_args() {
         "Offset of field: spattn_backward_args::dsink_logits"
     );
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_cache_append_args {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub stream: spattn_stream,
+    pub k_new: *const spattn_tensor,
+    pub v_new: *const spattn_tensor,
+    pub k: *const spattn_tensor,
+    pub v: *const spattn_tensor,
+    pub starts: *const spattn_tensor,
+    pub counts: *const spattn_tensor,
+    pub page_table: *const spattn_tensor,
+    pub query_offsets: *const spattn_tensor,
+}
+#[test]
+fn bindgen_test_layout_spattn_cache_append_args() {
+    const UNINIT: ::core::mem::MaybeUninit<spattn_cache_append_args> = ::core::mem::MaybeUninit::uninit();
+    let ptr = UNINIT.as_ptr();
+    assert_eq!(::core::mem::size_of::<spattn_cache_append_args>(), 80usize, "Size of spattn_cache_append_args");
+    assert_eq!(::core::mem::align_of::<spattn_cache_append_args>(), 8usize, "Alignment of spattn_cache_append_args");
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
+        0usize,
+        "Offset of field: spattn_cache_append_args::struct_size"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).flags) as usize - ptr as usize },
+        4usize,
+        "Offset of field: spattn_cache_append_args::flags"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).stream) as usize - ptr as usize },
+        8usize,
+        "Offset of field: spattn_cache_append_args::stream"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k_new) as usize - ptr as usize },
+        16usize,
+        "Offset of field: spattn_cache_append_args::k_new"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v_new) as usize - ptr as usize },
+        24usize,
+        "Offset of field: spattn_cache_append_args::v_new"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k) as usize - ptr as usize },
+        32usize,
+        "Offset of field: spattn_cache_append_args::k"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v) as usize - ptr as usize },
+        40usize,
+        "Offset of field: spattn_cache_append_args::v"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).starts) as usize - ptr as usize },
+        48usize,
+        "Offset of field: spattn_cache_append_args::starts"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).counts) as usize - ptr as usize },
+        56usize,
+        "Offset of field: spattn_cache_append_args::counts"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).page_table) as usize - ptr as usize },
+        64usize,
+        "Offset of field: spattn_cache_append_args::page_table"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).query_offsets) as usize - ptr as usize },
+        72usize,
+        "Offset of field: spattn_cache_append_args::query_offsets"
+    );
+}
 functions! {
     pub fn spattn_version() -> u32;
     pub fn spattn_abi() -> u32;
@@ -1246,6 +1323,11 @@ functions! {
     ) -> spattn_status;
     pub fn spattn_forward(plan: *const spattn_plan, args: *const spattn_forward_args) -> spattn_status;
     pub fn spattn_backward(plan: *const spattn_plan, args: *const spattn_backward_args) -> spattn_status;
+    pub fn spattn_cache_append(
+        context: *const spattn_context,
+        problem: *const spattn_problem,
+        args: *const spattn_cache_append_args,
+    ) -> spattn_status;
     pub fn spattn_kernel_count() -> i32;
     pub fn spattn_kernel_name(row: i32) -> *const ::core::ffi::c_char;
     pub fn spattn_kernel_runs_here(row: i32) -> i32;

@@ -104,6 +104,10 @@ impl Context {
         unsafe { self.make_plan(pattern, problem, stream.raw()) }
     }
 
+    pub(crate) fn handle(&self) -> *const sys::spattn_context {
+        self.0
+    }
+
     unsafe fn make_plan(&self, pattern: &Pattern, problem: &Problem, stream: *mut c_void) -> Result<Plan> {
         let (pattern, problem) = (pattern.handle()?, problem.c());
         let mut made = std::ptr::null_mut();

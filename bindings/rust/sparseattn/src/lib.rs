@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
+mod append;
 mod context;
 mod error;
 mod pattern;
@@ -10,6 +11,7 @@ mod question;
 mod run;
 mod tensor;
 
+pub use append::Append;
 pub use context::{Context, ContextOptions, LogLevel};
 pub use error::{Error, ErrorKind, Result};
 pub use pattern::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! Passes of a plan. Operands have the names and shapes of `spattn_forward_args` and `spattn_backward_args`.
 use crate::error::{check, sized, Error, ErrorKind, Result};
-use crate::{sys, Device, Dtype, Pass, Plan, View, ViewMut};
+use crate::{sys, Append, Context, Device, Dtype, Pass, Plan, Problem, View, ViewMut};
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -70,13 +70,31 @@ thread_local! {
     static SCRATCH: Cell<Option<Workspace>> = const { Cell::new(None) };
 }
 
-/// How a pass is started.
+/// How a call is started.
 #[derive(Clone, Copy)]
-enum Start {
+pub(crate) enum Start {
     /// It returns when all is done: host memory only.
     Now,
     /// It enqueues; a scope waits.
     On(*mut c_void),
+}
+
+impl Start {
+    /// Refuses device memory where nobody would wait for the device.
+    pub(crate) fn check(self, any_device: bool) -> Result<()> {
+        if any_device && matches!(self, Start::Now) {
+            let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
+            return Err(Error::new(ErrorKind::State, "", message.into()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stream(self) -> *mut c_void {
+        match self {
+            Start::Now => std::ptr::null_mut(),
+            Start::On(stream) => stream,
+        }
+    }
 }
 
 /// What forward and backward have in common.
@@ -98,18 +116,8 @@ impl Call<'_> {
             any_host |= view.device() == Device::Cpu;
             any_device |= view.device() != Device::Cpu;
         }
-        if any_device && matches!(self.start, Start::Now) {
-            let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
-            return Err(Error::new(ErrorKind::State, "", message.into()));
-        }
+        self.start.check(any_device)?;
         Ok(any_host)
-    }
-
-    fn stream(&self) -> *mut c_void {
-        match self.start {
-            Start::Now => std::ptr::null_mut(),
-            Start::On(stream) => stream,
-        }
     }
 
     /// Brings scratch, calls the library, and keeps scratch of its own for the next call.
@@ -142,7 +150,7 @@ impl Call<'_> {
     }
 }
 
-fn optional(tensor: &Option<sys::spattn_tensor>) -> *const sys::spattn_tensor {
+pub(crate) fn optional(tensor: &Option<sys::spattn_tensor>) -> *const sys::spattn_tensor {
     tensor.as_ref().map_or(std::ptr::null(), |tensor| tensor)
 }
 
@@ -156,6 +164,7 @@ macro_rules! options {
         }
     )* };
 }
+pub(crate) use options;
 
 /// A forward pass that is being described: `run` does it.
 #[must_use = "a pass does nothing before `run`"]
@@ -282,7 +291,7 @@ impl<'a> Forward<'a> {
         let any_host = self.call.check_devices(all)?;
 
         let mut args = sized!(sys::spattn_forward_args);
-        args.stream = self.call.stream();
+        args.stream = self.call.start.stream();
         let (q, k, v, out) = (self.q.c(), self.k.c(), self.v.as_ref().map(View::c), self.out.view().c());
         let lse = self.lse.as_ref().map(|view| view.view().c());
         let max_logits = self.max_logits.as_ref().map(|view| view.view().c());
@@ -384,7 +393,7 @@ impl<'a> Backward<'a> {
         let any_host = self.call.check_devices(all.chain([Some(&self.dout)]))?;
 
         let mut args = sized!(sys::spattn_backward_args);
-        args.stream = self.call.stream();
+        args.stream = self.call.start.stream();
         let (q, k, v, out) = (saved.q.c(), saved.k.c(), saved.v.as_ref().map(View::c), saved.out.c());
         let (lse, dout, dlse) = (saved.lse.c(), self.dout.c(), self.dlse.as_ref().map(View::c));
         let (dq, dk) = (gradients.dq.view().c(), gradients.dk.view().c());
@@ -484,6 +493,20 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Scoped { pass: Forward::new(self.plan, Start::On(self.stream), q, k, v.into(), out), scope: PhantomData }
     }
 
+    /// As [`Context::append`]. What it writes is free to be read when the scope has ended.
+    pub fn append(
+        &'scope self,
+        context: &'env Context,
+        problem: &Problem,
+        rows: (View<'env>, impl Into<Option<View<'env>>>),
+        cache: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+        starts: View<'env>,
+    ) -> Scoped<'scope, Append<'env>> {
+        let rows = (rows.0, rows.1.into());
+        let cache = (cache.0, cache.1.into());
+        Scoped { pass: Append::new(context, Start::On(self.stream), problem, rows, cache, starts), scope: PhantomData }
+    }
+
     /// As [`Plan::backward`].
     pub fn backward(
         &'scope self,
@@ -514,6 +537,7 @@ scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_count
 starts(View), page_table(View), query_offsets(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
+scoped! { Append: counts(View), page_table(View), query_offsets(View), }
 
 // Nothing here calls the library, so that Miri can run it.
 #[cfg(test)]

@@ -162,6 +162,46 @@ fn caches() {
 }
 
 #[test]
+fn appends() {
+    use ErrorKind::*;
+    let context = common::context();
+    let cache = Problem::new(2, 2, 3, 4).seq_k(8).starts(true);
+    let (rows, starts, table, offsets) = ([1f32; 48], [5, 2], [3, 0, 1, 2], [0, 1, 3]);
+    let (rows, starts) = (View::new(&rows, &[2, 3, 2, 4]).unwrap(), View::new(&starts, &[2]).unwrap());
+    let (table, offsets) = (View::new(&table, &[2, 2]).unwrap(), View::new(&offsets, &[3]).unwrap());
+    let refused = |kind: ErrorKind, argument: &str, result: Result<()>| {
+        let error = result.unwrap_err();
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    let (mut keys, mut values) = ([0f32; 128], [0f32; 128]);
+    let (pages, whole) = ([4, 4, 2, 4], [2, 8, 2, 4]);
+    let mut run = |problem: Problem, new: (View, Option<View>), shape: &[usize], given: &[(&str, View)]| {
+        let v = new.1.map(|_| ViewMut::new(&mut values, shape).unwrap());
+        let mut call = context.append(&problem, new, (ViewMut::new(&mut keys, shape)?, v), starts);
+        for (name, view) in given {
+            call = match *name {
+                "counts" => call.counts(*view),
+                "page_table" => call.page_table(*view),
+                _ => call.query_offsets(*view),
+            };
+        }
+        call.run()
+    };
+    let (both, paged) = ((rows, Some(rows)), cache.page_size(4));
+    run(cache, both, &whole, &[("counts", starts)]).unwrap();
+    run(paged, both, &pages, &[("page_table", table)]).unwrap();
+    run(paged.value_in_key(true), (rows, None), &pages, &[("page_table", table)]).unwrap();
+    refused(Range, "problem.flags", run(cache.starts(false), both, &whole, &[]));
+    refused(Null, "page_table", run(paged, both, &pages, &[]));
+    refused(State, "page_table", run(cache, both, &whole, &[("page_table", table)]));
+    refused(State, "query_offsets", run(cache, both, &whole, &[("query_offsets", offsets)]));
+    refused(Shape, "counts", run(cache, both, &whole, &[("counts", offsets)]));
+    refused(Shape, "k", run(paged, both, &whole, &[("page_table", table)]));
+    refused(Null, "v_new", run(cache, (rows, None), &whole, &[]));
+    refused(State, "v_new", run(cache.value_in_key(true), both, &whole, &[]));
+}
+
+#[test]
 fn queries_of_several_sequences() {
     use ErrorKind::*;
     let context = common::context();

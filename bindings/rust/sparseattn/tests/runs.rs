@@ -164,6 +164,40 @@ fn decoding() {
 }
 
 #[test]
+fn tokens_are_appended() {
+    // A prompt, then token after token, on pages that were never written: rows of a pass over the whole sequence.
+    let (q, kv) = operands();
+    let context = context();
+    let (mut keys, mut values, mut out) = (vec![f32::NAN; 6 * 320], vec![f32::NAN; 6 * 320], vec![0f32; q.len()]);
+    let (table, shape) = ([4, 1, 5, 0, 3], [6, 10, 2, 16]);
+    let table = View::new(&table, &[1, 5]).unwrap();
+    for (token, count) in std::iter::once((0, 23)).chain((23..50).map(|token| (token, 1))) {
+        let problem = cache_problem(1, count).page_size(10);
+        let (starts, rows) = ([token as i64], View::new(&kv[token * 32..][..count * 32], &[1, count, 2, 16]).unwrap());
+        let starts = View::new(&starts, &[1]).unwrap();
+        let cache = (ViewMut::new(&mut keys, &shape).unwrap(), ViewMut::new(&mut values, &shape).unwrap());
+        let stream = Counted(Cell::new(0));
+        let plan = context.plan(&local(), &problem).unwrap();
+        if count > 1 {
+            context.append(&problem, (rows, rows), cache, starts).page_table(table).run().unwrap();
+        } else {
+            plan.scope(&stream, |scope| {
+                scope.append(&context, &problem, (rows, rows), cache, starts).page_table(table).run()
+            })
+            .unwrap();
+        }
+        let (k, v) = (View::new(&keys, &shape).unwrap(), View::new(&values, &shape).unwrap());
+        let out_shape = [1, count, 4, 16];
+        let out = ViewMut::new(&mut out[token * 64..][..count * 64], &out_shape).unwrap();
+        let q = View::new(&q[token * 64..][..count * 64], &out_shape).unwrap();
+        plan.forward(q, k, v, out).starts(starts).page_table(table).run().unwrap();
+    }
+    assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
+    assert!(keys[640..960].iter().chain(&values[640..960]).all(|x| x.is_nan()));
+    // of a page that is nobody's
+}
+
+#[test]
 fn chunks_and_shared_pages() {
     // Two entries ask of one sequence, whose pages lie in some order among others, and each from a place of its own.
     let (q, kv) = operands();
