@@ -187,3 +187,84 @@ def test_what_is_wrong_is_named():
         with pytest.raises(kind) as raised:
             call()
         assert raised.value.argument == argument, raised.value
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("page_size", [None, 1, 6, 16])
+def test_appended_tokens_are_read(axes, page_size):
+    """Chunk by chunk, on pages that were never written: rows of the whole sequence."""
+    q, k, v = operands(SEQ_K)
+    right, _ = rows(q, k, v, "full", np.zeros(BATCH, np.int64))
+    if axes == "thd" and page_size is None:
+        return
+    pool_k, pool_v, table = np.full_like(k, np.nan), np.full_like(v, np.nan), None
+    if page_size:
+        pool_k, pool_v, table = in_pages(pool_k, pool_v, page_size)
+    swap = (lambda x: x.swapaxes(1, 2)) if axes == "bhsd" else (lambda x: x)
+    of_cache = np.ascontiguousarray(swap(pool_k)), np.ascontiguousarray(swap(pool_v))
+    for begin, end in [(0, 20), (20, 21), (21, 40), (40, SEQ_K)]:
+        chunk = [swap(x[:, begin:end]) for x in (q, k, v)]
+        more = {"starts": np.full(BATCH, begin), "page_table": table}
+        if axes == "thd":
+            chunk = [np.concatenate(x) for x in chunk]
+            more["query_offsets"] = np.arange(BATCH + 1) * (end - begin)
+        sa.cache_append(*chunk[1:], *of_cache, **more, axes=axes)
+        plan = sa.plan("full", chunk[0], *of_cache, axes=axes, starts=True, page_table=table)
+        out = plan.forward(chunk[0], *of_cache, **more)
+        out = out.reshape(BATCH, end - begin, HEADS_Q, HEAD_DIM_V) if axes == "thd" else swap(out)
+        np.testing.assert_allclose(out, right[:, begin:end], rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_without_a_place_are_not_written():
+    _, k, v = operands()
+    cache_k, cache_v = np.zeros_like(k), np.zeros_like(v)
+    rows_k, rows_v = k[:, :5], v[:, :5]
+    sa.cache_append(rows_k, rows_v, cache_k, cache_v, starts=STARTS.tolist(), counts=[2, 5, 4])
+    for b, (start, count) in enumerate(zip(STARTS.tolist(), [2, 5, 4])):
+        for rows_x, cache in ((rows_k, cache_k), (rows_v, cache_v)):
+            expected = np.zeros_like(cache[b])
+            for i in range(5 - count, 5):
+                if 0 <= start + i < SEQ_K:
+                    expected[start + i] = rows_x[b, i]
+            np.testing.assert_array_equal(cache[b], expected)
+    pool = np.zeros((4, 6, HEADS_KV, HEAD_DIM), np.float32)
+    table = [[3, 9], [-1, 2], [0, 1]]
+    sa.cache_append(k[:, :12], None, pool, None, starts=np.zeros(BATCH, np.int32), page_table=table)
+    expected = np.stack([k[2, :6], k[2, 6:12], k[1, 6:12], k[0, :6]])
+    np.testing.assert_array_equal(pool, expected)
+
+
+def test_what_is_wrong_with_an_append_is_named():
+    _, k, v = operands()
+    cache_k, cache_v = np.zeros_like(k), np.zeros_like(v)
+    table = np.zeros((BATCH, 8), np.int32)
+
+    def append(k_new=k[:, :5], v_new=v[:, :5], k=cache_k, v=cache_v, starts=STARTS, **options):
+        sa.cache_append(k_new, v_new, k, v, starts=starts, **options)
+
+    append()
+    read_only = np.zeros_like(k)
+    read_only.flags.writeable = False
+    for error, argument, options in [
+        (sa.ShapeError, "k_new", {"k_new": k[0, :5]}),
+        (sa.ShapeError, "k_new", {"k_new": k[:, :5, :, :3]}),
+        (sa.ShapeError, "v_new", {"v_new": v[:, :4]}),
+        (sa.DTypeError, "k_new", {"k_new": k[:, :5].astype(np.float64)}),
+        (sa.DTypeError, "k", {"k": cache_k.tolist()}),
+        (sa.ArgumentError, "k", {"k": read_only}),
+        (sa.ShapeError, "k", {"k": cache_k[:2]}),
+        (sa.ArgumentError, "v_new", {"v_new": None}),
+        (sa.ArgumentError, "v_new", {"v": None}),
+        (sa.ArgumentError, "k", {"v_new": k[:, :5], "v": cache_k}),
+        (sa.ShapeError, "starts", {"starts": [1, 2]}),
+        (sa.DTypeError, "starts", {"starts": [1.0, 2.0, 3.0]}),
+        (sa.ShapeError, "counts", {"counts": [1, 2]}),
+        (sa.ShapeError, "page_table", {"page_table": table[0]}),
+        (sa.ArgumentError, "query_offsets", {"query_offsets": [0, 1, 2, 3]}),
+        (sa.ArgumentError, "problem.axes", {"axes": "sbhd"}),
+    ]:
+        before = cache_k.copy()
+        with pytest.raises(error) as raised:
+            append(**options)
+        assert raised.value.argument == argument, options.keys()
+        np.testing.assert_array_equal(cache_k, before)

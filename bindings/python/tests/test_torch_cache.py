@@ -202,15 +202,42 @@ def capture(patch):
 
 
 def test_tokens_without_a_place_disturb_nobody(monkeypatch):
-    """A graph appends whatever the host has reserved: such tokens go to the last page."""
+    """A graph appends whatever the host has reserved: such tokens are not written."""
     _, k, v = operands()
     cache = make_cache(k, v, capacity=16, page_size=8, pages=4)
     cache.append(k[:, :8], v[:, :8])
-    before = cache.k[:-1].clone()
+    before = cache.k.clone()
     capture(monkeypatch)
     cache.append(k[:, 8:20], v[:, 8:20])
-    torch.testing.assert_close(cache.k[:-1], before, rtol=0, atol=0, equal_nan=True)
-    assert not cache.k[-1].isnan().all()
+    torch.testing.assert_close(cache.k, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_pools_of_others_are_filled(device):
+    """A cache that is not a KVCache, whose keys and values lie in one tensor."""
+    q, k, v = operands(device=device)
+    v = v.repeat(1, 1, 1, 2)[..., :24]
+    pool = torch.full((20, 2, 8, HEADS_KV, 24), torch.nan, device=device)
+    table = torch.randperm(20, generator=torch.Generator().manual_seed(3))[:18].view(BATCH, 6).to(device)
+    right = sat.attention(q, k, v, STREAMING)
+    for begin, end in [(0, 30), (30, 31), (31, SEQ)]:
+        more = {"starts": torch.full((BATCH,), begin, device=device), "page_table": table}
+        sa.cache_append(k[:, begin:end], v[:, begin:end], pool[:, 0], pool[:, 1], **more)
+        plan = sat.plan(STREAMING, q[:, begin:end], pool[:, 0], pool[:, 1], starts=True, page_table=table)
+        out = plan.forward(q[:, begin:end], pool[:, 0], pool[:, 1], **more)
+        torch.testing.assert_close(out, right[:, begin:end], rtol=2e-5, atol=2e-5)
+    for error, argument, options in [
+        (sa.DTypeError, "k_new", {"k_new": k.cpu().numpy()}),
+        (sa.DTypeError, "k", {"k": None}),
+        (sa.ShapeError, "k_new", {"k_new": k[0]}),
+        (sa.DTypeError, "starts", {"starts": more["starts"].float()}),
+        (sa.ArgumentError, "v", {"v": pool[:, 1].clone().requires_grad_()}),
+        (sa.ArgumentError, "query_offsets", {"query_offsets": more["starts"]}),
+    ]:
+        given = {"k_new": k[:, :2], "v_new": v[:, :2], "k": pool[:, 0], "v": pool[:, 1], **more} | options
+        with pytest.raises(error) as raised:
+            sat.cache_append(given.pop("k_new"), given.pop("v_new"), given.pop("k"), given.pop("v"), **given)
+        assert raised.value.argument == argument
 
 
 @pytest.mark.parametrize("pages", [None, 18])

@@ -27,6 +27,7 @@ from ._analytic import (
     tree,
     window,
 )
+from ._append import cache_append
 from ._attention import attention, attention_backward
 from ._core import (
     ArgumentError,
@@ -86,6 +87,7 @@ __all__ = [
     "block_diagonal",
     "bsr",
     "build_json",
+    "cache_append",
     "causal",
     "csr",
     "default_context",

@@ -17,8 +17,9 @@ from .._core import ArgumentError, Context, CudaError, DTypeError, ResourceError
 from .._patterns import Pattern
 from .._plans import find
 from .._problem import sizes_of
+from ._append import WITHOUT_GRADIENTS, Append
 from ._attention import refuse_transforms
-from ._tensors import TensorPlan, context_of, refuse_gradients, require_tensor
+from ._tensors import TensorPlan, context_of, outside_of_graphs, refuse_gradients, require_tensor
 
 if TYPE_CHECKING:
     from typing import Literal, Sequence, TypedDict
@@ -57,10 +58,10 @@ class KVCache:
     dtype       float32, float16, bfloat16 or float64
     device      "cpu" or a CUDA device
 
-    k           [pages + 1, page_size, heads_kv, head_dim]; the last page takes tokens that have no place. What was not
-                written yet may hold anything: nothing sees it
-    v           [pages + 1, page_size, heads_kv, head_dim_v]; None with value_in_key
-    page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie
+    k           [pages, page_size, heads_kv, head_dim], one page at least. What was not written yet may hold
+                anything: nothing sees it
+    v           [pages, page_size, heads_kv, head_dim_v]; None with value_in_key
+    page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie; -1 where it has no page yet
     lengths     int32 [batch]: how many tokens each entry has
 
     These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
@@ -109,21 +110,20 @@ class KVCache:
         self.page_size, self.capacity, self.pages = page_size, most * page_size, pages
         self.head_dim_v = head_dim_v
         with torch.inference_mode(False):  # tensors that may be written inside of it, and outside
-            rows = (pages + 1, page_size, heads_kv)
+            rows = (max(pages, 1), page_size, heads_kv)
             self.k = torch.empty(*rows, head_dim, dtype=dtype, device=device)
             self.v = None if value_in_key else torch.empty(*rows, head_dim_v, dtype=dtype, device=device)
-            # An entry that is full, and the places where it has no page yet, lead to the last page.
-            self._table = torch.full((batch, most + 1), pages, dtype=torch.int32, device=device)
+            self.page_table = torch.full((batch, most), -1, dtype=torch.int32, device=device)
             self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
             if not self._is_shared:
-                self._table[:, :most] = torch.arange(pages, dtype=torch.int32, device=device).view(batch, most)
-        self.page_table = self._table[:, :most]
+                self.page_table.copy_(torch.arange(pages, dtype=torch.int32).view(batch, most))
         # The host's view: tokens that may have come, tokens that there is room for, and whose pages are whose.
         self._tokens = np.zeros(batch, np.int64)
         self._room = np.full(batch, 0 if self._is_shared else self.capacity)
         self._held: list[list[int]] = [[] for _ in range(batch)]
         self._free = list(range(pages))[::-1] if self._is_shared else []
         self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
+        self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
 
     @property
     def batch(self) -> int:
@@ -141,8 +141,9 @@ class KVCache:
             message = f"argument entries has a step of {entries.step}; accepted: 1"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
         part = copy.copy(self)
-        for name in ("lengths", "page_table", "_table", "_tokens", "_room", "_held"):
+        for name in ("lengths", "page_table", "_tokens", "_room", "_held"):
             setattr(part, name, getattr(self, name)[entries])
+        part._appends = {}
         return part
 
     def append(
@@ -161,7 +162,7 @@ class KVCache:
         Raises ArgumentError where an entry has no room for so many, ResourceError where too few pages are free: then
         nothing was written.
         """
-        _outside_of_graphs(self._append, k, v, counts)
+        outside_of_graphs(self._append, k, v, counts)
 
     def reserve(self, tokens: int | Sequence[int] | torch.Tensor) -> None:
         """Takes pages for so many more tokens, of every entry or [batch], which the replay of a graph then appends.
@@ -184,7 +185,7 @@ class KVCache:
         for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
             held, needed = self._held[entry], -(-int(self._tokens[entry]) // self.page_size)
             self._free += held[needed:][::-1]
-            self.page_table[entry, needed : len(held)] = self.pages
+            self.page_table[entry, needed : len(held)] = -1
             del held[needed:]
             self._room[entry] = needed * self.page_size
 
@@ -210,7 +211,7 @@ class KVCache:
         if v is not None and v.shape[:-1] != k.shape[:-1]:
             message = f"argument v has shape {list(v.shape)}; accepted: {list(k.shape[:-1])} and head_dim_v, as k"
             raise ShapeError(message, "SPATTN_E_SHAPE", "v")
-        refuse_gradients("cache", _WITHOUT_GRADIENTS, k=k, v=v)
+        refuse_gradients("cache", WITHOUT_GRADIENTS, k=k, v=v)
         refuse_transforms(k=k, v=v)
         is_ragged = k.dim() == 3
         n = k.shape[0 if is_ragged else 1]
@@ -222,7 +223,7 @@ class KVCache:
             read = self._read_counts(counts, n, is_ragged)
             self._reserve(read)
             counts = counts if self._lies_there(counts) else self._to_device(read)
-        self._write([(pool, x) for _, x, pool in given], n, counts, is_ragged)
+        self._write(k, v, n, counts, is_ragged)
 
     def _reserve(self, more: Any) -> None:
         self._refuse_capture("reserve")
@@ -309,45 +310,33 @@ class KVCache:
         # Out of pinned memory, so that the host does not wait for the device.
         return made if self.k.is_cpu else made.pin_memory().to(self.k.device, non_blocking=True)
 
-    def _write(
-        self, given: list[tuple[torch.Tensor, torch.Tensor]], n: int, counts: Any, is_ragged: bool
-    ) -> None:
+    def _write(self, k: torch.Tensor, v: torch.Tensor | None, n: int, counts: Any, is_ragged: bool) -> None:
         """Puts each token at its place, by what lies on the device alone."""
-        if self.batch == 0:
-            return
+        given = {"k_new": k.detach().resolve_neg(), "v_new": v if v is None else v.detach().resolve_neg()}
+        given |= {"k": self.k, "v": self.v, "page_table": self.page_table}
+        given |= {"starts": self.lengths, "counts": None, "query_offsets": None}
         if is_ragged:
-            entries, order = _count_in_rows(n, counts)
-            places = (self.lengths[entries] + order).masked_fill_(order < 0, self.capacity)  # [tokens]
-        else:
-            order = torch.arange(n, device=self.k.device) if counts is None else _count_from_the_end(n, counts)
-            places = self.lengths[:, None] + order  # [batch, n]
-            if counts is not None:
-                places.masked_fill_(order < 0, self.capacity)
-        places.clamp_(max=self.capacity)  # where the table leads to the last page
-        of_entry = places // self.page_size
-        page = self._table[entries, of_entry] if is_ragged else self._table.gather(1, of_entry)
-        rows = torch.add(places % self.page_size, page, alpha=self.page_size).flatten()
-        for pool, x in given:
-            pool.view(-1, *pool.shape[2:]).index_copy_(0, rows, x if is_ragged else x.flatten(0, 1))
+            given["query_offsets"] = _offsets_of(counts)
+        elif counts is not None:
+            given |= {"starts": self.lengths + counts - n, "counts": counts}
+        form = tuple((x.shape, x.stride(), x.dtype) if x is not None else None for x in given.values())
+        append = self._appends.get(form)
+        if append is None:
+            while len(self._appends) >= _MOST_FORMS:
+                del self._appends[next(iter(self._appends))]
+            append = self._appends[form] = Append(given, "thd" if is_ragged else "bshd", None)
+        append.run(given)
         self.lengths += n if counts is None else counts
 
 
-def _count_from_the_end(n: int, counts: torch.Tensor) -> torch.Tensor:
-    """[batch, n]: 0 for the first new token of an entry, whose last one is the last of n."""
-    return torch.arange(n, device=counts.device) + (counts - n)[:, None]
+def _offsets_of(counts: torch.Tensor) -> torch.Tensor:
+    """int32 [batch + 1]: which of all tokens are whose."""
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def _count_in_rows(n: int, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n] each: whose each of all tokens is, and its number among those of this entry, -1 behind all of them."""
-    tokens, ends = torch.arange(n, device=counts.device), counts.cumsum(0)
-    entries = torch.searchsorted(ends, tokens, right=True).clamp_(max=len(counts) - 1)
-    order = tokens - (ends - counts)[entries]
-    return entries, order.masked_fill_(order >= counts[entries], -1)
-
-
+_MOST_FORMS = 64  # of tokens whose calls a cache remembers
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
-_WITHOUT_GRADIENTS = "tensors without, or a call under torch.no_grad()"
 
 
 def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) -> None:
@@ -362,14 +351,6 @@ def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
-
-
-def _call(function: Any, *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-# torch.compile would else follow what the host does, and remember it as it was in the first call.
-_outside_of_graphs: Any = torch.compiler.disable(_call)
 
 
 @overload
@@ -439,7 +420,7 @@ def decode(
     Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
-    return _outside_of_graphs(_decode, q, cache, pattern, counts, sink_logits, options, context, out, return_lse)
+    return outside_of_graphs(_decode, q, cache, pattern, counts, sink_logits, options, context, out, return_lse)
 
 
 def _decode(
@@ -457,7 +438,7 @@ def _decode(
     if not isinstance(cache, KVCache):
         message = f"argument cache is {type(cache).__name__}; accepted: a sparseattn.torch.KVCache"
         raise DTypeError(message, "SPATTN_E_DTYPE", "cache")
-    refuse_gradients("cache", _WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
+    refuse_gradients("cache", WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
     refuse_transforms(q=q, sink_logits=sink_logits)
     axes, scale, softcap, *flags = options
     scale = scale if scale is None else real(scale, "problem.scale")
@@ -480,8 +461,7 @@ def _decode(
         cache._captured.append(plan)
     more = {"page_table": table, "sink_logits": sink_logits}
     if is_ragged:
-        offsets = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        more |= {"starts": cache.lengths - counts, "query_offsets": offsets}
+        more |= {"starts": cache.lengths - counts, "query_offsets": _offsets_of(counts)}
     else:
         more["starts"] = cache.lengths - q.shape[2 if axes == "bhsd" else 1]
     return plan.run(q, k, v, **more, out=out, return_lse=return_lse)

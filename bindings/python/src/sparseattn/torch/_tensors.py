@@ -35,11 +35,18 @@ def context_of(tensor: torch.Tensor) -> Context:
     return default_context(f"cuda:{device.index}")
 
 
-def _code(dtype: torch.dtype, argument: str) -> tuple[int, int]:
+def code_of(dtype: torch.dtype, argument: str) -> tuple[int, int]:
+    """The code and bits that the library knows a dtype by. Raises DTypeError where there is none."""
     if dtype not in _DTYPES:
         accepted = ", ".join(map(str, _DTYPES))
         raise DTypeError(f"argument {argument} is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
     return _DTYPES[dtype]
+
+
+def struct_of(tensor: torch.Tensor, argument: str) -> Any:
+    """A spattn_tensor* of the tensor's form, whose address is to be set. Raises DTypeError for dtypes of no use."""
+    device = _DEVICES[tensor.device.type], tensor.device.index or 0
+    return make_tensor(None, 0, code_of(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
 
 
 def require_tensor(tensor: Any, argument: str) -> None:
@@ -50,7 +57,7 @@ def require_tensor(tensor: Any, argument: str) -> None:
     if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
         message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
         raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
-    _code(tensor.dtype, argument)
+    code_of(tensor.dtype, argument)
 
 
 def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
@@ -61,6 +68,14 @@ def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
                 message = f"argument {name} requires a gradient, which a {who} does not keep; accepted: {accepted}"
                 raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
 
+
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+# Calls a function where torch.compile does not look: it would follow what the host does, and remember it as it was in
+# the first call.
+outside_of_graphs: Any = torch.compiler.disable(_call)
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # tensors whose attributes and memory are their own
 _KEEPS_GRADIENTS = "sparseattn.torch.attention, or a call under torch.no_grad()"
@@ -103,10 +118,10 @@ class TensorPlan(Plan):
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
     def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
-        return dtype, *_code(dtype, "problem.dtype")
+        return dtype, *code_of(dtype, "problem.dtype")
 
     def _stream(self) -> Any:
-        return ffi.cast("void *", _stream_of(self._device)) if self._device.type == "cuda" else ffi.NULL
+        return stream_on(self._device)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_like(self.template(shape, dtype))
@@ -143,8 +158,7 @@ class TensorPlan(Plan):
             known[2][0] = tensor.data_ptr()
             return copy
         require_tensor(tensor, name)
-        device = _DEVICES[tensor.device.type], tensor.device.index or 0
-        struct = make_tensor(None, 0, _code(tensor.dtype, name), tensor.shape, tensor.stride(), device)
+        struct = struct_of(tensor, name)
         frame.set(name, None if is_ours else form, struct)[0] = tensor.data_ptr()
         return copy
 
@@ -198,9 +212,12 @@ class PlainCall:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def _stream_of(device: torch.device) -> int:
-    stream: int = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
-    return stream
+def stream_on(device: torch.device) -> Any:
+    """torch's current stream on a device, as the library takes it."""
+    if device.type != "cuda":
+        return ffi.NULL
+    stream = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
+    return ffi.cast("void *", stream)
 
 
 # ---- masks ----
