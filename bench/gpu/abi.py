@@ -111,6 +111,13 @@ class Library:
     def backward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)
 
+    def cache_append(self, problem, **operands):
+        """A function without arguments that brings tokens to a cache, and keeps its operands alive."""
+        views = {name: view(tensor) for name, tensor in operands.items()}
+        args = sized("spattn_cache_append_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
+                     **{name: tensor for name, (tensor, *_) in views.items()})
+        return lambda: views and self.check(self.lib.spattn_cache_append(self.context, problem, args))
+
     def _call(self, plan, op, function, operands):
         """A function without arguments that makes the call, and keeps its operands alive."""
         need, align = ffi.new("size_t *"), ffi.new("size_t *")

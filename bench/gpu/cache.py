@@ -9,8 +9,9 @@ pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. T
 `gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `pageless_us`, a plan
 for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
 `flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
-causal, where its wheel is. Results are compared with torch's in float32 (`max_err`). A JSON line for each case goes to
-<out>/<gpu>_cache.jsonl.
+causal, where its wheel is. `append_us` is what it takes to write the keys and values of the queries' tokens into their
+pages, and `torch_append_us` what torch's own operators take for that. Results are compared with torch's in float32
+(`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
 """
 import fnmatch
 import json
@@ -83,12 +84,15 @@ class Tensors:
         return (x.transpose(1, 2) for x in (self.q, self.k, self.v))
 
 
-def make_plan(library, case, seq_k, page_size=0, is_cache=True):
-    """A plan of a cache, or an ordinary one whose queries stand at the keys' end."""
-    pattern = library.pattern(f"causal & ({case.pattern})")
-    problem = sized("spattn_problem", flags=library.lib.SPATTN_PLAN_STARTS if is_cache else 0, batch=case.batch,
-                    heads_q=case.heads, heads_kv=case.heads_kv, seq_q=case.queries, seq_k=seq_k, head_dim=HEAD_DIM,
-                    dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size)
+def make_problem(library, case, seq_k, page_size=0, is_cache=True):
+    """Of a cache, or an ordinary one whose queries stand at the keys' end."""
+    return sized("spattn_problem", flags=library.lib.SPATTN_PLAN_STARTS if is_cache else 0, batch=case.batch,
+                 heads_q=case.heads, heads_kv=case.heads_kv, seq_q=case.queries, seq_k=seq_k, head_dim=HEAD_DIM,
+                 dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size)
+
+
+def make_plan(library, case, *sizes, **options):
+    pattern, problem = library.pattern(f"causal & ({case.pattern})"), make_problem(library, case, *sizes, **options)
     return library.make("spattn_plan", library.lib.spattn_plan_create, library.context, pattern, problem, ffi.NULL)
 
 
@@ -110,6 +114,29 @@ def error_of(library, case, t):
             truth = scores.softmax(-1) @ v
             worst = max(worst, (truth.transpose(0, 1) - t.out[entry, :, heads].float()).abs().max().item())
     return worst, int(kept.any(0).sum())
+
+
+def append_times(library, case, t):
+    """Brings the queries' tokens to the pages, which have none there, and says what that takes, torch's way as well."""
+    new, entries = [x[:, -case.queries:] for x in (t.k, t.v)], torch.arange(case.batch, device="cuda")[:, None]
+    pools = [x.view(-1, *x.shape[2:]) for x in (t.pool_k, t.pool_v)]
+
+    def rows():
+        tokens = t.starts[:, None] + torch.arange(case.queries, device="cuda")
+        return (t.page_table[entries, tokens // case.page_size] * case.page_size + tokens % case.page_size).flatten()
+
+    def append_by_torch():
+        places = rows()
+        for pool, x in zip(pools, new):
+            pool.index_copy_(0, places, x.flatten(0, 1))
+
+    by_torch = digits(peer_us(append_by_torch))
+    for pool in pools:
+        pool[rows()] = torch.nan
+    append = library.cache_append(make_problem(library, case, CAPACITY, case.page_size), k_new=new[0], v_new=new[1],
+                                  k=t.pool_k, v=t.pool_v, starts=t.starts, page_table=t.page_table)
+    append()
+    return {"append_us": digits(time_us(append)), "torch_append_us": by_torch}
 
 
 def fa4_us(case, t):
@@ -145,6 +172,7 @@ def run_case(library, case):
     torch.cuda.empty_cache()
     torch.manual_seed(1)
     t = Tensors(case)
+    appends = append_times(library, case, t)
     plan = make_plan(library, case, CAPACITY, case.page_size)
     call = library.forward(plan, q=t.q, k=t.pool_k, v=t.pool_v, out=t.out, starts=t.starts, page_table=t.page_table)
     call()
@@ -156,13 +184,14 @@ def run_case(library, case):
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
             "page_size": case.page_size, "us": digits(us), "gigabytes_a_second": round(gigabytes / us * 1e6),
-            "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **peers(case, t),
-            "max_err": error, "empty_us": digits(empty_us())}
+            "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **appends,
+            **peers(case, t), "max_err": error, "empty_us": digits(empty_us())}
 
 
 def describe(line):
     beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
-                     ("pageless_us", "static_us", "cudnn_us", "flash_us", "fa4_us") if line.get(name))
+                     ("pageless_us", "static_us", "cudnn_us", "flash_us", "fa4_us", "append_us", "torch_append_us")
+                     if line.get(name))
     return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  "
             f"err {line['max_err']:.1e}  {line['kernel']}")
 
