@@ -21,9 +21,8 @@ struct AppendParams {
     CallCache cache;
     IndexView counts;
     CopiedRows k, v;      // v has no units where values lie in keys
+    CacheRowsOfCall rows;
     int64_t tokens;       // of the call, of all sequences
-    int64_t sequences, seq_q, seq_k;
-    bool is_ragged;
     int heads;
     int tokens_of_cta;
     Divisor threads_of_token, units_k, units_v, page_size;
@@ -32,30 +31,16 @@ struct AppendParams {
     struct Place {
         int64_t batch, row;  // row -1: nowhere
     };
-    static constexpr int64_t nowhere = -1;
-
-    // Where the row of a sequence goes that stands so many behind the call's first.
-    __device__ Place place_of(int64_t sequence, int64_t order) const {
-        const int64_t token = min(max(integer_at(cache.starts, sequence, 0), -seq_q), seq_k) + order;
-        if (token < 0 || token >= seq_k) return {0, nowhere};
-        if (!has_pages) return {sequence, token};
+    // Where the row of a batch entry goes. What stands before an entry's new rows is padding.
+    __device__ Place place_of(int64_t batch, int64_t row) const {
+        if (counts.data && rows.seq_q - row > integer_at(counts, batch, 0)) return {0, -1};
+        const CacheRowsOfCall::Owner owner = rows.owner_of(cache, batch, row);
+        const int64_t token = rows.token_of(cache, owner);
+        if (token < 0 || !has_pages) return {owner.sequence, token};
         const int of_sequence = int(token) / page_size;
-        const int64_t page = integer_at(cache.page_table, sequence, of_sequence);
-        if (page < 0 || page >= cache.pages) return {0, nowhere};
+        const int64_t page = integer_at(cache.page_table, owner.sequence, of_sequence);
+        if (page < 0 || page >= cache.pages) return {0, -1};
         return {0, page * cache.page_rows + token - int64_t(of_sequence) * page_size};
-    }
-    // The place of a row of a batch entry. The rows of a ragged call are those of one.
-    __device__ Place place_of_row(int64_t batch, int64_t row) const {
-        if (!is_ragged) {
-            const int64_t new_rows = counts.data ? integer_at(counts, batch, 0) : seq_q;
-            return seq_q - row <= new_rows ? place_of(batch, row) : Place{0, nowhere};
-        }
-        const auto first = [&](int64_t sequence) {
-            return min(max(integer_at(cache.query_offsets, sequence, 0), int64_t(0)), seq_q);
-        };
-        const int sequence = last_sequence(sequences, row, first);
-        const int64_t begin = first(sequence);
-        return row >= begin && row < first(sequence + 1) ? place_of(sequence, row - begin) : Place{0, nowhere};
     }
 };
 
@@ -90,11 +75,11 @@ static __global__ void __launch_bounds__(append_threads)
     const int64_t all = int64_t(gridDim.x) * params.tokens_of_cta;
     for (int64_t n = int64_t(blockIdx.x) * params.tokens_of_cta + of_cta; n < params.tokens; n += all) {
         // In 64 bits a division takes ten times as long.
-        const int64_t batch = params.is_ragged ? 0 : n <= INT32_MAX ? unsigned(n) / unsigned(params.seq_q)
-                                                                    : n / params.seq_q;
-        const int64_t row = n - batch * params.seq_q;
-        const AppendParams::Place to = params.place_of_row(batch, row);
-        if (to.row == AppendParams::nowhere) continue;
+        const int64_t seq_q = params.rows.seq_q;
+        const int64_t batch = n <= INT32_MAX ? unsigned(n) / unsigned(seq_q) : n / seq_q;
+        const int64_t row = n - batch * seq_q;
+        const AppendParams::Place to = params.place_of(batch, row);
+        if (to.row < 0) continue;
         append_rows(params.k, params.units_k, params.heads, batch, row, to, first, step);
         append_rows(params.v, params.units_v, params.heads, batch, row, to, first, step);
     }
@@ -109,9 +94,7 @@ void append_to_cache(const CacheAppend& args) {
     params.cache = args.cache, params.counts = args.counts;
     params.k = CopiedRows::of(args.k_new, args.k, p.head_dim, element);
     if (args.v.data) params.v = CopiedRows::of(args.v_new, args.v, p.head_dim_v, element);
-    params.tokens = p.batch * p.seq_q, params.sequences = p.sequences();
-    params.seq_q = p.seq_q, params.seq_k = p.seq_k, params.is_ragged = p.ragged != 0;
-    params.heads = int(p.heads_kv);
+    params.rows = CacheRowsOfCall::of(p), params.tokens = p.batch * p.seq_q, params.heads = int(p.heads_kv);
     const int64_t threads = std::min<int64_t>(params.heads * int64_t(std::max(params.k.units, params.v.units)),
                                               append_threads);
     params.threads_of_token = Divisor(threads), params.tokens_of_cta = int(append_threads / threads);

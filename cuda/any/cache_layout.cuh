@@ -14,6 +14,7 @@
 
 #include "any/cache_append.h"
 #include "any/cache_layout.h"
+#include "any/cache_lists.h"
 #include "any/cache_rows.cuh"
 #include "core/math.h"
 #include "runtime/device.h"
@@ -346,9 +347,12 @@ void prepare_cache_layout(int32_t device) {
     const runtime::CurrentDevice current(device);
     runtime::prepare(lay_out_cache_kernel, 0);
     runtime::prepare(bring_back_kernel, 0);
+    prepare_cache_lists(device);
     prepare_cache_append(device);
 }
 
-CacheSteps cache_steps() { return {lay_out_cache, bring_back_from_cache, append_to_cache, prepare_cache_layout}; }
+CacheSteps cache_steps() {
+    return {lay_out_cache, bring_back_from_cache, list_keys_of_cache, append_to_cache, prepare_cache_layout};
+}
 
 }  // namespace spattn::any

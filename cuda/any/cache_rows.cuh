@@ -10,9 +10,14 @@
 
 namespace spattn::any {
 
-__device__ __forceinline__ int64_t integer_at(const IndexView& view, int64_t batch, int64_t entry) {
-    const int64_t at = batch * view.batch + entry * view.entry;
+__device__ __forceinline__ int64_t integer_at(const IndexView& view, int64_t at) {
     return view.is_wide ? static_cast<const int64_t*>(view.data)[at] : static_cast<const int32_t*>(view.data)[at];
+}
+__device__ __forceinline__ int64_t integer_at(const IndexView& view, int64_t batch, int64_t entry) {
+    return integer_at(view, batch * view.batch + entry * view.entry);
+}
+__device__ __forceinline__ int64_t integer_at(const IndexView& view, int64_t batch, int64_t row, int64_t head) {
+    return integer_at(view, batch * view.batch + row * view.row + head * view.head);
 }
 
 // The last of so many sequences for which first(sequence) is this number or less.
@@ -25,6 +30,33 @@ __device__ __forceinline__ int last_sequence(int64_t sequences, int64_t number, 
     }
     return begin;
 }
+
+// Whose the rows of a call are, and which tokens of their sequences.
+struct CacheRowsOfCall {
+    int64_t sequences, seq_q, seq_k;
+    bool is_ragged;
+
+    static CacheRowsOfCall of(const Problem& p) { return {p.sequences(), p.seq_q, p.seq_k, p.ragged != 0}; }
+
+    struct Owner {
+        int64_t sequence, order;  // order: rows of the sequence before this one; -1: the row is nobody's
+    };
+    __device__ Owner owner_of(const CallCache& cache, int64_t batch, int64_t row) const {
+        if (!is_ragged) return {batch, row};
+        const auto first = [&](int64_t sequence) {
+            return min(max(integer_at(cache.query_offsets, sequence, 0), int64_t(0)), seq_q);
+        };
+        const int sequence = last_sequence(sequences, row, first);
+        const int64_t begin = first(sequence);
+        return {sequence, row >= begin && row < first(sequence + 1) ? row - begin : -1};
+    }
+    // -1 where the sequence has no such token.
+    __device__ int64_t token_of(const CallCache& cache, const Owner& owner) const {
+        if (owner.order < 0) return -1;
+        const int64_t token = min(max(integer_at(cache.starts, owner.sequence, 0), -seq_q), seq_k) + owner.order;
+        return token < seq_k ? max(token, int64_t(-1)) : -1;
+    }
+};
 
 // Rows of a tensor of the call and of their copies, in units of bytes that both are multiples of.
 struct CopiedRows {

@@ -440,7 +440,7 @@ enum spattn_plan_flags {
                                            such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
                                            is rounded. spattn_plan_kernel names kernels of "tf32" */
     SPATTN_PLAN_STARTS = 1 << 8         /* keys lie in a cache that calls fill: each says where its queries begin.
-                                           Forward alone, no lists of a call */
+                                           Forward alone */
 };
 /* A cache. With SPATTN_PLAN_STARTS seq_k is how many tokens the cache of a batch entry has room for, and seq_q how many
  * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0: arrays of csr,
@@ -455,6 +455,9 @@ enum spattn_plan_flags {
  * query_offsets[b + 1] - 1, any number of them: the first is its row starts[b]. Rows before all offsets or after them see
  * nothing, so that one graph serves fewer queries, too. Offsets lie in 0 .. seq_q and do not fall; else results mean
  * nothing. Such a cache has a page_size, which may be all of seq_k.
+ *
+ * Lists that come with a call name tokens of the sequence: those of runtime_tokens, or of runtime_blocks with a block_q
+ * of 1, alone or under causal. Either way no query sees a key after it. With SPATTN_THD each row of q has a list.
  *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page

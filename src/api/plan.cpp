@@ -55,6 +55,19 @@ PatternRef cut_to_causal(const Pattern& pattern) {
     return cut->identity() == own->identity() ? own : cut;
 }
 
+// A list on a cache is one query's own, and cut to what is causal, and to nothing else.
+void check_cache_lists(const Pattern& pattern, const Problem& problem) {
+    const PatternRef known = pattern.known_part();
+    if (known && known->identity() != make_causal()->identity())
+        fail(SPATTN_E_UNSUPPORTED, "pattern",
+             text("cuts lists at run time to ", known->print(),
+                  " with SPATTN_PLAN_STARTS; accepted: lists alone, or under causal"));
+    if (problem.call_lists.block_q > 1)
+        fail(SPATTN_E_UNSUPPORTED, "pattern",
+             text("has lists of blocks of ", problem.call_lists.block_q,
+                  " queries with SPATTN_PLAN_STARTS; accepted: a list a query"));
+}
+
 Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,
                                  uint32_t flags, spattn_enum axes, void* stream) {
     auto plan = make_ref<spattn_plan>();
@@ -83,9 +96,9 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
                 piece.kernel->dispatch->prepare(index);
             else if (has_call_layout(*piece.kernel, plan->compiled.problem))
                 context.device->backend().prepare_call_layout(index);
-            if (piece.cache) context.device->backend().cache.prepare(index);
         }
     }
+    if (problem.has_starts) context.device->backend().cache.prepare(context.device->id().index);
     if (is_empty(problem)) {
         plan->compiled.pattern_text = pattern.print();
         plan->compiled.counts = count_empty(problem);
@@ -116,9 +129,7 @@ spattn_status spattn_plan_create(const spattn_context* context, const spattn_pat
         const spattn_problem p = read_struct(given, "problem");
         Problem problem = read_problem(p);
         if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
-        if (problem.has_starts && problem.call_lists.at_run_time())
-            fail(SPATTN_E_UNSUPPORTED, "pattern",
-                 "has lists at run time with SPATTN_PLAN_STARTS; accepted: patterns that are known before a call");
+        if (problem.has_starts && problem.call_lists.at_run_time()) check_cache_lists(*pattern, problem);
         pattern->check(pattern_extent(problem));
         const CancelScope scope(context->device->cancel(), context->device->cancel_user(), "options.cancel");
         const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };

@@ -103,7 +103,7 @@ public:
     RowsOfCall(const spattn_plan& plan, const CallLists& lists, const CallCache& cache)
         : pattern_(*plan.pattern, plan.compiled.problem),
           call_rows_(plan.known.get(), plan.compiled.problem, lists),
-          cache_rows_(*plan.pattern, plan.compiled.problem, cache), rows_(choose(plan.compiled.problem)) {}
+          cache_rows_(*plan.pattern, plan.compiled.problem, cache, lists), rows_(choose(plan.compiled.problem)) {}
     const TokenRows& get() const { return rows_; }
 
 private:

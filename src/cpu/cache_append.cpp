@@ -29,15 +29,9 @@ private:
             p_.ragged ? write_ragged(token) : write_padded(token / p_.seq_q, token % p_.seq_q);
     }
 
-    // The sequence of a row is the last that begins at or before it, which may have ended.
     void write_ragged(int64_t row) const {
-        int64_t first = 0, end = p_.ragged;
-        while (end - first > 1) {
-            const int64_t middle = (first + end) / 2;
-            (args_.cache.queries_of(middle, p_.seq_q).begin <= row ? first : end) = middle;
-        }
-        const CallCache::Queries own = args_.cache.queries_of(first, p_.seq_q);
-        if (row >= own.begin && row < own.end) write(0, first, row, row - own.begin);
+        const int64_t sequence = args_.cache.sequence_of(row, p_.ragged, p_.seq_q);
+        if (sequence >= 0) write(0, sequence, row, row - args_.cache.queries_of(sequence, p_.seq_q).begin);
     }
     // What stands before an entry's new rows is padding.
     void write_padded(int64_t entry, int64_t row) const {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cpu/cache_append.h"
+#include "cpu/cache_lists.h"
 #include "cpu/share.h"
 #include "plan/cache.h"
 
@@ -226,7 +227,7 @@ private:
 CacheSteps cache_steps() {
     return {[](const ForwardArgs& args, const CacheLayout& to) { CacheCall(args, to).lay_out(); },
             [](const ForwardArgs& args, const CacheLayout& from) { CacheCall(args, from).bring_back(); },
-            append_to_cache, [](int32_t) {}};
+            list_keys_of_cache, append_to_cache, [](int32_t) {}};
 }
 
 }  // namespace spattn::cpu

@@ -76,6 +76,17 @@ struct CallCache {
         const int64_t begin = query_offsets.at(sequence, 0, 0, 0), end = query_offsets.at(sequence + 1, 0, 0, 0);
         return {std::clamp<int64_t>(begin, 0, seq_q), std::clamp<int64_t>(end, 0, seq_q)};
     }
+    // The one of so many sequences that a row of the call is of: the last that begins at or before it, where it has not
+    // ended; -1 where the row is nobody's.
+    int64_t sequence_of(int64_t row, int64_t sequences, int64_t seq_q) const {
+        int64_t first = 0, end = sequences;
+        while (end - first > 1) {
+            const int64_t middle = (first + end) / 2;
+            (queries_of(middle, seq_q).begin <= row ? first : end) = middle;
+        }
+        const Queries own = queries_of(first, seq_q);
+        return row >= own.begin && row < own.end ? first : -1;
+    }
 };
 
 }  // namespace spattn

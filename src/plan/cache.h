@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/math.h"
+#include "plan/cache_lists.h"
 #include "plan/call_lists.h"
 #include "plan/kernel.h"
 
@@ -210,8 +211,8 @@ struct CacheLayout : CacheSizes {
     static constexpr int64_t least_blocks = 2;
 };
 
-// New tokens of a cache, which go to where their pages, or entries, have them. v and v_new have no data where values lie
-// in keys.
+// New tokens of a cache, which go to where their pages, or entries, have them. v and v_new have no data where values
+// lie in keys.
 struct CacheAppend {
     const Problem* problem;   // whose queries stand for the new tokens
     TensorView k_new, v_new;  // [batch, head, row, column], those of all sequences in one batch entry if it is ragged
@@ -228,6 +229,8 @@ struct CacheSteps {
     // Makes a call's layout and copies its queries, and brings back what came of them.
     void (*lay_out)(const ForwardArgs& args, const CacheLayout& to);
     void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
+    // Makes the lists of keys of a call that brings lists.
+    void (*list_keys)(const ForwardArgs& args, const ListedKeys& to);
     void (*append)(const CacheAppend& args);
     void (*prepare)(int32_t device);  // as Kernel::prepare
 };

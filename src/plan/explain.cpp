@@ -69,8 +69,9 @@ std::string describe_problem(const CompiledPlan& plan) {
     if (p.has_sink_logits) sizes += ", sink logits";
     sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);
     std::string out = line("problem", sizes);
-    const double queries = double(p.has_starts ? p.seq_k : p.seq_q);  // that pairs were counted of
-    const double all = double(p.sequences()) * double(p.heads_q) * queries * double(p.seq_k);
+    const double queries = double(p.is_of_sequences() ? p.seq_k : p.seq_q);  // that pairs were counted of
+    const double entries = double(p.is_of_sequences() ? p.sequences() : p.batch);
+    const double all = entries * double(p.heads_q) * queries * double(p.seq_k);
     const Counts& c = plan.counts;
     out += line("pattern", plan.pattern_text);
     out += line("pairs", grouped(c.pairs) + " kept of " + grouped(all) + " (" + percent(c.pairs, all) + "), " +
@@ -158,8 +159,11 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
     if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
-    return line("  lists", describe_call_lists(plan.problem.call_lists) + ": " + rows +
-                               (piece.layout ? ", less what the pattern does not keep" : ""));
+    const Problem& p = plan.problem;
+    const std::string cache = p.page_size ? "in pages of " + grouped(double(p.page_size)) : "in place";
+    return line("  lists", describe_call_lists(p.call_lists) + ": " + rows +
+                               (piece.layout ? ", less what the pattern does not keep" : "")) +
+           (p.has_starts ? line("  cache", grouped(double(p.seq_k)) + " keys an entry, " + cache) : "");
 }
 
 // What rounds of dispatched queries are made of.
@@ -231,7 +235,7 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {
     const Problem& p = plan.problem;
-    const double pairs = plan.counts.pairs * (p.has_starts ? call_share(p) : 1);  // on the average
+    const double pairs = plan.counts.pairs * (p.is_of_sequences() ? call_share(p) : 1);  // on the average
     return line("  work", scaled(flops(p, pairs, which), 1000, "FLOP") + ", " +
                               bytes(operand_bytes(plan.problem, which)) + " of operands, " +
                               bytes(double(pass.workspace)) + " of workspace") +

@@ -36,6 +36,8 @@ struct Problem {
     int64_t page_size = 0;         // of the cache; 0: an entry's keys lie one after the other
     int64_t ragged = 0;            // of a cache: so many sequences share the queries of the one batch entry, and each
                                    // call says which are whose; 0: a batch entry is a sequence
+    // Whether the pattern is one of whole sequences, whose rows the queries of a call are some of.
+    bool is_of_sequences() const { return has_starts && !call_lists.at_run_time(); }
     int64_t group() const { return heads_q / heads_kv; }
     int64_t sequences() const { return ragged ? ragged : batch; }
 };

@@ -80,6 +80,7 @@ struct PassPlan {
     std::vector<PiecePlan> pieces;  // none where the pass is not planned
     Cost cost{};
     std::vector<Candidate> whole;   // of plans in several pieces: what was looked at for the whole pattern
+    std::optional<CacheLists> cache_lists;  // of calls on a cache that bring lists
     size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
     size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
 };
@@ -89,6 +90,7 @@ struct PlanOptions {
     int32_t device_index = 0;     // among the devices of that type
     bool backward = false;
     bool reference = false;
+    bool lists_alone = false;     // without rows that read a layout: how many keys there are, each call says
     Machine machine;
 };
 

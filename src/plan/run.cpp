@@ -80,6 +80,18 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
         }
 }
 
+// The call as rows see it that know of no cache, with lists of keys in place of its own.
+void run_listed(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
+    const CacheLists& lists = *pass.cache_lists;
+    const ListedKeys made(lists, args.workspace);
+    const Problem inner = lists.inner(args.cache);
+    backend.cache.list_keys(args, made);
+    args.problem = &inner, args.call_lists = made.view();
+    args.workspace = static_cast<char*>(args.workspace) + made.bytes;
+    run_pieces(backend, pass, placed, args,
+               [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
+}
+
 // The call as rows see it that know of no cache. Such plans are of one piece, and have no backward.
 void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
     const CacheShape& shape = *piece.cache;
@@ -109,6 +121,7 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
 }  // namespace
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
+    if (pass.cache_lists) return run_listed(backend, pass, placed, args);
     if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
     run_pieces(backend, pass, placed, args,
                [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });

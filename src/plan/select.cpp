@@ -127,10 +127,8 @@ size_t count_layout_bytes(const CompiledPlan& plan) {
     return bytes;
 }
 
-}  // namespace
-
-CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
-                          const std::vector<Kernel>& kernels) {
+CompiledPlan compile(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+                     const std::vector<Kernel>& kernels) {
     CompiledPlan plan;
     plan.problem = problem;
     plan.options = options;
@@ -142,6 +140,27 @@ CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const 
     if (options.backward) plan.backward = planner.plan(Pass::backward);
     plan.layout_bytes = count_layout_bytes(plan);
     return plan;
+}
+
+// Rows of kernels get lists of keys that each call makes of its own.
+CompiledPlan compile_cache_lists(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+                                 const std::vector<Kernel>& kernels) {
+    const CacheLists lists(problem);
+    PlanOptions of_lists = options;
+    of_lists.lists_alone = true;
+    CompiledPlan plan = compile(*make_runtime_tokens(lists.most), lists.inner({}), of_lists, kernels);
+    plan.problem = problem, plan.pattern_text = pattern.print();
+    plan.forward.cache_lists = lists;
+    plan.forward.workspace += ListedKeys(lists, nullptr).bytes;
+    return plan;
+}
+
+}  // namespace
+
+CompiledPlan compile_plan(const Pattern& pattern, const Problem& problem, const PlanOptions& options,
+                          const std::vector<Kernel>& kernels) {
+    const bool has_lists = problem.has_starts && problem.call_lists.at_run_time();
+    return (has_lists ? compile_cache_lists : compile)(pattern, problem, options, kernels);
 }
 
 }  // namespace spattn

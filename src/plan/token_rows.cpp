@@ -8,7 +8,7 @@ namespace spattn {
 Extent extent_of(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.seq_k, p.q_offset}; }
 
 Extent pattern_extent(const Problem& p) {
-    return p.has_starts ? Extent{p.sequences(), p.heads_q, p.seq_k, p.seq_k, 0} : extent_of(p);
+    return p.is_of_sequences() ? Extent{p.sequences(), p.heads_q, p.seq_k, p.seq_k, 0} : extent_of(p);
 }
 
 void PatternRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const {
@@ -47,8 +47,10 @@ void CacheRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64
     const int64_t of_sequence = row - cache_.queries_of(sequence, problem_.seq_q).begin;
     const int64_t start = cache_.starts.at(sequence, 0, 0, 0), seq = problem_.seq_k, page_size = problem_.page_size;
     if (start < -of_sequence || start >= seq - of_sequence) return;
+    const int64_t token = start + of_sequence;
     Intervals intervals;
-    pattern_.keys({pattern_extent(problem_), sequence, head}, start + of_sequence, {0, seq}, intervals);
+    if (problem_.call_lists.at_run_time()) list_keys(batch, head, row, token, intervals);
+    else pattern_.keys({pattern_extent(problem_), sequence, head}, token, {0, seq}, intervals);
     for (const Interval& interval : intervals) {
         if (!page_size) {
             out.insert(out.end(), {interval.begin, interval.end});
@@ -58,6 +60,17 @@ void CacheRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64
             const int64_t at = cache_.place_of(sequence, key, page_size);
             out.insert(out.end(), {at, at + 1});
         }
+    }
+}
+
+// Those that its list names and that do not stand behind it, in the order of the list.
+void CacheRows::list_keys(int64_t batch, int64_t head, int64_t row, int64_t token, Intervals& out) const {
+    const ListShape& shape = problem_.call_lists;
+    const int64_t head_kv = head / problem_.group();
+    for (int64_t i = 0; i < lists_.count(batch, row, head_kv, shape.most); ++i) {
+        const int64_t block = lists_.indices.at(batch, row, head_kv, i);
+        if (block < 0 || block > token / shape.block_k) continue;
+        out.push_back({block * shape.block_k, std::min((block + 1) * shape.block_k, token + 1)});
     }
 }
 

@@ -36,19 +36,22 @@ private:
     CallLists lists_;
 };
 
-// The rows of a pattern at which the queries of a call on a cache stand, with keys where pages have them.
+// The rows of a pattern at which the queries of a call on a cache stand, or their lists, with keys where pages have
+// them.
 class CacheRows : public TokenRows {
 public:
-    CacheRows(const Pattern& pattern, const Problem& problem, const CallCache& cache)
-        : pattern_(pattern), problem_(problem), cache_(cache) {}
+    CacheRows(const Pattern& pattern, const Problem& problem, const CallCache& cache, const CallLists& lists)
+        : pattern_(pattern), problem_(problem), cache_(cache), lists_(lists) {}
     void keys(int64_t batch, int64_t head, int64_t row, std::vector<int64_t>& out) const override;
 
 private:
     int64_t sequence_of(int64_t batch, int64_t row) const;
+    void list_keys(int64_t batch, int64_t head, int64_t row, int64_t token, Intervals& out) const;
 
     const Pattern& pattern_;
     Problem problem_;
     CallCache cache_;
+    CallLists lists_;
 };
 
 }  // namespace spattn

@@ -270,6 +270,64 @@ TEST(ragged_calls_are_rows_of_the_sequence) {
     }
 }
 
+// A call whose queries bring lists of tokens, or of blocks of so many, gives what a plan without a cache gives for the
+// keys of these that do not stand behind each query.
+void check_lists(const Context& context, int64_t page_size, int64_t block, const char* pattern, uint32_t flags) {
+    constexpr int64_t queries = 9, most = 12;
+    const std::vector<int64_t> starts{100, -2};
+    Sequence s(context.get(), "full");
+    auto problem = cache_problem(queries, page_size, flags);
+    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+    Cache cache(s, page_size, {109, 7});
+    Call call(s, cache, problem, starts);
+    Tensor indices({batch, queries, heads_kv, most}, i32), counts({batch, queries, heads_kv}, i64);
+    Tensor keys({batch, queries, heads_kv, most * block}, i64);
+    std::fill_n(keys.as<int64_t>(), keys.bytes / sizeof(int64_t), int64_t(-1));
+    for (int64_t list = 0; list < batch * queries * heads_kv; ++list) {
+        const int64_t token = starts[size_t(list / heads_kv / queries)] + list / heads_kv % queries;
+        const int64_t count = counts.as<int64_t>()[list] = list % (most + 3) - 1;
+        for (int64_t n = 0; n < most; ++n) {
+            const int64_t named = indices.as<int32_t>()[list * most + n] =
+                int32_t((list * 7 + n * n * 5) % (capacity / block + 3) - 1);
+            for (int64_t i = 0; i < block; ++i)
+                if (n < count && named >= 0 && named * block + i <= token)
+                    keys.as<int64_t>()[(list * most + n) * block + i] = named * block + i;
+        }
+    }
+    call.args.indices = &indices.view, call.args.index_counts = &counts.view;
+    const Scratch scratch(plan.get(), call.args);
+    succeed(spattn_forward(plan.get(), &call.args), "lists on a cache");
+
+    auto whole = sequence_problem();
+    whole.seq_q = queries, whole.flags = flags;
+    const std::string tokens = "runtime_tokens(" + std::to_string(most * block) + ")";
+    const Plan alone = make_plan(context.get(), parse(tokens.c_str()).get(), whole);
+    Tensor out({batch, queries, heads_q, dim_v}, f32), lse({batch, heads_q, queries}, f32);
+    auto args = sized<spattn_forward_args>();
+    args.q = &call.q.view, args.k = &s.k.view, args.v = &s.v.view, args.out = &out.view, args.lse = &lse.view;
+    args.indices = &keys.view;
+    const Scratch more(alone.get(), args);
+    succeed(spattn_forward(alone.get(), &args), "lists");
+    for (size_t i = 0; i < out.bytes / sizeof(float); ++i)
+        CHECK(std::abs(out.as<float>()[i] - call.out.as<float>()[i]) < 1e-5);
+    for (size_t i = 0; i < lse.bytes / sizeof(float); ++i) {
+        const float found = call.lse.as<float>()[i], right = lse.as<float>()[i];
+        CHECK(found == right || std::abs(found - right) < 1e-5);
+    }
+}
+
+TEST(lists_of_a_call_name_tokens_of_sequences) {
+    const Context context = make_context();
+    for (const int64_t page_size : {0, 1, 5, 16, 240})
+        for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
+            check::context = "pages of " + std::to_string(page_size) + (flags ? ", reference" : "");
+            check_lists(context, page_size, 1, "runtime_tokens(12)", flags);
+            check_lists(context, page_size, 1, "causal & runtime_tokens(12)", flags);
+            check_lists(context, page_size, 7, "runtime_blocks(1,7,12)", flags);
+            check_lists(context, page_size, 80, "runtime_blocks(1,80,12) & causal", flags);
+        }
+}
+
 bool is_for_gpus(const std::string& kernel) { return kernel.rfind("sm", 0) == 0 || kernel.rfind("any", 0) == 0; }
 
 // Kernels of float32 that run here and may serve ragged_problem(): plans are pinned to each.
@@ -350,7 +408,10 @@ TEST(problems_on_a_cache_that_are_refused) {
     auto none = ragged_problem(4, 16);
     none.batch = 0;
     demand_refused("ragged queries of nobody", "causal", none, SPATTN_E_RANGE, "problem.batch");
-    demand_refused("lists of a call", "runtime_tokens(4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED, "pattern");
+    demand_refused("lists under more than causal", "runtime_tokens(4) & window(9,0)", cache_problem(1, 0),
+                   SPATTN_E_UNSUPPORTED, "pattern");
+    demand_refused("lists of several queries", "runtime_blocks(2,4,4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED,
+                   "pattern");
     demand_refused("a tree of fewer tokens", "tree(-1,0)", cache_problem(1, 0), SPATTN_E_SHAPE, "pattern");
 }
 

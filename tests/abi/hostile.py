@@ -116,7 +116,7 @@ ANYTHING = {
     ("spattn_cache_append_args", "stream"): "the CPU has none",
     ("spattn_cache_append_args", "page_table"): "a cache without pages takes none; what can be wrong, append.cpp says",
     ("spattn_cache_append_args", "query_offsets"): "the same of rows that are padded",
-    ("spattn_forward_args", "starts"): "a plan with lists of a call takes none; what can be wrong, cache.cpp says",
+    ("spattn_forward_args", "starts"): "a plan without a cache takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "page_table"): "the same",
     ("spattn_forward_args", "query_offsets"): "the same",
     ("spattn_bigbird", "seed"): "every number is a seed",

@@ -302,7 +302,7 @@ TEST(caches) {
         demand("SPATTN_E_RANGE", "problem.page_size", [&] { plan([=](sa::Problem& p) { p.page_size = bad; }); });
     demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.backward = true; }); });
     demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.q_offset = 0; }); });
-    demand("SPATTN_E_UNSUPPORTED", "pattern", [&] { context().plan(sa::runtime_tokens(4), problem); });
+    demand("SPATTN_E_UNSUPPORTED", "pattern", [&] { context().plan(sa::runtime_tokens(4) & sa::sink(2), problem); });
 
     const std::vector<float> q(2 * 4 * 4), pages(4 * 4 * 2 * 4);
     std::vector<float> out(q.size());

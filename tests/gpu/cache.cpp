@@ -86,10 +86,11 @@ struct Graph {
 
 // Operands of calls, whose starts and pages change.
 struct Calls {
-    Calls(const spattn_problem& p, std::mt19937& random)
+    // listed: entries of each query's list, for patterns whose calls bring lists.
+    Calls(const spattn_problem& p, int64_t listed, std::mt19937& random)
         : p(p), q(queries(), abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
           starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
-          offsets({batch + 1}, abi::i32) {
+          offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     }
 
@@ -101,6 +102,9 @@ struct Calls {
         for (int64_t b = 0; b < batch; ++b) starts.host.as<int64_t>()[b] = int64_t(random() % (capacity - p.seq_q + 1));
         starts.host.as<int64_t>()[random() % batch] = random() % 2 ? -p.seq_q : capacity - p.seq_q;
         starts.send();
+        for (size_t i = 0; i < indices.host.bytes / sizeof(int32_t); ++i)
+            indices.host.as<int32_t>()[i] = int32_t(random() % (capacity / 2)) - 3;
+        indices.send();
         const size_t pages = table.host.bytes / sizeof(int32_t);
         for (size_t i = 0; i < pages; ++i) {  // any order
             const size_t other = random() % (i + 1);
@@ -116,6 +120,7 @@ struct Calls {
         a.q = view(q), a.k = view(k), a.v = view(v), a.out = view(out), a.starts = view(starts);
         if (p.page_size) a.page_table = view(table);
         if (p.axes == SPATTN_THD) a.query_offsets = view(offsets);
+        if (indices.host.bytes) a.indices = view(indices);
         return a;
     }
 
@@ -130,9 +135,13 @@ struct Calls {
     }
 
     const spattn_problem p;
-    Mirrored q, k, v, out, starts, table, offsets;
+    Mirrored q, k, v, out, starts, table, offsets, indices;
 
 private:
+    std::vector<int64_t> lists(int64_t listed) const {
+        if (p.axes == SPATTN_THD) return {p.seq_q, heads_kv, listed};
+        return {batch, p.seq_q, heads_kv, listed};
+    }
     std::vector<int64_t> queries() const {
         if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, dim};
         return {batch, p.seq_q, p.heads_q, dim};
@@ -144,11 +153,11 @@ private:
 };
 
 // A few replays of one call, between which everything moves.
-void compare_replays(const Context& context, const Context& host, const char* text, spattn_problem problem,
-                     std::mt19937& random) {
+void compare_replays(const Context& context, const Context& host, const char* text, int64_t listed,
+                     spattn_problem problem, std::mt19937& random) {
     const Pattern pattern = abi::parse(text);
     const Plan plan = abi::make_plan(context.get(), pattern.get(), problem);
-    Calls calls(problem, random);
+    Calls calls(problem, listed, random);
     calls.move(random);
     problem.flags |= SPATTN_PLAN_REFERENCE;
     const Plan truth = abi::make_plan(host.get(), pattern.get(), problem);
@@ -179,7 +188,8 @@ TEST(caches_change_between_replays) {
     const Context context = make_context(), host = abi::make_context();
     std::mt19937 random(8);
     int n = 0;
-    for (const char* text : {"full", "window(70,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))"})
+    for (const char* text : {"full", "window(70,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
+                             "runtime_tokens(40)", "causal & runtime_blocks(1,24,40)"})
         for (const int64_t page_size : {0, 1, 16, 64, 128})
             for (const int64_t queries : {1, 5, 150})
                 for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_THD}) {
@@ -190,7 +200,7 @@ TEST(caches_change_between_replays) {
                                      (axes == SPATTN_THD ? ", ragged" : "");
                     auto problem = problem_of(queries, group, page_size, 0);
                     problem.axes = axes;
-                    compare_replays(context, host, text, problem, random);
+                    compare_replays(context, host, text, std::strstr(text, "runtime") ? 40 : 0, problem, random);
                 }
 }
 

@@ -61,7 +61,8 @@ wait
 # What takes minutes under a tool is left out: long rows.
 cases="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward
     orders_by_tensor_cores plain_rows options_of_all_plain_rows values_in_keys isolation misaligned_views scales
-    small_heads_and_blocks two_streams_at_once graph_capture_and_replay allocator_hooks_are_honoured"
+    small_heads_and_blocks two_streams_at_once graph_capture_and_replay allocator_hooks_are_honoured
+    tokens_go_to_their_places"
 # One case of 11: a number that shares a factor with those of patterns (14) or lengths (13) would miss most of them.
 # Small problems: under a tool a kernel takes a hundred times as long.
 small="--problems 250 --work 3e6 --tokens 600 --patience 200"

@@ -348,6 +348,8 @@ private:
                                                         {"cache in pages", p.page_size > 0},
                                                         {"ragged queries", problem.is_ragged()},
                                                         {"lists at run time", problem.drawn.list_most > 0},
+                                                        {"lists on a cache",
+                                                         problem.is_on_cache() && problem.drawn.list_most > 0},
                                                         {"dispatched queries", facts.dispatches},
                                                         {"dispatched queries in rounds", facts.has_rounds}};
         for (const auto& [name, is_so] : kinds)

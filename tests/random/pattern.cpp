@@ -279,7 +279,7 @@ Pattern parse(const std::string& text) {
     return made(text.c_str(), [&](auto out) { return spattn_pattern_parse(text.c_str(), out); });
 }
 
-DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool is_group) {
+DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool is_group, bool on_cache) {
     Drawing drawing(random, e);
     DrawnPattern drawn;
     if (!is_long && random.one_in(is_group ? 1 : 10)) {
@@ -287,14 +287,15 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
         // Half of the blocks are of sizes that tiles make up, so that rows which read layouts take them, too.
         const bool fits_tiles = random.one_in(2);
         const auto block = [&] { return fits_tiles ? random.of({16, 32, 64, 128, 192, 256, 384}) : random.size(70); };
-        drawn.list_block_q = has_blocks && !random.one_in(3) ? block() : 1;  // 1: each query has a list of its own
+        drawn.list_block_q = has_blocks && !on_cache && !random.one_in(3) ? block() : 1;  // 1: each query has a list of its own
         drawn.list_block_k = has_blocks ? block() : 1;
         drawn.list_most = random.size(has_blocks ? 8 : is_group ? 1000 : 100);
         drawn.pattern = has_blocks ? parse(join("runtime_blocks(", drawn.list_block_q, ",", drawn.list_block_k, ",",
                                                 drawn.list_most, ")"))
                                    : parse(join("runtime_tokens(", drawn.list_most, ")"));
         if (random.one_in(2)) {
-            drawn.known = parse(join("causal & (sink(3) | window(", random.size(e.seq_k), ",0))"));
+            drawn.known =
+                parse(on_cache ? "causal" : join("causal & (sink(3) | window(", random.size(e.seq_k), ",0))"));
             const spattn_pattern* parts[2] = {drawn.pattern.get(), drawn.known.get()};
             drawn.pattern = made("lists", [&](auto out) { return spattn_pattern_intersection(parts, 2, out); });
         }

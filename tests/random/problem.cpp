@@ -336,13 +336,13 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
     if (is_group) draw_group(random, p);
     draw_numbers(random, p);
-    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && !is_group && !gathers && random.one_in(6))
+    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && !is_group && random.one_in(gathers ? 3 : 6))
         draw_cache(random, p), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
-    do
-        problem.drawn = draw_pattern(random, {p.batch, p.heads_q, rows, p.seq_k}, is_long || is_uniform, is_group);
-    while (problem.is_on_cache() && problem.drawn.list_most);
+    const bool on_cache = problem.is_on_cache(), is_listed = is_group || (on_cache && random.one_in(gathers ? 1 : 3));
+    const Extents extents{p.batch, p.heads_q, rows, p.seq_k};
+    problem.drawn = draw_pattern(random, extents, !is_listed && (is_long || is_uniform), is_listed, on_cache);
     problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
     problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
     return problem;
@@ -372,19 +372,33 @@ Keys Keys::of_pattern(const Problem& problem) {
     return keys;
 }
 
-Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts) {
+Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts, const std::vector<int64_t>& indices,
+                    const std::vector<int64_t>& counts) {
     const spattn_problem& p = problem.c;
-    const Keys whole = of_pattern(problem);
+    const DrawnPattern& d = problem.drawn;
+    const Keys whole = d.list_most ? Keys(p.heads_q) : of_pattern(problem);
     Keys keys(p.heads_q);
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t h = 0; h < p.heads_q; ++h) {
             Rows rows;
             rows.row_ptr.push_back(0);
+            const auto see = [&](int64_t token, int64_t key) {
+                if (key <= token) rows.col_idx.push_back(int32_t(key));
+            };
+            const auto see_listed = [&](int64_t token, int64_t list) {
+                const int64_t count = counts.empty() ? d.list_most : std::min(counts[size_t(list)], d.list_most);
+                for (int64_t i = 0; i < count; ++i) {
+                    const int64_t first = indices[size_t(list * d.list_most + i)] * d.list_block_k;
+                    for (int64_t key = first; first >= 0 && key < first + d.list_block_k; ++key) see(token, key);
+                }
+            };
             for (int64_t n = 0; n < p.seq_q; ++n) {
-                const int64_t row = starts[size_t(b)] + n;
-                if (n < problem.queries_of(b) && row >= 0 && row < p.seq_k)
-                    for (const int32_t key : whole.of(b, h, row))
-                        if (key <= row) rows.col_idx.push_back(key);
+                const int64_t token = starts[size_t(b)] + n;
+                const bool is_there = n < problem.queries_of(b) && token >= 0 && token < p.seq_k;
+                if (is_there && d.list_most)
+                    see_listed(token, (b * p.seq_q + n) * p.heads_kv + h / problem.group());
+                else if (is_there)
+                    for (const int32_t key : whole.of(b, h, token)) see(token, key);
                 rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
             }
             rows.col_idx.push_back(0);  // so that there is an address
@@ -494,13 +508,11 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
 }
 
 Keys Tensors::make_keys(Problem& problem) {
-    if (problem.is_on_cache()) {
-        starts = draw_starts(problem.random, problem.c);
-        return Keys::of_cache(problem, starts);
-    }
-    if (!problem.drawn.list_most) return Keys::of_pattern(problem);
-    indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
-    return Keys::of_lists(problem, indices, counts);
+    if (problem.is_on_cache()) starts = draw_starts(problem.random, problem.c);
+    if (problem.drawn.list_most)
+        indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
+    if (problem.is_on_cache()) return Keys::of_cache(problem, starts, indices, counts);
+    return indices.empty() ? Keys::of_pattern(problem) : Keys::of_lists(problem, indices, counts);
 }
 
 void Tensors::fill(Problem& problem) {
@@ -588,6 +600,15 @@ void Tensors::pack(Problem& problem) {
                 ragged.q.set(0, h, problem.query_offsets[size_t(b)] + n, row.data());
             }
     }
+    const auto pack_lists = [&](const std::vector<int64_t>& from, std::vector<int64_t>& to, int64_t of_query) {
+        if (from.empty()) return;
+        for (int64_t n = 0; n < problem.ragged_rows * of_query; ++n) to.push_back(random.in(-3, problem.c.seq_k));
+        for (int64_t b = 0; b < problem.c.batch; ++b)
+            std::copy_n(from.begin() + b * problem.c.seq_q * of_query, problem.queries_of(b) * of_query,
+                        to.begin() + problem.query_offsets[size_t(b)] * of_query);
+    };
+    pack_lists(indices, ragged.indices, problem.c.heads_kv * problem.drawn.list_most);
+    pack_lists(counts, ragged.counts, problem.c.heads_kv);
 }
 
 void Tensors::unpack(const Problem& problem) {

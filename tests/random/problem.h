@@ -89,8 +89,9 @@ public:
         return {rows.col_idx.data() + rows.row_ptr[size_t(row)], rows.col_idx.data() + rows.row_ptr[size_t(row) + 1]};
     }
     static Keys of_pattern(const Problem& problem);
-    // starts: of each batch entry
-    static Keys of_cache(const Problem& problem, const std::vector<int64_t>& starts);
+    // starts: of each batch entry; indices, counts: empty where the pattern says which keys a query sees
+    static Keys of_cache(const Problem& problem, const std::vector<int64_t>& starts,
+                         const std::vector<int64_t>& indices, const std::vector<int64_t>& counts);
     // indices: [batch][rows][heads_kv][most]
     static Keys of_lists(const Problem& problem, const std::vector<int64_t>& indices,
                          const std::vector<int64_t>& counts);
@@ -118,6 +119,7 @@ struct Tensors {
     Operand pool_k, pool_v;
     struct Ragged {  // the rows of a ragged call: batch entry 0 has all
         Operand q, out, lse, max_logits;
+        std::vector<int64_t> indices, counts;
     } ragged;
     Keys keys;
     bool is_misaligned = false, has_gaps = false, is_transposed = false, is_shared = false;

@@ -250,10 +250,13 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     f.query_offsets = memory.lists(problem.query_offsets, {p.batch + 1}, problem.index % 5 < 2);
     if (p.page_size) f.page_table = memory.lists(t.page_table, {p.batch, p.seq_k / p.page_size}, problem.index % 3 == 0);
     if (problem.drawn.list_most) {
-        const int64_t lists = (p.seq_q + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
+        const bool is_ragged = problem.is_ragged();
+        const int64_t batch = is_ragged ? 1 : p.batch, queries = is_ragged ? problem.ragged_rows : p.seq_q;
+        const int64_t lists = (queries + problem.drawn.list_block_q - 1) / problem.drawn.list_block_q;
         const auto is_wide = [&] { return problem.random.one_in(2); };
-        f.indices = memory.lists(t.indices, {p.batch, lists, p.heads_kv, problem.drawn.list_most}, is_wide());
-        f.index_counts = memory.lists(t.counts, {p.batch, lists, p.heads_kv}, is_wide());
+        const auto &indices = is_ragged ? t.ragged.indices : t.indices, &counts = is_ragged ? t.ragged.counts : t.counts;
+        f.indices = rows.lists(indices, {batch, lists, p.heads_kv, problem.drawn.list_most}, is_wide());
+        f.index_counts = rows.lists(counts, {batch, lists, p.heads_kv}, is_wide());
     }
     f.workspace_bytes = workspace_bytes(plan, SPATTN_OP_FORWARD), f.workspace = memory.spoiled(f.workspace_bytes);
     spattn_status status = spattn_forward(plan, &f);

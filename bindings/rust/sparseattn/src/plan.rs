@@ -127,7 +127,7 @@ impl Problem {
     /// a call has, which begin where [`Forward::starts`](crate::Forward::starts) says. The pattern is that of the
     /// whole sequence, and is cut to what is causal. With [`Axes::Thd`] entries have any numbers of queries, which
     /// [`Forward::query_offsets`](crate::Forward::query_offsets) tells apart: [`new`](Self::new) was given how many all
-    /// have together. A plan with `backward`, `q_offset` or lists of a call beside it is
+    /// have together. A plan with `backward`, `q_offset` or lists under more than causal beside it is
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
     ///
     /// ```

@@ -211,7 +211,7 @@ impl<'a> Forward<'a> {
         lse: ViewMut,
         /// Written: the largest score of each query, f32.
         max_logits: ViewMut,
-        /// The keys of `runtime_tokens` and `runtime_blocks`.
+        /// The keys of `runtime_tokens` and `runtime_blocks`; on a cache tokens of each query's own sequence.
         indices: View,
         /// How many entries of each list count.
         index_counts: View,

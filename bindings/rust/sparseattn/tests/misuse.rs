@@ -128,7 +128,7 @@ fn caches() {
     }
     demand(Unsupported, "problem.flags", plan(cache.backward(true)).err().unwrap());
     demand(Unsupported, "problem.flags", plan(cache.q_offset(0)).err().unwrap());
-    demand(Unsupported, "pattern", context.plan(&runtime_tokens(4), &cache).err().unwrap());
+    demand(Unsupported, "pattern", context.plan(&(runtime_tokens(4) & sink(2)), &cache).err().unwrap());
 
     let (plain, whole, paged) =
         (plan(cache.starts(false)).unwrap(), plan(cache).unwrap(), plan(cache.page_size(4)).unwrap());
