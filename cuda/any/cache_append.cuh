@@ -10,6 +10,7 @@
 #include "any/divisor.h"
 #include "core/dtype.h"
 #include "core/math.h"
+#include "ptx/prefetch.cuh"
 #include "runtime/device.h"
 #include "runtime/launch.h"
 
@@ -67,6 +68,17 @@ __device__ __forceinline__ void append_rows(const CopiedRows& rows, const Diviso
     }
 }
 
+// What a thread reads first, on its way while the token's place is looked up.
+__device__ __forceinline__ void prefetch_row(const CopiedRows& rows, const Divisor& units, int heads, int64_t batch,
+                                             int64_t row, int first) {
+    if (first >= heads * rows.units) return;
+    const TensorView& call = rows.call;
+    const int head = first / units;
+    const int64_t unit = first - head * units;
+    const int64_t at = batch * call.batch + row * call.row + head * call.head + unit * call.column;
+    ptx::prefetch_l2(static_cast<const char*>(call.data) + at * rows.unit);
+}
+
 static __global__ void __launch_bounds__(append_threads)
     append_kernel(const __grid_constant__ AppendParams params) {
     const int of_cta = int(threadIdx.x) / params.threads_of_token, step = params.threads_of_token;
@@ -78,6 +90,8 @@ static __global__ void __launch_bounds__(append_threads)
         const int64_t seq_q = params.rows.seq_q;
         const int64_t batch = n <= INT32_MAX ? unsigned(n) / unsigned(seq_q) : n / seq_q;
         const int64_t row = n - batch * seq_q;
+        prefetch_row(params.k, params.units_k, params.heads, batch, row, first);
+        prefetch_row(params.v, params.units_v, params.heads, batch, row, first);
         const AppendParams::Place to = params.place_of(batch, row);
         if (to.row < 0) continue;
         append_rows(params.k, params.units_k, params.heads, batch, row, to, first, step);
