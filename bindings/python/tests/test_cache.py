@@ -181,7 +181,7 @@ def test_what_is_wrong_is_named():
         (sa.ShapeError, "page_table", lambda: sa.plan(STREAMING, q, k_pool, v_pool, starts=True, page_table=table[0])),
         (sa.ArgumentError, "problem.page_size", lambda: sa.plan(STREAMING, q, k_pool, v_pool, page_table=table)),
         (sa.UnsupportedError, "problem.flags", lambda: sa.plan(STREAMING, q, k, v, starts=True, backward=True)),
-        (sa.UnsupportedError, "pattern", lambda: sa.plan(sa.runtime_tokens(3), q, k, v, starts=True)),
+        (sa.UnsupportedError, "pattern", lambda: sa.plan(sa.runtime_tokens(3) & sa.sink(2), q, k, v, starts=True)),
     ]
     for kind, argument, call in calls:
         with pytest.raises(kind) as raised:

@@ -286,6 +286,29 @@ def test_values_in_keys():
     torch.testing.assert_close(sat.decode(q[:, 35:], cache, STREAMING), right[:, 35:], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("block", [1, 4])
+def test_lists_name_tokens_of_the_sequence(device, block):
+    """Latent attention with an indexer, token by token and behind a prompt: what stands behind a query is not seen."""
+    q, k, _ = operands(torch.float32, device)
+    k = k[:, :, :1]
+    made = torch.Generator().manual_seed(8)
+    lists = torch.randint(-2, SEQ // block + 2, (BATCH, SEQ, 1, 7), generator=made)
+    tokens = (lists[..., None] * block + torch.arange(block)).where(lists[..., None] >= 0, -1).flatten(-2)
+    tokens = tokens.where((tokens <= torch.arange(SEQ)[:, None, None]) & (tokens >= 0), -1).to(device)
+    lists = lists.to(device)
+    right = sat.attention(q, k, None, sa.runtime_tokens(7 * block), head_dim_v=16, indices=tokens)
+    pattern = f"causal & runtime_blocks(1,{block},7)" if block > 1 else "causal & runtime_tokens(7)"
+    cache = sat.KVCache(BATCH, 64, 1, 24, 16, value_in_key=True, page_size=8, pages=20, device=device)
+    for begin, end in [(0, 30), (30, 31), (31, 32), (32, SEQ)]:
+        cache.append(k[:, begin:end], None)
+        out = sat.decode(q[:, begin:end], cache, pattern, indices=lists[:, begin:end])
+        torch.testing.assert_close(out, right[:, begin:end], rtol=2e-5, atol=2e-5)
+    rows = torch.cat([q[0, -1:], q[2, -3:]]), torch.cat([lists[0, -1:], lists[2, -3:]])
+    out = sat.decode(rows[0], cache, pattern, [1, 0, 3], indices=rows[1], index_counts=torch.full((4, 1), 7).to(device))
+    torch.testing.assert_close(out, torch.cat([right[0, -1:], right[2, -3:]]), rtol=2e-5, atol=2e-5)
+
+
 def test_out_is_written_where_it_lies():
     q, k, v = operands()
     cache = make_cache(k, v)
@@ -361,7 +384,9 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "cache", lambda: sat.decode(q, k, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q, cache, STREAMING, axes="thd")),
         (sa.ArgumentError, "problem.heads_kv", lambda: sat.decode(q[:, :, :3], cache, STREAMING)),
-        (sa.UnsupportedError, "pattern", lambda: sat.decode(q, cache, sa.runtime_tokens(3))),
+        (sa.UnsupportedError, "pattern", lambda: sat.decode(q, cache, sa.runtime_tokens(3) & sa.sink(2))),
+        (sa.ArgumentError, "indices", lambda: sat.decode(q, cache, sa.runtime_tokens(3))),
+        (sa.ArgumentError, "indices", lambda: sat.decode(q, cache, STREAMING, indices=q)),
         (sa.ArgumentError, "page_size", lambda: sat.KVCache(1, 8, 1, 8, page_size=0)),
         (sa.ArgumentError, "capacity", lambda: sat.KVCache(1, -8, 1, 8)),
         (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.int32)),

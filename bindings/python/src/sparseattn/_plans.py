@@ -204,7 +204,8 @@ class Plan:
         max_logits    shaped as lse: the largest score of each query, -inf where it sees no key
         sink_logits   float32 [heads_q], in a plan that has them: counts in lse as one more score
         indices       int32 or int64 [batch, rows, heads_kv, max], without batch in "thd": the lists of runtime_tokens,
-                      whose rows are the queries, or of runtime_blocks, whose rows are blocks of them
+                      whose rows are the queries, or of runtime_blocks, whose rows are blocks of them. In a plan with
+                      starts they name tokens of the sequence
         index_counts  int32 or int64 [batch, rows, heads_kv]: how many entries of each list count, from its first; None
                       is all
         starts        int32 or int64 [batch], in a plan that has them: query i of an entry is row starts + i of the

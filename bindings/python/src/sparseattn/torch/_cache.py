@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         scale: float | None
         softcap: float | None
         sink_logits: torch.Tensor | None
+        indices: torch.Tensor | None
+        index_counts: torch.Tensor | None
         reference: bool
         tf32: bool
         context: Context | None
@@ -387,6 +389,8 @@ def decode(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    index_counts: torch.Tensor | None = None,
     reference: bool = False,
     tf32: bool = False,
     context: Context | None = None,
@@ -409,6 +413,10 @@ def decode(
     counts   integers [batch], with a q of tokens of all entries, else None: how many are those of each. Rows behind all
              of them see nothing. A tensor on the cache's device is read there alone
     axes     "bshd"; "bhsd" for a q of [batch, heads_q, n, head_dim]. A q of three axes is "thd" in any case
+    indices  int32 or int64 [batch, n, heads_kv, most], or [tokens, heads_kv, most]: the lists of a pattern that is
+             runtime_tokens, or runtime_blocks with a block_q of 1, alone or under causal. They name tokens of the
+             entry's own sequence, and no query sees one behind it. index_counts [batch, n, heads_kv] says how many
+             entries of each list count, None: all
     out      shaped as q with head_dim_v, written and returned where given
 
     scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
@@ -420,7 +428,8 @@ def decode(
     Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
-    return outside_of_graphs(_decode, q, cache, pattern, counts, sink_logits, options, context, out, return_lse)
+    given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+    return outside_of_graphs(_decode, q, cache, pattern, counts, given, options, context, out, return_lse)
 
 
 def _decode(
@@ -428,7 +437,7 @@ def _decode(
     cache: Any,
     pattern: Any,
     counts: Any,
-    sink_logits: Any,
+    given: dict[str, Any],
     options: tuple[Any, ...],
     context: Any,
     out: Any,
@@ -438,6 +447,7 @@ def _decode(
     if not isinstance(cache, KVCache):
         message = f"argument cache is {type(cache).__name__}; accepted: a sparseattn.torch.KVCache"
         raise DTypeError(message, "SPATTN_E_DTYPE", "cache")
+    sink_logits = given["sink_logits"]
     refuse_gradients("cache", WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
     refuse_transforms(q=q, sink_logits=sink_logits)
     axes, scale, softcap, *flags = options
@@ -459,7 +469,7 @@ def _decode(
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
-    more = {"page_table": table, "sink_logits": sink_logits}
+    more = {"page_table": table, **given}
     if is_ragged:
         more |= {"starts": cache.lengths - counts, "query_offsets": _offsets_of(counts)}
     else:
