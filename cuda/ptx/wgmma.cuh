@@ -19,9 +19,8 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// wgmma_wait<0> in other words: two branches that begin with the same wait would be merged, and the one wait then
-// moves up
-// over arithmetic that should run while the wgmmas do.
+// wgmma_wait<0> in other words: two branches that begin with the same wait would be merged, and the one wait then moves
+// up over arithmetic that should run while the wgmmas do.
 __device__ __forceinline__ void wgmma_wait_all() {
     asm volatile("wgmma.wait_group.sync.aligned 0; // all" ::: "memory");
 }
@@ -29,9 +28,8 @@ __device__ __forceinline__ void wgmma_wait_all() {
 // Low word of the descriptor of a tile whose rows are 128 bytes, swizzled as the copy engine writes them; its base is a
 // multiple of 1024. `panel` is the bytes from one 64-column panel to the next: read only where the instruction's n
 // columns run along the rows (transposed b). Steps along the tile add bytes / 16. The shuffle tells the compiler that
-// the
-// word is one for the warp: descriptors live in uniform registers. The high word is the same for all such
-// tiles: groups of 8 rows follow each other, swizzle of 128 bytes.
+// the word is one for the warp: descriptors live in uniform registers. The high word is the same for all such tiles:
+// groups of 8 rows follow each other, swizzle of 128 bytes.
 __device__ __forceinline__ uint32_t wgmma_descriptor(const void* shared, uint32_t panel) {
     return __shfl_sync(~0u, (shared_address(shared) & 0x3FFFF) >> 4 | (panel >> 4) << 16, 0);
 }

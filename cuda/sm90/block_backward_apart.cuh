@@ -26,18 +26,20 @@
 //
 // What binds. A 64 x 128 block is 512 cycles of the tensor unit for each product, and the first two read both operands
 // from shared memory at its full rate. Steps come two or three ahead, so what the producer does between a slot that is
-// free and its boxes counts. Residue classes wait for that most: in 24 registers it spills some at each step. A task's
-// end and the next one's begin are 18 % of block_diagonal512_16k, whose steps run at 730 TFLOP/s; dilated_16k keeps the
-// way between the halves of L2 busy for 79 % of its time (ncu). Measured
-// (H200, bf16, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks
-// (bsr128_10_16k) 474, window1k_16k 395, block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74,
-// strided_16k 89, longnet_128k 213, landmark_64k 273, global_tokens_64k 264; as a union in pieces
-// sparse_transformer_16k 92. With a launch for each walk, every step loaded and sums of pieces read one by one it was
-// 459 for random blocks and 345 for block_diagonal512_16k; 54, 65, 195, 263, 238 and 48 in other orders.
+// free and its boxes counts. Residue classes wait for that most: in 24 registers it spills some at each step. Of
+// block_diagonal512_16k 12 % are ends and begins of tasks, when the other warpgroup has the tensor unit; dilated_16k
+// keeps the way between the halves of L2 busy for 79 % of its time (ncu). Measured (H200, bf16, L2 cold, TFLOP/s of 10
+// pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks (bsr128_10_16k) 474, window1k_16k 395,
+// block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74, strided_16k 89, longnet_128k 213,
+// landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92. With a launch for each walk,
+// every step loaded and sums of pieces read one by one it was 459 for random blocks and 345 for block_diagonal512_16k;
+// 54, 65, 195, 263, 238 and 48 in other orders.
 //
 // Tried and dropped: sums as members of what is made for each task (ptxas takes those of both walks for alive at once,
 // and serializes the products); 40 registers a producer (the same, in any order of tokens); what belongs to own queries
-// read under the first scores instead of before them (block diagonals the same, residue classes +2 to +4 %).
+// read under the first scores instead of before them (block diagonals the same, residue classes +2 to +4 %); the next
+// task's first scores begun before sums leave (block_diagonal512_16k 434 -> 432 us, residue classes +5 to +38 %: ends
+// shrink, and waits for products grow by as much).
 #pragma once
 
 #include <algorithm>
