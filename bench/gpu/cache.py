@@ -13,8 +13,6 @@ causal, where its wheel is. `append_us` is what it takes to write the keys and v
 pages, and `torch_append_us` what torch's own operators take for that. Results are compared with torch's in float32
 (`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
 """
-import fnmatch
-import json
 import typing
 
 import torch
@@ -23,7 +21,7 @@ import torch_peers
 from abi import DTYPES, Library, ffi, sized
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
-from report import digits, first_line, origin, results_file
+from report import digits, first_line, write_cases
 
 CAPACITY, HEAD_DIM = 131072, 128
 
@@ -200,14 +198,8 @@ def main():
     parser = make_library_parser(__doc__)
     parser.add_argument("--case", default="*")
     options = parser.parse_args()
-    library, common = Library(options.library), origin(options.toolkit)
-    with results_file(options.out, "_cache").open("w") as stream:
-        for case in CASES:
-            if fnmatch.fnmatch(case.name, options.case):
-                line = run_case(library, case)
-                stream.write(json.dumps({**line, **common}) + "\n")
-                stream.flush()
-                print(describe(line), flush=True)
+    library = Library(options.library)
+    write_cases(options, "_cache", CASES, lambda case: run_case(library, case), describe)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ without a cache, of lists of single keys that name rows of the pool: what findin
 listed keys and values come to, `tflops` 2 heads queries list (head_dim + head_dim_v). A JSON line for each case goes to
 <out>/<gpu>_cache_lists.jsonl.
 """
-import fnmatch
-import json
 import typing
 
 import torch
 from abi import DTYPES, Library, ffi, sized
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
-from report import digits, first_line, origin, results_file
+from report import digits, first_line, write_cases
 
 CAPACITY, PAGE_SIZE = 131072, 64
 
@@ -143,20 +141,18 @@ def run_case(library, case):
             "max_err": error, "empty_us": digits(empty_us())}
 
 
+def describe(line):
+    return (f"{line['case']:16} {line['us']:8} us  rows {line['rows_us']}  naive {line['naive_us']}  "
+            f"{line['gigabytes_a_second']} GB/s  {line['tflops']} TFLOP/s  err {line['max_err']:.1e}  "
+            f"{line['kernel']}")
+
+
 def main():
     parser = make_library_parser(__doc__)
     parser.add_argument("--case", default="*")
     options = parser.parse_args()
-    library, common = Library(options.library), origin(options.toolkit)
-    with results_file(options.out, "_cache_lists").open("w") as stream:
-        for case in CASES:
-            if fnmatch.fnmatch(case.name, options.case):
-                line = run_case(library, case)
-                stream.write(json.dumps({**line, **common}) + "\n")
-                stream.flush()
-                print(f"{line['case']:16} {line['us']:8} us  rows {line['rows_us']}  naive {line['naive_us']}  "
-                      f"{line['gigabytes_a_second']} GB/s  {line['tflops']} TFLOP/s  err {line['max_err']:.1e}  "
-                      f"{line['kernel']}", flush=True)
+    library = Library(options.library)
+    write_cases(options, "_cache_lists", CASES, lambda case: run_case(library, case), describe)
 
 
 if __name__ == "__main__":

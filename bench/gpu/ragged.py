@@ -10,9 +10,7 @@ sequences, one call after the other, as many as there are numbers (`calls_apart`
 pages, causal, where its wheel is. Results are compared with those of the calls apart (`max_err`). A JSON line for each case goes to
 <out>/<gpu>_ragged.jsonl.
 """
-import fnmatch
 import itertools
-import json
 import typing
 
 import torch
@@ -20,7 +18,7 @@ from abi import DTYPES, Library, ffi, sized
 from cache import CAPACITY, HEAD_DIM, STREAMING
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
-from report import digits, first_line, origin, results_file
+from report import digits, first_line, write_cases
 
 HEADS, HEADS_KV, PAGE_SIZE = 64, 8, 128
 
@@ -120,19 +118,17 @@ def run_case(library, case):
             "max_err": error, "empty_us": digits(empty_us())}
 
 
+def describe(line):
+    return (f"{line['case']:34} {line['us']:8} us  apart {line['apart_us']} ({line['calls_apart']})"
+            f"  fa4 {line['fa4_us']}  err {line['max_err']:.1e}  {line['kernel']}")
+
+
 def main():
     parser = make_library_parser(__doc__)
     parser.add_argument("--case", default="*")
     options = parser.parse_args()
-    library, common = Library(options.library), origin(options.toolkit)
-    with results_file(options.out, "_ragged").open("w") as stream:
-        for case in CASES:
-            if fnmatch.fnmatch(case.name, options.case):
-                line = run_case(library, case)
-                stream.write(json.dumps({**line, **common}) + "\n")
-                stream.flush()
-                print(f"{line['case']:34} {line['us']:8} us  apart {line['apart_us']} ({line['calls_apart']})"
-                      f"  fa4 {line['fa4_us']}  err {line['max_err']:.1e}  {line['kernel']}", flush=True)
+    library = Library(options.library)
+    write_cases(options, "_ragged", CASES, lambda case: run_case(library, case), describe)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What every line says of its run, and where lines go."""
 import datetime
+import fnmatch
+import json
 import pathlib
 import re
 import subprocess
@@ -37,3 +39,15 @@ def results_file(folder, suffix=""):
     file = folder / (re.sub("[^a-z0-9]", "_", gpu) + suffix + ".jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
+
+
+def write_cases(options, suffix, cases, run_case, describe):
+    """Runs the cases that --case names: each makes a line, which goes to the results and, described, to the terminal."""
+    common = origin(options.toolkit)
+    with results_file(options.out, suffix).open("w") as stream:
+        for case in cases:
+            if fnmatch.fnmatch(case.name, options.case):
+                line = run_case(case)
+                stream.write(json.dumps({**line, **common}) + "\n")
+                stream.flush()
+                print(describe(line), flush=True)
