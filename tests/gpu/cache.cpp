@@ -244,20 +244,21 @@ TEST(tokens_go_to_their_places) {
     }
 }
 
-// More tokens than a launch has CTAs for.
+// More tokens than a launch has CTAs for, of which one has two: some CTAs come round again.
 TEST(a_long_prompt_is_appended) {
     NEEDS_GPU();
     const Context context = make_context();
+    constexpr int64_t dims = 1024;
     auto p = abi::sized<spattn_problem>();
     p.flags = SPATTN_PLAN_STARTS | SPATTN_PLAN_VALUE_IN_KEY;
-    p.heads_q = p.heads_kv = 1, p.batch = 2, p.seq_q = 9000, p.seq_k = 10000, p.head_dim = 256, p.dtype = abi::bf16;
-    abi::Tensor rows({2, p.seq_q, 1, 256}, abi::bf16), starts({2}, abi::i32);
-    for (int64_t i = 0; i < 2 * p.seq_q * 256; ++i) rows.as<uint16_t>()[i] = uint16_t(i / 256 * 31 + i % 256);
+    p.heads_q = p.heads_kv = 1, p.batch = 2, p.seq_q = 4500, p.seq_k = 5000, p.head_dim = dims, p.dtype = abi::bf16;
+    abi::Tensor rows({2, p.seq_q, 1, dims}, abi::bf16), starts({2}, abi::i32);
+    for (int64_t i = 0; i < 2 * p.seq_q * dims; ++i) rows.as<uint16_t>()[i] = uint16_t(i / dims * 31 + i % dims);
     starts.as<int32_t>()[0] = 1000, starts.as<int32_t>()[1] = 3;
     spattn_tensor on_device[3] = {rows.view, rows.view, starts.view};
-    const int64_t shape[] = {2, p.seq_k, 1, 256}, strides[] = {p.seq_k * 256, 256, 256, 1};
+    const int64_t shape[] = {2, p.seq_k, 1, dims}, strides[] = {p.seq_k * dims, dims, dims, 1};
     on_device[1].shape = shape, on_device[1].strides = strides;
-    const size_t bytes[] = {rows.bytes, size_t(2 * p.seq_k * 512), starts.bytes};
+    const size_t bytes[] = {rows.bytes, size_t(2 * p.seq_k * dims) * sizeof(uint16_t), starts.bytes};
     for (int i = 0; i < 3; ++i) {
         on_device[i].device = {SPATTN_CUDA, 0};
         cuda(cudaMalloc(&on_device[i].data, bytes[i]), "an operand");
@@ -268,16 +269,16 @@ TEST(a_long_prompt_is_appended) {
     auto args = abi::sized<spattn_cache_append_args>();
     args.k_new = &on_device[0], args.k = &on_device[1], args.starts = &on_device[2];
     succeed(spattn_cache_append(context.get(), &p, &args), "append");
-    std::vector<uint16_t> found(size_t(2 * p.seq_k * 256));
+    std::vector<uint16_t> found(size_t(2 * p.seq_k * dims));
     cuda(cudaMemcpy(found.data(), on_device[1].data, bytes[1], cudaMemcpyDeviceToHost), "from the device");
     bool holds = true;
     for (int64_t b = 0; b < 2; ++b)
         for (int64_t token = 0; token < p.seq_k; ++token) {
             const int64_t row = token - starts.as<int32_t>()[b];
-            for (int64_t c = 0; c < 256; ++c) {
+            for (int64_t c = 0; c < dims; ++c) {
                 const uint16_t want = row < 0 || row >= p.seq_q ? 0xffff
-                                                                : rows.as<uint16_t>()[(b * p.seq_q + row) * 256 + c];
-                holds &= found[size_t((b * p.seq_k + token) * 256 + c)] == want;
+                                                                : rows.as<uint16_t>()[(b * p.seq_q + row) * dims + c];
+                holds &= found[size_t((b * p.seq_k + token) * dims + c)] == want;
             }
         }
     CHECK(holds);
