@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import as_array, dtype_code, integers, tensor_in, tensor_out
+from ._arrays import dtype_code, integers, tensor_in, tensor_out
 from ._core import Context, ShapeError, UnsupportedError, check, default_context, ffi, lib, required_context, sized
 from ._libraries import module_of
 from ._problem import make_problem, sizes_of
@@ -86,11 +86,12 @@ def cache_append(
         numbers = {"counts": counts, "page_table": page_table, "query_offsets": query_offsets}
         module.cache_append(k_new, v_new, k, v, starts=starts, **numbers, axes=axes, context=context)
         return
-    tensors = {"k_new": tensor_in(k_new, "k_new"), "v_new": v_new if v_new is None else tensor_in(v_new, "v_new")}
-    tensors |= {"k": tensor_out(k, "k"), "v": v if v is None else tensor_out(v, "v")}
-    given = {"starts": starts, "counts": counts, "page_table": page_table, "query_offsets": query_offsets}
-    tensors |= {name: x if x is None else integers(x, name) for name, x in given.items()}
-    shapes = [as_array(k_new, "k_new").shape, k.shape, None if v is None else v.shape]
-    shapes.append(None if page_table is None else as_array(page_table, "page_table").shape)
+    rows, written = {"k_new": k_new, "v_new": v_new}, {"k": k, "v": v}
+    numbers = {"starts": starts, "counts": counts, "page_table": page_table, "query_offsets": query_offsets}
+    tensors = {name: x if x is None and name == "v_new" else tensor_in(x, name) for name, x in rows.items()}
+    tensors |= {name: x if x is None and name == "v" else tensor_out(x, name) for name, x in written.items()}
+    tensors |= {name: x if x is None else integers(x, name) for name, x in numbers.items()}
+    of_shapes = (tensors[name] for name in ("k_new", "k", "v", "page_table"))
+    shapes = [x if x is None else tuple(x.shape[0 : x.ndim]) for x in of_shapes]
     problem = append_problem(shapes, axes, dtype_code(k.dtype, "k"))
     AppendCall(default_context() if context is None else required_context(context), problem, tensors).run()
