@@ -110,8 +110,8 @@ struct BackwardTile : Tile<D, ByKey> {
           head(int(task.head % (ByKey ? params.heads_kv : params.heads_q))) {}
 
     __device__ int head_kv() const { return ByKey ? head : head / params.group; }
-    __device__ const T* queries(const TensorView& x) const { return row_of<T>(x, batch, head_q, 0); }
-    __device__ const T* keys(const TensorView& x) const { return row_of<T>(x, batch, head_kv(), 0); }
+    __device__ HeadRows<T> queries(const TensorView& x) const { return {x, batch, head_q}; }
+    __device__ HeadRows<T> keys(const TensorView& x) const { return {x, batch, head_kv()}; }
 
     // Makes ready to walk what the task lists: next_step() is true for each step of it.
     __device__ void start(int take) {
@@ -201,9 +201,9 @@ struct BackwardTile : Tile<D, ByKey> {
         if (ByKey) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) read_row(shared.tokens[token_of<Real>(at.x, j)], j);
-            Base::dots(params.k, keys(params.k), params.q, queries(params.q), params.head_dim, p);
+            Base::dots(keys(params.k), queries(params.q), params.head_dim, p);
         } else {
-            Base::dots(params.q, queries(params.q), params.k, keys(params.k), params.head_dim, p);
+            Base::dots(queries(params.q), keys(params.k), params.head_dim, p);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -249,29 +249,29 @@ struct Backward : BackwardTile<D, ByKey> {
         Real p[4][4], ds[4][4];
         Base::probabilities(p, ds);
         Real dp[4][4];
-        const auto *v = Base::keys(params.v), *dout = Base::queries(params.dout);
+        const auto v = Base::keys(params.v), dout = Base::queries(params.dout);
         if (ByKey)
-            Base::dots(params.v, v, params.dout, dout, params.head_dim_v, dp);
+            Base::dots(v, dout, params.head_dim_v, dp);
         else
-            Base::dots(params.dout, dout, params.v, v, params.head_dim_v, dp);
+            Base::dots(dout, v, params.head_dim_v, dp);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 ds[i][j] = is_kept(i, j) ? ds[i][j] * (dp[i][j] - Base::delta[ByKey ? j : i]) : 0;
         if (ByKey) {
-            multiply(p, params.dout, dout, params.head_dim_v, second_sums);
-            multiply(ds, params.q, Base::queries(params.q), params.head_dim, first_sums);
+            multiply(p, dout, params.head_dim_v, second_sums);
+            multiply(ds, Base::queries(params.q), params.head_dim, first_sums);
         } else {
-            multiply(ds, params.k, Base::keys(params.k), params.head_dim, first_sums);
+            multiply(ds, Base::keys(params.k), params.head_dim, first_sums);
         }
     }
 
-    __device__ void multiply(const Real (&left)[4][4], const TensorView& view, const typename Base::T* other,
-                             int columns, Real* sums) {
+    __device__ void multiply(const Real (&left)[4][4], const HeadRows<typename Base::T>& other, int columns,
+                             Real* sums) {
         constexpr Real ones[4] = {1, 1, 1, 1};
         Base::share(left);
-        Base::add(view, other, first_column, min(columns, first_column + params.room), ones, sums, params.room);
+        Base::add(other, first_column, min(columns, first_column + params.room), ones, sums, params.room);
     }
 
     __device__ void finish_row(int i) {

@@ -23,7 +23,7 @@ namespace spattn::any {
 
 template <class Real>
 struct ForwardParams {
-    TensorView q, k, v;
+    TensorView q, k, v, k_scales, v_scales;
     LayoutView layout;
     TasksView tasks;
     ForwardOutputs to;
@@ -32,7 +32,7 @@ struct ForwardParams {
     Real scale, softcap;
 };
 
-template <Dtype D>
+template <Dtype D, bool IsFloat8>
 struct Forward : Tile<D, false> {
     using Base = Tile<D, false>;
     using Base::at, Base::shared, Base::is_kept;
@@ -61,14 +61,15 @@ struct Forward : Tile<D, false> {
         for (int i = 0; i < 4; ++i) m[i] = -INFINITY, l[i] = 0;
         Base::open(params.layout.kind_of_head[task.head], task.row, task.skip, task.take);
         const int64_t head_kv = head / params.group;
-        const T *q = row_of<T>(params.q, batch, head, 0), *k = row_of<T>(params.k, batch, head_kv, 0);
-        const T* v = row_of<T>(params.v, batch, head_kv, 0);
+        const HeadRows<T> q(params.q, batch, head);
+        const auto k = key_rows<D, IsFloat8>(params.k, params.k_scales, batch, head_kv);
+        const auto v = key_rows<D, IsFloat8>(params.v, params.v_scales, batch, head_kv);
         while (Base::next()) {
             Real s[4][4], factor[4];
-            Base::dots(params.q, q, params.k, k, params.head_dim, s);
+            Base::dots(q, k, params.head_dim, s);
             softmax(s, factor);
             Base::share(s);
-            Base::add(params.v, v, first_column, last_column, factor, shared.sums(), params.room);
+            Base::add(v, first_column, last_column, factor, shared.sums(), params.room);
         }
         finish();
     }
@@ -140,10 +141,10 @@ struct Forward : Tile<D, false> {
 };
 
 // ---- kernel ----
-template <Dtype D>
+template <Dtype D, bool IsFloat8>
 __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
     block_forward_kernel(const __grid_constant__ ForwardParams<RealOf<D>> params) {
-    Forward<D>(params, *ptx::dynamic_shared<Shared<RealOf<D>>>(), blockIdx.x).run();
+    Forward<D, IsFloat8>(params, *ptx::dynamic_shared<Shared<RealOf<D>>>(), blockIdx.x).run();
 }
 
 // ---- launch ----
@@ -155,6 +156,8 @@ void BlockForward<D>::run(const ForwardArgs& args) {
     const ForwardParams<Real> params{args.q,
                                      args.k,
                                      args.v,
+                                     args.k_scales,
+                                     args.v_scales,
                                      args.layout,
                                      args.tasks,
                                      make_outputs<Real>(args),
@@ -168,7 +171,7 @@ void BlockForward<D>::run(const ForwardArgs& args) {
                                      Real(p.scale),
                                      Real(p.softcap)};
     const unsigned ctas = unsigned(args.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
-    runtime::launch(block_forward_kernel<D>,
+    runtime::launch(p.float8_cache ? block_forward_kernel<D, true> : block_forward_kernel<D, false>,
                     {ctas, unsigned(Shape<Real>::threads(rows)), shared_bytes<Real>(rows, params.room)}, args.stream,
                     params);
 }
@@ -176,7 +179,8 @@ void BlockForward<D>::run(const ForwardArgs& args) {
 template <Dtype D>
 void BlockForward<D>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_forward_kernel<D>, most_shared_bytes<RealOf<D>>(device));
+    runtime::prepare(block_forward_kernel<D, false>, most_shared_bytes<RealOf<D>>(device));
+    runtime::prepare(block_forward_kernel<D, true>, most_shared_bytes<RealOf<D>>(device));
 }
 
 }  // namespace spattn::any

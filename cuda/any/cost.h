@@ -96,13 +96,13 @@ inline double query_bytes(const Problem& p) {
     return double(p.batch * p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
 }
 inline double key_bytes(const Problem& p) {
-    return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+    return double(p.batch * p.heads_kv * p.seq_k) * double(p.head_dim + p.head_dim_v) * p.key_bytes();
 }
 
 // At most so many bytes of keys and values are read for blocks in tiles of `heads` heads: decoding may see few keys.
 inline double visited_bytes(const Problem& p, const LayoutStats& s, int block_k, int heads) {
     const double keys = s.blocks / heads * block_k;
-    return std::min(key_bytes(p), keys * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes);
+    return std::min(key_bytes(p), keys * double(p.head_dim + p.head_dim_v) * p.key_bytes());
 }
 
 // What tasks of gather rows are that share lists: so many tiles of 64 rows, or more, of so many blocks of 64 keys each.

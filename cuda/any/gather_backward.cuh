@@ -78,7 +78,7 @@ struct GatheredQuery : GatherRow<D, Width> {
 
     const GatherBackwardParams<Real>& params;
     Real *const q, *const dout, *const sums;
-    const T *const k, *const v;
+    const HeadRows<T> k, v;
     const int64_t row;
     const Real lse, delta;
 
@@ -88,8 +88,8 @@ struct GatheredQuery : GatherRow<D, Width> {
           q(Base::vectors()),
           dout(q + padded(params.head_dim)),
           sums(dout + padded(params.head_dim_v)),
-          k(row_of<T>(params.k, batch, head_kv, 0)),
-          v(row_of<T>(params.v, batch, head_kv, 0)),
+          k(params.k, batch, head_kv),
+          v(params.v, batch, head_kv),
           row(params.row(batch, head, token)),
           lse(params.space.lse[row]),
           delta(params.space.delta[row]) {
@@ -101,13 +101,13 @@ struct GatheredQuery : GatherRow<D, Width> {
         Base::load(params.dout, row_of<T>(params.dout, batch, head, token), params.head_dim_v, dout);
         Base::clear(sums, params.head_dim);
         while (Base::next()) {
-            Base::dots(q, params.k, k, params.head_dim, tile.products[0]);
-            Base::dots(dout, params.v, v, params.head_dim_v, tile.products[1]);
+            Base::dots(q, k, params.head_dim, tile.products[0]);
+            Base::dots(dout, v, params.head_dim_v, tile.products[1]);
             if (lane < count)
                 tile.products[0][lane] =
                     params.weights(tile.products[0][lane], lse).ds * (tile.products[1][lane] - delta);
             __syncwarp();  // all weights are there
-            Base::add(tile.products[0], params.k, k, params.head_dim, 1, sums);
+            Base::add(tile.products[0], k, params.head_dim, 1, sums);
         }
         __syncthreads();  // sums of all warps of the row are there
         if (!Base::is_there) return;
@@ -123,7 +123,7 @@ struct GatheredQuery : GatherRow<D, Width> {
     __device__ void correct_lse() {
         Real sum = 0;
         while (Base::next()) {
-            Base::dots(q, params.k, k, params.head_dim, tile.products[0]);
+            Base::dots(q, k, params.head_dim, tile.products[0]);
             if (lane < count) sum += params.weights(tile.products[0][lane], lse).p;
         }
         for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
@@ -212,9 +212,9 @@ struct GatheredKey : GatherWarp<D, Width> {
     }
 
     __device__ void step(int head) {
-        const T *q = row_of<T>(params.q, batch, head, 0), *dout = row_of<T>(params.dout, batch, head, 0);
-        Base::dots(k, params.q, q, params.head_dim, tile.products[0]);
-        Base::dots(v, params.dout, dout, params.head_dim_v, tile.products[1]);
+        const HeadRows<T> q(params.q, batch, head), dout(params.dout, batch, head);
+        Base::dots(k, q, params.head_dim, tile.products[0]);
+        Base::dots(v, dout, params.head_dim_v, tile.products[1]);
         if (lane < count) {
             const int64_t row = params.row(batch, head, tile.tokens[lane]);
             const auto [p, ds] = params.weights(tile.products[0][lane], params.space.lse[row]);
@@ -222,8 +222,8 @@ struct GatheredKey : GatherWarp<D, Width> {
             tile.products[1][lane] = p;
         }
         __syncwarp();  // all weights are there
-        Base::add(tile.products[0], params.q, q, params.head_dim, 1, dk);
-        Base::add(tile.products[1], params.dout, dout, params.head_dim_v, 1, dv);
+        Base::add(tile.products[0], q, params.head_dim, 1, dk);
+        Base::add(tile.products[1], dout, params.head_dim_v, 1, dv);
     }
 
     // Where values are columns of keys, dk takes both.

@@ -27,7 +27,7 @@ namespace spattn::any {
 
 template <class Real>
 struct GatherForwardParams {
-    TensorView q, k, v;
+    TensorView q, k, v, k_scales, v_scales;
     GatherLists lists;
     ForwardOutputs to;
     int64_t rows;  // of all query heads
@@ -36,7 +36,7 @@ struct GatherForwardParams {
     Real scale, softcap;
 };
 
-template <Dtype D, int Width>
+template <Dtype D, int Width, bool IsFloat8>
 struct GatheredForward : GatherRow<D, Width> {
     using Base = GatherRow<D, Width>;
     using typename Base::T, typename Base::Real;
@@ -53,13 +53,14 @@ struct GatheredForward : GatherRow<D, Width> {
           sums(q + padded(params.head_dim)) {}
 
     __device__ void run() {
-        const T *k = row_of<T>(params.k, batch, head_kv, 0), *v = row_of<T>(params.v, batch, head_kv, 0);
+        const auto k = key_rows<D, IsFloat8>(params.k, params.k_scales, batch, head_kv);
+        const auto v = key_rows<D, IsFloat8>(params.v, params.v_scales, batch, head_kv);
         Base::load(params.q, row_of<T>(params.q, batch, head, token), params.head_dim, q);
         Base::clear(sums, params.to.head_dim_v);
         while (Base::next()) {
-            Base::dots(q, params.k, k, params.head_dim, tile.products[0]);
+            Base::dots(q, k, params.head_dim, tile.products[0]);
             const Real factor = softmax();
-            Base::add(tile.products[0], params.v, v, params.to.head_dim_v, factor, sums);
+            Base::add(tile.products[0], v, params.to.head_dim_v, factor, sums);
         }
         finish();
     }
@@ -105,10 +106,10 @@ struct GatheredForward : GatherRow<D, Width> {
 };
 
 // ---- kernel ----
-template <Dtype D, int Width>
+template <Dtype D, int Width, bool IsFloat8>
 __global__ void __launch_bounds__(most_gather_warps * 32, gather_ctas)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams<RealOf<D>> params) {
-    GatheredForward<D, Width>(params, ptx::dynamic_shared<void>()).run();
+    GatheredForward<D, Width, IsFloat8>(params, ptx::dynamic_shared<void>()).run();
 }
 
 // ---- launch ----
@@ -122,6 +123,8 @@ void GatherForward<D>::run(const ForwardArgs& args) {
     const GatherForwardParams<Real> params{args.q,
                                            args.k,
                                            args.v,
+                                           args.k_scales,
+                                           args.v_scales,
                                            GatherLists::of(args),
                                            make_outputs<Real>(args),
                                            rows,
@@ -131,7 +134,11 @@ void GatherForward<D>::run(const ForwardArgs& args) {
                                            Real(p.scale),
                                            Real(p.softcap)};
     const bool is_wide = reads_wide<D>(p, {args.k, args.v});
-    runtime::launch(is_wide ? gather_forward_kernel<D, wide<D>> : gather_forward_kernel<D, 1>,
+    const auto kernel = p.float8_cache ? is_wide ? gather_forward_kernel<D, wide<D>, true>
+                                                 : gather_forward_kernel<D, 1, true>
+                        : is_wide      ? gather_forward_kernel<D, wide<D>, false>
+                                       : gather_forward_kernel<D, 1, false>;
+    runtime::launch(kernel,
                     {unsigned(divide_up(rows * share, shape.warps)), shape.threads(), shape.bytes()}, args.stream,
                     params);
 }
@@ -139,8 +146,11 @@ void GatherForward<D>::run(const ForwardArgs& args) {
 template <Dtype D>
 void GatherForward<D>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(gather_forward_kernel<D, wide<D>>, most_gather_bytes(device));
-    runtime::prepare(gather_forward_kernel<D, 1>, most_gather_bytes(device));
+    const size_t bytes = most_gather_bytes(device);
+    runtime::prepare(gather_forward_kernel<D, wide<D>, false>, bytes);
+    runtime::prepare(gather_forward_kernel<D, 1, false>, bytes);
+    runtime::prepare(gather_forward_kernel<D, wide<D>, true>, bytes);
+    runtime::prepare(gather_forward_kernel<D, 1, true>, bytes);
 }
 
 }  // namespace spattn::any

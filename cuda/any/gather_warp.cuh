@@ -75,8 +75,9 @@ template <Dtype D, int Width>
 struct GatherWarp {
     using T = ElementOf<D>;
     using Real = RealOf<D>;
-    struct alignas(Width * sizeof(T)) Columns {
-        T x[Width];
+    template <class Element>
+    struct alignas(Width * sizeof(Element)) Columns {
+        Element x[Width];
     };
     struct alignas(Width == 1 ? sizeof(Real) : 16) Reals {
         Real x[Width];
@@ -121,30 +122,35 @@ struct GatherWarp {
 
     // Lanes that read a row of so many columns at once: a power of two.
     __device__ static int lanes_of(int columns) { return min(32, 1 << (32 - __clz((columns - 1) / Width))); }
-    __device__ const T* row_at(const TensorView& x, const T* rows, int n) const {
-        return rows + tile.tokens[n] * x.row;
-    }
-    __device__ static Columns read(const TensorView& x, const T* row, int column) {
-        return *reinterpret_cast<const Columns*>(row + column * x.column);
+    template <class Rows>
+    __device__ static auto read(const Rows& rows, const typename Rows::Element* row, int column) {
+        return *reinterpret_cast<const Columns<typename Rows::Element>*>(row + column * rows.column);
     }
 
-    // rows: of x, of this batch entry and head. Places beyond the tile's tokens repeat the last, and are not written.
-    __device__ void dots(const Real* own, const TensorView& x, const T* rows, int columns, Real* products) const {
+    // Places beyond the tile's tokens repeat the last, and are not written.
+    template <class Rows>
+    __device__ void dots(const Real* own, const Rows& rows, int columns, Real* products) const {
+        using Element = typename Rows::Element;
         const int lanes = lanes_of(columns), teams = 32 / lanes, member = lane % lanes, team = lane / lanes;
         for (int base = 0; base < count; base += ahead * teams) {
-            const T* row[ahead];
+            const Element* row[ahead];
+            float scale[ahead];
             Real sum[ahead] = {};
 #pragma unroll
-            for (int n = 0; n < ahead; ++n) row[n] = row_at(x, rows, min(base + n * teams + team, count - 1));
+            for (int n = 0; n < ahead; ++n) {
+                const int token = tile.tokens[min(base + n * teams + team, count - 1)];
+                row[n] = rows.at(token), scale[n] = rows.scale(token);
+            }
             for (int c = member * Width; c < columns; c += lanes * Width) {
-                Columns there[ahead];
+                Columns<Element> there[ahead];
 #pragma unroll
-                for (int n = 0; n < ahead; ++n) there[n] = read(x, row[n], c);
+                for (int n = 0; n < ahead; ++n) there[n] = read(rows, row[n], c);
                 const Reals here = *reinterpret_cast<const Reals*>(own + c);
 #pragma unroll
                 for (int n = 0; n < ahead; ++n)
 #pragma unroll
-                    for (int i = 0; i < Width; ++i) sum[n] = fma(here.x[i], to_real(there[n].x[i]), sum[n]);
+                    for (int i = 0; i < Width; ++i)
+                        sum[n] = fma(here.x[i], Real(to_real(there[n].x[i])) * scale[n], sum[n]);
             }
 #pragma unroll
             for (int n = 0; n < ahead; ++n) {
@@ -157,8 +163,9 @@ struct GatherWarp {
     }
 
     // sums = factor * sums + weights . rows of the tile's tokens. Teams take tokens in turn and add up in one order.
-    __device__ void add(const Real* weights, const TensorView& x, const T* rows, int columns, Real factor,
-                        Real* sums) const {
+    template <class Rows>
+    __device__ void add(const Real* weights, const Rows& rows, int columns, Real factor, Real* sums) const {
+        using Element = typename Rows::Element;
         const int lanes = lanes_of(columns), teams = 32 / lanes, member = lane % lanes, team = lane / lanes;
         for (int start = 0; start < columns; start += lanes * Width) {
             const int column = start + member * Width;
@@ -171,16 +178,20 @@ struct GatherWarp {
                 for (int i = 0; i < Width; ++i) sum.x[i] *= factor;
             }
             for (int base = 0; base < count; base += ahead * teams) {
-                Columns there[ahead];
+                Columns<Element> there[ahead];
+                float scale[ahead];
 #pragma unroll
-                for (int n = 0; n < ahead; ++n)
-                    there[n] = read(x, row_at(x, rows, min(base + n * teams + team, count - 1)), inside ? column : 0);
+                for (int n = 0; n < ahead; ++n) {
+                    const int token = tile.tokens[min(base + n * teams + team, count - 1)];
+                    there[n] = read(rows, rows.at(token), inside ? column : 0), scale[n] = rows.scale(token);
+                }
 #pragma unroll
                 for (int n = 0; n < ahead; ++n) {
                     const int at = base + n * teams + team;
                     if (at >= count) continue;
 #pragma unroll
-                    for (int i = 0; i < Width; ++i) sum.x[i] = fma(weights[at], to_real(there[n].x[i]), sum.x[i]);
+                    for (int i = 0; i < Width; ++i)
+                        sum.x[i] = fma(weights[at], Real(to_real(there[n].x[i])) * scale[n], sum.x[i]);
                 }
             }
             for (int m = lanes; m < 32; m *= 2)

@@ -74,7 +74,7 @@ struct GatherWork {
 };
 Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWork& work) {
     const double columns = work.products_q * double(p.head_dim) + work.products_v * double(p.head_dim_v);
-    const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+    const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * p.key_bytes();
     const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
     const double pair_cycles = std::max(bytes / fetched_bytes, 2 * columns / flops_per_cycle);
     const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows) + key_cycles * double(work.keys);
@@ -159,6 +159,7 @@ Kernel block_forward(const char* name) {
             .prepare = prepare_forward<D>,
             .orders = true,
             .max_logits = true,
+            .float8_cache = true,
             .carries = ForwardCarried<RealOf<D>>::bytes,
             .dispatch = dispatch_of<D>()};
 }
@@ -199,7 +200,8 @@ Kernel gather_forward_row(const char* name) {
             .forward = gather_forward<D>,
             .prepare = GatherForward<D>::prepare,
             .family = Family::gather,
-            .max_logits = true};
+            .max_logits = true,
+            .float8_cache = true};
 }
 
 template <Dtype D>

@@ -47,21 +47,20 @@ __device__ Vec<Real> load(const Real* at) {
 
 // Columns [first, first + width) of the rows of `count` tokens. What lies beyond the last column, or has no token, is
 // 0. True where some number is not finite.
-template <class T, class Real>
-__device__ bool stage(const T* rows, const TensorView& x, const int32_t* tokens, int count, int first, int columns,
-                      Real* to) {
+template <class Rows, class Real>
+__device__ bool stage(const Rows& rows, const int32_t* tokens, int count, int first, int columns, Real* to) {
     using S = Shape<Real>;
     constexpr int ahead = 4;  // loads in flight
     const int column = int(threadIdx.x) % S::width, step = int(blockDim.x) / S::width;
     const bool inside = first + column < columns;
-    const T* const from = rows + (inside ? (first + column) * x.column : 0);
+    const auto* const from = rows.first + (inside ? (first + column) * rows.column : 0);
     Real zero = 0;
     for (int row = int(threadIdx.x) / S::width; row < count; row += ahead * step) {
         Real value[ahead];
 #pragma unroll
         for (int n = 0; n < ahead; ++n) {
             const int token = row + n * step < count ? tokens[row + n * step] : no_token;
-            value[n] = inside && token != no_token ? to_real(from[token * x.row]) : Real(0);
+            value[n] = inside && token != no_token ? Real(to_real(from[token * rows.row])) * rows.scale(token) : Real(0);
         }
 #pragma unroll
         for (int n = 0; n < ahead; ++n) {

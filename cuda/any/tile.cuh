@@ -255,14 +255,14 @@ struct Tile {
 
     __device__ bool is_kept(int i, int j) const { return kept >> (4 * i + j) & 1; }
 
-    // s[row][token] of operands with `columns` columns. own, other: of this batch entry and head.
-    __device__ void dots(const TensorView& own_view, const T* own, const TensorView& view, const T* other, int columns,
-                         Real (&s)[4][4]) {
+    // s[row][token] of operands with `columns` columns.
+    template <class Own, class Other>
+    __device__ void dots(const Own& own, const Other& other, int columns, Real (&s)[4][4]) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = 0;
         for (int first = 0; first < columns; first += S::width) {
-            stage(own, own_view, shared.own, at.rows, first, columns, shared.left);
-            stage(other, view, shared.tokens, S::width, first, columns, shared.right);
+            stage(own, shared.own, at.rows, first, columns, shared.left);
+            stage(other, shared.tokens, S::width, first, columns, shared.right);
             __syncthreads();  // both are there
             dot(at, shared.left, shared.right, min(S::width, columns - first), s);
             __syncthreads();  // both may be overwritten
@@ -278,11 +278,11 @@ struct Tile {
     }
 
     // sums = factor * sums + left . columns [first, last) of the step's tokens.
-    __device__ void add(const TensorView& view, const T* other, int first, int last, const Real (&factor)[4],
-                        Real* sums, int ld) {
+    template <class Other>
+    __device__ void add(const Other& other, int first, int last, const Real (&factor)[4], Real* sums, int ld) {
         bool has_seen = false;
         for (int c = 0; first + c < last; c += S::width) {
-            const bool is_odd = stage(other, view, shared.tokens, S::width, first + c, last, shared.right);
+            const bool is_odd = stage(other, shared.tokens, S::width, first + c, last, shared.right);
             // Both factors are there. Numbers that are not finite must not reach rows that do not see their token.
             const bool selects = __syncthreads_or(is_odd);
             if (selects && !has_seen) share_seen();

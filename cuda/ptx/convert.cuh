@@ -39,6 +39,13 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     return word;
 }
 
+// Two float8_e4m3fn as the two fp16 that they are, in a word.
+__device__ __forceinline__ uint32_t widen_float8_pair(uint16_t pair) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(pair));
+    return word;
+}
+
 // -infinity unless keep. A predicated move, which has a pipe of its own: selects and compares share one with max and
 // cost 2.5 times as much (200 against 80 cycles for a 64 x 128 tile beside its row maximum, two warpgroups, H200).
 __device__ __forceinline__ void minus_infinity_unless(float& x, bool keep) {

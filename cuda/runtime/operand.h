@@ -18,10 +18,10 @@ inline Sizes q_sizes(const Problem& p) {
     return {p.batch, p.heads_q, p.seq_q, p.head_dim, dtype_row(p.dtype).bytes};
 }
 inline Sizes k_sizes(const Problem& p) {
-    return {p.batch, p.heads_kv, p.seq_k, p.head_dim, dtype_row(p.dtype).bytes};
+    return {p.batch, p.heads_kv, p.seq_k, p.head_dim, p.key_bytes()};
 }
 inline Sizes v_sizes(const Problem& p) {
-    return {p.batch, p.heads_kv, p.seq_k, p.head_dim_v, dtype_row(p.dtype).bytes};
+    return {p.batch, p.heads_kv, p.seq_k, p.head_dim_v, p.key_bytes()};
 }
 inline Sizes out_sizes(const Problem& p) {
     return {p.batch, p.heads_q, p.seq_q, p.head_dim_v, dtype_row(p.dtype).bytes};

@@ -20,6 +20,7 @@
 //   float32   through TF32, by the same steps: tiles have chunks of half as many elements. q is rounded once, where it
 //             lies; k, v and p in registers, to nearest, two instructions an operand's word and one a probability. Each
 //             is then off by up to 2^-11 of itself. Sums, the row state and repairs are float32
+//   float8    of caches: what k and v stand for is made by the threads that bring them, which wait for them first
 //   isolation out is p v, and 0 * NaN is NaN: rows whose sums are not finite are made again by their warp from kept
 //             pairs alone
 //
@@ -43,9 +44,10 @@
 namespace spattn::sm80 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool IsFloat8>
 struct ForwardConfig {
     static constexpr Dtype dtype = D;
+    static constexpr bool is_float8 = IsFloat8;  // k and v, of a cache
     using Element = typename tile::Element<D>::type;
     static constexpr bool is_tf32 = D == Dtype::f32;
     static constexpr int element_bytes = sizeof(Element);
@@ -64,7 +66,7 @@ struct ForwardConfig {
 };
 
 struct ForwardParams {
-    TensorView q, k, v;
+    TensorView q, k, v, k_scales, v_scales;
     LayoutView layout;
     TasksView tasks;
     any::ForwardOutputs to;
@@ -144,12 +146,15 @@ struct Repair {
 
     __device__ void pair(int64_t key) {
         if (isnan(l)) return;  // by its own keys: nothing can change it
-        const auto* k = any::row_of<Element>(params.k, place.batch, place.head_kv(params), key);
-        const auto* v = any::row_of<Element>(params.v, place.batch, place.head_kv(params), key);
+        const int head_kv = place.head_kv(params);
+        const auto k_rows = any::key_rows<C::dtype, C::is_float8>(params.k, params.k_scales, place.batch, head_kv);
+        const auto v_rows = any::key_rows<C::dtype, C::is_float8>(params.v, params.v_scales, place.batch, head_kv);
+        const auto *const k = k_rows.at(key), *const v = v_rows.at(key);
+        const float k_scale = k_rows.scale(key), v_scale = v_rows.scale(key);
         float s = 0;
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
-            if (column < params.head_dim) s = fmaf(q[i], any::to_real(k[column * params.k.column]), s);
+            if (column < params.head_dim) s = fmaf(q[i], any::to_real(k[column * params.k.column]) * k_scale, s);
         }
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
         if (params.has_cap) s = tile::cap(s, params.into_cap);
@@ -160,7 +165,7 @@ struct Repair {
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             if (column < params.head_dim_v)
-                out[i] = fmaf(p, any::to_real(v[column * params.v.column]), out[i] * factor);
+                out[i] = fmaf(p, any::to_real(v[column * params.v.column]) * v_scale, out[i] * factor);
         }
     }
 };
@@ -262,16 +267,25 @@ struct Forward {
         }
     }
     __device__ __forceinline__ void load_k(const any::TileTokens& tokens, int part) {
-        const typename C::Rows k(params.k, place.batch, place.head_kv(params), params.head_dim, params.k_is_wide);
-        load_rows<step_tokens, typename C::KeyTile>(k_tile, k, {tokens, part * step_tokens});
+        load_keys<typename C::KeyTile>(k_tile, params.k, params.k_scales, params.head_dim, params.k_is_wide,
+                                       {tokens, part * step_tokens});
     }
     // Rows of v that no query sees are 0: what they hold would reach every row, which would all need a repair.
     __device__ __forceinline__ void load_v(const any::TileTokens& tokens, int block, int part) {
-        const typename C::Rows v(params.v, place.batch, place.head_kv(params), params.head_dim_v, params.v_is_wide);
         const LiveView& live = params.layout.live_keys;
         const int set = live.set_of ? live.set_of[place.kind * params.layout.by_key.rows + block] : all_live;
         const uint64_t word = set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
-        load_rows<step_tokens, typename C::ValueTile>(v_tile, v, {tokens, part * step_tokens, word});
+        load_keys<typename C::ValueTile>(v_tile, params.v, params.v_scales, params.head_dim_v, params.v_is_wide,
+                                         {tokens, part * step_tokens, word});
+    }
+    template <class Tile>
+    __device__ __forceinline__ void load_keys(uint32_t to, const TensorView& x, const TensorView& scales, int columns,
+                                              bool is_wide, const TokenRange& range) {
+        const int head_kv = place.head_kv(params);
+        if constexpr (C::is_float8)
+            load_float8_rows<C::dtype, step_tokens, Tile>(to, {x, scales, place.batch, head_kv}, columns, is_wide, range);
+        else
+            load_rows<step_tokens, Tile>(to, typename C::Rows(x, place.batch, head_kv, columns, is_wide), range);
     }
 
     // A thread's 32 bits of a step for each 16 rows.
@@ -405,21 +419,24 @@ __global__ void __launch_bounds__(threads, C::ctas) block_forward_kernel(const _
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
-    using C = ForwardConfig<D, HeadDim, HeadDimV, BlockQ>;
+template <class C>
+void launch_forward(const ForwardArgs& args) {
     const Problem& p = *args.problem;
     ForwardParams params{.tile = any::TileRows(args.tasks)};
     params.q = args.q, params.k = args.k, params.v = args.v;
+    params.k_scales = args.k_scales, params.v_scales = args.v_scales;
     params.layout = args.layout;
     params.tasks = args.tasks;
     params.to = any::make_outputs<float>(args);
     params.parts = any::Partials<float>::at(args.workspace, p, args.layout, args.tasks);
     params.heads_q = int(p.heads_q), params.group = int(p.group());
     params.head_dim = int(p.head_dim), params.head_dim_v = int(p.head_dim_v);
-    params.row_parts = args.layout.block_q * args.tasks.tile_heads / BlockQ;
-    params.q_is_wide = is_wide(args.q, C::element_bytes), params.k_is_wide = is_wide(args.k, C::element_bytes);
-    params.v_is_wide = is_wide(args.v, C::element_bytes);
+    params.row_parts = args.layout.block_q * args.tasks.tile_heads / C::block_q;
+    const auto key_is_wide = [](const TensorView& x, int columns) {
+        return C::is_float8 ? any::reads_together(x, columns, C::Rows::in_chunk) : is_wide(x, C::element_bytes);
+    };
+    params.q_is_wide = is_wide(args.q, C::element_bytes);
+    params.k_is_wide = key_is_wide(args.k, params.head_dim), params.v_is_wide = key_is_wide(args.v, params.head_dim_v);
     params.has_quads = has_quads(args.out, C::element_bytes) && p.head_dim_v % 4 == 0;
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
@@ -430,10 +447,18 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
+    if (args.problem->float8_cache)
+        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, true>>(args);
+    else
+        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, false>>(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(int32_t device) {
-    using C = ForwardConfig<D, HeadDim, HeadDimV, BlockQ>;
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_forward_kernel<C>, C::shared_bytes);
+    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, false>>, shared_bytes);
+    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, true>>, shared_bytes);
 }
 
 }  // namespace spattn::sm80

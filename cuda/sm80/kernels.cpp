@@ -53,7 +53,9 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
-    const double blocks = s.blocks * (products + 100) + s.masked * mask + double(s.rows) * (task + handed_on);
+    const double widening = p.float8_cache ? 0.585 * 64 * (HeadDim + HeadDimV) : 0;  // read off an H200, too
+    const double block = std::max(products, widening) + 100;
+    const double blocks = s.blocks * block + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, 64, Heads, 1);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, 64, Heads);
@@ -98,6 +100,7 @@ Kernel block_forward(const char* name) {
             .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
             .orders = Heads == 1,
             .max_logits = true,
+            .float8_cache = true,
             .shares_lists = Heads > 1,
             .carries = any::ForwardCarried<float>::bytes,
             .dispatch = any::dispatch_of<D>()};

@@ -113,6 +113,65 @@ __device__ __forceinline__ void load_rows(uint32_t to, const RowsOf<Word>& rows,
     }
 }
 
+// Columns of a float8 row, four a word, of which `left` are there: at once, or one by one.
+template <int Columns>
+__device__ __forceinline__ void read_float8(const any::Float8* row, int64_t column, int left, bool together,
+                                            uint32_t (&words)[Columns / 4]) {
+#pragma unroll
+    for (int i = 0; i < Columns / 4; ++i) words[i] = 0;
+    if (left <= 0) return;
+    if (together) {
+#pragma unroll
+        for (int i = 0; i < Columns / 4; ++i) words[i] = reinterpret_cast<const uint32_t*>(row)[i];
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < Columns; ++n)
+        if (n < left) words[n / 4] |= uint32_t(row[n * column].bits) << 8 * (n % 4);
+}
+
+// A chunk of D: what these elements stand for.
+template <Dtype D, int Words>
+__device__ __forceinline__ void widen_chunk(const uint32_t (&from)[Words], float scale, uint32_t (&chunk)[4]) {
+    float x[4 * Words];
+#pragma unroll
+    for (int n = 0; n < 4 * Words; ++n) x[n] = widen_float8(uint8_t(from[n / 4] >> 8 * (n % 4))) * scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (D == Dtype::f32) chunk[i] = __float_as_uint(x[i]);
+        else chunk[i] = tile::pack<D>(x[2 * i], x[2 * i + 1]);
+    }
+}
+
+// As load_rows, of keys or values of a float8 cache, through registers: they are there when this returns.
+template <Dtype D, int RowCount, class Tile>
+__device__ __forceinline__ void load_float8_rows(uint32_t to, const any::Float8Rows& rows, int columns, bool together,
+                                                 const TokenRange& range) {
+    constexpr int in_chunk = 16 / int(sizeof(any::ElementOf<D>)), ahead = 4;
+    constexpr int passes = RowCount * Tile::chunks / threads, pass_rows = threads / Tile::chunks;
+    static_assert(passes % ahead == 0, "rows are read so many at once");
+    const int first = int(threadIdx.x) / Tile::chunks, chunk = int(threadIdx.x) % Tile::chunks;
+    const int left = columns - in_chunk * chunk;
+#pragma unroll 1
+    for (int i = 0; i < passes; i += ahead) {
+        uint32_t read[ahead][in_chunk / 4];
+        float scale[ahead];
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) {
+            const int token = range.at(first + (i + n) * pass_rows);
+            const auto* const row = rows.at(max(token, 0)) + (left > 0 ? in_chunk * chunk * rows.column : 0);
+            read_float8<in_chunk>(row, rows.column, token == no_token ? 0 : left, together, read[n]);
+            scale[n] = token == no_token ? 1 : rows.scale(token);
+        }
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) {
+            uint32_t words[4];
+            widen_chunk<D>(read[n], scale[n], words);
+            ptx::store_shared(Tile::at(to, first + (i + n) * pass_rows, chunk), words);
+        }
+    }
+}
+
 // What this thread copied of a tile of float32, rounded to TF32 where it lies; the group that brought it is complete.
 template <int RowCount, class Tile>
 __device__ __forceinline__ void round_own_chunks(uint32_t at) {

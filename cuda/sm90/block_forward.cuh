@@ -48,6 +48,11 @@
 //             begin at any place of their first tile and end at any of their last. The places around them may be those
 //             of other sequences: they are worked on as if they were its own, and never stored
 //
+//   float8    of caches: tiles are read by the warps that copy others, which write what their bytes stand for into the
+//             ring. Consumers do not know. These three warps bind: 42 instructions for eight columns take one of them
+//             264 cycles, alone on its scheduler as beside another. 32 sequences of 8K keys decode in 400 us, where
+//             bfloat16 takes 257, and queries of a prompt take 4.6 times as long (H200)
+//
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
 //
@@ -160,7 +165,9 @@ struct ForwardShared;
 
 // ---- configuration ----
 // AnyOrder: tokens stand in any order in the layout's tiles. InPieces: the pattern is one of several of a pass.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder, bool InPieces = false>
+// IsFloat8: keys and values are those of a float8 cache.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder, bool InPieces = false,
+          bool IsFloat8 = false>
 struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
@@ -169,10 +176,13 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr bool any_order = AnyOrder;
     static constexpr bool in_pieces = InPieces;
+    static constexpr bool is_float8 = IsFloat8;
+    static constexpr bool asks_copiers = any_order || is_float8;
+    static_assert(!is_float8 || !any_order, "caches have queries in their own order");
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     // CTAs an SM. Smallest tiles have room for another: tiny_streaming takes 12.0 us instead of 13.3, as its 384 tasks
     // all run at once.
-    static constexpr bool is_smallest = HeadDim == 64 && block_q == 64 && block_k == 64 && !any_order;
+    static constexpr bool is_smallest = HeadDim == 64 && block_q == 64 && block_k == 64 && !asks_copiers;
     static constexpr int ctas = is_smallest ? 3 : BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
@@ -190,7 +200,10 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // those of 64: p v of a block is waited for before those of the next are made, under the products of two others.
     static constexpr int p_arrays = warpgroups * ctas == 3 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
-    static constexpr int slots = (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes) / (panels * box_bytes);
+    static constexpr int stage_bytes = is_float8 ? block_k * head_dim : 0;  // of each warp that widens
+    static constexpr int slots =
+        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - copier_warps * stage_bytes) /
+        (panels * box_bytes);
     // Sums of floats that pieces hand on stand in the ring as boxes of a warpgroup's rows and 32 columns; out leaves
     // where they stood, as half as many boxes of 64 columns.
     static constexpr int sum_panels = head_dim_v / line_columns<float>;
@@ -198,9 +211,9 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
     static constexpr int q_releases = in_pieces || out_in_v ? 4 * warpgroups : warpgroups;
-    static constexpr int requests = any_order ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
+    static constexpr int requests = asks_copiers ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
-        warpgroups == 3 ? 32 : !any_order ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
+        warpgroups == 3 ? 32 : !asks_copiers ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
         (launch_registers(threads, ctas) - producer_registers) / warpgroups / 8 * 8;
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
@@ -226,9 +239,10 @@ struct ResidueClassMaps {
 template <bool AnyOrder>
 struct BlockForwardParams {
     std::conditional_t<AnyOrder, ResidueClassMaps, ConsecutiveMaps> maps;
-    TensorView q, k, v;      // the same by addresses
-    any::ForwardOutputs to;  // also, of a piece, what others left and what it leaves
-    LayoutView layout;       // in device memory, as the tasks
+    TensorView q, k, v;             // the same by addresses
+    TensorView k_scales, v_scales;  // of a float8 cache
+    any::ForwardOutputs to;         // also, of a piece, what others left and what it leaves
+    LayoutView layout;              // in device memory, as the tasks
     TasksView tasks;
     any::Partials<float> parts;
     any::TileRows tile;   // of orders that are not consecutive: of one head
@@ -256,18 +270,19 @@ struct ForwardShared {
                                    // scores are made, where out leaves through the ring; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
-    std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>> helper;  // of the walker
+    using Copies = std::conditional_t<C::is_float8, WidenRequests<C>, CopyRequests<C::requests>>;
+    std::conditional_t<C::asks_copiers, Copies, ClearRequests<C::requests>> helper;  // what the walker asks
 };
 
 // ---- the begin: what all CTAs are about to read ----
-__device__ __forceinline__ void prefetch_maps(const ConsecutiveMaps& maps, int lane) {
+__device__ __forceinline__ void prefetch_maps(const ConsecutiveMaps& maps, bool has_keys, int lane) {
     if (lane == 0) ptx::prefetch_tensor_map(&maps.q);
-    if (lane == 1) ptx::prefetch_tensor_map(&maps.k);
-    if (lane == 2) ptx::prefetch_tensor_map(&maps.v);
+    if (lane == 1 && has_keys) ptx::prefetch_tensor_map(&maps.k);
+    if (lane == 2 && has_keys) ptx::prefetch_tensor_map(&maps.v);
     if (lane == 3) ptx::prefetch_tensor_map(&maps.out);
 }
 // Where residues have a token more than others, these have another map, which may wait.
-__device__ __forceinline__ void prefetch_maps(const ResidueClassMaps& maps, int lane) {
+__device__ __forceinline__ void prefetch_maps(const ResidueClassMaps& maps, bool, int lane) {
     if (lane == 0) ptx::prefetch_tensor_map(maps.q.longer_classes ? &maps.q.longer : &maps.q.shorter);
     if (lane == 1) ptx::prefetch_tensor_map(maps.k.longer_classes ? &maps.k.longer : &maps.k.shorter);
     if (lane == 2) ptx::prefetch_tensor_map(maps.v.longer_classes ? &maps.v.longer : &maps.v.shorter);
@@ -281,7 +296,7 @@ __device__ __forceinline__ void prefetch_lists(const typename C::Params& params,
     constexpr unsigned sector = 32, sectors = 8;  // bytes; of a CTA and array
     const LayoutView& layout = params.layout;
     const ListsView& lists = layout.by_query;
-    prefetch_maps(params.maps, lane);
+    prefetch_maps(params.maps, !C::is_float8, lane);
     const void* array = params.tasks.tasks;
     size_t bytes = sizeof(Task) * size_t(params.tasks.num_tasks);
     if (lane / sectors == 1) array = lists.slices, bytes = sizeof(Slice) * size_t(layout.head_kinds * lists.rows);
@@ -325,7 +340,9 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         if (warp == walker)
             Walker<C>{params, shared, lane}.run(first);
         else if constexpr (C::any_order)
-            Copier<C>{params, shared, warp - walker - 1, lane}.run();
+            Copier<C>{{params, shared, warp - walker - 1, lane}}.run();
+        else if constexpr (C::is_float8)
+            Widener<C>{{params, shared, warp - walker - 1, lane}}.run();
         else if (warp == walker + 1 && params.layout.live_keys.set_of)
             Clearer<C>{params, shared, lane}.run();
     } else {
@@ -339,8 +356,10 @@ inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int blo
     const Problem& p = *args.problem;
     const int heads = args.tasks.tile_heads, keys = args.layout.keys.listed ? args.layout.keys.stretch : block_k;
     maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q / heads, heads);
-    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
-    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
+    if (!p.float8_cache) {
+        maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
+        maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
+    }
     maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows / heads, heads);
 }
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {
@@ -366,6 +385,7 @@ typename C::Params make_params(const ForwardArgs& args) {
                                                       args.layout.queries.modulus);
     }
     params.q = args.q, params.k = args.k, params.v = args.v;
+    params.k_scales = args.k_scales, params.v_scales = args.v_scales;
     params.to = any::make_outputs<float>(args);
     params.layout = args.layout;
     params.tasks = args.tasks;
@@ -429,6 +449,9 @@ void prepare_either() {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void launch_for_layout(const ForwardArgs& args) {
     using Row = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    if constexpr (Row::float8_cache)
+        if (args.problem->float8_cache)
+            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>(args);
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
@@ -455,6 +478,7 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device)
         runtime::prepare(pack_keys_kernel, 0);
         prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
     }
+    if constexpr (float8_cache) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>();
     if constexpr (has_pieces) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>();
     runtime::prepare_tensor_maps();
 }

@@ -83,11 +83,13 @@ struct Repair {
 
     __device__ void pair(int batch, int head_kv, int64_t key) {
         if (isnan(l)) return;  // by its own keys: nothing can change it
-        const auto* k = any::row_of<Element>(params.k, batch, head_kv, key);
-        const auto* v = any::row_of<Element>(params.v, batch, head_kv, key);
+        const auto k_rows = any::key_rows<C::dtype, C::is_float8>(params.k, params.k_scales, batch, head_kv);
+        const auto v_rows = any::key_rows<C::dtype, C::is_float8>(params.v, params.v_scales, batch, head_kv);
+        const auto *const k = k_rows.at(key), *const v = v_rows.at(key);
+        const float k_scale = k_rows.scale(key), v_scale = v_rows.scale(key);
         float s = 0;
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]), s);
+            if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]) * k_scale, s);
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
         if (params.has_cap) s = tile::cap(s, params.into_cap);
         const float highest = fmaxf(m, s);
@@ -95,7 +97,8 @@ struct Repair {
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
         m = highest, l = fmaf(l, factor, p);
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v) out[i] = fmaf(p, any::to_real(v[lane + 32 * i]), out[i] * factor);
+            if (lane + 32 * i < params.head_dim_v)
+                out[i] = fmaf(p, any::to_real(v[lane + 32 * i]) * v_scale, out[i] * factor);
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {

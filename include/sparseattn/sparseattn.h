@@ -54,7 +54,14 @@ typedef void* spattn_stream;   /* a cudaStream_t; ignored on the CPU */
 
 /* Byte for byte DLPack's DLDevice, DLDataType and DLTensor, so that a DLTensor* may be passed as it is. */
 enum spattn_device_type { SPATTN_CPU = 1, SPATTN_CUDA = 2, SPATTN_CUDA_HOST = 3, SPATTN_CUDA_MANAGED = 13 };
-enum spattn_dtype_code { SPATTN_INT = 0, SPATTN_UINT = 1, SPATTN_FLOAT = 2, SPATTN_BFLOAT = 4, SPATTN_BOOL = 6 };
+enum spattn_dtype_code {
+    SPATTN_INT = 0,
+    SPATTN_UINT = 1,
+    SPATTN_FLOAT = 2,
+    SPATTN_BFLOAT = 4,
+    SPATTN_BOOL = 6,
+    SPATTN_FLOAT8_E4M3FN = 10 /* 8 bits: of caches alone. Up to 448, no infinity (arXiv:2209.05433) */
+};
 
 typedef struct spattn_device {
     int32_t type; /* spattn_device_type */
@@ -462,7 +469,11 @@ enum spattn_plan_flags {
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
  * page_table[b][t / page_size]. No memory outside of the pages is read, whatever the table holds: entries that nobody
- * needs may be anything, and what comes of a page outside [0, pages) that a query sees means nothing. */
+ * needs may be anything, and what comes of a page outside [0, pages) that a query sees means nothing.
+ *
+ * cache_dtype, where it is float8, says that k and v have elements of one byte. Each row of a token and kv head stands
+ * for its elements times a scale of its own, of k_scales or v_scales, which are 1 where a call has none. Kernels may
+ * round that product to dtype, once, before it is used. spattn_cache_append writes such rows. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
@@ -471,12 +482,15 @@ typedef struct spattn_problem {
     int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
-                                           or bfloat16. lse and sinks are float32 */
+                                           or bfloat16. lse, sinks and scales are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
     double softcap;                     /* 0 = none, else 1e-6 .. 1e30 */
     int64_t page_size;                  /* with SPATTN_PLAN_STARTS: 0 = none, else 1 .. 65536, divides seq_k */
+    spattn_dtype cache_dtype;           /* with SPATTN_PLAN_STARTS, of k and v: {0, 0, 0} = dtype, else dtype or
+                                           {SPATTN_FLOAT8_E4M3FN, 8, 1} */
+    int32_t reserved;                   /* 0 */
 } spattn_problem;
 
 /* Compiles the pattern for these shapes and chooses kernels. The plan keeps what it needs of context and pattern alive.
@@ -547,6 +561,10 @@ typedef struct spattn_forward_args {
                                          GPU, where page_size is a multiple of the kernel's blocks, so many blocks */
     const spattn_tensor* query_offsets; /* [batch + 1] int32 or int64: with SPATTN_PLAN_STARTS and SPATTN_THD, else
                                            NULL */
+    const spattn_tensor *k_scales, *v_scales; /* float32, optional: with a float8 cache, else NULL. Shaped as k without
+                                                 head_dim: of each token and kv head; strides may be 0, as where heads
+                                                 have one scale each. As many rows from page to page as k. v_scales is
+                                                 NULL with SPATTN_PLAN_VALUE_IN_KEY */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 
@@ -569,17 +587,25 @@ SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_b
 /* New tokens of a cache, written to where plans of this problem, one with SPATTN_PLAN_STARTS, read them: as many as it
  * has queries. Row i of entry b becomes token starts[b] + i, in the page that page_table names; with SPATTN_THD
  * query_offsets says which rows are whose. These three are thus those of the forward that follows. Of the problem no more
- * than sizes, dtype, axes and SPATTN_PLAN_VALUE_IN_KEY matters.
+ * than sizes, dtypes, axes and SPATTN_PLAN_VALUE_IN_KEY matters.
  *
  * Tokens outside [0, seq_k), those of pages outside [0, pages), and rows that are nobody's are not written, and what is
- * not written stays as it is. Where two rows have one place, each element there is that of one of them. k_new and v_new
- * may overlap each other; k and v overlap nothing.
+ * not written stays as it is. Where two rows have one place, each element and each scale there is that of one of them.
+ * k_new and v_new may overlap each other; k and v overlap nothing.
+ *
+ * A float8 cache receives k_new and v_new divided by their scale, in float32, and rounded to nearest, ties to even. What
+ * is beyond 448 becomes 448, NaN stays NaN. With SPATTN_APPEND_SCALES the call chooses the scale of each row that it
+ * writes: its largest magnitude divided by 448, but at least 2^-126, or 1 where all are 0 or one is not finite. It writes
+ * that to k_scales and v_scales; without the flag it reads them.
  *
  * On a GPU this is one kernel. A graph may capture it once the process has made a plan of a cache on that GPU, or has
  * called this there. */
+enum spattn_append_flags {
+    SPATTN_APPEND_SCALES = 1 << 0 /* k_scales and v_scales are written: of a float8 cache */
+};
 typedef struct spattn_cache_append_args {
     uint32_t struct_size;
-    uint32_t flags; /* 0 */
+    uint32_t flags; /* spattn_append_flags */
     spattn_stream stream;
     const spattn_tensor* k_new;  /* [batch, heads_kv, seq_q, head_dim] */
     const spattn_tensor* v_new;  /* [batch, heads_kv, seq_q, head_dim_v]; NULL with SPATTN_PLAN_VALUE_IN_KEY */
@@ -591,6 +617,7 @@ typedef struct spattn_cache_append_args {
                                     NULL with SPATTN_THD */
     const spattn_tensor* page_table;    /* as in forward */
     const spattn_tensor* query_offsets; /* as in forward */
+    const spattn_tensor *k_scales, *v_scales; /* as in forward; with SPATTN_APPEND_SCALES required, and overlap nothing */
 } spattn_cache_append_args;
 SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, const spattn_problem* problem,
                                              const spattn_cache_append_args* args);

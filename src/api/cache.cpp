@@ -12,20 +12,34 @@ namespace {
 
 using Use = Operands::Use;
 
+// The scales of what is written: chosen by the call, or its caller's.
+void read_scales(Operands& operands, const Problem& p, const spattn_cache_append_args& a,
+                 const Operands::Pools& pools, CacheAppend& call) {
+    call.writes_scales = a.flags & SPATTN_APPEND_SCALES;
+    const Use use = call.writes_scales ? Use::output : Use::input;
+    if (call.writes_scales) required(a.k_scales, "k_scales");
+    call.k_scales = operands.scales(a.k_scales, "k_scales", use, pools);
+    if (p.value_in_key) return refuse_operand(a.v_scales, "v_scales", values_are_in_keys);
+    if (call.writes_scales) required(a.v_scales, "v_scales");
+    call.v_scales = operands.scales(a.v_scales, "v_scales", use, pools);
+}
+
 // The cache that is written: pages, or the keys and values of each entry.
 void read_written(Operands& operands, const Problem& p, const spattn_cache_append_args& a, CacheAppend& call) {
+    Operands::Pools pools{};
     if (p.page_size) {
-        const Operands::Pools pools = operands.pools(a.k, a.v, Use::output);
+        pools = operands.pools(a.k, a.v, Use::output);
         call.k = pools.k, call.v = pools.v;
         call.cache.pages = pools.pages, call.cache.page_rows = pools.page_rows;
     } else {
-        call.k = operands.matrix(a.k, "k", Use::output, p.heads_kv, p.seq_k, p.head_dim);
+        call.k = operands.keys(a.k, "k", Use::output, p.head_dim);
         if (p.value_in_key)
             refuse_operand(a.v, "v", values_are_in_keys);
         else
-            call.v = operands.matrix(a.v, "v", Use::output, p.heads_kv, p.seq_k, p.head_dim_v);
+            call.v = operands.keys(a.v, "v", Use::output, p.head_dim_v);
     }
     if (p.value_in_key) call.v = {};
+    read_scales(operands, p, a, pools, call);
 }
 
 void read_new(Operands& operands, const Problem& p, const spattn_cache_append_args& a, CacheAppend& call) {
@@ -51,7 +65,11 @@ spattn_status spattn_cache_append(const spattn_context* context, const spattn_pr
             fail(SPATTN_E_RANGE, "problem.flags",
                  text("is ", problem.flags, "; accepted: problems of a cache, with SPATTN_PLAN_STARTS"));
         const spattn_cache_append_args a = read_struct(given, "args");
-        if (a.flags) fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", a.flags, "; accepted: 0"));
+        if (a.flags & ~uint32_t(SPATTN_APPEND_SCALES))
+            fail(SPATTN_E_UNKNOWN_FIELD, "args.flags",
+                 text("is ", a.flags, "; accepted: 0 or SPATTN_APPEND_SCALES"));
+        if (a.flags && !p.float8_cache)
+            fail(SPATTN_E_RANGE, "args.flags", "is SPATTN_APPEND_SCALES, and the cache is not of float8; accepted: 0");
         Operands operands(device.id(), problem.axes, p);
         CacheAppend call{};
         read_new(operands, p, a, call);

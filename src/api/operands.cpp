@@ -15,7 +15,15 @@ void Operands::add_scratch(const char* argument, void* memory, size_t bytes) {
 
 TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,
                             int64_t dim) {
-    const spattn_dtype dtype = dtype_row(p_.dtype).wire;
+    return matrix(t, argument, use, heads, seq, dim, dtype_row(p_.dtype).wire);
+}
+
+TensorView Operands::keys(const spattn_tensor* t, const char* argument, Use use, int64_t dim) {
+    return matrix(t, argument, use, p_.heads_kv, p_.seq_k, dim, p_.key_dtype());
+}
+
+TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,
+                            int64_t dim, spattn_dtype dtype) {
     if (axes_ == SPATTN_THD) {
         const auto s = place(t, argument, use, std::array{seq, heads, dim}, {dtype});
         return {data_, 0, s[1], s[0], s[2]};
@@ -86,9 +94,9 @@ Operands::Pool Operands::pool(const spattn_tensor* t, const char* argument, Use 
     const bool is_bhsd = axes_ == SPATTN_BHSD;
     const int64_t size = p_.page_size, pages = required(t, argument).ndim == 4 && t->shape ? t->shape[0] : 1;
     const auto shape = is_bhsd ? std::array{pages, p_.heads_kv, size, dim} : std::array{pages, size, p_.heads_kv, dim};
-    const auto s = place(t, argument, use, shape, {dtype_row(p_.dtype).wire});
-    is_absent_ = p_.sequences() == 0 || p_.seq_k == 0;  // then nobody has a page
-    if (is_absent_) return {{}, 1, size};
+    const auto s = place(t, argument, use, shape, {p_.key_dtype()});
+    is_absent_ = has_no_tokens();  // then nobody has a page
+    if (is_absent_) return {{}, pages, size};
     if (pages < 1) fail(SPATTN_E_SHAPE, argument, text("has ", pages, " pages; accepted: 1 or more"));
     const int64_t head = is_bhsd ? s[1] : s[2], row = size == 1 ? s[0] : is_bhsd ? s[2] : s[1];
     if (pages == 1) return {{data_, 0, head, row, s[3]}, pages, size};
@@ -101,6 +109,24 @@ Operands::Pool Operands::pool(const spattn_tensor* t, const char* argument, Use 
         fail(SPATTN_E_RANGE, argument,
              text("has ", pages, " pages ", page_rows, " rows apart; accepted: up to ", longest_sequence, " rows"));
     return {{data_, 0, head, row, s[3]}, pages, page_rows};
+}
+
+TensorView Operands::scales(const spattn_tensor* t, const char* argument, Use use, const Pools& pools) {
+    if (!p_.float8_cache) refuse_operand(t, argument, "the problem's cache is not of float8");
+    if (!t) return {};
+    const bool is_bhsd = axes_ == SPATTN_BHSD;
+    const int64_t entries = p_.page_size ? pools.pages : p_.batch, rows = p_.page_size ? p_.page_size : p_.seq_k;
+    const auto shape = is_bhsd ? std::array{entries, p_.heads_kv, rows} : std::array{entries, rows, p_.heads_kv};
+    const auto s = place(t, argument, use, shape, {dtype_f32});
+    if (is_absent_ || has_no_tokens()) return {};
+    const int64_t head = is_bhsd ? s[1] : s[2];
+    if (!p_.page_size) return {data_, s[0], head, is_bhsd ? s[2] : s[1], 0};
+    const int64_t row = rows == 1 && pools.pages > 1 ? s[0] / pools.page_rows : is_bhsd ? s[2] : s[1];
+    if (pools.pages > 1 && s[0] != row * pools.page_rows)
+        fail(SPATTN_E_LAYOUT, argument,
+             text("has pages ", s[0], " elements apart, and rows ", row, "; accepted: pages as many rows apart as k, ",
+                  pools.page_rows));
+    return {data_, 0, head, row, 0};
 }
 
 void Operands::check_overlaps() const {

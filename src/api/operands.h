@@ -25,6 +25,8 @@ public:
 
     // [batch, heads, seq, dim] in the call's axes and the problem's dtype: THD has no batch.
     TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim);
+    // [batch, heads_kv, seq_k, dim] likewise, in the dtype that keys have: k or v.
+    TensorView keys(const spattn_tensor* t, const char* argument, Use use, int64_t dim);
     // [batch, heads_q, seq_q] float32. Absent where it has no element.
     TensorView rows(const spattn_tensor* t, const char* argument, Use use);
     // [heads_q] float32.
@@ -50,6 +52,10 @@ public:
     };
     Pools pools(const spattn_tensor* k, const spattn_tensor* v, Use use);
 
+    // float32, of each row of a float8 cache: [batch, heads_kv, seq_k] in the call's axes, or as the pools have rows.
+    // Absent where none are given, or the cache has no element.
+    TensorView scales(const spattn_tensor* t, const char* argument, Use use, const Pools& pools);
+
     // Whether the tensor that was read last has no element: its data may be null.
     bool is_absent() const { return is_absent_; }
 
@@ -64,6 +70,9 @@ private:
         bool is_output = false;
     };
 
+    TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim,
+                      spattn_dtype dtype);
+    bool has_no_tokens() const { return p_.sequences() == 0 || p_.seq_k == 0; }
     void check_output(size_t output) const;
     void check_device(const spattn_tensor& t, const char* argument) const;
     struct Pool {

@@ -26,7 +26,7 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     std::string key;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
                           p.q_offset, int64_t(flags), int64_t(axes), std::bit_cast<int64_t>(p.scale),
-                          std::bit_cast<int64_t>(p.softcap), p.page_size, p.ragged}) {
+                          std::bit_cast<int64_t>(p.softcap), p.page_size, p.ragged, int64_t(p.float8_cache)}) {
         append(key, value);
         append(key, ' ');
     }

@@ -43,16 +43,32 @@ constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTI
                                  SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY |
                                  SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32 | SPATTN_PLAN_STARTS;
 
+constexpr spattn_dtype no_dtype{0, 0, 0};
+
+bool is_float8(const spattn_problem& p) {
+    const spattn_dtype given = p.cache_dtype;
+    if (given == no_dtype || given == p.dtype) return false;
+    if (given == dtype_float8) return true;
+    fail(SPATTN_E_DTYPE, "problem.cache_dtype",
+         text("is ", describe_dtype(given), "; accepted: {0, 0, 0} or dtype, ", describe_dtype(p.dtype), ", or ",
+              describe_dtype(dtype_float8)));
+}
+
 // What a problem says of a cache.
-void read_cache_sizes(const spattn_problem& p, Problem& r) {
+void read_cache(const spattn_problem& p, Problem& r) {
     constexpr int64_t largest_page = 65536;
     r.has_starts = p.flags & SPATTN_PLAN_STARTS;
     if (!r.has_starts) {
         if (p.page_size != 0)
             fail(SPATTN_E_RANGE, "problem.page_size",
                  text("is ", p.page_size, " without SPATTN_PLAN_STARTS; accepted: 0, or the flag too"));
+        if (!(p.cache_dtype == no_dtype))
+            fail(SPATTN_E_DTYPE, "problem.cache_dtype",
+                 text("is ", describe_dtype(p.cache_dtype),
+                      " without SPATTN_PLAN_STARTS; accepted: {0, 0, 0}, or the flag too"));
         return;
     }
+    r.float8_cache = is_float8(p);
     for (const auto& [flag, name] : {std::pair(SPATTN_PLAN_BACKWARD, "SPATTN_PLAN_BACKWARD"),
                                      std::pair(SPATTN_PLAN_Q_OFFSET, "SPATTN_PLAN_Q_OFFSET")})
         if (p.flags & uint32_t(flag))
@@ -73,6 +89,8 @@ void read_cache_sizes(const spattn_problem& p, Problem& r) {
 Problem read_problem(const spattn_problem& p) {
     if (p.flags & ~known_flags)
         fail(SPATTN_E_UNKNOWN_FIELD, "problem.flags", text("is ", p.flags, "; accepted: bits of ", known_flags));
+    if (p.reserved)
+        fail(SPATTN_E_UNKNOWN_FIELD, "problem.reserved", text("is ", p.reserved, "; accepted: 0"));
     constexpr int64_t most_batch = 1 << 20;
     require_range(p.batch, 0, most_batch, "problem.batch");
     require_range(p.heads_q, 1, 1 << 16, "problem.heads_q");
@@ -102,7 +120,7 @@ Problem read_problem(const spattn_problem& p) {
     r.has_sink_logits = p.flags & SPATTN_PLAN_SINK_LOGITS;
     r.value_in_key = p.flags & SPATTN_PLAN_VALUE_IN_KEY;
     r.tf32 = p.flags & SPATTN_PLAN_TF32 && r.dtype == Dtype::f32;
-    read_cache_sizes(p, r);
+    read_cache(p, r);
     if (r.value_in_key && r.head_dim_v > r.head_dim)
         fail(SPATTN_E_RANGE, "problem.head_dim_v",
              text("is ", r.head_dim_v, " with SPATTN_PLAN_VALUE_IN_KEY; accepted: up to head_dim, ", r.head_dim));

@@ -25,6 +25,9 @@ public:
     TensorView input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         return stand_in(matrix(t, argument, Use::input, heads, seq, dim), heads, dim);
     }
+    TensorView key_input(const spattn_tensor* t, const char* argument, int64_t dim) {
+        return stand_in(keys(t, argument, Use::input, dim), plan_.given.heads_kv, dim);
+    }
     TensorView output(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         return stand_in(matrix(t, argument, Use::output, heads, seq, dim), heads, dim);
     }
@@ -92,9 +95,17 @@ TensorView read_sinks(PlanOperands& operands, const Problem& p, const spattn_ten
 
 // v, or the columns of k that are v.
 TensorView read_values(PlanOperands& operands, const Problem& p, const spattn_tensor* v, TensorView k) {
-    if (!p.value_in_key) return operands.input(v, "v", p.heads_kv, p.seq_k, p.head_dim_v);
+    if (!p.value_in_key) return operands.key_input(v, "v", p.head_dim_v);
     refuse_operand(v, "v", values_are_in_keys);
     return k;
+}
+
+void read_scales(PlanOperands& operands, const Problem& p, const spattn_forward_args& a,
+                 const Operands::Pools& pools, ForwardArgs& call) {
+    call.k_scales = operands.scales(a.k_scales, "k_scales", Use::input, pools);
+    if (p.value_in_key)
+        refuse_operand(a.v_scales, "v_scales", values_are_in_keys);
+    call.v_scales = p.value_in_key ? call.k_scales : operands.scales(a.v_scales, "v_scales", Use::input, pools);
 }
 
 // The rows that a reference kernel reads: of the pattern, of the call's lists, or of its place in a cache.
@@ -172,9 +183,10 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
             pools = operands.pool_inputs(a.k, a.v);
             call.k = pools.k, call.v = pools.v;
         } else {
-            call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+            call.k = operands.key_input(a.k, "k", p.head_dim);
             call.v = read_values(operands, p, a.v, call.k);
         }
+        read_scales(operands, p, a, pools, call);
         call.cache = operands.cache(a.starts, a.page_table, a.query_offsets);
         call.cache.pages = pools.pages, call.cache.page_rows = pools.page_rows;
         call.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
@@ -204,7 +216,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         BackwardArgs call{};
         call.workspace = operands.workspace();
         call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
-        call.k = operands.input(a.k, "k", p.heads_kv, p.seq_k, p.head_dim);
+        call.k = operands.key_input(a.k, "k", p.head_dim);
         call.v = read_values(operands, p, a.v, call.k);
         call.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         call.lse = operands.lse_input(a.lse, "lse");

@@ -31,6 +31,9 @@ inline constexpr DtypeRow dtype_rows[] = {
 
 constexpr const DtypeRow& dtype_row(Dtype dtype) { return dtype_rows[int(dtype)]; }
 
+// Keys and values of some caches have it, and no other operand.
+inline constexpr spattn_dtype dtype_float8{SPATTN_FLOAT8_E4M3FN, 8, 1};
+
 constexpr bool operator==(const spattn_dtype& a, const spattn_dtype& b) {
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
@@ -38,6 +41,7 @@ constexpr bool operator==(const spattn_dtype& a, const spattn_dtype& b) {
 // "float32", "bfloat16", "code 9 with 16 bits": how messages spell a dtype of the ABI.
 inline std::string describe_dtype(spattn_dtype d) {
     if (d.lanes != 1) return text("dtype with ", d.lanes, " lanes");
+    if (d == dtype_float8) return "float8_e4m3fn";
     switch (d.code) {
         case SPATTN_INT: return text("int", int(d.bits));
         case SPATTN_UINT: return text("uint", int(d.bits));

@@ -2,12 +2,32 @@
 #include "cpu/cache_append.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "core/float8.h"
+#include "cpu/generic/f16.h"
 #include "cpu/share.h"
 
 namespace spattn::cpu {
 namespace {
+
+// An element as a float.
+template <class T>
+T element_at(const char* at) {
+    T x;
+    std::memcpy(&x, at, sizeof x);
+    return x;
+}
+float read_element(const char* at, Dtype dtype) {
+    switch (dtype) {
+        case Dtype::f32: return element_at<float>(at);
+        case Dtype::f16: return widen_f16(element_at<uint16_t>(at));
+        case Dtype::f64: return float(element_at<double>(at));
+        case Dtype::bf16: return float_of(uint32_t(element_at<uint16_t>(at)) << 16);
+    }
+    return 0;
+}
 
 class NewTokens {
 public:
@@ -48,23 +68,55 @@ private:
         const int64_t to_batch = p_.page_size ? 0 : sequence;
         const int64_t to_row = p_.page_size ? args_.cache.place_of(sequence, token, p_.page_size) : token;
         for (int64_t head = 0; head < p_.heads_kv; ++head) {
-            copy(args_.k_new, args_.k, p_.head_dim, head, batch, row, to_batch, to_row);
-            if (args_.v.data) copy(args_.v_new, args_.v, p_.head_dim_v, head, batch, row, to_batch, to_row);
+            bring({args_.k_new, args_.k, args_.k_scales, p_.head_dim}, head, batch, row, to_batch, to_row);
+            if (args_.v.data)
+                bring({args_.v_new, args_.v, args_.v_scales, p_.head_dim_v}, head, batch, row, to_batch, to_row);
         }
     }
-    void copy(const TensorView& from, const TensorView& to, int64_t columns, int64_t head, int64_t batch, int64_t row,
-              int64_t to_batch, int64_t to_row) const {
-        const char* const x = address(from, batch, head, row);
-        char* const y = address(to, to_batch, head, to_row);
-        if (columns == 1 || (from.column == 1 && to.column == 1)) {
-            std::memcpy(y, x, size_t(columns * element_));
+
+    struct Operand {
+        const TensorView &from, &to, &scales;
+        int64_t columns;
+    };
+    void bring(const Operand& x, int64_t head, int64_t batch, int64_t row, int64_t to_batch, int64_t to_row) const {
+        const char* const from = address(x.from, batch, head, row, element_);
+        char* const to = address(x.to, to_batch, head, to_row, p_.key_bytes());
+        if (!p_.float8_cache) return copy(x, from, to);
+        auto* const scale = x.scales.data ? reinterpret_cast<float*>(
+                                address(x.scales, to_batch, head, to_row, sizeof(float))) : nullptr;
+        if (args_.writes_scales) *scale = scale_for(largest(x, from));
+        narrow(x, from, scale ? *scale : 1, reinterpret_cast<uint8_t*>(to));
+    }
+    void copy(const Operand& x, const char* from, char* to) const {
+        if (x.columns == 1 || (x.from.column == 1 && x.to.column == 1)) {
+            std::memcpy(to, from, size_t(x.columns * element_));
             return;
         }
-        for (int64_t column = 0; column < columns; ++column)
-            std::memcpy(y + column * to.column * element_, x + column * from.column * element_, size_t(element_));
+        for (int64_t column = 0; column < x.columns; ++column)
+            std::memcpy(to + column * x.to.column * element_, from + column * x.from.column * element_,
+                        size_t(element_));
     }
-    char* address(const TensorView& x, int64_t batch, int64_t head, int64_t row) const {
-        return static_cast<char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * element_;
+    float read(const Operand& x, const char* from, int64_t column) const {
+        return read_element(from + column * x.from.column * element_, p_.dtype);
+    }
+    // Infinite where an element is not finite.
+    float largest(const Operand& x, const char* from) const {
+        float most = 0;
+        for (int64_t column = 0; column < x.columns; ++column) {
+            const float magnitude = std::fabs(read(x, from, column));
+            most = magnitude <= most ? most : std::isnan(magnitude) ? INFINITY : magnitude;
+        }
+        return most;
+    }
+    // NaN loses its sign, as in a GPU's division.
+    void narrow(const Operand& x, const char* from, float scale, uint8_t* to) const {
+        for (int64_t column = 0; column < x.columns; ++column) {
+            const float value = read(x, from, column) / scale;
+            to[column * x.to.column] = narrow_float8(std::isnan(value) ? NAN : value);
+        }
+    }
+    static char* address(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t element) {
+        return static_cast<char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * element;
     }
 
     const CacheAppend& args_;

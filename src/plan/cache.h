@@ -217,6 +217,8 @@ struct CacheAppend {
     const Problem* problem;   // whose queries stand for the new tokens
     TensorView k_new, v_new;  // [batch, head, row, column], those of all sequences in one batch entry if it is ragged
     TensorView k, v;          // rows are those of an entry, or of all pages
+    TensorView k_scales, v_scales;  // of a float8 cache: floats of each of these rows; absent: 1
+    bool writes_scales;
     CallCache cache;
     IndexView counts;         // [sequences]: how many of an entry's rows are new, the last ones; no data: all
     Parallel* parallel;       // CPU

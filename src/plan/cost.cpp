@@ -17,9 +17,10 @@ double operand_bytes(const Problem& p, Pass pass) {
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     // q, out; k, v. Backward also has their gradients.
     const double dims = double(p.head_dim + p.head_dim_v), dims_k = p.value_in_key ? double(p.head_dim) : dims;
-    const double elements = rows_q * dims + rows_k * dims_k;
+    const double scales = p.float8_cache ? 4 * rows_k * (p.value_in_key ? 1 : 2) : 0;
+    const double bytes = rows_q * dims * dtype_row(p.dtype).bytes + rows_k * dims_k * p.key_bytes() + scales;
     const double lse = 4 * rows_q;
-    return (pass == Pass::forward ? 1 : 2) * elements * dtype_row(p.dtype).bytes + lse;
+    return (pass == Pass::forward ? 1 : 2) * bytes + lse;
 }
 
 // Sums as wide as a row adds them up: forward of out with three numbers a query, backward of dq, dk and dv.

@@ -20,7 +20,8 @@ namespace abi {
 constexpr int64_t huge = int64_t(1) << 62;
 constexpr int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
 constexpr spattn_dtype f32{SPATTN_FLOAT, 32, 1}, bf16{SPATTN_BFLOAT, 16, 1}, f64{SPATTN_FLOAT, 64, 1},
-    i32{SPATTN_INT, 32, 1}, i64{SPATTN_INT, 64, 1}, u8{SPATTN_UINT, 8, 1}, boolean{SPATTN_BOOL, 8, 1};
+    i32{SPATTN_INT, 32, 1}, i64{SPATTN_INT, 64, 1}, u8{SPATTN_UINT, 8, 1}, boolean{SPATTN_BOOL, 8, 1},
+    float8{SPATTN_FLOAT8_E4M3FN, 8, 1};
 
 struct Releaser {
     void operator()(spattn_pattern* p) const { spattn_pattern_release(p); }

@@ -30,10 +30,9 @@ TEST(tokens_go_to_their_places) {
         for (int n = 0; n < 1000; ++n) {
             DrawnAppend drawn(random);
             check::context = drawn.name;
-            const std::vector<unsigned char> k = drawn.expected_k(), v = drawn.expected_v();
+            const auto expected = drawn.expected();
             succeed(drawn.call(context.get(), host, in_place), "append");
-            CHECK(drawn.k.memory == k);
-            CHECK(drawn.v.memory == v);
+            for (const auto& [operand, memory] : expected) CHECK(operand->memory == memory);
         }
     }
 }
@@ -147,6 +146,28 @@ TEST(operands_that_are_refused) {
                        SPATTN_E_SHAPE, "counts");
             }
         }
+    // Calls that choose the scales of a float8 cache.
+    const auto refuse_scales = [&](const char* what, const std::function<void(DrawnAppend&)>& spoil,
+                                   spattn_status status, const char* argument) {
+        for (const bool has_pages : {false, true}) {
+            DrawnAppend drawn = draw(random, SPATTN_BSHD, has_pages);
+            while (!drawn.flags) drawn = draw(random, SPATTN_BSHD, has_pages);
+            drawn.counts.is_given = false;
+            spoil(drawn);
+            demand(what, "spattn_cache_append", drawn.call(context.get(), host, in_place), status, argument);
+        }
+    };
+    refuse_scales("no place for scales", [](DrawnAppend& d) { d.k_scales.is_given = false; }, SPATTN_E_NULL,
+                  "k_scales");
+    refuse_scales("no place for scales of values", [](DrawnAppend& d) { d.v_scales.is_given = false; }, SPATTN_E_NULL,
+                  "v_scales");
+    refuse_scales("heads that share scales", [](DrawnAppend& d) { d.v_scales.strides[2] = 0; }, SPATTN_E_LAYOUT,
+                  "v_scales");
+    refuse_scales("scales of another dtype", [](DrawnAppend& d) { d.k_scales.dtype = i32; }, SPATTN_E_DTYPE,
+                  "k_scales");
+    refuse_scales("scales of a wide cache", [](DrawnAppend& d) { d.problem.cache_dtype = {}; }, SPATTN_E_RANGE,
+                  "args.flags");
+    refuse_scales("unknown flags", [](DrawnAppend& d) { d.flags |= 2; }, SPATTN_E_UNKNOWN_FIELD, "args.flags");
     demand_refused("no cache", SPATTN_BSHD, false, [](DrawnAppend& d) { d.problem.flags = 0; }, SPATTN_E_RANGE,
                    "problem.flags");
     demand_refused("other pages of values", SPATTN_BSHD, true, [](DrawnAppend& d) { d.v.shape[0] -= 1; },

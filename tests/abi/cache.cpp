@@ -138,6 +138,46 @@ double worst_error(Sequence& s, Call& call, const spattn_problem& p, const std::
     return worst;
 }
 
+// Keys or values of a cache in float8. The cache becomes what these stand for.
+struct Narrow {
+    enum class Scales { of_rows, of_heads, none };
+
+    Narrow(Tensor& cache, Scales kind) : codes(cache.shape, float8), scales(rows(cache.shape), f32) {
+        const int64_t columns = cache.shape[3];
+        const float of_heads[heads_kv] = {0.37f, 0.013f};
+        for (int64_t row = 0; row < int64_t(scales.bytes / sizeof(float)); ++row) {
+            const float scale = kind == Scales::none       ? 1
+                                : kind == Scales::of_heads ? of_heads[row % heads_kv]
+                                                           : 0.01f + 0.001f * float(row * 7 % 40);
+            scales.as<float>()[row] = scale;
+            for (int64_t i = row * columns; i < (row + 1) * columns; ++i) {
+                float& x = cache.as<float>()[i];
+                codes.data[i] = std::isnan(x) ? 0xff : code(std::abs(x) / scale) | (x < 0 ? 0x80 : 0);
+                x = (x < 0 ? -1 : 1) * scale * float(size(codes.data[i] & 0x7f));
+            }
+        }
+        if (kind == Scales::of_heads) scales.strides[0] = scales.strides[1] = 0;
+    }
+
+    Tensor codes, scales;
+
+private:
+    static std::vector<int64_t> rows(std::vector<int64_t> shape) {
+        shape.pop_back();
+        return shape;
+    }
+    static double size(int code) {
+        if (code == 127) return std::nan("");
+        return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
+    }
+    // The code of the largest number that is not above x.
+    static unsigned char code(float x) {
+        int largest = 126;
+        while (size(largest) > x) --largest;
+        return static_cast<unsigned char>(largest);
+    }
+};
+
 // One call of so many rows, those of both entries from row `first` on.
 struct RaggedCall {
     int64_t rows, first;
@@ -236,6 +276,44 @@ TEST(calls_are_rows_of_the_sequence) {
                         CHECK(worst_error(sequence, call, problem, starts) < 1e-5);
                     }
                 }
+    }
+}
+
+// A float8 cache gives what a cache of the elements times their scales gives.
+TEST(float8_stands_for_its_products) {
+    using Scales = Narrow::Scales;
+    const Context context = make_context();
+    const std::vector<int64_t> starts{77, 130};
+    for (const char* pattern : {"full", "window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))"}) {
+        Sequence sequence(context.get(), pattern);
+        for (const int64_t page_size : {0, 1, 16, 60})
+            for (const int64_t queries : {1, 7, 100})
+                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)})
+                    for (const Scales kind : {Scales::of_rows, Scales::of_heads, Scales::none}) {
+                        check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
+                                         std::to_string(queries) + " queries, scales " + std::to_string(int(kind));
+                        auto problem = cache_problem(queries, page_size, flags);
+                        const Plan wide = make_plan(context.get(), parse(pattern).get(), problem);
+                        problem.cache_dtype = float8;
+                        const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                        CHECK(explain(plan.get()).find("float8_e4m3fn") != std::string::npos);
+                        Cache cache(sequence, page_size, {starts[0] + queries, starts[1] + queries});
+                        Narrow k(cache.k, kind), v(cache.v, kind);
+                        Call right(sequence, cache, problem, starts), call(sequence, cache, problem, starts);
+                        const Scratch of_right(wide.get(), right.args);
+                        succeed(spattn_forward(wide.get(), &right.args), "products");
+                        call.args.k = &k.codes.view, call.args.v = &v.codes.view;
+                        if (kind != Scales::none)
+                            call.args.k_scales = &k.scales.view, call.args.v_scales = &v.scales.view;
+                        const Scratch scratch(plan.get(), call.args);
+                        succeed(spattn_forward(plan.get(), &call.args), "float8");
+                        double worst = 0;
+                        for (size_t i = 0; i < call.out.bytes / sizeof(float); ++i) {
+                            const double error = std::abs(call.out.as<float>()[i] - right.out.as<float>()[i]);
+                            worst = std::max(worst, std::isnan(error) ? HUGE_VAL : error);
+                        }
+                        CHECK(worst < 1e-5);
+                    }
     }
 }
 
@@ -413,6 +491,17 @@ TEST(problems_on_a_cache_that_are_refused) {
     demand_refused("lists of several queries", "runtime_blocks(2,4,4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED,
                    "pattern");
     demand_refused("a tree of fewer tokens", "tree(-1,0)", cache_problem(1, 0), SPATTN_E_SHAPE, "pattern");
+    auto narrow = cache_problem(1, 0);
+    narrow.cache_dtype = bf16;
+    demand_refused("a cache of another dtype", "causal", narrow, SPATTN_E_DTYPE, "problem.cache_dtype");
+    narrow.cache_dtype = {SPATTN_FLOAT8_E4M3FN, 8, 2};
+    demand_refused("float8 in lanes", "causal", narrow, SPATTN_E_DTYPE, "problem.cache_dtype");
+    narrow = sequence_problem(), narrow.cache_dtype = float8;
+    demand_refused("float8 without starts", "causal", narrow, SPATTN_E_DTYPE, "problem.cache_dtype");
+    narrow = cache_problem(1, 0), narrow.reserved = 1;
+    demand_refused("a field without meaning", "causal", narrow, SPATTN_E_UNKNOWN_FIELD, "problem.reserved");
+    narrow = cache_problem(1, 0), narrow.dtype = float8;
+    demand_refused("queries of float8", "causal", narrow, SPATTN_E_DTYPE, "problem.dtype");
 }
 
 TEST(operands_on_a_cache_that_are_refused) {
@@ -465,6 +554,39 @@ TEST(operands_on_a_cache_that_are_refused) {
                        },
                        SPATTN_E_LAYOUT, "v");
     }
+    for (const int64_t page_size : {0, 16}) {
+        auto problem = cache_problem(1, page_size);
+        problem.cache_dtype = float8;
+        const Plan plan = make_plan(context.get(), parse("full").get(), problem);
+        problem.head_dim_v = dim, problem.flags |= SPATTN_PLAN_VALUE_IN_KEY;
+        const Plan in_key = make_plan(context.get(), parse("full").get(), problem);
+        const auto demand_refused = [&](const char* what, const std::function<void(Call&, Narrow&, Narrow&)>& spoil,
+                                        spattn_status status, const char* argument, bool is_in_key = false) {
+            Cache cache(sequence, page_size, lengths);
+            Narrow k(cache.k, Narrow::Scales::of_rows), v(cache.v, Narrow::Scales::of_rows);
+            Call call(sequence, cache, problem, starts);
+            call.args.k = &k.codes.view, call.args.v = &v.codes.view;
+            call.args.k_scales = &k.scales.view, call.args.v_scales = &v.scales.view;
+            const spattn_plan* const asked = is_in_key ? in_key.get() : plan.get();
+            const Scratch scratch(asked, call.args);
+            spoil(call, k, v);
+            demand(what, "spattn_forward", spattn_forward(asked, &call.args), status, argument);
+            CHECK(call.out.is_poison());
+        };
+        demand_refused("keys of the queries' dtype", [](Call&, Narrow& k, Narrow&) { k.codes.view.dtype = f32; },
+                       SPATTN_E_DTYPE, "k");
+        demand_refused("scales of doubles", [](Call&, Narrow& k, Narrow&) { k.scales.view.dtype = f64; },
+                       SPATTN_E_DTYPE, "k_scales");
+        demand_refused("scales of fewer heads", [](Call&, Narrow&, Narrow& v) { v.scales.shape[2] = 1; },
+                       SPATTN_E_SHAPE, "v_scales");
+        demand_refused("scales under an output", [](Call& c, Narrow& k, Narrow&) { k.scales.view.data = c.out.data; },
+                       SPATTN_E_LAYOUT, "out");
+        demand_refused("scales of values in keys", [](Call& c, Narrow&, Narrow&) { c.args.v = nullptr; },
+                       SPATTN_E_STATE, "v_scales", true);
+        if (page_size)
+            demand_refused("scales whose pages are further apart",
+                           [](Call&, Narrow& k, Narrow&) { k.scales.strides[0] += 1; }, SPATTN_E_LAYOUT, "k_scales");
+    }
     const Plan plain = make_plan(context.get(), parse("full").get(), sequence_problem());
     auto args = sized<spattn_forward_args>();
     args.q = &sequence.q.view, args.k = &sequence.k.view, args.v = &sequence.v.view, args.out = &sequence.out.view;
@@ -472,7 +594,11 @@ TEST(operands_on_a_cache_that_are_refused) {
     Tensor numbers({batch}, i64);
     args.starts = &numbers.view;
     demand("starts for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "starts");
-    args.starts = nullptr, args.page_table = &numbers.view;
+    args.starts = nullptr, args.k_scales = &numbers.view;
+    demand("scales for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "k_scales");
+    args.k_scales = nullptr, args.v_scales = &numbers.view;
+    demand("scales for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE, "v_scales");
+    args.v_scales = nullptr, args.page_table = &numbers.view;
     demand("a table for another plan", "spattn_forward", spattn_forward(plain.get(), &args), SPATTN_E_STATE,
            "page_table");
     args.page_table = nullptr, args.query_offsets = &numbers.view;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Calls of spattn_cache_append drawn at random: shapes, strides, dtypes, pages, and numbers that lead nowhere.
+// Calls of spattn_cache_append drawn at random: shapes, strides, dtypes, pages, float8 with scales, and numbers that lead
+// nowhere.
 #pragma once
 
 #include <random>
@@ -23,9 +24,14 @@ struct AppendOperand {
 struct DrawnAppend {
     explicit DrawnAppend(std::mt19937& random);
 
-    // What the call is to leave in the memory of k and v, by the words of the header.
-    std::vector<unsigned char> expected_k() const { return expected(k_new, k, problem.head_dim); }
-    std::vector<unsigned char> expected_v() const { return expected(v_new, v, problem.head_dim_v); }
+    bool is_float8() const { return problem.cache_dtype.bits == 8; }
+
+    // What the call is to leave in the memory of what it writes, by the words of the header.
+    struct Written {
+        AppendOperand* operand;
+        std::vector<unsigned char> memory;
+    };
+    std::vector<Written> expected();
 
     // place: of an operand's memory.
     spattn_status call(const spattn_context* context, spattn_device device,
@@ -33,11 +39,21 @@ struct DrawnAppend {
 
     spattn_problem problem = sized<spattn_problem>();
     int64_t pages = 0;
-    AppendOperand k_new, v_new, k, v, starts, counts, page_table, query_offsets;
+    AppendOperand k_new, v_new, k, v, k_scales, v_scales, starts, counts, page_table, query_offsets;
+    std::vector<AppendOperand*> operands() {
+        return {&k_new, &v_new, &k, &v, &k_scales, &v_scales, &starts, &counts, &page_table, &query_offsets};
+    }
+    uint32_t flags = 0;
     std::string name;
 
 private:
-    std::vector<unsigned char> expected(const AppendOperand& from, const AppendOperand& to, int64_t columns) const;
+    struct Rows {
+        AppendOperand &from, &to, &scales;
+        int64_t columns;
+    };
+    void expect(const Rows& rows, std::vector<Written>& written) const;
+    // body(element of the row in `from`, of that in `to`, of its scale) for each row of a head that is written.
+    void each_row(const Rows& rows, const std::function<void(size_t, size_t, size_t)>& body) const;
 
     // Whose row it is and how many rows of its entry stand before it; entry -1: nobody's, or padding.
     struct Owner {

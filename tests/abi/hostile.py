@@ -67,6 +67,9 @@ DEVICES = Wrong(*({"type": kind, "index": index} for kind, index in ((99, 0), (-
 DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
                  for code, bits, lanes in ((0, 0, 0), (2, 32, 2), (0, 32, 1), (2, 7, 1), (2, 8, 1), (250, 32, 1))),
                status="SPATTN_E_DTYPE")
+CACHE_DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
+                       for code, bits, lanes in ((2, 32, 2), (0, 8, 1), (2, 8, 1), (10, 16, 1), (10, 8, 0))),
+                     status="SPATTN_E_DTYPE")
 WORKSPACE = {"workspace": Wrong(status="SPATTN_E_NULL"), "workspace_bytes": Wrong(0, 1, status="SPATTN_E_WORKSPACE")}
 FIELDS = {
     "spattn_context_options": {"device": DEVICES, "log_level": Wrong(-1, 4, 1 << 30),
@@ -85,7 +88,8 @@ FIELDS = {
                        "head_dim": Wrong(*SIZES, 1025, HUGE), "head_dim_v": Wrong(-1, 1025, HUGE, LEAST),
                        "dtype": DTYPES, "axes": Wrong(-1, 3, 1 << 30), "scale": Wrong(math.nan, math.inf, -math.inf),
                        "softcap": Wrong(math.nan, math.inf, -1.0, 1e-7, 1e31),
-                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST), "page_size": Wrong(-1, HUGE, LEAST)},
+                       "q_offset": Wrong(HUGE, -HUGE, MOST, LEAST), "page_size": Wrong(-1, HUGE, LEAST),
+                       "cache_dtype": CACHE_DTYPES, "reserved": unknown(1, -1)},
     "spattn_forward_args": WORKSPACE,
     "spattn_backward_args": WORKSPACE,
 }
@@ -119,6 +123,10 @@ ANYTHING = {
     ("spattn_forward_args", "starts"): "a plan without a cache takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "page_table"): "the same",
     ("spattn_forward_args", "query_offsets"): "the same",
+    ("spattn_forward_args", "k_scales"): "a plan without a float8 cache takes none; what can be wrong, cache.cpp says",
+    ("spattn_forward_args", "v_scales"): "the same",
+    ("spattn_cache_append_args", "k_scales"): "a cache that is not of float8 has none; append.cpp says the rest",
+    ("spattn_cache_append_args", "v_scales"): "the same",
     ("spattn_bigbird", "seed"): "every number is a seed",
     ("spattn_context_options", "alloc_user"): "it is the callback's",
     ("spattn_context_options", "log_user"): "it is the callback's",

@@ -228,17 +228,13 @@ TEST(tokens_go_to_their_places) {
             append(nullptr);
             cuda(cudaDeviceSynchronize(), "append");
         } else {
-            for (abi::AppendOperand* x : {&drawn.k_new, &drawn.v_new, &drawn.k, &drawn.v, &drawn.starts,
-                                          &drawn.counts, &drawn.page_table, &drawn.query_offsets})
-                place(*x);  // before the capture, which takes no copies
+            for (abi::AppendOperand* x : drawn.operands()) place(*x);  // before the capture, which takes no copies
             Graph(append).replay();
         }
-        for (abi::AppendOperand* x : {&drawn.k, &drawn.v}) {
-            if (!x->is_given) continue;
-            const std::vector<unsigned char> expected = x == &drawn.k ? drawn.expected_k() : drawn.expected_v();
-            std::vector<unsigned char> found(x->memory.size());
-            cuda(cudaMemcpy(found.data(), place(*x), found.size(), cudaMemcpyDeviceToHost), "from the device");
-            CHECK(found == expected);
+        for (const auto& [operand, memory] : drawn.expected()) {
+            std::vector<unsigned char> found(memory.size());
+            cuda(cudaMemcpy(found.data(), place(*operand), found.size(), cudaMemcpyDeviceToHost), "from the device");
+            CHECK(found == memory);
         }
         for (const auto& [operand, memory] : on_device) cudaFree(memory);
     }

@@ -228,7 +228,7 @@ private:
                                  "128 rows without a key behind others, more tasks than lanes",
                                  "misaligned tensors", "gaps", "transposed tensors", "heads in shared memory",
                                  "more tasks than lanes", "split rows", "groups of heads", "other numbers of queries",
-                                 "q_offset", "scale", "one query"})
+                                 "q_offset", "scale", "one query", "float8 caches"})
             tally_.kinds[kind] = 0;
         for (const Values v : options_.choices.values) tally_.kinds[std::string("values ") + value_names[int(v)]] = 0;
         for (const Poison p : options_.choices.poisons) tally_.kinds[std::string("poison ") + poison_names[int(p)]] = 0;
@@ -338,7 +338,8 @@ private:
             {"other numbers of queries", p.seq_q != p.seq_k},
             {"q_offset", problem.has(SPATTN_PLAN_Q_OFFSET)},
             {"scale", problem.has(SPATTN_PLAN_SCALE)},
-            {"one query", p.seq_q == 1}};
+            {"one query", p.seq_q == 1},
+            {"float8 caches", problem.is_float8()}};
         const std::pair<const char*, bool> options[] = {{"backward", problem.is_backward()},
                                                         {"softcap", p.softcap != 0},
                                                         {"sink logits", problem.has(SPATTN_PLAN_SINK_LOGITS)},

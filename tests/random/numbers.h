@@ -65,6 +65,8 @@ inline constexpr Type types[] = {
 };
 inline constexpr const Type& f32 = types[0];
 inline constexpr const Type& bf16 = types[1];
+// Keys and values of some caches have it, and no other operand.
+inline constexpr Type float8{"float8", {SPATTN_FLOAT8_E4M3FN, 8, 1}, 0, 0, 0, 0, 0, 0, 0, 0};
 
 namespace bits {
 template <class To, class From>
@@ -112,12 +114,31 @@ struct F16 {
         return uint16_t(sign | (b - (112u << 23) + 0xfffu + (b >> 13 & 1)) >> 13);
     }
 };
+struct Float8 {
+    using Stored = uint8_t;
+    static double widen(uint8_t x) {
+        const int exponent = x >> 3 & 15, mantissa = x & 7;
+        const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+        return (x & 0x7f) == 0x7f ? std::nan("") : x & 0x80 ? -size : size;
+    }
+    static uint8_t narrow(double x) {
+        const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+        if (std::isnan(x)) return uint8_t(sign | 0x7f);
+        if (std::fabs(x) >= 448) return uint8_t(sign | 0x7e);
+        int exponent;
+        std::frexp(x, &exponent);  // |x| < 2^exponent
+        const int unit = std::fabs(x) < 0x1p-6 ? -9 : exponent - 4;
+        const int units = int(std::nearbyint(std::ldexp(std::fabs(x), -unit)));
+        return uint8_t(sign | (unit == -9 && units < 8 ? units : units + 8 * (unit + 9)));
+    }
+};
 }  // namespace bits
 
 // Calls body(conversions) for the type's elements, so that loops are made for each of them.
 template <class Body>
 void with(const Type& type, Body body) {
-    if (type.dtype.bits == 64) body(bits::F64());
+    if (type.dtype.bits == 8) body(bits::Float8());
+    else if (type.dtype.bits == 64) body(bits::F64());
     else if (type.dtype.bits == 32) body(bits::F32());
     else if (type.dtype.code == SPATTN_BFLOAT) body(bits::Bf16());
     else body(bits::F16());

@@ -87,6 +87,7 @@ const spattn_tensor* Operand::view(void* start, spattn_device device, spattn_enu
     else if (kind == View::rows) order = {batch_axis, head_axis, row_axis};
     else if (axes == SPATTN_BHSD) order = {batch_axis, head_axis, row_axis, column_axis};
     else order = {batch_axis, row_axis, head_axis, column_axis};
+    if (kind == View::scales) order.pop_back();
     if (axes == SPATTN_THD && kind != View::heads) order.erase(order.begin());
     for (size_t i = 0; i < order.size(); ++i) {
         const size_t axis = size_t(order[i]);

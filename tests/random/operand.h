@@ -28,9 +28,9 @@ Placement draw_placement(Random& random, bool is_input);
 class Operand {
 public:
     enum class Role { input, output };
-    // How the library sees it: [batch, heads, rows, columns] in the order of spattn_axes, [batch, heads, rows] or
-    // [heads].
-    enum class View { tensor, rows, heads };
+    // How the library sees it: [batch, heads, rows, columns] in the order of spattn_axes, the same without columns,
+    // [batch, heads, rows] or [heads].
+    enum class View { tensor, scales, rows, heads };
 
     Operand() = default;
     Operand(const Type& type, Role role, std::array<int64_t, 4> shape, const Placement& placement);

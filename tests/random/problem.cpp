@@ -100,6 +100,7 @@ void draw_cache(Random& random, spattn_problem& p) {
     p.flags = (p.flags | SPATTN_PLAN_STARTS) & ~uint32_t(SPATTN_PLAN_Q_OFFSET);
     p.q_offset = 0;
     if (random.one_in(3)) p.seq_q = 1;
+    if (random.one_in(3)) p.cache_dtype = float8.dtype;
     if (random.one_in(3)) return;
     p.page_size = random.of<int64_t>({1, 7, 16, 32, 64, 64, 128, 128, 256});
     p.seq_k = (p.seq_k + p.page_size - 1) / p.page_size * p.page_size;
@@ -307,12 +308,13 @@ std::string Problem::describe() const {
     constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
     std::snprintf(text, sizeof text,
                   "; batch %lld, heads %lld on %lld, %lld x %lld, head_dim %lld/%lld, %s %s, scale %g, q_offset %lld"
-                  "%s%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
+                  "%s%s%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
                   (long long)c.batch, (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq_q,
                   (long long)c.seq_k, (long long)c.head_dim, (long long)value_dim(), type->name, axes[c.axes], scale(),
                   (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
                   has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
-                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "", is_ragged() ? ", ragged" : "",
+                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "",
+                  is_float8() ? " of float8" : "", is_ragged() ? ", ragged" : "",
                   (long long)c.page_size, value_names[int(values)], poison_names[int(poison)]);
     return text_of(drawn.pattern.get()) + text;
 }
@@ -489,8 +491,13 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     const Shape of_v{p.heads_kv, p.seq_k, problem.value_dim()}, of_out{p.heads_q, p.seq_q, problem.value_dim()};
     const Shape of_rows{p.heads_q, p.seq_q, 1};
     const bool has_v = !problem.has(SPATTN_PLAN_VALUE_IN_KEY);
-    q = make(Role::input, of_q, type), k = make(Role::input, of_k, type), out = make(Role::output, of_out, type);
-    if (has_v) v = make(Role::input, of_v, type);
+    q = make(Role::input, of_q, type), out = make(Role::output, of_out, type);
+    const auto make_keys = [&](const Shape& s) {  // those that stand for float8 lie apart, as each may have its scale
+        if (!problem.is_float8()) return make(Role::input, s, type);
+        return Operand(type, Role::input, {p.batch, s.heads, s.rows, s.columns}, {});
+    };
+    k = make_keys(of_k);
+    if (has_v) v = make_keys(of_v);
     if (problem.wants_lse) lse = make(Role::output, of_rows, f32);
     if (problem.wants_max_logits) max_logits = make(Role::output, of_rows, f32);
     if (problem.has(SPATTN_PLAN_SINK_LOGITS)) sinks = Operand(f32, Role::input, {1, p.heads_q, 1, 1}, {});
@@ -503,6 +510,7 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     }
     fill(problem);
     if (problem.poison == Poison::others) poison_others(problem);
+    if (problem.is_float8()) narrow_keys(problem);
     if (p.page_size) fill_pages(problem);
     if (problem.is_ragged()) pack(problem);
 }
@@ -562,9 +570,15 @@ void Tensors::fill_pages(Problem& problem) {
     of_k.shares_batch = of_k.shares_heads = false;
     Placement of_v = draw_placement(random, true);
     of_v.axes = of_k.axes, of_v.shares_batch = of_v.shares_heads = false;
-    using Role = Operand::Role;
-    pool_k = Operand(*problem.type, Role::input, {pages, p.heads_kv, p.page_size, p.head_dim}, of_k);
-    if (v) pool_v = Operand(*problem.type, Role::input, {pages, p.heads_kv, p.page_size, problem.value_dim()}, of_v);
+    const auto pool_of = [&](const Operand& x, const Placement& placement) {
+        if (!x) return Operand();
+        return Operand(x.type(), Operand::Role::input, {pages, p.heads_kv, p.page_size, x.size(column_axis)}, placement);
+    };
+    const Operand &all_k = problem.is_float8() ? narrow.k : k, &all_v = problem.is_float8() ? narrow.v : v;
+    pool_k = pool_of(all_k, of_k), pool_v = pool_of(all_v, of_v);
+    Placement of_scales;
+    of_scales.axes = of_k.axes;
+    Operand k_scales = pool_of(narrow.k_scales, of_scales), v_scales = pool_of(narrow.v_scales, of_scales);
     std::vector<double> row(size_t(std::max(p.head_dim, problem.value_dim())));
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t of = 0; of < of_entry; ++of) {
@@ -573,11 +587,60 @@ void Tensors::fill_pages(Problem& problem) {
             page_table.push_back(is_needed ? page : random.of<int64_t>({page, -1, pages, 1 << 30}));
             for (int64_t h = 0; h < p.heads_kv; ++h)
                 for (int64_t r = 0; r < p.page_size; ++r) {
-                    k.get(b, h, first + r, row.data());
-                    pool_k.set(page, h, r, row.data());
-                    if (v) v.get(b, h, first + r, row.data());
-                    if (v) pool_v.set(page, h, r, row.data());
+                    const auto bring = [&](const Operand& from, Operand& to) {
+                        if (!from) return;
+                        from.get(b, h, first + r, row.data());
+                        to.set(page, h, r, row.data());
+                    };
+                    bring(all_k, pool_k), bring(all_v, pool_v);
+                    bring(narrow.k_scales, k_scales), bring(narrow.v_scales, v_scales);
                 }
+        }
+    if (problem.is_float8()) narrow = {std::move(pool_k), std::move(pool_v), std::move(k_scales), std::move(v_scales)};
+}
+
+void Tensors::narrow_keys(Problem& problem) {
+    narrow_rows(problem.random, k, narrow.k, narrow.k_scales);
+    if (v) narrow_rows(problem.random, v, narrow.v, narrow.v_scales);
+}
+
+// Scales have 4 bits, as the numbers of float8, so that every dtype has their products. Some leave rows less than all
+// numbers, some cut off what is large.
+void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scales) {
+    const auto placement = [&](bool may_be_shared) {
+        Placement made = draw_placement(random, true);
+        made.shares_batch = false, made.shares_heads &= may_be_shared;
+        return made;
+    };
+    const int64_t batch = x.size(batch_axis), heads = x.size(head_axis), rows = x.size(row_axis);
+    const Placement of_scales = placement(true);
+    to = Operand(float8, Operand::Role::input, {batch, heads, rows, x.size(column_axis)}, placement(false));
+    const bool has_scales = !random.one_in(5);
+    if (has_scales) scales = Operand(f32, Operand::Role::input, {batch, heads, rows, 1}, of_scales);
+    const bool is_f16 = x.type().dtype.bits == 16 && x.type().dtype.code == SPATTN_FLOAT;
+    const double least = is_f16 ? -15 : -124, most = is_f16 ? 3 : 100;
+    std::vector<double> row(size_t(x.size(column_axis)));
+    const auto draw_scale = [&] {
+        const bool is_odd = std::any_of(row.begin(), row.end(), [](double value) { return !std::isfinite(value); });
+        if (is_odd && random.one_in(2)) return random.of({nan, infinity, 1.});
+        double largest = 0;
+        for (const double value : row) largest = std::isfinite(value) ? std::max(largest, std::fabs(value)) : largest;
+        const double exponent = largest > 0 ? std::floor(std::log2(largest / 448 / 12)) : 0;
+        return std::ldexp(double(random.in(8, 15)),
+                          int(std::clamp(exponent + double(random.of<int64_t>({0, 0, 1, 6, -2})), least, most)));
+    };
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t r = 0; r < rows; ++r) {
+            double scale = 1;
+            for (int64_t h = 0; h < heads; ++h) {
+                x.get(b, h, r, row.data());
+                if (has_scales && (h == 0 || !of_scales.shares_heads)) scale = draw_scale();
+                for (double& value : row) value = bits::Float8::widen(bits::Float8::narrow(value / scale));
+                to.set(b, h, r, row.data());
+                if (has_scales) scales.set(b, h, r, &scale);
+                for (double& value : row) value *= scale;
+                x.set(b, h, r, row.data());
+            }
         }
 }
 

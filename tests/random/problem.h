@@ -58,6 +58,7 @@ struct Problem {
     bool has(uint32_t flag) const { return (c.flags & flag) != 0; }
     bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
     bool is_on_cache() const { return has(SPATTN_PLAN_STARTS); }
+    bool is_float8() const { return c.cache_dtype.code == SPATTN_FLOAT8_E4M3FN; }
     bool is_ragged() const { return !query_offsets.empty(); }
     int64_t queries_of(int64_t batch) const {
         return is_ragged() ? query_offsets[size_t(batch + 1)] - query_offsets[size_t(batch)] : c.seq_q;
@@ -117,6 +118,10 @@ struct Tensors {
     std::vector<int64_t> starts;           // of a call on a cache
     std::vector<int64_t> page_table;       // of a cache in pages, which lie in pools and hold what k and v say
     Operand pool_k, pool_v;
+    // What a float8 cache has in place of k and v, or in its pools; k and v are what it stands for, without rounding.
+    struct Narrow {
+        Operand k, v, k_scales, v_scales;
+    } narrow;
     struct Ragged {  // the rows of a ragged call: batch entry 0 has all
         Operand q, out, lse, max_logits;
         std::vector<int64_t> indices, counts;
@@ -128,6 +133,8 @@ private:
     Keys make_keys(Problem& problem);
     void fill(Problem& problem);
     void fill_pages(Problem& problem);
+    void narrow_keys(Problem& problem);
+    void narrow_rows(Random& random, Operand& x, Operand& narrow, Operand& scales);
     void pack(Problem& problem);
     void poison_others(Problem& problem);
 };

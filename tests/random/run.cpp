@@ -242,7 +242,10 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     spattn_forward_args f{};
     f.struct_size = sizeof f;
     f.q = rows.put(of_rows(t.q, t.ragged.q)), f.out = rows.put(of_rows(t.out, t.ragged.out));
-    f.k = memory.put(t.pool_k ? t.pool_k : t.k), f.v = memory.put(t.pool_k ? t.pool_v : t.v);
+    Operand& k = problem.is_float8() ? t.narrow.k : t.pool_k ? t.pool_k : t.k;
+    Operand& v = problem.is_float8() ? t.narrow.v : t.pool_k ? t.pool_v : t.v;
+    f.k = memory.put(k), f.v = memory.put(v);
+    f.k_scales = memory.put(t.narrow.k_scales, View::scales), f.v_scales = memory.put(t.narrow.v_scales, View::scales);
     f.lse = rows.put(of_rows(t.lse, t.ragged.lse), View::rows);
     f.max_logits = rows.put(of_rows(t.max_logits, t.ragged.max_logits), View::rows);
     f.sink_logits = memory.put(t.sinks, View::heads);

@@ -93,13 +93,15 @@ struct ForwardLane {
     ForwardSpace space;
     ForwardScratch<bq, bk> lane;
     State state;
+    const KeySource k_from, v_from;
     Held values;
     const SoftcapFactors cap;  // read where the problem has one
     bool met_mask = false;     // this task
     bool is_anew = false;      // it is worked anew, with values that are not finite left out of products
 
     ForwardLane(const ForwardArgs& a, const Elements& e, const ForwardSpace& s, int64_t index)
-        : args(a), p(*a.problem), elements(e), space(s), cap(softcap_factors(p)) {
+        : args(a), p(*a.problem), elements(e), space(s), k_from(KeySource::keys(a, e)), v_from(KeySource::values(a, e)),
+          cap(softcap_factors(p)) {
         Carver carver{(uintptr_t)(s.scratch + index * s.lane_floats)};
         lane = carve_lane<bq, bk>(carver, p, s.on_panels);
         state = state_at(lane.state, bq);
@@ -175,12 +177,15 @@ struct ForwardLane {
         const Place& at = block.at;
         const uint64_t* bits = mask_bits(args.layout, block.mask);
         met_mask |= bits != nullptr;
-        const uint64_t apart = is_anew && bits ? rows_not_finite(elements, args.v, at, int(p.head_dim_v)) : 0;
         const int columns = int(p.head_dim_v), panels = bq / panel;
-        const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
-        const Rows v = values.rows(elements, args.v, without(at, apart), block.index, columns, load_swept);
-        Visit now{k, v, bits, {elements, args.k, next, int(p.head_dim), panels * at.count / tile_m},
-                  {elements, args.v, next, columns, panels * columns / tile_m}};
+        const uint64_t apart = is_anew && bits ? rows_not_finite(v_from, at, columns) : 0;
+        const Rows k = load_keys(k_from, at, int(p.head_dim), lane.k, load_rows);
+        const auto load_values = [&](const Elements&, const TensorView&, const Place& rows, int, Real* to) {
+            return load_keys(v_from, rows, columns, to, load_swept);
+        };
+        const Rows v = values.rows(v_from.elements, args.v, without(at, apart), block.index, columns, load_values);
+        Visit now{k, v, bits, {k_from.elements, args.k, next, int(p.head_dim), panels * at.count / tile_m},
+                  {v_from.elements, args.v, next, columns, panels * columns / tile_m}};
         if (!bits && bq > strip_lanes) {  // one call for tiles of one strip: with two they took 2 to 6 % longer
             attend<width>(now, {0, at.count}, 0);
         } else {
@@ -201,11 +206,12 @@ struct ForwardLane {
     // Values that the product left out go to the queries that see their keys.
     SPATTN_RARE void add_apart(const Place& at, uint64_t apart, const uint64_t* bits) {
         each_bit(apart, [&](int key) {
-            const char* v = elements.address(args.v, at, key);
+            const char* v = v_from.elements.address(args.v, at, key);
+            const Real scale = v_from.scale(at, key);
             for (int64_t d = 0; d < p.head_dim_v; ++d)
                 for (int i = 0; i < bq; i += lanes) {
                     Real* out = state.out + d * bq + i;
-                    const Vec value = set1(elements.to_real(v + d * args.v.column * elements.bytes));
+                    const Vec value = set1(scale * v_from.elements.to_real(v + d * args.v.column * v_from.elements.bytes));
                     const Vec more = fma(value, load(s_at(key, i)), load(out));
                     store(out, select(bits_at(bits, key * bq + i), more, load(out)));
                 }

@@ -78,6 +78,7 @@ struct FewLane {
     const ForwardArgs& args;
     const Problem& p;
     const Elements& elements;
+    const KeySource k_from, v_from;
     FewSpace space;
     FewScratch lane;
     FewState state;
@@ -85,7 +86,7 @@ struct FewLane {
     const SoftcapFactors cap;  // read where the problem has one
 
     FewLane(const ForwardArgs& a, const Elements& e, const FewSpace& s, int64_t index)
-        : args(a), p(*a.problem), elements(e), space(s),
+        : args(a), p(*a.problem), elements(e), k_from(KeySource::keys(a, e)), v_from(KeySource::values(a, e)), space(s),
           lane(Carver{(uintptr_t)(s.scratch + index * s.lane_floats)}, p), state(few_state_at(lane.state)),
           heads(a.tasks.tile_heads), columns(columns_of(p)), columns_v(values_of(p)), cap(softcap_factors(p)) {}
 
@@ -159,27 +160,27 @@ struct FewLane {
     // ---- a block ----
 
     void visit(const Place& q, const Place& at, const uint64_t* bits, const Place& next) {
-        const Rows k = load_padded(elements, args.k, at, int(p.head_dim), lane.k);
+        const Rows k = load_keys(k_from, at, int(p.head_dim), lane.k, load_padded);
         if (bits) {
             each_seen(q.alive, bits, k, [&](const GatheredRows& rows, int row) {
                 dots(lane.q + row * columns, rows, columns, scores(row));
                 soften(row, rows.count);
             });
         } else {
-            in_steps(at.count, k, args.k, next, p.head_dim, [&](const GatheredRows& rows, int first) {
+            in_steps(at.count, k, k_from, next, p.head_dim, [&](const GatheredRows& rows, int first) {
                 each_row(q.alive, [&](int, int row, int) {
                     dots(lane.q + row * columns, rows, columns, scores(row) + first);
                 });
             });
             each_row(q.alive, [&](int, int row, int) { soften(row, at.count); });
         }
-        const Rows v = load_padded(elements, args.v, at, int(p.head_dim_v), lane.v);
+        const Rows v = load_keys(v_from, at, int(p.head_dim_v), lane.v, load_padded);
         if (bits) {
             each_seen(q.alive, bits, v, [&](const GatheredRows& rows, int row) {
                 add_weighted_rows(scores(row), rows, columns_v, state.out + row * columns_v);
             });
         } else {
-            in_steps(at.count, v, args.v, next, p.head_dim_v, [&](const GatheredRows& rows, int first) {
+            in_steps(at.count, v, v_from, next, p.head_dim_v, [&](const GatheredRows& rows, int first) {
                 each_row(q.alive, [&](int, int row, int) {
                     add_weighted_rows(scores(row) + first, rows, columns_v, state.out + row * columns_v);
                 });
@@ -203,10 +204,10 @@ struct FewLane {
 
     // work(rows, number of the first): of a full block, some keys at once, while as many of the next are fetched.
     template <class Work>
-    void in_steps(int count, const Rows& x, const TensorView& from, const Place& next, int64_t dims, Work work) {
+    void in_steps(int count, const Rows& x, const KeySource& from, const Place& next, int64_t dims, Work work) {
         for (int first = 0; first < count; first += keys_at_once) {
-            for (int i = first; from.column == 1 && i < least(next.count, first + keys_at_once); ++i)
-                if (next.alive >> i & 1) prefetch_row(elements.address(from, next, i), dims * elements.bytes);
+            for (int i = first; from.x.column == 1 && i < least(next.count, first + keys_at_once); ++i)
+                if (next.alive >> i & 1) prefetch_row(from.elements.address(from.x, next, i), dims * from.elements.bytes);
             work({x.x + first * x.ld, x.ld, numbers.of, least(count - first, keys_at_once)}, first);
         }
     }
@@ -313,12 +314,13 @@ template <class T, int heads>
 Cost few_cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
     const double dims = double(columns_of(p) + values_of(p));
     const double cap = p.softcap != 0 ? softcap_share : 0;
+    const size_t key_bytes = p.float8_cache ? sizeof(Float8) : sizeof(T);
     double clocks = stats.pairs * (few_vector * dims / lanes + few_pair + softmax_clocks * (1 + cap) / lanes);
-    clocks += stats.blocks / heads * few_keys * dims * (few_float + (sizeof(T) < sizeof(float) ? widen : 0));
+    clocks += stats.blocks / heads * few_keys * dims * (few_float + (key_bytes < sizeof(float) ? widen : 0));
     clocks += double(p.batch * p.heads_q * p.seq_q) * few_row + stats.masked / heads * few_rows * few_masked;
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
-                 memory_us = rows_k * dims * sizeof(T) / (1e3 * machine.bandwidth);
+                 memory_us = rows_k * dims * double(key_bytes) / (1e3 * machine.bandwidth);
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};
 }
 

@@ -143,8 +143,8 @@ struct DimsBackward {
         for (int i = from; i < end; i += lanes) {
             if (p.call_lists.at_run_time()) prefetch_keys(args, elements, args.k, args.v, place, row.keys, i + lanes);
             const Place at = place_of(place, row.keys.at + i, least(lanes, end - i));
-            k.load(elements, args.k, at, int(p.head_dim), lane.k);
-            if (!p.value_in_key) v.load(elements, args.v, at, int(p.head_dim_v), lane.v);
+            k.load({elements, args.k, {}}, at, int(p.head_dim), lane.k);
+            if (!p.value_in_key) v.load({elements, args.v, {}}, at, int(p.head_dim_v), lane.v);
             for (int head = 0; head < row.heads; ++head)
                 meet(row.at + head, at.count, row.pair + head * row.keys.count + i);
         }

@@ -29,6 +29,7 @@ constexpr int64_t least_cell = 4;  // keys of a row in a range on average: fewer
 
 struct DimsForward {
     static constexpr int heads_of_tile = most_heads;
+    static constexpr bool reads_float8 = true;
     // A query row of the wave, and the part of its list that is worked on.
     struct Row {
         const int32_t* keys;
@@ -83,6 +84,7 @@ struct DimsForward {
     const ForwardArgs& args;
     const Problem& p;
     const Elements& elements;
+    const KeySource k_from, v_from;
     Scratch lane;
     GatheredRows k, v;
     const int columns, columns_v;
@@ -94,6 +96,8 @@ struct DimsForward {
         : args(a),
           p(*a.problem),
           elements(e),
+          k_from(KeySource::keys(a, e)),
+          v_from(KeySource::values(a, e)),
           columns(columns_of(p)),
           columns_v(values_of(p)),
           cap(softcap_factors(p)) {
@@ -184,7 +188,7 @@ struct DimsForward {
 
     void score(const Row& row, int from, int count) {
         for (int i = from, end = from + count; i < end; i += k.count) {
-            load_keys(k, args.k, int(p.head_dim), row, i, end, lane.k);
+            load_keys(k, k_from, int(p.head_dim), row, i, end, lane.k);
             Real* s = lane.s + row.pair + i;
             for (int head = 0; head < row.heads; ++head)
                 dots(lane.q + (row.at + head) * columns, k, columns, s + head * row.stride);
@@ -192,9 +196,8 @@ struct DimsForward {
     }
 
     void add_values(const Row& row, int from, int count) {
-        const TensorView& x = p.value_in_key ? args.k : args.v;
         for (int i = from, end = from + count; i < end; i += v.count) {
-            load_keys(v, x, int(p.head_dim_v), row, i, end, lane.v);
+            load_keys(v, v_from, int(p.head_dim_v), row, i, end, lane.v);
             const Real* weights = lane.s + row.pair + i;
             for (int head = 0; head < row.heads; ++head)
                 add_weighted_rows(weights + head * row.stride, v, columns_v,
@@ -204,12 +207,13 @@ struct DimsForward {
 
     // Keys from i on: all of them, or `lanes` where they are copied. A list of a call knows no ranges: `lanes` keys at
     // once, what comes next in it is fetched from afar.
-    void load_keys(GatheredRows& to, const TensorView& x, int dims, const Row& row, int i, int end, Real* scratch) {
-        const bool all = GatheredRows::in_place(elements, x, dims) && !p.call_lists.at_run_time();
-        to.load(elements, x, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
-        if (p.call_lists.at_run_time() && x.column == 1)
+    void load_keys(GatheredRows& to, const KeySource& from, int dims, const Row& row, int i, int end, Real* scratch) {
+        const bool all = GatheredRows::in_place(from.elements, from.x, dims) && !p.call_lists.at_run_time();
+        to.load(from, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
+        if (p.call_lists.at_run_time() && from.x.column == 1)
             for (int next = i + lanes; next < least(end, i + 2 * lanes); ++next)
-                prefetch_row(elements.address(x, place_of(place, row.keys + next, 1)), int64_t(dims) * elements.bytes);
+                prefetch_row(from.elements.address(from.x, place_of(place, row.keys + next, 1)),
+                             int64_t(dims) * from.elements.bytes);
     }
 
     // Scores of a part become p.

@@ -9,6 +9,7 @@ namespace {
 
 struct HeadsForward {
     static constexpr int heads_of_tile = most_heads;
+    static constexpr bool reads_float8 = true;
     struct Scratch {
         Real *q, *s, *k, *v;  // [head_dim][width], [chunk][width], [chunk][columns], [chunk][columns_v]
         GatherState state;    // out [head_dim_v][width]
@@ -32,12 +33,14 @@ struct HeadsForward {
     const ForwardArgs& args;
     const Problem& p;
     const Elements& elements;
+    const KeySource k_from, v_from;
     Scratch lane;
     TensorView q_heads, out_heads;
     int width = 0;  // of the tile at hand, whole vectors
 
     HeadsForward(const ForwardArgs& a, const Elements& e, uintptr_t scratch)
-        : args(a), p(*a.problem), elements(e), q_heads(heads_as_rows(a.q)), out_heads(heads_as_rows(a.out)) {
+        : args(a), p(*a.problem), elements(e), k_from(KeySource::keys(a, e)), v_from(KeySource::values(a, e)),
+          q_heads(heads_as_rows(a.q)), out_heads(heads_as_rows(a.out)) {
         Carver carver{scratch};
         lane = carve(carver, p, a.parallel->lanes());
     }
@@ -61,12 +64,12 @@ struct HeadsForward {
     }
 
     void visit(const Place& at) {
-        const Rows k = load_rows(elements, args.k, at, int(p.head_dim), lane.k);
+        const Rows k = load_keys(k_from, at, int(p.head_dim), lane.k, load_rows);
         multiply<Left::rows, Store::set>({k.x, k.ld, lane.q, width, lane.s, width, int(p.head_dim)}, at.count,
                                          width / lanes);
         if (p.softcap != 0) cap_scores(lane.s, int64_t(at.count) * width, softcap_factors(p).out);
         for (int i = 0; i < width; i += lanes) softmax(at.count, i);
-        const Rows v = p.value_in_key ? k : load_rows(elements, args.v, at, int(p.head_dim_v), lane.v);
+        const Rows v = p.value_in_key ? k : load_keys(v_from, at, int(p.head_dim_v), lane.v, load_rows);
         multiply<Left::transposed, Store::add>({v.x, v.ld, lane.s, width, lane.state.out, width, at.count},
                                                int(p.head_dim_v), width / lanes);
     }

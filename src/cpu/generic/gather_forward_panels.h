@@ -35,6 +35,7 @@ inline int64_t sums_columns(int64_t columns) { return int64_t(tiles_of(columns))
 
 struct PanelsForward {
     static constexpr int heads_of_tile = panel_heads;
+    static constexpr bool reads_float8 = false;
     static constexpr int unit_heads = 32, unit_tiles = unit_heads / tile_rows;
     struct Scratch {
         Tile *q, *k, *v[2], *p;      // [steps][head tiles], [chunk / 16][steps], [chunk / 32][tiles of head_dim_v],

@@ -23,15 +23,16 @@ struct GatheredRows {
     static bool in_place(const Elements& elements, const TensorView& x, int columns) {
         return elements.are_real && x.column == 1 && columns % lanes == 0;
     }
-    void load(const Elements& elements, const TensorView& from, const Place& at, int columns, Real* scratch) {
+    void load(const KeySource& source, const Place& at, int columns, Real* scratch) {
         static constexpr int32_t one_by_one[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         static_assert(lanes <= int(sizeof one_by_one / sizeof *one_by_one), "a copy's rows are counted");
+        const TensorView& from = source.x;
         count = at.count;
-        if (in_place(elements, from, columns)) {
+        if (in_place(source.elements, from, columns)) {
             x = (const Real*)from.data + at.batch * from.batch + at.head * from.head;
             ld = from.row, token = at.tokens;
         } else {
-            const Rows copy = copy_rows(elements, from, at, columns, scratch);
+            const Rows copy = load_keys(source, at, columns, scratch, copy_rows);
             x = copy.x, ld = copy.ld, token = one_by_one;
         }
     }

@@ -52,6 +52,12 @@ SPATTN_RARE inline uint64_t rows_not_finite(const Elements& elements, const Tens
         if (at.alive >> i & 1 && !is_row_finite(elements, x, at, i, columns)) rows |= uint64_t(1) << i;
     return rows;
 }
+SPATTN_RARE inline uint64_t rows_not_finite(const KeySource& from, const Place& at, int columns) {
+    uint64_t rows = rows_not_finite(from.elements, from.x, at, columns);
+    for (int i = 0; i < at.count; ++i)
+        if (at.alive >> i & 1 && !is_finite(from.scale(at, i))) rows |= uint64_t(1) << i;
+    return rows;
+}
 
 // A tile whose `rows` read as zeros.
 inline Place without(Place at, uint64_t rows) {

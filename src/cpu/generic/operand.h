@@ -8,6 +8,7 @@
 // compile.
 #pragma once
 
+#include "core/float8.h"
 #include "plan/kernel.h"
 #include "cpu/generic/gemm.h"
 
@@ -128,6 +129,45 @@ template <class T>
 constexpr Elements elements_of{int(sizeof(T)), __is_same(T, Real), copy_rows_of<T>, store_row_of<T>, dot_of<T>,
                                to_real_of<T>};
 
+// ---- keys ---------------------------------------------------------------------------------------------------------
+
+struct Float8 {
+    uint8_t bits;
+};
+inline Real to_real(Float8 x) { return widen_float8(x.bits); }
+inline void from_real(Real x, Float8& out) { out.bits = narrow_float8(float(x)); }
+inline Vec load_wide(const Float8* x) {
+    Real wide[lanes];
+    for (int i = 0; i < lanes; ++i) wide[i] = to_real(x[i]);
+    return load(wide);
+}
+
+// Keys, or values. Those of a float8 cache have elements of their own, and a scale a row.
+struct KeySource {
+    const Elements& elements;
+    TensorView x, scales;  // scales: of floats, absent where all are 1
+
+    // of_queries: the elements of the problem's dtype.
+    static KeySource keys(const ForwardArgs& args, const Elements& of_queries) {
+        return {args.problem->float8_cache ? elements_of<Float8> : of_queries, args.k, args.k_scales};
+    }
+    static KeySource values(const ForwardArgs& args, const Elements& of_queries) {
+        return {args.problem->float8_cache ? elements_of<Float8> : of_queries, args.v, args.v_scales};
+    }
+
+    Real scale(const Place& at, int i) const { return scales.data ? *address<float>(scales, at, i) : Real(1); }
+};
+
+// Copies of rows become what these stand for.
+inline void scale_rows(const KeySource& from, const Place& at, int columns, Real* rows) {
+    const int ld = round_up(columns, lanes);
+    for (int i = 0; i < at.count; ++i) {
+        if (!(at.alive >> i & 1)) continue;
+        const Real scale = from.scale(at, i);
+        for (int c = 0; c < columns; ++c) rows[i * ld + c] *= scale;
+    }
+}
+
 // ---- rows ---------------------------------------------------------------------------------------------------------
 
 // Rows to scratch [count][round_up(columns, lanes)]; dead rows and the padding are zero, for they meet zeros in
@@ -164,6 +204,14 @@ inline Rows load_swept(const Elements& elements, const TensorView& x, const Plac
 inline Rows load_padded(const Elements& elements, const TensorView& x, const Place& at, int columns, Real* scratch) {
     if (columns % lanes == 0) return load_swept(elements, x, at, columns, scratch);
     return copy_rows(elements, x, at, columns, scratch);
+}
+
+// Rows of keys by one of these, `load`. What has scales is not read where it lies.
+template <class Load>
+inline Rows load_keys(const KeySource& from, const Place& at, int columns, Real* scratch, Load load) {
+    const Rows rows = load(from.elements, from.x, at, columns, scratch);
+    if (from.scales.data) scale_rows(from, at, columns, scratch);
+    return rows;
 }
 
 inline void store_rows(const Elements& elements, const Real* in, int64_t ld, Real factor, int columns,

@@ -19,7 +19,8 @@ constexpr SchedulePolicy in_turns{.alike = most_in_turn};
 
 #define SPATTN_CPU_PANELS(arch, dtype, bq, bk)                                                          \
     SPATTN_CPU_BLOCK_FORWARD(arch, dtype, bq, bk, (panel_cost<bq, bk, Pass::forward>),                  \
-                             (workspace_of<panel_forward_workspace<bq, bk>>), (panel_forward<bq, bk>), in_turns), \
+                             (workspace_of<panel_forward_workspace<bq, bk>>), (panel_forward<bq, bk>), in_turns,    \
+                             false),                                                                    \
         SPATTN_CPU_BLOCK_BACKWARD(arch, dtype, bq, bk, (panel_cost<bq, bk, Pass::backward>),            \
                                   (workspace_of<panel_backward_workspace<bq, bk>>), (panel_backward<bq, bk>), 1)
 #define SPATTN_CPU_GATHER_PANELS(arch, dtype) \

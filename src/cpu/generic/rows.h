@@ -68,7 +68,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
 }  // namespace spattn::cpu
 
 // Rows of blocks. What depends on the algorithm comes in parentheses, for its commas.
-#define SPATTN_CPU_BLOCK_FORWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run, schedule) \
+#define SPATTN_CPU_BLOCK_FORWARD(arch, dtype_name, bq, bk, cost_of, bytes_of, run, schedule, reads_float8) \
     {.name = #arch "_block_forward_" #dtype_name "_" #bq "x" #bk,                 \
      .device = SPATTN_CPU,                                                        \
      .pass = Pass::forward,                                                       \
@@ -86,6 +86,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
      .forward = run,                                                              \
      .orders = true,                                                              \
      .max_logits = true,                                                          \
+     .float8_cache = reads_float8,                                                \
      .carries = forward_carries}
 // Tiles of few queries, which so many heads of a group share.
 #define SPATTN_CPU_FEW_ROW(arch, T, dtype_name, heads)                            \
@@ -106,6 +107,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
      .orders = true,                                                              \
      .takes_spans = takes_spans,                                                  \
      .max_logits = true,                                                          \
+     .float8_cache = true,                                                        \
      .shares_lists = heads > 1}
 #define SPATTN_CPU_FEW_ROWS(arch, T, dtype)                                                     \
     SPATTN_CPU_FEW_ROW(arch, T, dtype, 1), SPATTN_CPU_FEW_ROW(arch, T, dtype, 2),               \
@@ -135,7 +137,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
      .sweeps = num_sweeps}
 #define SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, run_backward, num_sweeps)                       \
     SPATTN_CPU_BLOCK_FORWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::forward>),                \
-                             (workspace_of<forward_workspace<bq, bk>>), (block_forward<T, bq, bk>), each_row), \
+                             (workspace_of<forward_workspace<bq, bk>>), (block_forward<T, bq, bk>), each_row, true), \
     SPATTN_CPU_BLOCK_BACKWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::backward>),              \
                               (workspace_of<backward_workspace<bq, bk>>), (run_backward<T, bq, bk>), num_sweeps)
 #define SPATTN_CPU_PAIR(arch, T, dtype, bq, bk) SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, block_backward, 1)
@@ -152,6 +154,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
      .forward = gather_forward<T, Forward>,                                                   \
      .family = Family::gather,                                                                \
      .max_logits = true,                                                                      \
+     .float8_cache = Forward::reads_float8,                                                   \
      .shares_lists = shared},                                                                 \
     {.name = #arch "_gather_backward_" #dtype_name "_" #form,                                 \
      .device = SPATTN_CPU,                                                                    \

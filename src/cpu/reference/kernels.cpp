@@ -27,6 +27,12 @@ double read(Bf16 x) {
     std::memcpy(&value, &wide, sizeof value);
     return value;
 }
+double read_float8(uint8_t x) {
+    const double sign = x & 0x80 ? -1 : 1;
+    const int exponent = x >> 3 & 15, mantissa = x & 7;
+    if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
+    return sign * (exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9));
+}
 double read(F16 x) {
     const double sign = x.bits & 0x8000 ? -1 : 1;
     const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
@@ -71,7 +77,7 @@ template <class T>
 struct Row {
     const Problem& p;
     const TokenRows& pattern;
-    TensorView q, k, v, sink_logits;
+    TensorView q, k, v, sink_logits, k_scales{}, v_scales{};
     std::vector<double> s{};      // for each key that is seen
     std::vector<int64_t> seen{};  // begin0, end0, begin1, ...
     int64_t batch = 0, head = 0, head_kv = 0, row = 0;
@@ -88,8 +94,15 @@ struct Row {
     double score(int64_t key) const {  // scale q k
         double dot = 0;
         for (int64_t c = 0; c < p.head_dim; ++c)
-            dot += read(at<T>(q, batch, head, row, c)) * read(at<T>(k, batch, head_kv, key, c));
+            dot += read(at<T>(q, batch, head, row, c)) * element(k, k_scales, key, c);
         return p.scale * dot;
+    }
+
+    // An element of k or v, and what it stands for.
+    double element(const TensorView& x, const TensorView& scales, int64_t key, int64_t column) const {
+        if (!p.float8_cache) return read(at<T>(x, batch, head_kv, key, column));
+        const double scale = scales.data ? at<float>(scales, batch, head_kv, key) : 1;
+        return scale * read_float8(at<uint8_t>(x, batch, head_kv, key, column));
     }
 
     // d s / d score, where s = softcap tanh(score / softcap)
@@ -138,12 +151,12 @@ void forward_lane(void* argument, int64_t lane) {
     const ForwardArgs& a = *static_cast<const ForwardArgs*>(call.args);
     const Problem& p = *a.problem;
     double* out = static_cast<double*>(a.workspace) + lane * call.lane_doubles;
-    Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits};
+    Row<T> row{p, *a.rows, a.q, a.k, a.v, a.sink_logits, a.k_scales, a.v_scales};
     for (int64_t n; (n = next_of(call, *a.parallel)) < p.batch * p.heads_q * p.seq_q;) {
         row.softmax(n / p.seq_q / p.heads_q, n / p.seq_q % p.heads_q, n % p.seq_q);
         std::fill(out, out + p.head_dim_v, 0.0);
         row.each_key([&](int64_t key, double x) {
-            for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += x * read(at<T>(a.v, row.batch, row.head_kv, key, c));
+            for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += x * row.element(a.v, a.v_scales, key, c);
         });
         for (int64_t c = 0; c < p.head_dim_v; ++c) write(out[c], at<T>(a.out, row.batch, row.head, row.row, c));
         if (a.lse.data) at<float>(a.lse, row.batch, row.head, row.row) = float(row.lse);
@@ -264,7 +277,8 @@ constexpr Kernel forward_row(const char* name, Dtype dtype) {
             .workspace = forward_workspace,
             .forward = forward<T>,
             .family = Family::reference,
-            .max_logits = true};
+            .max_logits = true,
+            .float8_cache = true};
 }
 template <class T>
 constexpr Kernel backward_row_of(const char* name, Dtype dtype) {

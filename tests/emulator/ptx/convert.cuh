@@ -5,6 +5,8 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "core/float8.h"
+
 namespace spattn::ptx {
 
 inline float without_denormals(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
@@ -19,6 +21,10 @@ inline uint32_t pack_bf16(float low, float high) {
 }
 inline uint32_t pack_f16(float low, float high) {
     return __half_as_ushort(__float2half_rn(low)) | uint32_t(__half_as_ushort(__float2half_rn(high))) << 16;
+}
+
+inline uint32_t widen_float8_pair(uint16_t pair) {
+    return pack_f16(widen_float8(uint8_t(pair)), widen_float8(uint8_t(pair >> 8)));
 }
 
 inline void minus_infinity_unless(float& x, bool keep) {
