@@ -24,11 +24,11 @@ bool is_on_panels(const Kernel& row) {
     return name.rfind("amx", 0) == 0 || name.rfind("avx512bf16_", 0) == 0;
 }
 
-// Gather rows of the CPU that differ in their arch alone, the best one first.
+// Gather rows of this CPU that differ in their arch alone, the best one first: what costs is their arch's code, too.
 std::map<std::string, std::vector<const Kernel*>> gather_rows() {
     std::map<std::string, std::vector<const Kernel*>> rows;
     for (const Kernel& row : all_kernels())
-        if (row.family == Family::gather && row.device == SPATTN_CPU && !is_on_panels(row))
+        if (row.family == Family::gather && row.device == SPATTN_CPU && row.runs_here(0) && !is_on_panels(row))
             rows[without_arch(row)].push_back(&row);
     return rows;
 }
