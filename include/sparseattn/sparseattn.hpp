@@ -162,9 +162,9 @@ inline constexpr Device cpu{SPATTN_CPU, 0};
 constexpr Device cuda(int32_t index) { return {SPATTN_CUDA, index}; }
 
 inline constexpr Dtype float32{SPATTN_FLOAT, 32, 1}, float64{SPATTN_FLOAT, 64, 1}, float16{SPATTN_FLOAT, 16, 1},
-    bfloat16{SPATTN_BFLOAT, 16, 1};
+    bfloat16{SPATTN_BFLOAT, 16, 1}, float8_e4m3fn{SPATTN_FLOAT8_E4M3FN, 8, 1};
 
-// The dtype of a C++ type. Specialise it for a half type of your own:
+// The dtype of a C++ type. Specialise it for a half type of your own, or one of 8 bits:
 //     template <> struct sparseattn::element<my_bf16> { static constexpr Dtype dtype = bfloat16; };
 template <class T, class = void>
 struct element;
@@ -685,6 +685,7 @@ struct Problem {
     bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts, and with
                                       // Axes::thd, where seq_q counts the queries of all entries, query_offsets
     int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
+    Dtype cache_dtype{};              // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();
@@ -699,6 +700,7 @@ struct Problem {
         problem.seq_q = seq_q, problem.seq_k = seq_k, problem.head_dim = head_dim, problem.head_dim_v = head_dim_v;
         problem.dtype = dtype, problem.axes = int32_t(axes), problem.softcap = softcap;
         problem.scale = scale.value_or(0), problem.q_offset = q_offset.value_or(0), problem.page_size = page_size;
+        problem.cache_dtype = cache_dtype;
         return problem;
     }
 };
@@ -746,13 +748,14 @@ private:
 //     args.starts = sa::view(starts);  // [batch] int32 or int64, on the plan's device: tokens that were there before
 //     args.page_table = sa::view(pages, {batch, problem.seq_k / problem.page_size});  // likewise, with a page_size
 //     args.query_offsets = sa::view(offsets);  // [batch + 1], likewise, with Axes::thd: which rows of q are whose
+//     args.k_scales = sa::view(scales, {batch, problem.seq_k, problem.heads_kv});  // of a float8 cache; v_scales, too
 //     plan.forward(args);
 // What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
     View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets;
+    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, k_scales, v_scales;
     Workspace workspace;
 };
 
@@ -762,6 +765,8 @@ struct CacheAppend {
     ConstView k_new, v_new;
     View k, v;
     ConstView starts, counts, page_table, query_offsets;
+    View k_scales, v_scales;     // of a float8 cache: read, or
+    bool choose_scales = false;  // written, as this call chooses them
 };
 
 struct Backward {
@@ -805,11 +810,12 @@ public:
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse),
             max_logits(args.max_logits), indices(args.indices), index_counts(args.index_counts),
             sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table),
-            query_offsets(args.query_offsets);
+            query_offsets(args.query_offsets), k_scales(args.k_scales), v_scales(args.v_scales);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
         c.starts = starts, c.page_table = page_table, c.query_offsets = query_offsets;
+        c.k_scales = k_scales, c.v_scales = v_scales;
         return run(spattn_forward, c, Pass::forward, args.workspace);
     }
     Done backward(const Backward& args) const {
@@ -878,11 +884,14 @@ public:
     // Writes new tokens, problem.seq_q of an entry, into a cache that plans of this problem read.
     Done append(const Problem& problem, const CacheAppend& args) const {
         const detail::Argument k_new(args.k_new), v_new(args.v_new), k(args.k), v(args.v), starts(args.starts),
-            counts(args.counts), page_table(args.page_table), query_offsets(args.query_offsets);
+            counts(args.counts), page_table(args.page_table), query_offsets(args.query_offsets),
+            k_scales(args.k_scales), v_scales(args.v_scales);
         spattn_cache_append_args c_args = detail::sized<spattn_cache_append_args>();
+        c_args.flags = args.choose_scales ? uint32_t(SPATTN_APPEND_SCALES) : 0;
         c_args.stream = args.stream, c_args.k_new = k_new, c_args.v_new = v_new, c_args.k = k, c_args.v = v;
         c_args.starts = starts, c_args.counts = counts;
         c_args.page_table = page_table, c_args.query_offsets = query_offsets;
+        c_args.k_scales = k_scales, c_args.v_scales = v_scales;
         const spattn_problem c_problem = problem.c();
         return detail::done(spattn_cache_append(c(), &c_problem, &c_args));
     }

@@ -353,6 +353,65 @@ TEST(appends) {
     refused("SPATTN_E_RANGE", "problem.flags", good);
 }
 
+TEST(float8_caches) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.starts = true;
+    const auto plan = [&](sa::Dtype cache_dtype, bool starts) {
+        sa::Problem changed = problem;
+        changed.cache_dtype = cache_dtype, changed.starts = starts;
+        return context().plan(sa::causal(), changed);
+    };
+    demand("SPATTN_E_DTYPE", "problem.cache_dtype", [&] { plan(sa::float8_e4m3fn, false); });
+    for (const sa::Dtype bad : {sa::float16, sa::Dtype{SPATTN_FLOAT8_E4M3FN, 16, 1}, sa::element<uint8_t>::dtype})
+        demand("SPATTN_E_DTYPE", "problem.cache_dtype", [&] { plan(bad, true); });
+
+    const std::vector<float> floats(2 * 8 * 4 * 4);
+    std::vector<uint8_t> keys(2 * 8 * 2 * 4), values(keys);
+    std::vector<float> out(floats.size()), cache(keys.size()), scales(2 * 8 * 2), value_scales(scales);
+    const std::vector<int32_t> starts{0, 2};
+    const int64_t shape[] = {2, 8, 2, 4};
+    sa::Forward good;
+    good.q = sa::view(floats.data(), {2, 8, 4, 4}), good.out = sa::view(out.data(), {2, 8, 4, 4});
+    good.k = sa::ConstView(keys.data(), sa::float8_e4m3fn, shape, nullptr, 4);
+    good.v = sa::ConstView(values.data(), sa::float8_e4m3fn, shape, nullptr, 4);
+    good.starts = sa::view(starts);
+    good.k_scales = sa::view(scales.data(), {2, 8, 2}), good.v_scales = sa::view(value_scales.data(), {2, 8, 2});
+    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
+    const auto run = run_on(plan(sa::float8_e4m3fn, true));
+    run(good);
+    demand_operand("k_scales", &sa::Forward::k_scales, true, good, run);
+    demand_operand("v_scales", &sa::Forward::v_scales, true, good, run);
+    sa::Forward args = good;
+    args.k = sa::view(floats.data(), shape);
+    demand("SPATTN_E_DTYPE", "k", [&] { run(args); });
+    args.v = args.k;
+    const auto of_floats = run_on(plan(sa::float32, true));
+    demand("SPATTN_E_STATE", "k_scales", [&] { of_floats(args); });
+    args.k_scales = sa::ConstView();
+    demand("SPATTN_E_STATE", "v_scales", [&] { of_floats(args); });
+
+    sa::CacheAppend rows;
+    rows.k_new = rows.v_new = sa::view(floats.data(), shape);
+    rows.k = sa::View(keys.data(), sa::float8_e4m3fn, shape, nullptr, 4);
+    rows.v = sa::View(values.data(), sa::float8_e4m3fn, shape, nullptr, 4);
+    rows.k_scales = sa::view(scales.data(), {2, 8, 2}), rows.v_scales = sa::view(value_scales.data(), {2, 8, 2});
+    rows.starts = good.starts, rows.choose_scales = true;
+    const auto refused = [&](const char* status, const char* argument, const sa::CacheAppend& of) {
+        demand(status, argument, [&] { context().append(problem, of); });
+    };
+    problem.cache_dtype = sa::float8_e4m3fn;
+    context().append(problem, rows);
+    auto bad = rows;
+    bad.k_scales = sa::View(), refused("SPATTN_E_NULL", "k_scales", bad);
+    bad = rows, bad.v_scales = sa::View(), refused("SPATTN_E_NULL", "v_scales", bad);
+    bad = rows, bad.v_scales = rows.k_scales, refused("SPATTN_E_LAYOUT", "k_scales", bad);
+    problem.cache_dtype = sa::Dtype{};
+    rows.k = sa::view(cache.data(), shape), rows.v = sa::view(out.data(), shape);
+    refused("SPATTN_E_RANGE", "args.flags", rows);
+    rows.choose_scales = false;
+    refused("SPATTN_E_STATE", "k_scales", rows);
+}
+
 TEST(queries_of_several_sequences) {
     sa::Problem problem = legal_problem();
     problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 3;

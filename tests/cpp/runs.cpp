@@ -10,13 +10,20 @@
 
 namespace sa = sparseattn;
 
-// A half type of somebody else's, as the header says how to bring one.
+// A half type of somebody else's, as the header says how to bring one, and a type of 8 bits.
 struct Brain {
     uint16_t bits = 0;
 };
 template <>
 struct sparseattn::element<Brain> {
     static constexpr sa::Dtype dtype = sa::bfloat16;
+};
+struct Float8 {
+    uint8_t bits = 0;
+};
+template <>
+struct sparseattn::element<Float8> {
+    static constexpr sa::Dtype dtype = sa::float8_e4m3fn;
 };
 
 namespace {
@@ -41,6 +48,12 @@ float to_float(Brain x) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
+}
+
+float to_float(Float8 x) {
+    const int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
+    const float size = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
+    return x.bits & 0x80 ? -size : size;
 }
 
 sa::Problem small_problem() {
@@ -255,6 +268,39 @@ TEST(tokens_are_appended) {
     context().plan(local, small_problem()).forward(args);
     CHECK(distance(out, whole) < 1e-5);
     for (size_t i = 640; i < 960; ++i) CHECK(std::isnan(keys[i]) && std::isnan(kept[i]));  // of a page that is nobody's
+}
+
+TEST(float8_caches) {
+    // By scales that the call chooses for each row, and by one that the caller has for all. What is read is what the
+    // elements stand for.
+    sa::Problem problem = cache_problem(50);
+    problem.cache_dtype = sa::float8_e4m3fn;
+    const std::vector<int32_t> starts{0};
+    for (const bool choose : {true, false}) {
+        std::vector<Float8> cache(kv.size()), values(kv.size());
+        std::vector<float> scales(choose ? 100 : 1, 1 / 256.f), value_scales(scales), stands_for, out(q.size());
+        const auto view_of = [&](std::vector<float>& x) {
+            return choose ? sa::view(x.data(), {1, 50, 2}) : sa::view(x.data(), {1, 50, 2}, {0, 0, 0});
+        };
+        sa::CacheAppend rows;
+        rows.k_new = rows.v_new = sa::view(kv.data(), {1, 50, 2, 16});
+        rows.k = sa::view(cache.data(), {1, 50, 2, 16}), rows.v = sa::view(values.data(), {1, 50, 2, 16});
+        rows.k_scales = view_of(scales), rows.v_scales = view_of(value_scales), rows.choose_scales = choose;
+        rows.starts = sa::view(starts);
+        context().append(problem, rows);
+        for (size_t i = 0; i < kv.size(); ++i) {
+            const float scale = scales[choose ? i / 16 : 0];
+            CHECK(cache[i].bits == values[i].bits && scale == value_scales[choose ? i / 16 : 0]);
+            stands_for.push_back(scale * to_float(cache[i]));
+            CHECK(std::fabs(stands_for[i] - kv[i]) <= std::fabs(kv[i]) / 16 + scale / 512);
+        }
+        sa::Forward args;
+        args.q = sa::view(q.data(), {1, 50, 4, 16}), args.out = sa::view(out.data(), {1, 50, 4, 16});
+        args.k = rows.k, args.v = rows.v, args.starts = rows.starts;
+        args.k_scales = rows.k_scales, args.v_scales = rows.v_scales;
+        context().plan(local, problem).forward(args);
+        CHECK(distance(out, forward(context().plan(local, small_problem()), q, stands_for)) < 1e-5);
+    }
 }
 
 TEST(queries_of_several_sequences) {

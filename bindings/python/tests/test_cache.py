@@ -268,3 +268,144 @@ def test_what_is_wrong_with_an_append_is_named():
             append(**options)
         assert raised.value.argument == argument, options.keys()
         np.testing.assert_array_equal(cache_k, before)
+
+
+# ---- float8 ----
+
+FLOAT8 = "float8_e4m3fn"
+
+
+def float8_caches(k, v):
+    """Caches like k and v, and scales of their rows, that were never written."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    caches = [np.full(x.shape, np.nan, ml_dtypes.float8_e4m3fn) for x in (k, v)]
+    return *caches, {f"{name}_scales": np.full(x.shape[:3], np.nan, np.float32) for name, x in (("k", k), ("v", v))}
+
+
+def rows_of(x, scales):
+    """What a cache stands for."""
+    return x.astype(np.float64) * scales[..., None]
+
+
+def causal_rows(q, k, v):
+    """Of queries that are the first of each entry, in double precision: bshd."""
+    k, v = (np.repeat(x, HEADS_Q // HEADS_KV, 2) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k) / np.sqrt(HEAD_DIM)
+    scores = np.where(np.arange(k.shape[1]) <= np.arange(q.shape[1])[:, None], scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", shares / shares.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float32, 1e-5), (np.float16, 5e-3), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+@pytest.mark.parametrize("page_size", [None, 6])
+def test_float8_caches_with_scales_of_each_row(dtype, bound, axes, page_size):
+    """Chunk by chunk; what was not written yet is NaN, and so is its scale."""
+    pytest.importorskip("ml_dtypes")
+    q, k, v = operands(SEQ_K)
+    sizes = 10.0 ** np.arange(-3, 1).repeat(SEQ_K // 4)[:, None, None]
+    q, k, v = (x.astype(dtype) for x in (q, k * sizes, v * sizes))
+    swap = (lambda x: x.swapaxes(1, 2)) if axes == "bhsd" else (lambda x: x)
+    of_cache, table = (k, v), None
+    if page_size:
+        *of_cache, table = in_pages(k, v, page_size)
+    cache_k, cache_v, scales = float8_caches(*of_cache)
+    cache, scales = [swap(cache_k), swap(cache_v)], {name: swap(x) for name, x in scales.items()}
+    out = np.zeros((BATCH, SEQ_K, HEADS_Q, HEAD_DIM_V))
+    for begin, end in [(0, 20), (20, 21), (21, SEQ_K)]:
+        chunk = [swap(x[:, begin:end]) for x in (q, k, v)]
+        more = {"starts": np.full(BATCH, begin), "page_table": table, **scales}
+        sa.cache_append(*chunk[1:], *cache, **more, choose_scales=True, axes=axes)
+        plan = sa.plan("full", chunk[0], *cache, axes=axes, starts=True, page_table=table)
+        out[:, begin:end] = swap(plan.forward(chunk[0], *cache, **more))
+    seen = [rows_of(x, swap(s)) for x, s in zip((cache_k, cache_v), scales.values())]
+    if page_size:
+        seen = [x[table].reshape(BATCH, SEQ_K, *x.shape[2:]) for x in seen]
+    for x, given in zip(seen, (k, v)):
+        largest = np.abs(given.astype(np.float64)).max(-1, keepdims=True)
+        assert (np.abs(x - given) <= np.abs(given) / 16 + largest / 448 / 512).all()
+    right = causal_rows(q, *seen)
+    assert (np.abs(out - right) <= bound * (1 + np.abs(right))).all()
+
+
+def test_float8_caches_with_scales_of_the_caller():
+    """One for each kv head, or none; what is beyond 448 times those becomes that."""
+    q, k, v = operands(SEQ_K)
+    of_heads = np.array([1 / 64, 1 / 256], np.float32)
+    for given in (of_heads, None):
+        cache_k, cache_v, scales = float8_caches(k, v)
+        scales = dict.fromkeys(scales) if given is None else dict.fromkeys(scales, np.broadcast_to(given, k.shape[:3]))
+        cache, starts = (cache_k, cache_v), [0] * BATCH
+        sa.cache_append(k, v, *cache, starts=starts, **scales)
+        largest = 448 * (1 if given is None else given[:, None])
+        seen = [x.astype(np.float64) * (1 if given is None else given[:, None]) for x in cache]
+        for x, rows in zip(seen, (k, v)):
+            rows = np.clip(rows, -largest, largest)
+            assert (np.abs(x - rows) <= np.abs(rows) / 16 + largest / 448 / 512).all()
+        plan = sa.Plan(
+            "full",
+            batch=BATCH,
+            heads_q=HEADS_Q,
+            heads_kv=HEADS_KV,
+            seq_q=SEQ_K,
+            head_dim=HEAD_DIM,
+            head_dim_v=HEAD_DIM_V,
+            starts=True,
+            cache_dtype=FLOAT8,
+        )
+        out = plan.forward(q, *cache, starts=starts, **scales)
+        np.testing.assert_allclose(out, causal_rows(q, *seen), rtol=1e-5, atol=1e-5)
+
+
+def test_float8_values_in_keys():
+    q, k, _ = operands(SEQ_K)
+    cache, _, scales = float8_caches(k, k)
+    more = {"starts": [0] * BATCH, "k_scales": scales["k_scales"]}
+    sa.cache_append(k, None, cache, None, **more, choose_scales=True)
+    plan = sa.plan("full", q, cache, None, head_dim_v=HEAD_DIM_V, starts=True)
+    seen = rows_of(cache, more["k_scales"])
+    out = plan.forward(q, cache, **more)
+    np.testing.assert_allclose(out, causal_rows(q, seen, seen[..., :HEAD_DIM_V]), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_wrong_with_float8_is_named():
+    q, k, v = operands()
+    cache_k, cache_v, scales = float8_caches(k, v)
+    sizes = {"batch": BATCH, "heads_q": HEADS_Q, "heads_kv": HEADS_KV, "seq_q": 5, "seq_k": SEQ_K}
+    sizes |= {"head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
+    of_floats = sa.plan(STREAMING, q, k, v, starts=True)
+    plan = sa.plan(STREAMING, q, cache_k, cache_v, starts=True)
+    more = {"starts": STARTS, **scales}
+    read_only = np.broadcast_to(np.float32(1), k.shape[:3])
+
+    def append(k=cache_k, v=cache_v, choose_scales=True, **changed):
+        rows = (x[:, :5].astype(np.float32) for x in operands()[1:])
+        sa.cache_append(*rows, k, v, **more | changed, choose_scales=choose_scales)
+
+    plan.forward(q, cache_k, cache_v, **more)
+    append()
+    calls = [
+        (sa.DTypeError, "problem.cache_dtype", lambda: sa.Plan("full", **sizes, cache_dtype=FLOAT8)),
+        (sa.DTypeError, "problem.cache_dtype", lambda: sa.plan("full", q, cache_k, cache_v)),
+        (sa.DTypeError, "problem.cache_dtype", lambda: sa.Plan("full", **sizes, starts=True, cache_dtype="float16")),
+        (sa.DTypeError, "problem.cache_dtype", lambda: sa.Plan("full", **sizes, starts=True, cache_dtype="float8")),
+        (sa.DTypeError, "problem.dtype", lambda: sa.Plan("full", **sizes, starts=True, dtype=FLOAT8)),
+        (sa.DTypeError, "k", lambda: plan.forward(q, k, cache_v, **more)),
+        (sa.DTypeError, "v", lambda: plan.forward(q, cache_k, v, **more)),
+        (sa.ShapeError, "k_scales", lambda: plan.forward(q, cache_k, cache_v, **more | {"k_scales": q[0, 0]})),
+        (sa.DTypeError, "v_scales", lambda: plan.forward(q, cache_k, cache_v, **more | {"v_scales": k[..., 0] > 0})),
+        (sa.ArgumentError, "k_scales", lambda: of_floats.forward(q, k, v, **more)),
+        (sa.ArgumentError, "v_scales", lambda: of_floats.forward(q, k, v, **more | {"k_scales": None})),
+        (sa.ArgumentError, "k_scales", lambda: sa.plan("full", q, q, q).forward(q, q, q, k_scales=read_only)),
+        (sa.ArgumentError, "args.flags", lambda: append(k.copy(), v.copy())),
+        (sa.ArgumentError, "k_scales", lambda: append(k.copy(), v.copy(), choose_scales=False)),
+        (sa.ArgumentError, "k_scales", lambda: append(k_scales=None)),
+        (sa.ArgumentError, "v_scales", lambda: append(v_scales=None)),
+        (sa.ArgumentError, "k_scales", lambda: append(k_scales=read_only)),
+        (sa.ShapeError, "v_scales", lambda: append(v_scales=scales["v_scales"][:, 1:])),
+        (sa.DTypeError, "k_scales", lambda: append(k_scales=scales["k_scales"].astype(np.float64))),
+    ]
+    for number, (kind, argument, call) in enumerate(calls):
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.argument == argument, (number, raised.value)

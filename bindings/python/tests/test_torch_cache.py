@@ -276,6 +276,90 @@ def test_the_host_takes_no_part_in_a_capture(monkeypatch, pages):
     assert min(lengths) > 35
 
 
+def seen_in(x, scales, table, seq=SEQ):
+    """The tokens that pages of float8 stand for, in double precision: bshd."""
+    return (x.double() * scales.double()[..., None])[table].flatten(1, 2)[:, :seq]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("page_size, pages", PAGES)
+def test_float8_caches(device, dtype, bound, page_size, pages):
+    """What queries see is what the cache stands for, which is next to what was appended."""
+    q, k, v = operands(dtype, device)
+    k[:, ::3] *= 0.01
+    options = {"page_size": page_size, "pages": pages, "dtype": dtype, "device": device}
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, cache_dtype=torch.float8_e4m3fn, **options)
+    assert cache.k.dtype == cache.v.dtype == torch.float8_e4m3fn and cache.k_scales.dtype == torch.float32
+    for x in (cache.k, cache.v):
+        x.view(torch.uint8).fill_(0x7F)  # NaN
+    for x in (cache.k_scales, cache.v_scales):
+        x.fill_(torch.nan)
+    out, lse = fill(cache, q, k, v, STREAMING)
+    seen = [seen_in(*x, cache.page_table) for x in ((cache.k, cache.k_scales), (cache.v, cache.v_scales))]
+    for x, given in zip(seen, (k.double(), v.double())):
+        assert ((x - given).abs() <= given.abs() / 16 + given.abs().amax(-1, keepdim=True) / 448 / 512).all()
+    right = sat.attention(q.double().cpu(), *(x.cpu() for x in seen), STREAMING, return_lse=True)
+    for one, other in zip((out, lse), right):
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=bound, atol=bound)
+    last = sat.decode(q[:, -3:].transpose(1, 2), cache, STREAMING, axes="bhsd").transpose(1, 2)
+    torch.testing.assert_close(last.cpu().double(), right[0][:, -3:], rtol=bound, atol=bound)
+    last = sat.decode(torch.cat([q[0, -1:], q[2, -3:]]), cache, STREAMING, [1, 0, 3])
+    rows = torch.cat([right[0][0, -1:], right[0][2, -3:]])
+    torch.testing.assert_close(last.cpu().double(), rows, rtol=bound, atol=bound)
+    with pytest.raises(sa.DTypeError, match=f"k is torch.float64; accepted: {dtype}, as the cache"):
+        cache.append(k.double(), v)
+    with pytest.raises(sa.DTypeError, match=f"q is torch.float64; accepted: {dtype}, as the cache"):
+        sat.decode(q.double(), cache, STREAMING)
+
+
+def test_float8_values_in_keys():
+    q, k, _ = operands()
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, value_in_key=True, page_size=8, cache_dtype=torch.float8_e4m3fn)
+    assert cache.v is None and cache.v_scales is None
+    for x in (k[:, :40], k[:, 40:]):
+        cache.append(x, None)
+    seen = seen_in(cache.k, cache.k_scales, cache.page_table)
+    right = sat.attention(q.double(), seen, None, STREAMING, head_dim_v=16).float()
+    torch.testing.assert_close(sat.decode(q[:, 35:], cache, STREAMING), right[:, 35:], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_float8_pools_of_others(device):
+    """With scales of the caller, one for each kv head, and none."""
+    q, k, v = operands(device=device)
+    table = torch.randperm(20, generator=torch.Generator().manual_seed(3))[:18].view(BATCH, 6).to(device)
+    more = {"starts": torch.zeros(BATCH, dtype=torch.int32, device=device), "page_table": table}
+    ones = torch.ones(20, 8, HEADS_KV, device=device)
+    for scales in (torch.tensor([1 / 64, 1 / 32], device=device).expand_as(ones), None):
+        pools = [torch.zeros(20, 8, HEADS_KV, n, device=device).to(torch.float8_e4m3fn) for n in (24, 16)]
+        more |= {"k_scales": scales, "v_scales": scales}
+        sa.cache_append(k, v, *pools, **more)
+        seen = [seen_in(x, ones if scales is None else scales, table) for x in pools]
+        assert ((seen[0] - k).abs() <= k.abs() / 16 + 1 / 512).all()
+        out = sat.plan(STREAMING, q, *pools, starts=True, page_table=table).forward(q, *pools, **more)
+        right = sat.attention(q.double().cpu(), *(x.cpu() for x in seen), STREAMING)
+        torch.testing.assert_close(out.cpu().double(), right, rtol=2e-5, atol=2e-5)
+    chosen = {name: torch.zeros_like(ones) for name in ("k_scales", "v_scales")}
+    sa.cache_append(k, v, *pools, **more | chosen, choose_scales=True)
+    torch.testing.assert_close(chosen["v_scales"][table].flatten(1, 2)[:, :SEQ] * 448, v.abs().amax(-1))
+    floats = [x.float() for x in pools]
+    of_floats = sat.plan(STREAMING, q, *floats, starts=True, page_table=table)
+    for error, argument, call in [
+        (sa.ArgumentError, "k_scales", lambda: of_floats.forward(q, *floats, **more | chosen)),
+        (sa.ArgumentError, "args.flags", lambda: sat.cache_append(k, v, *floats, **more | chosen, choose_scales=True)),
+        (sa.ArgumentError, "k_scales", lambda: sat.cache_append(k, v, *pools, **more, choose_scales=True)),
+        (sa.DTypeError, "problem.cache_dtype", lambda: sat.plan(STREAMING, q, *pools)),
+        (sa.DTypeError, "problem.dtype", lambda: sat.attention(pools[0], pools[0], pools[1], STREAMING)),
+    ]:
+        with pytest.raises(error) as raised:
+            call()
+        assert raised.value.argument == argument, raised.value
+    scales = chosen["k_scales"].requires_grad_()
+    with pytest.raises(sa.ArgumentError, match="k_scales requires a gradient, which a cache does not keep"):
+        sat.cache_append(k, v, *pools, **more | {"k_scales": scales})
+
+
 def test_values_in_keys():
     q, k, _ = operands()
     cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, value_in_key=True, page_size=8)
@@ -390,6 +474,8 @@ def test_what_is_wrong_is_named():
         (sa.ArgumentError, "page_size", lambda: sat.KVCache(1, 8, 1, 8, page_size=0)),
         (sa.ArgumentError, "capacity", lambda: sat.KVCache(1, -8, 1, 8)),
         (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.int32)),
+        (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.float8_e4m3fn)),
+        (sa.DTypeError, "cache_dtype", lambda: sat.KVCache(1, 8, 1, 8, cache_dtype=torch.float16)),
         (sa.ArgumentError, "device", lambda: sat.KVCache(1, 8, 1, 8, device="meta")),
         (sa.ArgumentError, "entries", lambda: cache[::2]),
     ]

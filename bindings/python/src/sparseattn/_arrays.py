@@ -12,6 +12,8 @@ from ._core import ArgumentError, DTypeError, ffi, lib
 
 _HOST = (lib.SPATTN_CPU, lib.SPATTN_CUDA_HOST)
 _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b": lib.SPATTN_BOOL}
+FLOAT8 = (lib.SPATTN_FLOAT8_E4M3FN, 8)  # code and bits: of keys and values in caches alone
+_OF_ML_DTYPES = {"bfloat16": (lib.SPATTN_BFLOAT, 16), "float8_e4m3fn": FLOAT8}
 
 
 # A tensor's struct -> the array, and what its pointers point to: they must live as long as it does.
@@ -52,16 +54,16 @@ def make_tensor(
 
 
 def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
-    """The code and bits that the library knows a dtype by. bfloat16 is that of PyPI's ml_dtypes.
+    """The code and bits that the library knows a dtype by. bfloat16 and float8_e4m3fn are those of PyPI's ml_dtypes.
 
     Raises DTypeError where there is none: texts, objects, bytes in foreign order.
     """
-    if dtype.name == "bfloat16":
-        return lib.SPATTN_BFLOAT, 16
+    if dtype.name in _OF_ML_DTYPES:
+        return _OF_ML_DTYPES[dtype.name]
     if dtype.kind not in _CODES or not dtype.isnative or dtype.itemsize > 31:
         raise DTypeError(
             f"argument {argument} is an array of {dtype!r}; accepted: float16, 32 and 64, bfloat16 (ml_dtypes), "
-            "int32 or int64 lists, bool or uint8 masks, in the machine's byte order",
+            "float8_e4m3fn (ml_dtypes) of caches, int32 or int64 lists, bool or uint8 masks, in the machine's order",
             "SPATTN_E_DTYPE",
             argument,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._arrays import as_array, dtype_code, form_tensor, readable, writable
+from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, readable, writable
 from ._core import (
     ArgumentError,
     Context,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         starts: Any
         page_table: Any
         query_offsets: Any
+        k_scales: Any
+        v_scales: Any
         out: Any
 
 
@@ -83,6 +85,8 @@ class Plan:
                             query_offsets, which are whose: prompts beside tokens that are decoded. Such caches have pages
     page_size               with starts: keys lie in pages of so many tokens, and every call brings page_table, as in
                             PagedAttention (https://arxiv.org/abs/2309.06180). Divides seq_k; None is no pages
+    cache_dtype             with starts: of k and v, where it is not dtype: float8_e4m3fn of ml_dtypes. Each row of a
+                            token and kv head stands for its elements times a scale, which calls may bring
     context                 where it runs; None is default_context()
 
     Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "problem.heads_kv".
@@ -112,16 +116,18 @@ class Plan:
         tf32: bool = False,
         starts: bool = False,
         page_size: int | None = None,
+        cache_dtype: Any = None,
         context: Context | None = None,
     ):
         self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
         self._backward = backward
-        self.dtype, code, bits = self._read_dtype(dtype)
+        self.dtype, code = self._read_dtype(dtype, "problem.dtype")
+        cache_code = None if cache_dtype is None else self._read_dtype(cache_dtype, "problem.cache_dtype")[1]
         heads_kv = heads_q if heads_kv is None else heads_kv
         seq_k = seq_q if seq_k is None else seq_k
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         problem = make_problem(
-            (code, bits),
+            code,
             batch=batch,
             heads_q=heads_q,
             heads_kv=heads_kv,
@@ -141,6 +147,7 @@ class Plan:
             tf32=tf32,
             starts=starts,
             page_size=page_size,
+            cache_dtype=cache_code,
         )
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         context = default_context() if context is None else required_context(context)
@@ -189,6 +196,8 @@ class Plan:
         starts: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
+        k_scales: Any = None,
+        v_scales: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -217,6 +226,9 @@ class Plan:
                       page_size, head_dim], and v the same with head_dim_v, of any number of pages
         query_offsets int32 or int64 [batch + 1], in a plan with starts and "thd": queries query_offsets[b] up to
                       query_offsets[b + 1] are those of entry b, none or any number; those around all see nothing
+        k_scales      float32 [batch, seq_k, heads_kv], or [pages, page_size, heads_kv], as k without head_dim, in a
+                      plan with a cache_dtype of float8: what the elements of each row are multiplied by. None is 1
+        v_scales      as k_scales; None in a plan with value_in_key
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
@@ -225,10 +237,12 @@ class Plan:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
             is_plain = is_plain and starts is None and page_table is None and query_offsets is None
+            is_plain = is_plain and k_scales is None and v_scales is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
                 given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
                 given |= {"indices": indices, "index_counts": index_counts}
                 given |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
+                given |= {"k_scales": k_scales, "v_scales": v_scales}
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             if out is None:
@@ -349,13 +363,14 @@ class Plan:
 
     _float32: Any = np.float32
 
-    def _read_dtype(self, dtype: Any) -> tuple[Any, int, int]:
+    def _read_dtype(self, dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
+        """The dtype as the library of arrays has it, and its code and bits."""
         try:
             dtype = np.dtype(dtype)
         except TypeError:
-            message = f"argument problem.dtype is {dtype!r}; accepted: a dtype of NumPy"
-            raise DTypeError(message, "SPATTN_E_DTYPE", "problem.dtype") from None
-        return dtype, *dtype_code(dtype, "problem.dtype")
+            message = f"argument {argument} is {dtype!r}; accepted: a dtype of NumPy"
+            raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
+        return dtype, dtype_code(dtype, argument)
 
     def _stream(self) -> Any:
         """The stream on which a plan's lists are copied to its device."""
@@ -516,12 +531,13 @@ def plan(
     page_table: Any = None,
     context: Context | None = None,
 ) -> Plan:
-    """The plan for arrays of these shapes and this dtype; options are those of Plan.
+    """The plan for arrays of these shapes and dtypes; options are those of Plan.
 
     Of torch's tensors it is one of sparseattn.torch.plan, which computes with tensors. v None is value_in_key, with
     head_dim_v where it is not that of k.
 
-    starts      the plan is one on a cache, k and v, whose calls bring starts
+    starts      the plan is one on a cache, k and v, whose calls bring starts. The cache may be of float8_e4m3fn, which
+                is then the plan's cache_dtype
     page_table  [batch, seq_k / page_size] where the cache has pages: k is [pages, page_size, heads_kv, head_dim], or as
                 axes says. Its shape is read, as those of k and v are, and its numbers come with each call
 
@@ -570,5 +586,6 @@ def plan(
         reference=reference,
         tf32=tf32,
         starts=starts,
+        cache_dtype=k.dtype if dtype_code(k.dtype, "k") == FLOAT8 else None,
         context=context,
     )

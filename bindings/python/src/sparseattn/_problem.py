@@ -92,8 +92,9 @@ def make_problem(
     tf32: bool = False,
     starts: bool = False,
     page_size: int | None = None,
+    cache_dtype: tuple[int, int] | None = None,
 ) -> Any:
-    """A spattn_problem*; dtype is code and bits. The options are those of Plan."""
+    """A spattn_problem*; dtype and cache_dtype are code and bits. The options are those of Plan."""
     flags = {
         lib.SPATTN_PLAN_BACKWARD: backward,
         lib.SPATTN_PLAN_DETERMINISTIC: deterministic,
@@ -122,6 +123,8 @@ def make_problem(
         page_size=page_size or 0,
     )
     problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = *dtype, 1
+    if cache_dtype is not None:
+        problem.cache_dtype.code, problem.cache_dtype.bits, problem.cache_dtype.lanes = *cache_dtype, 1
     return problem
 
 

@@ -18,6 +18,7 @@ pub const SPATTN_UINT: spattn_dtype_code = 1;
 pub const SPATTN_FLOAT: spattn_dtype_code = 2;
 pub const SPATTN_BFLOAT: spattn_dtype_code = 4;
 pub const SPATTN_BOOL: spattn_dtype_code = 6;
+pub const SPATTN_FLOAT8_E4M3FN: spattn_dtype_code = 10;
 pub type spattn_dtype_code = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -707,12 +708,14 @@ pub struct spattn_problem {
     pub q_offset: i64,
     pub softcap: f64,
     pub page_size: i64,
+    pub cache_dtype: spattn_dtype,
+    pub reserved: i32,
 }
 #[test]
 fn bindgen_test_layout_spattn_problem() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_problem> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_problem>(), 104usize, "Size of spattn_problem");
+    assert_eq!(::core::mem::size_of::<spattn_problem>(), 112usize, "Size of spattn_problem");
     assert_eq!(::core::mem::align_of::<spattn_problem>(), 8usize, "Alignment of spattn_problem");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -789,6 +792,16 @@ fn bindgen_test_layout_spattn_problem() {
         96usize,
         "Offset of field: spattn_problem::page_size"
     );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).cache_dtype) as usize - ptr as usize },
+        104usize,
+        "Offset of field: spattn_problem::cache_dtype"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).reserved) as usize - ptr as usize },
+        108usize,
+        "Offset of field: spattn_problem::reserved"
+    );
 }
 pub const SPATTN_OP_FORWARD: spattn_op = 0;
 pub const SPATTN_OP_BACKWARD: spattn_op = 1;
@@ -813,12 +826,14 @@ pub struct spattn_forward_args {
     pub starts: *const spattn_tensor,
     pub page_table: *const spattn_tensor,
     pub query_offsets: *const spattn_tensor,
+    pub k_scales: *const spattn_tensor,
+    pub v_scales: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_forward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_forward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 128usize, "Size of spattn_forward_args");
+    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 144usize, "Size of spattn_forward_args");
     assert_eq!(::core::mem::align_of::<spattn_forward_args>(), 8usize, "Alignment of spattn_forward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -904,6 +919,16 @@ fn bindgen_test_layout_spattn_forward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).query_offsets) as usize - ptr as usize },
         120usize,
         "Offset of field: spattn_forward_args::query_offsets"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k_scales) as usize - ptr as usize },
+        128usize,
+        "Offset of field: spattn_forward_args::k_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v_scales) as usize - ptr as usize },
+        136usize,
+        "Offset of field: spattn_forward_args::v_scales"
     );
 }
 #[repr(C)]
@@ -1031,6 +1056,8 @@ fn bindgen_test_layout_spattn_backward_args() {
         "Offset of field: spattn_backward_args::dsink_logits"
     );
 }
+pub const SPATTN_APPEND_SCALES: spattn_append_flags = 1;
+pub type spattn_append_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct spattn_cache_append_args {
@@ -1045,12 +1072,14 @@ pub struct spattn_cache_append_args {
     pub counts: *const spattn_tensor,
     pub page_table: *const spattn_tensor,
     pub query_offsets: *const spattn_tensor,
+    pub k_scales: *const spattn_tensor,
+    pub v_scales: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_cache_append_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_cache_append_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_cache_append_args>(), 80usize, "Size of spattn_cache_append_args");
+    assert_eq!(::core::mem::size_of::<spattn_cache_append_args>(), 96usize, "Size of spattn_cache_append_args");
     assert_eq!(::core::mem::align_of::<spattn_cache_append_args>(), 8usize, "Alignment of spattn_cache_append_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -1106,6 +1135,16 @@ fn bindgen_test_layout_spattn_cache_append_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).query_offsets) as usize - ptr as usize },
         72usize,
         "Offset of field: spattn_cache_append_args::query_offsets"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k_scales) as usize - ptr as usize },
+        80usize,
+        "Offset of field: spattn_cache_append_args::k_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v_scales) as usize - ptr as usize },
+        88usize,
+        "Offset of field: spattn_cache_append_args::v_scales"
     );
 }
 functions! {

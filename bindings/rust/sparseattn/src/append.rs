@@ -17,6 +17,9 @@ pub struct Append<'a> {
     counts: Option<View<'a>>,
     page_table: Option<View<'a>>,
     query_offsets: Option<View<'a>>,
+    k_scales: Option<View<'a>>,
+    v_scales: Option<View<'a>>,
+    chosen: Option<(ViewMut<'a>, Option<ViewMut<'a>>)>,
 }
 
 impl<'a> Append<'a> {
@@ -28,8 +31,20 @@ impl<'a> Append<'a> {
         cache: (ViewMut<'a>, Option<ViewMut<'a>>),
         starts: View<'a>,
     ) -> Self {
-        let (counts, page_table, query_offsets) = (None, None, None);
-        Append { context, start, problem: problem.c(), rows, cache, starts, counts, page_table, query_offsets }
+        Append {
+            context,
+            start,
+            problem: problem.c(),
+            rows,
+            cache,
+            starts,
+            counts: None,
+            page_table: None,
+            query_offsets: None,
+            k_scales: None,
+            v_scales: None,
+            chosen: None,
+        }
     }
 
     options! {
@@ -40,6 +55,20 @@ impl<'a> Append<'a> {
         page_table: View,
         /// As [`Forward::query_offsets`](crate::Forward::query_offsets): which rows are whose.
         query_offsets: View,
+        /// As [`Forward::k_scales`](crate::Forward::k_scales): what keys are divided by before a float8 cache gets
+        /// them, rounded to nearest, ties to even. What is then beyond 448 becomes 448, and NaN stays NaN.
+        k_scales: View,
+        /// The same of values; not where they lie in keys.
+        v_scales: View,
+    }
+
+    /// Chooses the scale of each row that is written to a float8 cache: its largest magnitude divided by 448, or 1
+    /// where all are 0 or one is not finite. The call writes it here, where later ones read it as `k_scales` and
+    /// `v_scales`; the latter is `None` where values lie in keys. Without a float8 cache that is
+    /// [`ErrorKind::Range`](crate::ErrorKind::Range).
+    pub fn choose_scales(mut self, k_scales: ViewMut<'a>, v_scales: impl Into<Option<ViewMut<'a>>>) -> Self {
+        self.chosen = Some((k_scales, v_scales.into()));
+        self
     }
 
     /// Writes them: at once in host memory; in a scope, it may be enqueued.
@@ -47,18 +76,25 @@ impl<'a> Append<'a> {
         let views = [Some(&self.rows.0), self.rows.1.as_ref(), Some(&self.starts), self.counts.as_ref()];
         let written = [Some(&self.cache.0), self.cache.1.as_ref()].map(|view| view.map(ViewMut::view));
         let more = [self.page_table.as_ref(), self.query_offsets.as_ref()];
-        let all = views.into_iter().chain(written).chain(more);
+        let scales = match &self.chosen {
+            Some((of_keys, of_values)) => [Some(of_keys.view()), of_values.as_ref().map(ViewMut::view)],
+            None => [self.k_scales.as_ref(), self.v_scales.as_ref()],
+        };
+        let all = views.into_iter().chain(written).chain(more).chain(scales);
         self.start.check(all.flatten().any(|view| view.device() != Device::Cpu))?;
 
         let mut args = sized!(sys::spattn_cache_append_args);
+        args.flags = if self.chosen.is_some() { sys::SPATTN_APPEND_SCALES } else { 0 };
         args.stream = self.start.stream();
         let (k_new, v_new) = (self.rows.0.c(), self.rows.1.as_ref().map(View::c));
         let (k, v) = (self.cache.0.view().c(), self.cache.1.as_ref().map(|view| view.view().c()));
         let (starts, counts) = (self.starts.c(), self.counts.as_ref().map(View::c));
         let [page_table, query_offsets] = more.map(|view| view.map(View::c));
+        let [k_scales, v_scales] = scales.map(|view| view.map(View::c));
         (args.k_new, args.v_new, args.k, args.v) = (&k_new, optional(&v_new), &k, optional(&v));
         (args.starts, args.counts) = (&starts, optional(&counts));
         (args.page_table, args.query_offsets) = (optional(&page_table), optional(&query_offsets));
+        (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         // SAFETY: views are valid for their shapes; device memory only where somebody waits.
         check(unsafe { sys::spattn_cache_append(self.context.handle(), &self.problem, &args) })
     }

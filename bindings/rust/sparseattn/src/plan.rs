@@ -37,6 +37,7 @@ pub struct Problem {
     q_offset: Option<i64>,
     softcap: f64,
     page_size: usize,
+    cache_dtype: Option<Dtype>,
     flags: u32,
 }
 
@@ -54,6 +55,7 @@ impl Problem {
             q_offset: None,
             softcap: 0.0,
             page_size: 0,
+            cache_dtype: None,
             flags: 0,
         }
     }
@@ -157,6 +159,14 @@ impl Problem {
         self.page_size = tokens;
         self
     }
+    /// The type of keys and values in such a cache: that of operands if not given, or [`Dtype::F8_E4M3FN`]. Each row of
+    /// a token and head then stands for its elements times a scale, 1 unless
+    /// [`Forward::k_scales`](crate::Forward::k_scales) says which. Other types, and one without
+    /// [`starts`](Self::starts), are [`ErrorKind::Dtype`](crate::ErrorKind::Dtype).
+    pub fn cache_dtype(mut self, dtype: Dtype) -> Self {
+        self.cache_dtype = Some(dtype);
+        self
+    }
 
     fn flag(mut self, flag: u32, on: bool) -> Self {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
@@ -178,6 +188,9 @@ impl Problem {
         problem.q_offset = self.q_offset.unwrap_or(0);
         problem.softcap = self.softcap;
         problem.page_size = size(self.page_size);
+        if let Some(dtype) = self.cache_dtype {
+            problem.cache_dtype = dtype.c();
+        }
         problem
     }
 }

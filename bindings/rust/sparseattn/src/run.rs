@@ -182,6 +182,8 @@ pub struct Forward<'a> {
     starts: Option<View<'a>>,
     page_table: Option<View<'a>>,
     query_offsets: Option<View<'a>>,
+    k_scales: Option<View<'a>>,
+    v_scales: Option<View<'a>>,
 }
 
 impl<'a> Forward<'a> {
@@ -189,6 +191,7 @@ impl<'a> Forward<'a> {
         let call = Call { plan, pass: Pass::Forward, start, workspace: None };
         let (lse, max_logits, indices, index_counts) = (None, None, None, None);
         let (sink_logits, starts, page_table, query_offsets) = (None, None, None, None);
+        let (k_scales, v_scales) = (None, None);
         Forward {
             call,
             q,
@@ -203,6 +206,8 @@ impl<'a> Forward<'a> {
             starts,
             page_table,
             query_offsets,
+            k_scales,
+            v_scales,
         }
     }
 
@@ -271,6 +276,13 @@ impl<'a> Forward<'a> {
         /// # Ok::<(), sparseattn::Error>(())
         /// ```
         query_offsets: View,
+        /// What rows of keys are multiplied by, f32: of a float8 cache
+        /// ([`Problem::cache_dtype`](crate::Problem::cache_dtype)), and shaped as `k` without its last axis, for each
+        /// token and head. Strides may be 0, as where heads have one scale each; from page to page are as many rows as
+        /// in `k`. Without it all are 1. In another plan it is [`ErrorKind::State`].
+        k_scales: View,
+        /// The same of values; not where they lie in keys.
+        v_scales: View,
     }
 
     /// Scratch, as many bytes as [`Plan::workspace`] says, on the plan's device. Without it, each thread keeps some in
@@ -286,7 +298,8 @@ impl<'a> Forward<'a> {
         let outputs = [Some(&self.out), self.lse.as_ref(), self.max_logits.as_ref()];
         let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
         let of_cache = [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref()];
-        let more = of_cache.into_iter().chain([self.sink_logits.as_ref()]);
+        let scales = [self.k_scales.as_ref(), self.v_scales.as_ref()];
+        let more = of_cache.into_iter().chain(scales).chain([self.sink_logits.as_ref()]);
         let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
         let any_host = self.call.check_devices(all)?;
 
@@ -298,12 +311,14 @@ impl<'a> Forward<'a> {
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
         let [starts, page_table, query_offsets] = of_cache.map(|view| view.map(View::c));
+        let [k_scales, v_scales] = scales.map(|view| view.map(View::c));
         (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
         (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         args.sink_logits = optional(&sink_logits);
         (args.starts, args.page_table) = (optional(&starts), optional(&page_table));
         args.query_offsets = optional(&query_offsets);
+        (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
             // SAFETY: views are valid for their shapes; device memory only where somebody waits.
@@ -534,10 +549,18 @@ macro_rules! scoped {
     };
 }
 scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
-starts(View), page_table(View), query_offsets(View), workspace(ViewMut), }
+starts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
-scoped! { Append: counts(View), page_table(View), query_offsets(View), }
+scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }
+
+impl<'scope, 'env: 'scope> Scoped<'scope, Append<'env>> {
+    /// As [`Append::choose_scales`].
+    pub fn choose_scales(mut self, k_scales: ViewMut<'env>, v_scales: impl Into<Option<ViewMut<'env>>>) -> Self {
+        self.pass = self.pass.choose_scales(k_scales, v_scales);
+        self
+    }
+}
 
 // Nothing here calls the library, so that Miri can run it.
 #[cfg(test)]

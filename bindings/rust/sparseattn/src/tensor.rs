@@ -18,6 +18,7 @@ impl Dtype {
     pub const F64: Dtype = Dtype { code: sys::SPATTN_FLOAT as u8, bits: 64 };
     pub const F16: Dtype = Dtype { code: sys::SPATTN_FLOAT as u8, bits: 16 };
     pub const BF16: Dtype = Dtype { code: sys::SPATTN_BFLOAT as u8, bits: 16 };
+    pub const F8_E4M3FN: Dtype = Dtype { code: sys::SPATTN_FLOAT8_E4M3FN as u8, bits: 8 };
     pub const I32: Dtype = Dtype { code: sys::SPATTN_INT as u8, bits: 32 };
     pub const I64: Dtype = Dtype { code: sys::SPATTN_INT as u8, bits: 64 };
     pub const U8: Dtype = Dtype { code: sys::SPATTN_UINT as u8, bits: 8 };
@@ -211,6 +212,12 @@ impl<'a> View<'a> {
         Self::half(bits, Dtype::F16, shape)
     }
 
+    /// Bits of float8_e4m3fn numbers, which caches may have: see [`Problem::cache_dtype`](crate::Problem::cache_dtype).
+    pub fn f8_e4m3fn(bits: &'a [u8], shape: &[usize]) -> Result<Self> {
+        // SAFETY: u8 is as large as the dtype; whole checks the shape.
+        unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::F8_E4M3FN, Device::Cpu, shape) }
+    }
+
     fn half(bits: &'a [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
         // SAFETY: u16 is as large as the dtype; whole checks the shape.
         unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), dtype, Device::Cpu, shape) }
@@ -348,6 +355,12 @@ impl<'a> ViewMut<'a> {
     /// As [`View::f16`].
     pub fn f16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
         Self::half(bits, Dtype::F16, shape)
+    }
+    /// As [`View::f8_e4m3fn`].
+    pub fn f8_e4m3fn(bits: &'a mut [u8], shape: &[usize]) -> Result<Self> {
+        let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
+        // SAFETY: the borrow is exclusive; u8 is as large as the dtype.
+        unsafe { View::whole(data, elements, Dtype::F8_E4M3FN, Device::Cpu, shape).map(Self::exclusive) }
     }
     fn half(bits: &'a mut [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
         let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());

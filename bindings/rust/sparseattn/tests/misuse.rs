@@ -202,6 +202,63 @@ fn appends() {
 }
 
 #[test]
+fn float8_caches() {
+    use ErrorKind::*;
+    let context = common::context();
+    let demand = |kind: ErrorKind, argument: &str, error: Error| {
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    let plan = |problem: Problem| context.plan(&causal(), &problem);
+    let cache = Problem::new(2, 2, 3, 4).seq_k(8).starts(true);
+    let float8 = cache.cache_dtype(sparseattn::Dtype::F8_E4M3FN);
+    demand(Dtype, "problem.cache_dtype", plan(float8.starts(false)).err().unwrap());
+    for bad in [sparseattn::Dtype::F16, sparseattn::Dtype::U8] {
+        demand(Dtype, "problem.cache_dtype", plan(cache.cache_dtype(bad)).err().unwrap());
+    }
+
+    let (floats, bits, starts, scales) = ([1f32; 128], [0x38u8; 128], [5, 2], [1f32; 32]);
+    let (whole, rows) = (View::new(&floats, &[2, 8, 2, 4]).unwrap(), View::new(&floats[..48], &[2, 3, 2, 4]).unwrap());
+    let keys = View::f8_e4m3fn(&bits, &[2, 8, 2, 4]).unwrap();
+    let (starts, scales) = (View::new(&starts, &[2]).unwrap(), View::new(&scales, &[2, 8, 2]).unwrap());
+    let run = |problem: Problem, kv, k_scales: View, v_scales: Option<View>| {
+        let mut out = [0f32; 48];
+        let out = ViewMut::new(&mut out, &[2, 3, 2, 4])?;
+        let plan = plan(problem)?;
+        let call = plan.forward(rows, kv, kv, out).starts(starts).k_scales(k_scales);
+        match v_scales {
+            Some(scales) => call.v_scales(scales).run(),
+            None => call.run(),
+        }
+    };
+    let refused = |kind, argument, result: Result<()>| demand(kind, argument, result.unwrap_err());
+    run(float8, keys, scales, None).unwrap();
+    run(float8, keys, scales, Some(scales)).unwrap();
+    refused(State, "k_scales", run(cache, whole, scales, None));
+    refused(Dtype, "k", run(float8, whole, scales, None));
+    refused(Shape, "k_scales", run(float8, keys, rows, None));
+    refused(Dtype, "k_scales", run(float8, keys, starts, None));
+    refused(Shape, "v_scales", run(float8, keys, scales, Some(whole)));
+    refused(Dtype, "v_scales", run(float8, keys, scales, Some(View::new(&bits[..32], &[2, 8, 2]).unwrap())));
+
+    let append = |problem: Problem, with_values: bool| {
+        let (mut keys, mut values, mut k_scales, mut v_scales) = ([0u8; 128], [0u8; 128], [0f32; 32], [0f32; 32]);
+        let view = |bits| ViewMut::f8_e4m3fn(bits, &[2, 8, 2, 4]);
+        let v_scales = ViewMut::new(&mut v_scales, &[2, 8, 2]).ok().filter(|_| with_values);
+        let cache = (view(&mut keys)?, view(&mut values)?);
+        let call = context.append(&problem, (rows, rows), cache, starts);
+        call.choose_scales(ViewMut::new(&mut k_scales, &[2, 8, 2])?, v_scales).run()
+    };
+    append(float8, true).unwrap();
+    refused(Null, "v_scales", append(float8, false));
+    refused(Dtype, "k", append(cache, true));
+    let (mut keys, mut values, mut chosen) = ([0f32; 128], [0f32; 128], [0f32; 32]);
+    let floats = (ViewMut::new(&mut keys, &[2, 8, 2, 4]).unwrap(), ViewMut::new(&mut values, &[2, 8, 2, 4]).unwrap());
+    let call = context.append(&cache, (rows, rows), floats, starts);
+    let chosen = ViewMut::new(&mut chosen, &[2, 8, 2]).unwrap();
+    refused(Range, "args.flags", call.choose_scales(chosen, None).run());
+}
+
+#[test]
 fn queries_of_several_sequences() {
     use ErrorKind::*;
     let context = common::context();

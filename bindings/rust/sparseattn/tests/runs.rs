@@ -197,6 +197,78 @@ fn tokens_are_appended() {
     // of a page that is nobody's
 }
 
+/// The number of these bits of float8_e4m3fn.
+fn from_f8(bits: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let size = if exponent > 0 { (8.0 + mantissa) * 2f32.powi(exponent - 10) } else { mantissa * 2f32.powi(-9) };
+    if bits & 0x80 == 0 {
+        size
+    } else {
+        -size
+    }
+}
+
+#[test]
+fn float8_caches() {
+    // By scales that the call chooses for each row, and by one that the caller has for all; in a scope and outside.
+    // What is read is what the elements stand for.
+    let (q, kv) = operands();
+    let context = context();
+    let problem = cache_problem(1, 50).cache_dtype(Dtype::F8_E4M3FN);
+    let (plan, whole) = (context.plan(&local(), &problem).unwrap(), context.plan(&local(), &self::problem()).unwrap());
+    let (rows, starts) = (View::new(&kv, &KV_SHAPE).unwrap(), View::new(&[0], &[1]).unwrap());
+    let one_for_all = [1.0 / 256.0f32];
+    let one_for_all = View::strided(&one_for_all, &KV_SHAPE[..3], &[0, 0, 0]).unwrap();
+    for (choose, scoped) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (mut keys, mut values) = (vec![0x7fu8; kv.len()], vec![0x7fu8; kv.len()]);
+        let (mut k_scales, mut v_scales) = (vec![1.0 / 256.0f32; 100], vec![1.0 / 256.0f32; 100]);
+        let cache =
+            |keys, values| (ViewMut::f8_e4m3fn(keys, &KV_SHAPE).unwrap(), ViewMut::f8_e4m3fn(values, &KV_SHAPE).ok());
+        let (cache, stream) = (cache(&mut keys, &mut values), Counted(Cell::new(0)));
+        let (of_keys, of_values) = (
+            ViewMut::new(&mut k_scales, &KV_SHAPE[..3]).unwrap(),
+            ViewMut::new(&mut v_scales, &KV_SHAPE[..3]).unwrap(),
+        );
+        if scoped {
+            plan.scope(&stream, |scope| {
+                let append = scope.append(&context, &problem, (rows, rows), cache, starts);
+                if choose {
+                    append.choose_scales(of_keys, of_values).run()
+                } else {
+                    append.k_scales(one_for_all).v_scales(one_for_all).run()
+                }
+            })
+            .unwrap();
+        } else {
+            let append = context.append(&problem, (rows, rows), cache, starts);
+            let append = if choose {
+                append.choose_scales(of_keys, of_values)
+            } else {
+                append.k_scales(one_for_all).v_scales(one_for_all)
+            };
+            append.run().unwrap();
+        }
+        assert_eq!((&keys, &k_scales), (&values, &v_scales));
+        let stands_for: Vec<f32> = keys.iter().enumerate().map(|(i, bits)| k_scales[i / 16] * from_f8(*bits)).collect();
+        for (i, (stands_for, x)) in stands_for.iter().zip(&kv).enumerate() {
+            assert!((stands_for - x).abs() <= x.abs() / 16.0 + k_scales[i / 16] / 512.0);
+        }
+        let mut out = vec![f32::NAN; q.len()];
+        let (k, v) = (View::f8_e4m3fn(&keys, &KV_SHAPE).unwrap(), View::f8_e4m3fn(&values, &KV_SHAPE).unwrap());
+        let (q_view, out_view) = (View::new(&q, &SHAPE).unwrap(), ViewMut::new(&mut out, &SHAPE).unwrap());
+        let scales = if choose { View::new(&k_scales, &KV_SHAPE[..3]).unwrap() } else { one_for_all };
+        if scoped {
+            plan.scope(&stream, |scope| {
+                scope.forward(q_view, k, v, out_view).starts(starts).k_scales(scales).v_scales(scales).run()
+            })
+            .unwrap();
+        } else {
+            plan.forward(q_view, k, v, out_view).starts(starts).k_scales(scales).v_scales(scales).run().unwrap();
+        }
+        assert!(distance(&out, &forward(&whole, &q, &stands_for)) < 1e-5);
+    }
+}
+
 #[test]
 fn chunks_and_shared_pages() {
     // Two entries ask of one sequence, whose pages lie in some order among others, and each from a place of its own.

@@ -33,45 +33,53 @@ def cache_append(
     counts: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     query_offsets: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    choose_scales: bool = False,
     axes: str = "bshd",
     context: Context | None = None,
 ) -> None:
     """sparseattn.cache_append of tensors on one device, in torch's current stream there.
+
+    A float8 cache is of torch.float8_e4m3fn.
 
     On a GPU it is one kernel, and the host waits for nothing. CUDA graphs may capture it once it was called, or a plan
     of a cache was made, on that device.
 
     Raises ArgumentError where a tensor requires a gradient, but for torch.no_grad(), and as sparseattn.cache_append.
     """
-    outside_of_graphs(_cache_append, k_new, v_new, k, v, starts, counts, page_table, query_offsets, axes, context)
+    floats = {"k_new": k_new, "v_new": v_new, "k": k, "v": v, "k_scales": k_scales, "v_scales": v_scales}
+    numbers = {"starts": starts, "counts": counts, "page_table": page_table, "query_offsets": query_offsets}
+    outside_of_graphs(_cache_append, floats, numbers, choose_scales, axes, context)
 
 
-def _cache_append(k_new: Any, v_new: Any, k: Any, v: Any, *others: Any) -> None:
-    *numbers, axes, context = others
-    written = {"k_new": k_new, "v_new": v_new, "k": k, "v": v}
-    given = written | dict(zip(("starts", "counts", "page_table", "query_offsets"), numbers))
+def _cache_append(
+    floats: dict[str, Any], numbers: dict[str, Any], choose_scales: bool, axes: str, context: Context | None
+) -> None:
+    given = floats | numbers
     for name, x in given.items():
         if x is not None or name in ("k_new", "k"):
             require_tensor(x, name)
-    for name in ("k", "v"):
+    for name in ("k", "v", "k_scales", "v_scales") if choose_scales else ("k", "v"):
         if given[name] is not None and given[name].is_neg():
             message = f"argument {name} has a sign to come; accepted: tensor.resolve_neg()"
             raise ArgumentError(message, "SPATTN_E_LAYOUT", name)
-    refuse_gradients("cache", WITHOUT_GRADIENTS, **written)
-    refuse_transforms(**written)
+    refuse_gradients("cache", WITHOUT_GRADIENTS, **floats)
+    refuse_transforms(**floats)
     given = {name: x if x is None else x.detach().resolve_neg() for name, x in given.items()}
-    Append(given, axes, context).run(given)
+    Append(given, axes, context, choose_scales).run(given)
 
 
 class Append:
     """The call of tensors of these forms, or None; others of the same forms may take their places."""
 
-    def __init__(self, given: dict[str, Any], axes: str, context: Context | None):
-        k, v, table = given["k"], given["v"], given["page_table"]
-        shapes = [x if x is None else tuple(x.shape) for x in (given["k_new"], k, v, table)]
-        problem = append_problem(shapes, axes, code_of(k.dtype, "k"))
+    def __init__(self, given: dict[str, Any], axes: str, context: Context | None, choose_scales: bool):
+        k_new, k, v, table = (given[name] for name in ("k_new", "k", "v", "page_table"))
+        shapes = [x if x is None else tuple(x.shape) for x in (k_new, k, v, table)]
+        problem = append_problem(shapes, axes, code_of(k_new.dtype, "k_new"), code_of(k.dtype, "k"))
         structs = {name: x if x is None else struct_of(x, name) for name, x in given.items()}
-        self._call = AppendCall(context_of(k) if context is None else required_context(context), problem, structs)
+        context = context_of(k) if context is None else required_context(context)
+        self._call = AppendCall(context, problem, structs, choose_scales)
         self._places = [(name, self._call.place(name)) for name, x in given.items() if x is not None]
         self._device = k.device
 

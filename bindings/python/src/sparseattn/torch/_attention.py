@@ -241,7 +241,7 @@ def plan(
     page_table: torch.Tensor | None = None,
     context: Context | None = None,
 ) -> TensorPlan:
-    """sparseattn.plan for tensors of these shapes, this dtype and this device: what it computes are tensors.
+    """sparseattn.plan for tensors of these shapes and dtypes and this device: what it computes are tensors.
 
     For loops that differentiate by hand or not at all: autograd does not see plan.forward, which refuses tensors that
     require a gradient, but for torch.no_grad(). attention has gradients, and finds its plans again. Options as in
@@ -268,6 +268,7 @@ def plan(
         reference=reference,
         tf32=tf32,
         starts=starts,
+        cache_dtype=k.dtype if k.dtype == torch.float8_e4m3fn else None,
         context=context_of(q) if context is None else context,
     )
 

@@ -57,12 +57,15 @@ class KVCache:
     page_size   tokens of a page, 1 to 65536. On a Hopper GPU multiples of 8 are fetched in boxes, others token by token
     pages       that entries share, as each grows. None: as many as all entries have room for, each with its own for
                 good. Fewer take less memory, and append raises ResourceError when all are taken
-    dtype       float32, float16, bfloat16 or float64
+    dtype       of what append and decode are given: float32, float16, bfloat16 or float64
+    cache_dtype  of k and v; None is dtype. torch.float8_e4m3fn takes a byte an element: append divides the key, and the
+                value, of each token and kv head by a scale of its own, its largest magnitude divided by 448
     device      "cpu" or a CUDA device
 
     k           [pages, page_size, heads_kv, head_dim], one page at least. What was not written yet may hold
                 anything: nothing sees it
     v           [pages, page_size, heads_kv, head_dim_v]; None with value_in_key
+    k_scales, v_scales  float32 [pages, page_size, heads_kv], of float8; None of other dtypes, and v_scales where v is
     page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie; -1 where it has no page yet
     lengths     int32 [batch]: how many tokens each entry has
 
@@ -91,6 +94,7 @@ class KVCache:
         page_size: int = 128,
         pages: int | None = None,
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ):
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
@@ -104,17 +108,25 @@ class KVCache:
         if dtype not in _DTYPES:
             accepted = ", ".join(map(str, _DTYPES))
             raise DTypeError(f"argument dtype is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", "dtype")
+        cache_dtype = dtype if cache_dtype is None else cache_dtype
+        if cache_dtype not in (dtype, torch.float8_e4m3fn):
+            message = f"argument cache_dtype is {cache_dtype}; accepted: None, {dtype}, {torch.float8_e4m3fn}"
+            raise DTypeError(message, "SPATTN_E_DTYPE", "cache_dtype")
         if torch.device(device).type not in ("cpu", "cuda"):
             raise ArgumentError(f"argument device is {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "device")
         most = -(-capacity // page_size)  # pages of an entry
         self._is_shared = pages is not None
         pages = batch * most if pages is None else pages
         self.page_size, self.capacity, self.pages = page_size, most * page_size, pages
-        self.head_dim_v = head_dim_v
+        self.head_dim_v, self.dtype = head_dim_v, dtype
+        self.k_scales = self.v_scales = None
         with torch.inference_mode(False):  # tensors that may be written inside of it, and outside
             rows = (max(pages, 1), page_size, heads_kv)
-            self.k = torch.empty(*rows, head_dim, dtype=dtype, device=device)
-            self.v = None if value_in_key else torch.empty(*rows, head_dim_v, dtype=dtype, device=device)
+            self.k = torch.empty(*rows, head_dim, dtype=cache_dtype, device=device)
+            self.v = None if value_in_key else torch.empty(*rows, head_dim_v, dtype=cache_dtype, device=device)
+            if cache_dtype != dtype:
+                self.k_scales = torch.empty(rows, device=device, dtype=torch.float32)
+                self.v_scales = None if value_in_key else torch.empty_like(self.k_scales)
             self.page_table = torch.full((batch, most), -1, dtype=torch.int32, device=device)
             self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
             if not self._is_shared:
@@ -303,7 +315,7 @@ class KVCache:
             row = f"{pool.shape[2]}, {pool.shape[3]}"
             accepted = f"[{self.batch}, tokens, {row}], or [tokens, {row}] of all entries"
             raise ShapeError(f"argument {name} has shape {list(x.shape)}; accepted: {accepted}", "SPATTN_E_SHAPE", name)
-        _require_like(name, (x.dtype, x.device), (pool.dtype, pool.device))
+        _require_like(name, (x.dtype, x.device), (self.dtype, pool.device))
 
     # ---- the device ----
 
@@ -316,6 +328,7 @@ class KVCache:
         """Puts each token at its place, by what lies on the device alone."""
         given = {"k_new": k.detach().resolve_neg(), "v_new": v if v is None else v.detach().resolve_neg()}
         given |= {"k": self.k, "v": self.v, "page_table": self.page_table}
+        given |= {"k_scales": self.k_scales, "v_scales": self.v_scales}
         given |= {"starts": self.lengths, "counts": None, "query_offsets": None}
         if is_ragged:
             given["query_offsets"] = _offsets_of(counts)
@@ -326,7 +339,8 @@ class KVCache:
         if append is None:
             while len(self._appends) >= _MOST_FORMS:
                 del self._appends[next(iter(self._appends))]
-            append = self._appends[form] = Append(given, "thd" if is_ragged else "bshd", None)
+            axes = "thd" if is_ragged else "bshd"
+            append = self._appends[form] = Append(given, axes, None, choose_scales=self.k_scales is not None)
         append.run(given)
         self.lengths += n if counts is None else counts
 
@@ -454,6 +468,7 @@ def _decode(
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
     k, v, table = cache.k, cache.v, cache.page_table
+    k_scales, v_scales = cache.k_scales, cache.v_scales
     is_ragged = q.dim() == 3
     if is_ragged:
         axes, counts = "thd", cache._counts_on_device(counts, q.shape[0])
@@ -461,15 +476,16 @@ def _decode(
         message = f"argument counts is given with a q of shape {list(q.shape)}; accepted: None, or a q of three axes"
         raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
     if axes == "bhsd":
-        k, v = k.transpose(1, 2), v if v is None else v.transpose(1, 2)
+        k = k.transpose(1, 2)
+        v, k_scales, v_scales = (x if x is None else x.transpose(1, 2) for x in (v, k_scales, v_scales))
     # The number of pages, which is the first size of k and v, is nothing to a plan: caches share plans.
     shapes = (q.shape, (0, *k.shape[1:]), v if v is None else (0, *v.shape[1:]), table.shape)
-    of_cache = (k.dtype, k.device, cache.head_dim_v)
+    of_cache = (cache.dtype, k.device, cache.head_dim_v, k.dtype)
     key = (q.dtype, q.device, of_cache, shapes, axes, scale, softcap, sink_logits is not None, *flags)
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
-    more = {"page_table": table, **given}
+    more = {"page_table": table, "k_scales": k_scales, "v_scales": v_scales, **given}
     if is_ragged:
         more |= {"starts": cache.lengths - counts, "query_offsets": _offsets_of(counts)}
     else:
@@ -482,7 +498,7 @@ def _make_plan(
     pattern: Pattern,
     dtype: torch.dtype,
     device: torch.device,
-    of_cache: tuple[torch.dtype, torch.device, int],
+    of_cache: tuple[torch.dtype, torch.device, int, torch.dtype],
     shapes: tuple[Any, Any, Any, Any],
     axes: str,
     scale: float | None,
@@ -491,7 +507,10 @@ def _make_plan(
     reference: bool,
     tf32: bool,
 ) -> TensorPlan:
-    """The plan of a call; of_cache are dtype, device and head_dim_v, shapes those of q, k, v and page_table."""
+    """The plan of a call; shapes are those of q, k, v and page_table.
+
+    of_cache  dtype, device and head_dim_v, and the dtype of k and v
+    """
     _require_like("q", (dtype, device), of_cache[:2])
     q, k, v, table = shapes
     sizes = sizes_of(q, k, v, axes, of_cache[2], table)
@@ -499,4 +518,5 @@ def _make_plan(
         message = f"argument q has shape {list(q)}; accepted: batch {table[0]} and head_dim {k[3]}, as the cache"
         raise ShapeError(message, "SPATTN_E_SHAPE", "q")
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "reference": reference, "tf32": tf32}
-    return TensorPlan(pattern, device, **sizes, **options, dtype=dtype, starts=True, context=context)
+    dtypes = {"dtype": dtype, "cache_dtype": of_cache[3]}
+    return TensorPlan(pattern, device, **sizes, **options, **dtypes, starts=True, context=context)

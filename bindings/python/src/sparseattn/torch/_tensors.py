@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._analytic import full, global_keys, sink
-from .._arrays import make_tensor
+from .._arrays import FLOAT8, make_tensor
 from .._core import ArgumentError, Context, DTypeError, ShapeError, check, default_context, ffi, lib
 from .._frames import FORWARD, Frame
 from .._patterns import Pattern, as_pattern, per_batch
@@ -19,6 +19,7 @@ _DTYPES = {
     torch.float16: (lib.SPATTN_FLOAT, 16),
     torch.float64: (lib.SPATTN_FLOAT, 64),
     torch.bfloat16: (lib.SPATTN_BFLOAT, 16),
+    torch.float8_e4m3fn: FLOAT8,
     torch.int32: (lib.SPATTN_INT, 32),
     torch.int64: (lib.SPATTN_INT, 64),
 }
@@ -106,19 +107,22 @@ class TensorPlan(Plan):
         starts: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
+        k_scales: Any = None,
+        v_scales: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
     ) -> Any:
-        refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out)
+        scales = {"k_scales": k_scales, "v_scales": v_scales}
+        refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         lists |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
-        return self.run(q, k, v, **lists, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
+        return self.run(q, k, v, **lists, **scales, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
-    def _read_dtype(self, dtype: torch.dtype) -> tuple[Any, int, int]:
-        return dtype, *code_of(dtype, "problem.dtype")
+    def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
+        return dtype, code_of(dtype, argument)
 
     def _stream(self) -> Any:
         return stream_on(self._device)
