@@ -10,7 +10,7 @@ import native  # noqa: E402
 
 ffi = native.view()
 DTYPES = {torch.bfloat16: (4, 16, 1), torch.float16: (2, 16, 1), torch.float32: (2, 32, 1),
-          torch.int32: (0, 32, 1), torch.int64: (0, 64, 1)}  # spattn_dtype
+          torch.int32: (0, 32, 1), torch.int64: (0, 64, 1), torch.float8_e4m3fn: (10, 8, 1)}  # spattn_dtype
 
 
 def sized(struct, **fields):
@@ -111,10 +111,11 @@ class Library:
     def backward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)
 
-    def cache_append(self, problem, **operands):
+    def cache_append(self, problem, flags=0, **operands):
         """A function without arguments that brings tokens to a cache, and keeps its operands alive."""
         views = {name: view(tensor) for name, tensor in operands.items()}
-        args = sized("spattn_cache_append_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
+        stream = ffi.cast("void *", torch.cuda.current_stream().cuda_stream)
+        args = sized("spattn_cache_append_args", flags=flags, stream=stream,
                      **{name: tensor for name, (tensor, *_) in views.items()})
         return lambda: views and self.check(self.lib.spattn_cache_append(self.context, problem, args))
 

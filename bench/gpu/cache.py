@@ -9,7 +9,8 @@ pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. T
 `gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `pageless_us`, a plan
 for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
 `flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
-causal, where its wheel is. `append_us` is what it takes to write the keys and values of the queries' tokens into their
+causal, where its wheel is. Cases of `float8` have keys and values of a byte with a scale for each token and head; all
+others there have what these stand for, in bfloat16. `append_us` is what it takes to write the keys and values of the queries' tokens into their
 pages, and `torch_append_us` what torch's own operators take for that. Results are compared with torch's in float32
 (`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
 """
@@ -35,6 +36,7 @@ class Case(typing.NamedTuple):
     pattern: str = "causal"
     heads: int = 64
     heads_kv: int = 8
+    float8: bool = False
 
 
 STREAMING = "sink(4) | window(1023,0)"
@@ -52,7 +54,21 @@ CASES = [
     Case("draft8_8k", 32, 8192, queries=8),
     Case("chunk2k_32k", 1, 32768, queries=2048),
     Case("chunk2k_128k_streaming", 1, 131072, queries=2048, pattern=STREAMING),
+    Case("decode_8k_float8", 32, 8192, float8=True),
+    Case("decode_8k_pages16_float8", 32, 8192, 16, float8=True),
+    Case("decode_32k_float8", 8, 32768, float8=True),
+    Case("decode_128k_one_float8", 1, 131072, float8=True),
+    Case("decode_8k_mha_float8", 8, 8192, heads=32, heads_kv=32, float8=True),
+    Case("decode_streaming_32k_float8", 32, 32768, pattern=STREAMING, float8=True),
+    Case("chunk2k_32k_float8", 1, 32768, queries=2048, float8=True),
 ]
+
+
+def to_float8(x):
+    """Rows as float8, a scale for each of them [..., heads], and what they stand for."""
+    scales = x.abs().amax(-1).float() / torch.finfo(torch.float8_e4m3fn).max
+    codes = (x.float() / scales[..., None]).to(torch.float8_e4m3fn)
+    return codes, scales, (codes.float() * scales[..., None]).to(x.dtype)
 
 
 class Tensors:
@@ -69,11 +85,19 @@ class Tensors:
         self.page_table = torch.full((case.batch, CAPACITY // case.page_size), -1, device="cuda", dtype=torch.int32)
         self.page_table[:, :of_entry] = self.pages
         self.starts = torch.full((case.batch,), case.length - case.queries, device="cuda", dtype=torch.int32)
-        self.pool_k, self.pool_v = (self.to_pages(x, case.page_size) for x in (self.k, self.v))
+        self.scales = {}  # of pages
+        if case.float8:
+            k, k_scales, self.k = to_float8(self.k)
+            v, v_scales, self.v = to_float8(self.v)
+            self.pool_k, self.pool_v = (self.to_pages(x.view(torch.uint8), case.page_size).view(x.dtype) for x in (k, v))
+            self.scales = {"k_scales": self.to_pages(k_scales, case.page_size),
+                           "v_scales": self.to_pages(v_scales, case.page_size)}
+        else:
+            self.pool_k, self.pool_v = (self.to_pages(x, case.page_size) for x in (self.k, self.v))
 
     def to_pages(self, x, page_size):
-        """[batch, length, heads, dim] as pages [pages, page_size, heads, dim]."""
-        padded = F.pad(x, (0, 0, 0, 0, 0, self.pages.shape[1] * page_size - x.shape[1]))
+        """[batch, length, ...] as pages [pages, page_size, ...]."""
+        padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, self.pages.shape[1] * page_size - x.shape[1]))
         pool = torch.empty(self.pages.numel(), page_size, *x.shape[2:], device=x.device, dtype=x.dtype)
         pool[self.pages.flatten()] = padded.reshape(-1, page_size, *x.shape[2:])
         return pool
@@ -83,10 +107,11 @@ class Tensors:
 
 
 def make_problem(library, case, seq_k, page_size=0, is_cache=True):
-    """Of a cache, or an ordinary one whose queries stand at the keys' end."""
+    """Of a cache, which is as the case says if it has pages, or an ordinary one whose queries stand at the keys' end."""
+    cache = {"cache_dtype": DTYPES[torch.float8_e4m3fn]} if case.float8 and page_size else {}
     return sized("spattn_problem", flags=library.lib.SPATTN_PLAN_STARTS if is_cache else 0, batch=case.batch,
                  heads_q=case.heads, heads_kv=case.heads_kv, seq_q=case.queries, seq_k=seq_k, head_dim=HEAD_DIM,
-                 dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size)
+                 dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size, **cache)
 
 
 def make_plan(library, case, *sizes, **options):
@@ -117,7 +142,8 @@ def error_of(library, case, t):
 def append_times(library, case, t):
     """Brings the queries' tokens to the pages, which have none there, and says what that takes, torch's way as well."""
     new, entries = [x[:, -case.queries:] for x in (t.k, t.v)], torch.arange(case.batch, device="cuda")[:, None]
-    pools = [x.view(-1, *x.shape[2:]) for x in (t.pool_k, t.pool_v)]
+    pools = [x.view(torch.uint8 if case.float8 else x.dtype).flatten(0, 1) for x in (t.pool_k, t.pool_v)]
+    scales = [x.flatten(0, 1) for x in t.scales.values()]
 
     def rows():
         tokens = t.starts[:, None] + torch.arange(case.queries, device="cuda")
@@ -125,14 +151,21 @@ def append_times(library, case, t):
 
     def append_by_torch():
         places = rows()
-        for pool, x in zip(pools, new):
+        written = new
+        if case.float8:
+            codes, of_rows, _ = zip(*(to_float8(x) for x in new))
+            written = [x.view(torch.uint8) for x in codes]
+            for pool, x in zip(scales, of_rows):
+                pool.index_copy_(0, places, x.flatten(0, 1))
+        for pool, x in zip(pools, written):
             pool.index_copy_(0, places, x.flatten(0, 1))
 
     by_torch = digits(peer_us(append_by_torch))
     for pool in pools:
-        pool[rows()] = torch.nan
+        pool[rows()] = 0x7F if case.float8 else torch.nan  # NaN of float8
     append = library.cache_append(make_problem(library, case, CAPACITY, case.page_size), k_new=new[0], v_new=new[1],
-                                  k=t.pool_k, v=t.pool_v, starts=t.starts, page_table=t.page_table)
+                                  k=t.pool_k, v=t.pool_v, starts=t.starts, page_table=t.page_table, **t.scales,
+                                  flags=library.lib.SPATTN_APPEND_SCALES if case.float8 else 0)
     append()
     return {"append_us": digits(time_us(append)), "torch_append_us": by_torch}
 
@@ -156,7 +189,7 @@ def peers(case, t):
     q, k, v = t.heads_first()
     calls = {name.split()[1].lower() + "_us": lambda attend=attend: peer_us(lambda: attend(q, k, v))
              for name, attend in torch_peers.dense(False)}
-    if case.pattern == "causal" and case.page_size == 128:
+    if case.pattern == "causal" and case.page_size == 128 and not case.float8:
         calls["fa4_us"] = lambda: fa4_us(case, t)
     for name, measure in calls.items():
         try:
@@ -172,16 +205,18 @@ def run_case(library, case):
     t = Tensors(case)
     appends = append_times(library, case, t)
     plan = make_plan(library, case, CAPACITY, case.page_size)
-    call = library.forward(plan, q=t.q, k=t.pool_k, v=t.pool_v, out=t.out, starts=t.starts, page_table=t.page_table)
+    call = library.forward(plan, q=t.q, k=t.pool_k, v=t.pool_v, out=t.out, starts=t.starts, page_table=t.page_table,
+                           **t.scales)
     call()
     error, seen = error_of(library, case, t)
     us = time_us(call)
     pageless = library.forward(make_plan(library, case, case.length), q=t.q, k=t.k, v=t.v, out=t.out, starts=t.starts)
     static = library.forward(make_plan(library, case, case.length, is_cache=False), q=t.q, k=t.k, v=t.v, out=t.out)
-    gigabytes = case.batch * case.heads_kv * seen * 2 * HEAD_DIM * 2 * 1e-9
+    row_bytes = HEAD_DIM + 4 if case.float8 else 2 * HEAD_DIM
+    gigabytes = case.batch * case.heads_kv * seen * 2 * row_bytes * 1e-9
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
-            "page_size": case.page_size, "us": digits(us), "gigabytes_a_second": round(gigabytes / us * 1e6),
+            "page_size": case.page_size, "float8": case.float8, "us": digits(us), "gigabytes_a_second": round(gigabytes / us * 1e6),
             "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **appends,
             **peers(case, t), "max_err": error, "empty_us": digits(empty_us())}
 
