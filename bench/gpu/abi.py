@@ -10,7 +10,8 @@ import native  # noqa: E402
 
 ffi = native.view()
 DTYPES = {torch.bfloat16: (4, 16, 1), torch.float16: (2, 16, 1), torch.float32: (2, 32, 1),
-          torch.int32: (0, 32, 1), torch.int64: (0, 64, 1), torch.float8_e4m3fn: (10, 8, 1)}  # spattn_dtype
+          torch.int32: (0, 32, 1), torch.int64: (0, 64, 1),
+          torch.float8_e4m3fn: (10, 8, 1)}  # spattn_dtype
 
 
 def sized(struct, **fields):

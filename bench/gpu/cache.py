@@ -10,9 +10,9 @@ pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. T
 for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
 `flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
 causal, where its wheel is. Cases of `float8` have keys and values of a byte with a scale for each token and head; all
-others there have what these stand for, in bfloat16. `append_us` is what it takes to write the keys and values of the queries' tokens into their
-pages, and `torch_append_us` what torch's own operators take for that. Results are compared with torch's in float32
-(`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
+others there have what these stand for, in bfloat16. `append_us` is what it takes to write the keys and values of the
+queries' tokens into their pages, and `torch_append_us` what torch's own operators take for that. Results are compared
+with torch's in float32 (`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
 """
 import typing
 
@@ -216,7 +216,8 @@ def run_case(library, case):
     gigabytes = case.batch * case.heads_kv * seen * 2 * row_bytes * 1e-9
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
-            "page_size": case.page_size, "float8": case.float8, "us": digits(us), "gigabytes_a_second": round(gigabytes / us * 1e6),
+            "page_size": case.page_size, "float8": case.float8, "us": digits(us),
+            "gigabytes_a_second": round(gigabytes / us * 1e6),
             "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **appends,
             **peers(case, t), "max_err": error, "empty_us": digits(empty_us())}
 
