@@ -23,6 +23,12 @@ constexpr spattn_dtype f32{SPATTN_FLOAT, 32, 1}, bf16{SPATTN_BFLOAT, 16, 1}, f64
     i32{SPATTN_INT, 32, 1}, i64{SPATTN_INT, 64, 1}, u8{SPATTN_UINT, 8, 1}, boolean{SPATTN_BOOL, 8, 1},
     float8{SPATTN_FLOAT8_E4M3FN, 8, 1};
 
+// What a code of float8_e4m3fn stands for, but for its sign: 127 is NaN.
+inline double float8_size(int code) {
+    if (code == 127) return std::nan("");
+    return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
+}
+
 struct Releaser {
     void operator()(spattn_pattern* p) const { spattn_pattern_release(p); }
     void operator()(spattn_context* c) const { spattn_context_release(c); }

@@ -93,8 +93,7 @@ float number_at(const AppendOperand& x, size_t element) {
 unsigned char nearest_float8(float x) {
     static const std::array<double, 127> sizes = [] {
         std::array<double, 127> made{};
-        for (int n = 0; n < 127; ++n)
-            made[size_t(n)] = n < 8 ? std::ldexp(n, -9) : std::ldexp(8 + n % 8, n / 8 - 10);
+        for (int n = 0; n < 127; ++n) made[size_t(n)] = float8_size(n);
         return made;
     }();
     const int sign = std::signbit(x) ? 128 : 0;
