@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(append_threads) narrow_kernel(const __g
 constexpr int64_t most_append_ctas = 4096;
 constexpr int narrow_width = 4;  // columns
 
-// launch(kernel) for each kernel that writes rows of float8.
+// body(dtype, width, kernel) for each kernel that writes rows of float8.
 template <class Body>
 void each_narrow_kernel(Body body) {
     const auto each_width = [&]<Dtype D>() {

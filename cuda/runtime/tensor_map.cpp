@@ -23,7 +23,9 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
     return encode;
 }
 
-CUtensorMapDataType element_of(Dtype dtype) {
+// bytes: of an element, which is one where a cache has float8, whatever the dtype of queries.
+CUtensorMapDataType element_of(Dtype dtype, int64_t bytes) {
+    if (bytes == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     switch (dtype) {
         case Dtype::f32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
         case Dtype::f16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -34,13 +36,14 @@ CUtensorMapDataType element_of(Dtype dtype) {
 
 // A tensor whose axes have these sizes and, from the second on, strides in bytes.
 template <int Rank>
-CUtensorMap encode(void* data, Dtype dtype, const cuuint64_t (&size)[Rank], const cuuint64_t (&stride)[Rank - 1],
-                   const cuuint32_t (&box)[Rank], CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_128B) {
+CUtensorMap encode(void* data, CUtensorMapDataType element, const cuuint64_t (&size)[Rank],
+                   const cuuint64_t (&stride)[Rank - 1], const cuuint32_t (&box)[Rank],
+                   CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_128B) {
     CUtensorMap map;
     cuuint32_t step[Rank];
     for (cuuint32_t& one : step) one = 1;
     const CUresult result =
-        encoder()(&map, element_of(dtype), Rank, data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        encoder()(&map, element, Rank, data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         throw Error(SPATTN_E_CUDA, "", text("cuTensorMapEncodeTiled: CUresult ", int(result)), int(result), __LINE__);
@@ -63,7 +66,7 @@ CUtensorMap make_tensor_map(const TensorView& operand, const Sizes& sizes, Dtype
                                  cuuint64_t(stride_bytes(operand.row, sizes.seq, sizes.element)),
                                  cuuint64_t(stride_bytes(operand.batch, sizes.batch, sizes.element))};
     const cuuint32_t box[] = {panel_columns(sizes), cuuint32_t(heads), cuuint32_t(rows), 1};
-    return encode<4>(operand.data, dtype, size, stride, box);
+    return encode<4>(operand.data, element_of(dtype, sizes.element), size, stride, box);
 }
 
 ResidueMaps make_residue_maps(const TensorView& operand, const Sizes& sizes, Dtype dtype, int rows, int64_t modulus) {
@@ -79,8 +82,8 @@ ResidueMaps make_residue_maps(const TensorView& operand, const Sizes& sizes, Dty
         const cuuint32_t box[] = {panel_columns(sizes), 1, 1, cuuint32_t(rows), 1};
         // A row's second panel, too: what stands beside it belongs to other classes. An earlier kernel ran no faster by
         // it (dilated and strided patterns at 16K, H200), the one of today was not timed without.
-        return encode<5>(static_cast<char*>(operand.data) + first * row, dtype, size, stride, box,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+        return encode<5>(static_cast<char*>(operand.data) + first * row, element_of(dtype, sizes.element), size, stride,
+                         box, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
     };
     maps.longer_classes = int32_t(longer);
     if (longer) maps.longer = classes(0, longer, tokens + 1);

@@ -48,10 +48,10 @@
 //             begin at any place of their first tile and end at any of their last. The places around them may be those
 //             of other sequences: they are worked on as if they were its own, and never stored
 //
-//   float8    of caches: tiles are read by the warps that copy others, which write what their bytes stand for into the
-//             ring. Consumers do not know. These three warps bind: 42 instructions for eight columns take one of them
-//             264 cycles, alone on its scheduler as beside another. 32 sequences of 8K keys decode in 400 us, where
-//             bfloat16 takes 257, and queries of a prompt take 4.6 times as long (H200)
+//   float8    of caches: see forward_widener.cuh. 32 sequences of 8K keys decode in 278 us, 257 from bfloat16 (H200):
+//             wideners bind, by 340 instructions a tile, 1,300 cycles. Larger tiles read a copy of the cache as elements
+//             (plan/cache.h): 2,048 queries of a prompt over 32K keys take 2.8 ms, 2.7 from bfloat16. Widened tile by
+//             tile they took 5.1 by tiles of 128 x 128 with seven wideners a CTA, and 8.6 by those of 64 x 64
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
@@ -200,10 +200,15 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // those of 64: p v of a block is waited for before those of the next are made, under the products of two others.
     static constexpr int p_arrays = warpgroups * ctas == 3 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
-    static constexpr int stage_bytes = is_float8 ? block_k * head_dim : 0;  // of each warp that widens
+    // Of float8: stages of bytes, and blocks of which there are scales (forward_widener.cuh).
+    static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
+    static constexpr int float8_bytes =
+        is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
     static constexpr int slots =
-        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - copier_warps * stage_bytes) /
-        (panels * box_bytes);
+        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes) / (panels * box_bytes);
+    static constexpr int scale_blocks = is_float8 ? (stages + slots + 4) / 2 : 1;
+    // Whether values are scaled where they are widened, and not probabilities.
+    static constexpr bool weighs_values = D == Dtype::f16;
     // Sums of floats that pieces hand on stand in the ring as boxes of a warpgroup's rows and 32 columns; out leaves
     // where they stood, as half as many boxes of 64 columns.
     static constexpr int sum_panels = head_dim_v / line_columns<float>;
@@ -211,7 +216,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
     static constexpr int q_releases = in_pieces || out_in_v ? 4 * warpgroups : warpgroups;
-    static constexpr int requests = asks_copiers ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
+    static constexpr int requests = any_order ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !asks_copiers ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
@@ -219,6 +224,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static_assert(head_dim_v <= head_dim, "out leaves through the q tile, and v lies in tiles that hold k");
     static_assert(!out_in_v || block_q <= block_k, "out leaves through a slot");
     static_assert(!any_order || head_dim_v == head_dim, "copiers bring as many panels of v as of k");
+    static_assert(!is_float8 || scale_blocks <= most_scale_blocks, "scales have room");
     static_assert(slots >= 3, "k of the next block, v of this one, and one on its way");
     static_assert(!in_pieces || slots >= sum_slots + 3, "and sums that have yet to leave");
     static_assert(!in_pieces || slots >= 2 * sum_slots + 1, "before the end is told, the last v and its sums come");
@@ -268,21 +274,21 @@ struct ForwardShared {
     uint64_t q_full[C::q_tiles];   // the walker with the bytes of q, or a copier; consumers wait
     uint64_t q_empty[C::q_tiles];  // one arrival a consumer warpgroup, when its out has left, or one a warp when its
                                    // scores are made, where out leaves through the ring; the walker waits
-    uint64_t full[C::slots];       // as q_full, for the bytes of a block
+    uint64_t full[C::slots];       // as q_full, for the bytes of a block; one arrival a widener, where these write it
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
-    using Copies = std::conditional_t<C::is_float8, WidenRequests<C>, CopyRequests<C::requests>>;
-    std::conditional_t<C::asks_copiers, Copies, ClearRequests<C::requests>> helper;  // what the walker asks
+    using Requests = std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>>;
+    std::conditional_t<C::is_float8, WidenStages<C>, Requests> helper;  // what the walker asks
 };
 
 // ---- the begin: what all CTAs are about to read ----
-__device__ __forceinline__ void prefetch_maps(const ConsecutiveMaps& maps, bool has_keys, int lane) {
+__device__ __forceinline__ void prefetch_maps(const ConsecutiveMaps& maps, int lane) {
     if (lane == 0) ptx::prefetch_tensor_map(&maps.q);
-    if (lane == 1 && has_keys) ptx::prefetch_tensor_map(&maps.k);
-    if (lane == 2 && has_keys) ptx::prefetch_tensor_map(&maps.v);
+    if (lane == 1) ptx::prefetch_tensor_map(&maps.k);
+    if (lane == 2) ptx::prefetch_tensor_map(&maps.v);
     if (lane == 3) ptx::prefetch_tensor_map(&maps.out);
 }
 // Where residues have a token more than others, these have another map, which may wait.
-__device__ __forceinline__ void prefetch_maps(const ResidueClassMaps& maps, bool, int lane) {
+__device__ __forceinline__ void prefetch_maps(const ResidueClassMaps& maps, int lane) {
     if (lane == 0) ptx::prefetch_tensor_map(maps.q.longer_classes ? &maps.q.longer : &maps.q.shorter);
     if (lane == 1) ptx::prefetch_tensor_map(maps.k.longer_classes ? &maps.k.longer : &maps.k.shorter);
     if (lane == 2) ptx::prefetch_tensor_map(maps.v.longer_classes ? &maps.v.longer : &maps.v.shorter);
@@ -296,7 +302,7 @@ __device__ __forceinline__ void prefetch_lists(const typename C::Params& params,
     constexpr unsigned sector = 32, sectors = 8;  // bytes; of a CTA and array
     const LayoutView& layout = params.layout;
     const ListsView& lists = layout.by_query;
-    prefetch_maps(params.maps, !C::is_float8, lane);
+    prefetch_maps(params.maps, lane);
     const void* array = params.tasks.tasks;
     size_t bytes = sizeof(Task) * size_t(params.tasks.num_tasks);
     if (lane / sectors == 1) array = lists.slices, bytes = sizeof(Slice) * size_t(layout.head_kinds * lists.rows);
@@ -328,7 +334,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
             ptx::mbarrier_init(&shared.q_empty[i], C::q_releases);
         }
         for (int i = 0; i < C::slots; ++i) {
-            ptx::mbarrier_init(&shared.full[i], 1);
+            ptx::mbarrier_init(&shared.full[i], C::is_float8 ? widener_warps : 1);
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
         shared.helper.init();
@@ -340,9 +346,9 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         if (warp == walker)
             Walker<C>{params, shared, lane}.run(first);
         else if constexpr (C::any_order)
-            Copier<C>{{params, shared, warp - walker - 1, lane}}.run();
+            Copier<C>{params, shared, warp - walker - 1, lane}.run();
         else if constexpr (C::is_float8)
-            Widener<C>{{params, shared, warp - walker - 1, lane}}.run();
+            Widener<C>{params, shared, warp - walker - 1, lane}.run();
         else if (warp == walker + 1 && params.layout.live_keys.set_of)
             Clearer<C>{params, shared, lane}.run();
     } else {
@@ -356,10 +362,8 @@ inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int blo
     const Problem& p = *args.problem;
     const int heads = args.tasks.tile_heads, keys = args.layout.keys.listed ? args.layout.keys.stretch : block_k;
     maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q / heads, heads);
-    if (!p.float8_cache) {
-        maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
-        maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
-    }
+    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
+    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
     maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows / heads, heads);
 }
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {

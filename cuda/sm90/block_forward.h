@@ -38,8 +38,8 @@ struct BlockForward {
     // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those
     // of 128 beside scores of 128 keys.
     static constexpr bool has_pieces = any_order && (HeadDim == 64 || (HeadDim == 128 && BlockK == 64));
-    // Whether it reads float8 caches. Those of 256 columns leave no room for what they are widened from.
-    static constexpr bool float8_cache = HeadDim <= 128 && BlockQ != 192 && (BlockQ == 64) == (BlockK == 64);
+    // Whether it reads float8 caches. Larger tiles would leave no room for what they are widened from.
+    static constexpr bool float8_cache = HeadDim <= 128 && BlockQ == 64 && BlockK == 64;
     static void run(const ForwardArgs& args);  // joins the parts of split rows, too
     static void prepare(int32_t device);
 };

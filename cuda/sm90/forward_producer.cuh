@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The producers of block_forward.cuh: who walks the lists, who clears rows of v that no query sees, who copies rows that
-// no box brings, and who widens those of float8.
+// The producers of block_forward.cuh: who walks the lists, who clears rows of v that no query sees, and who copies rows
+// that no box brings. Who widens those of float8 stands in forward_widener.cuh.
 #pragma once
 
 #include "any/row_end.cuh"
@@ -10,6 +10,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
+#include "sm90/forward_widener.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
 #include "sm90/token_tiles.cuh"
@@ -24,9 +25,6 @@ struct CopyRequest {
     What what;
     int32_t tile, batch, head;
     int32_t set, to;  // live keys, or all_live, or which part of the sums; the tile of q, or the slot
-    // Those who widen float8 begin before there is a slot: the block's mask, and the parity of the slot's turn.
-    int32_t mask;
-    uint32_t turn;
 };
 // They take requests in turns: with as many slots as are a multiple of theirs, each warp has its own.
 template <int Size>
@@ -38,12 +36,6 @@ struct CopyRequests {
     __device__ __forceinline__ void init() {
         for (int i = 0; i < Size; ++i) ptx::mbarrier_init(&asked[i], 1), ptx::mbarrier_init(&taken[i], 1);
     }
-};
-
-// The same of those who widen, and the bytes that each of them widens.
-template <class C>
-struct WidenRequests : CopyRequests<C::requests> {
-    alignas(16) uint8_t stage[copier_warps][C::stage_bytes];
 };
 
 // What the walker asks of the clearer: which block of v is on its way to a slot, and which of its keys are live.
@@ -98,9 +90,10 @@ struct Walker {
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
-    int pending_row = 0;  // where this lane's stretch of it begins, if it has stretches
+    int pending_row = 0;  // where this lane's stretch of it begins, if it has stretches; of float8, its scales
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
+    StageLoader<C> stages{params, shared, lane};  // of float8
 
     // task: the first.
     __device__ __forceinline__ void run(Task task) {
@@ -118,7 +111,9 @@ struct Walker {
         }
         if (pending >= 0) load_pending_v();
         announce({{0, 0, 0, end_of_work, 0, 0}, false, 0});
-        if constexpr (C::asks_copiers)
+        if constexpr (C::is_float8)
+            stages.end();
+        else if constexpr (C::any_order)
             for (int copier = 0; copier < copier_warps; ++copier) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
         else if (params.layout.live_keys.set_of)
             end_clearer();
@@ -257,18 +252,12 @@ struct Walker {
                                             full);
     }
 
-    // Those who widen wait for slots themselves.
-    __device__ __forceinline__ void ask_for_keys(CopyRequest::What what, int block, int entry, int head, int set,
-                                                 int mask) {
-        ask({what, block, entry, head, set, slot.index, mask, slot.phase ^ 1});
-        slot.advance();
-    }
-
     __device__ __forceinline__ void load_block(int block, int mask) {
         if constexpr (C::is_float8) {
             next.begin_block(params.next_task, lane == 0);
-            ask_for_keys(CopyRequest::k_rows, block, batch, head_kv, all_live, mask);
-            follow_with_v(block, 0);
+            const int scales_at = stages.scales.index;
+            stages.load_k(block, mask, batch, head_kv);
+            follow_with_v(block, scales_at);
         } else {
             load_k(block, mask);
         }
@@ -296,7 +285,7 @@ struct Walker {
 
     __device__ __forceinline__ void load_pending_v() {
         if constexpr (C::is_float8)
-            ask_for_keys(CopyRequest::v_rows, pending, pending_batch, pending_head, pending_set, full_block);
+            stages.load_v(pending, pending_batch, pending_head, pending_row);
         else
             load_v();
         pending = -1;
@@ -472,13 +461,33 @@ struct Clearer {
     }
 };
 
-// One of the warps that the walker asks, in turns.
+// ---- copiers: three warps bring what stands at no place of a box, and write rows that see no key ----
+// A warp brings a whole tile, and then waits for it alone: the fence that lets products read copied rows waits for all
+// copies that its threads have under way. When warps shared tiles, of which several were under way, each was waited for
+// with all others, and scattered keys took more than twice as long.
 template <class C>
-struct CopierWarp {
+struct Copier {
+    using Element = typename C::Element;
+    static constexpr int most_rows = C::block_q > C::block_k ? C::block_q : C::block_k;
+
     const typename C::Params& params;
     typename C::Shared& shared;
     const int warp, lane;
     Cursor<C::requests / copier_warps> request{};
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            const CopyRequest what = take();
+            if (what.what == CopyRequest::no_more) break;
+            if (what.what == CopyRequest::empty_row) {
+                end_empty_row(what);
+                continue;
+            }
+            uint64_t* const full = copy(what);
+            ptx::cp_async_wait_all();
+            tell(full);
+        }
+    }
 
     __device__ __forceinline__ int slot() const { return copier_warps * request.index + warp; }
     __device__ __forceinline__ CopyRequest take() {
@@ -500,32 +509,6 @@ struct CopierWarp {
         const LiveView& live = params.layout.live_keys;
         return set == all_live ? nullptr : live.sets + set * live.words;
     }
-};
-
-// ---- copiers: three warps bring what stands at no place of a box, and write rows that see no key ----
-// A warp brings a whole tile, and then waits for it alone: the fence that lets products read copied rows waits for all
-// copies that its threads have under way. When warps shared tiles, of which several were under way, each was waited for
-// with all others, and scattered keys took more than twice as long.
-template <class C>
-struct Copier : CopierWarp<C> {
-    using Base = CopierWarp<C>;
-    using Base::params, Base::shared, Base::lane;
-    using Element = typename C::Element;
-    static constexpr int most_rows = C::block_q > C::block_k ? C::block_q : C::block_k;
-
-    __device__ __forceinline__ void run() {
-        for (;;) {
-            const CopyRequest what = Base::take();
-            if (what.what == CopyRequest::no_more) break;
-            if (what.what == CopyRequest::empty_row) {
-                end_empty_row(what);
-                continue;
-            }
-            uint64_t* const full = copy(what);
-            ptx::cp_async_wait_all();
-            Base::tell(full);
-        }
-    }
 
     // Tiles of which rows are dead come row by row, too. Returns the barrier that waits for the tile.
     __device__ __forceinline__ uint64_t* copy(const CopyRequest& what) {
@@ -538,7 +521,7 @@ struct Copier : CopierWarp<C> {
         const TileSource from{is_q ? params.maps.q : params.maps.k, view, is_q ? layout.queries : layout.keys,
                               residue_tiles_of(params, is_q), is_q ? layout.seq_q : layout.seq_k, rows, columns};
         const any::TileTokens tokens = any::tokens_of(from.axis, rows, from.seq, what.tile);
-        const uint64_t* live = Base::live_keys(what.set);
+        const uint64_t* live = live_keys(what.set);
         const uint32_t to = ptx::shared_address(is_q ? shared.q[what.to][0] : shared.ring[what.to][0]);
         copy_tokens<most_rows, C::panels, Element>(from, tokens, 0, rows, what.batch, what.head, live, to,
                                                    rows * C::row_bytes);
@@ -595,133 +578,6 @@ struct Copier : CopierWarp<C> {
             for (int column = lane; column < params.head_dim_v; column += 32) end.write(column, 0);
             __syncwarp();  // all have read the state
             if (lane == 0) end.write_state(state, 0);
-        }
-    }
-};
-
-// ---- wideners: the same three warps bring tiles of a float8 cache ----
-// A warp copies a tile's bytes to its own stage, and then writes what they stand for. Where it knows its next tile by
-// then, each 32 rows of that take the place of those that it has just written.
-template <class C>
-struct Widener : CopierWarp<C> {
-    using Base = CopierWarp<C>;
-    using Base::params, Base::shared, Base::lane, Base::warp;
-    static constexpr int groups = C::block_k / 32;                                    // of rows, of which a lane has one each
-    static constexpr int copy_lanes = C::head_dim / 16, write_lanes = C::head_dim / 8;  // of a row: 16 bytes each
-    static constexpr int copy_rows = 32 / copy_lanes, write_rows = 32 / write_lanes;    // at once
-    static constexpr int group_bytes = 32 * C::head_dim, ahead = 4;                     // ahead: reads of a lane
-
-    struct Tile {
-        CopyRequest what;
-        int tokens[groups];  // of the lane's rows: no_token where there is none, or a dead one
-        float scales[groups];
-
-        __device__ __forceinline__ bool is_there() const { return what.what != CopyRequest::no_more; }
-        __device__ __forceinline__ bool is_k() const { return what.what == CopyRequest::k_rows; }
-    };
-
-    __device__ __forceinline__ void run() {
-        for (Tile now = take_all(); now.is_there();) {
-            Tile next;
-            bool has_next = false;
-#pragma unroll
-            for (int group = 0; group < groups; ++group) {
-                ptx::cp_async_wait<groups - 1>();
-                __syncwarp();  // the copies of all lanes are there
-                if (group == 0) ptx::mbarrier_wait(&shared.empty[now.what.to], now.what.turn);
-                widen(now, group);
-                __syncwarp();  // all lanes have read theirs
-                if (group == 0) has_next = is_asked();
-                if (group == 0 && has_next) next = find_tile();
-                if (has_next) copy(next, group);
-                ptx::cp_async_commit();
-            }
-            if (now.is_k() && lane == 0) shared.mask[now.what.to] = now.what.mask;
-            Base::tell(&shared.full[now.what.to]);
-            now = has_next ? next : take_all();
-        }
-    }
-
-    __device__ __forceinline__ bool is_asked() const {
-        return __all_sync(~0u, ptx::mbarrier_test(&shared.helper.asked[Base::slot()], Base::request.phase));
-    }
-
-    __device__ __forceinline__ Tile take_all() {
-        const Tile tile = find_tile();
-#pragma unroll
-        for (int group = 0; group < groups; ++group) {
-            copy(tile, group);
-            ptx::cp_async_commit();
-        }
-        return tile;
-    }
-
-    __device__ __forceinline__ Tile find_tile() {
-        Tile tile;
-        tile.what = Base::take();
-        if (!tile.is_there()) return tile;
-        const LayoutView& layout = params.layout;
-        const any::TileTokens tokens = any::tokens_of(layout.keys, C::block_k, layout.seq_k, tile.what.tile);
-        const uint64_t* live = Base::live_keys(tile.what.set);
-#pragma unroll
-        for (int group = 0; group < groups; ++group) {
-            const int place = 32 * group + lane;
-            tile.tokens[group] = !live || live[place / 64] >> (place % 64) & 1 ? tokens.at(place) : no_token;
-        }
-        const any::Float8Rows rows = rows_of(tile);
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-            tile.scales[group] = tile.tokens[group] == no_token ? 1 : rows.scale(tile.tokens[group]);
-        return tile;
-    }
-
-    __device__ __forceinline__ any::Float8Rows rows_of(const Tile& tile) const {
-        return {tile.is_k() ? params.k : params.v, tile.is_k() ? params.k_scales : params.v_scales, tile.what.batch,
-                tile.what.head};
-    }
-
-    // Zeros where there is no token, and beyond the last column.
-    __device__ __forceinline__ void copy(const Tile& tile, int group) const {
-        if (!tile.is_there()) return;
-        const any::Float8Rows rows = rows_of(tile);
-        const int column = 16 * (lane % copy_lanes), columns = tile.is_k() ? params.head_dim : params.head_dim_v;
-        const uint32_t to = ptx::shared_address(shared.helper.stage[warp]) + group * group_bytes + 16 * lane;
-#pragma unroll
-        for (int row = 0; row < 32; row += copy_rows) {
-            const int token = __shfl_sync(~0u, tile.tokens[group], row + lane / copy_lanes);
-            const bool is_there = token != no_token && column < columns;
-            ptx::cp_async_16(to + row * C::head_dim, rows.at(is_there ? token : 0) + (is_there ? column : 0),
-                             is_there ? 16 : 0);
-        }
-    }
-
-    __device__ __forceinline__ void widen(const Tile& tile, int group) const {
-        const int unit = lane % write_lanes, panel = unit / 8, chunk = unit % 8;
-        const uint32_t from = ptx::shared_address(shared.helper.stage[warp]) + group * group_bytes + 8 * lane;
-        const uint32_t to = ptx::shared_address(shared.ring[tile.what.to][0]) + panel * C::box_bytes +
-                            32 * group * C::row_bytes;
-#pragma unroll 1
-        for (int first = 0; first < 32; first += ahead * write_rows) {
-            float bytes[ahead][2], scale[ahead];  // eight columns; read together, as no read passes a write
-#pragma unroll
-            for (int n = 0; n < ahead; ++n) {
-                const int row = first + n * write_rows;
-                ptx::load_shared(bytes[n], from + row * C::head_dim);
-                scale[n] = __shfl_sync(~0u, tile.scales[group], row + lane / write_lanes);
-            }
-#pragma unroll
-            for (int n = 0; n < ahead; ++n) {
-                const int row = first + n * write_rows + lane / write_lanes;
-                uint32_t words[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const uint16_t pair = uint16_t(__float_as_uint(bytes[n][i / 2]) >> 16 * (i % 2));
-                    const uint32_t wide = ptx::widen_float8_pair(pair);
-                    words[i] = tile::pack<C::dtype>(tile::unpack<Dtype::f16>(wide, 0) * scale[n],
-                                                    tile::unpack<Dtype::f16>(wide, 1) * scale[n]);
-                }
-                ptx::store_shared(to + row * C::row_bytes + ((chunk ^ (row & 7)) << 4), words);
-            }
         }
     }
 };

@@ -80,8 +80,6 @@ const char* const assumes =
 bool runs_here(int32_t device) { return runtime::capability(device) == 90; }
 
 const char* rows_of_16_bytes(const Problem& p) {
-    if (p.float8_cache && (p.head_dim % 16 || p.head_dim_v % 16))
-        return "head_dim not a multiple of 16: float8 rows of 16 bytes";
     return p.head_dim % 8 || p.head_dim_v % 8 ? "head_dim not a multiple of 8: rows of 16 bytes" : nullptr;
 }
 
@@ -91,9 +89,11 @@ const char* tiles_fit(const Problem& p) {
     return rows_of_16_bytes(p);
 }
 
-template <int HeadDim, int HeadDimV, int Heads>
+template <int HeadDim, int HeadDimV, int Heads, bool ReadsFloat8>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (ReadsFloat8 && p.float8_cache && (p.head_dim % 16 || p.head_dim_v % 16))
+        return "head_dim not a multiple of 16: float8 rows of 16 bytes";
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
@@ -125,9 +125,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
     const double handed_on = !s.is_piece ? 0 : in_pairs ? 2300 : 5100;  // cycles a task
-    // A warp widens eight columns of two rows of 128 in 264 cycles (H200); three do in each CTA.
-    constexpr double widening = (in_pairs ? 0.172 : 0.344) * BlockK * (HeadDim + HeadDimV);
-    const double block_cycles = std::max({products / reached, elements, p.float8_cache ? widening : 0}) + block;
+    const double widening = p.float8_cache ? 0.12 * BlockK * (HeadDim + HeadDimV) : 0;  // read off 32 x 8K keys (H200)
+    const double block_cycles = std::max({products / reached, elements, widening}) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
     const double cycles = (blocks + end + any::copied_cycles(p, s, in_pairs ? 7 : 10)) / Heads;
@@ -193,7 +192,7 @@ void prepare(int32_t device) {
     any::Combine<D>::prepare(device);
 }
 
-// The kernel of any order of tokens takes none, nor do those of older GPUs. That of float8 finds keys by token.
+// The kernel of any order of tokens takes none, nor do those of older GPUs. That of float8 has boxes of any stretch.
 bool takes_spans(const ForwardArgs& args) {
     return is_addressable(args) && (args.problem->float8_cache || come_in_boxes(args.layout.keys));
 }
@@ -215,7 +214,7 @@ Kernel block_forward(const char* name) {
             .walks = {{Owner::queries, any::forward_policy(BlockK, K::ctas), Heads}},
             .num_walks = 1,
             .runs_here = runs_here,
-            .fits = block_forward_fits<HeadDim, HeadDimV, Heads>,
+            .fits = block_forward_fits<HeadDim, HeadDimV, Heads, K::float8_cache>,
             .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, BlockK, Heads>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,

@@ -93,21 +93,29 @@ constexpr float ds_unlift = 1 / ds_lift<D>;
 template <Dtype D>
 constexpr int operand_values = D == Dtype::f32 ? 4 : 8;
 
+// What stands for weights of probabilities where they have none. Weights are told of each two values, in their order,
+// when these have been added to the sums.
+struct NoWeights {
+    __device__ __forceinline__ void operator()(int, float&, float&) const {}
+};
+
 // p = exp(s - m), lifted, as the a operand of the next product, and this thread's sums. Two 16-bit values of
 // neighbouring keys are a word, and the layouts agree; TF32's operand has eight keys, of which the even ones stand
 // before the odd ones, so that here, too, each thread has what it needs. A row that has seen no key has m = -infinity:
 // a key gives infinity there, and no key 0.
-template <Dtype D, int Values>
+template <Dtype D, int Values, class Weights = NoWeights>
 __device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
-                                             float (&sum)[2], uint32_t (&p)[Values / operand_values<D>][4]) {
+                                             float (&sum)[2], uint32_t (&p)[Values / operand_values<D>][4],
+                                             Weights weights = {}) {
     float offset[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) offset[h] = fminf(lift<D> - rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
 #pragma unroll
     for (int i = 0; i < Values; i += 2) {
-        const float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
-        const float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
+        float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
+        float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
         sum[row_of(i)] += x, sum[row_of(i)] += y;
+        weights(i, x, y);
         if constexpr (D == Dtype::f32)
             p[i / 4][row_of(i)] = to_tf32(x), p[i / 4][row_of(i) + 2] = to_tf32(y);
         else
@@ -127,19 +135,20 @@ constexpr float most = D == Dtype::f16 ? 32768 : 4096;
 
 // Scores into probabilities, merged into the rows. `fresh`: rows have seen nothing. True where what is accumulated must
 // be multiplied by `factor` (the same answer for a whole warp).
-template <Dtype D, int Values>
+template <Dtype D, int Values, class Weights = NoWeights>
 __device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows, float scale_log2, bool fresh,
-                                        uint32_t (&p)[Values / operand_values<D>][4], float (&factor)[2]) {
+                                        uint32_t (&p)[Values / operand_values<D>][4], float (&factor)[2],
+                                        Weights weights = {}) {
     float sum[2];
     if (!fresh) [[likely]] {
-        exponentials<D>(s, rows, scale_log2, sum, p);
+        exponentials<D>(s, rows, scale_log2, sum, p, weights);
         if (__all_sync(~0u, sum[0] <= most<D> && sum[1] <= most<D>)) [[likely]] {
             rows.l[0] += sum[0], rows.l[1] += sum[1];
             return false;
         }
     }
     raise_maximum(s, rows, scale_log2, factor);
-    exponentials<D>(s, rows, scale_log2, sum, p);
+    exponentials<D>(s, rows, scale_log2, sum, p, weights);
     rows.l[0] += sum[0], rows.l[1] += sum[1];
     return true;
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
-// A call on a cache: its layout, its queries where the layout's rows have them, and what came of them back. Lanes share
-// batch entries' heads.
+// A call on a cache: its layout, its queries where the layout's rows have them, a copy of float8 keys and values for rows
+// that read none, and what came of queries back. Lanes share batch entries' heads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "cpu/cache_append.h"
 #include "cpu/cache_lists.h"
+#include "cpu/generic/f16.h"
+#include "core/float8.h"
 #include "cpu/share.h"
 #include "plan/cache.h"
 
@@ -72,6 +74,7 @@ public:
         for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
+    void widen() { share(*args_.parallel, *this, made_.sequences * p_.heads_kv, &CacheCall::widen_rows); }
     void bring_back() { share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_results); }
 
 private:
@@ -176,20 +179,62 @@ private:
         }
     }
 
-    // Those that the call's queries may see.
+    // How many of a sequence's tokens the call's queries may see, and what tiles have beside them.
+    int64_t seen_tokens(int64_t sequence) const {
+        const CallCache::Queries queries = queries_of(sequence);
+        const int64_t end = round_up(start_of(sequence) + queries.end - queries.begin, made_.tile_q);
+        return std::clamp<int64_t>(end, 0, made_.seq_k);
+    }
     void name_tokens(int64_t sequence) {
         if (!made_.page_size && sequence > 0) return;  // all have the same
         int64_t end = 0;
-        for (int64_t of = made_.page_size ? sequence : 0; of < (made_.page_size ? sequence + 1 : made_.sequences); ++of) {
-            const CallCache::Queries queries = queries_of(of);
-            end = std::max(end, round_up(start_of(of) + queries.end - queries.begin, made_.tile_q));
-        }
-        end = std::min(end, made_.seq_k);
+        for (int64_t of = made_.page_size ? sequence : 0; of < (made_.page_size ? sequence + 1 : made_.sequences); ++of)
+            end = std::max(end, seen_tokens(of));
         int32_t* to = made_.tokens + made_.first_listed(sequence) * made_.tile_k;
         for (int64_t token = 0; token < round_up(end, made_.tile_k); ++token)
             *to++ = token >= made_.seq_k ? no_token
                     : made_.page_size   ? int32_t(args_.cache.place_of(sequence, token, made_.page_size))
                                         : int32_t(token);
+    }
+
+    // Those of a head of a sequence; zeros where there is no token, for tiles have these places, too.
+    void widen_rows(int64_t plane) {
+        const int64_t sequence = plane / p_.heads_kv, head = plane % p_.heads_kv;
+        const int64_t entry = made_.page_size ? 0 : sequence, first = made_.first_listed(sequence) * made_.tile_k;
+        for (int64_t n = 0; n < round_up(seen_tokens(sequence), made_.tile_k); ++n) {
+            const int32_t token = made_.tokens[first + n];
+            const auto widen = [&](const TensorView& from, const TensorView& scales, const TensorView& to, int64_t columns) {
+                char* const row = static_cast<char*>(to.data) + place_in(to, entry, head, first + n) * element_;
+                if (token == no_token) return void(std::memset(row, 0, size_t(columns * element_)));
+                const int64_t of_scale = place_in(scales, entry, head, token);
+                widen_row(static_cast<const uint8_t*>(from.data) + place_in(from, entry, head, token), from.column,
+                          scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns, row);
+            };
+            widen(args_.k, args_.k_scales, made_.k, p_.head_dim);
+            if (!p_.value_in_key) widen(args_.v, args_.v_scales, made_.v, p_.head_dim_v);
+        }
+    }
+    static int64_t place_in(const TensorView& x, int64_t entry, int64_t head, int64_t row) {
+        return entry * x.batch + head * x.head + row * x.row;
+    }
+    void widen_row(const uint8_t* codes, int64_t stride, float scale, int64_t columns, char* row) const {
+        const auto widen = [&]<class T>(T, auto element_of) {
+            T* const elements = reinterpret_cast<T*>(row);
+            for (int64_t column = 0; column < columns; ++column)
+                elements[column] = element_of(widen_float8(codes[column * stride]) * scale);
+        };
+        switch (p_.dtype) {
+            case Dtype::f32: return widen(float(), [](float x) { return x; });
+            case Dtype::f64: return widen(double(), [](float x) { return double(x); });
+            case Dtype::f16: return widen(uint16_t(), narrow_f16);
+            case Dtype::bf16: return widen(uint16_t(), narrow_bf16);
+        }
+    }
+    static uint16_t narrow_bf16(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        const bool is_nan = (bits & 0x7fffffff) > float_infinity;
+        return uint16_t((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 
     int64_t blocks_of(int64_t head, int32_t tile) const {
@@ -227,6 +272,7 @@ private:
 CacheSteps cache_steps() {
     return {[](const ForwardArgs& args, const CacheLayout& to) { CacheCall(args, to).lay_out(); },
             [](const ForwardArgs& args, const CacheLayout& from) { CacheCall(args, from).bring_back(); },
+            [](const ForwardArgs& args, const CacheLayout& to) { CacheCall(args, to).widen(); },
             list_keys_of_cache, append_to_cache, [](int32_t) {}};
 }
 

@@ -16,6 +16,10 @@
 // Where pages are made of whole blocks, lists name the blocks of all pages. Elsewhere the cache's blocks are listed
 // tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its
 // rows would else pack all blocks of a cache, filled or not, while listed tiles are packed where they are met.
+//
+// Rows that read no float8 are given elements: those of all tokens that a call may see, which are copied first, sequence
+// after sequence. Where many queries see each of them, as those of a prompt do, that takes less than to widen a tile for
+// each block of queries.
 #pragma once
 
 #include <algorithm>
@@ -33,10 +37,12 @@ namespace spattn {
 enum class CacheKeys {
     in_place,  // blocks of an entry's own keys
     in_pages,  // blocks of all pages
-    listed     // listed tiles
+    listed,    // listed tiles
+    widened    // blocks of a copy, of other elements than the cache's
 };
 
 inline CacheKeys cache_keys(const Kernel& kernel, const Problem& p) {
+    if (p.float8_cache && !kernel.float8_cache) return CacheKeys::widened;
     if (kernel.device == SPATTN_CPU) return CacheKeys::listed;
     if (p.page_size == 0) return CacheKeys::in_place;
     return p.page_size % kernel.block_k == 0 ? CacheKeys::in_pages : CacheKeys::listed;
@@ -50,10 +56,23 @@ inline bool takes_stretches(const Kernel& kernel, const Problem& p) {
     return kernel.key_stretch && cache_stretch(kernel, p) >= kernel.key_stretch;
 }
 
+// What the copy of a float8 cache takes, in bytes: twice what it is copied from, and all layers of a model may use the
+// same memory. But there is room for all tokens that sequences may ever have, which of many long ones is more than the
+// pages that there are.
+constexpr double most_widened_bytes = double(int64_t(1) << 30);
+inline double widened_bytes(const Kernel& kernel, const Problem& p) {
+    const double tokens = double(p.page_size ? p.sequences() : p.batch) * double(round_up(p.seq_k, kernel.block_k));
+    const double columns = double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    return tokens * double(p.heads_kv) * columns * dtype_row(p.dtype).bytes;
+}
+
 // Why a row cannot work on a cache; null where it can.
 inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
     if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
-    if (kernel.family == Family::reference || cache_keys(kernel, p) != CacheKeys::listed) return nullptr;
+    const CacheKeys keys = cache_keys(kernel, p);
+    if (keys == CacheKeys::widened && kernel.family == Family::block)
+        return widened_bytes(kernel, p) <= most_widened_bytes ? nullptr : "reads no float8, and a copy is above 1 GiB";
+    if (kernel.family == Family::reference || keys != CacheKeys::listed) return nullptr;
     if (!kernel.orders && !takes_stretches(kernel, p)) return "pages that are not made of its blocks";
     const double places = double(p.sequences()) * double(round_up(p.seq_k, kernel.block_k));
     return places < double(int64_t(1) << 31) ? nullptr : "a cache of more tokens than it counts";
@@ -68,7 +87,7 @@ struct CacheSizes {
     int tile_q, tile_k;
     int32_t rows;           // of queries, of a batch entry: as many tiles as they may lie in
     int32_t tiles_k;        // of a sequence's keys
-    int32_t listed;         // tiles: each sequence's own where pages say which tokens they have
+    int32_t listed;         // tiles whose tokens are named: each sequence's own where pages say which these are
     int32_t stretch;        // of listed tiles
     int64_t kinds;          // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
@@ -80,7 +99,8 @@ struct CacheSizes {
           tile_k(kernel.block_k), rows(int32_t(is_ragged ? std::min(seq_q, seq_q / tile_q + 2 * sequences)
                                                          : (seq_q + 2 * tile_q - 2) / tile_q)),
           tiles_k(int32_t(ceil_div(seq_k, tile_k))),
-          listed(keys != CacheKeys::listed ? 0 : int32_t(page_size ? sequences * tiles_k : tiles_k)),
+          listed(keys == CacheKeys::listed || keys == CacheKeys::widened
+                     ? int32_t(page_size ? sequences * tiles_k : tiles_k) : 0),
           stretch(cache_stretch(kernel, p)), kinds(known.head_kinds > 1 ? batch * heads : batch),
           heads_of_kind(batch * heads / kinds), room(1) {}
 
@@ -91,6 +111,8 @@ struct CacheSizes {
         if (!is_ragged) return 0;
         return rows == seq_q ? begin : begin / tile_q + 2 * sequence;
     }
+    // Of listed tiles, or of a copy: those of a batch entry, or of all sequences where there are pages.
+    int64_t places() const { return int64_t(listed) * tile_k; }
     // The tile that lists a sequence's first tokens.
     int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
 };
@@ -136,6 +158,7 @@ struct CacheShape : CacheSizes {
         p.has_starts = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
         if (copies) p.seq_q = int64_t(rows) * tile_q;
         if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
+        if (keys == CacheKeys::widened) p.float8_cache = false, p.seq_k = places();
         return p;
     }
 };
@@ -160,6 +183,7 @@ struct CacheLayout : CacheSizes {
     Join* joins;
     bool copies = true;     // queries and results; false: the row takes them where they are
     TensorView q, out, lse, max_logits;  // of the call's rows
+    TensorView k, v;                     // the copy of a float8 cache
     size_t bytes = 0;
 
     CacheLayout(const CacheShape& shape, const LayoutView& known, const TasksView& from, const CacheArrays& of_plan,
@@ -183,6 +207,7 @@ struct CacheLayout : CacheSizes {
         };
         q = elements(shape.call.head_dim), out = elements(shape.call.head_dim_v);
         lse = floats(), max_logits = floats();
+        if (keys == CacheKeys::widened) take_widened(space, shape.call);
         bytes = space.bytes();
     }
 
@@ -192,9 +217,10 @@ struct CacheLayout : CacheSizes {
         made.seq_q = inner.seq_q, made.seq_k = inner.seq_k;
         made.queries = {0, nullptr, 1, rows, nullptr, 0};
         const int32_t blocks = int32_t(ceil_div(inner.seq_k, tile_k));
-        made.keys = {listed, tokens, 1, blocks, nullptr, listed ? stretch : 0};
+        const bool are_listed = keys == CacheKeys::listed;
+        made.keys = {are_listed ? listed : 0, are_listed ? tokens : nullptr, 1, blocks, nullptr, are_listed ? stretch : 0};
         made.by_query = {slices, runs, rows, int32_t(kinds * rows * room)};
-        made.by_key.rows = listed ? listed : blocks;
+        made.by_key.rows = are_listed ? listed : blocks;
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
         // What nobody sees may come to be seen, and the other way round: a row that meets NaN is made again.
         made.live_queries = made.live_keys = {nullptr, nullptr, 0};
@@ -204,6 +230,16 @@ struct CacheLayout : CacheSizes {
         TasksView made = from;
         made.tasks = tasks, made.joins = joins;
         return made;
+    }
+
+    void take_widened(CallRoom& space, const Problem& p) {
+        const auto take = [&](int64_t columns) {
+            const int64_t head = places() * columns, entry = p.heads_kv * head, entries = page_size ? 1 : batch;
+            char* const data = space.take<char>(entries * entry * dtype_row(p.dtype).bytes);
+            return TensorView{data, page_size ? 0 : entry, head, columns, 1};
+        };
+        k = take(p.head_dim);
+        v = p.value_in_key ? k : take(p.head_dim_v);
     }
 
     // A row of the plan's schedule is as long as the longest. One that is shorter has fewer parts: none without blocks,
@@ -231,6 +267,8 @@ struct CacheSteps {
     // Makes a call's layout and copies its queries, and brings back what came of them.
     void (*lay_out)(const ForwardArgs& args, const CacheLayout& to);
     void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
+    // Makes the copy of a float8 cache, when the layout is there.
+    void (*widen)(const ForwardArgs& args, const CacheLayout& to);
     // Makes the lists of keys of a call that brings lists.
     void (*list_keys)(const ForwardArgs& args, const ListedKeys& to);
     void (*append)(const CacheAppend& args);

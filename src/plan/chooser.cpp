@@ -140,9 +140,19 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 
 Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
-    if (problem_.has_starts) return kernel.cost(seen_of_cache(problem_, candidate.stats), candidate.stats, machine);
+    if (problem_.has_starts) return cost_on_cache(candidate, machine);
     if (candidate.order != Order::dispatched) return kernel.cost(problem_, candidate.stats, machine);
     return dispatch_cost(DispatchShape(problem_, kernel, machine.memory), kernel, candidate.stats, machine);
+}
+
+Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) const {
+    const Kernel& kernel = *candidate.kernel;
+    Problem seen = seen_of_cache(problem_, candidate.stats);
+    if (cache_keys(kernel, problem_) != CacheKeys::widened) return kernel.cost(seen, candidate.stats, machine);
+    seen.float8_cache = false;
+    Cost cost = kernel.cost(seen, candidate.stats, machine);
+    cost.us += widening_us(problem_, machine, options_.device);
+    return cost;
 }
 
 LayoutStats Chooser::stats_of(const Candidate& candidate) {

@@ -23,6 +23,14 @@ double operand_bytes(const Problem& p, Pass pass) {
     return (pass == Pass::forward ? 1 : 2) * bytes + lse;
 }
 
+double widening_us(const Problem& p, const Machine& machine, int32_t device) {
+    constexpr double ns_an_element = 0.5, launch = 3;  // of a CPU's lane; us
+    const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k) / 2;
+    const double elements = rows * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    if (device == SPATTN_CPU) return elements * ns_an_element * 1e-3 / machine.lanes;
+    return launch + elements * (p.key_bytes() + dtype_row(p.dtype).bytes) / (machine.bandwidth * 1e3);
+}
+
 // Sums as wide as a row adds them up: forward of out with three numbers a query, backward of dq, dk and dv.
 double handed_on_bytes(const Problem& p, Pass pass) {
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);

@@ -150,10 +150,12 @@ std::string describe_cache(const PiecePlan& piece) {
     if (!piece.cache) return "";
     const CacheShape& shape = *piece.cache;
     const std::string pages = shape.call.page_size ? "in pages of " + grouped(double(shape.call.page_size)) : "in place";
-    const std::string named = shape.keys != CacheKeys::listed                     ? "by blocks"
-                              : takes_stretches(*piece.kernel, shape.call) ? "by " + grouped(shape.stretch) + " tokens"
-                                                                           : "token by token";
-    return line("  cache", grouped(double(shape.call.seq_k)) + " keys an entry, " + pages + ", named " + named);
+    const std::string found = shape.keys == CacheKeys::widened  ? "copied as elements first"
+                              : shape.keys != CacheKeys::listed ? "named by blocks"
+                              : takes_stretches(*piece.kernel, shape.call)
+                                  ? "named by " + grouped(shape.stretch) + " tokens"
+                                  : "named token by token";
+    return line("  cache", grouped(double(shape.call.seq_k)) + " keys an entry, " + pages + ", " + found);
 }
 
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {

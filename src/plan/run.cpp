@@ -103,6 +103,8 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
     rows.layout = made.layout(inner);
     rows.tasks = made.tasks_view();
     rows.workspace = static_cast<char*>(args.workspace) + made.bytes;
+    const bool widens = made.keys == CacheKeys::widened;
+    if (widens) rows.k = made.k, rows.v = made.v, rows.k_scales = rows.v_scales = {};
     if (kernel.takes_spans && kernel.takes_spans(rows)) {
         made.copies = false;
         rows.layout.spans = made.spans;
@@ -114,6 +116,7 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
         if (args.max_logits.data) rows.max_logits = made.max_logits;
     }
     backend.cache.lay_out(args, made);
+    if (widens) backend.cache.widen(args, made);
     kernel.forward(rows);
     if (made.copies) backend.cache.bring_back(args, made);
 }

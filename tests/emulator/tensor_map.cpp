@@ -11,6 +11,8 @@ namespace {
 
 int bytes_of(CUtensorMapDataType type) {
     switch (type) {
+        case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+            return 1;
         case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
         case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
             return 2;

@@ -495,4 +495,32 @@ TEST(long_rows_are_split_among_the_processors) {
     CHECK_EQ(parts_of(48), 3 * 8 * 4);
 }
 
+// Decoding reads each key once: its tiles are widened one by one. Each key of a prompt's sequence is seen by many tiles
+// of queries, so elements are copied first, as far as a copy has room.
+TEST(prompts_have_copies_of_a_float8_cache) {
+    imaginary_capability = 90;
+    const auto plan_for = [](int64_t batch, int64_t queries, int64_t capacity, int64_t head_dim) {
+        Problem p = imaginary::problem(queries, capacity, head_dim);
+        p.batch = batch, p.heads_q = 64, p.heads_kv = 8, p.dtype = Dtype::bf16;
+        p.has_starts = p.float8_cache = true, p.page_size = 64;
+        PlanOptions options;
+        options.device = SPATTN_CUDA;
+        options.machine = {"imaginary GPU", 132, 1.7, 4000, 1.4e11};
+        return compile_plan(*parse_pattern("causal"), p, options, rows());
+    };
+    const auto is_widened = [](const CompiledPlan& plan) {
+        return imaginary::whole(plan.forward).cache->keys == CacheKeys::widened;
+    };
+    const CompiledPlan decoding = plan_for(32, 1, 32768, 128), prompt = plan_for(1, 2048, 32768, 128);
+    CHECK_EQ(imaginary::name(decoding.forward), "sm90_block_forward_bf16_d128_v128_64x64_heads8");
+    CHECK(!is_widened(decoding));
+    CHECK_EQ(imaginary::name(prompt.forward), "sm90_block_forward_bf16_d128_v128_128x128");
+    CHECK(is_widened(prompt));
+    const int64_t copy = 32768 * int64_t(8 * 2 * 128 * 2);
+    CHECK(int64_t(imaginary::whole(prompt.forward).workspace) >= copy);
+    CHECK(!is_widened(plan_for(9, 2048, 32768, 128)));  // 1.1 GiB
+    CHECK(is_widened(plan_for(1, 2048, 32768, 256)));  // whose tiles are too wide to be widened
+    CHECK(explain(prompt).find("copied as elements first") != std::string::npos);
+}
+
 }  // namespace spattn

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// What kernels know of a call on a cache: whose its queries are, and where they begin.
+#pragma once
+
+#include <algorithm>
+
+#include "any/cache_rows.cuh"
+#include "core/math.h"
+#include "plan/cache.h"
+
+namespace spattn::any {
+
+constexpr int cache_threads = 256;
+
+// How many CTAs each job has.
+struct CacheJobs {
+    static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
+    int lists, tasks, sequences, tokens_of_sequence, nobodys, queries;
+
+    explicit CacheJobs(const CacheLayout& cache, int64_t copied) {
+        lists = int(std::min(cache.kinds * cache.rows, most));
+        tasks = ctas(std::max({int64_t(cache.from.num_tasks), cache.batch * cache.heads, cache.batch * cache.rows}));
+        sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
+        tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
+        nobodys = cache.is_ragged ? 16 : 0;
+        queries = cache.copies ? ctas(copied) : 0;
+    }
+    static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
+    unsigned all() const { return unsigned(lists + tasks + sequences * tokens_of_sequence + nobodys + queries); }
+};
+
+struct CacheParams {
+    CacheLayout cache;
+    CacheJobs jobs;
+    CopiedRows q, out;
+    TensorView lse, max_logits, sink_logits;  // of the call
+
+    __device__ int64_t start_of(int64_t sequence) const {
+        return min(max(integer_at(cache.cache.starts, sequence, 0), -cache.seq_q), cache.seq_k);
+    }
+    // Which of the call's queries are those of a sequence: [begin, end), empty where offsets fall.
+    __device__ int first_query(int64_t sequence) const {
+        if (!cache.is_ragged) return 0;
+        return int(min(max(integer_at(cache.cache.query_offsets, sequence, 0), int64_t(0)), cache.seq_q));
+    }
+    __device__ int end_query(int64_t sequence) const {
+        return cache.is_ragged ? first_query(sequence + 1) : int(cache.seq_q);
+    }
+    __device__ int first_tile(int64_t sequence) const {
+        if (!cache.is_ragged) return 0;
+        const int begin = first_query(sequence);
+        return cache.rows == cache.seq_q ? begin : begin / cache.tile_q + 2 * int(sequence);
+    }
+    // The row of the plan's layout that a sequence's queries begin in, and how many of its places stand before them.
+    __device__ int first_row(int64_t start) const {
+        return int((start + int64_t(cache.tile_q) * cache.rows) / cache.tile_q) - cache.rows;
+    }
+    __device__ int before(int64_t start) const { return int(start - int64_t(first_row(start)) * cache.tile_q); }
+
+    __device__ int sequence_of_tile(int64_t batch, int tile) const {
+        if (!cache.is_ragged) return int(batch);
+        return last_sequence(cache.sequences, tile, [&](int sequence) { return first_tile(sequence); });
+    }
+
+    // The place of a query of a batch entry among those of its tiles, or -1 where it belongs to no sequence.
+    __device__ int64_t place_of(int64_t batch, int query) const {
+        const auto first = [&](int sequence) { return first_query(sequence); };
+        const int sequence = cache.is_ragged ? last_sequence(cache.sequences, query, first) : int(batch);
+        if (query < first_query(sequence) || query >= end_query(sequence)) return -1;
+        const int64_t first_place = int64_t(first_tile(sequence)) * cache.tile_q + before(start_of(sequence));
+        return first_place + query - first_query(sequence);
+    }
+
+    // A tile of a batch entry's queries: of which sequence, in which row of the plan's layout, and which query its first
+    // place has. It has those of [begin, end); row is -1 where these are none, or beyond the sequence.
+    struct Tile {
+        int sequence, row, first, begin, end;
+    };
+    __device__ Tile tile_of(int64_t batch, int number) const {
+        const int sequence = sequence_of_tile(batch, number);
+        const int64_t start = start_of(sequence);
+        const int of_sequence = number - first_tile(sequence), row = first_row(start) + of_sequence;
+        const int begin = first_query(sequence), first = begin - before(start) + of_sequence * cache.tile_q;
+        const int from = max(first, begin), to = min(first + cache.tile_q, end_query(sequence));
+        const bool has_keys = from < to && row >= 0 && row < cache.known.by_query.rows;
+        return {sequence, has_keys ? row : -1, first, from, max(from, to)};
+    }
+    // How many of a sequence's tokens its queries may see, and what tiles have beside them.
+    __device__ int64_t seen_tokens(int64_t sequence) const {
+        const int64_t start = start_of(sequence);
+        const int64_t places = before(start) + end_query(sequence) - first_query(sequence);
+        const int64_t tiles = (places + cache.tile_q - 1) / cache.tile_q;
+        return min(max((first_row(start) + tiles) * cache.tile_q, int64_t(0)), cache.seq_k);
+    }
+    __device__ int known_kind(int64_t sequence, int64_t head) const {
+        return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[sequence * cache.heads + head];
+    }
+    // The row of k where a page begins. Pages that do not exist are not read.
+    __device__ int64_t page_begin(int64_t sequence, int64_t page_of_sequence) const {
+        const int64_t page = integer_at(cache.cache.page_table, sequence, page_of_sequence);
+        return (page < 0 || page >= cache.cache.pages ? 0 : page) * cache.cache.page_rows;
+    }
+};
+
+}  // namespace spattn::any
