@@ -100,7 +100,7 @@ Kernel block_forward(const char* name) {
             .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
             .orders = Heads == 1,
             .max_logits = true,
-            .float8_cache = true,
+            .float8_cache = BlockQ == 64 || Heads > 1,  // many queries of a head are a prompt's, and worth a copy
             .shares_lists = Heads > 1,
             .carries = any::ForwardCarried<float>::bytes,
             .dispatch = any::dispatch_of<D>()};

@@ -521,6 +521,9 @@ TEST(prompts_have_copies_of_a_float8_cache) {
     CHECK(!is_widened(plan_for(9, 2048, 32768, 128)));  // 1.1 GiB
     CHECK(is_widened(plan_for(1, 2048, 32768, 256)));  // whose tiles are too wide to be widened
     CHECK(explain(prompt).find("copied as elements first") != std::string::npos);
+    imaginary_capability = 80;
+    CHECK(is_widened(plan_for(1, 2048, 32768, 128)));
+    CHECK(!is_widened(plan_for(32, 1, 32768, 128)));
 }
 
 }  // namespace spattn
