@@ -24,50 +24,59 @@ struct WidenParams {
     int heads, ctas;   // ctas: of a sequence
 };
 
-// Zeros where there is no token, for tiles have these places, too.
+template <class T, int Width>
+struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) WidenColumns {
+    T x[Width];
+};
+
+// A lane's columns of a sequence's rows, several rows at a time, so that their bytes are on their way together. Zeros
+// where there is no token, for tiles have these places, too.
 template <Dtype D, int Width>
-__device__ __forceinline__ void widen_columns(const WidenedRows& x, int column, int64_t entry, int head, int token,
-                                              int64_t place) {
+__device__ __forceinline__ void widen_columns(const WidenParams& params, const WidenedRows& x, int column,
+                                              int64_t sequence) {
     using T = ElementOf<D>;
-    struct alignas(Width) Codes {
-        uint8_t x[Width];
-    };
-    struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) Elements {
-        T x[Width];
-    };
-    const Float8Rows rows(x.from, x.scales, entry, head);
-    Codes codes{};
-    float scale = 0;
-    if (token != no_token) {
-        codes = *reinterpret_cast<const Codes*>(rows.at(token) + column * rows.column);
-        scale = rows.scale(token);
-    }
-    Elements elements;
+    constexpr int ahead = 4;
+    constexpr unsigned warps = widen_threads / 32;  // of a CTA
+    const CacheLayout& cache = params.call.cache;
+    const int64_t entry = cache.page_size ? 0 : sequence;
+    const int64_t first = cache.page_size ? sequence * cache.tiles_k * cache.tile_k : 0;
+    const int64_t tiles = (params.call.seen_tokens(sequence) + cache.tile_k - 1) / cache.tile_k;
+    const unsigned heads = unsigned(params.heads), rows = unsigned(tiles * cache.tile_k) * heads;
+    const unsigned ctas = unsigned(params.ctas), stride = ctas * warps;
+    for (unsigned n = blockIdx.x % ctas * warps + threadIdx.x / 32; n < rows; n += ahead * stride) {
+        WidenColumns<uint8_t, Width> codes[ahead] = {};
+        float scale[ahead] = {};
 #pragma unroll
-    for (int i = 0; i < Width; ++i) from_real(widen_float8(codes.x[i]) * scale, elements.x[i]);
-    *reinterpret_cast<Elements*>(row_of<T>(x.to, entry, head, place) + column) = elements;
+        for (int i = 0; i < ahead; ++i) {
+            const unsigned row = n + i * stride;
+            const int token = row < rows ? cache.tokens[first + row / heads] : no_token;
+            if (token == no_token) continue;
+            const Float8Rows from(x.from, x.scales, entry, row % heads);
+            codes[i] = *reinterpret_cast<const WidenColumns<uint8_t, Width>*>(from.at(token) + column * from.column);
+            scale[i] = from.scale(token);
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            const unsigned row = n + i * stride;
+            if (row >= rows) break;
+            WidenColumns<T, Width> elements;
+#pragma unroll
+            for (int c = 0; c < Width; ++c) from_real(widen_float8(codes[i].x[c]) * scale[i], elements.x[c]);
+            T* const to = row_of<T>(x.to, entry, row % heads, first + row / heads) + column;
+            *reinterpret_cast<WidenColumns<T, Width>*>(to) = elements;
+        }
+    }
 }
 
 template <Dtype D, int Width>
 static __global__ void __launch_bounds__(widen_threads) widen_kernel(const __grid_constant__ WidenParams params) {
-    const CacheLayout& cache = params.call.cache;
-    constexpr unsigned warps = widen_threads / 32;  // of a CTA
-    const int columns = params.k.columns + params.v.columns;
-    const unsigned ctas = unsigned(params.ctas), cta = blockIdx.x % ctas;
-    for (int64_t sequence = blockIdx.x / ctas; sequence < cache.sequences; sequence += gridDim.x / ctas) {
-        const int64_t entry = cache.page_size ? 0 : sequence;
-        const int64_t first = cache.page_size ? sequence * cache.tiles_k * cache.tile_k : 0;
-        const int64_t tiles = (params.call.seen_tokens(sequence) + cache.tile_k - 1) / cache.tile_k;
-        const unsigned rows = unsigned(tiles * cache.tile_k * params.heads);
-        for (unsigned n = cta * warps + threadIdx.x / 32; n < rows; n += ctas * warps) {
-            const int64_t place = first + n / unsigned(params.heads);
-            const int head = int(n % unsigned(params.heads)), token = cache.tokens[place];
-            for (int column = int(threadIdx.x % 32) * Width; column < columns; column += 32 * Width) {
-                const bool is_k = column < params.k.columns;
-                widen_columns<D, Width>(is_k ? params.k : params.v, is_k ? column : column - params.k.columns, entry,
-                                        head, token, place);
-            }
-        }
+    const int all = params.k.columns + params.v.columns;
+    for (int column = int(threadIdx.x % 32) * Width; column < all; column += 32 * Width) {
+        const bool is_k = column < params.k.columns;
+        const WidenedRows x = is_k ? params.k : params.v;
+        const int64_t step = gridDim.x / unsigned(params.ctas), sequences = params.call.cache.sequences;
+        for (int64_t sequence = blockIdx.x / unsigned(params.ctas); sequence < sequences; sequence += step)
+            widen_columns<D, Width>(params, x, is_k ? column : column - params.k.columns, sequence);
     }
 }
 
@@ -93,7 +102,7 @@ inline void launch_widening(const ForwardArgs& args, const CacheParams& call) {
                          (p.value_in_key || reads_together(args.v, params.v.columns, widen_width));
     constexpr int64_t most_ctas = 4096;
     const int64_t sequences = std::min(cache.sequences, most_ctas), rows = cache.seq_k * p.heads_kv;
-    params.ctas = int(std::clamp<int64_t>(rows / (widen_threads / 32), 1, most_ctas / sequences));
+    params.ctas = int(std::clamp<int64_t>(rows / (4 * (widen_threads / 32)), 1, most_ctas / sequences));
     each_widen_kernel([&](Dtype dtype, int width, auto kernel) {
         if (dtype == p.dtype && width == (is_wide ? widen_width : 1))
             runtime::launch(kernel, {unsigned(sequences * params.ctas), unsigned(widen_threads), 0}, args.stream, params);

@@ -200,7 +200,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // those of 64: p v of a block is waited for before those of the next are made, under the products of two others.
     static constexpr int p_arrays = warpgroups * ctas == 3 ? 1 : 2;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, barrier_bytes = 1024;  // of shared memory
-    // Of float8: stages of bytes, and blocks of which there are scales (forward_widener.cuh).
+    // Stages are those of float8, and so are blocks of which there are scales (forward_widener.cuh).
     static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
     static constexpr int float8_bytes =
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;

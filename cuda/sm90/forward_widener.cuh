@@ -71,7 +71,7 @@ struct StageLoader {
         end_load();
         scales.advance();
     }
-    // Of the block whose scales came before those of the last.
+    // The block is one before the last whose scales came.
     __device__ __forceinline__ void load_v(int block, int entry, int head, int scales_at) {
         find_tokens(block);
         load({WidenRequest::v_rows, full_block, scales_at}, params.maps.v, entry, head);

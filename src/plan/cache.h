@@ -111,7 +111,7 @@ struct CacheSizes {
         if (!is_ragged) return 0;
         return rows == seq_q ? begin : begin / tile_q + 2 * sequence;
     }
-    // Of listed tiles, or of a copy: those of a batch entry, or of all sequences where there are pages.
+    // Places of listed tiles, or of a copy: of a batch entry, or of all sequences where there are pages.
     int64_t places() const { return int64_t(listed) * tile_k; }
     // The tile that lists a sequence's first tokens.
     int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
