@@ -26,12 +26,13 @@ SPATTN_FLOAT8 float widen_float8(uint8_t x) {
     return value * 0x1p120f;
 }
 
-// To nearest, ties to even; what is larger than 448 becomes 448. NaN stays NaN.
+// To nearest, ties to even; what is larger than 448 becomes 448. NaN stays NaN and loses its sign, which a GPU's
+// arithmetic does not keep, so that all devices write the same bytes.
 SPATTN_FLOAT8 uint8_t narrow_float8(float x) {
     uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof bits);
     const uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
-    if (size > 0x7f800000) return uint8_t(sign | 0x7f);
+    if (size > 0x7f800000) return 0x7f;
     if (size >= 0x43e00000) return uint8_t(sign | 0x7e);  // 448
     if (size >= 121u << 23) return uint8_t(sign | (size + 0x7ffff + (size >> 20 & 1) - (120u << 23)) >> 20);
     // Denormal: the unit of the last place of floats from 2^14 to 2^15 is 2^-9, as it is here, so adding 2^14 rounds.

@@ -108,12 +108,9 @@ private:
         }
         return most;
     }
-    // NaN loses its sign, as in a GPU's division.
     void narrow(const Operand& x, const char* from, float scale, uint8_t* to) const {
-        for (int64_t column = 0; column < x.columns; ++column) {
-            const float value = read(x, from, column) / scale;
-            to[column * x.to.column] = narrow_float8(std::isnan(value) ? NAN : value);
-        }
+        for (int64_t column = 0; column < x.columns; ++column)
+            to[column * x.to.column] = narrow_float8(read(x, from, column) / scale);
     }
     static char* address(const TensorView& x, int64_t batch, int64_t head, int64_t row, int64_t element) {
         return static_cast<char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * element;
