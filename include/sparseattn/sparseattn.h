@@ -320,9 +320,9 @@ SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* use
                                                   int64_t seq_k, spattn_pattern** result);
 
 /* 4d. Lists that each call brings: a plan knows their shape, spattn_forward and spattn_backward bring `indices`. Such
- * a pattern stands alone or, once, under & with patterns of other kinds, which then choose among the listed keys; all
- * else is SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed twice counts
- * twice; an entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
+ * a pattern stands alone or, once, under & with patterns of other kinds, which then choose among the listed keys, and
+ * under rows; all else is SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed
+ * twice counts twice; an entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
 /* runtime_tokens(max): each (query, kv head) lists up to max keys. DeepSeek Sparse Attention (arXiv:2512.02556). */
 SPATTN_API spattn_status spattn_pattern_runtime_tokens(int64_t max_tokens_per_row, spattn_pattern** result);
 /* runtime_blocks(block_q,block_k,max): each (block q / block_q of query rows, kv head) lists up to max blocks J, which
@@ -352,6 +352,14 @@ SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* p
  * and seq_k. Copied: the lengths belong to the pattern. With SPATTN_THD, batches of sequences of several lengths. */
 SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spattn_tensor* cu_q,
                                                      const spattn_tensor* cu_k, spattn_pattern** result);
+
+/* rows([begin,end,...],seq_q,P): some rows of a longer extent: P is meant on one of seq_q queries, aligned to the end of
+ * the keys, and row i is its row r(i), where r counts through the ranges [begin, end), one after the other. The extent
+ * has as many queries as the ranges have rows (SPATTN_E_SHAPE), and its q_offset plays no part. ranges: host tensor
+ * [ranges, 2], int32 or int64, 0 <= begin < end <= seq_q, in any order, and rows may be there more than once. Copied.
+ * Lists that come with a call are those of the extent's own rows. */
+SPATTN_API spattn_status spattn_pattern_rows(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_q,
+                                             spattn_pattern** result);
 
 /* 4f. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
  * print inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed`

@@ -30,12 +30,12 @@ std::vector<int32_t> read_map(const int32_t* map, size_t size, const char* argum
     return {map, map + size};
 }
 
-// open and completed of each token, one after the other.
-std::vector<int64_t> read_symbols(const spattn_tensor* tensor, int64_t tokens) {
-    const HostTensor t = read_host_tensor(tensor, "symbols", std::array<int64_t, 2>{tokens, 2}, {dtype_i32, dtype_i64});
+// A host tensor [count, 2], one row after the other; count -1: of any size.
+std::vector<int64_t> read_pairs(const spattn_tensor* tensor, const char* argument, int64_t count) {
+    const HostTensor t = read_host_tensor(tensor, argument, std::array<int64_t, 2>{count, 2}, {dtype_i32, dtype_i64});
     std::vector<int64_t> values;
-    values.reserve(size_t(2 * tokens));
-    for (int64_t i = 0; i < 2 * tokens; ++i) {
+    values.reserve(size_t(2 * t.shape[0]));
+    for (int64_t i = 0; i < 2 * t.shape[0]; ++i) {
         values.push_back(integer_at(t, i / 2 * t.strides[0] + i % 2 * t.strides[1]));
     }
     return values;
@@ -147,7 +147,7 @@ spattn_status spattn_pattern_xref(const spattn_tensor* token_ids, const spattn_t
                                   const spattn_xref* params, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
         std::vector<int64_t> ids = read_integers(token_ids, "token_ids");
-        std::vector<int64_t> pairs = symbols ? read_symbols(symbols, int64_t(ids.size())) : std::vector<int64_t>();
+        std::vector<int64_t> pairs = symbols ? read_pairs(symbols, "symbols", int64_t(ids.size())) : std::vector<int64_t>();
         return make_xref(std::move(ids), std::move(pairs), params ? read_xref(params) : XrefParams());
     });
 }
@@ -157,7 +157,7 @@ spattn_status spattn_pattern_xref_extend(const spattn_pattern* pattern, const sp
     return guard_result(__func__, result, [&] {
         const PatternRef before = share(pattern, "pattern");
         std::vector<int64_t> ids = read_integers(token_ids, "token_ids");
-        std::vector<int64_t> pairs = symbols ? read_symbols(symbols, int64_t(ids.size())) : std::vector<int64_t>();
+        std::vector<int64_t> pairs = symbols ? read_pairs(symbols, "symbols", int64_t(ids.size())) : std::vector<int64_t>();
         return extend_xref(before, std::move(ids), std::move(pairs));
     });
 }
@@ -205,6 +205,13 @@ spattn_status spattn_pattern_per_document(const spattn_pattern* inner, const spa
                                           const spattn_tensor* cu_k, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {
         return make_per_document(share(inner, "inner"), read_integers(cu_q, "cu_q"), read_integers(cu_k, "cu_k"));
+    });
+}
+
+spattn_status spattn_pattern_rows(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_q,
+                                  spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        return make_rows(share(inner, "inner"), read_pairs(ranges, "ranges", -1), seq_q);
     });
 }
 

@@ -39,6 +39,10 @@ void Composite::check(const Extent& extent) const {
     for (const PatternRef& part : parts_) part->check(extent);
 }
 
+bool Composite::counts_rows() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](const PatternRef& part) { return part->counts_rows(); });
+}
+
 bool Composite::borrows() const {
     return std::any_of(parts_.begin(), parts_.end(), [](const PatternRef& part) { return part->borrows(); });
 }

@@ -13,6 +13,7 @@ public:
     explicit Composite(Patterns parts, int most_runtime = 0);
     void selection(const Plane& plane, Key& key) const override;
     void check(const Extent& extent) const override;
+    bool counts_rows() const override;
     bool borrows() const override;
 
     const Patterns& parts() const { return parts_; }

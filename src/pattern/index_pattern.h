@@ -19,6 +19,7 @@ public:
     // Rows and keys outside of the extent hold nothing; inside, the rows are left to keys().
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     void check(const Extent& extent) const override;
+    bool counts_rows() const override { return true; }
     std::string print() const override { return text_; }
     std::string identity() const override { return identity_; }
 

@@ -72,15 +72,16 @@ private:
             case Node::per_head:
             case Node::per_batch:
             case Node::per_document:
+            case Node::rows:
                 return composition(start, tag, depth);
         }
-        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::xref)));
+        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::rows)));
     }
 
     PatternRef composition(size_t start, Node tag, int depth) {
         const size_t at = at_;
         const int64_t count = number();
-        const bool is_single = tag == Node::transpose || tag == Node::per_document;
+        const bool is_single = tag == Node::transpose || tag == Node::per_document || tag == Node::rows;
         const int64_t least = tag == Node::difference_of ? 2 : 1;
         // Every part takes a byte and more.
         if (count < least || (is_single && count != 1) || uint64_t(count) > size_ - at_) {
@@ -106,6 +107,10 @@ private:
             case Node::per_document: {
                 std::vector<int64_t> cu_q = numbers();
                 return make_per_document(parts[0], std::move(cu_q), numbers());
+            }
+            case Node::rows: {
+                const int64_t seq_q = number();
+                return make_rows(parts[0], numbers(), seq_q);
             }
             default:
                 break;

@@ -7,6 +7,7 @@
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
 //            | ("csr" | "bsr" | "mask" | "xref") "(" list { "," list } { "," number } ")"
 //            | "per_document" "(" list "," list "," union ")"
+//            | "rows" "(" list "," number "," union ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
 //   list     = "[" [numbers] "]"
 //   numbers  = number { "," number }
@@ -142,6 +143,7 @@ private:
         }
         if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
         if (name == "per_document") return parse_per_document(start);
+        if (name == "rows") return parse_rows(start);
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }
@@ -195,6 +197,18 @@ private:
         PatternRef inner = parse_union();
         need(')', "|, &, - or )");
         return made(start, "per_document", [&] { return make_per_document(inner, std::move(cu_q), std::move(cu_k)); });
+    }
+
+    PatternRef parse_rows(size_t start) {
+        const std::string form = "as in rows([begin,end,...], seq_q, A)";
+        need('(', "( " + form);
+        Numbers bounds = read_list(form);
+        need(',', ", " + form);
+        const int64_t seq_q = read_number(false, form);
+        need(',', ", " + form);
+        PatternRef inner = parse_union();
+        need(')', "|, &, - or )");
+        return made(start, "rows", [&] { return make_rows(inner, std::move(bounds), seq_q); });
     }
 
     Numbers read_list(const std::string& form) {
@@ -325,7 +339,7 @@ private:
         std::string names;
         for (const Word& word : words) names += std::string(word.name) + ", ";
         for (const ListWord& word : list_words) names += std::string(word.name) + ", ";
-        return names + "transpose, per_head, per_batch, per_document";
+        return names + "transpose, per_head, per_batch, per_document, rows";
     }
 
     const std::string& text_;

@@ -120,6 +120,9 @@ struct spattn_pattern : spattn::RefCounted {
     // A pattern that means transpose(this) and has closed forms, or null where there is none.
     virtual spattn::Ref<const spattn_pattern> transposed() const;
 
+    // Whether it counts query rows from the extent's first one, wherever that one stands.
+    virtual bool counts_rows() const { return false; }
+
     // Whether it reads arrays that its caller keeps: nothing may outlive what the caller holds of it.
     virtual bool borrows() const { return false; }
 
@@ -190,6 +193,8 @@ PatternRef make_transpose(PatternRef pattern);
 PatternRef make_per_head(Patterns parts, std::vector<int32_t> part_of_head);
 PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
 PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k);
+// bounds: begin and end of each range, one after the other.
+PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q);
 
 PatternRef parse_pattern(const std::string& text);
 std::string save_pattern(const Pattern& pattern);

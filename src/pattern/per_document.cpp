@@ -18,6 +18,7 @@ public:
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     void check(const Extent& extent) const override;
+    bool counts_rows() const override { return true; }
     std::string print() const override;
     std::string identity() const override;
 

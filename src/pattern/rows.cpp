@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// rows([begin,end,...],seq_q,P): rows of P's own extent, which has seq_q of them, as those of a shorter one: ranges of
+// them, one after the other. What each of several devices sees of one sequence is written so.
+#include "core/error.h"
+#include "pattern/composite.h"
+#include "pattern/index_pattern.h"
+#include "pattern/leaf.h"
+
+namespace spattn {
+namespace {
+
+class Rows : public Composite {
+public:
+    // bounds: begin and end of each range, one after the other.
+    Rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q)
+        : Composite({std::move(inner)}, 1), bounds_(std::move(bounds)), seq_q_(seq_q) {
+        for (size_t i = 0; i < bounds_.size(); i += 2) first_.push_back(first_.back() + bounds_[i + 1] - bounds_[i]);
+    }
+
+    void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
+        if (row < 0 || row >= count()) return;
+        inner().keys(of_inner(plane), row + shift(range_of(row)), clip, out);
+    }
+    Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
+    bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
+    void check(const Extent& extent) const override;
+    const RuntimeShape* runtime() const override { return inner().runtime(); }
+    PatternRef known_part() const override {
+        PatternRef known = inner().known_part();
+        if (!known) return {};
+        return make_ref<Rows>(std::move(known), bounds_, seq_q_);
+    }
+    bool counts_rows() const override { return true; }
+    std::string print() const override {
+        return text("rows([", short_list(bounds_, list(bounds_)), "], ", seq_q_, ", ", inner().print(), ')');
+    }
+    std::string identity() const override {
+        return text("rows([", list(bounds_), "],", seq_q_, ',', inner().identity(), ')');
+    }
+    void save(ByteWriter& out) const override {
+        save_parts(Node::rows, out);
+        out.number(seq_q_);
+        out.array(bounds_);
+    }
+
+private:
+    const Pattern& inner() const { return *parts()[0]; }
+    int64_t count() const { return first_.back(); }
+    size_t range_of(int64_t row) const {
+        return size_t(std::upper_bound(first_.begin(), first_.end(), row) - first_.begin()) - 1;
+    }
+    // From a row of the range to that of the inner pattern.
+    int64_t shift(size_t range) const { return bounds_[2 * range] - first_[range]; }
+    Plane of_inner(const Plane& plane) const {
+        const Extent& e = plane.extent;
+        return {{e.batch, e.heads, seq_q_, e.seq_k, e.seq_k - seq_q_}, plane.batch, plane.head};
+    }
+
+    std::vector<int64_t> bounds_, first_{0};  // first_: the row that each range begins with, and behind the last
+    int64_t seq_q_;
+};
+
+// A block may hold rows of several ranges: it is full, or empty, where it is so for each of them.
+Coverage Rows::classify(const Plane& plane, const Block& block, Key& key, bool& known) const {
+    const int64_t begin = std::max<int64_t>(block.row, 0), end = std::min(block.row + block.rows, count());
+    const size_t mark = key.size();
+    Coverage whole{Coverage::empty, forever};
+    bool is_full = end - begin == block.rows;  // what sticks out of the extent is no row, and sees nothing
+    for (int64_t row = begin, next; row < end; row = next) {
+        const size_t range = range_of(row);
+        next = std::min(end, first_[range + 1]);
+        const size_t before = key.size();
+        key.insert(key.end(), {row - block.row, next - row});
+        bool sure = true;
+        const Block part{row + shift(range), next - row, block.key, block.keys};
+        const Coverage coverage = inner().classify(of_inner(plane), part, key, sure);
+        whole.repeat = std::min(whole.repeat, coverage.repeat);
+        is_full &= coverage.kind == Coverage::full;
+        if (coverage.kind == Coverage::empty) {
+            key.resize(before);
+            continue;
+        }
+        whole.kind = Coverage::partial;
+        key.push_back(coverage.kind);
+        known &= sure || coverage.kind != Coverage::partial;
+    }
+    if (is_full) whole.kind = Coverage::full;
+    if (whole.kind != Coverage::partial) key.resize(mark);
+    if (key.size() - mark > 512) known = false;  // many short ranges: longer to compare than to make
+    return whole;
+}
+
+bool Rows::row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const {
+    if (row < 0 || row + rows > count() || range_of(row) != range_of(row + rows - 1)) return false;
+    return inner().row_key(of_inner(plane), row + shift(range_of(row)), rows, key);
+}
+
+void Rows::check(const Extent& extent) const {
+    if (extent.seq_q != count()) {
+        fail(SPATTN_E_SHAPE, "pattern",
+             text("rows has ", count(), " rows where the extent has ", extent.seq_q, " queries; accepted: equal numbers"));
+    }
+    inner().check(of_inner({extent}).extent);
+}
+
+}  // namespace
+
+PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q) {
+    require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
+    require_range(seq_q, 1, most_tokens, "seq_q");
+    if (bounds.empty() || bounds.size() % 2)
+        fail(SPATTN_E_SHAPE, "ranges", text("has ", bounds.size(), " numbers; accepted: two of each range, 1 and more"));
+    int64_t count = 0;
+    for (size_t i = 0; i < bounds.size(); i += 2) {
+        const int64_t begin = bounds[i], end = bounds[i + 1];
+        if (begin < 0 || begin >= end || end > seq_q)
+            fail(SPATTN_E_RANGE, "ranges",
+                 text("has [", begin, ", ", end, "); accepted: 0 <= begin < end <= ", seq_q, ", which is seq_q"));
+        count += end - begin;
+        if (count > most_tokens)
+            fail(SPATTN_E_RANGE, "ranges", text("has more than ", most_tokens, " rows; accepted: up to so many"));
+    }
+    return make_ref<Rows>(std::move(inner), std::move(bounds), seq_q);
+}
+
+}  // namespace spattn
