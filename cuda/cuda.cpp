@@ -2,6 +2,7 @@
 // The CUDA backend: its devices, and the rows of every folder in archs.inc.
 #include "any/cache_layout.h"
 #include "any/call_layout.h"
+#include "any/exchange.h"
 #include "plan/backends.h"
 #include "runtime/device.h"
 
@@ -25,7 +26,7 @@ void add_kernels(std::vector<Kernel>& all) {
 Backend backend() {
     return {"cuda", SPATTN_CUDA, runtime::count_devices, runtime::allocate, runtime::release, runtime::copy_in,
             runtime::clear, runtime::make_machine, any::make_call_layout, any::prepare_call_layout,
-            any::cache_steps()};
+            any::cache_steps(), any::exchange_steps()};
 }
 
 }  // namespace cuda

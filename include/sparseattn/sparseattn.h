@@ -21,7 +21,7 @@
  *     [launch] allocates nothing (a CPU context starts its threads with its first call); on a GPU it only enqueues work
  *              on `stream`.
  *
- * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 introspection.
+ * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 several devices, 8 introspection.
  */
 #ifndef SPARSEATTN_SPARSEATTN_H
 #define SPARSEATTN_SPARSEATTN_H
@@ -630,7 +630,95 @@ typedef struct spattn_cache_append_args {
 SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, const spattn_problem* problem,
                                              const spattn_cache_append_args* args);
 
-/* ---- 7. introspection  [host] -----------------------------------------------------------------------------------
+/* ---- 7. several devices  [setup], exchanges [launch] ------------------------------------------------------------
+ *
+ * Context parallelism: the tokens of one sequence lie on several ranks, as MPI and NCCL call processes, or threads, that
+ * have a device each. A rank holds the queries, keys and values of some tokens. Before it attends it receives those keys
+ * and values that its queries see and others hold, some 128 tokens together, and no more: of a window what lies beside
+ * its own tokens, of sinks the first ones. Every query attends at its own place, so that a pattern means what it means
+ * on one device. Gradients of keys and values go back to the rank that holds them, and are added up there.
+ *
+ * How bytes travel is the caller's. Two buffers on each rank, `sent` and `received`, have the part of one rank after the
+ * other, as ncclSend and ncclRecv, or MPI_Alltoallv, take them (spattn_sharding_peer says where). On each rank:
+ *
+ *     SPATTN_EXCHANGE_PACK              k, v                    -> sent
+ *     by the caller                     sent, to each rank      -> received, from each
+ *     SPATTN_EXCHANGE_UNPACK            k, v, received          -> whole_k, whole_v
+ *     spattn_forward                    q, whole_k, whole_v     -> out
+ *     spattn_backward                                           -> dq, whole_dk, whole_dv
+ *     SPATTN_EXCHANGE_PACK_GRADIENTS    whole_dk, whole_dv      -> received
+ *     by the caller                     received, to each rank  -> sent, from each: the way back
+ *     SPATTN_EXCHANGE_ADD_GRADIENTS     whole_dk, whole_dv, sent -> dk, dv
+ *
+ * The sums are float32 (float64 of such tensors), of parts that were rounded to the dtype, and rounded once: the rank's
+ * own part first, then those of others in the order of ranks.
+ */
+typedef struct spattn_sharding spattn_sharding;
+
+enum spattn_split {
+    SPATTN_SPLIT_CONTIGUOUS = 0, /* equal shares, one after the other */
+    SPATTN_SPLIT_ZIGZAG = 1      /* of twice as many shares rank r holds number r and, counted from the end, number r
+                                    again, so that causal attention is as much work for all */
+};
+typedef struct spattn_sharding_options {
+    uint32_t struct_size;
+    uint32_t flags;              /* 0 */
+    int32_t ranks, rank;         /* ranks >= 1, 0 <= rank < ranks: how many there are, and which one this is */
+    spattn_enum split;           /* spattn_split: who holds which tokens; 0 with ranges */
+    int32_t reserved;            /* 0 */
+    const spattn_tensor* ranges; /* NULL, or host tensor [ranges, 3], int32 or int64, of (rank, begin, end): a rank holds
+                                    its tokens [begin, end), range after range. Every token once, one for each rank */
+} spattn_sharding_options;
+
+/* Finds what each rank sees, and makes the plan of this one's queries. All ranks make theirs of equal pattern and
+ * problem, and of options that differ in rank alone. problem: of all tokens, seq_q = seq_k, without SPATTN_PLAN_STARTS.
+ * A sink's gradient has, on each rank, the part of its queries. stream: as of spattn_plan_create. */
+SPATTN_API spattn_status spattn_sharding_create(const spattn_context* context, const spattn_pattern* pattern,
+                                                const spattn_problem* problem, const spattn_sharding_options* options,
+                                                spattn_stream stream, spattn_sharding** result);
+SPATTN_API void spattn_sharding_retain(const spattn_sharding* sharding);
+SPATTN_API void spattn_sharding_release(const spattn_sharding* sharding);
+
+/* The plan of this rank's queries: seq_q is how many tokens it holds, seq_k how many there are. Lists that come with a
+ * call are those of its queries, and name tokens by their places among all. */
+SPATTN_API spattn_status spattn_sharding_plan(const spattn_sharding* sharding, spattn_plan** result);
+/* What a rank holds. ranges: host int64 [>= count, 2], or NULL; count is always written. */
+SPATTN_API spattn_status spattn_sharding_ranges(const spattn_sharding* sharding, int32_t rank,
+                                                const spattn_tensor* ranges, int64_t* count);
+
+typedef struct spattn_peer { /* what goes between this rank and another: nothing, where that is itself */
+    uint32_t struct_size;
+    uint32_t flags;
+    int64_t tokens_sent, tokens_received; /* tokens whose keys and values go to it, and come from it */
+    uint64_t sent_offset, sent_bytes, received_offset, received_bytes; /* its parts of the buffers */
+} spattn_peer;
+SPATTN_API spattn_status spattn_sharding_peer(const spattn_sharding* sharding, int32_t rank, spattn_peer* result);
+/* Bytes of both buffers: where the parts of the last rank end. */
+SPATTN_API spattn_status spattn_sharding_buffers(const spattn_sharding* sharding, size_t* sent_bytes,
+                                                 size_t* received_bytes);
+
+enum spattn_exchange_step {
+    SPATTN_EXCHANGE_PACK = 0,
+    SPATTN_EXCHANGE_UNPACK = 1, /* tokens that nobody here sees are not written */
+    SPATTN_EXCHANGE_PACK_GRADIENTS = 2,
+    SPATTN_EXCHANGE_ADD_GRADIENTS = 3
+};
+typedef struct spattn_exchange_args {
+    uint32_t struct_size;
+    uint32_t flags;                         /* 0 */
+    spattn_stream stream;
+    const spattn_tensor *k, *v;             /* or gradients of these: [batch, heads_kv, tokens, head_dim], and head_dim_v,
+                                               of the tokens that this rank holds. NULL in PACK_GRADIENTS, and in UNPACK
+                                               where whole_k and whole_v have them already */
+    const spattn_tensor *whole_k, *whole_v; /* the same of all tokens: seq_k of them. NULL in PACK */
+    void* buffer;                           /* sent in PACK and ADD_GRADIENTS, else received. On the plan's device,
+                                               aligned to 16 bytes; may be NULL where it has 0 bytes */
+    size_t buffer_bytes;                    /* as many as spattn_sharding_buffers says, or more */
+} spattn_exchange_args;                     /* v and whole_v are NULL with SPATTN_PLAN_VALUE_IN_KEY */
+SPATTN_API spattn_status spattn_exchange(const spattn_sharding* sharding, spattn_enum step,
+                                         const spattn_exchange_args* args);
+
+/* ---- 8. introspection  [host] -----------------------------------------------------------------------------------
  *
  * The kernel rows of every backend of this build, best first. The environment's SPATTN_FORCE_KERNEL=NAME[,NAME] pins
  * rows for plans made after it is set: of each pass, only a named row is considered where one is named.

@@ -45,6 +45,12 @@ template <>
 inline constexpr size_t first_size<spattn_backward_args> = 128;
 template <>
 inline constexpr size_t first_size<spattn_cache_append_args> = 80;
+template <>
+inline constexpr size_t first_size<spattn_sharding_options> = 32;
+template <>
+inline constexpr size_t first_size<spattn_peer> = 56;
+template <>
+inline constexpr size_t first_size<spattn_exchange_args> = 64;
 
 void check_struct_size(uint32_t struct_size, size_t first_size, const char* argument);
 // What lies beyond the fields that are known here must be 0.

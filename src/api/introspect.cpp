@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chapter 7 of the header, and the build's description.
+// Chapter 8 of the header, and the build's description.
 #include <string>
 
 #include "api/guard.h"

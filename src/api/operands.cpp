@@ -9,8 +9,8 @@
 
 namespace spattn {
 
-void Operands::add_scratch(const char* argument, void* memory, size_t bytes) {
-    placed_[size_t(count_++)] = {argument, {reinterpret_cast<uintptr_t>(memory), int64_t(bytes)}, true};
+void Operands::add_memory(const char* argument, void* memory, size_t bytes, Use use) {
+    placed_[size_t(count_++)] = {argument, {reinterpret_cast<uintptr_t>(memory), int64_t(bytes)}, use == Use::output};
 }
 
 TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,

@@ -20,8 +20,8 @@ public:
     Operands(spattn_device device, spattn_enum axes, const Problem& problem)
         : device_(device), axes_(axes), p_(problem) {}
 
-    // Memory that is no tensor and that the call writes.
-    void add_scratch(const char* argument, void* memory, size_t bytes);
+    // Memory that is no tensor.
+    void add_memory(const char* argument, void* memory, size_t bytes, Use use);
 
     // [batch, heads, seq, dim] in the call's axes and the problem's dtype: THD has no batch.
     TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim);

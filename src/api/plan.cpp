@@ -117,31 +117,36 @@ std::string explain(const spattn_plan& plan, Considered considered) {
 }
 
 }  // namespace
+
+Ref<const spattn_plan> find_or_make_plan(const spattn_context& context, const Pattern& pattern, const spattn_problem& p,
+                                         void* stream) {
+    Problem problem = read_problem(p);
+    if (const RuntimeShape* s = pattern.runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
+    if (problem.has_starts && problem.call_lists.at_run_time()) check_cache_lists(pattern, problem);
+    pattern.check(pattern_extent(problem));
+    const CancelScope scope(context.device->cancel(), context.device->cancel_user(), "options.cancel");
+    const auto make = [&] { return make_plan(context, pattern, problem, p.flags, p.axes, stream); };
+    if (context.cache.keeps_none()) return make();
+    const std::string key = cache_key(pattern, problem, p.flags, p.axes);
+    if (auto kept = context.cache.find(key)) {
+        context.device->log(SPATTN_LOG_DEBUG, "plan found in the context's cache");
+        return kept;
+    }
+    auto plan = make();
+    // The cache would read borrowed arrays after the caller has released all that they were lent to.
+    return pattern.borrows() ? plan : context.cache.keep(key, std::move(plan));
+}
+
 }  // namespace spattn
 
 using namespace spattn;
 
 spattn_status spattn_plan_create(const spattn_context* context, const spattn_pattern* pattern,
                                  const spattn_problem* given, spattn_stream stream, spattn_plan** result) {
-    return guard_result(__func__, result, [&]() -> Ref<const spattn_plan> {
+    return guard_result(__func__, result, [&] {
         required(context, "context");
         required(pattern, "pattern");
-        const spattn_problem p = read_struct(given, "problem");
-        Problem problem = read_problem(p);
-        if (const RuntimeShape* s = pattern->runtime()) problem.call_lists = {s->block_q, s->block_k, s->most};
-        if (problem.has_starts && problem.call_lists.at_run_time()) check_cache_lists(*pattern, problem);
-        pattern->check(pattern_extent(problem));
-        const CancelScope scope(context->device->cancel(), context->device->cancel_user(), "options.cancel");
-        const auto make = [&] { return make_plan(*context, *pattern, problem, p.flags, p.axes, stream); };
-        if (context->cache.keeps_none()) return make();
-        const std::string key = cache_key(*pattern, problem, p.flags, p.axes);
-        if (auto kept = context->cache.find(key)) {
-            context->device->log(SPATTN_LOG_DEBUG, "plan found in the context's cache");
-            return kept;
-        }
-        auto plan = make();
-        // The cache would read borrowed arrays after the caller has released all that they were lent to.
-        return pattern->borrows() ? plan : context->cache.keep(key, std::move(plan));
+        return find_or_make_plan(*context, *pattern, read_struct(given, "problem"), stream);
     });
 }
 

@@ -25,6 +25,10 @@ struct spattn_plan : spattn::RefCounted {
 
 namespace spattn {
 
+// The plan of a problem, from the context's cache where it is there.
+Ref<const spattn_plan> find_or_make_plan(const spattn_context& context, const Pattern& pattern,
+                                         const spattn_problem& given, void* stream);
+
 // Bytes: cache lines on the CPU, what cudaMalloc gives on a GPU.
 inline size_t workspace_alignment(const spattn_plan& plan) {
     return plan.device->id().type == SPATTN_CPU ? 64 : 256;

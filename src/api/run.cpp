@@ -56,7 +56,7 @@ private:
         const size_t align = workspace_alignment(plan_);
         if (reinterpret_cast<uintptr_t>(memory) % align)
             fail(SPATTN_E_LAYOUT, "workspace", text("is not aligned; accepted: multiples of ", align, " bytes"));
-        add_scratch("workspace", memory, needed);
+        add_memory("workspace", memory, needed, Use::output);
         return memory;
     }
     TensorView stand_in(const TensorView& view, int64_t heads, int64_t dim) {

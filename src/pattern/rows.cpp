@@ -98,7 +98,8 @@ bool Rows::row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) cons
 void Rows::check(const Extent& extent) const {
     if (extent.seq_q != count()) {
         fail(SPATTN_E_SHAPE, "pattern",
-             text("rows has ", count(), " rows where the extent has ", extent.seq_q, " queries; accepted: equal numbers"));
+             text("rows has ", count(), " rows where the extent has ", extent.seq_q,
+                  " queries; accepted: equal numbers"));
     }
     inner().check(of_inner({extent}).extent);
 }
@@ -109,7 +110,8 @@ PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_
     require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
     require_range(seq_q, 1, most_tokens, "seq_q");
     if (bounds.empty() || bounds.size() % 2)
-        fail(SPATTN_E_SHAPE, "ranges", text("has ", bounds.size(), " numbers; accepted: two of each range, 1 and more"));
+        fail(SPATTN_E_SHAPE, "ranges",
+             text("has ", bounds.size(), " numbers; accepted: two of each range, 1 range and more"));
     int64_t count = 0;
     for (size_t i = 0; i < bounds.size(); i += 2) {
         const int64_t begin = bounds[i], end = bounds[i + 1];

@@ -6,6 +6,7 @@
 
 #include "plan/cache.h"
 #include "plan/call_lists.h"
+#include "plan/exchange.h"
 #include "plan/kernel.h"
 
 namespace spattn {
@@ -33,6 +34,7 @@ struct Backend {
     void (*make_call_layout)(const CallArgs& args, const CallLayout& to);
     void (*prepare_call_layout)(int index);  // as Kernel::prepare
     CacheSteps cache;
+    ExchangeSteps exchange;
 };
 
 // The preferred first: a context without a wish takes the first backend that has a device.

@@ -54,8 +54,7 @@ struct PlacedPlan {
     PlacedPass forward, backward;
 };
 
-// Places a plan, which must outlive the result. Where the memory is the heap the views point into the plan. Elsewhere
-// one transfer on `stream` copies both passes, and an array that they share is copied once.
+// Places a plan, which must outlive the result, see plan/stage.h.
 PlacedPlan place_plan(const CompiledPlan& plan, const Ref<const Memory>& memory, void* stream);
 
 }  // namespace spattn

@@ -33,10 +33,12 @@ struct Releaser {
     void operator()(spattn_pattern* p) const { spattn_pattern_release(p); }
     void operator()(spattn_context* c) const { spattn_context_release(c); }
     void operator()(spattn_plan* p) const { spattn_plan_release(p); }
+    void operator()(spattn_sharding* s) const { spattn_sharding_release(s); }
 };
 using Pattern = std::unique_ptr<spattn_pattern, Releaser>;
 using Context = std::unique_ptr<spattn_context, Releaser>;
 using Plan = std::unique_ptr<spattn_plan, Releaser>;
+using Sharding = std::unique_ptr<spattn_sharding, Releaser>;
 
 // A struct of the header with its size filled in.
 template <class S>
@@ -78,6 +80,12 @@ template <>
 inline constexpr size_t first_size<spattn_backward_args> = 128;
 template <>
 inline constexpr size_t first_size<spattn_cache_append_args> = 80;
+template <>
+inline constexpr size_t first_size<spattn_sharding_options> = 32;
+template <>
+inline constexpr size_t first_size<spattn_peer> = 56;
+template <>
+inline constexpr size_t first_size<spattn_exchange_args> = 64;
 
 spattn_extent make_extent(int64_t seq_q, int64_t seq_k);
 

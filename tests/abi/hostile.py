@@ -57,6 +57,8 @@ ARGUMENTS = {
     "spattn_pattern_to_image": {"head": Wrong(-1, 2, HUGE, LEAST)},
     "spattn_pattern_to_csr": {"head": Wrong(-1, 2, HUGE, LEAST)},
     "spattn_plan_workspace": {"op": Wrong(-1, 2, 1 << 30)},
+    "spattn_sharding_ranges": {"rank": Wrong(-1, 2, -(1 << 31))}, "spattn_sharding_peer": {"rank": Wrong(-1, 2)},
+    "spattn_exchange": {"step": Wrong(-1, 4, 1 << 30)},
     "spattn_plan_explain": {"capacity": TOO_SMALL}, "spattn_plan_explain_all": {"capacity": TOO_SMALL},
 }
 
@@ -92,6 +94,9 @@ FIELDS = {
                        "cache_dtype": CACHE_DTYPES, "reserved": unknown(1, -1)},
     "spattn_forward_args": WORKSPACE,
     "spattn_backward_args": WORKSPACE,
+    "spattn_sharding_options": {"ranks": Wrong(0, -1, 1 << 30), "rank": Wrong(-1, 2), "split": Wrong(-1, 2, 1 << 30),
+                                "reserved": unknown(1, -1)},
+    "spattn_exchange_args": {"buffer_bytes": Wrong(0, 1, status="SPATTN_E_WORKSPACE")},
 }
 # Tensors whose sizes follow from other arguments, as those of a pass do.
 FIXED = {("spattn_pattern_to_mask", "out"), ("spattn_pattern_to_csr", "row_ptr")}
@@ -106,7 +111,7 @@ OPTIONAL = {
     ("spattn_pattern_xref_extend", "symbols"),
     ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),
     ("spattn_plan_explain", "needed"), ("spattn_plan_explain_all", "needed"),
-    ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"),
+    ("spattn_pattern_to_csr", "row_ptr"), ("spattn_pattern_to_csr", "col_idx"), ("spattn_sharding_ranges", "ranges"),
     ("spattn_plan_workspace", "align"), ("spattn_forward_args", "lse"), ("spattn_forward_args", "max_logits"),
     ("spattn_forward_args", "index_counts"), ("spattn_backward_args", "dlse"), ("spattn_backward_args", "index_counts"),
     ("spattn_backward_args", "dsink_logits"), ("spattn_cache_append_args", "counts"),
@@ -115,6 +120,9 @@ OPTIONAL = {
 ANYTHING = {
     ("spattn_pattern_predicate", "user"): "it is the callback's",
     ("spattn_plan_create", "stream"): "the CPU has none",
+    ("spattn_sharding_create", "stream"): "the CPU has none",
+    ("spattn_sharding_options", "ranges"): "NULL splits tokens evenly; what can be wrong, sharding.cpp says",
+    ("spattn_exchange_args", "stream"): "the CPU has none",
     ("spattn_forward_args", "stream"): "the CPU has none",
     ("spattn_backward_args", "stream"): "the CPU has none",
     ("spattn_cache_append_args", "stream"): "the CPU has none",

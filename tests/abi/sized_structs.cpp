@@ -178,6 +178,38 @@ TEST(call_args) {
     });
 }
 
+TEST(shardings) {
+    const Pattern pattern = parse("causal");
+    const Context context = make_context();
+    const auto problem = make_problem();
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2;
+    const auto create = [&](void* given, spattn_sharding** made) {
+        return spattn_sharding_create(context.get(), pattern.get(), &problem,
+                                      static_cast<spattn_sharding_options*>(given), nullptr, made);
+    };
+    check_input("spattn_sharding_create", "options", options, [&](void* given) {
+        spattn_sharding* made = nullptr;
+        const spattn_status status = create(given, &made);
+        spattn_sharding_release(made);
+        return status;
+    });
+    spattn_sharding* made = nullptr;
+    succeed(create(&options, &made), "sharding");
+    const Sharding sharding(made);
+    check_result<spattn_peer>("spattn_sharding_peer", [&](void* result) {
+        return spattn_sharding_peer(made, 1, static_cast<spattn_peer*>(result));
+    });
+    size_t bytes[2] = {};
+    succeed(spattn_sharding_buffers(made, &bytes[0], &bytes[1]), "buffers");
+    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), buffer({int64_t(bytes[0])}, u8);
+    auto args = sized<spattn_exchange_args>();
+    args.k = &k.view, args.v = &v.view, args.buffer = buffer.data, args.buffer_bytes = bytes[0];
+    check_input("spattn_exchange", "args", args, [&](void* given) {
+        return spattn_exchange(made, SPATTN_EXCHANGE_PACK, static_cast<spattn_exchange_args*>(given));
+    });
+}
+
 TEST(stats) {
     const Pattern pattern = parse("causal");
     const Context context = make_context();

@@ -9,8 +9,8 @@ import pytest
 
 FIRST = {"error": 40, "context_options": 88, "bigbird": 48, "xref": 80, "extent": 64, "stats": 120, "problem": 88,
          "forward_args": 96, "backward_args": 128,
-         "cache_append_args": 80}
-RESULTS = {"error", "stats"}
+         "cache_append_args": 80, "sharding_options": 32, "peer": 56, "exchange_args": 64}
+RESULTS = {"error", "stats", "peer"}
 SIZED = re.compile(r"typedef struct (spattn_\w+) \{[^}]*?uint32_t struct_size;.*?\} \1;", re.S)
 
 SOURCE = """

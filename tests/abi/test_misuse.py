@@ -43,6 +43,9 @@ class World:
         context = library.own(library.c.spattn_context_create, "spattn_context", options)
         extent = capi.sized("spattn_extent", seq_q=6, seq_k=9, heads=2)
         plan = library.own(library.c.spattn_plan_create, "spattn_plan", context, lists, self.problem(), NULL)
+        ranks = capi.sized("spattn_sharding_options", ranks=2, rank=1)
+        sharding = library.own(library.c.spattn_sharding_create, "spattn_sharding", context, causal, self.problem(), ranks,
+                               NULL)
         saved = library.save(causal)
         numbers = self.tensor([0, 2, 3])
         room, count = ffi.new("char[]", 65536), ffi.new("size_t *")
@@ -89,6 +92,11 @@ class World:
             "plan_explain_all": (plan, *text),
             "forward": (plan, self.run_args(plan, "forward")), "backward": (plan, self.run_args(plan, "backward")),
             "cache_append": (context, self.cache_problem(), self.append_args()),
+            "sharding_create": (context, causal, self.problem(), ranks, NULL),
+            "sharding_plan": (sharding,),
+            "sharding_ranges": (sharding, 0, self.tensor(np.zeros((1, 2), np.int64)), nnz),
+            "sharding_peer": (sharding, 0, capi.sized("spattn_peer")), "sharding_buffers": (sharding, count, align),
+            "exchange": (sharding, 1, self.exchange_args()),  # the step that has every operand
         }
 
     @staticmethod
@@ -109,6 +117,16 @@ class World:
         for name, shape in shapes.items():
             setattr(args, name, self.tensor(np.ones(shape, np.float32)))
         args.starts, args.counts = self.tensor([4, 5]), self.tensor([3, 1])
+        return args
+
+    def exchange_args(self):
+        """The second half of the tokens, whose queries see all of the first."""
+        shapes = {"k": (2, 2, 20, 16), "v": (2, 2, 20, 8), "whole_k": (2, 2, 40, 16), "whole_v": (2, 2, 40, 8)}
+        args = capi.sized("spattn_exchange_args")
+        for name, shape in shapes.items():
+            setattr(args, name, self.tensor(np.ones(shape, np.float32)))
+        args.buffer_bytes = 20 * 2 * 2 * (16 + 8) * 4
+        args.buffer = keep(ffi.new("double _Complex[]", args.buffer_bytes // 16))
         return args
 
     def tensor(self, values):
@@ -323,6 +341,7 @@ def test_functions_that_cannot_fail(world):
         "spattn_context_retain": [((null,), None)], "spattn_context_release": [((null,), None)],
         "spattn_pattern_retain": [((null,), None)], "spattn_pattern_release": [((null,), None)],
         "spattn_plan_retain": [((null,), None)], "spattn_plan_release": [((null,), None)],
+        "spattn_sharding_retain": [((null,), None)], "spattn_sharding_release": [((null,), None)],
         "spattn_plan_kernel": [((null, 0), None), *(((world.plan, op), None) for op in (-1, 2, 1 << 30))],
         "spattn_pattern_equal": [((null, null), 1), ((causal, null), 0), ((null, causal), 0), ((causal, causal), 1)],
         "spattn_kernel_name": [((row,), None) for row in (-1, c.spattn_kernel_count(), (1 << 31) - 1, -(1 << 31))],

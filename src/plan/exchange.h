@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// Rows of tokens that go from one tensor of a call to another, for ranks that hold one sequence together. C++17-clean.
+#pragma once
+
+#include "plan/kernel.h"
+
+namespace spattn {
+
+// Row from_rows[i] of one becomes row to_rows[i] of the other; without a list it is row i itself.
+struct RowsCopy {
+    TensorView from, to;
+    const int32_t *from_rows, *to_rows;
+    int64_t rows, columns;
+};
+
+// Row i becomes the sum of row own_rows[i] of `own` and of the rows of `parts` that are listed for it, in their order.
+struct RowsSum {
+    TensorView own, parts, to;
+    const int32_t *own_rows, *first_place, *places;  // first_place [rows + 1]: where its places begin
+    int64_t rows, columns;
+};
+
+// Rows are those of all batch entries and kv heads of a problem, in its dtype.
+struct ExchangeCall {
+    const Problem* problem;
+    Parallel* parallel;  // CPU
+    void* stream;        // CUDA
+    int32_t device;      // CUDA: index among the devices of this kind
+};
+
+// What a backend does for exchanges.
+struct ExchangeSteps {
+    void (*copy)(const ExchangeCall& call, const RowsCopy& rows);
+    void (*add)(const ExchangeCall& call, const RowsSum& rows);
+    void (*prepare)(int32_t device);  // as Kernel::prepare
+};
+
+}  // namespace spattn

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+// Ranks that hold one sequence together: what goes between them, what comes of it, and what is refused.
+#include "abi/drawn_sharding.h"
+
+using namespace abi;
+
+namespace {
+
+Sharding shard(const Context& context, const char* pattern, const spattn_problem& problem,
+               const spattn_sharding_options& options) {
+    spattn_sharding* made = nullptr;
+    succeed(spattn_sharding_create(context.get(), parse(pattern).get(), &problem, &options, nullptr, &made), pattern);
+    return Sharding(made);
+}
+
+}  // namespace
+
+TEST(exchanges_move_what_is_seen) {
+    const Context context = make_context(2, 0);
+    for (uint64_t seed = 0; seed < 150; ++seed) {
+        drawn::Random random(seed);
+        const DrawnSharding drawn(random, 900);
+        check::context = "seed " + std::to_string(seed) + ": " + drawn.name();
+        drawn.check_exchange(context.get(), host_ranks());
+    }
+}
+
+TEST(attention_is_that_of_one_device) {
+    const Context context = make_context(2, 0);
+    for (uint64_t seed = 0; seed < 150; ++seed) {
+        drawn::Random random(seed + 1000);
+        const DrawnSharding drawn(random, 400);
+        check::context = "seed " + std::to_string(seed) + ": " + drawn.name();
+        drawn.check_attention(context.get(), host_ranks(), context.get());
+    }
+}
+
+// Bytes go to the rank that sees them, and to no other.
+TEST(ranks_receive_what_they_see) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.batch = 1, problem.seq_q = problem.seq_k = 1024;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 4;
+    const auto received = [&](const char* pattern, spattn_enum split) {
+        options.split = split;
+        std::vector<int64_t> tokens;
+        for (options.rank = 0; options.rank < 4; ++options.rank) {
+            const Sharding sharding = shard(context, pattern, problem, options);
+            int64_t sum = 0;
+            for (int32_t other = 0; other < 4; ++other) {
+                auto peer = sized<spattn_peer>();
+                succeed(spattn_sharding_peer(sharding.get(), other, &peer), "peer");
+                CHECK_EQ(peer.received_bytes, uint64_t(peer.tokens_received) * 2 * (16 + 8) * 4);
+                sum += peer.tokens_received;
+            }
+            tokens.push_back(sum);
+        }
+        return tokens;
+    };
+    const auto demand_received = [&](const char* pattern, spattn_enum split, std::vector<int64_t> wanted) {
+        check::context = pattern;
+        CHECK(received(pattern, split) == wanted);
+    };
+    demand_received("block_diagonal(256)", SPATTN_SPLIT_CONTIGUOUS, {0, 0, 0, 0});
+    demand_received("causal & window(100,0)", SPATTN_SPLIT_CONTIGUOUS, {0, 128, 128, 128});
+    demand_received("causal & (sink(4) | window(100,0))", SPATTN_SPLIT_CONTIGUOUS, {0, 256, 256, 256});
+    demand_received("causal", SPATTN_SPLIT_CONTIGUOUS, {0, 256, 512, 768});
+    demand_received("causal", SPATTN_SPLIT_ZIGZAG, {768, 640, 512, 384});
+    demand_received("runtime_tokens(3)", SPATTN_SPLIT_CONTIGUOUS, {768, 768, 768, 768});
+    demand_received("runtime_tokens(3) & causal", SPATTN_SPLIT_CONTIGUOUS, {0, 256, 512, 768});
+}
+
+TEST(ranges_read_back) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    const int64_t numbers[] = {1, 30, 40, 0, 0, 20, 1, 20, 30}, shape[] = {3, 3}, room[] = {2, 2};
+    const spattn_tensor view{const_cast<int64_t*>(numbers), {SPATTN_CPU, 0}, 2, i64, shape, nullptr, 0};
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2, options.ranges = &view;
+    const Sharding sharding = shard(context, "causal", problem, options);
+    const spattn_sharding* const made = sharding.get();
+    int64_t found[4] = {}, count = 0;
+    const spattn_tensor to{found, {SPATTN_CPU, 0}, 2, i64, room, nullptr, 0};
+    succeed(spattn_sharding_ranges(made, 1, nullptr, &count), "count");
+    CHECK_EQ(count, int64_t(2));
+    succeed(spattn_sharding_ranges(made, 1, &to, &count), "ranges");
+    CHECK(found[0] == 30 && found[1] == 40 && found[2] == 20 && found[3] == 30);
+    succeed(spattn_sharding_ranges(made, 0, &to, &count), "ranges");
+    CHECK(count == 1 && found[0] == 0 && found[1] == 20 && found[2] == 20);
+}
+
+TEST(shardings_that_are_refused) {
+    const Context context = make_context();
+    const Pattern causal = parse("causal");
+    const auto demand_refused = [&](const char* what, spattn_status status, const char* argument, const auto& spoil) {
+        auto problem = make_problem();
+        auto options = sized<spattn_sharding_options>();
+        std::vector<int64_t> ranges;
+        options.ranks = 2;
+        spoil(problem, options, ranges);
+        const int64_t shape[] = {int64_t(ranges.size() / 3), 3};
+        const spattn_tensor view{ranges.data(), {SPATTN_CPU, 0}, 2, i64, shape, nullptr, 0};
+        if (!ranges.empty()) options.ranges = &view;
+        spattn_sharding* made = reinterpret_cast<spattn_sharding*>(&made);
+        const spattn_status got =
+            spattn_sharding_create(context.get(), causal.get(), &problem, &options, nullptr, &made);
+        demand(what, "spattn_sharding_create", got, status, argument);
+        CHECK_EQ(made, static_cast<spattn_sharding*>(nullptr));
+    };
+    const auto refuse_ranges = [&](const char* what, std::vector<int64_t> numbers, const char* argument) {
+        demand_refused(what, SPATTN_E_RANGE, argument, [&](auto&, auto&, auto& ranges) { ranges = numbers; });
+    };
+    refuse_ranges("a token nobody holds", {0, 0, 20, 1, 21, 40}, "options.ranges");
+    refuse_ranges("a token that two hold", {0, 0, 20, 1, 19, 40}, "options.ranges");
+    refuse_ranges("tokens beyond the last", {0, 0, 20, 1, 20, 41}, "options.ranges");
+    refuse_ranges("the last one missing", {0, 0, 20, 1, 20, 39}, "options.ranges");
+    refuse_ranges("a rank without tokens", {0, 0, 20, 0, 20, 40}, "options.ranges");
+    refuse_ranges("a range of nothing", {0, 0, 20, 1, 20, 20, 1, 20, 40}, "options.ranges");
+    refuse_ranges("a rank that is not there", {0, 0, 20, 2, 20, 40}, "options.ranges[1, 0]");
+    demand_refused("ranges and a split", SPATTN_E_RANGE, "options.split", [](auto&, auto& o, auto& ranges) {
+        o.split = SPATTN_SPLIT_ZIGZAG, ranges = {0, 0, 20, 1, 20, 40};
+    });
+    demand_refused("fewer tokens than ranks", SPATTN_E_RANGE, "problem.seq_q",
+                   [](auto&, auto& o, auto&) { o.ranks = 41; });
+    demand_refused("fewer than shares", SPATTN_E_RANGE, "problem.seq_q",
+                   [](auto&, auto& o, auto&) { o.ranks = 21, o.split = SPATTN_SPLIT_ZIGZAG; });
+    demand_refused("fewer queries than keys", SPATTN_E_RANGE, "problem.seq_q",
+                   [](auto& p, auto&, auto&) { p.seq_q = 39; });
+    demand_refused("a cache", SPATTN_E_UNSUPPORTED, "problem.flags",
+                   [](auto& p, auto&, auto&) { p.flags = SPATTN_PLAN_STARTS; });
+    demand_refused("an offset", SPATTN_E_RANGE, "problem.q_offset", [](auto& p, auto&, auto&) {
+        p.flags |= SPATTN_PLAN_Q_OFFSET, p.q_offset = 1;
+    });
+}
+
+TEST(exchanges_that_are_refused) {
+    const Context context = make_context();
+    const auto problem = make_problem();
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2, options.rank = 1;
+    const Sharding sharding = shard(context, "full", problem, options);
+    const spattn_sharding* const made = sharding.get();
+    size_t bytes[2] = {};
+    succeed(spattn_sharding_buffers(made, &bytes[0], &bytes[1]), "buffers");
+    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), whole_k({2, 2, 40, 16}, f32), whole_v({2, 2, 40, 8}, f32);
+    Tensor buffer({int64_t(bytes[0])}, u8, 16);
+    using Args = spattn_exchange_args;
+    constexpr spattn_enum pack = SPATTN_EXCHANGE_PACK, unpack = SPATTN_EXCHANGE_UNPACK;
+    constexpr spattn_enum pack_gradients = SPATTN_EXCHANGE_PACK_GRADIENTS, add = SPATTN_EXCHANGE_ADD_GRADIENTS;
+    const auto refuse = [&](const char* what, spattn_enum step, spattn_status status, const char* argument,
+                            const std::function<void(Args&)>& spoil) {
+        auto args = sized<spattn_exchange_args>();
+        if (step != SPATTN_EXCHANGE_PACK_GRADIENTS) args.k = &k.view, args.v = &v.view;
+        if (step != SPATTN_EXCHANGE_PACK) args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+        args.buffer = buffer.data, args.buffer_bytes = bytes[0];
+        spoil(args);
+        demand(what, "spattn_exchange", spattn_exchange(made, step, &args), status, argument);
+        for (Tensor* t : {&k, &v, &whole_k, &whole_v, &buffer}) CHECK(t->is_poison());
+    };
+    refuse("a whole in pack", pack, SPATTN_E_STATE, "whole_k", [&](Args& a) { a.whole_k = &whole_k.view; });
+    refuse("whole values in pack", pack, SPATTN_E_STATE, "whole_v",
+           [&](Args& a) { a.whole_v = &whole_v.view; });
+    refuse("keys in pack_gradients", pack_gradients, SPATTN_E_STATE, "k", [&](Args& a) { a.k = &k.view; });
+    refuse("no buffer", pack, SPATTN_E_NULL, "buffer", [](Args& a) { a.buffer = nullptr; });
+    refuse("a short buffer", unpack, SPATTN_E_WORKSPACE, "buffer_bytes", [](Args& a) { --a.buffer_bytes; });
+    refuse("a buffer off its alignment", add, SPATTN_E_LAYOUT, "buffer",
+           [&](Args& a) { a.buffer = buffer.data + 8; });
+    refuse("values without keys", unpack, SPATTN_E_NULL, "k", [](Args& a) { a.k = nullptr; });
+    refuse("keys without values", unpack, SPATTN_E_NULL, "v", [](Args& a) { a.v = nullptr; });
+    refuse("all tokens as those held", pack, SPATTN_E_SHAPE, "k", [&](Args& a) { a.k = &whole_k.view; });
+    refuse("a buffer in the keys", pack, SPATTN_E_LAYOUT, "buffer", [&](Args& a) { a.buffer = k.data; });
+    refuse("keys and values in one place", add, SPATTN_E_LAYOUT, "k", [&](Args& a) {
+        v.view.data = k.data, a.v = &v.view;
+    });
+    v.view.data = v.data;
+    // Where the whole has the tokens held already, they need not be given; without values, v is NULL.
+    auto args = sized<spattn_exchange_args>();
+    args.whole_k = &whole_k.view, args.whole_v = &whole_v.view, args.buffer = buffer.data, args.buffer_bytes = bytes[0];
+    std::fill_n(buffer.data, buffer.bytes, 1);
+    succeed(spattn_exchange(made, SPATTN_EXCHANGE_UNPACK, &args), "without keys");
+    for (int64_t token = 0; token < 40; ++token)
+        CHECK_EQ(whole_k.data[token * 16 * 4], token < 20 ? 1 : Tensor::poison);
+}
+
+// An empty batch is legal: nothing goes anywhere.
+TEST(nothing_at_all) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.batch = 0;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2;
+    const Sharding sharding = shard(context, "full", problem, options);
+    const spattn_sharding* const made = sharding.get();
+    size_t bytes[2] = {1, 1};
+    succeed(spattn_sharding_buffers(made, &bytes[0], &bytes[1]), "buffers");
+    CHECK(bytes[0] == 0 && bytes[1] == 0);
+    Tensor k({0, 2, 20, 16}, f32), v({0, 2, 20, 8}, f32), whole_k({0, 2, 40, 16}, f32), whole_v({0, 2, 40, 8}, f32);
+    for (Tensor* t : {&k, &v, &whole_k, &whole_v}) t->view.data = nullptr;
+    auto args = sized<spattn_exchange_args>();
+    args.k = &k.view, args.v = &v.view;
+    succeed(spattn_exchange(made, SPATTN_EXCHANGE_PACK, &args), "pack");
+    args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+    succeed(spattn_exchange(made, SPATTN_EXCHANGE_UNPACK, &args), "unpack");
+    succeed(spattn_exchange(made, SPATTN_EXCHANGE_ADD_GRADIENTS, &args), "add");
+}
