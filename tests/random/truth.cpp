@@ -277,8 +277,9 @@ private:
         void reset(int64_t size) {
             for (Numbers* x : {&values, &errors, &squares, &powers}) x->assign(size_t(size), 0);
         }
-        void add(size_t at, double x, double error) {
-            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at], powers[at] += x * x;
+        // of_sums: the squares of partial sums that x is the last of.
+        void add(size_t at, double x, double error, double of_sums = 0) {
+            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at] + of_sums, powers[at] += x * x;
         }
     };
 
@@ -341,7 +342,7 @@ private:
             for (int64_t c = 0; c < value_dim_; ++c) {
                 const size_t at = size_t(key * value_dim_ + c);
                 if (t_.dv) demand("dv", b, head_kv, key, got_v[size_t(c)], dv.values[at], stored(dv, at) + quanta);
-                else dk.add(size_t(key * dim_ + c), dv.values[at], dv.errors[at]);
+                else dk.add(size_t(key * dim_ + c), dv.values[at], dv.errors[at], dv.squares[at]);
             }
             for (int64_t c = 0; c < dim_; ++c) {
                 const size_t at = size_t(key * dim_ + c);
