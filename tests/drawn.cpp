@@ -37,12 +37,12 @@ std::vector<uint8_t> model_mask(const Sees& sees, const Rectangle& e) {
     return mask;
 }
 
-Integers::Integers(const std::vector<int64_t>& values) : size(int64_t(values.size())) {
-    tensor.data = const_cast<int64_t*>(size ? values.data() : &size);
+Integers::Integers(const std::vector<int64_t>& values, int32_t axes) : shape{int64_t(values.size()) / axes, axes} {
+    tensor.data = const_cast<int64_t*>(values.empty() ? shape : values.data());
     tensor.device = {SPATTN_CPU, 0};
-    tensor.ndim = 1;
+    tensor.ndim = axes;
     tensor.dtype = {SPATTN_INT, 64, 1};
-    tensor.shape = &size;
+    tensor.shape = shape;
 }
 
 std::set<int64_t> random_blocks(int64_t i, int64_t blocks, int64_t window, int64_t global, int64_t random,
@@ -71,6 +71,7 @@ Model Builder::build(int depth) {
         case 4: return choice(depth, true);
         case 5: return choice(depth, false);
         case 6: return has_lists_ ? per_document(depth) : leaf();
+        case 7: return has_lists_ ? rows(depth) : leaf();
         default: return leaf();
     }
 }
@@ -119,6 +120,22 @@ Model Builder::per_document(int depth) {
     cu_k.resize(cu_q.size());
     const Rectangle any{extent_.batch, extent_.heads, 0, 0, 0};
     return per_document(Builder(choices_, any, reach_, false).build(depth - 1), cu_q, cu_k);
+}
+
+// Ranges of a longer or shorter extent, which may have lists of its own.
+Model Builder::rows(int depth) {
+    const Rectangle own{extent_.batch, extent_.heads, number(1, 2 * extent_.seq_q), extent_.seq_k, 0};
+    std::vector<int64_t> bounds;
+    for (int64_t left = extent_.seq_q; left > 0;) {
+        const int64_t most = std::min(left, own.seq_q), length = most - number(0, most - 1);
+        bounds.push_back(number(0, own.seq_q - length));
+        bounds.push_back(bounds.back() + length);
+        left -= length;
+    }
+    const Model inner = Builder(choices_, own, reach_).build(depth - 1);
+    const Integers ranges(bounds, 2);
+    return made([&](auto out) { return spattn_pattern_rows(inner.pattern.get(), &ranges.tensor, own.seq_q, out); },
+                meaning::rows(inner.sees, bounds, own.seq_q));
 }
 
 // ---- leaves ----
@@ -293,11 +310,9 @@ Model Builder::xref() {
     const spattn_xref params{sizeof(spattn_xref), 0, given(n.sinks), n.window, n.budget, given(n.links),
                              given(n.ngram_keys), given(n.symbol_before), given(n.symbol_after),
                              given(n.look_back), given(n.stop_ratio)};
-    const Integers ids_tensor(ids);
-    const int64_t shape[] = {tokens, 2};
-    const spattn_tensor symbols_tensor{symbols.data(), {SPATTN_CPU, 0}, 2, {SPATTN_INT, 64, 1}, shape, nullptr, 0};
+    const Integers words(ids), pairs(symbols, 2);
     const auto rows = std::make_shared<std::map<int64_t, std::set<int64_t>>>();
-    return made([&](auto out) { return spattn_pattern_xref(&ids_tensor.tensor, &symbols_tensor, &params, out); },
+    return made([&](auto out) { return spattn_pattern_xref(&words.tensor, &pairs.tensor, &params, out); },
                 [=](const Plane&, int64_t p, int64_t k) {
                     if (p < 0 || p >= tokens) return false;
                     const auto [row, is_new] = rows->try_emplace(p);

@@ -53,10 +53,11 @@ struct Model {
 // [batch][heads][seq_q][seq_k], pair by pair.
 std::vector<uint8_t> model_mask(const Sees& sees, const Rectangle& e);
 
+// A host tensor: a list, or with two axes pairs.
 struct Integers {
-    explicit Integers(const std::vector<int64_t>& values);
+    explicit Integers(const std::vector<int64_t>& values, int32_t axes = 1);
     Integers(const Integers&) = delete;
-    int64_t size;
+    int64_t shape[2];
     spattn_tensor tensor{};
 };
 
@@ -78,6 +79,7 @@ public:
     // Lists for this extent: of rows, not of positions.
     Model lists();
     Model per_document(int depth);
+    Model rows(int depth);
 
 private:
     int64_t number(int64_t low, int64_t high) { return choices_.number(low, high); }

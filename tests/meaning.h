@@ -68,6 +68,26 @@ auto per_document(Sees f, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k) 
     };
 }
 
+// bounds: begin and end of each range.
+template <class Sees>
+auto rows(Sees f, std::vector<int64_t> bounds, int64_t seq_q) {
+    return [f = std::move(f), bounds = std::move(bounds), seq_q](const auto& s, int64_t p, int64_t k) {
+        int64_t row = p - s.extent.q_offset;
+        if (row < 0) return false;
+        for (size_t i = 0; i < bounds.size(); i += 2) {
+            const int64_t count = bounds[i + 1] - bounds[i];
+            if (row < count) {
+                auto own = s;
+                own.extent.seq_q = seq_q;
+                own.extent.q_offset = s.extent.seq_k - seq_q;
+                return f(own, bounds[i] + row + own.extent.q_offset, k);
+            }
+            row -= count;
+        }
+        return false;
+    };
+}
+
 // ---- xref ----
 
 struct XrefNumbers {

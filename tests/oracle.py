@@ -322,6 +322,20 @@ def per_document(cu_q, cu_k, part):
     return sees
 
 
+def rows(bounds, seq_q, part):
+    found = np.concatenate([np.arange(*pair) for pair in zip(bounds[::2], bounds[1::2])])  # the part's row of each row
+
+    def sees(p, k, scene):
+        if scene.extent.seq_q != len(found):
+            raise ValueError(f"rows of {len(found)} on {scene.extent}")
+        own = Extent(seq_q, scene.extent.seq_k, scene.extent.batch, scene.extent.heads)  # aligned to its end
+        i = p - scene.extent.offset
+        inside = (i >= 0) & (i < len(found))  # transposes ask for others, which see nothing
+        position = found[np.where(inside, i, 0)] + own.offset
+        return inside & part(position, k, Scene(own, scene.batch, scene.head))
+    return sees
+
+
 # ---- lists given at run time ----
 
 def listed(indices, counts, heads_q, seq_q, seq_k, block_q=1, block_k=1):
@@ -348,7 +362,8 @@ class Reader:
     """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
 
     transpose takes an expression, per_head and per_batch a list of choices and then expressions, per_document two lists
-    and an expression, csr, bsr, mask and xref lists and then numbers, all others numbers.
+    and an expression, rows a list, a number and an expression, csr, bsr, mask and xref lists and then numbers, all
+    others numbers.
     """
 
     def __init__(self, text):
@@ -384,6 +399,8 @@ class Reader:
             return self.selection(per_head if name == "per_head" else per_batch)
         if name == "per_document":
             return per_document(*self.lists(2), self.closing(self.expression()))
+        if name == "rows":
+            return rows(*self.lists(1), *self.numbers(None, ","), self.closing(self.expression()))
         if name in LISTS:
             make, count = LISTS[name]
             return make(*self.lists(count), *self.numbers(None, ")"))

@@ -95,6 +95,10 @@ Numbers::Numbers(const std::vector<int64_t>& values) : Tensor({int64_t(values.si
     std::copy(values.begin(), values.end(), as<int64_t>());
 }
 
+Pairs::Pairs(const std::vector<int64_t>& values) : Tensor({int64_t(values.size()) / 2, 2}, i64) {
+    std::copy(values.begin(), values.end(), as<int64_t>());
+}
+
 void demand(const std::string& what, const char* function, spattn_status got, spattn_status status,
             const std::string& argument) {
     check::context = std::string(function) + ": " + what;

@@ -124,6 +124,11 @@ struct Numbers : Tensor {
     explicit Numbers(const std::vector<int64_t>& values);
 };
 
+// A host tensor [count / 2, 2] of int64.
+struct Pairs : Tensor {
+    explicit Pairs(const std::vector<int64_t>& values);
+};
+
 // The call failed with `status`, and the last error names this function and this argument.
 void demand(const std::string& what, const char* function, spattn_status got, spattn_status status,
             const std::string& argument);

@@ -111,6 +111,8 @@ void check_value_in_key(const char* function, int32_t op) {
 
 TEST(lists_stand_alone_or_once_under_and) {
     for (const char* text : {"runtime_tokens(8)", "runtime_blocks(64,64,8)", "causal & runtime_tokens(8)",
+                             "rows([0,4], 8, runtime_tokens(8))",
+                             "rows([0,4], 8, rows([3,9,0,2], 9, causal & runtime_blocks(4,4,2))) & sink(3)",
                              "(window(9,0) | sink(4)) & (runtime_blocks(1,64,3) & documents(0,9))"}) {
         const Pattern pattern = parse(text);
         check::context = text;
@@ -121,7 +123,8 @@ TEST(lists_stand_alone_or_once_under_and) {
          {"causal | runtime_tokens(8)", "runtime_tokens(8) - causal", "causal - runtime_tokens(8)",
           "runtime_tokens(8) & runtime_tokens(8)", "transpose(runtime_tokens(8))",
           "per_head([0,0], runtime_tokens(8))", "per_batch([0], runtime_tokens(8) & causal)",
-          "per_document([0,4], [0,4], runtime_tokens(8))"}) {
+          "per_document([0,4], [0,4], runtime_tokens(8))", "rows([0,4], 8, causal | runtime_tokens(8))",
+          "rows([0,4], 8, runtime_tokens(8)) & runtime_tokens(8)", "rows([0,4], 8, runtime_tokens(8)) - causal"}) {
         spattn_pattern* result = nullptr;
         demand(text, "spattn_pattern_parse", spattn_pattern_parse(text, &result), SPATTN_E_FORMAT, "text");
         CHECK(std::string(spattn_last_error_text()).find(message) != std::string::npos);
@@ -134,7 +137,8 @@ TEST(lists_stand_alone_or_once_under_and) {
 }
 
 TEST(texts_and_bytes_come_back) {
-    for (const char* text : {"runtime_tokens(2048)", "causal & runtime_blocks(16,64,8)"}) {
+    for (const char* text : {"runtime_tokens(2048)", "causal & runtime_blocks(16,64,8)",
+                             "rows([0,4], 8, causal & runtime_tokens(8))"}) {
         const Pattern pattern = parse(text);
         size_t needed = 0;
         char buffer[64];
@@ -150,7 +154,8 @@ TEST(texts_and_bytes_come_back) {
 
 TEST(questions_have_no_answer) {
     const spattn_extent extent = make_extent(8, 8);
-    for (const char* text : {"runtime_tokens(4)", "causal & runtime_blocks(4,4,1)"}) {
+    for (const char* text :
+         {"runtime_tokens(4)", "causal & runtime_blocks(4,4,1)", "rows([0,8], 9, runtime_tokens(4))"}) {
         const Pattern p = parse(text);
         auto stats = sized<spattn_stats>();
         int32_t keeps = 0;
@@ -172,6 +177,44 @@ TEST(forward_lists) { check_list_operands<spattn_forward_args>("spattn_forward",
 TEST(backward_lists) { check_list_operands<spattn_backward_args>("spattn_backward", SPATTN_OP_BACKWARD); }
 TEST(forward_value_in_key) { check_value_in_key<spattn_forward_args>("spattn_forward", SPATTN_OP_FORWARD); }
 TEST(backward_value_in_key) { check_value_in_key<spattn_backward_args>("spattn_backward", SPATTN_OP_BACKWARD); }
+
+namespace {
+
+// out, dq, dk and dv of a pattern with lists of 5 keys.
+std::vector<float> results_with_lists(const char* text, uint32_t flags) {
+    const Context context = make_context();
+    const spattn_problem problem = lists_problem(flags);
+    const Plan plan = make_plan(context.get(), parse(text).get(), problem);
+    CallWithLists<spattn_forward_args> forward(problem, plan.get(), SPATTN_OP_FORWARD);
+    succeed(forward.run(plan.get()), text);
+    CallWithLists<spattn_backward_args> backward(problem, plan.get(), SPATTN_OP_BACKWARD);
+    backward.args.out = &forward.out.view, backward.args.lse = &forward.lse.view;
+    succeed(backward.run(plan.get()), text);
+    std::vector<float> results;
+    for (Tensor* t : {&forward.out, &backward.dq, &backward.dk, &backward.dv})
+        results.insert(results.end(), t->as<float>(), t->as<float>() + t->bytes / sizeof(float));
+    return results;
+}
+
+}  // namespace
+
+// The lists are those of the extent's own rows: it is the same to take them under rows as beside them.
+TEST(lists_under_rows) {
+    const std::pair<const char*, const char*> cases[] = {
+        {"rows([4,44],48,runtime_tokens(5))", "runtime_tokens(5)"},
+        {"rows([28,48,0,20],48,causal & runtime_tokens(5))", "rows([28,48,0,20],48,causal) & runtime_tokens(5)"},
+        {"rows([28,48,0,20],48,runtime_tokens(5)) & window(30,0)", "runtime_tokens(5) & window(30,0)"}};
+    for (const auto& [under, beside] : cases) {
+        check::context = under;
+        const std::vector<float> got = results_with_lists(under, 0);
+        const std::vector<float> reference = results_with_lists(under, SPATTN_PLAN_REFERENCE);
+        CHECK(got == results_with_lists(beside, 0));
+        CHECK(reference == results_with_lists(beside, SPATTN_PLAN_REFERENCE));
+        bool is_near = true;
+        for (size_t i = 0; i < got.size(); ++i) is_near &= std::abs(got[i] - reference[i]) < 1e-5;
+        CHECK(is_near);
+    }
+}
 
 TEST(values_that_do_not_fit_in_keys) {
     const Context context = make_context();

@@ -46,6 +46,7 @@ ARGUMENTS = {
                                 "part_of_head": Wrong([0, 2], [0, -1], named="part_of_head[1]")},
     "spattn_pattern_per_batch": {"count": EMPTY, "batch": EMPTY,
                                  "part_of_batch": Wrong([0, 2], [0, -1], named="part_of_batch[1]")},
+    "spattn_pattern_rows": {"seq_q": Wrong(*SIZES, 1 << 31)},
     "spattn_pattern_parse": {"text": Wrong(b"", b"cuasal", b"causal &", b"window(1)", b"window(-2,0)", b"(causal",
                                            b"window(99999999999999999999,0)", b"causal\xff",
                                            status="SPATTN_E_FORMAT")},

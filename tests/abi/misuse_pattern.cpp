@@ -127,11 +127,37 @@ TEST(xref) {
         });
 }
 
+// Ranges that are none, or do not lie within the rows.
+TEST(rows) {
+    const auto call = [](const std::vector<int64_t>& bounds, int64_t seq_q) {
+        return [=](spattn_pattern** result) {
+            const Pairs ranges(bounds);
+            return spattn_pattern_rows(parse("causal").get(), &ranges.view, seq_q, result);
+        };
+    };
+    const auto of_shape = [](const std::vector<int64_t>& shape) {
+        return [=](spattn_pattern** result) {
+            const Tensor ranges(shape, i64);
+            return spattn_pattern_rows(parse("causal").get(), &ranges.view, 9, result);
+        };
+    };
+    demand_no_handle<spattn_pattern>("spattn_pattern_rows",
+                                     {{"no range", call({}, 9), SPATTN_E_SHAPE, "ranges"},
+                                      {"three numbers a range", of_shape({2, 3}), SPATTN_E_SHAPE, "ranges"},
+                                      {"a list", of_shape({4}), SPATTN_E_SHAPE, "ranges"},
+                                      {"a range without rows", call({0, 2, 5, 5}, 9), SPATTN_E_RANGE, "ranges"},
+                                      {"an end before its begin", call({5, 2}, 9), SPATTN_E_RANGE, "ranges"},
+                                      {"a begin below 0", call({-1, 2}, 9), SPATTN_E_RANGE, "ranges"},
+                                      {"an end behind the rows", call({0, 2, 8, 10}, 9), SPATTN_E_RANGE, "ranges"},
+                                      {"the least begin", call({least, 2}, 9), SPATTN_E_RANGE, "ranges"},
+                                      {"no rows", call({0, 2}, 0), SPATTN_E_RANGE, "seq_q"}});
+}
+
 TEST(texts_with_numbers_out_of_range) {
     for (const char* text :
          {"window(-2,0)", "sink(-1)", "block_diagonal(0)", "landmark(4,5)", "residue(3,3)", "tree(0)", "documents(3,2)",
           "bigbird(4,2,0,0,0)", "global_keys(-1)", "per_head([1],full)", "xref([],[])", "xref([1],[0])",
-          "xref([1],[],32,64,95)", "xref([1],[0,-2])"}) {
+          "xref([1],[],32,64,95)", "xref([1],[0,-2])", "rows([0,2],1,full)", "rows([],1,full)", "rows([0,1],0,full)"}) {
         spattn_pattern* result = reinterpret_cast<spattn_pattern*>(&result);
         demand(text, "spattn_pattern_parse", spattn_pattern_parse(text, &result), SPATTN_E_FORMAT, "text");
         CHECK_EQ(result, static_cast<spattn_pattern*>(nullptr));

@@ -77,6 +77,7 @@ class World:
             "pattern_per_head": (parts, 2, ffi.new("int32_t[]", [0, 1]), 2),
             "pattern_per_batch": (parts, 2, ffi.new("int32_t[]", [0, 1]), 2),
             "pattern_per_document": (causal, numbers, numbers),
+            "pattern_rows": (causal, self.tensor(np.array([[0, 2], [5, 8]])), 8),
             "pattern_parse": (b"causal",), "pattern_print": (causal, *text), "pattern_save": (causal, *text),
             "pattern_hash": (causal, ffi.new("uint64_t *")),
             "pattern_load": (keep(ffi.from_buffer(saved)), len(saved)),

@@ -126,6 +126,7 @@ TEST(compositions) {
     const spattn_pattern* parts[] = {a.get(), b.get(), a.get()};
     const int32_t map[] = {0, 2, 1, 0};
     Numbers cu_q({0, 3, 9}), cu_k({0, 5, 9});
+    Pairs ranges({6, 9, 0, 2});
     const std::pair<const char*, Maker> makers[] = {
         {"spattn_pattern_union", [&](auto r) { return spattn_pattern_union(parts, 3, r); }},
         {"spattn_pattern_intersection", [&](auto r) { return spattn_pattern_intersection(parts, 3, r); }},
@@ -135,11 +136,12 @@ TEST(compositions) {
         {"spattn_pattern_per_batch", [&](auto r) { return spattn_pattern_per_batch(parts, 3, map, 4, r); }},
         {"spattn_pattern_per_document",
          [&](auto r) { return spattn_pattern_per_document(a.get(), &cu_q.view, &cu_k.view, r); }},
+        {"spattn_pattern_rows", [&](auto r) { return spattn_pattern_rows(a.get(), &ranges.view, 9, r); }},
         {"spattn_pattern_parse",
          [&](auto r) {
              return spattn_pattern_parse(
                  "causal & (sink(4) | window(9,0)) - per_head([0,1,0], full, csr([0,1],[0],3)) | "
-                 "transpose(bigbird(4,3,1,2,9)) & per_document([0,2],[0,3],mask([1,0],1,2))",
+                 "transpose(bigbird(4,3,1,2,9)) & per_document([0,2],[0,3],mask([1,0],1,2)) - rows([0,2],4,full)",
                  r);
          }},
     };
@@ -173,6 +175,7 @@ TEST(texts_hashes_and_bytes) {
     CHECK(sweep_texts_hashes_and_bytes(make_mixed()) > 50);
     for (const char* text : {"csr([0,2,2,3],[0,4,2],5) | bsr([0,1,2],[0,1],2,3,3,5)", "mask([1,0,0,1,1,0],1,2,3)",
                              "per_document([0,3,9],[0,5,9],causal & window(2,0))",
+                             "rows([6,9,0,2],9,causal & window(2,0))", "rows([0,4],8,runtime_tokens(8) & causal)",
                              "causal & runtime_tokens(8)", "runtime_blocks(4,8,2) & (window(3,0) | sink(1))"})
         CHECK(sweep_texts_hashes_and_bytes(parse(text)) > 20);
 }

@@ -70,6 +70,8 @@ TEST(plans_of_every_kind_run_by_all) {
         {"window(9,0) | strided(16) | global_tokens(3,200,201)", 400, 0, SPATTN_PLAN_SINK_LOGITS},
         {"global_keys(3,60)", 70, 0, SPATTN_PLAN_SINK_LOGITS},
         {"per_document([0,30,70],[0,30,70],causal)", 70, 0, 0},
+        {"rows([0,35,105,140],140,causal)", 70, 0, 0},
+        {"rows([0,20,60,80],80,causal & runtime_tokens(6))", 40, 6, SPATTN_PLAN_SINK_LOGITS},
     };
     const Context context = make_shared_context(3);
     for (const auto& kind : kinds) {

@@ -124,7 +124,8 @@ TEST(what_is_not_known_says_so) {
         CHECK_EQ(parse_pattern(text)->modulus(), 0);
     }
     for (const char* text : {"strided(4) & logsparse", "strided(6) | (strided(6) & block_diagonal(8))",
-                             "per_document([0,8], [0,8], strided(2))", "csr([0,1],[0],1)"}) {
+                             "per_document([0,8], [0,8], strided(2))", "rows([0,8], 9, strided(2))",
+                             "csr([0,1],[0],1)"}) {
         check::context = text;
         CHECK(!parse_pattern(text)->in_residue(6, 0));
     }

@@ -23,7 +23,9 @@ TEST(index_patterns_mean_their_lists) {
     for (uint32_t seed = 0; seed < 1500; ++seed) {
         Source source(seed);
         const Plane plane = source.plane();
-        const Tree tree = seed % 4 ? source.lists(plane.extent) : source.per_document(plane.extent, 2);
+        const Tree tree = seed % 4 == 0   ? source.per_document(plane.extent, 2)
+                          : seed % 4 == 1 ? source.rows(plane.extent, 2)
+                                          : source.lists(plane.extent);
         check_meaning(tree, plane, seed);
     }
 }
@@ -175,6 +177,33 @@ TEST(documents_that_break_the_rules) {
     }
     CHECK_EQ(parse_pattern("per_document( [0,2],[0 ,3],full|causal )")->print(),
              "per_document([0,2], [0,3], full | causal)");
+}
+
+TEST(rows_that_break_the_rules) {
+    const PatternRef full = make_full();
+    refuses(SPATTN_E_NULL, "inner", [] { make_rows({}, {0, 1}, 1); });
+    for (int64_t bad : {int64_t(0), int64_t(-1), huge})
+        refuses(SPATTN_E_RANGE, "seq_q", [&] { make_rows(full, {0, 1}, bad); });
+    refuses(SPATTN_E_SHAPE, "ranges", [&] { make_rows(full, {}, 9); });
+    refuses(SPATTN_E_SHAPE, "ranges", [&] { make_rows(full, {0, 4, 5}, 9); });
+    const std::pair<int64_t, int64_t> wrong[] = {{-1, 1}, {4, 4}, {5, 4}, {0, 10}, {9, 10}, {-huge, huge}};
+    for (const auto& [begin, end] : wrong)
+        refuses(SPATTN_E_RANGE, "ranges", [&, begin = begin, end = end] { make_rows(full, {0, 1, begin, end}, 9); });
+    const int64_t most = (int64_t(1) << 31) - 1;
+    refuses(SPATTN_E_RANGE, "ranges", [&] { make_rows(full, {0, most, 0, 1}, most); });
+    make_rows(full, {0, most}, most);
+    const PatternRef six = make_rows(make_tree({-1, 0, 0}), {1, 3, 0, 2, 1, 3}, 3);
+    six->check({1, 1, 6, 3, 77});
+    for (const Extent& e : {Extent{1, 1, 3, 3, 0}, Extent{1, 1, 5, 3, 0}, Extent{1, 1, 7, 3, 0}, Extent{1, 1, 6, 2, 0}})
+        refuses(SPATTN_E_SHAPE, "pattern", [&] { six->check(e); });
+    refuses(SPATTN_E_SHAPE, "pattern", [&] { make_union({full, six})->check({1, 1, 3, 3, 0}); });
+    for (const char* bad :
+         {"rows()", "rows([0,1])", "rows([0,1],causal)", "rows([0,1],1)", "rows([0,1],1,causal", "rows(0,1,1,causal)",
+          "rows([],1,causal)", "rows([0],1,causal)", "rows([1,0],1,causal)", "rows([0,2],1,causal)",
+          "rows([0,1],0,causal)", "rows([0,1],[1],causal)", "rows([#01],1,full)"}) {
+        refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
+    }
+    CHECK_EQ(parse_pattern("rows( [0,2,1 ,3], 9,full|causal )")->print(), "rows([0,2,1,3], 9, full | causal)");
 }
 
 TEST(predicates) {

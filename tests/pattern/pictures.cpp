@@ -296,6 +296,27 @@ x.x....
 )");
 }
 
+// The first two queries and the last two, of six that align to the end of eight keys; a row twice, and none between.
+TEST(rows_of_a_longer_extent) {
+    const char* dealt = R"(
+xxx.....
+xxxx....
+xxxxxxx.
+xxxxxxxx
+)";
+    CHECK_EQ(draw("rows([0,2,4,6],6,causal)", 4, 8), dealt);
+    CHECK_EQ(draw("rows([0,2,4,6],6,causal)", Plane{{1, 1, 4, 8, -40}}), dealt);
+    CHECK_EQ(draw("rows([2,3,0,1,2,3],3,csr([0,1,2,4],[0,1,0,2],3))", 3, 3), R"(
+x.x
+x..
+x.x
+)");
+    CHECK_EQ(draw("rows([0,2],3,transpose(window(1,0)))", 2, 3), R"(
+xx.
+.xx
+)");
+}
+
 TEST(lists_of_a_call) {
     CHECK_EQ(draw_lists("runtime_tokens(3)", 3, 5, {4, 0, 0, -1, 5, 2, 3, 1, 3}), R"(
 2...1
@@ -322,6 +343,10 @@ TEST(lists_of_a_call) {
 111..
 1.1..
 1....
+)");
+    CHECK_EQ(draw_lists("rows([0,1,2,3],3,runtime_tokens(3) & causal)", 2, 3, {2, 0, 0, 2, 1, 1}), R"(
+2..
+.21
 )");
 }
 

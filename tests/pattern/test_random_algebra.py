@@ -93,6 +93,18 @@ def per_document(r, extent, depth):
     return f"per_document([{listed(cu_q)}], [{listed(cu_k)}], {expression(r, own, depth)})"
 
 
+def rows(r, extent, depth):
+    """Ranges of a longer or shorter extent, in any order, whose rows may be there more than once."""
+    own = Extent(r.randint(1, 2 * extent.seq_q), extent.seq_k, extent.batch, extent.heads)
+    bounds, left = [], extent.seq_q
+    while left:
+        length = r.randint(1, min(left, own.seq_q))
+        begin = r.randint(0, own.seq_q - length)
+        bounds += [begin, begin + length]
+        left -= length
+    return f"rows([{listed(bounds)}], {own.seq_q}, {expression(r, own, depth)})"
+
+
 def leaf(r, extent):
     """Without sizes, a leaf that means something on every extent."""
     if extent.seq_q and r.random() < 0.3:
@@ -115,7 +127,7 @@ def expression(r, extent, depth):
     if choice < 0.80:
         return f"transpose({part()})"
     if choice < 0.90 and extent.seq_q:
-        return per_document(r, extent, depth - 1)
+        return r.choice([per_document, rows])(r, extent, depth - 1)
     name, count = r.choice([("per_head", extent.heads), ("per_batch", extent.batch)])
     return f"{name}([{listed(r.randrange(2) for _ in range(count))}],{part()},{part()})"
 

@@ -19,6 +19,8 @@ Tree Source::lists(const Extent& e) { return tree_of(on(e).lists()); }
 
 Tree Source::per_document(const Extent& e, int depth) { return tree_of(on(e).per_document(depth)); }
 
+Tree Source::rows(const Extent& e, int depth) { return tree_of(on(e).rows(depth)); }
+
 Tree Source::mixed(const Extent& e, int depth) { return tree_of(on(e).build(depth)); }
 
 Plane Source::plane() {

@@ -37,6 +37,7 @@ public:
     // These have lists of rows, and stand on this extent.
     Tree lists(const Extent& e);
     Tree per_document(const Extent& e, int depth);
+    Tree rows(const Extent& e, int depth);
     Tree mixed(const Extent& e, int depth);
 
     Plane plane();

@@ -26,12 +26,13 @@ std::string list(const std::vector<int64_t>& values) {
 }
 
 struct Integers {
-    explicit Integers(const std::vector<int64_t>& values) : size(int64_t(values.size())) {
-        tensor.data = const_cast<int64_t*>(size ? values.data() : &size);
-        tensor.device = {SPATTN_CPU, 0}, tensor.ndim = 1, tensor.dtype = {SPATTN_INT, 64, 1}, tensor.shape = &size;
+    explicit Integers(const std::vector<int64_t>& values, int32_t axes = 1)  // two axes: pairs
+        : shape{int64_t(values.size()) / axes, axes} {
+        tensor.data = const_cast<int64_t*>(values.empty() ? shape : values.data());
+        tensor.device = {SPATTN_CPU, 0}, tensor.ndim = axes, tensor.dtype = {SPATTN_INT, 64, 1}, tensor.shape = shape;
     }
     Integers(const Integers&) = delete;
-    int64_t size;
+    int64_t shape[2];
     spattn_tensor tensor{};
 };
 
@@ -41,6 +42,17 @@ Pattern made(const char* what, Make make) {
     demand(make(&result), what);
     return Pattern(result);
 }
+
+// The ranges of rows that an extent has of seq_q queries: begin and end of each.
+struct Ranges {
+    int64_t seq_q;
+    std::vector<int64_t> bounds;
+
+    Pattern of(const Pattern& inner) const {
+        const Integers pairs(bounds, 2);
+        return made("rows", [&](auto out) { return spattn_pattern_rows(inner.get(), &pairs.tensor, seq_q, out); });
+    }
+};
 
 class Drawing {
 public:
@@ -78,6 +90,15 @@ public:
                       parse(join("documents(0,", random_.in(0, longest_), ")")));
     }
 
+    // Rows of more queries that one of several devices has: as far from the first one as others are from the last.
+    Ranges dealt() {
+        const int64_t seq_q = std::max(e_.seq_q, e_.seq_k), first = (e_.seq_q + 1) / 2, last = e_.seq_q - first;
+        const int64_t begin = random_.in(0, (seq_q - e_.seq_q) / 2);
+        Ranges dealt{seq_q, {begin, begin + first}};
+        if (last) dealt.bounds.insert(dealt.bounds.end(), {seq_q - begin - last, seq_q - begin});
+        return dealt;
+    }
+
 private:
     int64_t number(int64_t most) { return random_.size(std::max<int64_t>(1, std::min(most, longest_ + 20))); }
     std::vector<int64_t> positions(int64_t most) {
@@ -98,7 +119,7 @@ private:
     // As people use them.
     Pattern usual() {
         const int64_t n = number(longest_);
-        switch (random_.in(0, 10)) {
+        switch (random_.in(0, 11)) {
             case 0: return parse("full");
             case 1: return parse("causal");
             case 2: return two_of(spattn_pattern_intersection, parse("causal"), documents());
@@ -107,6 +128,7 @@ private:
             case 5: return per_document(false);
             case 6: return choice(true, [&] { return sparse(); });
             case 7: return lists();
+            case 8: return dealt().of(random_.one_in(2) ? parse("causal") : sparse());
         }
         return sparse();
     }
@@ -211,7 +233,7 @@ private:
     Pattern algebra(int depth, bool is_whole) {
         if (depth == 0) return leaf(is_whole);
         const auto part = [&] { return algebra(depth - 1, is_whole); };
-        switch (random_.in(0, 9)) {
+        switch (random_.in(0, 10)) {
             case 0:
             case 1: return two_of(spattn_pattern_union, part(), part());
             case 2: return two_of(spattn_pattern_intersection, part(), part());
@@ -226,6 +248,7 @@ private:
             case 5: return choice(true, part);
             case 6: return choice(false, part);
             case 7: return is_whole ? per_document(true) : leaf(false);
+            case 8: return is_whole ? some_rows() : leaf(false);
         }
         return leaf(is_whole);
     }
@@ -264,6 +287,21 @@ private:
         });
     }
 
+    // Ranges in any order, of a longer or shorter extent, for which there may be lists.
+    Pattern some_rows() {
+        Ranges some{random_.in(1, 2 * e_.seq_q), {}};
+        for (int64_t left = e_.seq_q; left > 0;) {
+            const int64_t length = random_.in(1, std::min(left, some.seq_q));
+            const int64_t begin = random_.in(0, some.seq_q - length);
+            some.bounds.insert(some.bounds.end(), {begin, begin + length});
+            left -= length;
+        }
+        Drawing own(random_, {e_.batch, e_.heads, some.seq_q, e_.seq_k});
+        Pattern pattern = some.of(own.algebra(1, true));
+        varies_by_batch |= own.varies_by_batch, varies_by_head |= own.varies_by_head;
+        return pattern;
+    }
+
     Random& random_;
     Extents e_;
     int64_t longest_;
@@ -298,6 +336,11 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
                 parse(on_cache ? "causal" : join("causal & (sink(3) | window(", random.size(e.seq_k), ",0))"));
             const spattn_pattern* parts[2] = {drawn.pattern.get(), drawn.known.get()};
             drawn.pattern = made("lists", [&](auto out) { return spattn_pattern_intersection(parts, 2, out); });
+        }
+        if (!on_cache && random.one_in(4)) {
+            const Ranges dealt = drawing.dealt();
+            drawn.pattern = dealt.of(drawn.pattern);
+            if (drawn.known) drawn.known = dealt.of(drawn.known);
         }
         return drawn;
     }

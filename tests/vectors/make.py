@@ -127,6 +127,25 @@ DOCUMENTS = [
     ("full - per_document([0,4,9],[0,4,9],full)", Extent(9, 9)),
 ]
 
+# Rows of another extent, which aligns to the end of the keys wherever the extent itself does.
+ROWS = [
+    ("rows([0,3],3,causal)", Extent(3, 7)),
+    ("rows([4,8],8,causal)", Extent(4, 8)),
+    ("rows([4,8],8,causal)", Extent(4, 8, q_offset=-9)),
+    ("rows([0,3,13,16],16,causal & window(5,0))", Extent(6, 16, batch=2, heads=2)),
+    ("rows([5,9,0,2,6,8],9,causal & (sink(1) | window(2,0)))", Extent(8, 12)),
+    ("rows([0,32,224,256],256,causal & (sink(4) | window(60,0)))", Extent(64, 256)),
+    ("rows([1,2,1,2,0,1],2,csr([0,2,3],[0,4,1],5))", Extent(3, 5)),
+    ("rows([2,5],6,mask([1,0,0,1,1,0,0,1,1,0,1,1],6,2)) | sink(1)", Extent(3, 2)),
+    ("rows([0,4],9,per_document([0,3,9],[0,3,9],causal))", Extent(4, 9)),
+    ("per_document([0,2,4],[0,5,10],rows([3,5],5,causal))", Extent(4, 10)),
+    ("rows([1,4],5,rows([0,2,7,10],10,bigbird(2,1,1,1,3)))", Extent(3, 10)),
+    ("rows([0,6,8,9],9,transpose(causal & documents(0,4,9)))", Extent(7, 9)),
+    ("transpose(rows([2,5,0,2],5,window(1,1)))", Extent(5, 5)),
+    ("rows([3,5],6,per_head([0,1],causal,tree(-1,0,0,1,1,2)))", Extent(2, 8, heads=2)),
+    ("causal - rows([0,9],20,strided(3))", Extent(9, 9)),
+]
+
 
 def pattern_cases():
     for text in TEXTS:
@@ -139,6 +158,7 @@ def pattern_cases():
     yield from SELECTIONS
     yield from INDEXED
     yield from DOCUMENTS
+    yield from ROWS
 
 
 def pattern_vector(text, extent):
@@ -182,6 +202,7 @@ PROBLEMS = [
     ("causal", 2, 2, 1, 5, 6, 4, 4, 1.0, None, True, {"softcap": 0.75}),
     ("causal", 1, 3, 1, 7, 4, 4, 4, 0.5, None, True, {"sink_logits": [0.5, -1.25, 3.0]}),
     ("window(2,1)", 2, 2, 2, 6, 6, 4, 2, 0.5, None, False, {"sink_logits": [-8.0, 1.0], "softcap": 2.0}),
+    ("rows([6,8,0,3],8,causal & (sink(1) | window(3,0)))", 1, 2, 1, 5, 8, 4, 4, 0.5, None, True),
 ]
 
 
