@@ -312,6 +312,27 @@ private:
     static constexpr int64_t none = 0;
 };
 
+// From begin up to end.
+struct Range {
+    int64_t begin = 0, end = 0;
+};
+
+// The same of ranges: {{0, 4}, {12, 16}}, a vector of Range, or a view [ranges, 2].
+class Ranges : public ConstView {
+public:
+    Ranges(std::initializer_list<Range> ranges) : Ranges(ranges.begin(), ranges.size()) {}
+    Ranges(const std::vector<Range>& ranges) : Ranges(ranges.data(), ranges.size()) {}
+    Ranges(const ConstView& ranges) : ConstView(ranges) {}
+
+private:
+    Ranges(const Range* ranges, std::size_t count) {
+        static_assert(sizeof(Range) == 2 * sizeof(int64_t), "ranges lie as a tensor [ranges, 2] does");
+        shape_[0] = int64_t(count), shape_[1] = 2;
+        set(count ? ranges : &none, element<int64_t>::dtype, 2, cpu);
+    }
+    static constexpr Range none{};
+};
+
 namespace detail {
 // A view as an optional argument of the C ABI.
 struct Argument {
@@ -653,6 +674,11 @@ inline Pattern per_batch(const std::vector<Pattern>& parts, const std::vector<in
 inline Pattern per_document(const Pattern& inner, const Numbers& cu_q, const Numbers& cu_k) {
     return detail::compose({inner}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
         return spattn_pattern_per_document(parts[0], detail::Argument(cu_q), detail::Argument(cu_k), result);
+    });
+}
+inline Pattern rows(const Pattern& inner, const Ranges& ranges, int64_t seq_q) {
+    return detail::compose({inner}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
+        return spattn_pattern_rows(parts[0], detail::Argument(ranges), seq_q, result);
     });
 }
 

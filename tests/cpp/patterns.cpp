@@ -26,6 +26,8 @@ TEST(every_constructor_is_its_text) {
     const std::vector<int64_t> none;
     const unsigned char bits[] = {1, 0, 0, 1, 1, 0};
     const int64_t symbols[] = {4, -1, -1, 4};
+    const int32_t pairs[] = {5, 9, 0, 1};
+    const std::vector<sa::Range> some{{6, 8}, {0, 1}};
     sa::Xref few_params;
     few_params.sinks = few_params.look_back = -1, few_params.window = 1, few_params.budget = 8;
     const std::pair<sa::Pattern, const char*> table[] = {
@@ -63,6 +65,10 @@ TEST(every_constructor_is_its_text) {
         {sa::per_head({sa::causal(), sa::full()}, {0, 1, 1}), "per_head([0,1,1],causal,full)"},
         {sa::per_batch({sa::sink(5), sa::sink(3)}, {0, 1}), "per_batch([0,1],sink(5),sink(3))"},
         {sa::per_document(sa::causal(), {0, 4}, {0, 9}), "per_document([0,4],[0,9],causal)"},
+        {sa::rows(sa::causal(), {{0, 4}}, 8), "rows([0,4],8,causal)"},
+        {sa::rows(sa::causal(), {{12, 16}, {0, 4}}, 16), "rows([12,16,0,4],16,causal)"},
+        {sa::rows(sa::causal(), some, 8), "rows([6,8,0,1],8,causal)"},
+        {sa::rows(sa::runtime_tokens(8), sa::view(pairs, {2, 2}), 9), "rows([5,9,0,1],9,runtime_tokens(8))"},
         {sa::causal() & (sa::window(3, 0) | sa::sink(1)), "causal & (window(3,0) | sink(1))"},
         {sa::unite({sa::sink(1), sa::causal(), sa::full()}), "sink(1) | causal | full"},
         {sa::intersect({sa::sink(1), sa::causal(), sa::full()}), "sink(1) & causal & full"},

@@ -29,7 +29,7 @@ TEST(what_fails) {
     const sa::Pattern wrong = sa::window(-2, 0);
     CHECK(!wrong);
     // What is made of it is empty too, and the reason stays the first one.
-    const sa::Pattern whole = sa::transpose(sa::causal() & (wrong | sa::sink(1))) - sa::full();
+    const sa::Pattern whole = sa::rows(sa::transpose(sa::causal() & (wrong | sa::sink(1))), {{0, 1}}, 2) - sa::full();
     CHECK(!whole);
     CHECK(!sa::Context(sa::cpu).plan(whole, {}));
     CHECK_EQ(sa::last_failure().argument, "left");

@@ -14,6 +14,13 @@ CASES = [
     ("causal & runtime_tokens(12)", "causal", 1, 1, 12),
     (sa.runtime_blocks(8, 4, 3), None, 8, 4, 3),
     (
+        sa.rows(sa.runtime_tokens(20) & sa.causal(), [(20, 37), (0, 16)], 40),
+        "rows([20,37,0,16],40,causal)",
+        1,
+        1,
+        20,
+    ),
+    (
         sa.per_head(["causal", "full", "sink(7)", "full"]) & sa.runtime_blocks(5, 16, 4),
         "per_head([0,1,2,1],causal,full,sink(7))",
         5,

@@ -297,6 +297,8 @@ def test_where_all_is_thin_more_is_darker():
         (sa.transpose(sa.mask(np.ones((30, 9), bool))), 4),
         (sa.per_head(["causal", sa.sink(2)]), 4),
         (sa.per_batch([sa.mask(np.eye(64, dtype=bool)), "full"]), 4),
+        (sa.rows(sa.mask(np.ones((9, 30), bool)), [(0, 9), (2, 5)], 9), 2),
+        (sa.rows("causal", [(0, 9), (2, 5)], 9), 3),
     ],
 )
 def test_patterns_with_sizes_of_their_own_show_these(pattern, lines):

@@ -57,6 +57,7 @@ from ._patterns import (
     per_batch,
     per_document,
     per_head,
+    rows,
     transpose,
     union,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "plan",
     "predicate",
     "residue",
+    "rows",
     "runtime_blocks",
     "runtime_tokens",
     "sink",

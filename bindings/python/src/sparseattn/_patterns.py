@@ -25,6 +25,7 @@ from ._core import (
     ffi,
     handle_signals,
     integer,
+    integers_of,
     lib,
     own,
     read_bytes,
@@ -422,4 +423,26 @@ def per_document(pattern: AnyPattern, cu_q: Any, cu_k: Any = None) -> Pattern:
     lists = integers(cu_q, "cu_q"), integers(cu_q if cu_k is None else cu_k, "cu_k")
     made = make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, parts=[inner])
     made._sizes = {}  # those of the inner pattern are a document's
+    return made
+
+
+def rows(pattern: AnyPattern, ranges: Any, seq_q: int) -> Pattern:
+    """Some rows of a longer extent, say those that one of several devices has.
+
+    The pattern is meant on seq_q queries, aligned to the end of the keys. Row i is its row r(i), where r counts through
+    the ranges, one after the other. The extent has as many queries as the ranges have rows, and its q_offset plays no
+    part. Lists of a run are those of the extent's own rows.
+
+    ranges  [ranges, 2], int32 or int64, or pairs: 0 <= begin < end <= seq_q, in any order, and rows may be there more
+            than once. Copied
+    seq_q   queries of the pattern's own extent
+
+        first_of_two = rows("causal", [(0, 256), (768, 1024)], 1024)
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "ranges" or "seq_q".
+    """
+    inner = as_pattern(pattern)
+    pairs, numbers = integers(ranges, "ranges"), integers_of(seq_q=seq_q)
+    made = make_pattern(lib.spattn_pattern_rows, inner._handle, pairs, *numbers, parts=[inner])
+    made._sizes = {**inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
     return made

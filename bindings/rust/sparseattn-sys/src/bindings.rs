@@ -1278,6 +1278,12 @@ functions! {
         cu_k: *const spattn_tensor,
         result: *mut *mut spattn_pattern,
     ) -> spattn_status;
+    pub fn spattn_pattern_rows(
+        inner: *const spattn_pattern,
+        ranges: *const spattn_tensor,
+        seq_q: i64,
+        result: *mut *mut spattn_pattern,
+    ) -> spattn_status;
     pub fn spattn_pattern_parse(text: *const ::core::ffi::c_char, result: *mut *mut spattn_pattern) -> spattn_status;
     pub fn spattn_pattern_print(
         pattern: *const spattn_pattern,

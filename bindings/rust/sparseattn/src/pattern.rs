@@ -561,6 +561,27 @@ pub fn per_document<I: Index>(inner: &Pattern, cu_q: &[I], cu_k: &[I]) -> Patter
     }
 }
 
+/// Some rows of a longer extent, as one of several devices has them: `inner` is meant on `seq_q` queries, and the
+/// extent's are those from the first number of each range up to the second, one range after the other.
+///
+/// ```
+/// use sparseattn::{causal, rows, Extent};
+/// let first_of_two = rows(&causal(), &[[0, 256], [768, 1024]], 1024);
+/// assert!(first_of_two.keeps(Extent::new(512, 1024), 0, 256, 768)?);
+/// # Ok::<(), sparseattn::Error>(())
+/// ```
+pub fn rows<I: Index>(inner: &Pattern, ranges: &[[I; 2]], seq_q: usize) -> Pattern {
+    match inner.handle() {
+        Ok(inner) => {
+            let bounds = ranges.concat();
+            let view = View::new(&bounds, &[ranges.len(), 2]).expect("a range has two numbers");
+            // SAFETY: as documents and union.
+            make(|made| unsafe { sys::spattn_pattern_rows(inner, &view.c(), size(seq_q), made) })
+        }
+        Err(error) => Pattern(Err(error)),
+    }
+}
+
 macro_rules! operator {
     ($trait:ident, $method:ident, $made:expr) => {
         operator!($trait, $method, $made, Pattern, Pattern);

@@ -45,6 +45,8 @@ fn every_constructor_is_its_text() {
         (per_head(&[causal(), full()], &[0, 1, 1]), "per_head([0,1,1],causal,full)"),
         (per_batch(&[sink(5), sink(3)], &[0, 1]), "per_batch([0,1],sink(5),sink(3))"),
         (per_document(&causal(), &[0, 4], &[0, 9]), "per_document([0,4],[0,9],causal)"),
+        (rows(&causal(), &[[12i32, 16], [0, 4]], 16), "rows([12,16,0,4],16,causal)"),
+        (rows(&runtime_tokens(8), &[[5i64, 9]], 9), "rows([5,9],9,runtime_tokens(8))"),
         (causal() & (window(3, 0) | sink(1)), "causal & (window(3,0) | sink(1))"),
         (union(&[sink(1), causal(), full()]), "sink(1) | causal | full"),
         (intersection(&[sink(1), causal(), full()]), "sink(1) & causal & full"),
@@ -130,6 +132,7 @@ fn wrong_numbers_and_lists() {
     for bad in [0, HUGE] {
         demand(csr(&[0, 1], &[0], bad).check(), Range, "seq_k");
         demand(bsr(&[0, 1], &[0], 4, 4, bad, 4).check(), Range, "seq_q");
+        demand(rows(&causal(), &[[0, 1]], bad).check(), Range, "seq_q");
         demand(runtime_tokens(bad).check(), Range, "max_tokens_per_row");
         demand(runtime_blocks(bad, 4, 4).check(), Range, "block_q");
         demand(runtime_blocks(4, bad, 4).check(), Range, "block_k");
@@ -149,6 +152,10 @@ fn wrong_numbers_and_lists() {
     demand(per_head(&[causal(), full()], &[0, 2]).check(), Range, "part_of_head[1]");
     demand(per_batch(&[causal(), full()], &[0, -1]).check(), Range, "part_of_batch[1]");
     demand(per_document(&causal(), &[0, 4], &[0]).check(), Shape, "cu_k");
+    demand(rows::<i64>(&causal(), &[], 9).check(), Shape, "ranges");
+    demand(rows(&causal(), &[[0, 4], [4, 4]], 9).check(), Range, "ranges");
+    demand(rows(&causal(), &[[0, 4], [5, 10]], 9).check(), Range, "ranges");
+    demand(rows(&causal(), &[[0, 4]], 9).stats(3), Shape, "pattern");
 }
 
 #[test]
@@ -176,6 +183,7 @@ fn errors_stay_with_what_is_made_of_them() {
         transpose(&wrong),
         per_head(&[causal(), wrong.clone()], &[0, 1]),
         per_document(&wrong, &[0, 1], &[0, 1]),
+        rows(&wrong, &[[0, 1]], 1),
     ] {
         demand(pattern.check(), ErrorKind::Range, "left");
         demand(pattern.stats(8), ErrorKind::Range, "left");

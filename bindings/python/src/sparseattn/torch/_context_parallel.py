@@ -34,7 +34,7 @@ BLOCK = 128  # tokens that are sent together, where one of their keys is seen
 TOKEN_AXIS = {"bshd": 1, "bhsd": 2, "thd": 0}
 
 # Leaves that count query rows from the first one, wherever that one stands.
-_BY_ROW = re.compile(r"\b(csr|bsr|mask|predicate|per_document)\(")
+_BY_ROW = re.compile(r"\b(csr|bsr|mask|predicate|per_document|rows)\(")
 _BY_CALL = re.compile(r"\bruntime_\w+\(")
 
 
@@ -54,8 +54,8 @@ class ContextParallel:
     heads    query heads, where the pattern tells heads apart
 
     Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges. Rows of
-    arrays (csr, bsr, mask, predicate, per_document) become lists of each process' rows, which takes memory for each pair
-    that is kept, and must be the same for all batch entries.
+    arrays (csr, bsr, mask, predicate, per_document, rows) become lists of each process' rows, which takes memory for each
+    pair that is kept, and must be the same for all batch entries.
 
     Raises ArgumentError, UnsupportedError: .argument names what was wrong, "group" where processes differ.
     """
