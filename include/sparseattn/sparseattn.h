@@ -634,8 +634,8 @@ SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, cons
  *
  * Context parallelism: the tokens of one sequence lie on several ranks, as MPI and NCCL call processes, or threads, that
  * have a device each. A rank holds the queries, keys and values of some tokens. Before it attends it receives those keys
- * and values that its queries see and others hold, some 128 tokens together, and no more: of a window what lies beside
- * its own tokens, of sinks the first ones. Every query attends at its own place, so that a pattern means what it means
+ * and values that its queries see and others hold, in blocks of 128 tokens, and no more: of a window what lies beside
+ * its own tokens, of sinks the first block. Every query attends at its own place, so that a pattern means what it means
  * on one device. Gradients of keys and values go back to the rank that holds them, and are added up there.
  *
  * How bytes travel is the caller's. Two buffers on each rank, `sent` and `received`, have the part of one rank after the

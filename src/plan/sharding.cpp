@@ -2,61 +2,37 @@
 #include "plan/sharding.h"
 
 #include "core/math.h"
-#include "layout/head_kinds.h"
-#include "layout/image.h"
+#include "layout/build.h"
 
 namespace spattn {
 namespace {
 
-constexpr int64_t sent_together = 128;  // tokens: a kernel reads about so many at once
+constexpr int32_t sent_together = 128;  // tokens: a kernel reads about so many at once
 
-// A bool for each of the pieces that tokens are sent in, some `sent_together` each: the columns of a picture.
-class Pieces {
-public:
-    explicit Pieces(int64_t seq) : seq_(seq), seen_(size_t(ceil_div(seq, sent_together))) {}
-
-    void see(int64_t first, int64_t count) { std::fill_n(seen_.begin() + first, count, true); }
-    void see_all() { see(0, count()); }
-    int64_t count() const { return int64_t(seen_.size()); }
-
-    // The tokens of [begin, end) in pieces that are seen.
-    void list(const Interval& range, std::vector<int64_t>& out) const {
-        // A picture's column c begins with token c * seq / count.
-        int64_t piece = ((range.begin + 1) * count() - 1) / seq_;
-        for (int64_t token = range.begin; token < range.end; ++piece) {
-            const int64_t end = std::min(range.end, (piece + 1) * seq_ / count());
-            for (; token < end; ++token)
-                if (seen_[size_t(piece)]) out.push_back(token);
-        }
-    }
-
-private:
-    int64_t seq_;
-    std::vector<bool> seen_;
-};
+// Whether each block of `sent_together` tokens is seen.
+using Blocks = std::vector<bool>;
 
 // What a rank's queries see, or may come to see once a call brings its lists.
-Pieces see_pieces(const RankQueries& queries, const Extent& whole) {
-    Pieces pieces(whole.seq_k);
+Blocks see_blocks(const RankQueries& queries, const Extent& whole) {
+    Blocks seen(size_t(ceil_div(whole.seq_k, sent_together)));
     const PatternRef known = queries.pattern->runtime() ? queries.pattern->known_part() : queries.pattern;
     if (!known) {
-        pieces.see_all();
-        return pieces;
+        seen.flip();
+        return seen;
     }
-    Layout kinds;
-    kinds.extent = {whole.batch, whole.heads, queries.rows, whole.seq_k, queries.q_offset};
-    for (const Plane& plane : find_head_kinds(*known, kinds))
-        draw_image(*known, plane, 1, pieces.count(), [&](int64_t, int64_t first, int64_t count, float share) {
-            if (share > 0) pieces.see(first, count);
-        });
-    return pieces;
+    if (whole.batch == 0) return seen;
+    const Extent own{whole.batch, whole.heads, queries.rows, whole.seq_k, queries.q_offset};
+    for (const Run& run : build_query_lists(*known, own, sent_together, sent_together).by_query.runs)
+        std::fill_n(seen.begin() + run.first, run.count, true);
+    return seen;
 }
 
-// The rank's tokens that are in pieces which are seen.
-std::vector<int64_t> list_tokens(const Intervals& held, const Pieces& seen) {
-    std::vector<int64_t> tokens;
-    for (const Interval& range : held) seen.list(range, tokens);
-    return tokens;
+// body(range, token) for the tokens of ranges that lie in blocks which are seen.
+template <class Body>
+void each_seen(const Intervals& held, const Blocks& seen, Body body) {
+    for (size_t range = 0; range < held.size(); ++range)
+        for (int64_t token = held[range].begin; token < held[range].end; ++token)
+            if (seen[size_t(token / sent_together)]) body(range, token);
 }
 
 }  // namespace
@@ -92,19 +68,16 @@ ExchangeLists list_exchanges(const PatternRef& pattern, const Holdings& holdings
         for (int64_t token = range.begin; token < range.end; ++token) lists.tokens.push_back(int32_t(token));
         first_row.push_back(int64_t(lists.tokens.size()));
     }
-    const Pieces seen_here = see_pieces(queries_of(pattern, own, extent.seq_k), extent);
+    const Blocks seen_here = see_blocks(queries_of(pattern, own, extent.seq_k), extent);
     lists.first_sent.push_back(0), lists.first_received.push_back(0);
     for (size_t other = 0; other < holdings.size(); ++other) {
         if (other != size_t(rank)) {
-            const Pieces seen_there = see_pieces(queries_of(pattern, holdings[other], extent.seq_k), extent);
-            std::vector<int64_t> tokens;
-            for (size_t n = 0; n < own.size(); ++n) {
-                tokens.clear();
-                seen_there.list(own[n], tokens);
-                for (const int64_t token : tokens) lists.sent.push_back(int32_t(first_row[n] + token - own[n].begin));
-            }
-            for (const int64_t token : list_tokens(holdings[other], seen_here))
-                lists.received.push_back(int32_t(token));
+            const Blocks seen_there = see_blocks(queries_of(pattern, holdings[other], extent.seq_k), extent);
+            each_seen(own, seen_there, [&](size_t range, int64_t token) {
+                lists.sent.push_back(int32_t(first_row[range] + token - own[range].begin));
+            });
+            each_seen(holdings[other], seen_here,
+                      [&](size_t, int64_t token) { lists.received.push_back(int32_t(token)); });
         }
         lists.first_sent.push_back(int64_t(lists.sent.size()));
         lists.first_received.push_back(int64_t(lists.received.size()));

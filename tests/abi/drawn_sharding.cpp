@@ -9,7 +9,7 @@
 namespace abi {
 namespace {
 
-constexpr int64_t together = 128;  // tokens that are sent together, about
+constexpr int64_t together = 128;  // tokens that are sent together
 constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
 
 // ---- elements: multiples of 1/8 from -1 to 1 are exact in every dtype, and so are their sums ----
@@ -361,12 +361,12 @@ std::vector<std::vector<bool>> DrawnSharding::find_seen() const {
     const spattn_problem& p = problem_;
     const drawn::Rectangle all{p.batch, p.heads_q, p.seq_q, p.seq_k, 0};
     const std::vector<uint8_t> mask = drawn::model_mask(model_.sees, all);
-    const int64_t seq = p.seq_k, pieces = (seq + together - 1) / together;
+    const int64_t seq = p.seq_k;
     std::vector<std::vector<bool>> seen;
     for (const std::vector<int64_t>& held : tokens_) {
         seen.emplace_back(size_t(seq));
-        for (int64_t piece = 0; piece < pieces; ++piece) {
-            const int64_t begin = piece * seq / pieces, end = (piece + 1) * seq / pieces;
+        for (int64_t begin = 0; begin < seq; begin += together) {
+            const int64_t end = std::min(begin + together, seq);
             bool is_seen = false;
             for (int64_t plane = 0; plane < p.batch * p.heads_q && !is_seen; ++plane)
                 for (const int64_t q : held) {

@@ -98,6 +98,43 @@ TEST(plans_in_a_cache) {
     CHECK(faults > 20);
 }
 
+// And an exchange allocates nothing, once threads have started.
+TEST(shardings) {
+    const Context context = make_context(3, -1);
+    const Pattern pattern = parse(block_text);
+    const auto problem = make_problem();
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2, options.rank = 1, options.split = SPATTN_SPLIT_ZIGZAG;
+    spattn_sharding* result = nullptr;
+    const auto create = [&] {
+        return spattn_sharding_create(context.get(), pattern.get(), &problem, &options, nullptr, &result);
+    };
+    const auto verify = [&](spattn_status status) {
+        CHECK_EQ(status == SPATTN_OK, result != nullptr);
+        spattn_sharding_release(result);
+    };
+    CHECK(sweep("sharding", {"spattn_sharding_create", create, verify}) > 40);
+
+    succeed(create(), "sharding");
+    const Sharding sharding(result);
+    size_t bytes[2] = {};
+    succeed(spattn_sharding_buffers(result, &bytes[0], &bytes[1]), "buffers");
+    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), whole_k({2, 2, 40, 16}, f32), whole_v({2, 2, 40, 8}, f32);
+    Tensor buffer({int64_t(std::max(bytes[0], bytes[1]))}, u8);
+    for (const spattn_enum step : {SPATTN_EXCHANGE_PACK, SPATTN_EXCHANGE_UNPACK, SPATTN_EXCHANGE_PACK_GRADIENTS,
+                                   SPATTN_EXCHANGE_ADD_GRADIENTS}) {
+        auto args = sized<spattn_exchange_args>();
+        if (step != SPATTN_EXCHANGE_PACK_GRADIENTS) args.k = &k.view, args.v = &v.view;
+        if (step != SPATTN_EXCHANGE_PACK) args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+        args.buffer = buffer.data, args.buffer_bytes = buffer.bytes;
+        succeed(spattn_exchange(result, step, &args), "exchange");
+        memory::arm(1, memory::Fault::once);
+        const spattn_status status = spattn_exchange(result, step, &args);
+        CHECK(!memory::disarm());
+        CHECK_EQ(status, SPATTN_OK);
+    }
+}
+
 TEST(explanations) {
     const Context context = make_context(1, -1);
     const Pattern pattern = parse(block_text);
