@@ -884,6 +884,103 @@ private:
     }
 };
 
+// ---- several devices ----------------------------------------------------------------------------------------------
+
+enum class Split : int32_t { contiguous = SPATTN_SPLIT_CONTIGUOUS, zigzag = SPATTN_SPLIT_ZIGZAG };
+
+// Which of several ranks this one is, and who holds which tokens.
+struct Ranks {
+    int32_t ranks = 1, rank = 0;
+    Split split = Split::contiguous;
+    std::vector<std::vector<Range>> ranges{};  // those that each rank holds, in its order; none: as `split` says
+};
+using Peer = spattn_peer;
+
+// Keys and values, or their gradients; v is none with Problem::value_in_key.
+struct Keys {
+    ConstView k, v;
+};
+struct WrittenKeys {
+    View k, v;
+};
+
+// A sequence on several ranks: chapter 7 of sparseattn.h. On each of them:
+//     const sa::Sharding sharding = context.shard(pattern, problem, {ranks, rank});
+//     const auto [sent, received] = sharding.buffers();      // the bytes of each
+//     sharding.pack({k, v}, {sent_memory, sent.bytes});
+//     for each other rank: send the part of `sent` that sharding.peer(rank) names, and receive its part of `received`
+//     sharding.unpack({k, v}, {received_memory, received.bytes}, {whole_k, whole_v});
+//     sharding.plan().forward(args);                         // q of this rank, whole_k, whole_v
+// and after backward, which writes whole_dk and whole_dv:
+//     sharding.pack_gradients({whole_dk, whole_dv}, {received_memory, received.bytes});
+//     the same way back, from `received` to `sent`
+//     sharding.add_gradients({whole_dk, whole_dv}, {sent_memory, sent.bytes}, {dk, dv});
+class Sharding : public detail::Handle<spattn_sharding, spattn_sharding_retain, spattn_sharding_release> {
+public:
+    Sharding() = default;
+    static Sharding own(spattn_sharding* handle) { return Sharding(handle); }
+
+    // The plan of this rank's queries, which see the keys of all tokens.
+    Plan plan() const {
+#ifdef SPARSEATTN_NO_EXCEPTIONS
+        if (!*this) return {};
+#endif
+        spattn_plan* made = nullptr;
+        detail::require(spattn_sharding_plan(c(), &made));
+        return Plan::own(made);
+    }
+    // What a rank holds.
+    Result<std::vector<Range>> ranges(int32_t rank) const {
+        std::vector<Range> held;
+        int64_t count = 0;
+        spattn_status status = spattn_sharding_ranges(c(), rank, nullptr, &count);
+        if (status == SPATTN_OK) {
+            held.resize(std::size_t(count));
+            status = spattn_sharding_ranges(c(), rank, detail::Argument(Ranges(held)), &count);
+        }
+        return detail::result(status, std::move(held));
+    }
+    // What goes between this rank and another, and where its parts of the buffers are.
+    Result<Peer> peer(int32_t rank) const {
+        Peer peer = detail::sized<Peer>();
+        const spattn_status status = spattn_sharding_peer(c(), rank, &peer);
+        return detail::result(status, std::move(peer));
+    }
+    struct Buffers {
+        WorkspaceSize sent, received;
+    };
+    Result<Buffers> buffers() const {
+        Buffers sizes{{0, 16}, {0, 16}};
+        const spattn_status status = spattn_sharding_buffers(c(), &sizes.sent.bytes, &sizes.received.bytes);
+        return detail::result(status, std::move(sizes));
+    }
+
+    Done pack(const Keys& held, Workspace sent, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_PACK, held, {}, sent, stream);
+    }
+    // held: none where `whole` has them already.
+    Done unpack(const Keys& held, Workspace received, const WrittenKeys& whole, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_UNPACK, held, {whole.k, whole.v}, received, stream);
+    }
+    Done pack_gradients(const Keys& whole, Workspace received, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_PACK_GRADIENTS, {}, whole, received, stream);
+    }
+    Done add_gradients(const Keys& whole, Workspace sent, const WrittenKeys& held, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {held.k, held.v}, whole, sent, stream);
+    }
+
+private:
+    explicit Sharding(spattn_sharding* owned) : Handle(owned) {}
+
+    Done exchange(spattn_enum step, const Keys& held, const Keys& whole, Workspace buffer, Stream stream) const {
+        const detail::Argument k(held.k), v(held.v), whole_k(whole.k), whole_v(whole.v);
+        spattn_exchange_args args = detail::sized<spattn_exchange_args>();
+        args.stream = stream, args.k = k, args.v = v, args.whole_k = whole_k, args.whole_v = whole_v;
+        args.buffer = buffer.memory, args.buffer_bytes = buffer.bytes;
+        return detail::done(spattn_exchange(c(), step, &args));
+    }
+};
+
 // Fields as in sparseattn.h; zero is the default of each.
 struct ContextOptions : spattn_context_options {
     ContextOptions() : spattn_context_options(detail::sized<spattn_context_options>()) {}
@@ -905,6 +1002,26 @@ public:
         spattn_plan* made = nullptr;
         detail::require(spattn_plan_create(c(), pattern.c(), &c_problem, stream, &made));
         return Plan::own(made);
+    }
+
+    // problem: of all tokens, the same on each rank, as is all of `ranks` but its number.
+    Sharding shard(const Pattern& pattern, const Problem& problem, const Ranks& ranks, Stream stream = nullptr) const {
+#ifdef SPARSEATTN_NO_EXCEPTIONS
+        if (!*this || !pattern) return {};
+#endif
+        std::vector<int64_t> numbers;  // [ranges, 3]
+        for (std::size_t rank = 0; rank < ranks.ranges.size(); ++rank)
+            for (const Range& range : ranks.ranges[rank])
+                numbers.insert(numbers.end(), {int64_t(rank), range.begin, range.end});
+        const detail::Argument ranges(numbers.empty() ? ConstView()
+                                                      : ConstView(view(numbers.data(), {int64_t(numbers.size() / 3), 3})));
+        spattn_sharding_options options = detail::sized<spattn_sharding_options>();
+        options.ranks = ranks.ranks, options.rank = ranks.rank, options.split = int32_t(ranks.split);
+        options.ranges = ranges;
+        const spattn_problem c_problem = problem.c();
+        spattn_sharding* made = nullptr;
+        detail::require(spattn_sharding_create(c(), pattern.c(), &c_problem, &options, stream, &made));
+        return Sharding::own(made);
     }
 
     // Writes new tokens, problem.seq_q of an entry, into a cache that plans of this problem read.

@@ -71,10 +71,12 @@ def test_pkg_config(prefix, compiler, is_static, tmp_path):
         flags[flags.index("-lsparseattn")] = "-l:libsparseattn.a"
     run(compiler, "-std=c99", *STRICT, EXAMPLES / "attention.c", "-o", tmp_path / "in_c", *flags, "-lm")
     run(COMPILERS[compiler], "-std=c++17", *STRICT, EXAMPLES / "attention.cpp", "-o", tmp_path / "in_cpp", *flags)
-    run(compiler, "-std=c99", *STRICT, EXAMPLES / "decode.c", "-o", tmp_path / "decode", *flags, "-lm")
+    for name in "decode", "ranks":
+        run(compiler, "-std=c99", *STRICT, EXAMPLES / f"{name}.c", "-o", tmp_path / name, *flags, "-lm")
     where = {"LD_LIBRARY_PATH": "" if is_static else str(library)}
     demand_answers([tmp_path / "in_c", tmp_path / "in_cpp"], **where)
     assert "decoded one by one" in run(tmp_path / "decode", **where)
+    assert run(tmp_path / "ranks", **where).count("off one pass") == 4
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])

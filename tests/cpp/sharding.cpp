@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+// A sequence on several ranks through sparseattn.hpp: threads, each with a context of its own, that copy to one another.
+#include <array>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <sparseattn/sparseattn.hpp>
+#include <thread>
+
+#include "check.h"
+
+namespace sa = sparseattn;
+
+namespace {
+
+constexpr int64_t tokens = 600, heads = 2, dim = 8;
+
+std::vector<float> noise(uint32_t seed) {
+    std::vector<float> values(size_t(tokens * heads * dim));
+    for (float& value : values) {
+        seed = seed * 1664525u + 1013904223u;
+        value = float(seed >> 8) / (1 << 23) - 1;
+    }
+    return values;
+}
+
+sa::Problem problem_of_all() {
+    sa::Problem problem;
+    problem.heads_q = problem.heads_kv = heads, problem.seq_q = problem.seq_k = tokens;
+    problem.head_dim = dim, problem.backward = true;
+    return problem;
+}
+
+auto view_of(std::vector<float>& x) { return sa::view(x.data(), {1, int64_t(x.size()) / (heads * dim), heads, dim}); }
+
+// Operands and results of a pass over some queries.
+struct Pass {
+    std::vector<float> q, dout, out, dq, lse;
+
+    explicit Pass(size_t rows)
+        : q(rows * heads * dim), dout(q.size()), out(q.size()), dq(q.size()), lse(rows * heads) {}
+
+    void run(const sa::Plan& plan, const sa::Keys& keys, const sa::WrittenKeys& gradients) {
+        sa::Forward forward;
+        forward.q = view_of(q), forward.k = keys.k, forward.v = keys.v, forward.out = view_of(out);
+        forward.lse = sa::view(lse.data(), {1, heads, int64_t(lse.size()) / heads});
+        plan.forward(forward);
+        sa::Backward backward;
+        backward.q = forward.q, backward.k = keys.k, backward.v = keys.v, backward.out = forward.out;
+        backward.lse = forward.lse, backward.dout = view_of(dout), backward.dq = view_of(dq);
+        backward.dk = gradients.k, backward.dv = gradients.v;
+        plan.backward(backward);
+    }
+};
+
+// Where ranks leave what they send, and wait until all have.
+class Post {
+public:
+    explicit Post(int32_t ranks) : buffers_(size_t(ranks)), ranks_(ranks) {}
+
+    using Bytes = std::vector<char>;
+    // A rank's bytes for each other one; returns what each other one has for this.
+    std::vector<Bytes> exchange(int32_t rank, std::vector<Bytes> mine) {
+        {
+            std::unique_lock lock(mutex_);
+            buffers_[size_t(rank)] = std::move(mine);
+        }
+        wait();
+        std::vector<Bytes> found;
+        for (const auto& of_rank : buffers_) found.push_back(of_rank[size_t(rank)]);
+        wait();
+        return found;
+    }
+
+private:
+    void wait() {
+        std::unique_lock lock(mutex_);
+        const int32_t turn = turn_;
+        if (++arrived_ == ranks_) {
+            arrived_ = 0, ++turn_;
+            all_.notify_all();
+        } else
+            all_.wait(lock, [&] { return turn_ != turn; });
+    }
+
+    std::mutex mutex_;
+    std::condition_variable all_;
+    std::vector<std::vector<Bytes>> buffers_;
+    int32_t ranks_, arrived_ = 0, turn_ = 0;
+};
+
+struct alignas(16) Unit {
+    char bytes[16];
+};
+using Memory = std::vector<Unit>;
+sa::Workspace workspace(Memory& memory) { return {memory.data(), memory.size() * sizeof(Unit)}; }
+
+// From one buffer to another, by `post`. is_back: gradients, which go the other way.
+void carry(const sa::Sharding& sharding, Post& post, const sa::Ranks& ranks, Memory& sent, Memory& received,
+           bool is_back) {
+    auto* const from = reinterpret_cast<char*>((is_back ? received : sent).data());
+    auto* const to = reinterpret_cast<char*>((is_back ? sent : received).data());
+    std::vector<Post::Bytes> mine;
+    for (int32_t other = 0; other < ranks.ranks; ++other) {
+        const sa::Peer peer = sharding.peer(other);
+        const char* const begin = from + (is_back ? peer.received_offset : peer.sent_offset);
+        mine.emplace_back(begin, begin + (is_back ? peer.received_bytes : peer.sent_bytes));
+    }
+    const std::vector<Post::Bytes> came = post.exchange(ranks.rank, std::move(mine));
+    for (int32_t other = 0; other < ranks.ranks; ++other) {
+        const sa::Peer peer = sharding.peer(other);
+        const Post::Bytes& bytes = came[size_t(other)];
+        CHECK_EQ(uint64_t(bytes.size()), is_back ? peer.sent_bytes : peer.received_bytes);
+        std::copy(bytes.begin(), bytes.end(), to + (is_back ? peer.sent_offset : peer.received_offset));
+    }
+}
+
+struct Whole {
+    std::vector<float> k = noise(1), v = noise(2), dk = noise(3), dv = noise(4);
+    Pass pass{size_t(tokens)};
+
+    explicit Whole(const sa::Pattern& pattern) {
+        pass.q = noise(5), pass.dout = noise(6);
+        const sa::Plan plan = sa::Context(sa::cpu).plan(pattern, problem_of_all());
+        pass.run(plan, {view_of(k), view_of(v)}, {view_of(dk), view_of(dv)});
+    }
+};
+
+std::vector<float> take(const std::vector<float>& all, const std::vector<sa::Range>& held) {
+    std::vector<float> taken;
+    for (const sa::Range& range : held)
+        taken.insert(taken.end(), all.begin() + range.begin * heads * dim, all.begin() + range.end * heads * dim);
+    return taken;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    if (a.size() != b.size()) return HUGE_VAL;
+    double worst = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        const double error = std::fabs(double(a[i]) - b[i]);
+        worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+    }
+    return worst;
+}
+
+// A rank's worst difference from one device.
+double run_rank(const sa::Pattern& pattern, const sa::Ranks& ranks, Post& post, const Whole& truth) {
+    const sa::Context context(sa::cpu);
+    const sa::Sharding sharding = context.shard(pattern, problem_of_all(), ranks);
+    const std::vector<sa::Range> held = sharding.ranges(ranks.rank);
+    const sa::Sharding::Buffers sizes = sharding.buffers();
+    Memory sent((sizes.sent.bytes + 15) / 16), received((sizes.received.bytes + 15) / 16);
+    std::vector<float> k = take(truth.k, held), v = take(truth.v, held), dk(k.size()), dv(v.size());
+    std::vector<float> whole_k(truth.k.size(), NAN), whole_v = whole_k, whole_dk = whole_k, whole_dv = whole_k;
+    const sa::Keys keys{view_of(k), view_of(v)};
+    const sa::WrittenKeys whole{view_of(whole_k), view_of(whole_v)}, whole_gradients{view_of(whole_dk), view_of(whole_dv)};
+    sharding.pack(keys, workspace(sent));
+    carry(sharding, post, ranks, sent, received, false);
+    sharding.unpack(keys, workspace(received), whole);
+    Pass pass(k.size() / (heads * dim));
+    pass.q = take(truth.pass.q, held), pass.dout = take(truth.pass.dout, held);
+    pass.run(sharding.plan(), {whole.k, whole.v}, whole_gradients);
+    sharding.pack_gradients({whole_gradients.k, whole_gradients.v}, workspace(received));
+    carry(sharding, post, ranks, sent, received, true);
+    sharding.add_gradients({whole_gradients.k, whole_gradients.v}, workspace(sent), {view_of(dk), view_of(dv)});
+    return std::max({distance(pass.out, take(truth.pass.out, held)), distance(pass.dq, take(truth.pass.dq, held)),
+                     distance(dk, take(truth.dk, held)), distance(dv, take(truth.dv, held))});
+}
+
+template <class Call>
+void demand(const char* argument, Call call) {
+    check::context = argument;
+    try {
+        call();
+        CHECK(!"an error");
+    } catch (const sa::Error& error) {
+        CHECK_EQ(error.argument(), argument);
+    }
+}
+
+}  // namespace
+
+TEST(ranks_attend_as_one_device) {
+    const sa::Pattern local = sa::causal() & (sa::sink(3) | sa::window(70, 0));
+    for (const sa::Pattern& pattern : {local, sa::causal(), sa::block_diagonal(100), local | sa::global_tokens({250})})
+        for (const sa::Ranks& ranks : {sa::Ranks{3}, sa::Ranks{2, 0, sa::Split::zigzag},
+                                       sa::Ranks{2, 0, {}, {{{500, 600}, {0, 90}}, {{90, 500}}}}}) {
+            check::context = pattern.text() + " on " + std::to_string(ranks.ranks);
+            const Whole truth(pattern);
+            Post post(ranks.ranks);
+            std::vector<double> worst(size_t(ranks.ranks), HUGE_VAL);
+            std::vector<std::thread> threads;
+            for (int32_t rank = 0; rank < ranks.ranks; ++rank)
+                threads.emplace_back([&, rank] {
+                    sa::Ranks own = ranks;
+                    own.rank = rank;
+                    worst[size_t(rank)] = run_rank(pattern, own, post, truth);
+                });
+            for (std::thread& thread : threads) thread.join();
+            for (const double error : worst) CHECK(error < 1e-4);
+        }
+}
+
+TEST(what_is_refused) {
+    const sa::Context context(sa::cpu);
+    const auto shard = [&](const sa::Ranks& ranks) { return context.shard(sa::full(), problem_of_all(), ranks); };
+    demand("options.ranks", [&] { shard({0}); });
+    demand("options.rank", [&] { shard({2, 2}); });
+    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 600}}, {}}}); });
+    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 300}}, {{301, 600}}}}); });
+    demand("options.split", [&] { shard({2, 0, sa::Split::zigzag, {{{0, 300}}, {{300, 600}}}}); });
+    const sa::Sharding sharding = shard({2});
+    demand("rank", [&] { (void)sa::Peer(sharding.peer(2)); });
+    demand("rank", [&] { (void)std::vector<sa::Range>(sharding.ranges(-1)); });
+    std::vector<float> k(300 * heads * dim);
+    demand("buffer", [&] { sharding.pack({view_of(k), view_of(k)}, {}); });
+    Memory sent(4);
+    demand("buffer_bytes", [&] { sharding.pack({view_of(k), view_of(k)}, workspace(sent)); });
+    demand("v", [&] { sharding.pack({view_of(k), {}}, workspace(sent)); });
+    demand("sharding", [] { sa::Sharding().plan(); });
+}
