@@ -45,7 +45,10 @@ def patterns():
         (rng.random((4, SEQ, SEQ)) < 0.02, "contiguous", {}),
         (sa.per_document("window(9,0)", [0, 333, 690]), "zigzag", {}),  # rows behind the last document see nothing
         (sa.parse("causal & runtime_tokens(30)"), "contiguous", {"lists": (1, 30)}),
+        (sa.parse("causal & runtime_tokens(30)"), UNEVEN, {"lists": (1, 30)}),
         (sa.parse("runtime_blocks(64,32,5)"), [[(0, 128)], [(128, 512)], [(512, 700)]], {"lists": (64, 5)}),
+        (rng.random((2, 1, SEQ, SEQ)) < 0.02, "zigzag", {}),
+        (sa.per_batch([lists, "causal"]), UNEVEN, {}),
     ]
 
 
@@ -94,9 +97,9 @@ def check(pattern, ranges, options):
     local = {name: parallel.local(x) for name, x in whole.items()}
     indices = rows = None
     if "lists" in options:
-        block_q, (begin, end) = options["lists"][0], parallel.ranges[0]
-        indices = lists_of(options)
-        rows = indices[:, begin // block_q : -(-end // block_q)]
+        block_q, indices = options["lists"][0], lists_of(options)
+        of_ranges = [indices[:, begin // block_q : -(-end // block_q)] for begin, end in parallel.ranges]
+        rows = torch.cat(of_ranges, 1)
     want = run(lambda q, k, v, **more: sat.attention(q, k, v, pattern, **more), whole, options, indices)
     got = run(parallel.attention, local, options, rows)
     axes = [1, 2, 1, 1, 1]
@@ -148,10 +151,6 @@ def check_errors():
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, SEQ)]]), "ranges"),
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(8, 30)], [(30, SEQ)]]), "ranges"),
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, 9)], [(9, 30)], [(30, SEQ - 1)]]), "ranges"),
-        (lambda: sat.ContextParallel("runtime_tokens(4)", SEQ, ranges="zigzag"), "ranges"),
-        (lambda: sat.ContextParallel("runtime_tokens(4)", SEQ, ranges=[[(0, 9)], [(9, 30)], [(30, 31), (31, SEQ)]]),
-         "ranges"),  # in all processes, or they would wait for the last one
-        (lambda: sat.ContextParallel(np.ones((2, 1, SEQ, SEQ), bool), SEQ), "pattern"),
         (lambda: sat.ContextParallel(["causal", "full"][dist.get_rank() == 1], SEQ), "group"),
         (lambda: sat.ContextParallel("causal", SEQ + dist.get_rank()), "group"),
     ]:

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .._core import ArgumentError, ShapeError, UnsupportedError, integer
-from .._indexed import csr
-from .._patterns import Extent, Pattern, as_pattern, per_head
+from .._core import ArgumentError, ShapeError, integer
+from .._patterns import Extent, Pattern, as_pattern, rows
 from ._attention import attention
 from ._tensors import require_tensor
 
@@ -53,11 +52,9 @@ class ContextParallel:
              once, and each process holds one at least
     heads    query heads, where the pattern tells heads apart
 
-    Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges. Rows of
-    arrays (csr, bsr, mask, predicate, per_document, rows) become lists of each process' rows, which takes memory for each
-    pair that is kept, and must be the same for all batch entries.
+    Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges.
 
-    Raises ArgumentError, UnsupportedError: .argument names what was wrong, "group" where processes differ.
+    Raises ArgumentError: .argument names what was wrong, "group" where processes differ.
     """
 
     def __init__(
@@ -83,7 +80,8 @@ class ContextParallel:
         self.ranges = self._of_all[self.rank]
         self._heads = self.pattern._sizes.get("heads", 1) if heads is None else integer(heads, "heads")
         text = repr(self.pattern)
-        self._parts = self._cut(text)
+        #: the pattern of this process' queries, and where the first one stands, if the pattern asks
+        self._queries, self._q_offset = self._cut(text)
         tokens = [np.concatenate([np.arange(*r) for r in of_rank]) for of_rank in self._of_all]
         own, sees = tokens[self.rank], self._agree(self._find_seen(text))
         # Each process has rows of the tensors here that it sees, and tokens there that are seen here.
@@ -124,8 +122,8 @@ class ContextParallel:
              [batch, heads_q, tokens]. All processes have the same dtype, and sizes but for tokens
         options  those of attention, but for q_offset: positions are those of the ranges. indices and index_counts of
              lists that come with a call are of this process' queries, name keys by their positions among all, and bring
-             all keys here; then a process holds one range. sink_logits are the same everywhere, and each process has the
-             part of their gradient that its queries make
+             all keys here. sink_logits are the same everywhere, and each process has the part of their gradient that
+             its queries make
 
         Sums of a key's gradients over processes are float32 (float64 of such tensors), of parts that were rounded to the
         dtype. Raises ArgumentError, ShapeError, and what attention raises.
@@ -145,13 +143,8 @@ class ContextParallel:
                 raise ShapeError(message, "SPATTN_E_SHAPE", name)
         given = (k,) if v is None else (k, v)
         keys, *values = _Bring.apply(self, axis, *given)
-        whole = (keys, values[0] if values else None)
-        results = []
-        for part, (begin, _), queries in zip(self._parts, self.ranges, self._split(q, axis)):
-            more = {**options, "axes": axes, "q_offset": begin, "return_lse": True}
-            results.append(attention(queries, *whole, part, **more))
-        out = _join([out for out, _ in results], axis)
-        return (out, _join([lse for _, lse in results], -1)) if return_lse else out
+        more = {**options, "axes": axes, "q_offset": self._q_offset, "return_lse": return_lse}
+        return attention(q, keys, values[0] if values else None, self._queries, **more)
 
     def _split(self, x: torch.Tensor, axis: int) -> list[torch.Tensor]:
         """The ranges of a tensor of this process."""
@@ -160,24 +153,10 @@ class ContextParallel:
 
     # ---- what is seen ----
 
-    def _cut(self, text: str) -> list[Pattern]:
-        """The pattern of each range's queries, which stand at their own positions."""
-        most = max(len(of_rank) for of_rank in self._of_all)
-        if _BY_CALL.search(text) and most > 1:
-            message = f"lists that come with a call, and {most} ranges of a process; accepted: one"
-            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "ranges")
-        if not _BY_ROW.search(text):
-            return [self.pattern] * len(self.ranges)
-        if self._differs_by_batch(text):
-            message = "rows of arrays that differ between batch entries; accepted: the same for all, or formulas"
-            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "pattern")
-        extent = Extent(self.seq, heads=self._heads)
-        of_heads = [self.pattern.to_csr(extent, head=head) for head in range(self._heads)]
-        parts = []
-        for begin, end in self.ranges:
-            rows = [csr(at[begin : end + 1] - at[begin], keys[at[begin] : at[end]], self.seq) for at, keys in of_heads]
-            parts.append(rows[0] if len(rows) == 1 else per_head(rows))
-        return parts
+    def _cut(self, text: str) -> tuple[Pattern, int | None]:
+        if len(self.ranges) == 1 and not _BY_ROW.search(text):
+            return self.pattern, self.ranges[0][0]  # as it is: rows() has fewer closed forms
+        return rows(self.pattern, self.ranges, self.seq), None
 
     def _differs_by_batch(self, text: str) -> bool:
         return "per_batch" in text or self.pattern._sizes.get("batch", 1) > 1
@@ -189,10 +168,9 @@ class ContextParallel:
         if _BY_CALL.search(text) or self._differs_by_batch(text):
             seen[:] = True  # nobody knows yet, or a picture would show one batch entry
         else:
-            for part, (begin, end) in zip(self._parts, self.ranges):
-                extent = Extent(end - begin, self.seq, heads=self._heads, q_offset=begin)
-                for head in range(self._heads):
-                    seen |= part.to_image(extent, 1, cells, head=head)[0] > 0
+            extent = Extent(self.tokens, self.seq, heads=self._heads, q_offset=self._q_offset)
+            for head in range(self._heads):
+                seen |= self._queries.to_image(extent, 1, cells, head=head)[0] > 0
         bounds = np.arange(cells + 1) * self.seq // cells  # as to_image has them
         return np.repeat(seen, np.diff(bounds))
 
