@@ -128,12 +128,6 @@ struct NarrowParams {
     bool writes_scales;
 };
 
-// Columns of one row that a lane reads and writes at once.
-template <class T, int Width>
-struct alignas(Width * sizeof(T)) NarrowedColumns {
-    T x[Width];
-};
-
 // A row of k or v, by a warp.
 template <Dtype D, int Width>
 __device__ void narrow_row(const NarrowParams& params, const NarrowedRows& rows, int head, AppendPlaces::Row row,
@@ -143,7 +137,7 @@ __device__ void narrow_row(const NarrowParams& params, const NarrowedRows& rows,
     auto* const to = row_of<uint8_t>(rows.to, place.batch, head, place.row);
     const auto each = [&](auto body) {
         for (int c = int(threadIdx.x) % 32 * Width; c < rows.columns; c += 32 * Width)
-            body(c, *reinterpret_cast<const NarrowedColumns<T, Width>*>(from + c * rows.from.column));
+            body(c, *reinterpret_cast<const Columns<T, Width>*>(from + c * rows.from.column));
     };
     float* const written = rows.scales.data ? row_of<float>(rows.scales, place.batch, head, place.row) : nullptr;
     float scale = written && !params.writes_scales ? *written : 1;
@@ -157,10 +151,10 @@ __device__ void narrow_row(const NarrowParams& params, const NarrowedRows& rows,
         if (threadIdx.x % 32 == 0) *written = scale;
     }
     each([&](int c, const auto& columns) {
-        NarrowedColumns<uint8_t, Width> narrow;
+        Columns<uint8_t, Width> narrow;
 #pragma unroll
         for (int i = 0; i < Width; ++i) narrow.x[i] = narrow_float8(float(to_real(columns.x[i])) / scale);
-        *reinterpret_cast<NarrowedColumns<uint8_t, Width>*>(to + c * rows.to.column) = narrow;
+        *reinterpret_cast<Columns<uint8_t, Width>*>(to + c * rows.to.column) = narrow;
     });
 }
 
@@ -186,14 +180,10 @@ constexpr int narrow_width = 4;  // columns
 // body(dtype, width, kernel) for each kernel that writes rows of float8.
 template <class Body>
 void each_narrow_kernel(Body body) {
-    const auto each_width = [&]<Dtype D>() {
+    each_dtype([&]<Dtype D>() {
         body(D, narrow_width, narrow_kernel<D, narrow_width>);
         body(D, 1, narrow_kernel<D, 1>);
-    };
-    each_width.template operator()<Dtype::f32>();
-    each_width.template operator()<Dtype::f16>();
-    each_width.template operator()<Dtype::bf16>();
-    each_width.template operator()<Dtype::f64>();
+    });
 }
 
 // Whether the rows of both may be accessed `narrow_width` columns at once.

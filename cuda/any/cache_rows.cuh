@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What kernels for calls on a cache share: numbers that come with a call, and rows that are copied.
+// What kernels share that move rows of tokens, of a cache or between ranks: numbers that come with a call, and rows that
+// are copied.
 #pragma once
 
 #include <algorithm>
@@ -57,6 +58,21 @@ struct CacheRowsOfCall {
         return token < seq_k ? max(token, int64_t(-1)) : -1;
     }
 };
+
+// Columns of one row that a lane reads or writes at once.
+template <class T, int Width>
+struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) Columns {
+    T x[Width];
+};
+
+// body.template operator()<dtype>() for the dtypes of operands.
+template <class Body>
+void each_dtype(Body body) {
+    body.template operator()<Dtype::f32>();
+    body.template operator()<Dtype::f16>();
+    body.template operator()<Dtype::bf16>();
+    body.template operator()<Dtype::f64>();
+}
 
 // Rows of a tensor of the call and of their copies, in units of bytes that both are multiples of.
 struct CopiedRows {

@@ -24,11 +24,6 @@ struct WidenParams {
     int heads, ctas;   // ctas: of a sequence
 };
 
-template <class T, int Width>
-struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) WidenColumns {
-    T x[Width];
-};
-
 // A lane's columns of a sequence's rows, several rows at a time, so that their bytes are on their way together. Zeros
 // where there is no token, for tiles have these places, too.
 template <Dtype D, int Width>
@@ -44,7 +39,7 @@ __device__ __forceinline__ void widen_columns(const WidenParams& params, const W
     const unsigned heads = unsigned(params.heads), rows = unsigned(tiles * cache.tile_k) * heads;
     const unsigned ctas = unsigned(params.ctas), stride = ctas * warps;
     for (unsigned n = blockIdx.x % ctas * warps + threadIdx.x / 32; n < rows; n += ahead * stride) {
-        WidenColumns<uint8_t, Width> codes[ahead] = {};
+        Columns<uint8_t, Width> codes[ahead] = {};
         float scale[ahead] = {};
 #pragma unroll
         for (int i = 0; i < ahead; ++i) {
@@ -52,18 +47,18 @@ __device__ __forceinline__ void widen_columns(const WidenParams& params, const W
             const int token = row < rows ? cache.tokens[first + row / heads] : no_token;
             if (token == no_token) continue;
             const Float8Rows from(x.from, x.scales, entry, row % heads);
-            codes[i] = *reinterpret_cast<const WidenColumns<uint8_t, Width>*>(from.at(token) + column * from.column);
+            codes[i] = *reinterpret_cast<const Columns<uint8_t, Width>*>(from.at(token) + column * from.column);
             scale[i] = from.scale(token);
         }
 #pragma unroll
         for (int i = 0; i < ahead; ++i) {
             const unsigned row = n + i * stride;
             if (row >= rows) break;
-            WidenColumns<T, Width> elements;
+            Columns<T, Width> elements;
 #pragma unroll
             for (int c = 0; c < Width; ++c) from_real(widen_float8(codes[i].x[c]) * scale[i], elements.x[c]);
             T* const to = row_of<T>(x.to, entry, row % heads, first + row / heads) + column;
-            *reinterpret_cast<WidenColumns<T, Width>*>(to) = elements;
+            *reinterpret_cast<Columns<T, Width>*>(to) = elements;
         }
     }
 }
@@ -83,14 +78,10 @@ static __global__ void __launch_bounds__(widen_threads) widen_kernel(const __gri
 // body(dtype, width, kernel) for each of them.
 template <class Body>
 void each_widen_kernel(Body body) {
-    const auto each_width = [&]<Dtype D>() {
+    each_dtype([&]<Dtype D>() {
         body(D, widen_width, widen_kernel<D, widen_width>);
         body(D, 1, widen_kernel<D, 1>);
-    };
-    each_width.template operator()<Dtype::f32>();
-    each_width.template operator()<Dtype::f16>();
-    each_width.template operator()<Dtype::bf16>();
-    each_width.template operator()<Dtype::f64>();
+    });
 }
 
 inline void launch_widening(const ForwardArgs& args, const CacheParams& call) {

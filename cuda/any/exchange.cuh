@@ -97,10 +97,7 @@ static __global__ void __launch_bounds__(exchange_threads) sum_rows(const __grid
 // body(dtype, kernel) for each of them.
 template <class Body>
 void each_sum_kernel(Body body) {
-    body(Dtype::f32, sum_rows<Dtype::f32>);
-    body(Dtype::f16, sum_rows<Dtype::f16>);
-    body(Dtype::bf16, sum_rows<Dtype::bf16>);
-    body(Dtype::f64, sum_rows<Dtype::f64>);
+    each_dtype([&]<Dtype D>() { body(D, sum_rows<D>); });
 }
 
 // ---- launch ----
