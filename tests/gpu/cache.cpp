@@ -61,29 +61,6 @@ void draw(Mirrored& to, std::mt19937& random) {
     to.send();
 }
 
-struct Graph {
-    explicit Graph(const std::function<void(cudaStream_t)>& call) {
-        cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-        call(stream);
-        cuda(cudaStreamEndCapture(stream, &graph), "end capture");
-        cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    }
-    ~Graph() {
-        cudaGraphExecDestroy(executable);
-        cudaGraphDestroy(graph);
-        cudaStreamDestroy(stream);
-    }
-    Graph(const Graph&) = delete;
-    void replay() {
-        cuda(cudaGraphLaunch(executable, stream), "graph launch");
-        cuda(cudaStreamSynchronize(stream), "replay");
-    }
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-};
-
 // Operands of calls, whose starts and pages change.
 struct Calls {
     // listed: entries of each query's list, for patterns whose calls bring lists.

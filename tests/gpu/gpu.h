@@ -38,6 +38,30 @@ public:
     ~Force() { unsetenv("SPATTN_FORCE_KERNEL"); }
 };
 
+// Calls captured on a stream of their own.
+struct Graph {
+    explicit Graph(const std::function<void(cudaStream_t)>& call) {
+        cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+        call(stream);
+        cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+        cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    }
+    ~Graph() {
+        cudaGraphExecDestroy(executable);
+        cudaGraphDestroy(graph);
+        cudaStreamDestroy(stream);
+    }
+    Graph(const Graph&) = delete;
+    void replay() {
+        cuda(cudaGraphLaunch(executable, stream), "graph launch");
+        cuda(cudaStreamSynchronize(stream), "replay");
+    }
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+};
+
 constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
 
 // A case of attention. Lengths, heads, options and memory as the tests want them.
