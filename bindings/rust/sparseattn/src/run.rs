@@ -97,6 +97,16 @@ impl Start {
     }
 }
 
+/// Refuses memory of bytes that lies where no tensor of its call does. The library is told an address alone; of tensors
+/// it refuses those that do not lie on its device, so that what lies beside one that it accepts lies there, too.
+fn check_beside(argument: &str, any_beside: bool) -> Result<()> {
+    if any_beside {
+        return Ok(());
+    }
+    let message = format!("{argument} lies on another device than tensors; accepted: where they lie");
+    Err(Error::new(ErrorKind::Device, argument, message))
+}
+
 /// What forward and backward have in common.
 struct Call<'a> {
     plan: &'a Plan,
@@ -109,14 +119,16 @@ impl Call<'_> {
     /// Refuses device memory where nobody would wait for the device. Says whether there is host memory among the
     /// operands: scratch is then brought, so that the library names the operand that lies elsewhere.
     fn check_devices<'v>(&self, operands: impl IntoIterator<Item = Option<&'v View<'v>>>) -> Result<bool> {
-        let scratch = self.workspace.as_ref();
-        let (mut any_host, mut any_device) =
-            (false, scratch.is_some_and(|memory| memory.view().device() != Device::Cpu));
+        let scratch = self.workspace.as_ref().map(|memory| memory.view().device());
+        let (mut any_host, mut any_device) = (false, scratch.is_some_and(|device| device != Device::Cpu));
+        let mut any_beside = scratch.is_none();
         for view in operands.into_iter().flatten() {
             any_host |= view.device() == Device::Cpu;
             any_device |= view.device() != Device::Cpu;
+            any_beside |= scratch == Some(view.device());
         }
         self.start.check(any_device)?;
+        check_beside("workspace", any_beside)?;
         Ok(any_host)
     }
 
@@ -127,13 +139,8 @@ impl Call<'_> {
         call: impl FnOnce(*const sys::spattn_plan, *mut c_void, usize) -> i32,
     ) -> Result<()> {
         if let Some(memory) = &self.workspace {
-            let c = memory.view().c();
-            let mut shape = memory.view().shape();
-            let (Some(bytes), None, Dtype::U8) = (shape.next(), shape.next(), memory.view().dtype()) else {
-                let message = "workspace has several axes or no bytes; accepted: one axis of Dtype::U8";
-                return Err(Error::new(ErrorKind::Shape, "workspace", message.into()));
-            };
-            return check(call(self.plan.handle(), c.data, bytes));
+            let (memory, bytes) = memory.view().bytes("workspace")?;
+            return check(call(self.plan.handle(), memory, bytes));
         }
         if !any_host {
             return check(call(self.plan.handle(), std::ptr::null_mut(), 0));
@@ -285,8 +292,8 @@ impl<'a> Forward<'a> {
         v_scales: View,
     }
 
-    /// Scratch, as many bytes as [`Plan::workspace`] says, on the plan's device. Without it, each thread keeps some in
-    /// host memory.
+    /// Scratch, as many bytes as [`Plan::workspace`] says, one after the other, on the plan's device. Without it, each
+    /// thread keeps some in host memory.
     pub fn workspace(mut self, workspace: ViewMut<'a>) -> Self {
         self.call.workspace = Some(workspace);
         self
@@ -575,8 +582,9 @@ mod tests {
         assert_eq!(c.data as usize % 64, 0);
         // SAFETY: the memory lives, and nobody else uses it.
         unsafe { std::slice::from_raw_parts_mut(c.data.cast::<u8>(), 100).fill(1) };
-        assert_eq!(Workspace::allocate(usize::MAX, 64).err().unwrap().kind(), ErrorKind::HostMemory);
-        assert_eq!(Workspace::allocate(8, 3).err().unwrap().kind(), ErrorKind::HostMemory);
+        let refused = |bytes, align| Workspace::allocate(bytes, align).err().unwrap().kind();
+        assert_eq!(refused(usize::MAX, 64), ErrorKind::HostMemory);
+        assert_eq!(refused(8, 3), ErrorKind::HostMemory);
     }
 
     /// Writes when it is waited for, as a device does that is late.

@@ -312,6 +312,20 @@ impl<'a> View<'a> {
         self.device
     }
 
+    /// Where memory begins of which the C ABI is told address and length, and how many bytes it has.
+    pub(crate) fn bytes(&self, argument: &str) -> Result<(*mut c_void, usize)> {
+        let bytes = usize::try_from(self.shape[0]).ok().filter(|_| self.axes == 1 && self.dtype == Dtype::U8);
+        let Some(bytes) = bytes else {
+            let message = format!("{argument} has several axes or no bytes; accepted: one axis of Dtype::U8");
+            return Err(Error::new(ErrorKind::Shape, argument, message));
+        };
+        if bytes > 1 && self.strides[0] != 1 {
+            let message = format!("{argument} has bytes {} apart; accepted: 1, no other stride", self.strides[0]);
+            return Err(Error::new(ErrorKind::Layout, argument, message));
+        }
+        Ok((self.data, bytes))
+    }
+
     /// The view as the C ABI has it, valid while `self` is.
     pub(crate) fn c(&self) -> sys::spattn_tensor {
         sys::spattn_tensor {

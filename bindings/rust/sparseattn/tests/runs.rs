@@ -113,6 +113,25 @@ fn own_scratch() {
 }
 
 #[test]
+fn scratch_is_bytes_where_operands_lie() {
+    // The library is told an address alone: what else is wrong is refused before, or safe code would write elsewhere.
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    let (q_view, kv) = (View::new(&q, &SHAPE).unwrap(), View::new(&kv, &KV_SHAPE).unwrap());
+    let (mut out, mut one, stream) = (q.clone(), [0u8], Counted(Cell::new(0)));
+    let (bytes, align) = plan.workspace(Pass::Forward).unwrap();
+    let repeated = ViewMut::strided(&mut one, &[bytes], &[0]).unwrap();
+    let pass = plan.forward(q_view, kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap());
+    let error = pass.workspace(repeated).run().unwrap_err();
+    assert_eq!((error.kind(), error.argument()), (ErrorKind::Layout, "workspace"));
+    // SAFETY: nobody writes it: that is what is tested.
+    let far = unsafe { ViewMut::from_raw(align as *mut c_void, Dtype::U8, Device::Cuda(0), &[bytes], None).unwrap() };
+    let out = ViewMut::new(&mut out, &SHAPE).unwrap();
+    let error = plan.scope(&stream, |scope| scope.forward(q_view, kv, kv, out).workspace(far).run()).unwrap_err();
+    assert_eq!((error.kind(), error.argument()), (ErrorKind::Device, "workspace"));
+}
+
+#[test]
 fn lists_of_a_run() {
     // Every query lists the keys that the pattern keeps, so that the answer must be the pattern's.
     let (q, kv) = operands();
