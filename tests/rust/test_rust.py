@@ -30,6 +30,7 @@ def test_library_opened_at_run_time(cargo):
 @pytest.mark.parametrize("example, answer", [
     (["attention"], "by differences"),
     (["draw", "--", "causal & window(9,0)", "64"], "% kept"),
+    (["ranks"], "receives 384 of 3072"),
     (["top_k"], "256 keys"),
     (["train"], "with its neighbours"),
 ])
@@ -116,7 +117,7 @@ def test_bindings_name_what_the_header_names(library):
     bindings = (CRATES / "sparseattn-sys" / "src" / "bindings.rs").read_text()
     for node in capi.functions():
         names = [parameter.name for parameter in node.type.args.params if parameter.name]
-        signature = re.search(rf"pub fn {node.name}\((.*?)\)(;| ->)", bindings, flags=re.S)
+        signature = re.search(rf"pub fn {node.name}\((.*?)\)(;|\s+->)", bindings, flags=re.S)
         assert signature, f"{node.name} is not in bindings.rs"
         assert re.findall(r"(\w+): ", signature[1]) == names, node.name
     for name, fields in structs():

@@ -1147,6 +1147,196 @@ fn bindgen_test_layout_spattn_cache_append_args() {
         "Offset of field: spattn_cache_append_args::v_scales"
     );
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_sharding {
+    _unused: [u8; 0],
+}
+pub const SPATTN_SPLIT_CONTIGUOUS: spattn_split = 0;
+pub const SPATTN_SPLIT_ZIGZAG: spattn_split = 1;
+pub type spattn_split = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_sharding_options {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub ranks: i32,
+    pub rank: i32,
+    pub split: spattn_enum,
+    pub reserved: i32,
+    pub ranges: *const spattn_tensor,
+}
+#[test]
+fn bindgen_test_layout_spattn_sharding_options() {
+    const UNINIT: ::core::mem::MaybeUninit<spattn_sharding_options> = ::core::mem::MaybeUninit::uninit();
+    let ptr = UNINIT.as_ptr();
+    assert_eq!(::core::mem::size_of::<spattn_sharding_options>(), 32usize, "Size of spattn_sharding_options");
+    assert_eq!(::core::mem::align_of::<spattn_sharding_options>(), 8usize, "Alignment of spattn_sharding_options");
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
+        0usize,
+        "Offset of field: spattn_sharding_options::struct_size"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).flags) as usize - ptr as usize },
+        4usize,
+        "Offset of field: spattn_sharding_options::flags"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).ranks) as usize - ptr as usize },
+        8usize,
+        "Offset of field: spattn_sharding_options::ranks"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).rank) as usize - ptr as usize },
+        12usize,
+        "Offset of field: spattn_sharding_options::rank"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).split) as usize - ptr as usize },
+        16usize,
+        "Offset of field: spattn_sharding_options::split"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).reserved) as usize - ptr as usize },
+        20usize,
+        "Offset of field: spattn_sharding_options::reserved"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).ranges) as usize - ptr as usize },
+        24usize,
+        "Offset of field: spattn_sharding_options::ranges"
+    );
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_peer {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub tokens_sent: i64,
+    pub tokens_received: i64,
+    pub sent_offset: u64,
+    pub sent_bytes: u64,
+    pub received_offset: u64,
+    pub received_bytes: u64,
+}
+#[test]
+fn bindgen_test_layout_spattn_peer() {
+    const UNINIT: ::core::mem::MaybeUninit<spattn_peer> = ::core::mem::MaybeUninit::uninit();
+    let ptr = UNINIT.as_ptr();
+    assert_eq!(::core::mem::size_of::<spattn_peer>(), 56usize, "Size of spattn_peer");
+    assert_eq!(::core::mem::align_of::<spattn_peer>(), 8usize, "Alignment of spattn_peer");
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
+        0usize,
+        "Offset of field: spattn_peer::struct_size"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).flags) as usize - ptr as usize },
+        4usize,
+        "Offset of field: spattn_peer::flags"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).tokens_sent) as usize - ptr as usize },
+        8usize,
+        "Offset of field: spattn_peer::tokens_sent"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).tokens_received) as usize - ptr as usize },
+        16usize,
+        "Offset of field: spattn_peer::tokens_received"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).sent_offset) as usize - ptr as usize },
+        24usize,
+        "Offset of field: spattn_peer::sent_offset"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).sent_bytes) as usize - ptr as usize },
+        32usize,
+        "Offset of field: spattn_peer::sent_bytes"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).received_offset) as usize - ptr as usize },
+        40usize,
+        "Offset of field: spattn_peer::received_offset"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).received_bytes) as usize - ptr as usize },
+        48usize,
+        "Offset of field: spattn_peer::received_bytes"
+    );
+}
+pub const SPATTN_EXCHANGE_PACK: spattn_exchange_step = 0;
+pub const SPATTN_EXCHANGE_UNPACK: spattn_exchange_step = 1;
+pub const SPATTN_EXCHANGE_PACK_GRADIENTS: spattn_exchange_step = 2;
+pub const SPATTN_EXCHANGE_ADD_GRADIENTS: spattn_exchange_step = 3;
+pub type spattn_exchange_step = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct spattn_exchange_args {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub stream: spattn_stream,
+    pub k: *const spattn_tensor,
+    pub v: *const spattn_tensor,
+    pub whole_k: *const spattn_tensor,
+    pub whole_v: *const spattn_tensor,
+    pub buffer: *mut ::core::ffi::c_void,
+    pub buffer_bytes: usize,
+}
+#[test]
+fn bindgen_test_layout_spattn_exchange_args() {
+    const UNINIT: ::core::mem::MaybeUninit<spattn_exchange_args> = ::core::mem::MaybeUninit::uninit();
+    let ptr = UNINIT.as_ptr();
+    assert_eq!(::core::mem::size_of::<spattn_exchange_args>(), 64usize, "Size of spattn_exchange_args");
+    assert_eq!(::core::mem::align_of::<spattn_exchange_args>(), 8usize, "Alignment of spattn_exchange_args");
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
+        0usize,
+        "Offset of field: spattn_exchange_args::struct_size"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).flags) as usize - ptr as usize },
+        4usize,
+        "Offset of field: spattn_exchange_args::flags"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).stream) as usize - ptr as usize },
+        8usize,
+        "Offset of field: spattn_exchange_args::stream"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k) as usize - ptr as usize },
+        16usize,
+        "Offset of field: spattn_exchange_args::k"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v) as usize - ptr as usize },
+        24usize,
+        "Offset of field: spattn_exchange_args::v"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).whole_k) as usize - ptr as usize },
+        32usize,
+        "Offset of field: spattn_exchange_args::whole_k"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).whole_v) as usize - ptr as usize },
+        40usize,
+        "Offset of field: spattn_exchange_args::whole_v"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).buffer) as usize - ptr as usize },
+        48usize,
+        "Offset of field: spattn_exchange_args::buffer"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).buffer_bytes) as usize - ptr as usize },
+        56usize,
+        "Offset of field: spattn_exchange_args::buffer_bytes"
+    );
+}
 functions! {
     pub fn spattn_version() -> u32;
     pub fn spattn_abi() -> u32;
@@ -1372,6 +1562,35 @@ functions! {
         context: *const spattn_context,
         problem: *const spattn_problem,
         args: *const spattn_cache_append_args,
+    ) -> spattn_status;
+    pub fn spattn_sharding_create(
+        context: *const spattn_context,
+        pattern: *const spattn_pattern,
+        problem: *const spattn_problem,
+        options: *const spattn_sharding_options,
+        stream: spattn_stream,
+        result: *mut *mut spattn_sharding,
+    ) -> spattn_status;
+    pub fn spattn_sharding_retain(sharding: *const spattn_sharding);
+    pub fn spattn_sharding_release(sharding: *const spattn_sharding);
+    pub fn spattn_sharding_plan(sharding: *const spattn_sharding, result: *mut *mut spattn_plan) -> spattn_status;
+    pub fn spattn_sharding_ranges(
+        sharding: *const spattn_sharding,
+        rank: i32,
+        ranges: *const spattn_tensor,
+        count: *mut i64,
+    ) -> spattn_status;
+    pub fn spattn_sharding_peer(sharding: *const spattn_sharding, rank: i32, result: *mut spattn_peer)
+        -> spattn_status;
+    pub fn spattn_sharding_buffers(
+        sharding: *const spattn_sharding,
+        sent_bytes: *mut usize,
+        received_bytes: *mut usize,
+    ) -> spattn_status;
+    pub fn spattn_exchange(
+        sharding: *const spattn_sharding,
+        step: spattn_enum,
+        args: *const spattn_exchange_args,
     ) -> spattn_status;
     pub fn spattn_kernel_count() -> i32;
     pub fn spattn_kernel_name(row: i32) -> *const ::core::ffi::c_char;

@@ -9,6 +9,7 @@ mod pattern;
 mod plan;
 mod question;
 mod run;
+mod sharding;
 mod tensor;
 
 pub use append::Append;
@@ -18,6 +19,7 @@ pub use pattern::*;
 pub use plan::{Axes, Pass, Plan, Problem};
 pub use question::{Csr, Extent, Stats};
 pub use run::{Backward, Forward, Gradients, Saved, Scope, Scoped, Stream, Workspace};
+pub use sharding::{Buffer, Exchange, Peer, Sharding, Split};
 pub use tensor::{Device, Dtype, Element, Memory, MemoryMut, View, ViewMut};
 
 pub use sparseattn_sys as sys;

@@ -290,4 +290,5 @@ const _: () = {
     shared::<Pattern>();
     shared::<Plan>();
     shared::<crate::Context>();
+    shared::<crate::Sharding>();
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! Passes of a plan. Operands have the names and shapes of `spattn_forward_args` and `spattn_backward_args`.
 use crate::error::{check, sized, Error, ErrorKind, Result};
-use crate::{sys, Append, Context, Device, Dtype, Pass, Plan, Problem, View, ViewMut};
+use crate::{sys, Append, Context, Device, Dtype, Exchange, Pass, Plan, Problem, Sharding, View, ViewMut};
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -35,11 +35,11 @@ impl Workspace {
     /// Enough for one call of a pass.
     pub fn new(plan: &Plan, pass: Pass) -> Result<Self> {
         let (bytes, align) = plan.workspace(pass)?;
-        Self::allocate(bytes, align)
+        Self::allocate("workspace", bytes, align)
     }
 
-    fn allocate(bytes: usize, align: usize) -> Result<Self> {
-        let refuse = || Error::new(ErrorKind::HostMemory, "workspace", format!("no memory for {bytes} bytes"));
+    pub(crate) fn allocate(argument: &str, bytes: usize, align: usize) -> Result<Self> {
+        let refuse = || Error::new(ErrorKind::HostMemory, argument, format!("no memory for {bytes} bytes"));
         let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| refuse())?;
         // SAFETY: the size is not 0. Zeros, because a view may be read as numbers.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -55,6 +55,15 @@ impl Workspace {
         // SAFETY: the memory is ours, and borrowed as long as the view.
         unsafe { ViewMut::from_raw(self.memory.cast(), Dtype::U8, Device::Cpu, &shape, None) }
             .expect("one axis is legal")
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: so much memory is ours, and was written when it was allocated.
+        unsafe { std::slice::from_raw_parts(self.memory, self.layout.size()) }
+    }
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in bytes; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.layout.size()) }
     }
 }
 
@@ -99,7 +108,7 @@ impl Start {
 
 /// Refuses memory of bytes that lies where no tensor of its call does. The library is told an address alone; of tensors
 /// it refuses those that do not lie on its device, so that what lies beside one that it accepts lies there, too.
-fn check_beside(argument: &str, any_beside: bool) -> Result<()> {
+pub(crate) fn check_beside(argument: &str, any_beside: bool) -> Result<()> {
     if any_beside {
         return Ok(());
     }
@@ -149,7 +158,7 @@ impl Call<'_> {
         let kept = SCRATCH.with(Cell::take);
         let scratch = match kept.filter(|kept| kept.layout.size() >= bytes && kept.layout.align() >= align) {
             Some(kept) => kept,
-            None => Workspace::allocate(bytes, align)?,
+            None => Workspace::allocate("workspace", bytes, align)?,
         };
         let done = check(call(self.plan.handle(), scratch.memory.cast(), scratch.layout.size()));
         SCRATCH.with(|kept| kept.set(Some(scratch)));
@@ -529,6 +538,62 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Scoped { pass: Append::new(context, Start::On(self.stream), problem, rows, cache, starts), scope: PhantomData }
     }
 
+    /// As [`Sharding::pack`]. What an exchange writes is free to be read when the scope has ended.
+    pub fn pack(
+        &'scope self,
+        sharding: &'env Sharding,
+        held: (View<'env>, impl Into<Option<View<'env>>>),
+        sent: impl Into<ViewMut<'env>>,
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.pack(held, sent))
+    }
+
+    /// As [`Sharding::unpack`].
+    pub fn unpack(
+        &'scope self,
+        sharding: &'env Sharding,
+        held: (View<'env>, impl Into<Option<View<'env>>>),
+        received: impl Into<View<'env>>,
+        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.unpack(held, received, whole))
+    }
+
+    /// As [`Sharding::unpack_received`].
+    pub fn unpack_received(
+        &'scope self,
+        sharding: &'env Sharding,
+        received: impl Into<View<'env>>,
+        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.unpack_received(received, whole))
+    }
+
+    /// As [`Sharding::pack_gradients`].
+    pub fn pack_gradients(
+        &'scope self,
+        sharding: &'env Sharding,
+        whole: (View<'env>, impl Into<Option<View<'env>>>),
+        received: impl Into<ViewMut<'env>>,
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.pack_gradients(whole, received))
+    }
+
+    /// As [`Sharding::add_gradients`].
+    pub fn add_gradients(
+        &'scope self,
+        sharding: &'env Sharding,
+        whole: (View<'env>, impl Into<Option<View<'env>>>),
+        sent: impl Into<View<'env>>,
+        held: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.add_gradients(whole, sent, held))
+    }
+
+    fn exchange(&'scope self, exchange: Exchange<'env>) -> Scoped<'scope, Exchange<'env>> {
+        Scoped { pass: exchange.starting(Start::On(self.stream)), scope: PhantomData }
+    }
+
     /// As [`Plan::backward`].
     pub fn backward(
         &'scope self,
@@ -560,6 +625,7 @@ starts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(Vi
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
 scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }
+scoped! { Exchange: }
 
 impl<'scope, 'env: 'scope> Scoped<'scope, Append<'env>> {
     /// As [`Append::choose_scales`].
@@ -577,12 +643,12 @@ mod tests {
 
     #[test]
     fn scratch_is_as_large_and_aligned_as_asked() {
-        let mut scratch = Workspace::allocate(100, 64).unwrap();
+        let mut scratch = Workspace::allocate("workspace", 100, 64).unwrap();
         let c = scratch.view().view().c();
         assert_eq!(c.data as usize % 64, 0);
         // SAFETY: the memory lives, and nobody else uses it.
         unsafe { std::slice::from_raw_parts_mut(c.data.cast::<u8>(), 100).fill(1) };
-        let refused = |bytes, align| Workspace::allocate(bytes, align).err().unwrap().kind();
+        let refused = |bytes, align| Workspace::allocate("workspace", bytes, align).err().unwrap().kind();
         assert_eq!(refused(usize::MAX, 64), ErrorKind::HostMemory);
         assert_eq!(refused(8, 3), ErrorKind::HostMemory);
     }

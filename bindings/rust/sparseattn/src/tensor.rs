@@ -414,6 +414,24 @@ impl<'a> ViewMut<'a> {
     pub(crate) fn view(&self) -> &View<'a> {
         &self.view
     }
+    /// The same memory, of which no other view is made while the borrow lasts.
+    pub(crate) fn into_view(self) -> View<'a> {
+        self.view
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for View<'a> {
+    /// A slice as one axis.
+    fn from(data: &'a [T]) -> Self {
+        View::new(data, &[data.len()]).expect("a slice has its own length")
+    }
+}
+impl<'a, T: Element> From<&'a mut [T]> for ViewMut<'a> {
+    /// A slice as one axis.
+    fn from(data: &'a mut [T]) -> Self {
+        let shape = [data.len()];
+        ViewMut::new(data, &shape).expect("a slice has its own length")
+    }
 }
 
 fn check_axes(shape: &[usize], strides: &[usize]) -> Result<()> {
