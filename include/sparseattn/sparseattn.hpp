@@ -1013,8 +1013,9 @@ public:
         for (std::size_t rank = 0; rank < ranks.ranges.size(); ++rank)
             for (const Range& range : ranks.ranges[rank])
                 numbers.insert(numbers.end(), {int64_t(rank), range.begin, range.end});
-        const detail::Argument ranges(numbers.empty() ? ConstView()
-                                                      : ConstView(view(numbers.data(), {int64_t(numbers.size() / 3), 3})));
+        const int64_t count = int64_t(numbers.size() / 3);
+        if (numbers.empty()) numbers.push_back(0);  // ranks without ranges are the library's to refuse
+        const detail::Argument ranges(ranks.ranges.empty() ? ConstView() : view(numbers.data(), {count, 3}));
         spattn_sharding_options options = detail::sized<spattn_sharding_options>();
         options.ranks = ranks.ranks, options.rank = ranks.rank, options.split = int32_t(ranks.split);
         options.ranges = ranges;

@@ -208,6 +208,7 @@ TEST(what_is_refused) {
     demand("options.ranks", [&] { shard({0}); });
     demand("options.rank", [&] { shard({2, 2}); });
     demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 600}}, {}}}); });
+    demand("options.ranges", [&] { shard({2, 0, {}, {{}, {}}}); });
     demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 300}}, {{301, 600}}}}); });
     demand("options.split", [&] { shard({2, 0, sa::Split::zigzag, {{{0, 300}}, {{300, 600}}}}); });
     const sa::Sharding sharding = shard({2});
