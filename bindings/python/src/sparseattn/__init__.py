@@ -62,6 +62,7 @@ from ._patterns import (
     union,
 )
 from ._plans import Plan, plan
+from ._sharding import Peer, Sharding
 from ._xref import SymbolReader, symbols_of, xref, xref_extend
 
 __version__ = version()
@@ -75,9 +76,11 @@ __all__ = [
     "InternalError",
     "NoGPUError",
     "Pattern",
+    "Peer",
     "Plan",
     "ResourceError",
     "ShapeError",
+    "Sharding",
     "SparseAttentionError",
     "Stats",
     "SymbolReader",

@@ -70,6 +70,16 @@ def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
     return _CODES[dtype.kind], 8 * dtype.itemsize
 
 
+def read_dtype(dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
+    """What NumPy makes of a dtype, and its code and bits. Raises DTypeError."""
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        message = f"argument {argument} is {dtype!r}; accepted: a dtype of NumPy"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
+    return dtype, dtype_code(dtype, argument)
+
+
 def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
     """A NumPy array over the memory of any array on the host (__array__ or __dlpack__), or of a sequence's numbers.
 

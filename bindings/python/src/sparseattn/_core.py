@@ -154,6 +154,7 @@ _ARGUMENTS = {
     "spattn_context_options": "options",
     "spattn_bigbird": "params",
     "spattn_xref": "params",
+    "spattn_sharding_options": "options",
 }
 
 

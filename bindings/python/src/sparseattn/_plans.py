@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, readable, writable
+from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, readable, writable
 from ._core import (
     ArgumentError,
     Context,
-    DTypeError,
     UnsupportedError,
     check,
     default_context,
@@ -119,8 +118,6 @@ class Plan:
         cache_dtype: Any = None,
         context: Context | None = None,
     ):
-        self._axes, self._heads_q, self._sink_logits, self._value_in_key = axes, heads_q, sink_logits, value_in_key
-        self._backward = backward
         self.dtype, code = self._read_dtype(dtype, "problem.dtype")
         cache_code = None if cache_dtype is None else self._read_dtype(cache_dtype, "problem.cache_dtype")[1]
         heads_kv = heads_q if heads_kv is None else heads_kv
@@ -152,13 +149,28 @@ class Plan:
         self._pattern = as_pattern(pattern)  # for the arrays that it may have borrowed
         context = default_context() if context is None else required_context(context)
         handles = context._handle, self._pattern._handle
-        self._handle = own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream())
+        self._take(own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream()), problem, axes)
+
+    @classmethod
+    def _adopt(cls, handle: Any, pattern: Pattern, problem: Any, axes: str, dtype: Any) -> Plan:
+        """A handle that the library has made of this spattn_problem."""
+        made = cls.__new__(cls)
+        made.dtype, made._pattern = dtype, pattern
+        made._take(handle, problem, axes)
+        return made
+
+    def _take(self, handle: Any, problem: Any, axes: str) -> None:
+        p = problem
+        self._handle, self._axes, self._heads_q = handle, axes, p.heads_q
+        self._sink_logits = bool(p.flags & lib.SPATTN_PLAN_SINK_LOGITS)
+        self._value_in_key = bool(p.flags & lib.SPATTN_PLAN_VALUE_IN_KEY)
+        self._backward = bool(p.flags & lib.SPATTN_PLAN_BACKWARD)
         self._frames: dict[int, list[Frame]] = {FORWARD: [], BACKWARD: []}
-        self._q_shape = self._shape(batch, heads_q, seq_q, head_dim)
-        self._k_shape = self._shape(batch, heads_kv, seq_k, head_dim)
-        self._v_shape = self._shape(batch, heads_kv, seq_k, head_dim_v)
-        self._out_shape = self._shape(batch, heads_q, seq_q, head_dim_v)
-        self._lse_shape = (heads_q, seq_q) if axes == "thd" else (batch, heads_q, seq_q)
+        self._q_shape = self._shape(p.batch, p.heads_q, p.seq_q, p.head_dim)
+        self._k_shape = self._shape(p.batch, p.heads_kv, p.seq_k, p.head_dim)
+        self._v_shape = self._shape(p.batch, p.heads_kv, p.seq_k, p.head_dim_v)
+        self._out_shape = self._shape(p.batch, p.heads_q, p.seq_q, p.head_dim_v)
+        self._lse_shape = (p.heads_q, p.seq_q) if axes == "thd" else (p.batch, p.heads_q, p.seq_q)
 
     @overload
     def forward(
@@ -365,12 +377,7 @@ class Plan:
 
     def _read_dtype(self, dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
         """The dtype as the library of arrays has it, and its code and bits."""
-        try:
-            dtype = np.dtype(dtype)
-        except TypeError:
-            message = f"argument {argument} is {dtype!r}; accepted: a dtype of NumPy"
-            raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
-        return dtype, dtype_code(dtype, argument)
+        return read_dtype(dtype, argument)
 
     def _stream(self) -> Any:
         """The stream on which a plan's lists are copied to its device."""

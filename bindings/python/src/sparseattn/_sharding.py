@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""A sequence on several ranks, processes of MPI or the like: NumPy's arrays. For torch: sparseattn.torch.ContextParallel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+import numpy as np
+
+from ._arrays import read_dtype, tensor_in, tensor_out
+from ._core import (
+    ArgumentError,
+    Context,
+    ShapeError,
+    check,
+    default_context,
+    ffi,
+    integer,
+    lib,
+    own,
+    required_context,
+    sized,
+)
+from ._patterns import as_pattern
+from ._plans import Plan
+from ._problem import make_problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ._patterns import AnyPattern
+
+    Arrays = tuple[NDArray[Any], NDArray[Any] | None]
+
+
+class Peer(NamedTuple):
+    """What goes between a rank and another: nothing, where that is itself."""
+
+    tokens_sent: int  #: whose keys and values go to it
+    tokens_received: int  #: whose keys and values come from it
+    sent: slice  #: its part of what `pack` returns, and of what `add_gradients` takes
+    received: slice  #: its part of what `unpack` takes, and of what `pack_gradients` returns
+
+
+class Sharding:
+    """What one of several ranks has of a sequence: the plan of its queries, and whose keys and values they see.
+
+        sharding = sa.Sharding(pattern, comm.size, comm.rank, seq=131072, heads_q=8, head_dim=128, backward=True)
+        sent, received = sharding.pack(k, v), sharding.empty_received()
+        ...                                                # sent[peer.sent] goes to each other rank's received[...]
+        whole_k, whole_v = sharding.unpack(received, k, v)
+        out, lse = sharding.plan.forward(q, whole_k, whole_v, return_lse=True)
+        dq, whole_dk, whole_dv = sharding.plan.backward(q, whole_k, whole_v, out, lse, dout)
+        back = sharding.pack_gradients(whole_dk, whole_dv)  # back[peer.received] goes to its sent[peer.sent]
+        dk, dv = sharding.add_gradients(came_back, whole_dk, whole_dv)
+
+    Before a rank attends, it receives the keys and values that its queries see and others hold, in blocks of 128 tokens,
+    and no more; their gradients go back, and are added up there: the rank's own first, then those of others in the order
+    of ranks, in float32 (float64 of such arrays). How bytes travel is the caller's, say MPI's Alltoallv. All ranks make
+    theirs of equal arguments, but for rank. A sink's gradient has, on each rank, the part of its queries.
+
+    pattern      over all tokens: a Pattern or its text
+    ranks, rank  how many there are, and which one this is
+    seq          tokens of all ranks
+    split        who holds which tokens. "contiguous": equal shares, one after the other. "zigzag": of twice as many
+                 shares rank r holds number r and, counted from the end, number r again, so that causal attention is as
+                 much work for all. Or, for each rank, the [(begin, end), ...] that it holds, in its order; every token
+                 is held once, and each rank holds one at least
+    options      those of Plan, but for seq_q, seq_k, q_offset and caches
+
+    Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "options.ranges".
+    """
+
+    def __init__(
+        self,
+        pattern: AnyPattern,
+        ranks: int,
+        rank: int,
+        *,
+        seq: int,
+        heads_q: int,
+        head_dim: int,
+        batch: int = 1,
+        heads_kv: int | None = None,
+        head_dim_v: int | None = None,
+        dtype: Any = np.float32,
+        axes: str = "bshd",
+        split: str | Sequence[Sequence[tuple[int, int]]] = "contiguous",
+        value_in_key: bool = False,
+        context: Context | None = None,
+        **options: Any,
+    ):
+        self.dtype, code = read_dtype(dtype, "problem.dtype")
+        problem = make_problem(
+            code,
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_q if heads_kv is None else heads_kv,
+            seq_q=seq,
+            seq_k=seq,
+            head_dim=head_dim,
+            head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+            axes=axes,
+            value_in_key=value_in_key,
+            **options,
+        )
+        context = default_context() if context is None else required_context(context)
+        whole = as_pattern(pattern)
+        arguments = context._handle, whole._handle, problem, _read_split(split, ranks, rank), ffi.NULL
+        self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
+        self._axes, self._value_in_key = axes, value_in_key
+        self.rank, self.size = rank, ranks
+        #: [(begin, end), ...] of the tokens that this rank holds, in their order
+        self.ranges = self.ranges_of(rank)
+        #: how many these are
+        self.tokens = sum(end - begin for begin, end in self.ranges)
+        problem.seq_q = self.tokens
+        #: the Plan of this rank's queries: seq_q is tokens, seq_k is seq
+        self.plan = Plan._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem, axes, self.dtype)
+        sizes = ffi.new("size_t[2]")
+        check(lib.spattn_sharding_buffers(self._handle, sizes, sizes + 1))
+        self._sent_bytes, self._received_bytes = sizes
+        self._held = [self.plan._shape(batch, problem.heads_kv, self.tokens, dim) for dim in _dims(problem)]
+        self._whole = [self.plan._shape(batch, problem.heads_kv, seq, dim) for dim in _dims(problem)]
+
+    def ranges_of(self, rank: int) -> list[tuple[int, int]]:
+        """The [(begin, end), ...] that a rank holds. Raises ArgumentError: .argument is "rank"."""
+        count = ffi.new("int64_t *")
+        check(lib.spattn_sharding_ranges(self._handle, integer(rank, "rank"), ffi.NULL, count))
+        held = np.empty((count[0], 2), np.int64)
+        check(lib.spattn_sharding_ranges(self._handle, rank, tensor_out(held, "ranges"), count))
+        return [(begin, end) for begin, end in held.tolist()]
+
+    def peer(self, rank: int) -> Peer:
+        """What goes between this rank and another. Raises ArgumentError: .argument is "rank"."""
+        peer = sized("spattn_peer")
+        check(lib.spattn_sharding_peer(self._handle, integer(rank, "rank"), peer))
+        sent = slice(peer.sent_offset, peer.sent_offset + peer.sent_bytes)
+        received = slice(peer.received_offset, peer.received_offset + peer.received_bytes)
+        return Peer(peer.tokens_sent, peer.tokens_received, sent, received)
+
+    def local(self, x: Any, axis: int = 1) -> NDArray[Any]:
+        """This rank's tokens of an array that has all of them along that axis."""
+        places = [slice(None)] * axis
+        return np.concatenate([x[(*places, slice(*bounds))] for bounds in self.ranges], axis)
+
+    def empty_sent(self) -> NDArray[np.uint8]:
+        """Room for gradients that come back: bytes, the parts of one rank after the other."""
+        return np.empty(self._sent_bytes, np.uint8)
+
+    def empty_received(self) -> NDArray[np.uint8]:
+        """Room for keys and values that come from others, likewise."""
+        return np.empty(self._received_bytes, np.uint8)
+
+    def pack(self, k: Any, v: Any = None) -> NDArray[np.uint8]:
+        """What goes to others: bytes, the part of one rank after the other.
+
+        k  [batch, tokens, heads_kv, head_dim], in the sharding's axes and dtype
+        v  the same with head_dim_v; None with value_in_key
+
+        Raises ShapeError, DTypeError, ArgumentError: .argument is the name above, and so in all that follow.
+        """
+        sent = self.empty_sent()
+        self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, k=tensor_in(k, "k"), v=_optional(v, "v"))
+        return sent
+
+    def unpack(self, received: Any, k: Any, v: Any = None) -> Arrays:
+        """Keys and values of all tokens, as far as queries here see them; what nobody here sees may be anything.
+
+        received  bytes that others packed, uint8
+        k, v      as in pack
+        """
+        whole, tensors = self._make(self._whole, "whole_k", "whole_v")
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, k=tensor_in(k, "k"), v=_optional(v, "v"), **tensors)
+        return whole
+
+    def pack_gradients(self, whole_dk: Any, whole_dv: Any = None) -> NDArray[np.uint8]:
+        """What goes back to others: bytes, which lie as those that came from them.
+
+        whole_dk, whole_dv  [batch, seq, heads_kv, ...], as the plan's backward returns them
+        """
+        received = self.empty_received()
+        tensors = {"whole_k": tensor_in(whole_dk, "whole_dk"), "whole_v": _optional(whole_dv, "whole_dv")}
+        self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, **tensors)
+        return received
+
+    def add_gradients(self, sent: Any, whole_dk: Any, whole_dv: Any = None) -> Arrays:
+        """Gradients (dk, dv) of this rank's own keys and values; dv is None with value_in_key.
+
+        sent  bytes that came back, which lie as those that pack returned
+        """
+        held, tensors = self._make(self._held, "k", "v")
+        tensors |= {"whole_k": tensor_in(whole_dk, "whole_dk"), "whole_v": _optional(whole_dv, "whole_dv")}
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, **tensors)
+        return held
+
+    def _make(self, shapes: list[tuple[int, ...]], k: str, v: str) -> tuple[Arrays, dict[str, Any]]:
+        keys = np.empty(shapes[0], self.dtype)
+        values = None if self._value_in_key else np.empty(shapes[1], self.dtype)
+        return (keys, values), {k: tensor_out(keys, k), v: None if values is None else tensor_out(values, v)}
+
+    def _exchange(self, step: int, buffer: Any, **tensors: Any) -> None:
+        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+            shape = f"{buffer.dtype} array" if isinstance(buffer, np.ndarray) else type(buffer).__name__
+            message = f"argument buffer is {shape}; accepted: an array of bytes, uint8, without gaps"
+            raise ShapeError(message, "SPATTN_E_SHAPE", "buffer")
+        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        args = sized("spattn_exchange_args", **given)
+        args.buffer, args.buffer_bytes = ffi.cast("void *", buffer.ctypes.data), buffer.nbytes
+        check(lib.spattn_exchange(self._handle, step, args))
+
+
+def _optional(array: Any, argument: str) -> Any:
+    return None if array is None else tensor_in(array, argument)
+
+
+def _dims(problem: Any) -> tuple[int, int]:
+    return problem.head_dim, problem.head_dim_v
+
+
+def _read_split(split: Any, ranks: int, rank: int) -> Any:
+    """A spattn_sharding_options*."""
+    options = sized("spattn_sharding_options", ranks=ranks, rank=rank)
+    if isinstance(split, str):
+        named = {"contiguous": lib.SPATTN_SPLIT_CONTIGUOUS, "zigzag": lib.SPATTN_SPLIT_ZIGZAG}
+        if split not in named:
+            message = f"argument split is {split!r}; accepted: 'contiguous', 'zigzag', or ranges of each rank"
+            raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
+        options.split = named[split]
+        return options
+    of_all = [[(integer(begin, "split"), integer(end, "split")) for begin, end in of_rank] for of_rank in split]
+    if len(of_all) != ranks:
+        message = f"argument split has ranges of {len(of_all)} ranks; accepted: of each of {ranks}"
+        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
+    rows = [(number, begin, end) for number, of_rank in enumerate(of_all) for begin, end in of_rank]
+    options.ranges = tensor_in(np.array(rows, np.int64).reshape(-1, 3), "options.ranges")
+    return options

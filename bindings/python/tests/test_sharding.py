@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""A sequence on several ranks, which take turns in one process: the results and gradients of one."""
+
+import numpy as np
+import pytest
+
+import sparseattn as sa
+
+SEQ, HEADS, DIM = 600, 2, 16
+SPLITS = [(3, "contiguous"), (2, "zigzag"), (2, [[(500, 600), (0, 90)], [(90, 500)]])]
+
+
+def carry(all_ranks, sent, received, is_back=False):
+    """What the transport does: from `sent` of each rank to `received` of the others, or back."""
+    for one in all_ranks:
+        for other in all_ranks:
+            there = sent[one.rank][one.peer(other.rank).sent]
+            here = received[other.rank][other.peer(one.rank).received]
+            assert there.size == here.size and (one.rank != other.rank or there.size == 0)
+            if is_back:
+                there[:] = here
+            else:
+                here[:] = there
+
+
+def run(pattern, split, axes="bshd", value_in_key=False, **options):
+    """out, dq, dk and dv of all ranks and, of the same tokens, those of one."""
+    rng = np.random.default_rng(7)
+    dtype = options.get("dtype", np.float32)
+    make = lambda: rng.standard_normal((1, SEQ, HEADS, DIM)).astype(dtype)
+    q, k, v, dout = make(), make(), make(), make()
+    if axes == "bhsd":
+        q, k, v, dout = (x.transpose(0, 2, 1, 3) for x in (q, k, v, dout))
+    if axes == "thd":
+        q, k, v, dout = (x[0] for x in (q, k, v, dout))
+    v = None if value_in_key else v
+    axis = {"bshd": 1, "bhsd": 2, "thd": 0}[axes]
+    sizes = {"heads_q": HEADS, "head_dim": DIM, "axes": axes, "value_in_key": value_in_key, "backward": True, **options}
+    one = sa.Plan(pattern, seq_q=SEQ, **sizes)
+    out, lse = one.forward(q, k, v, return_lse=True)
+    want = out, *one.backward(q, k, v, out, lse, dout)[:3]
+    ranks, how = split
+    every = [sa.Sharding(pattern, ranks, rank, split=how, seq=SEQ, **sizes) for rank in range(ranks)]
+    mine = lambda x, one: None if x is None else one.local(x, axis)
+    sent = [one.pack(mine(k, one), mine(v, one)) for one in every]
+    received = [one.empty_received() for one in every]
+    carry(every, sent, received)
+    got, wholes = [], []
+    for one in every:
+        keys, values = one.unpack(received[one.rank], mine(k, one), mine(v, one))
+        own, own_lse = one.plan.forward(mine(q, one), keys, values, return_lse=True)
+        dq, whole_dk, whole_dv = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one))
+        got.append([own, dq])
+        wholes.append((whole_dk, whole_dv))
+    received = [one.pack_gradients(*wholes[one.rank]) for one in every]
+    sent = [one.empty_sent() for one in every]
+    carry(every, sent, received, is_back=True)
+    for one in every:
+        got[one.rank] += one.add_gradients(sent[one.rank], *wholes[one.rank])
+    return [(x, mine(y, one)) for one in every for x, y in zip(got[one.rank], want)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    "pattern",
+    ["causal & (sink(3) | window(70,0))", "block_diagonal(100)", "causal", sa.csr([0, *range(1, SEQ + 1)], [0] * SEQ, SEQ)],
+)
+def test_ranks_attend_as_one(pattern, split):
+    for got, want in run(pattern, split):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("axes", ["bhsd", "thd"])
+def test_axes_and_options(axes):
+    for options in ({"value_in_key": True, "softcap": 3.0}, {"dtype": np.float64, "scale": 0.4, "deterministic": True}):
+        for got, want in run("causal & window(150,0)", SPLITS[1], axes, **options):
+            assert (got is None) == (want is None)
+            if got is not None:
+                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_what_goes_where():
+    sizes = {"seq": 1024, "heads_q": HEADS, "head_dim": DIM}
+    last = sa.Sharding("causal & window(100,0)", 4, 3, **sizes)
+    assert last.ranges == [(768, 1024)] and last.tokens == 256 and last.ranges_of(1) == [(256, 512)]
+    assert [last.peer(rank).tokens_received for rank in range(4)] == [0, 0, 128, 0]
+    assert last.empty_received().size == 128 * HEADS * 2 * DIM * 4 and last.empty_sent().size == 0
+    assert last.peer(2).received == slice(0, last.empty_received().size)
+    assert "window(100,0)" in last.plan.explain()
+    zigzag = sa.Sharding("causal", 2, 0, split="zigzag", **sizes)
+    assert zigzag.ranges == [(0, 256), (768, 1024)] and "rows([0,256,768,1024]" in zigzag.plan.explain()
+
+
+def test_errors():
+    sizes = {"seq": 64, "heads_q": HEADS, "head_dim": DIM}
+    make = lambda ranks=2, rank=0, **more: sa.Sharding("full", ranks, rank, **{**sizes, **more})
+    sharding = make()
+    k, sent = np.zeros((1, 32, HEADS, DIM), np.float32), sharding.empty_sent()
+    for call, kind, argument in [
+        (lambda: make(0), sa.ArgumentError, "options.ranks"),
+        (lambda: make(2, 2), sa.ArgumentError, "options.rank"),
+        (lambda: make(2, "one"), sa.DTypeError, "options.rank"),
+        (lambda: make(65), sa.ArgumentError, "problem.seq_q"),
+        (lambda: make(split="ring"), sa.ArgumentError, "split"),
+        (lambda: make(split=[[(0, 64)]]), sa.ArgumentError, "split"),
+        (lambda: make(split=[[(0, 64)], []]), sa.ArgumentError, "options.ranges"),
+        (lambda: make(split=[[], []]), sa.ArgumentError, "options.ranges"),
+        (lambda: make(split=[[(0, 30)], [(31, 64)]]), sa.ArgumentError, "options.ranges"),
+        (lambda: make(starts=True), sa.UnsupportedError, "problem.flags"),
+        (lambda: make(dtype="floats"), sa.DTypeError, "problem.dtype"),
+        (lambda: sharding.peer(2), sa.ArgumentError, "rank"),
+        (lambda: sharding.ranges_of(-1), sa.ArgumentError, "rank"),
+        (lambda: sharding.pack(k), sa.SparseAttentionError, "v"),
+        (lambda: sharding.pack(k[:, 1:], k), sa.ShapeError, "k"),
+        (lambda: sharding.pack(k.astype(np.float64), k), sa.DTypeError, "k"),
+        (lambda: sharding.unpack(sent[1:], k, k), sa.SparseAttentionError, "buffer_bytes"),
+        (lambda: sharding.unpack(k, k, k), sa.ShapeError, "buffer"),
+        (lambda: sharding.unpack(bytes(sent), k, k), sa.ShapeError, "buffer"),
+        (lambda: sharding.add_gradients(sent, k, k), sa.ShapeError, "whole_k"),
+    ]:
+        with pytest.raises(kind, match="accepted: |is NULL") as caught:
+            call()
+        assert caught.value.argument == argument, (argument, str(caught.value))
