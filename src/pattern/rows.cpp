@@ -31,6 +31,7 @@ public:
         return make_ref<Rows>(std::move(known), bounds_, seq_q_);
     }
     bool counts_rows() const override { return true; }
+    std::optional<HotTokens> hot(const Extent& extent) const override;
     std::string print() const override {
         return text("rows([", short_list(bounds_, list(bounds_)), "], ", seq_q_, ", ", inner().print(), ')');
     }
@@ -93,6 +94,19 @@ Coverage Rows::classify(const Plane& plane, const Block& block, Key& key, bool& 
 bool Rows::row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const {
     if (row < 0 || row + rows > count() || range_of(row) != range_of(row + rows - 1)) return false;
     return inner().row_key(of_inner(plane), row + shift(range_of(row)), rows, key);
+}
+
+std::optional<HotTokens> Rows::hot(const Extent& extent) const {
+    std::optional<HotTokens> hot = inner().hot(of_inner({extent}).extent);
+    if (!hot) return hot;
+    std::vector<int64_t> queries;
+    for (size_t range = 0; range + 1 < first_.size(); ++range)
+        for (const int64_t query : hot->queries)
+            if (query >= bounds_[2 * range] && query < bounds_[2 * range + 1]) queries.push_back(query - shift(range));
+    hot->queries = std::move(queries);
+    if (!hot->size()) return std::nullopt;
+    for (PatternRef* part : {&hot->marks, &hot->among, &hot->apart}) *part = make_ref<Rows>(*part, bounds_, seq_q_);
+    return hot;
 }
 
 void Rows::check(const Extent& extent) const {

@@ -53,6 +53,10 @@ HotCase make_case(int seed) {
     HotCase c;
     c.extent = random_extent(random);
     c.pattern = random_hot_pattern(random, c.extent);
+    if (const int64_t seq = c.extent.seq_q; seq > 1 && random.one_in(4)) {  // its last rows, and then its first
+        c.pattern = make_rows(c.pattern, {seq / 2, seq, 0, (seq + 2) / 3}, seq);
+        c.extent.seq_q = seq - seq / 2 + (seq + 2) / 3;
+    }
     c.hot = c.pattern->hot(c.extent);
     const int32_t sizes[] = {8, 16, 24, 32, 64, 100};
     const int32_t block_q = sizes[random.in(0, 5)], block_k = sizes[random.in(0, 5)];

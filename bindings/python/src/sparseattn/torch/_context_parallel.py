@@ -80,8 +80,7 @@ class ContextParallel:
         self.ranges = self._of_all[self.rank]
         self._heads = self.pattern._sizes.get("heads", 1) if heads is None else integer(heads, "heads")
         text = repr(self.pattern)
-        #: the pattern of this process' queries, and where the first one stands, if the pattern asks
-        self._queries, self._q_offset = self._cut(text)
+        self._parts = self._cut(text)
         tokens = [np.concatenate([np.arange(*r) for r in of_rank]) for of_rank in self._of_all]
         own, sees = tokens[self.rank], self._agree(self._find_seen(text))
         # Each process has rows of the tensors here that it sees, and tokens there that are seen here.
@@ -143,8 +142,12 @@ class ContextParallel:
                 raise ShapeError(message, "SPATTN_E_SHAPE", name)
         given = (k,) if v is None else (k, v)
         keys, *values = _Bring.apply(self, axis, *given)
-        more = {**options, "axes": axes, "q_offset": self._q_offset, "return_lse": return_lse}
-        return attention(q, keys, values[0] if values else None, self._queries, **more)
+        results = []
+        for part, queries in zip(self._parts, q.split([part.tokens for part in self._parts], axis)):
+            more = {**options, "axes": axes, "q_offset": part.q_offset, "return_lse": True}
+            results.append(attention(queries, keys, values[0] if values else None, part.pattern, **more))
+        out = _join([out for out, _ in results], axis)
+        return (out, _join([lse for _, lse in results], -1)) if return_lse else out
 
     def _split(self, x: torch.Tensor, axis: int) -> list[torch.Tensor]:
         """The ranges of a tensor of this process."""
@@ -153,10 +156,12 @@ class ContextParallel:
 
     # ---- what is seen ----
 
-    def _cut(self, text: str) -> tuple[Pattern, int | None]:
-        if len(self.ranges) == 1 and not _BY_ROW.search(text):
-            return self.pattern, self.ranges[0][0]  # as it is: rows() has fewer closed forms
-        return rows(self.pattern, self.ranges, self.seq), None
+    def _cut(self, text: str) -> list[_Part]:
+        """The patterns of this process' queries. Formulas serve each range as they are: rows() knows no residue classes,
+        by which dilated and strided attention is fast."""
+        if _BY_ROW.search(text) or _BY_CALL.search(text):
+            return [_Part(rows(self.pattern, self.ranges, self.seq), None, self.tokens)]
+        return [_Part(self.pattern, begin, end - begin) for begin, end in self.ranges]
 
     def _differs_by_batch(self, text: str) -> bool:
         return "per_batch" in text or self.pattern._sizes.get("batch", 1) > 1
@@ -168,9 +173,10 @@ class ContextParallel:
         if _BY_CALL.search(text) or self._differs_by_batch(text):
             seen[:] = True  # nobody knows yet, or a picture would show one batch entry
         else:
-            extent = Extent(self.tokens, self.seq, heads=self._heads, q_offset=self._q_offset)
-            for head in range(self._heads):
-                seen |= self._queries.to_image(extent, 1, cells, head=head)[0] > 0
+            for part in self._parts:
+                extent = Extent(part.tokens, self.seq, heads=self._heads, q_offset=part.q_offset)
+                for head in range(self._heads):
+                    seen |= part.pattern.to_image(extent, 1, cells, head=head)[0] > 0
         bounds = np.arange(cells + 1) * self.seq // cells  # as to_image has them
         return np.repeat(seen, np.diff(bounds))
 
@@ -205,6 +211,14 @@ class ContextParallel:
             work += [dist.P2POp(dist.irecv, x, peer, self.group) for x in received[rank]]
         for request in dist.batch_isend_irecv(work) if work else ():
             request.wait()
+
+
+class _Part(NamedTuple):
+    """Queries that one call serves."""
+
+    pattern: Pattern
+    q_offset: int | None  # None: the pattern counts rows
+    tokens: int
 
 
 class _Places(NamedTuple):
