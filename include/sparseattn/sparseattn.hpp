@@ -1015,10 +1015,11 @@ public:
                 numbers.insert(numbers.end(), {int64_t(rank), range.begin, range.end});
         const int64_t count = int64_t(numbers.size() / 3);
         if (numbers.empty()) numbers.push_back(0);  // ranks without ranges are the library's to refuse
-        const detail::Argument ranges(ranks.ranges.empty() ? ConstView() : view(numbers.data(), {count, 3}));
+        const ConstView table = view(numbers.data(), {count, 3});  // whose shape the argument points to
+        const detail::Argument ranges(table);
         spattn_sharding_options options = detail::sized<spattn_sharding_options>();
         options.ranks = ranks.ranks, options.rank = ranks.rank, options.split = int32_t(ranks.split);
-        options.ranges = ranges;
+        if (!ranks.ranges.empty()) options.ranges = ranges;
         const spattn_problem c_problem = problem.c();
         spattn_sharding* made = nullptr;
         detail::require(spattn_sharding_create(c(), pattern.c(), &c_problem, &options, stream, &made));
