@@ -658,8 +658,7 @@ typedef struct spattn_sharding spattn_sharding;
 enum spattn_split {
     SPATTN_SPLIT_CONTIGUOUS = 0, /* equal shares, one after the other */
     SPATTN_SPLIT_ZIGZAG = 1      /* of twice as many shares rank r holds number r and, counted from the end, number r
-                                    again, so that causal attention is as much work for all. What is fast by residue
-                                    classes, as dilated and strided are, wants one range a rank */
+                                    again, so that causal attention is as much work for all */
 };
 typedef struct spattn_sharding_options {
     uint32_t struct_size;

@@ -195,6 +195,9 @@ PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
 PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k);
 // bounds: begin and end of each range, one after the other.
 PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q);
+// The same where the extent has as many keys as inner queries, and q_offset 0: its rows then stand at known positions,
+// and keep to residue classes where ranges allow it.
+PatternRef make_rows_from_zero(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q);
 
 PatternRef parse_pattern(const std::string& text);
 std::string save_pattern(const Pattern& pattern);

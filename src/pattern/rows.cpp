@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // rows([begin,end,...],seq_q,P): rows of P's own extent, which has seq_q of them, as those of a shorter one: ranges of
 // them, one after the other. What each of several devices sees of one sequence is written so.
+#include <numeric>
+
 #include "core/error.h"
 #include "pattern/composite.h"
 #include "pattern/index_pattern.h"
@@ -12,8 +14,8 @@ namespace {
 class Rows : public Composite {
 public:
     // bounds: begin and end of each range, one after the other.
-    Rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q)
-        : Composite({std::move(inner)}, 1), bounds_(std::move(bounds)), seq_q_(seq_q) {
+    Rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q, bool is_from_zero)
+        : Composite({std::move(inner)}, 1), bounds_(std::move(bounds)), seq_q_(seq_q), is_from_zero_(is_from_zero) {
         for (size_t i = 0; i < bounds_.size(); i += 2) first_.push_back(first_.back() + bounds_[i + 1] - bounds_[i]);
     }
 
@@ -27,11 +29,13 @@ public:
     const RuntimeShape* runtime() const override { return inner().runtime(); }
     PatternRef known_part() const override {
         PatternRef known = inner().known_part();
-        if (!known) return {};
-        return make_ref<Rows>(std::move(known), bounds_, seq_q_);
+        return known ? of(std::move(known)) : PatternRef();
     }
     bool counts_rows() const override { return true; }
     std::optional<HotTokens> hot(const Extent& extent) const override;
+    int64_t modulus() const override;
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override;
+    Patterns pieces() const override;
     std::string print() const override {
         return text("rows([", short_list(bounds_, list(bounds_)), "], ", seq_q_, ", ", inner().print(), ')');
     }
@@ -47,6 +51,9 @@ public:
 private:
     const Pattern& inner() const { return *parts()[0]; }
     int64_t count() const { return first_.back(); }
+    size_t ranges() const { return first_.size() - 1; }
+    // The same rows of another pattern.
+    PatternRef of(PatternRef inner) const { return make_ref<Rows>(std::move(inner), bounds_, seq_q_, is_from_zero_); }
     size_t range_of(int64_t row) const {
         return size_t(std::upper_bound(first_.begin(), first_.end(), row) - first_.begin()) - 1;
     }
@@ -59,6 +66,7 @@ private:
 
     std::vector<int64_t> bounds_, first_{0};  // first_: the row that each range begins with, and behind the last
     int64_t seq_q_;
+    bool is_from_zero_;  // row i of the extent stands at position i, and row r of the inner one at r
 };
 
 // A block may hold rows of several ranges: it is full, or empty, where it is so for each of them.
@@ -100,13 +108,43 @@ std::optional<HotTokens> Rows::hot(const Extent& extent) const {
     std::optional<HotTokens> hot = inner().hot(of_inner({extent}).extent);
     if (!hot) return hot;
     std::vector<int64_t> queries;
-    for (size_t range = 0; range + 1 < first_.size(); ++range)
+    for (size_t range = 0; range < ranges(); ++range)
         for (const int64_t query : hot->queries)
             if (query >= bounds_[2 * range] && query < bounds_[2 * range + 1]) queries.push_back(query - shift(range));
     hot->queries = std::move(queries);
     if (!hot->size()) return std::nullopt;
-    for (PatternRef* part : {&hot->marks, &hot->among, &hot->apart}) *part = make_ref<Rows>(*part, bounds_, seq_q_);
+    for (PatternRef* part : {&hot->marks, &hot->among, &hot->apart}) *part = of(*part);
     return hot;
+}
+
+// What a row keeps to is that of the inner row, as long as both stand at the same remainder.
+int64_t Rows::modulus() const {
+    int64_t modulus = is_from_zero_ ? inner().modulus() : 1;
+    for (size_t range = 0; range < ranges(); ++range) modulus = std::gcd(modulus, shift(range));
+    return modulus;
+}
+
+PatternRef Rows::in_residue(int64_t modulus, int64_t residue) const {
+    if (!is_from_zero_) return {};
+    for (size_t range = 0; range < ranges(); ++range)
+        if (shift(range) % modulus) return {};
+    PatternRef part = inner().in_residue(modulus, residue);
+    if (!part) return {};
+    std::vector<int64_t> bounds;
+    for (size_t range = 0; range < ranges(); ++range) {
+        const int64_t begin = bound_in_residue(bounds_[2 * range], modulus, residue);
+        const int64_t end = bound_in_residue(bounds_[2 * range + 1], modulus, residue);
+        if (begin < end) bounds.insert(bounds.end(), {begin, end});
+    }
+    if (bounds.empty()) return make_nothing();
+    return make_ref<Rows>(std::move(part), std::move(bounds), bound_in_residue(seq_q_, modulus, residue), true);
+}
+
+Patterns Rows::pieces() const {
+    Patterns parts = is_from_zero_ ? inner().pieces() : Patterns();
+    if (parts.size() < 2) return {PatternRef::share(this)};
+    for (PatternRef& part : parts) part = of(part);
+    return parts;
 }
 
 void Rows::check(const Extent& extent) const {
@@ -115,12 +153,13 @@ void Rows::check(const Extent& extent) const {
              text("rows has ", count(), " rows where the extent has ", extent.seq_q,
                   " queries; accepted: equal numbers"));
     }
-    inner().check(of_inner({extent}).extent);
+    const Extent whole = of_inner({extent}).extent;
+    require(!is_from_zero_ || (extent.q_offset == 0 && whole.q_offset == 0), SPATTN_E_INTERNAL, "pattern",
+            "rows from zero, on an extent that is not");
+    inner().check(whole);
 }
 
-}  // namespace
-
-PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q) {
+void check_bounds(const PatternRef& inner, const std::vector<int64_t>& bounds, int64_t seq_q) {
     require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
     require_range(seq_q, 1, most_tokens, "seq_q");
     if (bounds.empty() || bounds.size() % 2)
@@ -136,7 +175,18 @@ PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_
         if (count > most_tokens)
             fail(SPATTN_E_RANGE, "ranges", text("has more than ", most_tokens, " rows; accepted: up to so many"));
     }
-    return make_ref<Rows>(std::move(inner), std::move(bounds), seq_q);
+}
+
+}  // namespace
+
+PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q) {
+    check_bounds(inner, bounds, seq_q);
+    return make_ref<Rows>(std::move(inner), std::move(bounds), seq_q, false);
+}
+
+PatternRef make_rows_from_zero(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q) {
+    check_bounds(inner, bounds, seq_q);
+    return make_ref<Rows>(std::move(inner), std::move(bounds), seq_q, true);
 }
 
 }  // namespace spattn

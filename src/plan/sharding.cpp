@@ -55,9 +55,9 @@ RankQueries queries_of(const PatternRef& pattern, const Intervals& held, int64_t
         bounds.insert(bounds.end(), {range.begin, range.end});
         rows += range.end - range.begin;
     }
-    // One range of a pattern that goes by positions needs no cut, and keeps its closed forms.
+    // One range of a pattern that goes by positions needs no cut, and keeps all its closed forms.
     if (held.size() == 1 && !pattern->counts_rows()) return {pattern, rows, held[0].begin};
-    return {make_rows(pattern, std::move(bounds), seq), rows, 0};
+    return {make_rows_from_zero(pattern, std::move(bounds), seq), rows, 0};
 }
 
 ExchangeLists list_exchanges(const PatternRef& pattern, const Holdings& holdings, int32_t rank, const Extent& extent) {

@@ -183,6 +183,24 @@ TEST(exchanges_that_are_refused) {
         CHECK_EQ(whole_k.data[token * 16 * 4], token < 20 ? 1 : Tensor::poison);
 }
 
+// Ranges that lie a multiple of the dilation apart leave residue classes together; others do not, and are right all the
+// same.
+TEST(ranges_keep_residue_classes) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.batch = 1, problem.seq_q = problem.seq_k = 8192, problem.head_dim = problem.head_dim_v = 64;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2, options.split = SPATTN_SPLIT_ZIGZAG;
+    const auto plan_of = [&](const char* pattern) {
+        const Sharding sharding = shard(context, pattern, problem, options);
+        spattn_plan* made = nullptr;
+        succeed(spattn_sharding_plan(sharding.get(), &made), "plan");
+        return explain(Plan(made).get());
+    };
+    CHECK(plan_of("causal & dilated(2048,0,16)").find("16 residue classes") != std::string::npos);
+    CHECK(plan_of("causal & dilated(2048,0,17)").find("17 residue classes") == std::string::npos);
+}
+
 // An empty batch is legal: nothing goes anywhere.
 TEST(nothing_at_all) {
     const Context context = make_context();

@@ -80,6 +80,60 @@ TEST(random_patterns) {
     }
 }
 
+// Ranges of rows that lie a multiple of the modulus away from where they stand among all.
+TEST(rows_from_zero) {
+    long moduli = 0, residues = 0, kept = 0, pieces = 0;
+    for (uint32_t seed = 0; seed < 2000; ++seed) {
+        Source source(seed);
+        const Tree tree = source.tree(2);
+        const int64_t modulus = source.number(1, 6), seq = modulus * source.number(2, 9);
+        std::vector<int64_t> bounds, among_all;  // the inner row of each row
+        for (int64_t n = source.number(1, 3); n > 0; --n) {
+            const int64_t begin = source.number(0, seq / modulus - 1), end = source.number(begin + 1, seq / modulus);
+            bounds.insert(bounds.end(), {begin * modulus, end * modulus});
+            for (int64_t row = begin * modulus; row < end * modulus; ++row) among_all.push_back(row);
+        }
+        const auto count = int64_t(among_all.size());
+        const PatternRef pattern = make_rows_from_zero(tree.pattern, bounds, seq);
+        const Plane whole{{2, 3, seq, seq, 0}, 1, 1}, own{{2, 3, count, seq, 0}, 1, 1};
+        check::context = describe(tree, whole, seed);
+        pattern->check(own.extent);
+        const int64_t found = pattern->modulus();
+        moduli += found > 1;
+        const Patterns parts = pattern->pieces();
+        pieces += int64_t(parts.size()) > 1;
+        bool holds = found >= 0, is_same = true, is_divided = true;
+        for (int64_t row = 0; row < count; ++row)
+            for (int64_t k = 0; k < seq; ++k) {
+                const bool sees = tree.sees(whole, among_all[size_t(row)], k);
+                if (sees) holds &= found == 0 ? k == row : (k - row) % found == 0;
+                int64_t among = 0;
+                for (const PatternRef& part : parts) among += row_of(*part, own, row, k, k + 1)[0];
+                is_divided &= among == int64_t(sees);
+                kept += sees;
+            }
+        for (int64_t residue = 0; residue < modulus; ++residue) {
+            const PatternRef part = pattern->in_residue(modulus, residue);
+            residues += bool(part);
+            const int64_t keys = (seq - residue + modulus - 1) / modulus;
+            const Plane of_class{{2, 3, (count - residue + modulus - 1) / modulus, keys, 0}, 1, 1};
+            for (int64_t row = residue; part && row < count; row += modulus) {
+                const std::vector<bool> seen = row_of(*part, of_class, row / modulus, 0, keys);
+                for (int64_t k = 0; k < keys; ++k)
+                    is_same &= seen[size_t(k)] == tree.sees(whole, among_all[size_t(row)], residue + modulus * k);
+            }
+        }
+        CHECK(holds);
+        CHECK(is_divided);
+        CHECK(is_same);
+    }
+    check::context.clear();
+    CHECK(moduli > 50);
+    CHECK(residues > 2000);
+    CHECK(pieces > 20);
+    CHECK(kept > 100000);
+}
+
 // The largest modulus and the plainest words: what a layout of residue classes is compiled from.
 TEST(classes_have_plain_words) {
     struct Case {
