@@ -2,6 +2,7 @@
 #include "core/overlap.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/math.h"
 
@@ -32,7 +33,8 @@ public:
     }
 
     bool reaches(int64_t start) {
-        std::sort(terms_, terms_ + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        for (int n = 1; n < count_; ++n)  // a handful: of std::sort, gcc 12 warns that it might read a sixteenth
+            for (int i = n; i > 0 && terms_[i - 1].stride < terms_[i].stride; --i) std::swap(terms_[i - 1], terms_[i]);
         for (int i = count_; i-- > 0;) {
             rest_low_[i] = rest_low_[i + 1] + terms_[i].low * terms_[i].stride;
             rest_high_[i] = rest_high_[i + 1] + terms_[i].high * terms_[i].stride;
