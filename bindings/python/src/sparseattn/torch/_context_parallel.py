@@ -143,16 +143,11 @@ class ContextParallel:
         given = (k,) if v is None else (k, v)
         keys, *values = _Bring.apply(self, axis, *given)
         results = []
-        for part, queries in zip(self._parts, q.split([part.tokens for part in self._parts], axis)):
+        for part, queries in zip(self._parts, _split(q, axis, [part.tokens for part in self._parts])):
             more = {**options, "axes": axes, "q_offset": part.q_offset, "return_lse": True}
             results.append(attention(queries, keys, values[0] if values else None, part.pattern, **more))
         out = _join([out for out, _ in results], axis)
         return (out, _join([lse for _, lse in results], -1)) if return_lse else out
-
-    def _split(self, x: torch.Tensor, axis: int) -> list[torch.Tensor]:
-        """The ranges of a tensor of this process."""
-        bounds = np.cumsum([0, *(end - begin for begin, end in self.ranges)]).tolist()
-        return [x.narrow(axis, first, end - first) for first, end in zip(bounds, bounds[1:])]
 
     # ---- what is seen ----
 
@@ -243,7 +238,8 @@ class _Bring(torch.autograd.Function):
         whole = tuple(_room(x, axis, parallel.seq) for x in tensors)
         parallel._exchange(out, back)
         for n, (x, to) in enumerate(zip(tensors, whole)):
-            for (begin, end), own in zip(parallel.ranges, parallel._split(x, axis)):
+            own_ranges = _split(x, axis, [end - begin for begin, end in parallel.ranges])
+            for (begin, end), own in zip(parallel.ranges, own_ranges):
                 to.narrow(axis, begin, end - begin).copy_(own)
             for at, come in zip(received, back):
                 if come:
@@ -266,6 +262,11 @@ class _Bring(torch.autograd.Function):
                     sums.index_add_(axis, rows, come[n].to(sums.dtype))
             dx.index_copy_(axis, places.shared, sums.to(dx.dtype))
         return None, None, *own
+
+
+def _split(x: torch.Tensor, axis: int, sizes: list[int]) -> list[torch.Tensor]:
+    ends = np.cumsum(sizes).tolist()
+    return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes)]
 
 
 def _join(parts: list[torch.Tensor], axis: int) -> torch.Tensor:
