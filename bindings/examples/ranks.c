@@ -34,7 +34,7 @@ static spattn_tensor view(float* data, const int64_t* shape, int32_t axes) {
     return tensor;
 }
 
-/* Both passes of a plan: queries from `first` on, keys of all tokens. */
+/* What both passes of a plan read and write: some queries, and keys of all tokens. */
 typedef struct {
     float *q, *dout, *out, *lse, *dq, *k, *v, *dk, *dv;
 } operands;

@@ -672,7 +672,9 @@ typedef struct spattn_sharding_options {
 
 /* Finds what each rank sees, and makes the plan of this one's queries. All ranks make theirs of equal pattern and
  * problem, and of options that differ in rank alone. problem: of all tokens, seq_q = seq_k, without SPATTN_PLAN_STARTS.
- * A sink's gradient has, on each rank, the part of its queries. stream: as of spattn_plan_create. */
+ * A sink's gradient has, on each rank, the part of its queries. stream: as of spattn_plan_create. SPATTN_E_RANGE for
+ * ranges that leave a token out, hold it twice, or leave a rank without one, and for fewer tokens than ranks (with zigzag
+ * twice as many); SPATTN_E_UNSUPPORTED for a cache; else as spattn_plan_create. */
 SPATTN_API spattn_status spattn_sharding_create(const spattn_context* context, const spattn_pattern* pattern,
                                                 const spattn_problem* problem, const spattn_sharding_options* options,
                                                 spattn_stream stream, spattn_sharding** result);
@@ -715,6 +717,9 @@ typedef struct spattn_exchange_args {
                                                aligned to 16 bytes; may be NULL where it has 0 bytes */
     size_t buffer_bytes;                    /* as many as spattn_sharding_buffers says, or more */
 } spattn_exchange_args;                     /* v and whole_v are NULL with SPATTN_PLAN_VALUE_IN_KEY */
+/* Tensors are of the problem's dtype and axes, any strides. SPATTN_E_STATE for one that the step has no use for,
+ * SPATTN_E_WORKSPACE for a buffer that is too short, SPATTN_E_LAYOUT for one off its alignment or for what overlaps an
+ * output. Errors name gradients as the fields are named: "k", "whole_k". */
 SPATTN_API spattn_status spattn_exchange(const spattn_sharding* sharding, spattn_enum step,
                                          const spattn_exchange_args* args);
 

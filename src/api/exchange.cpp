@@ -54,11 +54,10 @@ private:
         const KeysAndValues held = read_held(Use::output), whole = read_whole(Use::input);
         const KeysAndValues sent = buffer(s_.lists.sent, Use::input);
         operands_.check_overlaps();
-        const auto add = [&](TensorView KeysAndValues::* x, int64_t columns) {
+        each([&](TensorView KeysAndValues::* x, int64_t columns) {
             device_.backend().exchange.add(call(), {whole.*x, sent.*x, held.*x, s_.placed.tokens, s_.placed.first_place,
                                                     s_.placed.places, int64_t(s_.lists.tokens.size()), columns});
-        };
-        each(add);
+        });
     }
 
     struct Copy {

@@ -96,7 +96,6 @@ Ref<const spattn_sharding> make_sharding(const spattn_context& context, const Pa
     auto sharding = make_ref<spattn_sharding>();
     sharding->problem = read_whole_problem(problem);
     const Problem& p = sharding->problem;
-    sharding->rank = options.rank;
     sharding->holdings = read_holdings(options, p.seq_k);
     pattern->check(pattern_extent(p));
     const RankQueries queries = queries_of(pattern, sharding->holdings[size_t(options.rank)], p.seq_k);

@@ -13,7 +13,6 @@ struct spattn_sharding : spattn::RefCounted {
     int64_t token_bytes() const { return token_elements() * spattn::dtype_row(problem.dtype).bytes; }
 
     spattn::Problem problem;  // of all tokens
-    int32_t rank = 0;
     spattn::Holdings holdings;
     spattn::ExchangeLists lists;
     struct {

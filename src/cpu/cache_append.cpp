@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/float8.h"
+#include "cpu/copied_row.h"
 #include "cpu/generic/f16.h"
 #include "cpu/share.h"
 
@@ -35,10 +36,8 @@ public:
         : args_(args), p_(*args.problem), element_(dtype_row(p_.dtype).bytes) {}
 
     void append() {
-        // A stretch of less is written before another thread has woken up.
-        constexpr int64_t least_bytes = 1 << 16;
         const int64_t dims = p_.head_dim + (args_.v.data ? p_.head_dim_v : 0);
-        stretch_ = std::max<int64_t>(least_bytes / (p_.heads_kv * dims * element_), 1);
+        stretch_ = tokens_of_stretch(p_.heads_kv * dims * element_);
         share(*args_.parallel, *this, ceil_div(p_.batch * p_.seq_q, stretch_), &NewTokens::write_stretch);
     }
 
@@ -81,20 +80,11 @@ private:
     void bring(const Operand& x, int64_t head, int64_t batch, int64_t row, int64_t to_batch, int64_t to_row) const {
         const char* const from = address(x.from, batch, head, row, element_);
         char* const to = address(x.to, to_batch, head, to_row, p_.key_bytes());
-        if (!p_.float8_cache) return copy(x, from, to);
+        if (!p_.float8_cache) return copy_row({from, x.from.column, to, x.to.column, x.columns, element_});
         auto* const scale = x.scales.data ? reinterpret_cast<float*>(
                                 address(x.scales, to_batch, head, to_row, sizeof(float))) : nullptr;
         if (args_.writes_scales) *scale = scale_for(largest(x, from));
         narrow(x, from, scale ? *scale : 1, reinterpret_cast<uint8_t*>(to));
-    }
-    void copy(const Operand& x, const char* from, char* to) const {
-        if (x.columns == 1 || (x.from.column == 1 && x.to.column == 1)) {
-            std::memcpy(to, from, size_t(x.columns * element_));
-            return;
-        }
-        for (int64_t column = 0; column < x.columns; ++column)
-            std::memcpy(to + column * x.to.column * element_, from + column * x.from.column * element_,
-                        size_t(element_));
     }
     float read(const Operand& x, const char* from, int64_t column) const {
         return read_element(from + column * x.from.column * element_, p_.dtype);
@@ -119,7 +109,7 @@ private:
     const CacheAppend& args_;
     const Problem& p_;
     const int64_t element_;
-    int64_t stretch_ = 1;  // tokens that a lane writes one after the other
+    int64_t stretch_ = 1;  // tokens
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "cpu/cache_append.h"
 #include "cpu/cache_lists.h"
+#include "cpu/copied_row.h"
 #include "cpu/generic/f16.h"
 #include "core/float8.h"
 #include "cpu/share.h"
@@ -24,14 +25,12 @@ public:
     void to_copy(int64_t batch, int64_t head, int64_t row, int64_t at) const {
         char* const to = address(copy_, batch, head, at);
         const char* const from = address(call_, batch, head, row);
-        each_element([&](int64_t column) { return to + column * element_; },
-                     [&](int64_t column) { return from + column * call_.column * element_; });
+        copy_row({from, call_.column, to, 1, columns_, element_});
     }
     void to_call(int64_t batch, int64_t head, int64_t row, int64_t at) const {
         char* const to = address(call_, batch, head, row);
         const char* const from = address(copy_, batch, head, at);
-        each_element([&](int64_t column) { return to + column * call_.column * element_; },
-                     [&](int64_t column) { return from + column * element_; });
+        copy_row({from, 1, to, call_.column, columns_, element_});
     }
     void clear(int64_t batch, int64_t head, int64_t at) const {
         std::memset(address(copy_, batch, head, at), 0, size_t(columns_ * element_));
@@ -45,13 +44,6 @@ public:
 private:
     char* address(const TensorView& x, int64_t batch, int64_t head, int64_t row) const {
         return static_cast<char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * element_;
-    }
-    template <class To, class From>
-    void each_element(To to, From from) const {
-        const bool is_dense = columns_ == 1 || call_.column == 1;
-        if (is_dense) std::memcpy(to(0), from(0), size_t(columns_ * element_));
-        for (int64_t column = 0; !is_dense && column < columns_; ++column)
-            std::memcpy(to(column), from(column), size_t(element_));
     }
 
     const TensorView &call_, &copy_;

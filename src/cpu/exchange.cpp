@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Rows that ranks exchange: lanes share them, some at a time.
 #include <algorithm>
-#include <cstring>
 
 #include "core/math.h"
+#include "cpu/copied_row.h"
 #include "cpu/generic/elements.h"
 #include "cpu/share.h"
 #include "plan/exchange.h"
@@ -19,9 +19,7 @@ class RowsWork {
 public:
     RowsWork(const ExchangeCall& call, const Rows& rows)
         : rows_(rows), p_(*call.problem), element_(dtype_row(p_.dtype).bytes) {
-        constexpr int64_t least_bytes = 1 << 16;  // less is written before another thread has woken up
-        const int64_t row_bytes = std::max<int64_t>(p_.batch * p_.heads_kv * rows.columns * element_, 1);
-        stretch_ = std::max<int64_t>(least_bytes / row_bytes, 1);
+        stretch_ = tokens_of_stretch(p_.batch * p_.heads_kv * rows.columns * element_);
         share(*call.parallel, *this, ceil_div(rows.rows, stretch_), &RowsWork::make_stretch);
     }
 
@@ -64,15 +62,8 @@ private:
 template <>
 void RowsWork<RowsCopy>::make(int64_t row, int64_t batch, int64_t head) {
     const int64_t taken = rows_.from_rows ? rows_.from_rows[row] : row, put = rows_.to_rows ? rows_.to_rows[row] : row;
-    const char* const source = from(rows_.from, batch, head, taken);
-    char* const place = to(batch, head, put);
-    if (rows_.columns == 1 || (rows_.from.column == 1 && rows_.to.column == 1)) {
-        std::memcpy(place, source, size_t(rows_.columns * element_));
-        return;
-    }
-    for (int64_t column = 0; column < rows_.columns; ++column)
-        std::memcpy(place + column * rows_.to.column * element_, source + column * rows_.from.column * element_,
-                    size_t(element_));
+    copy_row({from(rows_.from, batch, head, taken), rows_.from.column, to(batch, head, put), rows_.to.column,
+              rows_.columns, element_});
 }
 
 template <>

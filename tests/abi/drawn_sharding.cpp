@@ -59,9 +59,8 @@ public:
         int64_t batch, heads, tokens, columns;  // columns 0: none
     };
 
-    Operand(const RankDevice& on, spattn_enum axes, spattn_dtype dtype, const Sizes& sizes, int64_t spacing = 1,
-            unsigned char fill = 0xff)
-        : on_(on), sizes_(sizes), dtype_(dtype), bytes_(size_t(count() * spacing) * dtype.bits / 8 + 16, fill) {
+    Operand(const RankDevice& on, spattn_enum axes, spattn_dtype dtype, const Sizes& sizes, int64_t spacing = 1)
+        : on_(on), sizes_(sizes), dtype_(dtype), bytes_(size_t(count() * spacing) * dtype.bits / 8 + 16, untouched) {
         const auto [b, h, t, c] = sizes;
         int64_t by_batch = 0, by_head = 0, by_token = 0;
         if (!c) shape_ = {b, h, t}, by_batch = h * t, by_head = t, by_token = 1;
@@ -91,7 +90,7 @@ public:
     // Whether nobody has written the element.
     bool is_untouched(int64_t b, int64_t h, int64_t t, int64_t c) const {
         const char* const x = element(b, h, t, c);
-        return std::all_of(x, x + dtype_.bits / 8, [](char byte) { return byte == char(0xff); });
+        return std::all_of(x, x + dtype_.bits / 8, [](char byte) { return byte == untouched; });
     }
     // body(batch, head, column) for each element of a token.
     template <class Body>
@@ -119,6 +118,8 @@ private:
         const int64_t at = b * steps_[0] + h * steps_[1] + t * steps_[2] + c * steps_[3];
         return bytes_.data() + at * dtype_.bits / 8;
     }
+
+    static constexpr char untouched = char(0xff);  // NaN, of such bytes alone
 
     const RankDevice& on_;
     Sizes sizes_;
@@ -217,13 +218,13 @@ void exchange_gradients(const Ranks& ranks, bool has_values) {
 
 // One plan's run: forward, and backward with a gradient of all results.
 struct Run {
-    Run(const RankDevice& on, const spattn_problem& p, int64_t queries, int64_t keys, spattn_dtype dtype)
+    Run(const RankDevice& on, const spattn_problem& p, int64_t queries, spattn_dtype dtype)
         : dim_v(p.head_dim_v ? p.head_dim_v : p.head_dim),
           q(on, p.axes, dtype, {p.batch, p.heads_q, queries, p.head_dim}),
           out(on, p.axes, dtype, {p.batch, p.heads_q, queries, dim_v}),
           dout(on, p.axes, dtype, {p.batch, p.heads_q, queries, dim_v}),
           dq(on, p.axes, dtype, {p.batch, p.heads_q, queries, p.head_dim}),
-          lse(on, p.axes, f32, {p.batch, p.heads_q, queries, 0}), keys(keys) {}
+          lse(on, p.axes, f32, {p.batch, p.heads_q, queries, 0}) {}
 
     void make(const spattn_plan* plan, const RankDevice& on, const Operand& k, const Operand* v, const Operand& dk,
               const Operand* dv) {
@@ -251,7 +252,6 @@ struct Run {
 
     int64_t dim_v;
     Operand q, out, dout, dq, lse;
-    int64_t keys;
 };
 
 // Whether row i of `found` is token tokens[i] of `wanted`, as far as the dtype lets it.
@@ -438,7 +438,7 @@ void DrawnSharding::check_attention(const spattn_context* context, const RankDev
     const auto values = Rank::values(Rank::whole(p), p);
     Operand k(host, p.axes, f64, Rank::whole(p)), v(host, p.axes, f64, values);
     Operand dk(host, p.axes, f64, Rank::whole(p)), dv(host, p.axes, f64, values);
-    Run whole(host, p, p.seq_q, p.seq_k, f64);
+    Run whole(host, p, p.seq_q, f64);
     k.draw(seed_), v.draw(seed_ + 1), whole.q.draw(seed_ + 2), whole.dout.draw(seed_ + 3);
     const Plan plan = make_plan(truth, model_.pattern.get(), exactly);
     whole.make(plan.get(), host, k, has_values ? &v : nullptr, dk, has_values ? &dv : nullptr);
@@ -455,7 +455,7 @@ void DrawnSharding::check_attention(const spattn_context* context, const RankDev
     const double bound = p.dtype.bits == 64 ? 1e-9 : p.dtype.bits == 32 ? 2e-5 : of_half;
     for (size_t n = 0; n < all.size(); ++n) {
         Rank& rank = *all[n];
-        Run own(on, p, int64_t(tokens_[n].size()), p.seq_k, p.dtype);
+        Run own(on, p, int64_t(tokens_[n].size()), p.dtype);
         own.q.take(whole.q, tokens_[n]), own.dout.take(whole.dout, tokens_[n]);
         spattn_plan* made = nullptr;
         succeed(spattn_sharding_plan(rank.sharding.get(), &made), "plan");

@@ -109,7 +109,8 @@ class Sharding:
         arguments = context._handle, whole._handle, problem, _read_split(split, ranks, rank), ffi.NULL
         self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
         self._axes, self._value_in_key = axes, value_in_key
-        self.rank, self.size = rank, ranks
+        #: which rank this is
+        self.rank = rank
         #: [(begin, end), ...] of the tokens that this rank holds, in their order
         self.ranges = self.ranges_of(rank)
         #: how many these are
@@ -120,8 +121,9 @@ class Sharding:
         sizes = ffi.new("size_t[2]")
         check(lib.spattn_sharding_buffers(self._handle, sizes, sizes + 1))
         self._sent_bytes, self._received_bytes = sizes
-        self._held = [self.plan._shape(batch, problem.heads_kv, self.tokens, dim) for dim in _dims(problem)]
-        self._whole = [self.plan._shape(batch, problem.heads_kv, seq, dim) for dim in _dims(problem)]
+        dims = problem.head_dim, problem.head_dim_v
+        self._held = [self.plan._shape(batch, problem.heads_kv, self.tokens, dim) for dim in dims]
+        self._whole = [self.plan._k_shape, self.plan._v_shape]
 
     def ranges_of(self, rank: int) -> list[tuple[int, int]]:
         """The [(begin, end), ...] that a rank holds. Raises ArgumentError: .argument is "rank"."""
@@ -158,7 +160,8 @@ class Sharding:
         k  [batch, tokens, heads_kv, head_dim], in the sharding's axes and dtype
         v  the same with head_dim_v; None with value_in_key
 
-        Raises ShapeError, DTypeError, ArgumentError: .argument is the name above, and so in all that follow.
+        Raises ShapeError, DTypeError, ArgumentError: .argument is the name above; in all that follow, "buffer" or
+        "buffer_bytes" for bytes, and "whole_k" or "whole_v" for gradients of another shape or dtype.
         """
         sent = self.empty_sent()
         self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, k=tensor_in(k, "k"), v=_optional(v, "v"))
@@ -212,10 +215,6 @@ class Sharding:
 
 def _optional(array: Any, argument: str) -> Any:
     return None if array is None else tensor_in(array, argument)
-
-
-def _dims(problem: Any) -> tuple[int, int]:
-    return problem.head_dim, problem.head_dim_v
 
 
 def _read_split(split: Any, ranks: int, rank: int) -> Any:
