@@ -7,7 +7,7 @@
 //                  tokens    a thread each          of listed tiles, as far as a query may see
 //                  nobody's  a thread a row         queries of a call that belong to no sequence
 //                  queries   a thread 16 bytes      for rows of kernels that take no spans, or an element each
-//     widen        copy      a warp a row           of a float8 cache, for rows that read none (cache_widen.cuh)
+//     widen        copy      some CTAs a tile       of a float8 cache, for rows that read none (cache_widen.cuh)
 //     bring back   results   as queries             for these
 #pragma once
 
@@ -23,6 +23,15 @@
 #include "runtime/launch.h"
 
 namespace spattn::any {
+
+// The tiles of keys of a row's runs, a run by a warp.
+__device__ __forceinline__ void mark_seen(const CacheLayout& cache, int64_t sequence, const Slice& slice) {
+    uint8_t* const seen = cache.seen + sequence * cache.tiles_k;
+    for (int i = slice.begin + int(threadIdx.x) / 32; i < slice.end; i += cache_threads / 32) {
+        const Run run = cache.known.by_query.runs[i];
+        for (int at = int(threadIdx.x) % 32; at < run.count; at += 32) seen[run.first + at] = 1;
+    }
+}
 
 // One row of tiles of a kind of heads, by a CTA.
 __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_t n) {
@@ -41,6 +50,7 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
             const Run run = known.runs[slice.begin + i];
             to[i] = {run.first + first, run.count, run.mask};
         }
+        if (cache.keys == CacheKeys::widened) mark_seen(cache, tile.sequence, slice);
     } else {
         const int blocks_of_page = int(cache.page_size) / cache.tile_k;
         count = 0;
@@ -245,12 +255,13 @@ CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache)
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
     const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, to);
+    if (to.keys == CacheKeys::widened) runtime::clear(to.seen, size_t(to.seen_bytes()), args.stream);
     runtime::launch(lay_out_cache_kernel, {params.jobs.all(), unsigned(cache_threads), 0}, args.stream, params);
 }
 
 void widen_cache(const ForwardArgs& args, const CacheLayout& to) {
     const runtime::CurrentDevice current(args.device);
-    launch_widening(args, make_cache_params(args, to));
+    launch_widening(args, to);
 }
 
 void bring_back_from_cache(const ForwardArgs& args, const CacheLayout& from) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "cpu/cache_append.h"
 #include "cpu/cache_lists.h"
@@ -189,22 +190,43 @@ private:
                                         : int32_t(token);
     }
 
-    // Those of a head of a sequence; zeros where there is no token, for tiles have these places, too.
+    // Which tiles of a sequence's keys its queries see.
+    std::vector<bool> seen_tiles(int64_t sequence) const {
+        std::vector<bool> seen(size_t(made_.tiles_k));
+        const int64_t batch = made_.is_ragged ? 0 : sequence, kinds = made_.kinds / made_.batch;
+        const auto first_tile = [&](int64_t of) { return made_.first_tile(of, queries_of(of).begin); };
+        const int64_t begin = first_tile(sequence);
+        const int64_t end = made_.is_ragged && sequence + 1 < made_.sequences ? first_tile(sequence + 1) : made_.rows;
+        for (int64_t kind = batch * kinds; kind < (batch + 1) * kinds; ++kind)
+            for (int64_t row = begin; row < end; ++row) {
+                const Slice slice = made_.slices[kind * made_.rows + row];
+                for (int32_t i = slice.begin; i < slice.end; ++i) {
+                    const Run& run = made_.runs[i];
+                    std::fill_n(seen.begin() + run.first - made_.first_listed(sequence), run.count, true);
+                }
+            }
+        return seen;
+    }
+    // Those of a head of a sequence that a query sees; zeros where there is no token, for tiles have these places, too.
     void widen_rows(int64_t plane) {
         const int64_t sequence = plane / p_.heads_kv, head = plane % p_.heads_kv;
-        const int64_t entry = made_.page_size ? 0 : sequence, first = made_.first_listed(sequence) * made_.tile_k;
-        for (int64_t n = 0; n < round_up(seen_tokens(sequence), made_.tile_k); ++n) {
-            const int32_t token = made_.tokens[first + n];
-            const auto widen = [&](const TensorView& from, const TensorView& scales, const TensorView& to, int64_t columns) {
-                char* const row = static_cast<char*>(to.data) + place_in(to, entry, head, first + n) * element_;
-                if (token == no_token) return void(std::memset(row, 0, size_t(columns * element_)));
-                const int64_t of_scale = place_in(scales, entry, head, token);
-                widen_row(static_cast<const uint8_t*>(from.data) + place_in(from, entry, head, token), from.column,
-                          scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns, row);
-            };
-            widen(args_.k, args_.k_scales, made_.k, p_.head_dim);
-            if (!p_.value_in_key) widen(args_.v, args_.v_scales, made_.v, p_.head_dim_v);
-        }
+        const std::vector<bool> seen = seen_tiles(sequence);
+        for (int64_t tile = 0; tile < made_.tiles_k; ++tile)
+            for (int64_t n = tile * made_.tile_k; seen[size_t(tile)] && n < (tile + 1) * made_.tile_k; ++n)
+                widen_token(sequence, head, made_.first_listed(sequence) * made_.tile_k + n);
+    }
+    void widen_token(int64_t sequence, int64_t head, int64_t place) const {
+        const int64_t entry = made_.page_size ? 0 : sequence;
+        const int32_t token = made_.tokens[place];
+        const auto widen = [&](const TensorView& from, const TensorView& scales, const TensorView& to, int64_t columns) {
+            char* const row = static_cast<char*>(to.data) + place_in(to, entry, head, place) * element_;
+            if (token == no_token) return void(std::memset(row, 0, size_t(columns * element_)));
+            const int64_t of_scale = place_in(scales, entry, head, token);
+            widen_row(static_cast<const uint8_t*>(from.data) + place_in(from, entry, head, token), from.column,
+                      scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns, row);
+        };
+        widen(args_.k, args_.k_scales, made_.k, p_.head_dim);
+        if (!p_.value_in_key) widen(args_.v, args_.v_scales, made_.v, p_.head_dim_v);
     }
     static int64_t place_in(const TensorView& x, int64_t entry, int64_t head, int64_t row) {
         return entry * x.batch + head * x.head + row * x.row;

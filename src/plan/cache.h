@@ -17,9 +17,9 @@
 // tiles, which name their tokens; rows that read stretches of them fetch these as boxes. On a CPU they always are: its
 // rows would else pack all blocks of a cache, filled or not, while listed tiles are packed where they are met.
 //
-// Rows that read no float8 are given elements: those of all tokens that a call may see, which are copied first, sequence
-// after sequence. Where many queries see each of them, as those of a prompt do, that takes less than to widen a tile for
-// each block of queries.
+// Rows that read no float8 are given elements: the tiles of keys that a call's queries see are copied first, each to its
+// place in its sequence. Where many queries see each of them, as those of a prompt do, that takes less than to widen a
+// tile for each block of queries.
 #pragma once
 
 #include <algorithm>
@@ -113,6 +113,7 @@ struct CacheSizes {
     }
     // Places of listed tiles, or of a copy: of a batch entry, or of all sequences where there are pages.
     int64_t places() const { return int64_t(listed) * tile_k; }
+    int64_t seen_bytes() const { return sequences * tiles_k; }
     // The tile that lists a sequence's first tokens.
     int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
 };
@@ -179,6 +180,7 @@ struct CacheLayout : CacheSizes {
     int32_t* kind_of_head;  // [batch * heads]
     QuerySpan* spans;       // [batch][rows] as LayoutView has them; not made where queries are copied
     int32_t* tokens;        // [listed][tile_k]
+    uint8_t* seen;          // [sequences][tiles_k], of a copy: 1 where a query of the call sees some of the tile, or 0
     Task* tasks;
     Join* joins;
     bool copies = true;     // queries and results; false: the row takes them where they are
@@ -232,11 +234,13 @@ struct CacheLayout : CacheSizes {
         return made;
     }
 
+    // All heads of a token stand side by side, as most caches have them: what is read together is written together.
     void take_widened(CallRoom& space, const Problem& p) {
+        seen = space.take<uint8_t>(seen_bytes());
         const auto take = [&](int64_t columns) {
-            const int64_t head = places() * columns, entry = p.heads_kv * head, entries = page_size ? 1 : batch;
+            const int64_t row = p.heads_kv * columns, entry = places() * row, entries = page_size ? 1 : batch;
             char* const data = space.take<char>(entries * entry * dtype_row(p.dtype).bytes);
-            return TensorView{data, page_size ? 0 : entry, head, columns, 1};
+            return TensorView{data, page_size ? 0 : entry, columns, row, 1};
         };
         k = take(p.head_dim);
         v = p.value_in_key ? k : take(p.head_dim_v);

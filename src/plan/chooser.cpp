@@ -149,9 +149,10 @@ Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) 
     const Kernel& kernel = *candidate.kernel;
     Problem seen = seen_of_cache(problem_, candidate.stats);
     if (cache_keys(kernel, problem_) != CacheKeys::widened) return kernel.cost(seen, candidate.stats, machine);
+    const double widening = widening_us(seen, machine, options_.device);
     seen.float8_cache = false;
     Cost cost = kernel.cost(seen, candidate.stats, machine);
-    cost.us += widening_us(problem_, machine, options_.device);
+    cost.us += widening;
     return cost;
 }
 

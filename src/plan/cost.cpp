@@ -25,7 +25,7 @@ double operand_bytes(const Problem& p, Pass pass) {
 
 double widening_us(const Problem& p, const Machine& machine, int32_t device) {
     constexpr double ns_an_element = 0.5, launch = 3;  // of a CPU's lane; us
-    const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k) / 2;
+    const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     const double elements = rows * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
     if (device == SPATTN_CPU) return elements * ns_an_element * 1e-3 / machine.lanes;
     return launch + elements * (p.key_bytes() + dtype_row(p.dtype).bytes) / (machine.bandwidth * 1e3);

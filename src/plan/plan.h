@@ -113,7 +113,7 @@ std::string explain(const CompiledPlan& plan, Considered considered = Considered
 
 double flops(const Problem& problem, double pairs, Pass pass);
 double operand_bytes(const Problem& problem, Pass pass);
-// What it takes to copy a float8 cache as elements, half full as calls of unknown length have it on average.
+// What it takes to copy what a call sees of a float8 cache as elements: seq_k keys of each sequence.
 double widening_us(const Problem& problem, const Machine& machine, int32_t device);
 // Written by one piece of a pass and read by the next.
 double handed_on_bytes(const Problem& problem, Pass pass);
