@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows that ranks exchange. A thread has 16 bytes of a row, or an element where rows are not made of such; of a sum
-// always an element.
+// Rows that ranks exchange. A thread has 16 bytes of a row, or an element where rows are not made of such.
 #pragma once
 
 #include <algorithm>
@@ -82,22 +81,38 @@ struct SumParams {
     RowsSum x;
 };
 
-template <Dtype D>
+template <Dtype D, int Width>
 static __global__ void __launch_bounds__(exchange_threads) sum_rows(const __grid_constant__ SumParams params) {
     using T = ElementOf<D>;
+    using Unit = Columns<T, Width>;
     const RowsSum& x = params.x;
-    params.work.each([&](int64_t row, int batch, int head, int column) {
-        auto sum = to_real(row_of<T>(x.own, batch, head, x.own_rows[row])[column * x.own.column]);
-        for (int n = x.first_place[row]; n < x.first_place[row + 1]; ++n)
-            sum += to_real(row_of<T>(x.parts, batch, head, x.places[n])[column * x.parts.column]);
-        from_real(sum, row_of<T>(x.to, batch, head, row)[column * x.to.column]);
+    params.work.each([&](int64_t row, int batch, int head, int part) {
+        const auto unit_of = [&](const TensorView& of, int64_t at) -> Unit& {
+            return *reinterpret_cast<Unit*>(row_of<T>(of, batch, head, at) + int64_t(part) * Width * of.column);
+        };
+        Unit own = unit_of(x.own, x.own_rows[row]);
+        decltype(to_real(T())) sums[Width];
+#pragma unroll
+        for (int i = 0; i < Width; ++i) sums[i] = to_real(own.x[i]);
+        for (int n = x.first_place[row]; n < x.first_place[row + 1]; ++n) {
+            const Unit more = unit_of(x.parts, x.places[n]);
+#pragma unroll
+            for (int i = 0; i < Width; ++i) sums[i] += to_real(more.x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < Width; ++i) from_real(sums[i], own.x[i]);
+        unit_of(x.to, x.to_rows[row]) = own;
     });
 }
 
-// body(dtype, kernel) for each of them.
+// body(dtype, width, kernel) for each of them.
 template <class Body>
 void each_sum_kernel(Body body) {
-    each_dtype([&]<Dtype D>() { body(D, sum_rows<D>); });
+    each_dtype([&]<Dtype D>() {
+        constexpr int width = int(16 / sizeof(ElementOf<D>));
+        body(D, width, sum_rows<D, width>);
+        body(D, 1, sum_rows<D, 1>);
+    });
 }
 
 // ---- launch ----
@@ -121,16 +136,20 @@ inline void copy_exchanged(const ExchangeCall& call, const RowsCopy& rows) {
 
 inline void add_exchanged(const ExchangeCall& call, const RowsSum& rows) {
     const Problem& p = *call.problem;
-    const SumParams params{ExchangeWork(p, rows.rows, int(rows.columns)), rows};
-    each_sum_kernel([&](Dtype dtype, auto kernel) {
-        if (dtype == p.dtype) launch_exchange(kernel, call, params);
+    const int bytes = dtype_row(p.dtype).bytes;
+    const bool are_wide = rows.columns * bytes % 16 == 0 && is_wide(rows.own, bytes) && is_wide(rows.parts, bytes) &&
+                          is_wide(rows.to, bytes);
+    const int width = are_wide ? 16 / bytes : 1;
+    const SumParams params{ExchangeWork(p, rows.rows, int(rows.columns) / width), rows};
+    each_sum_kernel([&](Dtype dtype, int of, auto kernel) {
+        if (dtype == p.dtype && of == width) launch_exchange(kernel, call, params);
     });
 }
 
 inline void prepare_exchange(int32_t device) {
     const runtime::CurrentDevice current(device);
     each_copy_kernel([](int, auto kernel) { runtime::prepare(kernel, 0); });
-    each_sum_kernel([](Dtype, auto kernel) { runtime::prepare(kernel, 0); });
+    each_sum_kernel([](Dtype, int, auto kernel) { runtime::prepare(kernel, 0); });
 }
 
 ExchangeSteps exchange_steps() { return {copy_exchanged, add_exchanged, prepare_exchange}; }

@@ -648,7 +648,7 @@ SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, cons
  *     spattn_backward                                           -> dq, whole_dk, whole_dv
  *     SPATTN_EXCHANGE_PACK_GRADIENTS    whole_dk, whole_dv      -> received
  *     by the caller                     received, to each rank  -> sent, from each: the way back
- *     SPATTN_EXCHANGE_ADD_GRADIENTS     whole_dk, whole_dv, sent -> dk, dv
+ *     SPATTN_EXCHANGE_ADD_GRADIENTS     whole_dk, whole_dv, sent -> dk, dv, or into whole_dk, whole_dv
  *
  * The sums are float32 (float64 of such tensors), of parts that were rounded to the dtype, and rounded once: the rank's
  * own part first, then those of others in the order of ranks.
@@ -710,8 +710,9 @@ typedef struct spattn_exchange_args {
     uint32_t flags;                         /* 0 */
     spattn_stream stream;
     const spattn_tensor *k, *v;             /* or gradients of these: [batch, heads_kv, tokens, head_dim], and head_dim_v,
-                                               of the tokens that this rank holds. NULL in PACK_GRADIENTS, and in UNPACK
-                                               where whole_k and whole_v have them already */
+                                               of the tokens that this rank holds. NULL in PACK_GRADIENTS; in UNPACK where
+                                               whole_k and whole_v have them already; in ADD_GRADIENTS for sums that
+                                               take the place of the rank's own gradients in these, which spares copies */
     const spattn_tensor *whole_k, *whole_v; /* the same of all tokens: seq_k of them. NULL in PACK */
     void* buffer;                           /* sent in PACK and ADD_GRADIENTS, else received. On the plan's device,
                                                aligned to 16 bytes; may be NULL where it has 0 bytes */

@@ -968,6 +968,10 @@ public:
     Done add_gradients(const Keys& whole, Workspace sent, const WrittenKeys& held, Stream stream = nullptr) const {
         return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {held.k, held.v}, whole, sent, stream);
     }
+    // The sums take the place of this rank's own gradients in `whole`.
+    Done add_gradients(const WrittenKeys& whole, Workspace sent, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {}, {whole.k, whole.v}, sent, stream);
+    }
 
 private:
     explicit Sharding(spattn_sharding* owned) : Handle(owned) {}

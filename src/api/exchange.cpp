@@ -35,12 +35,14 @@ private:
     void pack() {
         refuse_whole();
         const KeysAndValues held = read_held(Use::input), sent = buffer(s_.lists.sent, Use::output);
+        operands_.check_overlaps();
         copy({held, sent, s_.placed.sent, nullptr, int64_t(s_.lists.sent.size())});
     }
     void unpack() {
         const bool has_held = args_.k || args_.v;
         const KeysAndValues held = has_held ? read_held(Use::input) : KeysAndValues{};
         const KeysAndValues whole = read_whole(Use::output), received = buffer(s_.lists.received, Use::input);
+        operands_.check_overlaps();
         if (has_held) copy({held, whole, nullptr, s_.placed.tokens, int64_t(s_.lists.tokens.size())});
         copy({received, whole, nullptr, s_.placed.received, int64_t(s_.lists.received.size())});
     }
@@ -48,15 +50,25 @@ private:
         constexpr const char* why = "the step is SPATTN_EXCHANGE_PACK_GRADIENTS";
         refuse_operand(args_.k, "k", why), refuse_operand(args_.v, "v", why);
         const KeysAndValues whole = read_whole(Use::input), received = buffer(s_.lists.received, Use::output);
+        operands_.check_overlaps();
         copy({whole, received, s_.placed.received, nullptr, int64_t(s_.lists.received.size())});
     }
+    // Rows that no other rank sees are copied, unless sums are made where the rank's own gradients stand.
     void add_gradients() {
-        const KeysAndValues held = read_held(Use::output), whole = read_whole(Use::input);
+        const bool has_held = args_.k || args_.v;
+        const KeysAndValues held = has_held ? read_held(Use::output) : KeysAndValues{};
+        const KeysAndValues whole = read_whole(has_held ? Use::input : Use::output);
         const KeysAndValues sent = buffer(s_.lists.sent, Use::input);
         operands_.check_overlaps();
+        if (has_held) copy({whole, held, s_.placed.tokens, nullptr, int64_t(s_.lists.tokens.size())});
+        const KeysAndValues& to = has_held ? held : whole;
+        const int32_t* const to_rows = has_held ? s_.placed.shared : s_.placed.shared_tokens;
+        if (s_.lists.shared.empty()) return;
         each([&](TensorView KeysAndValues::* x, int64_t columns) {
-            device_.backend().exchange.add(call(), {whole.*x, sent.*x, held.*x, s_.placed.tokens, s_.placed.first_place,
-                                                    s_.placed.places, int64_t(s_.lists.tokens.size()), columns});
+            const auto& placed = s_.placed;
+            device_.backend().exchange.add(call(), {whole.*x, sent.*x, to.*x, placed.shared_tokens, to_rows,
+                                                    placed.first_place, placed.places, int64_t(s_.lists.shared.size()),
+                                                    columns});
         });
     }
 
@@ -66,7 +78,6 @@ private:
         int64_t rows;
     };
     void copy(const Copy& c) {
-        operands_.check_overlaps();
         if (!c.rows) return;
         each([&](TensorView KeysAndValues::* x, int64_t columns) {
             device_.backend().exchange.copy(call(), {c.from.*x, c.to.*x, c.from_rows, c.to_rows, c.rows, columns});

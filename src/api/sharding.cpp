@@ -109,6 +109,8 @@ Ref<const spattn_sharding> make_sharding(const spattn_context& context, const Pa
         visit(lists.tokens, placed.tokens);
         visit(lists.sent, placed.sent);
         visit(lists.received, placed.received);
+        visit(lists.shared, placed.shared);
+        visit(lists.shared_tokens, placed.shared_tokens);
         visit(lists.first_place, placed.first_place);
         visit(lists.places, placed.places);
     });

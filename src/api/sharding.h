@@ -16,7 +16,7 @@ struct spattn_sharding : spattn::RefCounted {
     spattn::Holdings holdings;
     spattn::ExchangeLists lists;
     struct {
-        const int32_t *tokens, *sent, *received, *first_place, *places;
+        const int32_t *tokens, *sent, *received, *shared, *shared_tokens, *first_place, *places;
     } placed{};  // the lists, where the device reads them
     spattn::Memory::Block block;
     spattn::Ref<const spattn_plan> plan;

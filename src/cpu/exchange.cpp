@@ -42,7 +42,7 @@ private:
     void add(int64_t row, int64_t batch, int64_t head) const {
         const TensorView &own = rows_.own, &parts = rows_.parts;
         const auto* const mine = reinterpret_cast<const T*>(from(own, batch, head, rows_.own_rows[row]));
-        auto* const out = reinterpret_cast<T*>(to(batch, head, row));
+        auto* const out = reinterpret_cast<T*>(to(batch, head, rows_.to_rows[row]));
         for (int64_t column = 0; column < rows_.columns; ++column) {
             auto sum = to_real(mine[column * own.column]);
             for (int32_t n = rows_.first_place[row]; n < rows_.first_place[row + 1]; ++n) {

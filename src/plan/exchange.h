@@ -13,10 +13,11 @@ struct RowsCopy {
     int64_t rows, columns;
 };
 
-// Row i becomes the sum of row own_rows[i] of `own` and of the rows of `parts` that are listed for it, in their order.
+// Row to_rows[i] of `to` becomes the sum of row own_rows[i] of `own`, which may be the same, and of the rows of `parts`
+// that are listed for i, in their order.
 struct RowsSum {
     TensorView own, parts, to;
-    const int32_t *own_rows, *first_place, *places;  // first_place [rows + 1]: where its places begin
+    const int32_t *own_rows, *to_rows, *first_place, *places;  // first_place [rows + 1]: where its places begin
     int64_t rows, columns;
 };
 

@@ -35,6 +35,22 @@ void each_seen(const Intervals& held, const Blocks& seen, Body body) {
             if (seen[size_t(token / sent_together)]) body(range, token);
 }
 
+// Which rows go to some rank, and where.
+void list_shared(ExchangeLists& lists) {
+    std::vector<int32_t> next(lists.tokens.size());  // of a row: how many places it has, then the next one to fill
+    for (const int32_t row : lists.sent) ++next[size_t(row)];
+    lists.first_place.push_back(0);
+    for (size_t row = 0; row < next.size(); ++row) {
+        if (!next[row]) continue;
+        lists.shared.push_back(int32_t(row)), lists.shared_tokens.push_back(lists.tokens[row]);
+        lists.first_place.push_back(lists.first_place.back() + next[row]);
+        next[row] = lists.first_place.end()[-2];
+    }
+    lists.places.resize(lists.sent.size());
+    for (size_t place = 0; place < lists.sent.size(); ++place)
+        lists.places[size_t(next[size_t(lists.sent[place])]++)] = int32_t(place);
+}
+
 }  // namespace
 
 Holdings split_evenly(int64_t seq, int32_t ranks, bool is_zigzag) {
@@ -82,13 +98,7 @@ ExchangeLists list_exchanges(const PatternRef& pattern, const Holdings& holdings
         lists.first_sent.push_back(int64_t(lists.sent.size()));
         lists.first_received.push_back(int64_t(lists.received.size()));
     }
-    lists.first_place.assign(lists.tokens.size() + 1, 0);
-    for (const int32_t row : lists.sent) ++lists.first_place[size_t(row) + 1];
-    for (size_t row = 0; row < lists.tokens.size(); ++row) lists.first_place[row + 1] += lists.first_place[row];
-    std::vector<int32_t> next(lists.first_place.begin(), lists.first_place.end() - 1);
-    lists.places.resize(lists.sent.size());
-    for (size_t place = 0; place < lists.sent.size(); ++place)
-        lists.places[size_t(next[size_t(lists.sent[place])]++)] = int32_t(place);
+    list_shared(lists);
     return lists;
 }
 

@@ -27,7 +27,8 @@ struct ExchangeLists {
     std::vector<int32_t> tokens;          // that the rank holds: one for each of its rows
     std::vector<int32_t> sent, received;  // rows, and tokens
     std::vector<int64_t> first_sent, first_received;  // [ranks + 1]: where parts begin
-    std::vector<int32_t> first_place, places;  // [rows + 1] and the places in `sent` of each row, rising
+    std::vector<int32_t> shared, shared_tokens;  // rows that go to some rank, and their tokens
+    std::vector<int32_t> first_place, places;  // [shared rows + 1] and the places in `sent` of each of these, rising
 };
 
 // extent: of all tokens.

@@ -158,12 +158,13 @@ struct Rank {
         return sizes;
     }
 
-    void exchange(spattn_enum step, bool has_values) {
+    // in_place: sums of gradients go to where this rank's own are.
+    void exchange(spattn_enum step, bool has_values, bool in_place = false) {
         const bool is_back = step == SPATTN_EXCHANGE_PACK_GRADIENTS || step == SPATTN_EXCHANGE_ADD_GRADIENTS;
         const bool is_sent = step == SPATTN_EXCHANGE_PACK || step == SPATTN_EXCHANGE_ADD_GRADIENTS;
         const Memory& buffer = is_sent ? *sent : *received;
         auto args = sized<spattn_exchange_args>();
-        if (step != SPATTN_EXCHANGE_PACK_GRADIENTS) {
+        if (step != SPATTN_EXCHANGE_PACK_GRADIENTS && !in_place) {
             args.k = (is_back ? dk : k).view();
             if (has_values) args.v = (is_back ? dv : v).view();
         }
@@ -268,6 +269,27 @@ bool are_near(const Operand& found, const Operand& wanted, const std::vector<int
             const double got = found.at(b, h, int64_t(row), c), want = wanted.at(b, h, tokens[row], c);
             holds &= got == want || std::fabs(got - want) <= bound * largest;
         });
+    return holds;
+}
+
+// Whether `whole`, read again, has the rows of `sums` for these tokens, and others as they were.
+bool takes_sums(Operand& whole, const Operand& sums, const std::vector<int64_t>& tokens) {
+    const int64_t count = whole.sizes().tokens;
+    std::vector<int64_t> row_of(size_t(count), -1);
+    for (size_t row = 0; row < tokens.size(); ++row) row_of[size_t(tokens[row])] = int64_t(row);
+    std::vector<double> wanted;
+    const auto each = [&](auto body) {
+        for (int64_t t = 0; t < count; ++t)
+            whole.each([&](int64_t b, int64_t h, int64_t c) { body(b, h, t, c); });
+    };
+    each([&](int64_t b, int64_t h, int64_t t, int64_t c) {
+        const int64_t row = row_of[size_t(t)];
+        wanted.push_back(row < 0 ? whole.at(b, h, t, c) : sums.at(b, h, row, c));
+    });
+    whole.receive();
+    bool holds = true;
+    auto next = wanted.begin();
+    each([&](int64_t b, int64_t h, int64_t t, int64_t c) { holds &= whole.at(b, h, t, c) == *next++; });
     return holds;
 }
 
@@ -424,6 +446,11 @@ void DrawnSharding::check_exchange(const spattn_context* context, const RankDevi
         check(all[rank]->whole_k, k, all[rank]->dk, [](const Rank& r) -> const Operand& { return r.whole_dk; });
         if (has_values)
             check(all[rank]->whole_v, v, all[rank]->dv, [](const Rank& r) -> const Operand& { return r.whole_dv; });
+    }
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+        all[rank]->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, has_values, true);
+        CHECK(takes_sums(all[rank]->whole_dk, all[rank]->dk, tokens_[rank]));
+        if (has_values) CHECK(takes_sums(all[rank]->whole_dv, all[rank]->dv, tokens_[rank]));
     }
 }
 

@@ -590,6 +590,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.exchange(sharding.add_gradients(whole, sent, held))
     }
 
+    /// As [`Sharding::add_gradients_in_place`].
+    pub fn add_gradients_in_place(
+        &'scope self,
+        sharding: &'env Sharding,
+        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+        sent: impl Into<View<'env>>,
+    ) -> Scoped<'scope, Exchange<'env>> {
+        self.exchange(sharding.add_gradients_in_place(whole, sent))
+    }
+
     fn exchange(&'scope self, exchange: Exchange<'env>) -> Scoped<'scope, Exchange<'env>> {
         Scoped { pass: exchange.starting(Start::On(self.stream)), scope: PhantomData }
     }

@@ -268,6 +268,15 @@ impl Sharding {
         self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, written(held), read(whole), sent.into())
     }
 
+    /// The same sums, in the place of this rank's own gradients in `whole`, which spares their copy.
+    pub fn add_gradients_in_place<'a>(
+        &'a self,
+        whole: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
+        sent: impl Into<View<'a>>,
+    ) -> Exchange<'a> {
+        self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, [None; 2], written(whole), sent.into())
+    }
+
     fn exchange<'a>(&'a self, step: u32, held: Keys<'a>, whole: Keys<'a>, buffer: View<'a>) -> Exchange<'a> {
         Exchange { sharding: self, start: Start::Now, step, held, whole, buffer }
     }

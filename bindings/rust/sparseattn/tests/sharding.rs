@@ -224,12 +224,20 @@ fn run_rank<T: Number>(case: &Case, (ranks, rank): (usize, usize), split: &Split
     post.carry(&sharding, &received, &mut sent, true);
     let sums = (T::view_mut(&mut dk, &shape), has_values.then(|| T::view_mut(&mut dv, &shape)));
     sharding.add_gradients(whole, &sent, sums).run().unwrap();
+    {
+        let [dk, dv] = &mut whole_gradients;
+        let whole = (T::view_mut(dk, &whole_shape), has_values.then(|| T::view_mut(dv, &whole_shape)));
+        sharding.add_gradients_in_place(whole, &sent).run().unwrap();
+    }
+    let [in_place_dk, in_place_dv] = [0, 1].map(|i: usize| take(&whole_gradients[i], &ranges, HEADS_KV * DIM));
 
     let what = |name| format!("{name} of rank {rank} of {ranks}, {}, {split:?}", case.pattern);
     demand_near(&what("out"), &pass.out, &take(&truth.pass.out, &ranges, HEADS * DIM));
     demand_near(&what("dq"), &pass.dq, &take(&truth.pass.dq, &ranges, HEADS * DIM));
     demand_near(&what("dk"), &dk, &take(&truth.gradients[0], &ranges, HEADS_KV * DIM));
+    demand_near(&what("dk in place"), &in_place_dk, &dk);
     if has_values {
+        demand_near(&what("dv in place"), &in_place_dv, &dv);
         demand_near(&what("dv"), &dv, &take(&truth.gradients[1], &ranges, HEADS_KV * DIM));
     }
 }
