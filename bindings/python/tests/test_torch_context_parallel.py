@@ -79,11 +79,9 @@ def lists_of(options):
     return torch.randint(-1, blocks + 1, (2, -(-SEQ // block_q), 2, most), generator=made, dtype=torch.int32)
 
 
-def unwritten(like, axis, tokens):
-    """In place of the module's own: what is not written later must not be read."""
-    shape = list(like.shape)
-    shape[axis] = tokens
-    return torch.full(shape, torch.nan, dtype=like.dtype)
+def unwritten(self, shape, dtype):
+    """In place of TensorPlan's own: what is not written later must not be read."""
+    return torch.full(shape, torch.nan, dtype=dtype)
 
 
 def close(got, want, name):
@@ -113,7 +111,7 @@ def check(pattern, ranges, options):
 
 
 def check_axes():
-    """bhsd and thd, values in keys, and no gradients."""
+    """bhsd and thd, values in keys, no gradients, and autocast."""
     parallel = sat.ContextParallel("causal & window(99,0)", SEQ, ranges="zigzag")
     whole = operands()
     want = sat.attention(*whole.values(), "causal & window(99,0)")
@@ -126,15 +124,19 @@ def check_axes():
     want = sat.attention(q, k, None, "causal & window(99,0)", head_dim_v=16)
     got = parallel.attention(parallel.local(q), parallel.local(k), None, head_dim_v=16)
     close(got, parallel.local(want), "values in keys")
+    q, k, v = (parallel.local(x) for x in whole.values())
+    want = parallel.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(parallel.attention(q, k, v), want), "autocast"
 
 
 def check_sent():
     """A window needs the tokens beside the own ones, blocks alone none, and sinks the first block."""
-    texts = "block_diagonal(1000)", "causal & window(100,0)", "causal & (sink(4) | window(100,0))", "full"
-    blocks, window, streaming, full = (sat.ContextParallel(text, 3000).received for text in texts)
-    rank = dist.get_rank()  # of 1,000 tokens each, in blocks of 125
-    assert (blocks, window, full) == (0, 125 if rank else 0, 2000)
-    assert streaming == [0, 250, 250][rank]
+    texts = "block_diagonal(1024)", "causal & window(100,0)", "causal & (sink(4) | window(100,0))", "full"
+    blocks, window, streaming, full = (sat.ContextParallel(text, 3072).received for text in texts)
+    rank = dist.get_rank()  # of 1,024 tokens each
+    assert (blocks, window, full) == (0, 128 if rank else 0, 2048)
+    assert streaming == [0, 256, 256][rank]
 
 
 def check_errors():
@@ -162,9 +164,7 @@ def check_errors():
 def process(rank, file):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
-    from sparseattn.torch import _context_parallel
-
-    _context_parallel._room = unwritten
+    sat.TensorPlan._empty = unwritten
     for pattern, ranges, options in patterns():
         try:
             check(pattern, ranges, options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
         k_scales: Any
         v_scales: Any
         out: Any
+
+
+_Kind = TypeVar("_Kind", bound="Plan")
 
 
 class Plan:
@@ -152,7 +155,7 @@ class Plan:
         self._take(own("spattn_plan", lib.spattn_plan_create, *handles, problem, self._stream()), problem, axes)
 
     @classmethod
-    def _adopt(cls, handle: Any, pattern: Pattern, problem: Any, axes: str, dtype: Any) -> Plan:
+    def _adopt(cls: type[_Kind], handle: Any, pattern: Pattern, problem: Any, axes: str, dtype: Any) -> _Kind:
         """A handle that the library has made of this spattn_problem."""
         made = cls.__new__(cls)
         made.dtype, made._pattern = dtype, pattern

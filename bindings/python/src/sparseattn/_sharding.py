@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A sequence on several ranks, processes of MPI or the like: NumPy's arrays. For torch: sparseattn.torch.ContextParallel."""
+"""A sequence on several ranks, processes of MPI or the like. For torch: sparseattn.torch.ContextParallel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ._problem import make_problem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._patterns import AnyPattern
+    from ._patterns import AnyPattern, Pattern
 
     Arrays = tuple[NDArray[Any], NDArray[Any] | None]
 
@@ -90,7 +90,7 @@ class Sharding:
         context: Context | None = None,
         **options: Any,
     ):
-        self.dtype, code = read_dtype(dtype, "problem.dtype")
+        self.dtype, code = self._read_dtype(dtype, "problem.dtype")
         problem = make_problem(
             code,
             batch=batch,
@@ -106,7 +106,7 @@ class Sharding:
         )
         context = default_context() if context is None else required_context(context)
         whole = as_pattern(pattern)
-        arguments = context._handle, whole._handle, problem, _read_split(split, ranks, rank), ffi.NULL
+        arguments = context._handle, whole._handle, problem, _read_split(split, ranks, rank), self._stream()
         self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
         self._axes, self._value_in_key = axes, value_in_key
         #: which rank this is
@@ -117,7 +117,7 @@ class Sharding:
         self.tokens = sum(end - begin for begin, end in self.ranges)
         problem.seq_q = self.tokens
         #: the Plan of this rank's queries: seq_q is tokens, seq_k is seq
-        self.plan = Plan._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem, axes, self.dtype)
+        self.plan = self._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem)
         sizes = ffi.new("size_t[2]")
         check(lib.spattn_sharding_buffers(self._handle, sizes, sizes + 1))
         self._sent_bytes, self._received_bytes = sizes
@@ -146,15 +146,15 @@ class Sharding:
         places = [slice(None)] * axis
         return np.concatenate([x[(*places, slice(*bounds))] for bounds in self.ranges], axis)
 
-    def empty_sent(self) -> NDArray[np.uint8]:
+    def empty_sent(self) -> Any:
         """Room for gradients that come back: bytes, the parts of one rank after the other."""
-        return np.empty(self._sent_bytes, np.uint8)
+        return self._empty_bytes(self._sent_bytes)
 
-    def empty_received(self) -> NDArray[np.uint8]:
+    def empty_received(self) -> Any:
         """Room for keys and values that come from others, likewise."""
-        return np.empty(self._received_bytes, np.uint8)
+        return self._empty_bytes(self._received_bytes)
 
-    def pack(self, k: Any, v: Any = None) -> NDArray[np.uint8]:
+    def pack(self, k: Any, v: Any = None) -> Any:
         """What goes to others: bytes, the part of one rank after the other.
 
         k  [batch, tokens, heads_kv, head_dim], in the sharding's axes and dtype
@@ -164,7 +164,7 @@ class Sharding:
         "buffer_bytes" for bytes, and "whole_k" or "whole_v" for gradients of another shape or dtype.
         """
         sent = self.empty_sent()
-        self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, k=tensor_in(k, "k"), v=_optional(v, "v"))
+        self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, {"k": k, "v": v})
         return sent
 
     def unpack(self, received: Any, k: Any, v: Any = None) -> Arrays:
@@ -173,18 +173,17 @@ class Sharding:
         received  bytes that others packed, uint8
         k, v      as in pack
         """
-        whole, tensors = self._make(self._whole, "whole_k", "whole_v")
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, k=tensor_in(k, "k"), v=_optional(v, "v"), **tensors)
+        whole_k, whole_v = whole = self.empty_whole()
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {"k": k, "v": v}, {"whole_k": whole_k, "whole_v": whole_v})
         return whole
 
-    def pack_gradients(self, whole_dk: Any, whole_dv: Any = None) -> NDArray[np.uint8]:
+    def pack_gradients(self, whole_dk: Any, whole_dv: Any = None) -> Any:
         """What goes back to others: bytes, which lie as those that came from them.
 
         whole_dk, whole_dv  [batch, seq, heads_kv, ...], as the plan's backward returns them
         """
         received = self.empty_received()
-        tensors = {"whole_k": tensor_in(whole_dk, "whole_dk"), "whole_v": _optional(whole_dv, "whole_dv")}
-        self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, **tensors)
+        self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, {"whole_k": whole_dk, "whole_v": whole_dv})
         return received
 
     def add_gradients(self, sent: Any, whole_dk: Any, whole_dv: Any = None) -> Arrays:
@@ -192,29 +191,52 @@ class Sharding:
 
         sent  bytes that came back, which lie as those that pack returned
         """
-        held, tensors = self._make(self._held, "k", "v")
-        tensors |= {"whole_k": tensor_in(whole_dk, "whole_dk"), "whole_v": _optional(whole_dv, "whole_dv")}
-        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, **tensors)
+        dk, dv = held = self._empty_pair(self._held)
+        whole = {"whole_k": whole_dk, "whole_v": whole_dv}
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, whole, {"k": dk, "v": dv})
         return held
 
-    def _make(self, shapes: list[tuple[int, ...]], k: str, v: str) -> tuple[Arrays, dict[str, Any]]:
-        keys = np.empty(shapes[0], self.dtype)
-        values = None if self._value_in_key else np.empty(shapes[1], self.dtype)
-        return (keys, values), {k: tensor_out(keys, k), v: None if values is None else tensor_out(values, v)}
+    def empty_whole(self) -> Arrays:
+        """Room for keys and values of all tokens, or for their gradients."""
+        return self._empty_pair(self._whole)
 
-    def _exchange(self, step: int, buffer: Any, **tensors: Any) -> None:
+    def _empty_pair(self, shapes: list[tuple[int, ...]]) -> Arrays:
+        of_k, of_v = (self.plan._empty(shape, self.dtype) for shape in shapes)
+        return of_k, None if self._value_in_key else of_v
+
+    def _exchange(self, step: int, buffer: Any, read: dict[str, Any], written: dict[str, Any] | None = None) -> None:
+        """One step of the library's. Arrays by the names of its fields; None is left out."""
+        tensors = {name: self._tensor(x, name, False) for name, x in read.items() if x is not None}
+        tensors |= {name: self._tensor(x, name, True) for name, x in (written or {}).items() if x is not None}
+        args = sized("spattn_exchange_args", **tensors)
+        address, args.buffer_bytes = self._memory_of(buffer)
+        args.buffer, args.stream = ffi.cast("void *", address), self._stream()
+        check(lib.spattn_exchange(self._handle, step, args))
+
+    # ---- what is NumPy's: sparseattn.torch has its own ----
+
+    def _read_dtype(self, dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
+        return read_dtype(dtype, argument)
+
+    def _adopt(self, handle: Any, pattern: Pattern, problem: Any) -> Plan:
+        return Plan._adopt(handle, pattern, problem, self._axes, self.dtype)
+
+    def _stream(self) -> Any:
+        return ffi.NULL
+
+    def _empty_bytes(self, size: int) -> Any:
+        return np.empty(size, np.uint8)
+
+    def _tensor(self, array: Any, argument: str, writes: bool) -> Any:
+        return tensor_out(array, argument) if writes else tensor_in(array, argument)
+
+    def _memory_of(self, buffer: Any) -> tuple[int, int]:
+        """Address and size of an array of bytes."""
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
             shape = f"{buffer.dtype} array" if isinstance(buffer, np.ndarray) else type(buffer).__name__
             message = f"argument buffer is {shape}; accepted: an array of bytes, uint8, without gaps"
             raise ShapeError(message, "SPATTN_E_SHAPE", "buffer")
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        args = sized("spattn_exchange_args", **given)
-        args.buffer, args.buffer_bytes = ffi.cast("void *", buffer.ctypes.data), buffer.nbytes
-        check(lib.spattn_exchange(self._handle, step, args))
-
-
-def _optional(array: Any, argument: str) -> Any:
-    return None if array is None else tensor_in(array, argument)
+        return buffer.ctypes.data, buffer.nbytes
 
 
 def _read_split(split: Any, ranks: int, rank: int) -> Any:

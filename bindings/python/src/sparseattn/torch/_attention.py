@@ -294,15 +294,8 @@ def _attend(
         if not torch.compiler.is_compiling():
             refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     if not is_eager or _is_any_autocast_enabled():
-        device = "cuda" if q.is_cuda else "cpu"
-        if torch.is_autocast_enabled(device):
-            q, k, v = (_autocast(x, device) for x in (q, k, v))
-    backward = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or (v is not None and v.requires_grad)
-        or (sink_logits is not None and sink_logits.requires_grad)
-    )
+        q, k, v = autocast(q, k, v)
+    backward = needs_gradients(q, k, v, sink_logits)
     if not is_eager:
         if context is not None:
             raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
@@ -315,11 +308,28 @@ def _attend(
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
     plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
+    return attend_by(plan, q, k, v, more, backward, return_lse)
+
+
+def attend_by(
+    plan: TensorPlan, q: Any, k: Any, v: Any, more: tuple[Any, Any, Any], backward: bool, return_lse: bool
+) -> Any:
+    """out, or (out, lse), of a plan; more is sink_logits, indices, index_counts."""
     if not backward:
-        lists = {"indices": indices, "index_counts": index_counts}
-        return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
+        return plan.run(q, k, v, **dict(zip(("sink_logits", "indices", "index_counts"), more)), return_lse=return_lse)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
+
+
+def needs_gradients(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
+    """Whether autograd will ask for any."""
+    needs: bool = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or (v is not None and v.requires_grad)
+        or (sink_logits is not None and sink_logits.requires_grad)
+    )
+    return needs
 
 
 def _find_plain_call(
@@ -386,10 +396,15 @@ def _name_of(pattern: Any) -> str:
     return name
 
 
-def _autocast(x: Any, device: str) -> Any:
-    if x is not None and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+def autocast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """The operands in the dtype of an autocast around the call, if there is one for their device."""
+    device = "cuda" if q.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    casts = (x is not None and x.is_floating_point() and x.dtype != torch.float64 for x in (q, k, v))
+    q, k, v = (x.to(dtype) if is_cast else x for x, is_cast in zip((q, k, v), casts))
+    return q, k, v
 
 
 def scaled_dot_product_attention(

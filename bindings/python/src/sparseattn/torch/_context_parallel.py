@@ -4,37 +4,35 @@
 Every process has the queries, keys and values of its own tokens. Before it attends, it receives the keys and values that
 its queries see and that others hold, block by block, and no others: of a window that is what lies beside its tokens, of
 sinks the first block. Then its queries attend at their own positions, so that every pattern means what it means on one
-device. Gradients of keys and values go back to who holds them and are added up there, always in the same order.
+device. Gradients of keys and values go back to who holds them and are added up there, always in the same order. What is
+sent, and the plan of a process' queries, are those of sparseattn.Sharding; torch.distributed carries the bytes.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+import functools
+from typing import TYPE_CHECKING, Any, Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from .._core import ArgumentError, ShapeError, integer
-from .._patterns import Extent, Pattern, as_pattern, rows
-from ._attention import attention
-from ._tensors import require_tensor
+from .._core import ArgumentError, ShapeError, SparseAttentionError, integer, real
+from .._patterns import as_pattern
+from .._problem import sizes_of
+from .._sharding import Sharding
+from ._attention import attend_by, autocast, needs_gradients, refuse_transforms
+from ._sharding import TensorSharding
+from ._tensors import context_of, require_tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from .._core import Context
     from .._patterns import AnyPattern
 
     #: [begin, end) of tokens, in the order in which a process holds them.
     Ranges = Sequence["tuple[int, int]"]
 
-BLOCK = 128  # tokens that are sent together, where one of their keys is seen
 TOKEN_AXIS = {"bshd": 1, "bhsd": 2, "thd": 0}
-
-# Leaves that count query rows from the first one, wherever that one stands.
-_BY_ROW = re.compile(r"\b(csr|bsr|mask|predicate|per_document|rows)\(")
-_BY_CALL = re.compile(r"\bruntime_\w+\(")
+_SHARDINGS = 16  # that are kept for calls to come
 
 
 class ContextParallel:
@@ -50,7 +48,7 @@ class ContextParallel:
              process r holds number r and, counted from the end, number r again, so that causal attention is as much
              work for all. Or, for each process, the [(begin, end), ...] that it holds, in its order; every token is held
              once, and each process holds one at least
-    heads    query heads, where the pattern tells heads apart
+    heads    query heads, where the pattern tells heads apart, for `received`
 
     Making one is a collective call: all processes of the group make theirs, of the same pattern, seq and ranges.
 
@@ -69,26 +67,18 @@ class ContextParallel:
         if not dist.is_available() or not dist.is_initialized():
             message = "there is no group of processes; accepted: a call after torch.distributed.init_process_group"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "group")
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         self.pattern, self.seq = as_pattern(pattern), integer(seq, "seq")
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             message = "this process is not in the group; accepted: one of its processes"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "group")
-        self._of_all = _read_ranges(ranges, self.seq, self.size)
-        #: [(begin, end), ...] of the tokens that this process holds, in their order
-        self.ranges = self._of_all[self.rank]
         self._heads = self.pattern._sizes.get("heads", 1) if heads is None else integer(heads, "heads")
-        text = repr(self.pattern)
-        self._parts = self._cut(text)
-        tokens = [np.concatenate([np.arange(*r) for r in of_rank]) for of_rank in self._of_all]
-        own, sees = tokens[self.rank], self._agree(self._find_seen(text))
-        # Each process has rows of the tensors here that it sees, and tokens there that are seen here.
-        self._sent = [np.flatnonzero(of_rank[own]) for of_rank in sees]
-        self._received = [held[sees[self.rank][held]] for held in tokens]
-        self._sent[self.rank] = self._received[self.rank] = own[:0]  # stays here
-        self._shared = np.unique(np.concatenate(self._sent))  # rows that others see, too
-        self._places: dict[torch.device, _Places] = {}
+        self._of_all = self._read_ranges(ranges)
+        #: [(begin, end), ...] of the tokens that this process holds, in their order
+        self.ranges = list(self._of_all[self.rank])
+        self._find = functools.lru_cache(_SHARDINGS)(self._make_sharding)
+        self._agree()
 
     @property
     def tokens(self) -> int:
@@ -98,11 +88,23 @@ class ContextParallel:
     @property
     def received(self) -> int:
         """How many tokens of others have their keys and values sent to this process, in each forward."""
-        return sum(len(tokens) for tokens in self._received)
+        batch = self.pattern._sizes.get("batch", 1)
+        sharding = Sharding(
+            self.pattern,
+            self.size,
+            self.rank,
+            seq=self.seq,
+            batch=batch,
+            heads_q=self._heads,
+            head_dim=1,
+            split=self._of_all,
+        )
+        return sum(sharding.peer(rank).tokens_received for rank in range(self.size))
 
     def local(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """This process' tokens of a tensor that has all of them along that axis."""
-        return _join([x.narrow(axis, begin, end - begin) for begin, end in self.ranges], axis)
+        parts = [x.narrow(axis, begin, end - begin) for begin, end in self.ranges]
+        return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
 
     def attention(
         self,
@@ -111,27 +113,37 @@ class ContextParallel:
         v: torch.Tensor | None,
         *,
         axes: str = "bshd",
+        scale: float | None = None,
+        softcap: float | None = None,
+        q_offset: int | None = None,
+        head_dim_v: int | None = None,
+        deterministic: bool = False,
+        reference: bool = False,
+        tf32: bool = False,
+        context: Context | None = None,
+        indices: torch.Tensor | None = None,
+        index_counts: torch.Tensor | None = None,
+        sink_logits: torch.Tensor | None = None,
         return_lse: bool = False,
-        **options: Any,
     ) -> Any:
         """sparseattn.torch.attention of this process' tokens: out, or (out, lse), with gradients. A collective call, as
         is its backward. Not for compiled code.
 
         q    [batch, tokens, heads_q, head_dim], or as axes says; k and v the same of heads_kv, and lse is float32
              [batch, heads_q, tokens]. All processes have the same dtype, and sizes but for tokens
-        options  those of attention, but for q_offset: positions are those of the ranges. indices and index_counts of
-             lists that come with a call are of this process' queries, name keys by their positions among all, and bring
-             all keys here. sink_logits are the same everywhere, and each process has the part of their gradient that
-             its queries make
+        q_offset  None, as positions are those of the ranges
+        indices, index_counts  of this process' queries; entries name keys by their positions among all, and bring as
+             many keys here as the rest of the pattern leaves
+        sink_logits  the same everywhere, and each process has the part of their gradient that its queries make
 
-        Sums of a key's gradients over processes are float32 (float64 of such tensors), of parts that were rounded to the
-        dtype. Raises ArgumentError, ShapeError, and what attention raises.
+        Other options are those of attention. Sums of a key's gradients over processes are float32 (float64 of such
+        tensors), of parts that were rounded to the dtype. Raises ArgumentError, ShapeError, and what attention raises.
         """
         if axes not in TOKEN_AXIS:
             message = f"argument axes is {axes!r}; accepted: {', '.join(map(repr, TOKEN_AXIS))}"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "axes")
-        if options.get("q_offset") is not None:
-            message = f"argument q_offset is {options['q_offset']}; accepted: None, as ranges have the positions"
+        if q_offset is not None:
+            message = f"argument q_offset is {q_offset}; accepted: None, as ranges have the positions"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "q_offset")
         axis = TOKEN_AXIS[axes]
         operands = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
@@ -140,174 +152,105 @@ class ContextParallel:
             if x.dim() <= axis or x.shape[axis] != self.tokens:
                 message = f"argument {name} has shape {list(x.shape)}; accepted: {self.tokens} tokens on axis {axis}"
                 raise ShapeError(message, "SPATTN_E_SHAPE", name)
-        given = (k,) if v is None else (k, v)
-        keys, *values = _Bring.apply(self, axis, *given)
-        results = []
-        for part, queries in zip(self._parts, _split(q, axis, [part.tokens for part in self._parts])):
-            more = {**options, "axes": axes, "q_offset": part.q_offset, "return_lse": True}
-            results.append(attention(queries, keys, values[0] if values else None, part.pattern, **more))
-        out = _join([out for out, _ in results], axis)
-        return (out, _join([lse for _, lse in results], -1)) if return_lse else out
+        refuse_transforms(**operands, sink_logits=sink_logits)
+        q, k, v = autocast(q, k, v)
+        backward = needs_gradients(q, k, v, sink_logits)
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        sharding = self._find(
+            context_of(q) if context is None else context,
+            q.device,
+            q.dtype,
+            (q.shape, k.shape, None if v is None else v.shape),
+            axes,
+            scale if scale is None else real(scale, "problem.scale"),
+            softcap if softcap is None else real(softcap, "problem.softcap"),
+            head_dim_v,
+            (sink_logits is not None, backward, deterministic, reference, tf32),
+        )
+        keys, values = _Bring.apply(self, sharding, axis, k, v)
+        return attend_by(sharding.plan, q, keys, values, (sink_logits, indices, index_counts), backward, return_lse)
 
-    # ---- what is seen ----
+    def _make_sharding(
+        self,
+        context: Context,
+        device: torch.device,
+        dtype: torch.dtype,
+        shapes: tuple[Any, Any, Any],
+        axes: str,
+        scale: float | None,
+        softcap: float | None,
+        head_dim_v: int | None,
+        flags: tuple[bool, ...],
+    ) -> TensorSharding:
+        sizes = sizes_of(*shapes, axes, head_dim_v)
+        del sizes["seq_q"], sizes["seq_k"]
+        sizes |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
+        more = {"dtype": dtype, "scale": scale, "softcap": softcap, "context": context, "split": self._of_all}
+        return TensorSharding(self.pattern, device, self.size, self.rank, seq=self.seq, **sizes, **more)
 
-    def _cut(self, text: str) -> list[_Part]:
-        """The patterns of this process' queries. Formulas serve each range as they are: rows() knows no residue classes,
-        by which dilated and strided attention is fast."""
-        if _BY_ROW.search(text) or _BY_CALL.search(text):
-            return [_Part(rows(self.pattern, self.ranges, self.seq), None, self.tokens)]
-        return [_Part(self.pattern, begin, end - begin) for begin, end in self.ranges]
+    def _read_ranges(self, ranges: Any) -> tuple[tuple[tuple[int, int], ...], ...]:
+        try:
+            sharding = Sharding("full", self.size, self.rank, seq=self.seq, split=ranges, heads_q=1, head_dim=1)
+        except SparseAttentionError as error:
+            error.argument = {"problem.seq_q": "seq"}.get(error.argument, "ranges")
+            raise
+        return tuple(tuple(sharding.ranges_of(rank)) for rank in range(self.size))
 
-    def _differs_by_batch(self, text: str) -> bool:
-        return "per_batch" in text or self.pattern._sizes.get("batch", 1) > 1
-
-    def _find_seen(self, text: str) -> NDArray[np.bool_]:
-        """[seq] whether a query of this process sees a key of the token's block."""
-        cells = -(-self.seq // BLOCK)
-        seen = np.zeros(cells, np.bool_)
-        if _BY_CALL.search(text) or self._differs_by_batch(text):
-            seen[:] = True  # nobody knows yet, or a picture would show one batch entry
-        else:
-            for part in self._parts:
-                extent = Extent(part.tokens, self.seq, heads=self._heads, q_offset=part.q_offset)
-                for head in range(self._heads):
-                    seen |= part.pattern.to_image(extent, 1, cells, head=head)[0] > 0
-        bounds = np.arange(cells + 1) * self.seq // cells  # as to_image has them
-        return np.repeat(seen, np.diff(bounds))
-
-    def _agree(self, seen: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        """What each process sees. All must have meant the same."""
-        own = (self.seq, self._of_all, self._heads, hash(self.pattern), np.packbits(seen))
+    def _agree(self) -> None:
+        """All processes must have meant the same."""
+        names = ("seq", "ranges", "heads", "pattern")
+        own = (self.seq, self._of_all, self._heads, hash(self.pattern))
         of_all: list[Any] = [None] * self.size
         dist.all_gather_object(of_all, own, self.group)
-        names = ("seq", "ranges", "heads", "pattern")
         for rank, other in enumerate(of_all):
             for name, mine, theirs in zip(names, own, other):
                 if mine != theirs:
                     message = f"{name} of process {rank} differs from that of {self.rank}; accepted: the same in all"
                     raise ArgumentError(message, "SPATTN_E_ARGUMENT", "group")
-        return [np.unpackbits(other[-1], count=self.seq).astype(np.bool_) for other in of_all]
 
-    # ---- exchange ----
-
-    def _places_on(self, device: torch.device) -> _Places:
-        if device not in self._places:
-            sent, received = ([torch.from_numpy(x).to(device) for x in of] for of in (self._sent, self._received))
-            in_shared = [torch.from_numpy(np.searchsorted(self._shared, x)).to(device) for x in self._sent]
-            self._places[device] = _Places(sent, received, torch.from_numpy(self._shared).to(device), in_shared)
-        return self._places[device]
-
-    def _exchange(self, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]) -> None:
-        """Sends to each process what is listed for it, and receives what it sends, in the same order."""
+    def send(self, sharding: Sharding, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> list[Any]:
+        """Begins to send each process its part of `sent`, and to receive its own of `received`; or back the same way.
+        What is to be waited for before either is used."""
         work = []
         for rank in range(self.size):
-            peer = dist.get_global_rank(self.group, rank)
-            work += [dist.P2POp(dist.isend, x, peer, self.group) for x in sent[rank]]
-            work += [dist.P2POp(dist.irecv, x, peer, self.group) for x in received[rank]]
-        for request in dist.batch_isend_irecv(work) if work else ():
-            request.wait()
-
-
-class _Part(NamedTuple):
-    """Queries that one call serves."""
-
-    pattern: Pattern
-    q_offset: int | None  # None: the pattern counts rows
-    tokens: int
-
-
-class _Places(NamedTuple):
-    """Which tokens go where, on a device; lists have an entry for each process."""
-
-    sent: list[torch.Tensor]  # rows of this process' tensors
-    received: list[torch.Tensor]  # tokens
-    shared: torch.Tensor  # rows that are sent to anybody
-    in_shared: list[torch.Tensor]  # places of `sent` there
+            part, peer = sharding.peer(rank), dist.get_global_rank(self.group, rank)
+            to, come = (received[part.received], sent[part.sent]) if back else (sent[part.sent], received[part.received])
+            work += [dist.P2POp(dist.isend, to, peer, self.group)] if len(to) else []
+            work += [dist.P2POp(dist.irecv, come, peer, self.group)] if len(come) else []
+        return dist.batch_isend_irecv(work) if work else []
 
 
 class _Bring(torch.autograd.Function):
     """All tokens' keys and values, as far as queries here see them; what nobody sees is not written."""
 
     @staticmethod
-    def forward(ctx: Any, parallel: ContextParallel, axis: int, *tensors: torch.Tensor) -> Any:
-        places = parallel._places_on(tensors[0].device)
-        sent, received = places.sent, places.received
-        ctx.parallel, ctx.axis = parallel, axis
-        out = [[x.index_select(axis, rows) for x in tensors] if len(rows) else [] for rows in sent]
-        back = [[_room(x, axis, len(at)) for x in tensors] if len(at) else [] for at in received]
-        whole = tuple(_room(x, axis, parallel.seq) for x in tensors)
-        parallel._exchange(out, back)
-        for n, (x, to) in enumerate(zip(tensors, whole)):
-            own_ranges = _split(x, axis, [end - begin for begin, end in parallel.ranges])
-            for (begin, end), own in zip(parallel.ranges, own_ranges):
-                to.narrow(axis, begin, end - begin).copy_(own)
-            for at, come in zip(received, back):
-                if come:
-                    to.index_copy_(axis, at, come[n])
+    def forward(
+        ctx: Any, parallel: ContextParallel, sharding: TensorSharding, axis: int, k: torch.Tensor, v: torch.Tensor | None
+    ) -> Any:
+        ctx.parallel, ctx.sharding, ctx.axis = parallel, sharding, axis
+        received = sharding.empty_received()
+        sent = sharding.pack(k, v)
+        requests = parallel.send(sharding, sent, received)
+        whole = sharding.empty_whole()
+        own, row = [(x, to) for x, to in zip((k, v), whole) if x is not None], 0
+        for begin, end in parallel.ranges:  # while bytes are on their way
+            for x, to in own:
+                to.narrow(axis, begin, end - begin).copy_(x.narrow(axis, row, end - begin))
+            row += end - begin
+        _wait(requests)
+        sharding.take_received(received, whole)
         return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        parallel, axis = ctx.parallel, ctx.axis
-        places = parallel._places_on(gradients[0].device)
-        out = [[dx.index_select(axis, at) for dx in gradients] if len(at) else [] for at in places.received]
-        back = [[_room(dx, axis, len(rows)) for dx in gradients] if len(rows) else [] for rows in places.sent]
-        parallel._exchange(out, back)
-        own = [parallel.local(dx, axis) for dx in gradients]  # of one range: that part of dx, which nobody else holds
-        for n, dx in enumerate(own if len(places.shared) else ()):
-            sums = dx.index_select(axis, places.shared)
-            sums = sums if dx.dtype == torch.float64 else sums.float()
-            for rows, come in zip(places.in_shared, back):
-                if come:
-                    sums.index_add_(axis, rows, come[n].to(sums.dtype))
-            dx.index_copy_(axis, places.shared, sums.to(dx.dtype))
-        return None, None, *own
+        parallel, sharding = ctx.parallel, ctx.sharding
+        received, sent = sharding.pack_gradients(*gradients), sharding.empty_sent()
+        _wait(parallel.send(sharding, sent, received, back=True))
+        sharding.add_in_place(sent, gradients)  # they are the plan's, and nobody else has them
+        own = (dx if dx is None else parallel.local(dx, ctx.axis) for dx in gradients)
+        return None, None, None, *own
 
 
-def _split(x: torch.Tensor, axis: int, sizes: list[int]) -> list[torch.Tensor]:
-    ends = np.cumsum(sizes).tolist()
-    return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes)]
-
-
-def _join(parts: list[torch.Tensor], axis: int) -> torch.Tensor:
-    return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
-
-
-def _room(like: torch.Tensor, axis: int, tokens: int) -> torch.Tensor:
-    """A tensor of so many tokens that nobody has written."""
-    shape = list(like.shape)
-    shape[axis] = tokens
-    return like.new_empty(shape)
-
-
-# ---- who holds what ----
-
-
-def _read_ranges(ranges: Any, seq: int, size: int) -> list[list[tuple[int, int]]]:
-    shares = {"contiguous": size, "zigzag": 2 * size}.get(ranges, 0) if isinstance(ranges, str) else 0
-    if isinstance(ranges, str) and not shares:
-        message = f"argument ranges is {ranges!r}; accepted: 'contiguous', 'zigzag', or ranges of each process"
-        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "ranges")
-    if shares:
-        if seq < shares:
-            message = f"argument seq is {seq}; accepted: {shares} tokens or more, for {size} processes"
-            raise ArgumentError(message, "SPATTN_E_RANGE", "seq")
-        bounds = [n * seq // shares for n in range(shares + 1)]
-        parts = list(zip(bounds, bounds[1:]))
-        if ranges == "contiguous":
-            return [[part] for part in parts]
-        return [[parts[rank], parts[-1 - rank]] for rank in range(size)]
-    read = [[(integer(b, "ranges"), integer(e, "ranges")) for b, e in of_rank] for of_rank in ranges]
-    if len(read) != size or not all(read):
-        message = f"argument ranges has those of {sum(map(bool, read))} processes; accepted: {size}, one each or more"
-        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "ranges")
-    end = 0
-    for part in sorted(part for of_rank in read for part in of_rank):
-        if part[0] != end or part[1] <= part[0]:
-            message = f"argument ranges has {list(part)} where token {end} comes next; accepted: every token once"
-            raise ArgumentError(message, "SPATTN_E_ARGUMENT", "ranges")
-        end = part[1]
-    if end != seq:
-        message = f"argument ranges ends at token {end}; accepted: every token of {seq} once"
-        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "ranges")
-    return read
+def _wait(requests: list[Any]) -> None:
+    for request in requests:
+        request.wait()

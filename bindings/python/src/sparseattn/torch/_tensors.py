@@ -44,10 +44,12 @@ def code_of(dtype: torch.dtype, argument: str) -> tuple[int, int]:
     return _DTYPES[dtype]
 
 
-def struct_of(tensor: torch.Tensor, argument: str) -> Any:
-    """A spattn_tensor* of the tensor's form, whose address is to be set. Raises DTypeError for dtypes of no use."""
+def struct_of(tensor: torch.Tensor, argument: str, address: int = 0) -> Any:
+    """A spattn_tensor* of the tensor's form; without an address, which is to be set, then. Raises DTypeError for dtypes of
+    no use."""
     device = _DEVICES[tensor.device.type], tensor.device.index or 0
-    return make_tensor(None, 0, code_of(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
+    owner = tensor if address else None
+    return make_tensor(owner, address, code_of(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
 
 
 def require_tensor(tensor: Any, argument: str) -> None:
@@ -91,9 +93,19 @@ class TensorPlan(Plan):
     _float32 = torch.float32
 
     def __init__(self, pattern: Any, device: torch.device, **options: Any):
+        self._lie_on(device)
+        super().__init__(pattern, **options)
+
+    @classmethod
+    def adopt_on(cls, device: torch.device, *made: Any) -> TensorPlan:
+        """A handle that the library has made: see Plan._adopt."""
+        plan = cls._adopt(*made)
+        plan._lie_on(device)
+        return plan
+
+    def _lie_on(self, device: torch.device) -> None:
         self._device, self._on_cpu = device, device.type == "cpu"
         self._templates: dict[tuple[int, ...], torch.Tensor] = {}
-        super().__init__(pattern, **options)
 
     def forward(
         self,

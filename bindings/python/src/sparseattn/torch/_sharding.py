@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""A sequence on several ranks, of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._core import lib
+from .._patterns import Pattern
+from .._sharding import Sharding
+from ._tensors import TensorPlan, code_of, require_tensor, stream_on, struct_of
+
+
+class TensorSharding(Sharding):
+    """A Sharding whose arrays are tensors of one device. Autograd does not see what it does."""
+
+    plan: TensorPlan
+
+    def __init__(self, pattern: Any, device: torch.device, ranks: int, rank: int, **options: Any):
+        self._device = device
+        super().__init__(pattern, ranks, rank, **options)
+
+    def take_received(self, received: torch.Tensor, whole: tuple[Any, Any]) -> None:
+        """unpack, of what came from others alone, into tensors that have this rank's own keys and values already."""
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, dict(zip(("whole_k", "whole_v"), whole)))
+
+    def add_in_place(self, sent: torch.Tensor, whole: tuple[Any, Any]) -> None:
+        """add_gradients, which take the place of this rank's own in tensors of all tokens."""
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, dict(zip(("whole_k", "whole_v"), whole)))
+
+    def empty_whole(self) -> tuple[Any, Any]:
+        return super().empty_whole()
+
+    def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
+        return dtype, code_of(dtype, argument)
+
+    def _adopt(self, handle: Any, pattern: Pattern, problem: Any) -> TensorPlan:
+        return TensorPlan.adopt_on(self._device, handle, pattern, problem, self._axes, self.dtype)
+
+    def _stream(self) -> Any:
+        return stream_on(self._device)
+
+    def _empty_bytes(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def _tensor(self, array: Any, argument: str, writes: bool) -> Any:
+        require_tensor(array, argument)
+        array = array if writes else array.detach().resolve_neg()
+        return struct_of(array, argument, array.data_ptr())
+
+    def _memory_of(self, buffer: torch.Tensor) -> tuple[int, int]:
+        return buffer.data_ptr(), buffer.numel()
