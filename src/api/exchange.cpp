@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What goes between ranks, of chapter 7 of the header: checks the operands of a call, then hands rows to the backend.
+#include <initializer_list>
+
 #include "api/args.h"
 #include "api/guard.h"
 #include "api/operands.h"
@@ -35,23 +37,20 @@ private:
     void pack() {
         refuse_whole();
         const KeysAndValues held = read_held(Use::input), sent = buffer(s_.lists.sent, Use::output);
-        operands_.check_overlaps();
-        copy({held, sent, s_.placed.sent, nullptr, int64_t(s_.lists.sent.size())});
+        copy({{held, sent, s_.placed.sent, nullptr, int64_t(s_.lists.sent.size())}});
     }
     void unpack() {
         const bool has_held = args_.k || args_.v;
         const KeysAndValues held = has_held ? read_held(Use::input) : KeysAndValues{};
         const KeysAndValues whole = read_whole(Use::output), received = buffer(s_.lists.received, Use::input);
-        operands_.check_overlaps();
-        if (has_held) copy({held, whole, nullptr, s_.placed.tokens, int64_t(s_.lists.tokens.size())});
-        copy({received, whole, nullptr, s_.placed.received, int64_t(s_.lists.received.size())});
+        copy({{received, whole, nullptr, s_.placed.received, int64_t(s_.lists.received.size())},
+              {held, whole, nullptr, s_.placed.tokens, has_held ? held_tokens() : 0}});
     }
     void pack_gradients() {
         constexpr const char* why = "the step is SPATTN_EXCHANGE_PACK_GRADIENTS";
         refuse_operand(args_.k, "k", why), refuse_operand(args_.v, "v", why);
         const KeysAndValues whole = read_whole(Use::input), received = buffer(s_.lists.received, Use::output);
-        operands_.check_overlaps();
-        copy({whole, received, s_.placed.received, nullptr, int64_t(s_.lists.received.size())});
+        copy({{whole, received, s_.placed.received, nullptr, int64_t(s_.lists.received.size())}});
     }
     // Rows that no other rank sees are copied, unless sums are made where the rank's own gradients stand.
     void add_gradients() {
@@ -59,17 +58,17 @@ private:
         const KeysAndValues held = has_held ? read_held(Use::output) : KeysAndValues{};
         const KeysAndValues whole = read_whole(has_held ? Use::input : Use::output);
         const KeysAndValues sent = buffer(s_.lists.sent, Use::input);
-        operands_.check_overlaps();
-        if (has_held) copy({whole, held, s_.placed.tokens, nullptr, int64_t(s_.lists.tokens.size())});
+        copy({{whole, held, s_.placed.tokens, nullptr, has_held ? held_tokens() : 0}});
         const KeysAndValues& to = has_held ? held : whole;
-        const int32_t* const to_rows = has_held ? s_.placed.shared : s_.placed.shared_tokens;
-        if (s_.lists.shared.empty()) return;
+        const auto& placed = s_.placed;
+        const int32_t* const to_rows = has_held ? placed.shared : placed.shared_tokens;
+        const int64_t shared = int64_t(s_.lists.shared.size());
+        RowsSums sums;
         each([&](TensorView KeysAndValues::* x, int64_t columns) {
-            const auto& placed = s_.placed;
-            device_.backend().exchange.add(call(), {whole.*x, sent.*x, to.*x, placed.shared_tokens, to_rows,
-                                                    placed.first_place, placed.places, int64_t(s_.lists.shared.size()),
-                                                    columns});
+            sums.add({whole.*x, sent.*x, to.*x, placed.shared_tokens, to_rows, placed.first_place, placed.places, shared,
+                      columns});
         });
+        device_.backend().exchange.add(call(), sums);
     }
 
     struct Copy {
@@ -77,11 +76,14 @@ private:
         const int32_t *from_rows, *to_rows;
         int64_t rows;
     };
-    void copy(const Copy& c) {
-        if (!c.rows) return;
-        each([&](TensorView KeysAndValues::* x, int64_t columns) {
-            device_.backend().exchange.copy(call(), {c.from.*x, c.to.*x, c.from_rows, c.to_rows, c.rows, columns});
-        });
+    void copy(std::initializer_list<Copy> together) {
+        operands_.check_overlaps();
+        RowsCopies copies;
+        for (const Copy& c : together)
+            each([&](TensorView KeysAndValues::* x, int64_t columns) {
+                copies.add({c.from.*x, c.to.*x, c.from_rows, c.to_rows, c.rows, columns});
+            });
+        device_.backend().exchange.copy(call(), copies);
     }
     // body(which of both, its columns), where there is something to move.
     template <class Body>
@@ -90,9 +92,10 @@ private:
         body(&KeysAndValues::k, p_.head_dim);
         if (!p_.value_in_key) body(&KeysAndValues::v, p_.head_dim_v);
     }
+    int64_t held_tokens() const { return int64_t(s_.lists.tokens.size()); }
     ExchangeCall call() { return {&p_, &threads_, args_.stream, device_.id().index}; }
 
-    KeysAndValues read_held(Use use) { return read(args_.k, "k", args_.v, "v", use, int64_t(s_.lists.tokens.size())); }
+    KeysAndValues read_held(Use use) { return read(args_.k, "k", args_.v, "v", use, held_tokens()); }
     KeysAndValues read_whole(Use use) {
         return read(args_.whole_k, "whole_k", args_.whole_v, "whole_v", use, p_.seq_k);
     }

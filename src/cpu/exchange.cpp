@@ -79,8 +79,13 @@ void RowsWork<RowsSum>::make(int64_t row, int64_t batch, int64_t head) {
 }  // namespace
 
 ExchangeSteps exchange_steps() {
-    return {[](const ExchangeCall& call, const RowsCopy& rows) { RowsWork<RowsCopy>(call, rows); },
-            [](const ExchangeCall& call, const RowsSum& rows) { RowsWork<RowsSum>(call, rows); }, [](int32_t) {}};
+    return {[](const ExchangeCall& call, const RowsCopies& copies) {
+                for (const RowsCopy& rows : copies) RowsWork<RowsCopy>(call, rows);
+            },
+            [](const ExchangeCall& call, const RowsSums& sums) {
+                for (const RowsSum& rows : sums) RowsWork<RowsSum>(call, rows);
+            },
+            [](int32_t) {}};
 }
 
 }  // namespace spattn::cpu

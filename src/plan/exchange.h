@@ -21,6 +21,22 @@ struct RowsSum {
     int64_t rows, columns;
 };
 
+// What one step moves: keys and values, of the rank's own tokens and of others'.
+template <class Rows>
+struct RowsTogether {
+    static constexpr int most = 4;
+    Rows all[most];
+    int count = 0;
+
+    void add(const Rows& rows) {
+        if (rows.rows) all[count++] = rows;
+    }
+    const Rows* begin() const { return all; }
+    const Rows* end() const { return all + count; }
+};
+using RowsCopies = RowsTogether<RowsCopy>;
+using RowsSums = RowsTogether<RowsSum>;
+
 // Rows are those of all batch entries and kv heads of a problem, in its dtype.
 struct ExchangeCall {
     const Problem* problem;
@@ -31,8 +47,8 @@ struct ExchangeCall {
 
 // What a backend does for exchanges.
 struct ExchangeSteps {
-    void (*copy)(const ExchangeCall& call, const RowsCopy& rows);
-    void (*add)(const ExchangeCall& call, const RowsSum& rows);
+    void (*copy)(const ExchangeCall& call, const RowsCopies& copies);
+    void (*add)(const ExchangeCall& call, const RowsSums& sums);
     void (*prepare)(int32_t device);  // as Kernel::prepare
 };
 
