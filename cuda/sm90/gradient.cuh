@@ -11,6 +11,7 @@
 #include "any/element.cuh"
 #include "any/tile.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/global.cuh"
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
 #include "sm90/block_backward.h"
@@ -121,14 +122,15 @@ __device__ __forceinline__ void each_block_of_group(const LayoutView& layout, co
     }
 }
 
-// Zeros into rows of a head, by one warp. Columns are a multiple of 8.
+// Zeros into rows of a head, by one warp: 16 bytes a lane, and as many rows at once as it has lanes for. Columns are a
+// multiple of 8, and 256 at most.
 template <class Element>
 __device__ __forceinline__ void clear_rows(const TensorView& x, int batch, int head, int first, int rows, int columns,
                                            int lane) {
-    for (int row = first; row < first + rows; ++row) {
-        auto* words = reinterpret_cast<uint32_t*>(any::row_of<Element>(x, batch, head, row));
-        for (int word = lane; word < columns / 2; word += 32) words[word] = 0;
-    }
+    const int units = columns / 8, together = 32 / units, own = lane / units;
+    if (own >= together) return;
+    auto* to = any::row_of<Element>(x, batch, head, first + own) + (lane - own * units) * 8;
+    for (int row = own; row < rows; row += together, to += together * x.row) ptx::store_global(to, {0, 0, 0, 0});
 }
 
 // ---- repair: one warp makes a row of gradients from the pairs that it keeps, and from nothing else ----
