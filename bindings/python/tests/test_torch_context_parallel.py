@@ -124,6 +124,11 @@ def check_axes():
     want = sat.attention(q, k, None, "causal & window(99,0)", head_dim_v=16)
     got = parallel.attention(parallel.local(q), parallel.local(k), None, head_dim_v=16)
     close(got, parallel.local(want), "values in keys")
+    leaves, own = [[x.requires_grad_() for x in pair] for pair in ((q, k), (parallel.local(q), parallel.local(k)))]
+    want = torch.autograd.grad(sat.attention(*leaves, None, "causal & window(99,0)", head_dim_v=16).cos().sum(), leaves)
+    got = torch.autograd.grad(parallel.attention(*own, None, head_dim_v=16).cos().sum(), own)
+    for one, other in zip(got, want):
+        close(one, parallel.local(other), "gradients of values in keys")
     q, k, v = (parallel.local(x) for x in whole.values())
     want = parallel.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
@@ -137,6 +142,22 @@ def check_sent():
     rank = dist.get_rank()  # of 1,024 tokens each
     assert (blocks, window, full) == (0, 128 if rank else 0, 2048)
     assert streaming == [0, 256, 256][rank]
+
+
+def check_kept():
+    """What a layer keeps for backward is what a process holds and sees, and all tokens' only where that is most of them."""
+    made = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 3072, 2, 8, generator=made) for _ in "qkv")
+    for pattern, most in (("causal & window(100,0)", 1024), ("full", 3072)):
+        parallel, kept = sat.ContextParallel(pattern, 3072), []
+        own = [parallel.local(x).clone().requires_grad_() for x in (q, k, v)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+            out = parallel.attention(*own)
+        tokens = [shape[1] for shape in kept if len(shape) == 4]
+        assert max(tokens) == most, (pattern, kept)
+        received = [shape[0] for shape in kept if len(shape) == 1]
+        assert received == ([] if most == 3072 else [parallel.received * 2 * 2 * 8 * 4]), (pattern, kept)
+        out.sum().backward()
 
 
 def check_errors():
@@ -172,6 +193,7 @@ def process(rank, file):
             raise AssertionError(f"{pattern!r} {ranges} {options}: {error}") from error
     check_axes()
     check_sent()
+    check_kept()
     check_errors()
     dist.destroy_process_group()
     os._exit(0)  # a thread of gloo that still wants Python's lock when Python ends would abort the process

@@ -201,8 +201,9 @@ class Sharding:
         return self._empty_pair(self._whole)
 
     def _empty_pair(self, shapes: list[tuple[int, ...]]) -> Arrays:
-        of_k, of_v = (self.plan._empty(shape, self.dtype) for shape in shapes)
-        return of_k, None if self._value_in_key else of_v
+        of_k, of_v = shapes
+        keys = self.plan._empty(of_k, self.dtype)
+        return keys, None if self._value_in_key else self.plan._empty(of_v, self.dtype)
 
     def _exchange(self, step: int, buffer: Any, read: dict[str, Any], written: dict[str, Any] | None = None) -> None:
         """One step of the library's. Arrays by the names of its fields; None is left out."""

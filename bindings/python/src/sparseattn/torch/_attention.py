@@ -63,7 +63,7 @@ class _Attention(torch.autograd.Function):
         zero = torch.zeros_like(out) if dout is None else dout
         gradients = ctx.plan.backward(q, k, v, out, lse, zero, dlse=dlse, **more)
         if torch.is_grad_enabled():  # somebody means to differentiate once more
-            gradients = _Once.apply(gradients, dout, dlse, q, k, v, sink_logits)
+            gradients = once(gradients, dout, dlse, q, k, v, sink_logits)
         return None, *gradients, *[None] * (6 - len(gradients))
 
 
@@ -75,6 +75,11 @@ class _Once(torch.autograd.Function):
         return tuple(x if x is None else x.detach() for x in gradients)
 
     backward = staticmethod(refuse_again)
+
+
+def once(gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | None) -> Any:
+    """The gradients, which are refused when somebody differentiates them."""
+    return _Once.apply(gradients, *operands)
 
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -308,15 +313,9 @@ def _attend(
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
     plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
-    return attend_by(plan, q, k, v, more, backward, return_lse)
-
-
-def attend_by(
-    plan: TensorPlan, q: Any, k: Any, v: Any, more: tuple[Any, Any, Any], backward: bool, return_lse: bool
-) -> Any:
-    """out, or (out, lse), of a plan; more is sink_logits, indices, index_counts."""
     if not backward:
-        return plan.run(q, k, v, **dict(zip(("sink_logits", "indices", "index_counts"), more)), return_lse=return_lse)
+        lists = {"indices": indices, "index_counts": index_counts}
+        return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
 

@@ -20,7 +20,7 @@ from .._core import ArgumentError, ShapeError, SparseAttentionError, integer, re
 from .._patterns import as_pattern
 from .._problem import sizes_of
 from .._sharding import Sharding
-from ._attention import attend_by, autocast, needs_gradients, refuse_transforms
+from ._attention import autocast, needs_gradients, once, refuse_transforms
 from ._sharding import TensorSharding
 from ._tensors import context_of, require_tensor
 
@@ -136,7 +136,8 @@ class ContextParallel:
              many keys here as the rest of the pattern leaves
         sink_logits  the same everywhere, and each process has the part of their gradient that its queries make
 
-        Other options are those of attention. Sums of a key's gradients over processes are float32 (float64 of such
+        For backward a process keeps what it has, and the bytes that came; where it sees most of all tokens, three
+        quarters or more, the keys and values of all. Other options are those of attention. Sums of a key's gradients over processes are float32 (float64 of such
         tensors), of parts that were rounded to the dtype. Raises ArgumentError, ShapeError, and what attention raises.
         """
         if axes not in TOKEN_AXIS:
@@ -167,8 +168,13 @@ class ContextParallel:
             head_dim_v,
             (sink_logits is not None, backward, deterministic, reference, tf32),
         )
-        keys, values = _Bring.apply(self, sharding, axis, k, v)
-        return attend_by(sharding.plan, q, keys, values, (sink_logits, indices, index_counts), backward, return_lse)
+        exchange = _Exchange(self, sharding, axis)
+        more = sink_logits, indices, index_counts
+        if backward:
+            out, lse = _Attend.apply(exchange, q, k, v, *more)
+        else:
+            out, lse = exchange.run(q, exchange.bring(k, v)[0], more)
+        return (out, lse) if return_lse else out
 
     def _make_sharding(
         self,
@@ -208,49 +214,92 @@ class ContextParallel:
                     message = f"{name} of process {rank} differs from that of {self.rank}; accepted: the same in all"
                     raise ArgumentError(message, "SPATTN_E_ARGUMENT", "group")
 
-    def send(self, sharding: Sharding, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> list[Any]:
-        """Begins to send each process its part of `sent`, and to receive its own of `received`; or back the same way.
-        What is to be waited for before either is used."""
-        work = []
-        for rank in range(self.size):
-            part, peer = sharding.peer(rank), dist.get_global_rank(self.group, rank)
-            to, come = (received[part.received], sent[part.sent]) if back else (sent[part.sent], received[part.received])
-            work += [dist.P2POp(dist.isend, to, peer, self.group)] if len(to) else []
-            work += [dist.P2POp(dist.irecv, come, peer, self.group)] if len(come) else []
+
+class _Exchange:
+    """What goes between this process and others for one call."""
+
+    def __init__(self, parallel: ContextParallel, sharding: TensorSharding, axis: int):
+        self.sharding = sharding
+        self._parallel, self._axis = parallel, axis
+        group = parallel.group
+        self._peers = [(dist.get_global_rank(group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
+
+    @property
+    def sees_most(self) -> bool:
+        """Whether tensors of all tokens have little that nobody here sees: less than a quarter."""
+        received = sum(peer.tokens_received for _, peer in self._peers)
+        return 4 * (self._parallel.tokens + received) > 3 * self._parallel.seq
+
+    def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
+        """Keys and values of all tokens, as far as queries here see them, and the bytes that came."""
+        received = self.sharding.empty_received()
+        sent = self.sharding.pack(k, v)
+        requests = self._send(sent, received, False)
+        return self.join(k, v, received, requests), received
+
+    def join(self, k: torch.Tensor, v: torch.Tensor | None, received: torch.Tensor, requests: Any = ()) -> Any:
+        """The same of bytes that came, when the requests are done. What nobody here sees is not written."""
+        whole = self.sharding.empty_whole()
+        own, row = [(x, to) for x, to in zip((k, v), whole) if x is not None], 0
+        for begin, end in self._parallel.ranges:  # while bytes are on their way
+            for x, to in own:
+                to.narrow(self._axis, begin, end - begin).copy_(x.narrow(self._axis, row, end - begin))
+            row += end - begin
+        for request in requests:
+            request.wait()
+        self.sharding.take_received(received, whole)
+        return whole
+
+    def run(self, q: torch.Tensor, whole: Any, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse; more is sink_logits, indices, index_counts."""
+        out, lse = self.sharding.plan.run(q, *whole, **dict(zip(_MORE, more)), return_lse=True)
+        return out, lse
+
+    def return_gradients(self, whole: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Gradients of own keys and values, of those of all tokens, which nobody else has: sums take their places."""
+        received, sent = self.sharding.pack_gradients(*whole), self.sharding.empty_sent()
+        for request in self._send(sent, received, True):
+            request.wait()
+        self.sharding.add_in_place(sent, whole)
+        dk, dv = (x if x is None else self._parallel.local(x, self._axis) for x in whole)
+        return dk, dv
+
+    def _send(self, sent: torch.Tensor, received: torch.Tensor, is_back: bool) -> list[Any]:
+        """Begins to send each process its part of `sent`, and to receive its own of `received`, or the other way."""
+        work, group = [], self._parallel.group
+        for number, peer in self._peers:
+            parts = [sent[peer.sent], received[peer.received]]
+            to, come = reversed(parts) if is_back else parts
+            work += [dist.P2POp(dist.isend, to, number, group)] if len(to) else []
+            work += [dist.P2POp(dist.irecv, come, number, group)] if len(come) else []
         return dist.batch_isend_irecv(work) if work else []
 
 
-class _Bring(torch.autograd.Function):
-    """All tokens' keys and values, as far as queries here see them; what nobody sees is not written."""
+_MORE = ("sink_logits", "indices", "index_counts")
+
+
+class _Attend(torch.autograd.Function):
+    """Where little of all tokens is seen here, backward puts their keys and values together once more, of what came: a
+    layer keeps as much as it has and sees, and not as much as all processes have."""
 
     @staticmethod
-    def forward(
-        ctx: Any, parallel: ContextParallel, sharding: TensorSharding, axis: int, k: torch.Tensor, v: torch.Tensor | None
-    ) -> Any:
-        ctx.parallel, ctx.sharding, ctx.axis = parallel, sharding, axis
-        received = sharding.empty_received()
-        sent = sharding.pack(k, v)
-        requests = parallel.send(sharding, sent, received)
-        whole = sharding.empty_whole()
-        own, row = [(x, to) for x, to in zip((k, v), whole) if x is not None], 0
-        for begin, end in parallel.ranges:  # while bytes are on their way
-            for x, to in own:
-                to.narrow(axis, begin, end - begin).copy_(x.narrow(axis, row, end - begin))
-            row += end - begin
-        _wait(requests)
-        sharding.take_received(received, whole)
-        return whole
+    def forward(ctx: Any, exchange: _Exchange, q: torch.Tensor, k: torch.Tensor, v: Any, *more: Any) -> Any:
+        whole, received = exchange.bring(k, v)
+        out, lse = exchange.run(q, whole, more)
+        ctx.exchange, ctx.keeps_whole = exchange, exchange.sees_most
+        ctx.save_for_backward(q, *((*whole, None) if ctx.keeps_whole else (k, v, received)), *more, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        parallel, sharding = ctx.parallel, ctx.sharding
-        received, sent = sharding.pack_gradients(*gradients), sharding.empty_sent()
-        _wait(parallel.send(sharding, sent, received, back=True))
-        sharding.add_in_place(sent, gradients)  # they are the plan's, and nobody else has them
-        own = (dx if dx is None else parallel.local(dx, ctx.axis) for dx in gradients)
-        return None, None, None, *own
-
-
-def _wait(requests: list[Any]) -> None:
-    for request in requests:
-        request.wait()
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
+        q, k, v, received, *more, out, lse = ctx.saved_tensors
+        exchange = ctx.exchange
+        whole = (k, v) if ctx.keeps_whole else exchange.join(k, v, received)
+        dout = torch.zeros_like(out) if dout is None else dout  # and others wait for what goes back, though it be zeros
+        found = exchange.sharding.plan.backward(q, *whole, out, lse, dout, dlse=dlse, **dict(zip(_MORE, more)))
+        dq, whole_dk, whole_dv, *dsink = found
+        gradients = (dq, *exchange.return_gradients((whole_dk, whole_dv)), *dsink)
+        if torch.is_grad_enabled():
+            gradients = once(gradients, dout, dlse, q, k, v, more[0])
+        return None, *gradients, *[None] * (6 - len(gradients))
