@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     Ranges = Sequence["tuple[int, int]"]
 
 TOKEN_AXIS = {"bshd": 1, "bhsd": 2, "thd": 0}
-_SHARDINGS = 16  # that are kept for calls to come
+_MORE = ("sink_logits", "indices", "index_counts")  # what a call may bring beside q, k and v
+_EXCHANGES = 16  # that are kept for calls to come
 
 
 class ContextParallel:
@@ -77,7 +78,7 @@ class ContextParallel:
         self._of_all = self._read_ranges(ranges)
         #: [(begin, end), ...] of the tokens that this process holds, in their order
         self.ranges = list(self._of_all[self.rank])
-        self._find = functools.lru_cache(_SHARDINGS)(self._make_sharding)
+        self._find = functools.lru_cache(_EXCHANGES)(self._make_exchange)
         self._agree()
 
     @property
@@ -157,7 +158,7 @@ class ContextParallel:
         q, k, v = autocast(q, k, v)
         backward = needs_gradients(q, k, v, sink_logits)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        sharding = self._find(
+        exchange = self._find(
             context_of(q) if context is None else context,
             q.device,
             q.dtype,
@@ -168,7 +169,6 @@ class ContextParallel:
             head_dim_v,
             (sink_logits is not None, backward, deterministic, reference, tf32),
         )
-        exchange = _Exchange(self, sharding, axis)
         more = sink_logits, indices, index_counts
         if backward:
             out, lse = _Attend.apply(exchange, q, k, v, *more)
@@ -176,7 +176,7 @@ class ContextParallel:
             out, lse = exchange.run(q, exchange.bring(k, v)[0], more)
         return (out, lse) if return_lse else out
 
-    def _make_sharding(
+    def _make_exchange(
         self,
         context: Context,
         device: torch.device,
@@ -187,12 +187,13 @@ class ContextParallel:
         softcap: float | None,
         head_dim_v: int | None,
         flags: tuple[bool, ...],
-    ) -> TensorSharding:
+    ) -> _Exchange:
         sizes = sizes_of(*shapes, axes, head_dim_v)
         del sizes["seq_q"], sizes["seq_k"]
         sizes |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
         more = {"dtype": dtype, "scale": scale, "softcap": softcap, "context": context, "split": self._of_all}
-        return TensorSharding(self.pattern, device, self.size, self.rank, seq=self.seq, **sizes, **more)
+        sharding = TensorSharding(self.pattern, device, self.size, self.rank, seq=self.seq, **sizes, **more)
+        return _Exchange(self, sharding, TOKEN_AXIS[axes])
 
     def _read_ranges(self, ranges: Any) -> tuple[tuple[tuple[int, int], ...], ...]:
         try:
@@ -216,19 +217,16 @@ class ContextParallel:
 
 
 class _Exchange:
-    """What goes between this process and others for one call."""
+    """What goes between this process and others in calls of the same shapes and options."""
 
     def __init__(self, parallel: ContextParallel, sharding: TensorSharding, axis: int):
         self.sharding = sharding
         self._parallel, self._axis = parallel, axis
         group = parallel.group
         self._peers = [(dist.get_global_rank(group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
-
-    @property
-    def sees_most(self) -> bool:
-        """Whether tensors of all tokens have little that nobody here sees: less than a quarter."""
-        received = sum(peer.tokens_received for _, peer in self._peers)
-        return 4 * (self._parallel.tokens + received) > 3 * self._parallel.seq
+        seen = parallel.tokens + sum(peer.tokens_received for _, peer in self._peers)
+        #: whether tensors of all tokens have little that nobody here sees: less than a quarter
+        self.sees_most = 4 * seen > 3 * parallel.seq
 
     def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
         """Keys and values of all tokens, as far as queries here see them, and the bytes that came."""
@@ -273,9 +271,6 @@ class _Exchange:
             work += [dist.P2POp(dist.isend, to, number, group)] if len(to) else []
             work += [dist.P2POp(dist.irecv, come, number, group)] if len(come) else []
         return dist.batch_isend_irecv(work) if work else []
-
-
-_MORE = ("sink_logits", "indices", "index_counts")
 
 
 class _Attend(torch.autograd.Function):
