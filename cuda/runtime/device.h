@@ -2,7 +2,9 @@
 // GPUs of this machine and their memory.
 #pragma once
 
-#include "plan/backends.h"
+#include <cstddef>
+
+#include "plan/kernel.h"
 
 namespace spattn::runtime {
 
