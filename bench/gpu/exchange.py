@@ -86,7 +86,7 @@ class Rank:
     def steps(self):
         """Of each: its call, and how many tokens' keys and values it reads and writes."""
         sent, received, own = self.sent_tokens, self.received_tokens, self.tokens
-        shared = min(sent, own)  # as many rows as go to anybody, or fewer
+        shared = min(sent, own)  # so many rows at most go to anybody
         return {
             "pack": (self.call("PACK", self.sent, True, False), 2 * sent),
             "unpack": (self.call("UNPACK", self.received, True, True), 2 * (own + received)),

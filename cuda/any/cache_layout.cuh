@@ -24,7 +24,7 @@
 
 namespace spattn::any {
 
-// The tiles of keys of a row's runs, a run by a warp.
+// Notes that queries see the tiles of a row's runs: a run by a warp.
 __device__ __forceinline__ void mark_seen(const CacheLayout& cache, int64_t sequence, const Slice& slice) {
     uint8_t* const seen = cache.seen + sequence * cache.tiles_k;
     for (int i = slice.begin + int(threadIdx.x) / 32; i < slice.end; i += cache_threads / 32) {
@@ -255,7 +255,7 @@ CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache)
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
     const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, to);
-    if (to.keys == CacheKeys::widened) runtime::clear(to.seen, size_t(to.seen_bytes()), args.stream);
+    if (to.keys == CacheKeys::widened) runtime::clear(to.seen, size_t(to.all_tiles()), args.stream);
     runtime::launch(lay_out_cache_kernel, {params.jobs.all(), unsigned(cache_threads), 0}, args.stream, params);
 }
 

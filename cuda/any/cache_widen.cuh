@@ -5,10 +5,12 @@
 
 #include <algorithm>
 
-#include "any/cache_call.cuh"
+#include "any/cache_rows.cuh"
 #include "any/divisor.h"
 #include "any/element.cuh"
 #include "core/dtype.h"
+#include "core/math.h"
+#include "plan/cache.h"
 #include "runtime/launch.h"
 
 namespace spattn::any {
@@ -99,7 +101,7 @@ inline void launch_widening(const ForwardArgs& args, const CacheLayout& cache) {
     WidenParams params{.cache = cache, .k = rows(args.k, args.k_scales, cache.k, p.head_dim), .v = {}};
     if (!p.value_in_key) params.v = rows(args.v, args.v_scales, cache.v, p.head_dim_v);
     params.of_tile = int(ceil_div(cache.tile_k, widen_tokens));
-    params.stretches = cache.seen_bytes() * params.of_tile;
+    params.stretches = cache.all_tiles() * params.of_tile;
     constexpr int64_t most_ctas = 16384;
     const unsigned ctas = unsigned(std::min(params.stretches, most_ctas));
     each_widen_kernel([&](Dtype dtype, int of, auto kernel) {

@@ -9,9 +9,8 @@
 // queries has fewer than elements. So tiles hold just what the bytes say, which bf16 and fp16 can. Where probabilities
 // are fp16, whose range a scale may leave, values are multiplied where they are widened.
 //
-// Seven wideners would share the conversions, some 10 cycles of a scheduler for two elements, among all four schedulers,
-// where three use three. With a third warpgroup in each of two CTAs the assembler refuses products of 128 columns, as a
-// launch has 80 registers a thread for them.
+// Three wideners use three of an SM's four schedulers. Seven, a third warpgroup in each of two CTAs, were tried: a launch
+// has 80 registers a thread then, with which the assembler refuses products of 128 columns.
 #pragma once
 
 #include "layout/view.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "cpu/cache_append.h"
 #include "cpu/cache_lists.h"
@@ -67,7 +66,10 @@ public:
         for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
         for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
     }
-    void widen() { share(*args_.parallel, *this, made_.sequences * p_.heads_kv, &CacheCall::widen_rows); }
+    void widen() {
+        share(*args_.parallel, *this, made_.sequences, &CacheCall::mark_seen);
+        share(*args_.parallel, *this, made_.sequences * p_.heads_kv, &CacheCall::widen_rows);
+    }
     void bring_back() { share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_results); }
 
 private:
@@ -191,8 +193,9 @@ private:
     }
 
     // Which tiles of a sequence's keys its queries see.
-    std::vector<bool> seen_tiles(int64_t sequence) const {
-        std::vector<bool> seen(size_t(made_.tiles_k));
+    void mark_seen(int64_t sequence) {
+        uint8_t* const seen = made_.seen + sequence * made_.tiles_k;
+        std::fill_n(seen, made_.tiles_k, uint8_t(0));
         const int64_t batch = made_.is_ragged ? 0 : sequence, kinds = made_.kinds / made_.batch;
         const auto first_tile = [&](int64_t of) { return made_.first_tile(of, queries_of(of).begin); };
         const int64_t begin = first_tile(sequence);
@@ -202,18 +205,18 @@ private:
                 const Slice slice = made_.slices[kind * made_.rows + row];
                 for (int32_t i = slice.begin; i < slice.end; ++i) {
                     const Run& run = made_.runs[i];
-                    std::fill_n(seen.begin() + run.first - made_.first_listed(sequence), run.count, true);
+                    std::fill_n(seen + run.first - made_.first_listed(sequence), run.count, uint8_t(1));
                 }
             }
-        return seen;
     }
     // Those of a head of a sequence that a query sees; zeros where there is no token, for tiles have these places, too.
     void widen_rows(int64_t plane) {
         const int64_t sequence = plane / p_.heads_kv, head = plane % p_.heads_kv;
-        const std::vector<bool> seen = seen_tiles(sequence);
-        for (int64_t tile = 0; tile < made_.tiles_k; ++tile)
-            for (int64_t n = tile * made_.tile_k; seen[size_t(tile)] && n < (tile + 1) * made_.tile_k; ++n)
-                widen_token(sequence, head, made_.first_listed(sequence) * made_.tile_k + n);
+        for (int64_t tile = 0; tile < made_.tiles_k; ++tile) {
+            if (!made_.seen[sequence * made_.tiles_k + tile]) continue;
+            const int64_t first = (made_.first_listed(sequence) + tile) * made_.tile_k;
+            for (int64_t place = first; place < first + made_.tile_k; ++place) widen_token(sequence, head, place);
+        }
     }
     void widen_token(int64_t sequence, int64_t head, int64_t place) const {
         const int64_t entry = made_.page_size ? 0 : sequence;

@@ -113,7 +113,8 @@ struct CacheSizes {
     }
     // Places of listed tiles, or of a copy: of a batch entry, or of all sequences where there are pages.
     int64_t places() const { return int64_t(listed) * tile_k; }
-    int64_t seen_bytes() const { return sequences * tiles_k; }
+    // Tiles of all sequences, as the plan may come to see them.
+    int64_t all_tiles() const { return sequences * tiles_k; }
     // The tile that lists a sequence's first tokens.
     int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
 };
@@ -236,7 +237,7 @@ struct CacheLayout : CacheSizes {
 
     // All heads of a token stand side by side, as most caches have them: what is read together is written together.
     void take_widened(CallRoom& space, const Problem& p) {
-        seen = space.take<uint8_t>(seen_bytes());
+        seen = space.take<uint8_t>(all_tiles());
         const auto take = [&](int64_t columns) {
             const int64_t row = p.heads_kv * columns, entry = places() * row, entries = page_size ? 1 : batch;
             char* const data = space.take<char>(entries * entry * dtype_row(p.dtype).bytes);

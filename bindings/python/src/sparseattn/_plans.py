@@ -514,11 +514,25 @@ def make_plan(
     flags: tuple[bool, ...],
 ) -> Plan:
     """A plan of this kind; all else as in find_plan."""
-    options = sizes_of(*shapes, axes, head_dim_v)
-    options |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
-    options |= {"dtype": dtype, "scale": scale, "softcap": softcap, "q_offset": q_offset, "context": context}
+    options = options_of(dtype, shapes, axes, scale, softcap, head_dim_v, flags)
+    options |= {"q_offset": q_offset, "context": context}
     made: Plan = kind(pattern, **options) if device is None else kind(pattern, device, **options)
     return made
+
+
+def options_of(
+    dtype: Any,
+    shapes: tuple[Any, Any, Any],
+    axes: str,
+    scale: float | None,
+    softcap: float | None,
+    head_dim_v: int | None,
+    flags: tuple[bool, ...],
+) -> dict[str, Any]:
+    """The options of a Plan for arrays of these shapes; flags as in find_plan."""
+    options = sizes_of(*shapes, axes, head_dim_v)
+    options |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
+    return options | {"dtype": dtype, "scale": scale, "softcap": softcap}
 
 
 def plan(

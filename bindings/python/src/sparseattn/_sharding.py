@@ -196,11 +196,11 @@ class Sharding:
         self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, whole, {"k": dk, "v": dv})
         return held
 
-    def empty_whole(self) -> Arrays:
+    def empty_whole(self) -> tuple[Any, Any]:
         """Room for keys and values of all tokens, or for their gradients."""
         return self._empty_pair(self._whole)
 
-    def _empty_pair(self, shapes: list[tuple[int, ...]]) -> Arrays:
+    def _empty_pair(self, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
         of_k, of_v = shapes
         keys = self.plan._empty(of_k, self.dtype)
         return keys, None if self._value_in_key else self.plan._empty(of_v, self.dtype)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from .._core import ArgumentError, ShapeError, SparseAttentionError, integer, real
 from .._patterns import as_pattern
-from .._problem import sizes_of
+from .._plans import options_of
 from .._sharding import Sharding
 from ._attention import autocast, needs_gradients, once, refuse_transforms
 from ._sharding import TensorSharding
@@ -86,7 +86,7 @@ class ContextParallel:
         """How many tokens this process holds."""
         return sum(end - begin for begin, end in self.ranges)
 
-    @property
+    @functools.cached_property
     def received(self) -> int:
         """How many tokens of others have their keys and values sent to this process, in each forward."""
         batch = self.pattern._sizes.get("batch", 1)
@@ -188,11 +188,10 @@ class ContextParallel:
         head_dim_v: int | None,
         flags: tuple[bool, ...],
     ) -> _Exchange:
-        sizes = sizes_of(*shapes, axes, head_dim_v)
-        del sizes["seq_q"], sizes["seq_k"]
-        sizes |= zip(("sink_logits", "backward", "deterministic", "reference", "tf32"), flags)
-        more = {"dtype": dtype, "scale": scale, "softcap": softcap, "context": context, "split": self._of_all}
-        sharding = TensorSharding(self.pattern, device, self.size, self.rank, seq=self.seq, **sizes, **more)
+        options = options_of(dtype, shapes, axes, scale, softcap, head_dim_v, flags)
+        del options["seq_q"], options["seq_k"]
+        options |= {"seq": self.seq, "split": self._of_all, "context": context}
+        sharding = TensorSharding(self.pattern, device, self.size, self.rank, **options)
         return _Exchange(self, sharding, TOKEN_AXIS[axes])
 
     def _read_ranges(self, ranges: Any) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -30,9 +30,6 @@ class TensorSharding(Sharding):
         """add_gradients, which take the place of this rank's own in tensors of all tokens."""
         self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, dict(zip(("whole_k", "whole_v"), whole)))
 
-    def empty_whole(self) -> tuple[Any, Any]:
-        return super().empty_whole()
-
     def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
 
