@@ -71,7 +71,7 @@ Model Builder::build(int depth) {
         case 4: return choice(depth, true);
         case 5: return choice(depth, false);
         case 6: return has_lists_ ? per_document(depth) : leaf();
-        case 7: return has_lists_ ? rows(depth) : leaf();
+        case 7: return !has_lists_ ? leaf() : number(0, 1) ? rows(depth) : columns(depth);
         default: return leaf();
     }
 }
@@ -122,19 +122,35 @@ Model Builder::per_document(int depth) {
     return per_document(Builder(choices_, any, reach_, false).build(depth - 1), cu_q, cu_k);
 }
 
-// Ranges of a longer or shorter extent, which may have lists of its own.
-Model Builder::rows(int depth) {
-    const Rectangle own{extent_.batch, extent_.heads, number(1, 2 * extent_.seq_q), extent_.seq_k, 0};
+// Bounds of ranges of `tokens` tokens, which have `count` together.
+std::vector<int64_t> Builder::ranges(int64_t tokens, int64_t count) {
     std::vector<int64_t> bounds;
-    for (int64_t left = extent_.seq_q; left > 0;) {
-        const int64_t most = std::min(left, own.seq_q), length = most - number(0, most - 1);
-        bounds.push_back(number(0, own.seq_q - length));
+    for (int64_t left = count; left > 0;) {
+        const int64_t most = std::min(left, tokens), length = most - number(0, most - 1);
+        bounds.push_back(number(0, tokens - length));
         bounds.push_back(bounds.back() + length);
         left -= length;
     }
+    return bounds;
+}
+
+// Ranges of a longer or shorter extent, which may have lists of its own.
+Model Builder::columns(int depth) {
+    Rectangle own = extent_;
+    own.seq_k = number(1, 2 * extent_.seq_k), own.q_offset += own.seq_k - extent_.seq_k;
+    const std::vector<int64_t> bounds = ranges(own.seq_k, extent_.seq_k);
     const Model inner = Builder(choices_, own, reach_).build(depth - 1);
-    const Integers ranges(bounds, 2);
-    return made([&](auto out) { return spattn_pattern_rows(inner.pattern.get(), &ranges.tensor, own.seq_q, out); },
+    const Integers pairs(bounds, 2);
+    return made([&](auto out) { return spattn_pattern_columns(inner.pattern.get(), &pairs.tensor, own.seq_k, out); },
+                meaning::columns(inner.sees, bounds, own.seq_k));
+}
+
+Model Builder::rows(int depth) {
+    const Rectangle own{extent_.batch, extent_.heads, number(1, 2 * extent_.seq_q), extent_.seq_k, 0};
+    const std::vector<int64_t> bounds = ranges(own.seq_q, extent_.seq_q);
+    const Model inner = Builder(choices_, own, reach_).build(depth - 1);
+    const Integers pairs(bounds, 2);
+    return made([&](auto out) { return spattn_pattern_rows(inner.pattern.get(), &pairs.tensor, own.seq_q, out); },
                 meaning::rows(inner.sees, bounds, own.seq_q));
 }
 

@@ -80,8 +80,10 @@ public:
     Model lists();
     Model per_document(int depth);
     Model rows(int depth);
+    Model columns(int depth);
 
 private:
+    std::vector<int64_t> ranges(int64_t tokens, int64_t count);
     int64_t number(int64_t low, int64_t high) { return choices_.number(low, high); }
 
     // ---- leaves ----

@@ -88,6 +88,24 @@ auto rows(Sees f, std::vector<int64_t> bounds, int64_t seq_q) {
     };
 }
 
+template <class Sees>
+auto columns(Sees f, std::vector<int64_t> bounds, int64_t seq_k) {
+    return [f = std::move(f), bounds = std::move(bounds), seq_k](const auto& s, int64_t p, int64_t k) {
+        if (k < 0) return false;
+        for (size_t i = 0; i < bounds.size(); i += 2) {
+            const int64_t count = bounds[i + 1] - bounds[i];
+            if (k < count) {
+                auto own = s;
+                const int64_t longer = seq_k - s.extent.seq_k;
+                own.extent.seq_k = seq_k, own.extent.q_offset += longer;
+                return f(own, p + longer, bounds[i] + k);
+            }
+            k -= count;
+        }
+        return false;
+    };
+}
+
 // ---- xref ----
 
 struct XrefNumbers {

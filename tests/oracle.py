@@ -336,6 +336,19 @@ def rows(bounds, seq_q, part):
     return sees
 
 
+def columns(bounds, seq_k, part):
+    found = np.concatenate([np.arange(*pair) for pair in zip(bounds[::2], bounds[1::2])])  # the part's key of each key
+
+    def sees(p, k, scene):
+        if scene.extent.seq_k != len(found):
+            raise ValueError(f"columns of {len(found)} on {scene.extent}")
+        own = dataclasses.replace(scene.extent, seq_k=seq_k, q_offset=scene.extent.offset + seq_k - len(found))
+        inside = (k >= 0) & (k < len(found))  # transposes ask for others, which nobody sees
+        key = found[np.where(inside, k, 0)]
+        return inside & part(p - scene.extent.offset + own.offset, key, Scene(own, scene.batch, scene.head))
+    return sees
+
+
 # ---- lists given at run time ----
 
 def listed(indices, counts, heads_q, seq_q, seq_k, block_q=1, block_k=1):
@@ -362,7 +375,7 @@ class Reader:
     """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
 
     transpose takes an expression, per_head and per_batch a list of choices and then expressions, per_document two lists
-    and an expression, rows a list, a number and an expression, csr, bsr, mask and xref lists and then numbers, all
+    and an expression, rows and columns a list, a number and an expression, csr, bsr, mask and xref lists and then numbers, all
     others numbers.
     """
 
@@ -401,6 +414,8 @@ class Reader:
             return per_document(*self.lists(2), self.closing(self.expression()))
         if name == "rows":
             return rows(*self.lists(1), *self.numbers(None, ","), self.closing(self.expression()))
+        if name == "columns":
+            return columns(*self.lists(1), *self.numbers(None, ","), self.closing(self.expression()))
         if name in LISTS:
             make, count = LISTS[name]
             return make(*self.lists(count), *self.numbers(None, ")"))

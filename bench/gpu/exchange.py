@@ -65,18 +65,20 @@ class Rank:
         self.sent, self.received = (torch.zeros(max(size, 16), dtype=torch.uint8, device="cuda") for size in sizes)
         self.tokens = case.seq // case.ranks
         self.held = [self.make(case, self.tokens) for _ in "kv"]
-        self.whole = [self.make(case, case.seq) for _ in "kv"]
+        counts = ffi.new("int64_t[2]")
+        library.check(lib.spattn_sharding_seen(self.sharding, ffi.NULL, counts, counts + 1))
+        self.seen = [self.make(case, counts[1]) for _ in "kv"]
         self.token_bytes = 2 * case.heads * HEAD_DIM * 2  # of a key and a value
 
     def make(self, case, tokens):
         return torch.randn(1, tokens, case.heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
 
-    def call(self, step, buffer, has_held, has_whole):
+    def call(self, step, buffer, has_held, has_seen):
         lib, given = self.library.lib, {}
         if has_held:
             given |= zip("kv", map(view, self.held))
-        if has_whole:
-            given |= zip(("whole_k", "whole_v"), map(view, self.whole))
+        if has_seen:
+            given |= zip(("seen_k", "seen_v"), map(view, self.seen))
         args = sized("spattn_exchange_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
                      buffer=ffi.cast("void *", buffer.data_ptr()), buffer_bytes=buffer.numel(),
                      **{name: tensor for name, (tensor, *_) in given.items()})

@@ -34,13 +34,13 @@ static spattn_tensor view(float* data, const int64_t* shape, int32_t axes) {
     return tensor;
 }
 
-/* What both passes of a plan read and write: some queries, and keys of all tokens. */
+/* What both passes of a plan read and write: some queries, and the keys that they see. */
 typedef struct {
     float *q, *dout, *out, *lse, *dq, *k, *v, *dk, *dv;
 } operands;
 
-static void run(const spattn_plan* plan, int64_t rows, operands x) {
-    const int64_t of_q[] = {1, rows, heads, dim}, of_k[] = {1, length, heads, dim}, of_lse[] = {1, heads, rows};
+static void run(const spattn_plan* plan, int64_t rows, int64_t keys, operands x) {
+    const int64_t of_q[] = {1, rows, heads, dim}, of_k[] = {1, keys, heads, dim}, of_lse[] = {1, heads, rows};
     spattn_tensor q_view = view(x.q, of_q, 4), out_view = view(x.out, of_q, 4), dout_view = view(x.dout, of_q, 4);
     spattn_tensor dq_view = view(x.dq, of_q, 4), lse_view = view(x.lse, of_lse, 3);
     spattn_tensor k_view = view(x.k, of_k, 4), v_view = view(x.v, of_k, 4);
@@ -83,16 +83,23 @@ static void carry(const spattn_sharding* sharding, int rank, char* sent, char* r
     }
 }
 
-static void exchange(const spattn_sharding* sharding, spattn_enum step, const float* const* held,
-                     float* const* whole, void* buffer, size_t bytes) {
-    const int64_t of_held[] = {1, own, heads, dim}, of_whole[] = {1, length, heads, dim};
+/* How many keys the plan of a rank takes: those that it holds or receives, and a few between. */
+static int64_t count_seen(const spattn_sharding* sharding) {
+    int64_t ranges = 0, tokens = 0;
+    require(spattn_sharding_seen(sharding, NULL, &ranges, &tokens));
+    return tokens;
+}
+
+static void exchange(const spattn_sharding* sharding, spattn_enum step, const float* const* held, float* const* seen,
+                     void* buffer, size_t bytes) {
+    const int64_t of_held[] = {1, own, heads, dim}, of_seen[] = {1, count_seen(sharding), heads, dim};
     spattn_exchange_args args = {0};
     spattn_tensor views[4];
     args.struct_size = sizeof args, args.buffer = buffer, args.buffer_bytes = bytes;
     if (held) views[0] = view((float*)held[0], of_held, 4), views[1] = view((float*)held[1], of_held, 4);
     if (held) args.k = &views[0], args.v = &views[1];
-    if (whole) views[2] = view(whole[0], of_whole, 4), views[3] = view(whole[1], of_whole, 4);
-    if (whole) args.whole_k = &views[2], args.whole_v = &views[3];
+    if (seen) views[2] = view(seen[0], of_seen, 4), views[3] = view(seen[1], of_seen, 4);
+    if (seen) args.seen_k = &views[2], args.seen_v = &views[3];
     require(spattn_exchange(sharding, step, &args));
 }
 
@@ -112,7 +119,7 @@ int main(void) {
     spattn_plan *of_all = NULL, *of_own = NULL;
     spattn_sharding* sharding = NULL;
     spattn_peer peer = {0};
-    int64_t tokens = 0;
+    int64_t tokens = 0, keys = 0; /* how many come from other ranks, and how many the plan takes */
     size_t sent_bytes = 0, received_bytes = 0;
     for (int i = 0; i < length * row; ++i) {
         q[i] = (float)((uint32_t)i * 2654435761u >> 8) / (1 << 23) - 1, k[i] = q[i] * 2;
@@ -134,42 +141,46 @@ int main(void) {
     require(spattn_sharding_create(context, pattern, &problem, &sharding_options, NULL, &sharding));
     require(spattn_sharding_plan(sharding, &of_own));
     require(spattn_sharding_buffers(sharding, &sent_bytes, &received_bytes));
+    keys = count_seen(sharding);
 
     {
         const int64_t first = (int64_t)rank * own * row; /* of this rank's rows in what all have */
         char *sent = allocate(sent_bytes), *received = allocate(received_bytes);
-        const size_t all = sizeof(float) * length * row, mine = sizeof(float) * own * row;
-        float* whole[] = {allocate(all), allocate(all)}, *whole_gradients[] = {allocate(all), allocate(all)};
+        const size_t of_seen = sizeof(float) * (size_t)keys * row, mine = sizeof(float) * own * row;
+        float* seen[] = {allocate(of_seen), allocate(of_seen)};
+        float* seen_gradients[] = {allocate(of_seen), allocate(of_seen)};
         const float* held[] = {k + first, v + first};
         float* gradients[] = {allocate(mine), allocate(mine)};
         float* own_lse = allocate(sizeof(float) * own * heads);
         operands x = {q + first, dout + first, allocate(mine), own_lse, allocate(mine),
-                      whole[0], whole[1], whole_gradients[0], whole_gradients[1]};
+                      seen[0], seen[1], seen_gradients[0], seen_gradients[1]};
         operands y = {q, dout, out, lse, dq, k, v, dk, dv};
-        memset(whole[0], 0xff, all), memset(whole[1], 0xff, all); /* NaN: nobody reads what was not received */
+        memset(seen[0], 0xff, of_seen), memset(seen[1], 0xff, of_seen); /* NaN: nobody reads what was not received */
 
         exchange(sharding, SPATTN_EXCHANGE_PACK, held, NULL, sent, sent_bytes);
         carry(sharding, rank, sent, received, 0);
-        exchange(sharding, SPATTN_EXCHANGE_UNPACK, held, whole, received, received_bytes);
-        run(of_own, own, x);
-        exchange(sharding, SPATTN_EXCHANGE_PACK_GRADIENTS, NULL, whole_gradients, received, received_bytes);
+        exchange(sharding, SPATTN_EXCHANGE_UNPACK, held, seen, received, received_bytes);
+        run(of_own, own, keys, x);
+        exchange(sharding, SPATTN_EXCHANGE_PACK_GRADIENTS, NULL, seen_gradients, received, received_bytes);
         carry(sharding, rank, sent, received, 1);
-        exchange(sharding, SPATTN_EXCHANGE_ADD_GRADIENTS, (const float* const*)gradients, whole_gradients, sent,
+        exchange(sharding, SPATTN_EXCHANGE_ADD_GRADIENTS, (const float* const*)gradients, seen_gradients, sent,
                  sent_bytes);
 
         require(spattn_plan_create(context, pattern, &problem, NULL, &of_all));
-        run(of_all, length, y);
+        run(of_all, length, length, y);
         peer.struct_size = sizeof peer;
         for (int other = 0; other < ranks; ++other) {
             require(spattn_sharding_peer(sharding, other, &peer));
             tokens += peer.tokens_received;
         }
         {
-            const double off_out = distance(x.out, out + first, own * row), off_dq = distance(x.dq, dq + first, own * row);
+            const double off_out = distance(x.out, out + first, own * row);
+            const double off_dq = distance(x.dq, dq + first, own * row);
             const double off_dk = distance(gradients[0], dk + first, own * row);
             const double off_dv = distance(gradients[1], dv + first, own * row);
             const double worst = fmax(fmax(off_out, off_dq), fmax(off_dk, off_dv));
-            printf("rank %d holds %d tokens and received %d: %.1e off one pass\n", rank, own, (int)tokens, worst);
+            printf("rank %d holds %d tokens, received %d and takes %d keys of %d: %.1e off one pass\n", rank, own,
+                   (int)tokens, (int)keys, length, worst);
             failed = !(worst < 1e-4);
         }
     }

@@ -360,6 +360,12 @@ SPATTN_API spattn_status spattn_pattern_per_document(const spattn_pattern* inner
  * Lists that come with a call are those of the extent's own rows. */
 SPATTN_API spattn_status spattn_pattern_rows(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_q,
                                              spattn_pattern** result);
+/* columns([begin,end,...],seq_k,P): some keys of a longer extent, as where a cache was thinned out: P is meant on one of
+ * seq_k keys, whose end is as far from the queries as that of the extent's, and key j is its key c(j), where c counts
+ * through the ranges. The extent has as many keys as these (SPATTN_E_SHAPE). ranges as in rows, up to seq_k. P has no
+ * lists that come with a call (SPATTN_E_UNSUPPORTED): they name the extent's own keys, under & with this. */
+SPATTN_API spattn_status spattn_pattern_columns(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_k,
+                                                spattn_pattern** result);
 
 /* 4f. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
  * print inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed`
@@ -643,12 +649,15 @@ SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, cons
  *
  *     SPATTN_EXCHANGE_PACK              k, v                    -> sent
  *     by the caller                     sent, to each rank      -> received, from each
- *     SPATTN_EXCHANGE_UNPACK            k, v, received          -> whole_k, whole_v
- *     spattn_forward                    q, whole_k, whole_v     -> out
- *     spattn_backward                                           -> dq, whole_dk, whole_dv
- *     SPATTN_EXCHANGE_PACK_GRADIENTS    whole_dk, whole_dv      -> received
+ *     SPATTN_EXCHANGE_UNPACK            k, v, received          -> seen_k, seen_v
+ *     spattn_forward                    q, seen_k, seen_v       -> out
+ *     spattn_backward                                           -> dq, seen_dk, seen_dv
+ *     SPATTN_EXCHANGE_PACK_GRADIENTS    seen_dk, seen_dv        -> received
  *     by the caller                     received, to each rank  -> sent, from each: the way back
- *     SPATTN_EXCHANGE_ADD_GRADIENTS     whole_dk, whole_dv, sent -> dk, dv, or into whole_dk, whole_dv
+ *     SPATTN_EXCHANGE_ADD_GRADIENTS     seen_dk, seen_dv, sent  -> dk, dv, or into seen_dk, seen_dv
+ *
+ * The keys that the plan takes, `seen`, are those that the rank holds or receives, in the order of the sequence, with
+ * a few between them that nobody here sees: of a window not many more than it holds, however long the sequence is.
  *
  * The sums are float32 (float64 of such tensors), of parts that were rounded to the dtype, and rounded once: the rank's
  * own part first, then those of others in the order of ranks.
@@ -681,12 +690,15 @@ SPATTN_API spattn_status spattn_sharding_create(const spattn_context* context, c
 SPATTN_API void spattn_sharding_retain(const spattn_sharding* sharding);
 SPATTN_API void spattn_sharding_release(const spattn_sharding* sharding);
 
-/* The plan of this rank's queries: seq_q is how many tokens it holds, seq_k how many there are. Lists that come with a
- * call are those of its queries, and name tokens by their places among all. */
+/* The plan of this rank's queries: seq_q is how many tokens it holds, seq_k how many keys are `seen`. Lists that come with
+ * a call are those of its queries, and name tokens by their places among all, as then all are `seen`. */
 SPATTN_API spattn_status spattn_sharding_plan(const spattn_sharding* sharding, spattn_plan** result);
 /* What a rank holds. ranges: host int64 [>= count, 2], or NULL; count is always written. */
 SPATTN_API spattn_status spattn_sharding_ranges(const spattn_sharding* sharding, int32_t rank,
                                                 const spattn_tensor* ranges, int64_t* count);
+/* The tokens of `seen`: rising ranges, and how many tokens these have. ranges, count: as of spattn_sharding_ranges. */
+SPATTN_API spattn_status spattn_sharding_seen(const spattn_sharding* sharding, const spattn_tensor* ranges,
+                                              int64_t* count, int64_t* tokens);
 
 typedef struct spattn_peer { /* what goes between this rank and another: nothing, where that is itself */
     uint32_t struct_size;
@@ -711,16 +723,16 @@ typedef struct spattn_exchange_args {
     spattn_stream stream;
     const spattn_tensor *k, *v;             /* or gradients of these: [batch, heads_kv, tokens, head_dim], and head_dim_v,
                                                of the tokens that this rank holds. NULL in PACK_GRADIENTS; in UNPACK where
-                                               whole_k and whole_v have them already; in ADD_GRADIENTS for sums that
+                                               seen_k and seen_v have them already; in ADD_GRADIENTS for sums that
                                                take the place of the rank's own gradients in these, which spares copies */
-    const spattn_tensor *whole_k, *whole_v; /* the same of all tokens: seq_k of them. NULL in PACK */
+    const spattn_tensor *seen_k, *seen_v;   /* the same of the tokens of `seen`. NULL in PACK */
     void* buffer;                           /* sent in PACK and ADD_GRADIENTS, else received. On the plan's device,
                                                aligned to 16 bytes; may be NULL where it has 0 bytes */
     size_t buffer_bytes;                    /* as many as spattn_sharding_buffers says, or more */
-} spattn_exchange_args;                     /* v and whole_v are NULL with SPATTN_PLAN_VALUE_IN_KEY */
+} spattn_exchange_args;                     /* v and seen_v are NULL with SPATTN_PLAN_VALUE_IN_KEY */
 /* Tensors are of the problem's dtype and axes, any strides. SPATTN_E_STATE for one that the step has no use for,
  * SPATTN_E_WORKSPACE for a buffer that is too short, SPATTN_E_LAYOUT for one off its alignment or for what overlaps an
- * output. Errors name gradients as the fields are named: "k", "whole_k". */
+ * output. Errors name gradients as the fields are named: "k", "seen_k". */
 SPATTN_API spattn_status spattn_exchange(const spattn_sharding* sharding, spattn_enum step,
                                          const spattn_exchange_args* args);
 

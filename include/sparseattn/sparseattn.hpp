@@ -681,6 +681,11 @@ inline Pattern rows(const Pattern& inner, const Ranges& ranges, int64_t seq_q) {
         return spattn_pattern_rows(parts[0], detail::Argument(ranges), seq_q, result);
     });
 }
+inline Pattern columns(const Pattern& inner, const Ranges& ranges, int64_t seq_k) {
+    return detail::compose({inner}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
+        return spattn_pattern_columns(parts[0], detail::Argument(ranges), seq_k, result);
+    });
+}
 
 inline bool operator==(const Pattern& a, const Pattern& b) { return spattn_pattern_equal(a.c(), b.c()) != 0; }
 inline bool operator!=(const Pattern& a, const Pattern& b) { return !(a == b); }
@@ -909,18 +914,19 @@ struct WrittenKeys {
 //     const auto [sent, received] = sharding.buffers();      // the bytes of each
 //     sharding.pack({k, v}, {sent_memory, sent.bytes});
 //     for each other rank: send the part of `sent` that sharding.peer(rank) names, and receive its part of `received`
-//     sharding.unpack({k, v}, {received_memory, received.bytes}, {whole_k, whole_v});
-//     sharding.plan().forward(args);                         // q of this rank, whole_k, whole_v
-// and after backward, which writes whole_dk and whole_dv:
-//     sharding.pack_gradients({whole_dk, whole_dv}, {received_memory, received.bytes});
+//     const int64_t tokens = sharding.seen().tokens;         // those of seen_k and seen_v
+//     sharding.unpack({k, v}, {received_memory, received.bytes}, {seen_k, seen_v});
+//     sharding.plan().forward(args);                         // q of this rank, seen_k, seen_v
+// and after backward, which writes seen_dk and seen_dv:
+//     sharding.pack_gradients({seen_dk, seen_dv}, {received_memory, received.bytes});
 //     the same way back, from `received` to `sent`
-//     sharding.add_gradients({whole_dk, whole_dv}, {sent_memory, sent.bytes}, {dk, dv});
+//     sharding.add_gradients({seen_dk, seen_dv}, {sent_memory, sent.bytes}, {dk, dv});
 class Sharding : public detail::Handle<spattn_sharding, spattn_sharding_retain, spattn_sharding_release> {
 public:
     Sharding() = default;
     static Sharding own(spattn_sharding* handle) { return Sharding(handle); }
 
-    // The plan of this rank's queries, which see the keys of all tokens.
+    // The plan of this rank's queries, which takes the keys of `seen`.
     Plan plan() const {
 #ifdef SPARSEATTN_NO_EXCEPTIONS
         if (!*this) return {};
@@ -932,13 +938,22 @@ public:
     // What a rank holds.
     Result<std::vector<Range>> ranges(int32_t rank) const {
         std::vector<Range> held;
-        int64_t count = 0;
-        spattn_status status = spattn_sharding_ranges(c(), rank, nullptr, &count);
-        if (status == SPATTN_OK) {
-            held.resize(std::size_t(count));
-            status = spattn_sharding_ranges(c(), rank, detail::Argument(Ranges(held)), &count);
-        }
+        const spattn_status status = read_ranges(held, [&](const spattn_tensor* ranges, int64_t* count) {
+            return spattn_sharding_ranges(c(), rank, ranges, count);
+        });
         return detail::result(status, std::move(held));
+    }
+    // The tokens whose keys the plan takes.
+    struct Seen {
+        std::vector<Range> ranges;  // rising
+        int64_t tokens = 0;         // how many the ranges have
+    };
+    Result<Seen> seen() const {
+        Seen seen;
+        const spattn_status status = read_ranges(seen.ranges, [&](const spattn_tensor* ranges, int64_t* count) {
+            return spattn_sharding_seen(c(), ranges, count, &seen.tokens);
+        });
+        return detail::result(status, std::move(seen));
     }
     // What goes between this rank and another, and where its parts of the buffers are.
     Result<Peer> peer(int32_t rank) const {
@@ -958,28 +973,38 @@ public:
     Done pack(const Keys& held, Workspace sent, Stream stream = nullptr) const {
         return exchange(SPATTN_EXCHANGE_PACK, held, {}, sent, stream);
     }
-    // held: none where `whole` has them already.
-    Done unpack(const Keys& held, Workspace received, const WrittenKeys& whole, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_UNPACK, held, {whole.k, whole.v}, received, stream);
+    // held: none where `seen` has them already.
+    Done unpack(const Keys& held, Workspace received, const WrittenKeys& seen, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_UNPACK, held, {seen.k, seen.v}, received, stream);
     }
-    Done pack_gradients(const Keys& whole, Workspace received, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_PACK_GRADIENTS, {}, whole, received, stream);
+    Done pack_gradients(const Keys& seen, Workspace received, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_PACK_GRADIENTS, {}, seen, received, stream);
     }
-    Done add_gradients(const Keys& whole, Workspace sent, const WrittenKeys& held, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {held.k, held.v}, whole, sent, stream);
+    Done add_gradients(const Keys& seen, Workspace sent, const WrittenKeys& held, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {held.k, held.v}, seen, sent, stream);
     }
-    // The sums take the place of this rank's own gradients in `whole`.
-    Done add_gradients(const WrittenKeys& whole, Workspace sent, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {}, {whole.k, whole.v}, sent, stream);
+    // The sums take the place of this rank's own gradients in `seen`.
+    Done add_gradients(const WrittenKeys& seen, Workspace sent, Stream stream = nullptr) const {
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {}, {seen.k, seen.v}, sent, stream);
     }
 
 private:
     explicit Sharding(spattn_sharding* owned) : Handle(owned) {}
 
-    Done exchange(spattn_enum step, const Keys& held, const Keys& whole, Workspace buffer, Stream stream) const {
-        const detail::Argument k(held.k), v(held.v), whole_k(whole.k), whole_v(whole.v);
+    // call(ranges, count): a C function that writes ranges where they are not NULL, and always how many there are.
+    template <class Call>
+    static spattn_status read_ranges(std::vector<Range>& ranges, Call call) {
+        int64_t count = 0;
+        const spattn_status status = call(nullptr, &count);
+        if (status != SPATTN_OK) return status;
+        ranges.resize(std::size_t(count));
+        return call(detail::Argument(Ranges(ranges)), &count);
+    }
+
+    Done exchange(spattn_enum step, const Keys& held, const Keys& seen, Workspace buffer, Stream stream) const {
+        const detail::Argument k(held.k), v(held.v), seen_k(seen.k), seen_v(seen.v);
         spattn_exchange_args args = detail::sized<spattn_exchange_args>();
-        args.stream = stream, args.k = k, args.v = v, args.whole_k = whole_k, args.whole_v = whole_v;
+        args.stream = stream, args.k = k, args.v = v, args.seen_k = seen_k, args.seen_v = seen_v;
         args.buffer = buffer.memory, args.buffer_bytes = buffer.bytes;
         return detail::done(spattn_exchange(c(), step, &args));
     }

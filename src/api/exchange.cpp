@@ -35,37 +35,37 @@ public:
 
 private:
     void pack() {
-        refuse_whole();
+        refuse_seen();
         const KeysAndValues held = read_held(Use::input), sent = buffer(s_.lists.sent, Use::output);
         copy({{held, sent, s_.placed.sent, nullptr, int64_t(s_.lists.sent.size())}});
     }
     void unpack() {
         const bool has_held = args_.k || args_.v;
         const KeysAndValues held = has_held ? read_held(Use::input) : KeysAndValues{};
-        const KeysAndValues whole = read_whole(Use::output), received = buffer(s_.lists.received, Use::input);
-        copy({{received, whole, nullptr, s_.placed.received, int64_t(s_.lists.received.size())},
-              {held, whole, nullptr, s_.placed.tokens, has_held ? held_tokens() : 0}});
+        const KeysAndValues seen = read_seen(Use::output), received = buffer(s_.lists.received, Use::input);
+        copy({{received, seen, nullptr, s_.placed.received, int64_t(s_.lists.received.size())},
+              {held, seen, nullptr, s_.placed.own_keys, has_held ? held_tokens() : 0}});
     }
     void pack_gradients() {
         constexpr const char* why = "the step is SPATTN_EXCHANGE_PACK_GRADIENTS";
         refuse_operand(args_.k, "k", why), refuse_operand(args_.v, "v", why);
-        const KeysAndValues whole = read_whole(Use::input), received = buffer(s_.lists.received, Use::output);
-        copy({{whole, received, s_.placed.received, nullptr, int64_t(s_.lists.received.size())}});
+        const KeysAndValues seen = read_seen(Use::input), received = buffer(s_.lists.received, Use::output);
+        copy({{seen, received, s_.placed.received, nullptr, int64_t(s_.lists.received.size())}});
     }
     // Rows that no other rank sees are copied, unless sums are made where the rank's own gradients stand.
     void add_gradients() {
         const bool has_held = args_.k || args_.v;
         const KeysAndValues held = has_held ? read_held(Use::output) : KeysAndValues{};
-        const KeysAndValues whole = read_whole(has_held ? Use::input : Use::output);
+        const KeysAndValues seen = read_seen(has_held ? Use::input : Use::output);
         const KeysAndValues sent = buffer(s_.lists.sent, Use::input);
-        copy({{whole, held, s_.placed.tokens, nullptr, has_held ? held_tokens() : 0}});
-        const KeysAndValues& to = has_held ? held : whole;
+        copy({{seen, held, s_.placed.own_keys, nullptr, has_held ? held_tokens() : 0}});
+        const KeysAndValues& to = has_held ? held : seen;
         const auto& placed = s_.placed;
-        const int32_t* const to_rows = has_held ? placed.shared : placed.shared_tokens;
+        const int32_t* const to_rows = has_held ? placed.shared : placed.shared_keys;
         const int64_t shared = int64_t(s_.lists.shared.size());
         RowsSums sums;
         each([&](TensorView KeysAndValues::* x, int64_t columns) {
-            sums.add({whole.*x, sent.*x, to.*x, placed.shared_tokens, to_rows, placed.first_place, placed.places, shared,
+            sums.add({seen.*x, sent.*x, to.*x, placed.shared_keys, to_rows, placed.first_place, placed.places, shared,
                       columns});
         });
         device_.backend().exchange.add(call(), sums);
@@ -92,12 +92,12 @@ private:
         body(&KeysAndValues::k, p_.head_dim);
         if (!p_.value_in_key) body(&KeysAndValues::v, p_.head_dim_v);
     }
-    int64_t held_tokens() const { return int64_t(s_.lists.tokens.size()); }
+    int64_t held_tokens() const { return int64_t(s_.lists.own_keys.size()); }
     ExchangeCall call() { return {&p_, &threads_, args_.stream, device_.id().index}; }
 
     KeysAndValues read_held(Use use) { return read(args_.k, "k", args_.v, "v", use, held_tokens()); }
-    KeysAndValues read_whole(Use use) {
-        return read(args_.whole_k, "whole_k", args_.whole_v, "whole_v", use, p_.seq_k);
+    KeysAndValues read_seen(Use use) {
+        return read(args_.seen_k, "seen_k", args_.seen_v, "seen_v", use, s_.keys);
     }
     KeysAndValues read(const spattn_tensor* k, const char* k_name, const spattn_tensor* v, const char* v_name, Use use,
                        int64_t rows) {
@@ -109,9 +109,9 @@ private:
             found.v = operands_.matrix(v, v_name, use, p_.heads_kv, rows, p_.head_dim_v);
         return found;
     }
-    void refuse_whole() {
+    void refuse_seen() {
         constexpr const char* why = "the step is SPATTN_EXCHANGE_PACK";
-        refuse_operand(args_.whole_k, "whole_k", why), refuse_operand(args_.whole_v, "whole_v", why);
+        refuse_operand(args_.seen_k, "seen_k", why), refuse_operand(args_.seen_v, "seen_v", why);
     }
 
     // The buffer, with a row for each entry of the list.

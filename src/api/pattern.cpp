@@ -215,6 +215,13 @@ spattn_status spattn_pattern_rows(const spattn_pattern* inner, const spattn_tens
     });
 }
 
+spattn_status spattn_pattern_columns(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_k,
+                                     spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        return make_columns(share(inner, "inner"), read_pairs(ranges, "ranges", -1), seq_k);
+    });
+}
+
 spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result) {
     return guard_result(__func__, result, [&] { return parse_pattern(&required(text, "text")); });
 }

@@ -85,7 +85,7 @@ Holdings read_holdings(const spattn_sharding_options& o, int64_t seq) {
 
 Ref<const spattn_plan> plan_queries(const spattn_context& context, const RankQueries& queries, spattn_problem problem,
                                     void* stream) {
-    problem.seq_q = queries.rows;
+    problem.seq_q = queries.rows, problem.seq_k = queries.keys();
     problem.flags |= SPATTN_PLAN_Q_OFFSET, problem.q_offset = queries.q_offset;
     return find_or_make_plan(context, *queries.pattern, problem, stream);
 }
@@ -98,24 +98,39 @@ Ref<const spattn_sharding> make_sharding(const spattn_context& context, const Pa
     const Problem& p = sharding->problem;
     sharding->holdings = read_holdings(options, p.seq_k);
     pattern->check(pattern_extent(p));
-    const RankQueries queries = queries_of(pattern, sharding->holdings[size_t(options.rank)], p.seq_k);
-    sharding->plan = plan_queries(context, queries, problem, stream);
     const Device& device = *context.device;
     const CancelScope scope(device.cancel(), device.cancel_user(), "options.cancel");
+    RankShare share = share_of(pattern, sharding->holdings, options.rank, pattern_extent(p));
+    sharding->plan = plan_queries(context, share.queries, problem, stream);
+    sharding->keys = share.queries.keys();
+    sharding->seen = std::move(share.queries.seen);
+    sharding->lists = std::move(share.lists);
     ExchangeLists& lists = sharding->lists;
-    lists = list_exchanges(pattern, sharding->holdings, options.rank, pattern_extent(p));
     auto& placed = sharding->placed;
     sharding->block = place_arrays(device.memory(), stream, [&](auto& visit) {
-        visit(lists.tokens, placed.tokens);
+        visit(lists.own_keys, placed.own_keys);
         visit(lists.sent, placed.sent);
         visit(lists.received, placed.received);
         visit(lists.shared, placed.shared);
-        visit(lists.shared_tokens, placed.shared_tokens);
+        visit(lists.shared_keys, placed.shared_keys);
         visit(lists.first_place, placed.first_place);
         visit(lists.places, placed.places);
     });
     device.backend().exchange.prepare(device.id().index);
     return sharding;
+}
+
+void write_ranges(const Intervals& from, const spattn_tensor* ranges, int64_t& count) {
+    HostTensor to{};
+    if (ranges) to = read_host_tensor(ranges, "ranges", std::array<int64_t, 2>{-1, 2}, {dtype_i64});
+    count = int64_t(from.size());
+    if (!ranges) return;
+    if (to.shape[0] < count)
+        fail(SPATTN_E_SHAPE, "ranges", text("has room for ", to.shape[0], "; accepted: ", count, " and more"));
+    for (size_t n = 0; n < from.size(); ++n) {
+        int64_t* const row = static_cast<int64_t*>(to.data) + int64_t(n) * to.strides[0];
+        row[0] = from[n].begin, row[to.strides[1]] = from[n].end;
+    }
 }
 
 void check_rank(const spattn_sharding& sharding, int32_t rank) {
@@ -156,19 +171,17 @@ spattn_status spattn_sharding_ranges(const spattn_sharding* sharding, int32_t ra
                                      int64_t* count) {
     return guard(__func__, [&] {
         check_rank(required(sharding, "sharding"), rank);
-        const Intervals& held = sharding->holdings[size_t(rank)];
-        required(count, "count");
-        HostTensor to{};
-        if (ranges) to = read_host_tensor(ranges, "ranges", std::array<int64_t, 2>{-1, 2}, {dtype_i64});
-        *count = int64_t(held.size());
-        if (!ranges) return;
-        if (to.shape[0] < int64_t(held.size()))
-            fail(SPATTN_E_SHAPE, "ranges",
-                 text("has room for ", to.shape[0], "; accepted: ", held.size(), " and more"));
-        for (size_t n = 0; n < held.size(); ++n) {
-            int64_t* const row = static_cast<int64_t*>(to.data) + int64_t(n) * to.strides[0];
-            row[0] = held[n].begin, row[to.strides[1]] = held[n].end;
-        }
+        write_ranges(sharding->holdings[size_t(rank)], ranges, required(count, "count"));
+    });
+}
+
+spattn_status spattn_sharding_seen(const spattn_sharding* sharding, const spattn_tensor* ranges, int64_t* count,
+                                   int64_t* tokens) {
+    return guard(__func__, [&] {
+        const Intervals& seen = required(sharding, "sharding").seen;
+        required(tokens, "tokens");
+        write_ranges(seen, ranges, required(count, "count"));
+        *tokens = sharding->keys;
     });
 }
 

@@ -14,9 +14,11 @@ struct spattn_sharding : spattn::RefCounted {
 
     spattn::Problem problem;  // of all tokens
     spattn::Holdings holdings;
+    spattn::Intervals seen;   // the tokens of the keys that the plan takes
+    int64_t keys;             // how many these are
     spattn::ExchangeLists lists;
     struct {
-        const int32_t *tokens, *sent, *received, *shared, *shared_tokens, *first_place, *places;
+        const int32_t *own_keys, *sent, *received, *shared, *shared_keys, *first_place, *places;
     } placed{};  // the lists, where the device reads them
     spattn::Memory::Block block;
     spattn::Ref<const spattn_plan> plan;

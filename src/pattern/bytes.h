@@ -8,7 +8,7 @@
 //                                            number of parts, nodes
 //     per_head, per_batch                    number of parts, nodes, array: the map
 //     per_document                           1, node, arrays cu_q, cu_k
-//     rows                                   1, node, seq_q, array: begin and end of each range
+//     rows, columns                          1, node, seq_q or seq_k, array: begin and end of each range
 //     csr                                    seq_k, arrays row_ptr, col_idx
 //     bsr                                    block_q, block_k, seq_q, seq_k, arrays row_ptr, col_idx
 //     mask                                   batch, heads, seq_q, seq_k, then ceil(seq_k / 64) numbers a row: bits
@@ -37,7 +37,8 @@ enum class Node : uint8_t {
     bsr = 10,
     mask = 11,
     xref = 12,
-    rows = 13
+    rows = 13,
+    columns = 14
 };
 
 constexpr std::string_view magic = "SPATTNP1";

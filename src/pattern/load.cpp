@@ -73,15 +73,17 @@ private:
             case Node::per_batch:
             case Node::per_document:
             case Node::rows:
+            case Node::columns:
                 return composition(start, tag, depth);
         }
-        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::rows)));
+        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::columns)));
     }
 
     PatternRef composition(size_t start, Node tag, int depth) {
         const size_t at = at_;
         const int64_t count = number();
-        const bool is_single = tag == Node::transpose || tag == Node::per_document || tag == Node::rows;
+        const bool is_single = tag == Node::transpose || tag == Node::per_document || tag == Node::rows ||
+                               tag == Node::columns;
         const int64_t least = tag == Node::difference_of ? 2 : 1;
         // Every part takes a byte and more.
         if (count < least || (is_single && count != 1) || uint64_t(count) > size_ - at_) {
@@ -111,6 +113,10 @@ private:
             case Node::rows: {
                 const int64_t seq_q = number();
                 return make_rows(parts[0], numbers(), seq_q);
+            }
+            case Node::columns: {
+                const int64_t seq_k = number();
+                return make_columns(parts[0], numbers(), seq_k);
             }
             default:
                 break;

@@ -7,7 +7,7 @@
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
 //            | ("csr" | "bsr" | "mask" | "xref") "(" list { "," list } { "," number } ")"
 //            | "per_document" "(" list "," list "," union ")"
-//            | "rows" "(" list "," number "," union ")"
+//            | ("rows" | "columns") "(" list "," number "," union ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
 //   list     = "[" [numbers] "]"
 //   numbers  = number { "," number }
@@ -143,7 +143,8 @@ private:
         }
         if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
         if (name == "per_document") return parse_per_document(start);
-        if (name == "rows") return parse_rows(start);
+        if (name == "rows") return parse_ranges(start, "rows", "seq_q", make_rows);
+        if (name == "columns") return parse_ranges(start, "columns", "seq_k", make_columns);
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }
@@ -199,16 +200,17 @@ private:
         return made(start, "per_document", [&] { return make_per_document(inner, std::move(cu_q), std::move(cu_k)); });
     }
 
-    PatternRef parse_rows(size_t start) {
-        const std::string form = "as in rows([begin,end,...], seq_q, A)";
+    PatternRef parse_ranges(size_t start, const std::string& name, const std::string& tokens_name,
+                            PatternRef (*make)(PatternRef inner, Numbers bounds, int64_t tokens)) {
+        const std::string form = "as in " + name + "([begin,end,...], " + tokens_name + ", A)";
         need('(', "( " + form);
         Numbers bounds = read_list(form);
         need(',', ", " + form);
-        const int64_t seq_q = read_number(false, form);
+        const int64_t tokens = read_number(false, form);
         need(',', ", " + form);
         PatternRef inner = parse_union();
         need(')', "|, &, - or )");
-        return made(start, "rows", [&] { return make_rows(inner, std::move(bounds), seq_q); });
+        return made(start, name, [&] { return make(inner, std::move(bounds), tokens); });
     }
 
     Numbers read_list(const std::string& form) {
@@ -339,7 +341,7 @@ private:
         std::string names;
         for (const Word& word : words) names += std::string(word.name) + ", ";
         for (const ListWord& word : list_words) names += std::string(word.name) + ", ";
-        return names + "transpose, per_head, per_batch, per_document, rows";
+        return names + "transpose, per_head, per_batch, per_document, rows, columns";
     }
 
     const std::string& text_;

@@ -198,6 +198,9 @@ PatternRef make_rows(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_
 // The same where the extent has as many keys as inner queries, and q_offset 0: its rows then stand at known positions,
 // and keep to residue classes where ranges allow it.
 PatternRef make_rows_from_zero(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q);
+PatternRef make_columns(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_k);
+// The same where inner queries, too, have q_offset 0, as those of the extent.
+PatternRef make_columns_from_zero(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_k);
 
 PatternRef parse_pattern(const std::string& text);
 std::string save_pattern(const Pattern& pattern);

@@ -124,7 +124,8 @@ TEST(lists_stand_alone_or_once_under_and) {
           "runtime_tokens(8) & runtime_tokens(8)", "transpose(runtime_tokens(8))",
           "per_head([0,0], runtime_tokens(8))", "per_batch([0], runtime_tokens(8) & causal)",
           "per_document([0,4], [0,4], runtime_tokens(8))", "rows([0,4], 8, causal | runtime_tokens(8))",
-          "rows([0,4], 8, runtime_tokens(8)) & runtime_tokens(8)", "rows([0,4], 8, runtime_tokens(8)) - causal"}) {
+          "rows([0,4], 8, runtime_tokens(8)) & runtime_tokens(8)", "rows([0,4], 8, runtime_tokens(8)) - causal",
+          "columns([0,4], 8, runtime_tokens(8))"}) {
         spattn_pattern* result = nullptr;
         demand(text, "spattn_pattern_parse", spattn_pattern_parse(text, &result), SPATTN_E_FORMAT, "text");
         CHECK(std::string(spattn_last_error_text()).find(message) != std::string::npos);

@@ -142,20 +142,45 @@ struct Memory {
 // One rank: what it holds, and room for what it sees.
 struct Rank {
     Rank(const RankDevice& on, Sharding made, const spattn_problem& p, int64_t tokens, int64_t spacing)
-        : on(on), sharding(std::move(made)), held{p.batch, p.heads_kv, tokens, p.head_dim},
+        : on(on), sharding(std::move(made)), keys(seen_of(sharding.get())),
+          held{p.batch, p.heads_kv, tokens, p.head_dim}, seen{p.batch, p.heads_kv, int64_t(keys.size()), p.head_dim},
           k(on, p.axes, p.dtype, held, spacing), v(on, p.axes, p.dtype, values(held, p), spacing),
           dk(on, p.axes, p.dtype, held, spacing), dv(on, p.axes, p.dtype, values(held, p), spacing),
-          whole_k(on, p.axes, p.dtype, whole(p)), whole_v(on, p.axes, p.dtype, values(whole(p), p)),
-          whole_dk(on, p.axes, p.dtype, whole(p)), whole_dv(on, p.axes, p.dtype, values(whole(p), p)) {
+          seen_k(on, p.axes, p.dtype, seen), seen_v(on, p.axes, p.dtype, values(seen, p)),
+          seen_dk(on, p.axes, p.dtype, seen), seen_dv(on, p.axes, p.dtype, values(seen, p)) {
         size_t bytes[2] = {};
         succeed(spattn_sharding_buffers(sharding.get(), &bytes[0], &bytes[1]), "buffers");
         sent = std::make_unique<Memory>(on, bytes[0]), received = std::make_unique<Memory>(on, bytes[1]);
     }
 
-    static Operand::Sizes whole(const spattn_problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
     static Operand::Sizes values(Operand::Sizes sizes, const spattn_problem& p) {
         sizes.columns = p.head_dim_v ? p.head_dim_v : p.head_dim;
         return sizes;
+    }
+
+    // The token of each key.
+    static std::vector<int64_t> seen_of(const spattn_sharding* sharding) {
+        int64_t count = 0, tokens = 0;
+        succeed(spattn_sharding_seen(sharding, nullptr, &count, &tokens), "seen");
+        std::vector<int64_t> bounds(size_t(2 * count)), found;
+        const int64_t shape[] = {count, 2};
+        const spattn_tensor view{bounds.data(), {SPATTN_CPU, 0}, 2, i64, shape, nullptr, 0};
+        succeed(spattn_sharding_seen(sharding, &view, &count, &tokens), "seen");
+        for (size_t i = 0; i < bounds.size(); i += 2)
+            for (int64_t token = bounds[i]; token < bounds[i + 1]; ++token) found.push_back(token);
+        CHECK_EQ(int64_t(found.size()), tokens);
+        CHECK(std::is_sorted(found.begin(), found.end()));
+        return found;
+    }
+    // Which key a token is; none of nobody's.
+    int64_t key_of(int64_t token) const {
+        const auto key = std::lower_bound(keys.begin(), keys.end(), token);
+        return key != keys.end() && *key == token ? key - keys.begin() : -1;
+    }
+    std::vector<int64_t> keys_of(const std::vector<int64_t>& tokens) const {
+        std::vector<int64_t> found;
+        for (const int64_t token : tokens) found.push_back(key_of(token));
+        return found;
     }
 
     // in_place: sums of gradients go to where this rank's own are.
@@ -169,8 +194,8 @@ struct Rank {
             if (has_values) args.v = (is_back ? dv : v).view();
         }
         if (step != SPATTN_EXCHANGE_PACK) {
-            args.whole_k = (is_back ? whole_dk : whole_k).view();
-            if (has_values) args.whole_v = (is_back ? whole_dv : whole_v).view();
+            args.seen_k = (is_back ? seen_dk : seen_k).view();
+            if (has_values) args.seen_v = (is_back ? seen_dv : seen_v).view();
         }
         args.buffer = buffer.data, args.buffer_bytes = buffer.bytes;
         succeed(spattn_exchange(sharding.get(), step, &args), "exchange");
@@ -178,8 +203,9 @@ struct Rank {
 
     const RankDevice& on;
     Sharding sharding;
-    Operand::Sizes held;
-    Operand k, v, dk, dv, whole_k, whole_v, whole_dk, whole_dv;
+    std::vector<int64_t> keys;  // their tokens
+    Operand::Sizes held, seen;
+    Operand k, v, dk, dv, seen_k, seen_v, seen_dk, seen_dv;
     std::unique_ptr<Memory> sent, received;
 };
 using Ranks = std::vector<std::unique_ptr<Rank>>;
@@ -272,24 +298,24 @@ bool are_near(const Operand& found, const Operand& wanted, const std::vector<int
     return holds;
 }
 
-// Whether `whole`, read again, has the rows of `sums` for these tokens, and others as they were.
-bool takes_sums(Operand& whole, const Operand& sums, const std::vector<int64_t>& tokens) {
-    const int64_t count = whole.sizes().tokens;
+// Whether `seen`, read again, has the rows of `sums` for these keys, and others as they were.
+bool takes_sums(Operand& seen, const Operand& sums, const std::vector<int64_t>& keys) {
+    const int64_t count = seen.sizes().tokens;
     std::vector<int64_t> row_of(size_t(count), -1);
-    for (size_t row = 0; row < tokens.size(); ++row) row_of[size_t(tokens[row])] = int64_t(row);
+    for (size_t row = 0; row < keys.size(); ++row) row_of[size_t(keys[row])] = int64_t(row);
     std::vector<double> wanted;
     const auto each = [&](auto body) {
         for (int64_t t = 0; t < count; ++t)
-            whole.each([&](int64_t b, int64_t h, int64_t c) { body(b, h, t, c); });
+            seen.each([&](int64_t b, int64_t h, int64_t c) { body(b, h, t, c); });
     };
     each([&](int64_t b, int64_t h, int64_t t, int64_t c) {
         const int64_t row = row_of[size_t(t)];
-        wanted.push_back(row < 0 ? whole.at(b, h, t, c) : sums.at(b, h, row, c));
+        wanted.push_back(row < 0 ? seen.at(b, h, t, c) : sums.at(b, h, row, c));
     });
-    whole.receive();
+    seen.receive();
     bool holds = true;
     auto next = wanted.begin();
-    each([&](int64_t b, int64_t h, int64_t t, int64_t c) { holds &= whole.at(b, h, t, c) == *next++; });
+    each([&](int64_t b, int64_t h, int64_t t, int64_t c) { holds &= seen.at(b, h, t, c) == *next++; });
     return holds;
 }
 
@@ -405,7 +431,8 @@ void DrawnSharding::check_exchange(const spattn_context* context, const RankDevi
     const spattn_problem& p = problem_;
     const bool has_values = !(p.flags & SPATTN_PLAN_VALUE_IN_KEY);
     const auto seen = find_seen();
-    Operand k(on, p.axes, p.dtype, Rank::whole(p)), v(on, p.axes, p.dtype, Rank::values(Rank::whole(p), p));
+    const Operand::Sizes whole{p.batch, p.heads_kv, p.seq_k, p.head_dim};
+    Operand k(on, p.axes, p.dtype, whole), v(on, p.axes, p.dtype, Rank::values(whole, p));
     k.draw(seed_), v.draw(seed_ + 1);
     Ranks all;
     for (int32_t rank = 0; rank < ranks(); ++rank) {
@@ -414,27 +441,30 @@ void DrawnSharding::check_exchange(const spattn_context* context, const RankDevi
         all.back()->k.take(k, held), all.back()->v.take(v, held);
         // In another order, sums of these would be other numbers where they are not rounded to 16 bits.
         const double unit = p.dtype.bits == 16 ? 0.125 : 0.1;
-        all.back()->whole_dk.draw(seed_ + 2 + uint32_t(rank), unit);
-        all.back()->whole_dv.draw(seed_ + 9 + uint32_t(rank), unit);
+        all.back()->seen_dk.draw(seed_ + 2 + uint32_t(rank), unit);
+        all.back()->seen_dv.draw(seed_ + 9 + uint32_t(rank), unit);
     }
     exchange_keys(all, has_values);
     exchange_gradients(all, has_values);
     for (size_t rank = 0; rank < all.size(); ++rank) {
         std::vector<bool> there = seen[rank];
         for (const int64_t token : tokens_[rank]) there[size_t(token)] = true;
-        const auto check = [&](Operand& whole, const Operand& true_whole, Operand& sum, auto gradient) {
-            whole.receive(), sum.receive();
+        const std::vector<int64_t>& keys = all[rank]->keys;
+        for (int64_t t = 0; t < p.seq_k; ++t) CHECK(!there[size_t(t)] || all[rank]->key_of(t) >= 0);
+        const auto check = [&](Operand& seen_x, const Operand& whole, Operand& sum, auto gradient) {
+            seen_x.receive(), sum.receive();
             bool arrives = true, adds_up = true;
-            whole.each([&](int64_t b, int64_t h, int64_t c) {
-                for (int64_t t = 0; t < p.seq_k; ++t)
-                    arrives &= there[size_t(t)] ? whole.at(b, h, t, c) == true_whole.at(b, h, t, c)
-                                                : whole.is_untouched(b, h, t, c);
+            seen_x.each([&](int64_t b, int64_t h, int64_t c) {
+                for (size_t key = 0; key < keys.size(); ++key)
+                    arrives &= there[size_t(keys[key])] ? seen_x.at(b, h, int64_t(key), c) == whole.at(b, h, keys[key], c)
+                                                        : seen_x.is_untouched(b, h, int64_t(key), c);
                 for (size_t row = 0; row < tokens_[rank].size(); ++row) {
                     const int64_t t = tokens_[rank][row];
-                    double wanted = gradient(*all[rank]).at(b, h, t, c);
+                    const auto part_of = [&](const Rank& r) { return gradient(r).at(b, h, r.key_of(t), c); };
+                    double wanted = part_of(*all[rank]);
                     for (size_t other = 0; other < all.size(); ++other) {
                         if (other == rank || !seen[other][size_t(t)]) continue;
-                        wanted += gradient(*all[other]).at(b, h, t, c);
+                        wanted += part_of(*all[other]);
                         if (p.dtype.bits < 64) wanted = float(wanted);
                     }
                     adds_up &= sum.at(b, h, int64_t(row), c) == wanted;
@@ -443,14 +473,15 @@ void DrawnSharding::check_exchange(const spattn_context* context, const RankDevi
             CHECK(arrives);
             CHECK(adds_up);
         };
-        check(all[rank]->whole_k, k, all[rank]->dk, [](const Rank& r) -> const Operand& { return r.whole_dk; });
+        check(all[rank]->seen_k, k, all[rank]->dk, [](const Rank& r) -> const Operand& { return r.seen_dk; });
         if (has_values)
-            check(all[rank]->whole_v, v, all[rank]->dv, [](const Rank& r) -> const Operand& { return r.whole_dv; });
+            check(all[rank]->seen_v, v, all[rank]->dv, [](const Rank& r) -> const Operand& { return r.seen_dv; });
     }
     for (size_t rank = 0; rank < all.size(); ++rank) {
         all[rank]->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, has_values, true);
-        CHECK(takes_sums(all[rank]->whole_dk, all[rank]->dk, tokens_[rank]));
-        if (has_values) CHECK(takes_sums(all[rank]->whole_dv, all[rank]->dv, tokens_[rank]));
+        const std::vector<int64_t> own = all[rank]->keys_of(tokens_[rank]);
+        CHECK(takes_sums(all[rank]->seen_dk, all[rank]->dk, own));
+        if (has_values) CHECK(takes_sums(all[rank]->seen_dv, all[rank]->dv, own));
     }
 }
 
@@ -462,9 +493,9 @@ void DrawnSharding::check_attention(const spattn_context* context, const RankDev
     spattn_problem exactly = p;
     exactly.dtype = f64, exactly.flags |= SPATTN_PLAN_REFERENCE;
     const RankDevice& host = host_ranks();
-    const auto values = Rank::values(Rank::whole(p), p);
-    Operand k(host, p.axes, f64, Rank::whole(p)), v(host, p.axes, f64, values);
-    Operand dk(host, p.axes, f64, Rank::whole(p)), dv(host, p.axes, f64, values);
+    const Operand::Sizes sizes{p.batch, p.heads_kv, p.seq_k, p.head_dim}, values = Rank::values(sizes, p);
+    Operand k(host, p.axes, f64, sizes), v(host, p.axes, f64, values);
+    Operand dk(host, p.axes, f64, sizes), dv(host, p.axes, f64, values);
     Run whole(host, p, p.seq_q, f64);
     k.draw(seed_), v.draw(seed_ + 1), whole.q.draw(seed_ + 2), whole.dout.draw(seed_ + 3);
     const Plan plan = make_plan(truth, model_.pattern.get(), exactly);
@@ -487,8 +518,8 @@ void DrawnSharding::check_attention(const spattn_context* context, const RankDev
         spattn_plan* made = nullptr;
         succeed(spattn_sharding_plan(rank.sharding.get(), &made), "plan");
         const Plan queries(made);
-        own.make(made, on, rank.whole_k, has_values ? &rank.whole_v : nullptr, rank.whole_dk,
-                 has_values ? &rank.whole_dv : nullptr);
+        own.make(made, on, rank.seen_k, has_values ? &rank.seen_v : nullptr, rank.seen_dk,
+                 has_values ? &rank.seen_dv : nullptr);
         CHECK(are_near(own.out, whole.out, tokens_[n], bound));
         CHECK(are_near(own.lse, whole.lse, tokens_[n], std::max(bound, 2e-5)));
         CHECK(are_near(own.dq, whole.dq, tokens_[n], bound));

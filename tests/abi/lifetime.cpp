@@ -55,7 +55,7 @@ namespace {
 void make_index_patterns(Numbers& row_ptr, Numbers& col_idx, Tensor& mask, Pairs& ranges) {
     const spattn_keep_fn is_near = [](void*, int64_t, int64_t q, int64_t k) { return int32_t(q - k < 2); };
     for (uint32_t flags : {0u, uint32_t(SPATTN_BORROW), uint32_t(SPATTN_BORROW | SPATTN_TRUST)}) {
-        spattn_pattern* made[8] = {};
+        spattn_pattern* made[9] = {};
         succeed(spattn_pattern_csr(&row_ptr.view, &col_idx.view, 5, flags, &made[0]), "csr");
         succeed(spattn_pattern_bsr(&row_ptr.view, &col_idx.view, 2, 3, 6, 15, flags, &made[1]), "bsr");
         succeed(spattn_pattern_mask(&mask.view, flags & SPATTN_BORROW, &made[2]), "mask");
@@ -65,6 +65,7 @@ void make_index_patterns(Numbers& row_ptr, Numbers& col_idx, Tensor& mask, Pairs
         const Pattern inner = parse("causal & window(2,0)");
         succeed(spattn_pattern_per_document(inner.get(), &row_ptr.view, &row_ptr.view, &made[6]), "per_document");
         succeed(spattn_pattern_rows(inner.get(), &ranges.view, 9, &made[7]), "rows");
+        succeed(spattn_pattern_columns(inner.get(), &ranges.view, 9, &made[8]), "columns");
         for (spattn_pattern* pattern : made) spattn_pattern_release(pattern);
     }
 }
@@ -102,7 +103,7 @@ TEST(plans_leak_nothing) {
     const std::vector<const char*> texts = {
         "causal", "bigbird(8,3,1,1,0)", "causal & dilated(30,0,5)", "window(2,2) | global_tokens(3,30)",
         "global_keys(3)", "runtime_tokens(6) & causal", "runtime_blocks(1,8,2)",
-        "per_document([0,9,40],[0,9,40],causal)", "rows([0,20,60,80],80,causal)"};
+        "per_document([0,9,40],[0,9,40],causal)", "rows([0,20,60,80],80,causal)", "columns([0,40],80,causal)"};
     size_t turn = 0;
     demand_no_growth(10000, [&] {
         const Pattern pattern = parse(texts[turn++ % texts.size()]);

@@ -153,11 +153,27 @@ TEST(rows) {
                                       {"no rows", call({0, 2}, 0), SPATTN_E_RANGE, "seq_q"}});
 }
 
+TEST(columns) {
+    const auto call = [](const char* inner, const std::vector<int64_t>& bounds, int64_t seq_k) {
+        return [=](spattn_pattern** result) {
+            const Pairs ranges(bounds);
+            return spattn_pattern_columns(parse(inner).get(), &ranges.view, seq_k, result);
+        };
+    };
+    demand_no_handle<spattn_pattern>(
+        "spattn_pattern_columns",
+        {{"no range", call("causal", {}, 9), SPATTN_E_SHAPE, "ranges"},
+         {"an end behind the keys", call("causal", {0, 2, 8, 10}, 9), SPATTN_E_RANGE, "ranges"},
+         {"no keys", call("causal", {0, 2}, 0), SPATTN_E_RANGE, "seq_k"},
+         {"lists of a call", call("runtime_tokens(2)", {0, 2}, 9), SPATTN_E_UNSUPPORTED, "pattern"}});
+}
+
 TEST(texts_with_numbers_out_of_range) {
     for (const char* text :
          {"window(-2,0)", "sink(-1)", "block_diagonal(0)", "landmark(4,5)", "residue(3,3)", "tree(0)", "documents(3,2)",
           "bigbird(4,2,0,0,0)", "global_keys(-1)", "per_head([1],full)", "xref([],[])", "xref([1],[0])",
-          "xref([1],[],32,64,95)", "xref([1],[0,-2])", "rows([0,2],1,full)", "rows([],1,full)", "rows([0,1],0,full)"}) {
+          "xref([1],[],32,64,95)", "xref([1],[0,-2])", "rows([0,2],1,full)", "rows([],1,full)", "rows([0,1],0,full)",
+          "columns([0,2],1,full)"}) {
         spattn_pattern* result = reinterpret_cast<spattn_pattern*>(&result);
         demand(text, "spattn_pattern_parse", spattn_pattern_parse(text, &result), SPATTN_E_FORMAT, "text");
         CHECK_EQ(result, static_cast<spattn_pattern*>(nullptr));

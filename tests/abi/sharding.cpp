@@ -71,6 +71,44 @@ TEST(ranks_receive_what_they_see) {
     demand_received("runtime_tokens(3) & causal", SPATTN_SPLIT_CONTIGUOUS, {0, 256, 512, 768});
 }
 
+// The plan takes what a rank holds or receives, not what others hold beside that.
+TEST(plans_take_what_is_seen) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.batch = 1, problem.seq_q = problem.seq_k = 4096;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 4;
+    const auto demand_seen = [&](const char* pattern, spattn_enum split, int32_t rank, std::vector<int64_t> wanted) {
+        check::context = pattern;
+        options.split = split, options.rank = rank;
+        const Sharding sharding = shard(context, pattern, problem, options);
+        int64_t found[8] = {}, count = 0, tokens = 0, sum = 0;
+        const int64_t room[] = {4, 2};
+        const spattn_tensor to{found, {SPATTN_CPU, 0}, 2, i64, room, nullptr, 0};
+        succeed(spattn_sharding_seen(sharding.get(), &to, &count, &tokens), "seen");
+        CHECK(std::vector<int64_t>(found, found + 2 * count) == wanted);
+        for (size_t i = 0; i < wanted.size(); i += 2) sum += wanted[i + 1] - wanted[i];
+        CHECK_EQ(tokens, sum);
+        if (count < 2) return;
+        const int64_t little[] = {1, 2};
+        const spattn_tensor short_room{found, {SPATTN_CPU, 0}, 2, i64, little, nullptr, 0};
+        demand("little room", "spattn_sharding_seen",
+               spattn_sharding_seen(sharding.get(), &short_room, &count, &tokens), SPATTN_E_SHAPE, "ranges");
+    };
+    constexpr spattn_enum contiguous = SPATTN_SPLIT_CONTIGUOUS, zigzag = SPATTN_SPLIT_ZIGZAG;
+    demand_seen("block_diagonal(256)", contiguous, 2, {2048, 3072});
+    demand_seen("causal & window(100,0)", contiguous, 0, {0, 1024});
+    demand_seen("causal & window(100,0)", contiguous, 2, {1920, 3072});
+    demand_seen("causal & window(100,0)", zigzag, 1, {384, 1024, 2944, 3584});
+    demand_seen("causal & (sink(4) | window(100,0))", contiguous, 3, {0, 128, 2944, 4096});
+    demand_seen("causal", contiguous, 1, {0, 2048});
+    demand_seen("causal", contiguous, 3, {0, 4096});
+    demand_seen("full", zigzag, 2, {0, 4096});
+    demand_seen("causal & dilated(960,0,48)", contiguous, 2, {768, 3072});  // whose classes keep places by 384
+    demand_seen("causal & dilated(960,0,48)", contiguous, 1, {0, 2304});
+    demand_seen("runtime_tokens(3) & causal & window(100,0)", contiguous, 1, {0, 4096});  // lists name tokens
+}
+
 TEST(ranges_read_back) {
     const Context context = make_context();
     auto problem = make_problem();
@@ -143,7 +181,7 @@ TEST(exchanges_that_are_refused) {
     const spattn_sharding* const made = sharding.get();
     size_t bytes[2] = {};
     succeed(spattn_sharding_buffers(made, &bytes[0], &bytes[1]), "buffers");
-    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), whole_k({2, 2, 40, 16}, f32), whole_v({2, 2, 40, 8}, f32);
+    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), seen_k({2, 2, 40, 16}, f32), seen_v({2, 2, 40, 8}, f32);
     Tensor buffer({int64_t(bytes[0])}, u8, 16);
     using Args = spattn_exchange_args;
     constexpr spattn_enum pack = SPATTN_EXCHANGE_PACK, unpack = SPATTN_EXCHANGE_UNPACK;
@@ -152,15 +190,15 @@ TEST(exchanges_that_are_refused) {
                             const std::function<void(Args&)>& spoil) {
         auto args = sized<spattn_exchange_args>();
         if (step != SPATTN_EXCHANGE_PACK_GRADIENTS) args.k = &k.view, args.v = &v.view;
-        if (step != SPATTN_EXCHANGE_PACK) args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+        if (step != SPATTN_EXCHANGE_PACK) args.seen_k = &seen_k.view, args.seen_v = &seen_v.view;
         args.buffer = buffer.data, args.buffer_bytes = bytes[0];
         spoil(args);
         demand(what, "spattn_exchange", spattn_exchange(made, step, &args), status, argument);
-        for (Tensor* t : {&k, &v, &whole_k, &whole_v, &buffer}) CHECK(t->is_poison());
+        for (Tensor* t : {&k, &v, &seen_k, &seen_v, &buffer}) CHECK(t->is_poison());
     };
-    refuse("a whole in pack", pack, SPATTN_E_STATE, "whole_k", [&](Args& a) { a.whole_k = &whole_k.view; });
-    refuse("whole values in pack", pack, SPATTN_E_STATE, "whole_v",
-           [&](Args& a) { a.whole_v = &whole_v.view; });
+    refuse("a whole in pack", pack, SPATTN_E_STATE, "seen_k", [&](Args& a) { a.seen_k = &seen_k.view; });
+    refuse("whole values in pack", pack, SPATTN_E_STATE, "seen_v",
+           [&](Args& a) { a.seen_v = &seen_v.view; });
     refuse("keys in pack_gradients", pack_gradients, SPATTN_E_STATE, "k", [&](Args& a) { a.k = &k.view; });
     refuse("no buffer", pack, SPATTN_E_NULL, "buffer", [](Args& a) { a.buffer = nullptr; });
     refuse("a short buffer", unpack, SPATTN_E_WORKSPACE, "buffer_bytes", [](Args& a) { --a.buffer_bytes; });
@@ -168,7 +206,7 @@ TEST(exchanges_that_are_refused) {
            [&](Args& a) { a.buffer = buffer.data + 8; });
     refuse("values without keys", unpack, SPATTN_E_NULL, "k", [](Args& a) { a.k = nullptr; });
     refuse("keys without values", unpack, SPATTN_E_NULL, "v", [](Args& a) { a.v = nullptr; });
-    refuse("all tokens as those held", pack, SPATTN_E_SHAPE, "k", [&](Args& a) { a.k = &whole_k.view; });
+    refuse("all tokens as those held", pack, SPATTN_E_SHAPE, "k", [&](Args& a) { a.k = &seen_k.view; });
     refuse("a buffer in the keys", pack, SPATTN_E_LAYOUT, "buffer", [&](Args& a) { a.buffer = k.data; });
     refuse("keys and values in one place", add, SPATTN_E_LAYOUT, "k", [&](Args& a) {
         v.view.data = k.data, a.v = &v.view;
@@ -176,11 +214,11 @@ TEST(exchanges_that_are_refused) {
     v.view.data = v.data;
     // Where the whole has the tokens held already, they need not be given; without values, v is NULL.
     auto args = sized<spattn_exchange_args>();
-    args.whole_k = &whole_k.view, args.whole_v = &whole_v.view, args.buffer = buffer.data, args.buffer_bytes = bytes[0];
+    args.seen_k = &seen_k.view, args.seen_v = &seen_v.view, args.buffer = buffer.data, args.buffer_bytes = bytes[0];
     std::fill_n(buffer.data, buffer.bytes, 1);
     succeed(spattn_exchange(made, SPATTN_EXCHANGE_UNPACK, &args), "without keys");
     for (int64_t token = 0; token < 40; ++token)
-        CHECK_EQ(whole_k.data[token * 16 * 4], token < 20 ? 1 : Tensor::poison);
+        CHECK_EQ(seen_k.data[token * 16 * 4], token < 20 ? 1 : Tensor::poison);
 }
 
 // Ranges that lie a multiple of the dilation apart leave residue classes together; others do not, and are right all the
@@ -213,12 +251,12 @@ TEST(nothing_at_all) {
     size_t bytes[2] = {1, 1};
     succeed(spattn_sharding_buffers(made, &bytes[0], &bytes[1]), "buffers");
     CHECK(bytes[0] == 0 && bytes[1] == 0);
-    Tensor k({0, 2, 20, 16}, f32), v({0, 2, 20, 8}, f32), whole_k({0, 2, 40, 16}, f32), whole_v({0, 2, 40, 8}, f32);
-    for (Tensor* t : {&k, &v, &whole_k, &whole_v}) t->view.data = nullptr;
+    Tensor k({0, 2, 20, 16}, f32), v({0, 2, 20, 8}, f32), seen_k({0, 2, 40, 16}, f32), seen_v({0, 2, 40, 8}, f32);
+    for (Tensor* t : {&k, &v, &seen_k, &seen_v}) t->view.data = nullptr;
     auto args = sized<spattn_exchange_args>();
     args.k = &k.view, args.v = &v.view;
     succeed(spattn_exchange(made, SPATTN_EXCHANGE_PACK, &args), "pack");
-    args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+    args.seen_k = &seen_k.view, args.seen_v = &seen_v.view;
     succeed(spattn_exchange(made, SPATTN_EXCHANGE_UNPACK, &args), "unpack");
     succeed(spattn_exchange(made, SPATTN_EXCHANGE_ADD_GRADIENTS, &args), "add");
 }

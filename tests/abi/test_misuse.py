@@ -78,6 +78,7 @@ class World:
             "pattern_per_batch": (parts, 2, ffi.new("int32_t[]", [0, 1]), 2),
             "pattern_per_document": (causal, numbers, numbers),
             "pattern_rows": (causal, self.tensor(np.array([[0, 2], [5, 8]])), 8),
+            "pattern_columns": (causal, self.tensor(np.array([[0, 2], [5, 8]])), 8),
             "pattern_parse": (b"causal",), "pattern_print": (causal, *text), "pattern_save": (causal, *text),
             "pattern_hash": (causal, ffi.new("uint64_t *")),
             "pattern_load": (keep(ffi.from_buffer(saved)), len(saved)),
@@ -96,6 +97,7 @@ class World:
             "sharding_create": (context, causal, self.problem(), ranks, NULL),
             "sharding_plan": (sharding,),
             "sharding_ranges": (sharding, 0, self.tensor(np.zeros((1, 2), np.int64)), nnz),
+            "sharding_seen": (sharding, self.tensor(np.zeros((1, 2), np.int64)), nnz, keep(ffi.new("int64_t *"))),
             "sharding_peer": (sharding, 0, capi.sized("spattn_peer")), "sharding_buffers": (sharding, count, align),
             "exchange": (sharding, 1, self.exchange_args()),  # the step that has every operand
         }
@@ -122,7 +124,7 @@ class World:
 
     def exchange_args(self):
         """The second half of the tokens, whose queries see all of the first."""
-        shapes = {"k": (2, 2, 20, 16), "v": (2, 2, 20, 8), "whole_k": (2, 2, 40, 16), "whole_v": (2, 2, 40, 8)}
+        shapes = {"k": (2, 2, 20, 16), "v": (2, 2, 20, 8), "seen_k": (2, 2, 40, 16), "seen_v": (2, 2, 40, 8)}
         args = capi.sized("spattn_exchange_args")
         for name, shape in shapes.items():
             setattr(args, name, self.tensor(np.ones(shape, np.float32)))

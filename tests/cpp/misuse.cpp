@@ -129,6 +129,7 @@ TEST(numbers) {
         demand("SPATTN_E_RANGE", "seq_q", [=] { sa::bsr({0, 1}, {0}, 4, 4, bad, 4); });
         demand("SPATTN_E_RANGE", "seq_k", [=] { sa::bsr({0, 1}, {0}, 4, 4, 4, bad); });
         demand("SPATTN_E_RANGE", "seq_q", [=] { sa::rows(sa::causal(), {{0, 1}}, bad); });
+        demand("SPATTN_E_RANGE", "seq_k", [=] { sa::columns(sa::causal(), {{0, 1}}, bad); });
         demand("SPATTN_E_RANGE", "max_tokens_per_row", [=] { sa::runtime_tokens(bad); });
         demand("SPATTN_E_RANGE", "block_q", [=] { sa::runtime_blocks(bad, 4, 4); });
         demand("SPATTN_E_RANGE", "block_k", [=] { sa::runtime_blocks(4, bad, 4); });
@@ -161,16 +162,20 @@ TEST(lists_and_texts) {
     demand("SPATTN_E_RANGE", "count", [] { sa::intersect({}); });
     demand("SPATTN_E_RANGE", "part_of_head[1]", [] { sa::per_head({sa::causal(), sa::full()}, {0, 2}); });
     demand("SPATTN_E_RANGE", "part_of_batch[1]", [] { sa::per_batch({sa::causal(), sa::full()}, {0, -1}); });
-    demand("SPATTN_E_SHAPE", "ranges", [] { sa::rows(sa::causal(), {}, 8); });
-    demand("SPATTN_E_SHAPE", "ranges", [] { sa::rows(sa::causal(), std::vector<sa::Range>(), 8); });
     const std::vector<int64_t> flat{0, 1};
-    demand("SPATTN_E_SHAPE", "ranges", [&] { sa::rows(sa::causal(), sa::view(flat), 8); });
-    demand("SPATTN_E_NULL", "ranges", [] { sa::rows(sa::causal(), sa::ConstView(), 8); });
-    demand("SPATTN_E_RANGE", "ranges", [] { sa::rows(sa::causal(), {{0, 4}, {4, 9}}, 8); });
-    demand("SPATTN_E_RANGE", "ranges", [] { sa::rows(sa::causal(), {{4, 4}}, 8); });
+    for (const auto make : {sa::rows, sa::columns}) {
+        demand("SPATTN_E_SHAPE", "ranges", [=] { make(sa::causal(), {}, 8); });
+        demand("SPATTN_E_SHAPE", "ranges", [=] { make(sa::causal(), std::vector<sa::Range>(), 8); });
+        demand("SPATTN_E_SHAPE", "ranges", [&] { make(sa::causal(), sa::view(flat), 8); });
+        demand("SPATTN_E_NULL", "ranges", [=] { make(sa::causal(), sa::ConstView(), 8); });
+        demand("SPATTN_E_RANGE", "ranges", [=] { make(sa::causal(), {{0, 4}, {4, 9}}, 8); });
+        demand("SPATTN_E_RANGE", "ranges", [=] { make(sa::causal(), {{4, 4}}, 8); });
+    }
+    demand("SPATTN_E_UNSUPPORTED", "pattern", [] { sa::columns(sa::runtime_tokens(8), {{0, 4}}, 8); });
     sa::Extent three;
     three.seq_q = 3, three.seq_k = 8;
     demand("SPATTN_E_SHAPE", "pattern", [&] { sa::rows(sa::causal(), {{0, 4}}, 8).stats(three); });
+    demand("SPATTN_E_SHAPE", "pattern", [&] { sa::columns(sa::causal(), {{0, 4}}, 8).stats(three); });
 }
 
 TEST(empty_handles) {
@@ -182,6 +187,7 @@ TEST(empty_handles) {
     demand("SPATTN_E_NULL", "pattern", [&] { sa::transpose(none); });
     demand("SPATTN_E_NULL", "inner", [&] { sa::per_document(none, {0, 1}, {0, 1}); });
     demand("SPATTN_E_NULL", "inner", [&] { sa::rows(none, {{0, 1}}, 1); });
+    demand("SPATTN_E_NULL", "inner", [&] { sa::columns(none, {{0, 1}}, 1); });
     demand("SPATTN_E_NULL", "pattern", [&] { none.text(); });
     demand("SPATTN_E_NULL", "pattern", [&] { none.save(); });
     demand("SPATTN_E_NULL", "pattern", [&] { none.hash(); });

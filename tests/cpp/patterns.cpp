@@ -69,6 +69,10 @@ TEST(every_constructor_is_its_text) {
         {sa::rows(sa::causal(), {{12, 16}, {0, 4}}, 16), "rows([12,16,0,4],16,causal)"},
         {sa::rows(sa::causal(), some, 8), "rows([6,8,0,1],8,causal)"},
         {sa::rows(sa::runtime_tokens(8), sa::view(pairs, {2, 2}), 9), "rows([5,9,0,1],9,runtime_tokens(8))"},
+        {sa::columns(sa::causal(), {{0, 4}}, 8), "columns([0,4],8,causal)"},
+        {sa::columns(sa::causal(), {{12, 16}, {0, 4}}, 16), "columns([12,16,0,4],16,causal)"},
+        {sa::columns(sa::causal(), some, 8), "columns([6,8,0,1],8,causal)"},
+        {sa::columns(sa::causal(), sa::view(pairs, {2, 2}), 9), "columns([5,9,0,1],9,causal)"},
         {sa::causal() & (sa::window(3, 0) | sa::sink(1)), "causal & (window(3,0) | sink(1))"},
         {sa::unite({sa::sink(1), sa::causal(), sa::full()}), "sink(1) | causal | full"},
         {sa::intersect({sa::sink(1), sa::causal(), sa::full()}), "sink(1) & causal & full"},
@@ -119,6 +123,12 @@ TEST(questions) {
     sa::Extent offset = square;
     offset.q_offset = 12;
     CHECK_EQ(sa::causal().stats(offset).pairs, 144.0);
+    // Query 0 of these is the third of four; key 0 is the third of four.
+    sa::Extent two_queries, two_keys;
+    two_queries.seq_q = two_keys.seq_k = 2, two_queries.seq_k = two_keys.seq_q = 4;
+    const sa::Pattern rows = sa::rows(sa::causal(), {{2, 4}}, 4), columns = sa::columns(sa::causal(), {{2, 4}}, 4);
+    CHECK(rows.keeps(two_queries, 0, 2) && !rows.keeps(two_queries, 0, 3));
+    CHECK(columns.keeps(two_keys, 2, 0) && !columns.keeps(two_keys, 1, 0));
 }
 
 TEST(predicates_and_what_they_throw) {

@@ -29,7 +29,8 @@ TEST(what_fails) {
     const sa::Pattern wrong = sa::window(-2, 0);
     CHECK(!wrong);
     // What is made of it is empty too, and the reason stays the first one.
-    const sa::Pattern whole = sa::rows(sa::transpose(sa::causal() & (wrong | sa::sink(1))), {{0, 1}}, 2) - sa::full();
+    const sa::Pattern rows = sa::rows(sa::transpose(sa::causal() & (wrong | sa::sink(1))), {{0, 1}}, 2);
+    const sa::Pattern whole = sa::columns(rows, {{0, 1}}, 2) - sa::full();
     CHECK(!whole);
     CHECK(!sa::Context(sa::cpu).plan(whole, {}));
     CHECK_EQ(sa::last_failure().argument, "left");
@@ -45,5 +46,6 @@ TEST(what_fails) {
     const sa::Status status = plan.forward({});
     CHECK(!status.ok());
     CHECK_EQ(std::string(status.name()), "SPATTN_E_NULL");
+    CHECK(!sa::Context(sa::cpu).shard(whole, problem, {}).seen());
     CHECK(!sa::predicate([](int64_t, int64_t, int64_t) { return true; }, 0, 1, 1));
 }

@@ -14,7 +14,7 @@ namespace sa = sparseattn;
 
 namespace {
 
-constexpr int64_t tokens = 600, heads = 2, dim = 8;
+constexpr int64_t tokens = 1200, heads = 2, dim = 8;
 
 std::vector<float> noise(uint32_t seed) {
     std::vector<float> values(size_t(tokens * heads * dim));
@@ -134,6 +134,21 @@ std::vector<float> take(const std::vector<float>& all, const std::vector<sa::Ran
     return taken;
 }
 
+// Where the tokens of some ranges are among those that a plan takes. Each range lies in one of these.
+std::vector<sa::Range> places(const std::vector<sa::Range>& held, const std::vector<sa::Range>& seen) {
+    std::vector<sa::Range> found;
+    for (const sa::Range& own : held) {
+        int64_t first = 0;  // place of the range of `seen`
+        for (const sa::Range& range : seen) {
+            const int64_t shift = first - range.begin;
+            if (range.begin <= own.begin && own.end <= range.end) found.push_back({own.begin + shift, own.end + shift});
+            first += range.end - range.begin;
+        }
+    }
+    CHECK_EQ(found.size(), held.size());
+    return found;
+}
+
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
     if (a.size() != b.size()) return HUGE_VAL;
     double worst = 0;
@@ -149,23 +164,26 @@ double run_rank(const sa::Pattern& pattern, const sa::Ranks& ranks, Post& post, 
     const sa::Context context(sa::cpu);
     const sa::Sharding sharding = context.shard(pattern, problem_of_all(), ranks);
     const std::vector<sa::Range> held = sharding.ranges(ranks.rank);
+    const sa::Sharding::Seen seen = sharding.seen();
     const sa::Sharding::Buffers sizes = sharding.buffers();
     Memory sent((sizes.sent.bytes + 15) / 16), received((sizes.received.bytes + 15) / 16);
     std::vector<float> k = take(truth.k, held), v = take(truth.v, held), dk(k.size()), dv(v.size());
-    std::vector<float> whole_k(truth.k.size(), NAN), whole_v = whole_k, whole_dk = whole_k, whole_dv = whole_k;
+    std::vector<float> seen_k(size_t(seen.tokens * heads * dim), NAN);
+    std::vector<float> seen_v = seen_k, seen_dk = seen_k, seen_dv = seen_k;
     const sa::Keys keys{view_of(k), view_of(v)};
-    const sa::WrittenKeys whole{view_of(whole_k), view_of(whole_v)}, whole_gradients{view_of(whole_dk), view_of(whole_dv)};
+    const sa::WrittenKeys seen_keys{view_of(seen_k), view_of(seen_v)}, gradients{view_of(seen_dk), view_of(seen_dv)};
     sharding.pack(keys, workspace(sent));
     carry(sharding, post, ranks, sent, received, false);
-    sharding.unpack(keys, workspace(received), whole);
+    sharding.unpack(keys, workspace(received), seen_keys);
     Pass pass(k.size() / (heads * dim));
     pass.q = take(truth.pass.q, held), pass.dout = take(truth.pass.dout, held);
-    pass.run(sharding.plan(), {whole.k, whole.v}, whole_gradients);
-    sharding.pack_gradients({whole_gradients.k, whole_gradients.v}, workspace(received));
+    pass.run(sharding.plan(), {seen_keys.k, seen_keys.v}, gradients);
+    sharding.pack_gradients({gradients.k, gradients.v}, workspace(received));
     carry(sharding, post, ranks, sent, received, true);
-    sharding.add_gradients({whole_gradients.k, whole_gradients.v}, workspace(sent), {view_of(dk), view_of(dv)});
-    sharding.add_gradients(whole_gradients, workspace(sent));
-    if (take(whole_dk, held) != dk || take(whole_dv, held) != dv) return HUGE_VAL;
+    sharding.add_gradients({gradients.k, gradients.v}, workspace(sent), {view_of(dk), view_of(dv)});
+    sharding.add_gradients(gradients, workspace(sent));
+    const std::vector<sa::Range> own = places(held, seen.ranges);
+    if (take(seen_dk, own) != dk || take(seen_dv, own) != dv) return HUGE_VAL;
     return std::max({distance(pass.out, take(truth.pass.out, held)), distance(pass.dq, take(truth.pass.dq, held)),
                      distance(dk, take(truth.dk, held)), distance(dv, take(truth.dv, held))});
 }
@@ -187,7 +205,7 @@ TEST(ranks_attend_as_one_device) {
     const sa::Pattern local = sa::causal() & (sa::sink(3) | sa::window(70, 0));
     for (const sa::Pattern& pattern : {local, sa::causal(), sa::block_diagonal(100), local | sa::global_tokens({250})})
         for (const sa::Ranks& ranks : {sa::Ranks{3}, sa::Ranks{2, 0, sa::Split::zigzag},
-                                       sa::Ranks{2, 0, {}, {{{500, 600}, {0, 90}}, {{90, 500}}}}}) {
+                                       sa::Ranks{2, 0, {}, {{{900, 1200}, {0, 190}}, {{190, 900}}}}}) {
             check::context = pattern.text() + " on " + std::to_string(ranks.ranks);
             const Whole truth(pattern);
             Post post(ranks.ranks);
@@ -204,22 +222,51 @@ TEST(ranks_attend_as_one_device) {
         }
 }
 
+TEST(ranks_say_which_keys_their_plans_take) {
+    const sa::Context context(sa::cpu);
+    sa::Problem problem = problem_of_all();
+    problem.seq_q = problem.seq_k = 4096;
+    const auto see = [&](const sa::Pattern& pattern, const sa::Ranks& ranks) -> sa::Sharding::Seen {
+        return context.shard(pattern, problem, ranks).seen();
+    };
+    const auto demand_seen = [](const sa::Sharding::Seen& seen, const std::vector<std::array<int64_t, 2>>& wanted) {
+        std::vector<std::array<int64_t, 2>> ranges;
+        int64_t count = 0;
+        for (const sa::Range& range : seen.ranges) {
+            ranges.push_back({range.begin, range.end});
+            count += range.end - range.begin;
+        }
+        CHECK(ranges == wanted);
+        CHECK_EQ(seen.tokens, count);
+    };
+    // What a rank holds and the blocks of 128 tokens that it receives: before it, and the first.
+    const sa::Pattern local = sa::causal() & (sa::sink(3) | sa::window(70, 0));
+    demand_seen(see(local, {8, 0}), {{0, 512}});
+    demand_seen(see(local, {8, 5}), {{0, 128}, {2432, 3072}});
+    demand_seen(see(sa::window(0, 0), {8, 1, sa::Split::zigzag}), {{256, 512}, {3584, 3840}});
+    demand_seen(see(sa::full(), {8, 5}), {{0, 4096}});
+    demand_seen(see(sa::runtime_tokens(2), {8, 5}), {{0, 4096}});
+}
+
 TEST(what_is_refused) {
     const sa::Context context(sa::cpu);
     const auto shard = [&](const sa::Ranks& ranks) { return context.shard(sa::full(), problem_of_all(), ranks); };
     demand("options.ranks", [&] { shard({0}); });
     demand("options.rank", [&] { shard({2, 2}); });
-    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 600}}, {}}}); });
+    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 1200}}, {}}}); });
     demand("options.ranges", [&] { shard({2, 0, {}, {{}, {}}}); });
-    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 300}}, {{301, 600}}}}); });
-    demand("options.split", [&] { shard({2, 0, sa::Split::zigzag, {{{0, 300}}, {{300, 600}}}}); });
+    demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 600}}, {{601, 1200}}}}); });
+    demand("options.split", [&] { shard({2, 0, sa::Split::zigzag, {{{0, 600}}, {{600, 1200}}}}); });
     const sa::Sharding sharding = shard({2});
     demand("rank", [&] { (void)sa::Peer(sharding.peer(2)); });
     demand("rank", [&] { (void)std::vector<sa::Range>(sharding.ranges(-1)); });
-    std::vector<float> k(300 * heads * dim);
+    std::vector<float> k(600 * heads * dim), few(599 * heads * dim), all(1200 * heads * dim);
     demand("buffer", [&] { sharding.pack({view_of(k), view_of(k)}, {}); });
     Memory sent(4);
     demand("buffer_bytes", [&] { sharding.pack({view_of(k), view_of(k)}, workspace(sent)); });
     demand("v", [&] { sharding.pack({view_of(k), {}}, workspace(sent)); });
+    demand("k", [&] { sharding.pack({view_of(few), view_of(k)}, workspace(sent)); });
+    demand("seen_v", [&] { sharding.pack_gradients({view_of(all), view_of(k)}, workspace(sent)); });
     demand("sharding", [] { sa::Sharding().plan(); });
+    demand("sharding", [] { (void)sa::Sharding::Seen(sa::Sharding().seen()); });
 }

@@ -47,6 +47,7 @@ const Scene scenes[] = {
     {"causal & (window(60,0) | strided(16))", 400, 420, "strided(16)", with_sinks, 0, 20, f64},
     {"per_document([0,30,70],[0,30,70],causal)", 70, 70, "per_document", in_key, 0, 0, bf16},
     {"rows([0,35,105,140],140,causal)", 70, 140, "rows", in_key, 0, 0, bf16},
+    {"columns([0,35,105,140],140,causal)", 140, 70, "columns", in_key, 0, 0, bf16},
     {"mask([1,0,0,1,1,0,1,1,1],1,3,3)", 3, 3, "mask", with_sinks},
     {"runtime_tokens(6)", 40, 40, "given at run time", 0, 6},
     {"causal & runtime_tokens(6)", 40, 40, "given at run time", with_sinks, 6, 20},

@@ -137,6 +137,7 @@ TEST(compositions) {
         {"spattn_pattern_per_document",
          [&](auto r) { return spattn_pattern_per_document(a.get(), &cu_q.view, &cu_k.view, r); }},
         {"spattn_pattern_rows", [&](auto r) { return spattn_pattern_rows(a.get(), &ranges.view, 9, r); }},
+        {"spattn_pattern_columns", [&](auto r) { return spattn_pattern_columns(a.get(), &ranges.view, 9, r); }},
         {"spattn_pattern_parse",
          [&](auto r) {
              return spattn_pattern_parse(
@@ -176,6 +177,7 @@ TEST(texts_hashes_and_bytes) {
     for (const char* text : {"csr([0,2,2,3],[0,4,2],5) | bsr([0,1,2],[0,1],2,3,3,5)", "mask([1,0,0,1,1,0],1,2,3)",
                              "per_document([0,3,9],[0,5,9],causal & window(2,0))",
                              "rows([6,9,0,2],9,causal & window(2,0))", "rows([0,4],8,runtime_tokens(8) & causal)",
+                             "columns([6,9,0,2],9,causal & window(2,0))",
                              "causal & runtime_tokens(8)", "runtime_blocks(4,8,2) & (window(3,0) | sink(1))"})
         CHECK(sweep_texts_hashes_and_bytes(parse(text)) > 20);
 }

@@ -119,13 +119,13 @@ TEST(shardings) {
     const Sharding sharding(result);
     size_t bytes[2] = {};
     succeed(spattn_sharding_buffers(result, &bytes[0], &bytes[1]), "buffers");
-    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), whole_k({2, 2, 40, 16}, f32), whole_v({2, 2, 40, 8}, f32);
+    Tensor k({2, 2, 20, 16}, f32), v({2, 2, 20, 8}, f32), seen_k({2, 2, 40, 16}, f32), seen_v({2, 2, 40, 8}, f32);
     Tensor buffer({int64_t(std::max(bytes[0], bytes[1]))}, u8);
     for (const spattn_enum step : {SPATTN_EXCHANGE_PACK, SPATTN_EXCHANGE_UNPACK, SPATTN_EXCHANGE_PACK_GRADIENTS,
                                    SPATTN_EXCHANGE_ADD_GRADIENTS}) {
         auto args = sized<spattn_exchange_args>();
         if (step != SPATTN_EXCHANGE_PACK_GRADIENTS) args.k = &k.view, args.v = &v.view;
-        if (step != SPATTN_EXCHANGE_PACK) args.whole_k = &whole_k.view, args.whole_v = &whole_v.view;
+        if (step != SPATTN_EXCHANGE_PACK) args.seen_k = &seen_k.view, args.seen_v = &seen_v.view;
         args.buffer = buffer.data, args.buffer_bytes = buffer.bytes;
         succeed(spattn_exchange(result, step, &args), "exchange");
         memory::arm(1, memory::Fault::once);

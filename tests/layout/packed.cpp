@@ -57,6 +57,11 @@ HotCase make_case(int seed) {
         c.pattern = make_rows(c.pattern, {seq / 2, seq, 0, (seq + 2) / 3}, seq);
         c.extent.seq_q = seq - seq / 2 + (seq + 2) / 3;
     }
+    if (const int64_t seq = c.extent.seq_k; seq > 1 && random.one_in(4)) {  // its first keys, and its last ones
+        c.pattern = make_columns(c.pattern, {0, (seq + 2) / 3, seq / 2, seq}, seq);
+        c.extent.seq_k = seq - seq / 2 + (seq + 2) / 3;
+        c.extent.q_offset += c.extent.seq_k - seq;
+    }
     c.hot = c.pattern->hot(c.extent);
     const int32_t sizes[] = {8, 16, 24, 32, 64, 100};
     const int32_t block_q = sizes[random.in(0, 5)], block_k = sizes[random.in(0, 5)];

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // modulus() and in_residue() against what the pattern means, pair by pair.
+#include <numeric>
+
 #include "check.h"
 #include "pattern/trees.h"
 
@@ -80,22 +82,39 @@ TEST(random_patterns) {
     }
 }
 
-// Ranges of rows that lie a multiple of the modulus away from where they stand among all.
-TEST(rows_from_zero) {
+// Ranges of rows, and of keys, that lie a multiple of the modulus away from where they stand among all.
+TEST(rows_and_columns_from_zero) {
     long moduli = 0, residues = 0, kept = 0, pieces = 0;
     for (uint32_t seed = 0; seed < 2000; ++seed) {
         Source source(seed);
         const Tree tree = source.tree(2);
         const int64_t modulus = source.number(1, 6), seq = modulus * source.number(2, 9);
-        std::vector<int64_t> bounds, among_all;  // the inner row of each row
-        for (int64_t n = source.number(1, 3); n > 0; --n) {
-            const int64_t begin = source.number(0, seq / modulus - 1), end = source.number(begin + 1, seq / modulus);
-            bounds.insert(bounds.end(), {begin * modulus, end * modulus});
-            for (int64_t row = begin * modulus; row < end * modulus; ++row) among_all.push_back(row);
+        struct Drawn {
+            std::vector<int64_t> bounds, among_all;  // among_all: the inner token of each token
+        };
+        const auto draw = [&] {
+            Drawn drawn;
+            for (int64_t n = source.number(1, 3); n > 0; --n) {
+                const int64_t begin = source.number(0, seq / modulus - 1), end = source.number(begin + 1, seq / modulus);
+                drawn.bounds.insert(drawn.bounds.end(), {begin * modulus, end * modulus});
+                for (int64_t token = begin * modulus; token < end * modulus; ++token) drawn.among_all.push_back(token);
+            }
+            return drawn;
+        };
+        const Drawn rows = draw();
+        Drawn columns = draw();
+        PatternRef pattern = make_rows_from_zero(tree.pattern, rows.bounds, seq);
+        if (source.number(0, 1)) {
+            pattern = make_columns_from_zero(std::move(pattern), columns.bounds, seq);
+        } else {
+            columns.among_all.resize(size_t(seq));
+            std::iota(columns.among_all.begin(), columns.among_all.end(), int64_t(0));
         }
-        const auto count = int64_t(among_all.size());
-        const PatternRef pattern = make_rows_from_zero(tree.pattern, bounds, seq);
-        const Plane whole{{2, 3, seq, seq, 0}, 1, 1}, own{{2, 3, count, seq, 0}, 1, 1};
+        const auto count = int64_t(rows.among_all.size()), seq_k = int64_t(columns.among_all.size());
+        const Plane whole{{2, 3, seq, seq, 0}, 1, 1}, own{{2, 3, count, seq_k, 0}, 1, 1};
+        const auto sees = [&](int64_t row, int64_t k) {
+            return tree.sees(whole, rows.among_all[size_t(row)], columns.among_all[size_t(k)]);
+        };
         check::context = describe(tree, whole, seed);
         pattern->check(own.extent);
         const int64_t found = pattern->modulus();
@@ -104,23 +123,23 @@ TEST(rows_from_zero) {
         pieces += int64_t(parts.size()) > 1;
         bool holds = found >= 0, is_same = true, is_divided = true;
         for (int64_t row = 0; row < count; ++row)
-            for (int64_t k = 0; k < seq; ++k) {
-                const bool sees = tree.sees(whole, among_all[size_t(row)], k);
-                if (sees) holds &= found == 0 ? k == row : (k - row) % found == 0;
+            for (int64_t k = 0; k < seq_k; ++k) {
+                const bool is_seen = sees(row, k);
+                if (is_seen) holds &= found == 0 ? k == row : (k - row) % found == 0;
                 int64_t among = 0;
                 for (const PatternRef& part : parts) among += row_of(*part, own, row, k, k + 1)[0];
-                is_divided &= among == int64_t(sees);
-                kept += sees;
+                is_divided &= among == int64_t(is_seen);
+                kept += is_seen;
             }
         for (int64_t residue = 0; residue < modulus; ++residue) {
             const PatternRef part = pattern->in_residue(modulus, residue);
             residues += bool(part);
-            const int64_t keys = (seq - residue + modulus - 1) / modulus;
+            const int64_t keys = (seq_k - residue + modulus - 1) / modulus;
             const Plane of_class{{2, 3, (count - residue + modulus - 1) / modulus, keys, 0}, 1, 1};
             for (int64_t row = residue; part && row < count; row += modulus) {
                 const std::vector<bool> seen = row_of(*part, of_class, row / modulus, 0, keys);
                 for (int64_t k = 0; k < keys; ++k)
-                    is_same &= seen[size_t(k)] == tree.sees(whole, among_all[size_t(row)], residue + modulus * k);
+                    is_same &= seen[size_t(k)] == sees(row, residue + modulus * k);
             }
         }
         CHECK(holds);

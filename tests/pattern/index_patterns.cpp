@@ -23,8 +23,9 @@ TEST(index_patterns_mean_their_lists) {
     for (uint32_t seed = 0; seed < 1500; ++seed) {
         Source source(seed);
         const Plane plane = source.plane();
-        const Tree tree = seed % 4 == 0   ? source.per_document(plane.extent, 2)
-                          : seed % 4 == 1 ? source.rows(plane.extent, 2)
+        const Tree tree = seed % 5 == 0   ? source.per_document(plane.extent, 2)
+                          : seed % 5 == 1 ? source.rows(plane.extent, 2)
+                          : seed % 5 == 2 ? source.columns(plane.extent, 2)
                                           : source.lists(plane.extent);
         check_meaning(tree, plane, seed);
     }
@@ -204,6 +205,25 @@ TEST(rows_that_break_the_rules) {
         refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
     }
     CHECK_EQ(parse_pattern("rows( [0,2,1 ,3], 9,full|causal )")->print(), "rows([0,2,1,3], 9, full | causal)");
+}
+
+TEST(columns_that_break_the_rules) {
+    const PatternRef full = make_full();
+    refuses(SPATTN_E_NULL, "inner", [] { make_columns({}, {0, 1}, 1); });
+    for (int64_t bad : {int64_t(0), int64_t(-1), huge})
+        refuses(SPATTN_E_RANGE, "seq_k", [&] { make_columns(full, {0, 1}, bad); });
+    refuses(SPATTN_E_SHAPE, "ranges", [&] { make_columns(full, {}, 9); });
+    refuses(SPATTN_E_RANGE, "ranges", [&] { make_columns(full, {0, 1, 9, 10}, 9); });
+    refuses(SPATTN_E_UNSUPPORTED, "pattern", [] { make_columns(make_runtime_tokens(3), {0, 1}, 9); });
+    const PatternRef six = make_columns(make_csr(ints({0, 1, 1}), ints({2}), 3, false), {1, 3, 0, 2, 1, 3}, 3);
+    six->check({1, 1, 2, 6, 77});
+    for (const Extent& e : {Extent{1, 1, 2, 3, 0}, Extent{1, 1, 2, 5, 0}, Extent{1, 1, 2, 7, 0}, Extent{1, 1, 3, 6, 0}})
+        refuses(SPATTN_E_SHAPE, "pattern", [&] { six->check(e); });
+    for (const char* bad : {"columns()", "columns([0,1],causal)", "columns([0,1],1)", "columns([0,1],1,causal",
+                            "columns([0],1,causal)", "columns([0,2],1,causal)", "columns([0,1],[1],causal)"}) {
+        refuses(SPATTN_E_FORMAT, "text", [&] { parse_pattern(bad); });
+    }
+    CHECK_EQ(parse_pattern("columns( [0,2,1 ,3], 9,full|causal )")->print(), "columns([0,2,1,3], 9, full | causal)");
 }
 
 TEST(predicates) {

@@ -317,6 +317,26 @@ xx.
 )");
 }
 
+// The first two keys and the last three, of eight whose end the queries are as far from as from these; a key twice.
+TEST(columns_of_a_longer_extent) {
+    const char* thinned = R"(
+xxx..
+xxxx.
+xxxxx
+)";
+    CHECK_EQ(draw("columns([0,2,5,8],8,causal)", 3, 5), thinned);
+    CHECK_EQ(draw("columns([0,2,5,8],8,causal & window(2,0))", Plane{{1, 1, 3, 5, 1}}), R"(
+.....
+..x..
+..xx.
+)");
+    CHECK_EQ(draw("columns([2,3,0,1,2,3],3,csr([0,1,2,4],[0,1,0,2],3))", 3, 3), R"(
+.x.
+...
+xxx
+)");
+}
+
 TEST(lists_of_a_call) {
     CHECK_EQ(draw_lists("runtime_tokens(3)", 3, 5, {4, 0, 0, -1, 5, 2, 3, 1, 3}), R"(
 2...1

@@ -53,6 +53,7 @@ const Golden goldens[] = {
     {"choices", "per_head([0,1,0], per_batch([1,0], causal, full), transpose(dilated(8,2,3) - logsparse))"},
     {"per_document", "per_document([0,3,3,9], [0,4,4,9], causal) & block_diagonal(4)"},
     {"rows", "rows([6,8,0,3], 8, causal & window(2,0)) | sink(1)"},
+    {"columns", "columns([0,3,6,8], 8, causal & window(2,0)) | sink(1)"},
     {"csr", "csr([0,2,2,3],[0,4,1],5)"},
     {"bsr", "bsr([0,1,3],[1,0,2],4,2,7,5)"},
     {"mask", "mask([1,0,0,1,1,1,1,0,0,0,1,0],2,1,3,2)"},

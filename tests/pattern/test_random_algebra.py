@@ -93,16 +93,27 @@ def per_document(r, extent, depth):
     return f"per_document([{listed(cu_q)}], [{listed(cu_k)}], {expression(r, own, depth)})"
 
 
-def rows(r, extent, depth):
-    """Ranges of a longer or shorter extent, in any order, whose rows may be there more than once."""
-    own = Extent(r.randint(1, 2 * extent.seq_q), extent.seq_k, extent.batch, extent.heads)
-    bounds, left = [], extent.seq_q
-    while left:
-        length = r.randint(1, min(left, own.seq_q))
-        begin = r.randint(0, own.seq_q - length)
+def ranges(r, count):
+    """Ranges of a longer or shorter extent, in any order, whose tokens may be there more than once; and its tokens."""
+    tokens, bounds = r.randint(1, 2 * count), []
+    while count:
+        length = r.randint(1, min(count, tokens))
+        begin = r.randint(0, tokens - length)
         bounds += [begin, begin + length]
-        left -= length
-    return f"rows([{listed(bounds)}], {own.seq_q}, {expression(r, own, depth)})"
+        count -= length
+    return listed(bounds), tokens
+
+
+def rows(r, extent, depth):
+    bounds, seq_q = ranges(r, extent.seq_q)
+    own = Extent(seq_q, extent.seq_k, extent.batch, extent.heads)
+    return f"rows([{bounds}], {seq_q}, {expression(r, own, depth)})"
+
+
+def columns(r, extent, depth):
+    bounds, seq_k = ranges(r, extent.seq_k)
+    own = Extent(extent.seq_q, seq_k, extent.batch, extent.heads, extent.offset + seq_k - extent.seq_k)
+    return f"columns([{bounds}], {seq_k}, {expression(r, own, depth)})"
 
 
 def leaf(r, extent):
@@ -127,7 +138,7 @@ def expression(r, extent, depth):
     if choice < 0.80:
         return f"transpose({part()})"
     if choice < 0.90 and extent.seq_q:
-        return r.choice([per_document, rows])(r, extent, depth - 1)
+        return r.choice([per_document, rows, columns])(r, extent, depth - 1)
     name, count = r.choice([("per_head", extent.heads), ("per_batch", extent.batch)])
     return f"{name}([{listed(r.randrange(2) for _ in range(count))}],{part()},{part()})"
 

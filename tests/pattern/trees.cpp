@@ -21,6 +21,8 @@ Tree Source::per_document(const Extent& e, int depth) { return tree_of(on(e).per
 
 Tree Source::rows(const Extent& e, int depth) { return tree_of(on(e).rows(depth)); }
 
+Tree Source::columns(const Extent& e, int depth) { return tree_of(on(e).columns(depth)); }
+
 Tree Source::mixed(const Extent& e, int depth) { return tree_of(on(e).build(depth)); }
 
 Plane Source::plane() {

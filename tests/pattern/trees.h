@@ -38,6 +38,7 @@ public:
     Tree lists(const Extent& e);
     Tree per_document(const Extent& e, int depth);
     Tree rows(const Extent& e, int depth);
+    Tree columns(const Extent& e, int depth);
     Tree mixed(const Extent& e, int depth);
 
     Plane plane();

@@ -43,14 +43,18 @@ Pattern made(const char* what, Make make) {
     return Pattern(result);
 }
 
-// The ranges of rows that an extent has of seq_q queries: begin and end of each.
+// The ranges that an extent has of more or fewer tokens: begin and end of each.
 struct Ranges {
-    int64_t seq_q;
+    int64_t tokens;
     std::vector<int64_t> bounds;
 
-    Pattern of(const Pattern& inner) const {
+    Pattern rows_of(const Pattern& inner) const {
         const Integers pairs(bounds, 2);
-        return made("rows", [&](auto out) { return spattn_pattern_rows(inner.get(), &pairs.tensor, seq_q, out); });
+        return made("rows", [&](auto out) { return spattn_pattern_rows(inner.get(), &pairs.tensor, tokens, out); });
+    }
+    Pattern columns_of(const Pattern& inner) const {
+        const Integers pairs(bounds, 2);
+        return made("columns", [&](auto out) { return spattn_pattern_columns(inner.get(), &pairs.tensor, tokens, out); });
     }
 };
 
@@ -128,7 +132,7 @@ private:
             case 5: return per_document(false);
             case 6: return choice(true, [&] { return sparse(); });
             case 7: return lists();
-            case 8: return dealt().of(random_.one_in(2) ? parse("causal") : sparse());
+            case 8: return dealt().rows_of(random_.one_in(2) ? parse("causal") : sparse());
         }
         return sparse();
     }
@@ -248,7 +252,7 @@ private:
             case 5: return choice(true, part);
             case 6: return choice(false, part);
             case 7: return is_whole ? per_document(true) : leaf(false);
-            case 8: return is_whole ? some_rows() : leaf(false);
+            case 8: return !is_whole ? leaf(false) : random_.one_in(2) ? some_rows() : some_columns();
         }
         return leaf(is_whole);
     }
@@ -289,15 +293,26 @@ private:
 
     // Ranges in any order, of a longer or shorter extent, for which there may be lists.
     Pattern some_rows() {
-        Ranges some{random_.in(1, 2 * e_.seq_q), {}};
-        for (int64_t left = e_.seq_q; left > 0;) {
-            const int64_t length = random_.in(1, std::min(left, some.seq_q));
-            const int64_t begin = random_.in(0, some.seq_q - length);
+        const Ranges some = ranges(e_.seq_q);
+        return some.rows_of(of_extent({e_.batch, e_.heads, some.tokens, e_.seq_k}));
+    }
+    Pattern some_columns() {
+        const Ranges some = ranges(e_.seq_k);
+        return some.columns_of(of_extent({e_.batch, e_.heads, e_.seq_q, some.tokens}));
+    }
+    Ranges ranges(int64_t count) {
+        Ranges some{random_.in(1, 2 * count), {}};
+        for (int64_t left = count; left > 0;) {
+            const int64_t length = random_.in(1, std::min(left, some.tokens));
+            const int64_t begin = random_.in(0, some.tokens - length);
             some.bounds.insert(some.bounds.end(), {begin, begin + length});
             left -= length;
         }
-        Drawing own(random_, {e_.batch, e_.heads, some.seq_q, e_.seq_k});
-        Pattern pattern = some.of(own.algebra(1, true));
+        return some;
+    }
+    Pattern of_extent(const Extents& e) {
+        Drawing own(random_, e);
+        Pattern pattern = own.algebra(1, true);
         varies_by_batch |= own.varies_by_batch, varies_by_head |= own.varies_by_head;
         return pattern;
     }
@@ -339,8 +354,8 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
         }
         if (!on_cache && random.one_in(4)) {
             const Ranges dealt = drawing.dealt();
-            drawn.pattern = dealt.of(drawn.pattern);
-            if (drawn.known) drawn.known = dealt.of(drawn.known);
+            drawn.pattern = dealt.rows_of(drawn.pattern);
+            if (drawn.known) drawn.known = dealt.rows_of(drawn.known);
         }
         return drawn;
     }

@@ -146,6 +146,22 @@ ROWS = [
     ("causal - rows([0,9],20,strided(3))", Extent(9, 9)),
 ]
 
+# Keys of another extent, from whose end the queries are as far as from that of the extent.
+COLUMNS = [
+    ("columns([4,8],8,causal)", Extent(8, 4)),
+    ("columns([4,8],8,causal)", Extent(6, 4, q_offset=1)),
+    ("columns([0,4,60,64],64,causal & (sink(2) | window(3,0)))", Extent(5, 8, batch=2, heads=2)),
+    ("columns([5,9,0,2,6,8],9,causal & (sink(1) | window(2,0)))", Extent(12, 8)),
+    ("columns([1,2,1,2,0,1],2,csr([0,2,3,3],[0,1,1],2))", Extent(3, 3)),
+    ("columns([2,5],6,mask([1,0,0,1,1,0,0,1,1,0,1,1],2,6)) | sink(1)", Extent(2, 3)),
+    ("columns([0,4],9,per_document([0,3,5],[0,3,9],causal))", Extent(5, 4)),
+    ("columns([0,32,224,256],256,rows([224,256],256,bigbird(16,3,1,1,3)))", Extent(32, 64)),
+    ("rows([0,6,8,9],9,columns([1,8],9,transpose(causal)))", Extent(7, 7)),
+    ("transpose(columns([2,5,0,2],5,window(1,1)))", Extent(5, 5)),
+    ("columns([3,5],6,per_head([0,1],causal,tree(-1,0,0,1,1,2)))", Extent(6, 2, heads=2)),
+    ("causal - columns([0,9],20,strided(3))", Extent(9, 9)),
+]
+
 
 def pattern_cases():
     for text in TEXTS:
@@ -159,6 +175,7 @@ def pattern_cases():
     yield from INDEXED
     yield from DOCUMENTS
     yield from ROWS
+    yield from COLUMNS
 
 
 def pattern_vector(text, extent):
@@ -203,6 +220,7 @@ PROBLEMS = [
     ("causal", 1, 3, 1, 7, 4, 4, 4, 0.5, None, True, {"sink_logits": [0.5, -1.25, 3.0]}),
     ("window(2,1)", 2, 2, 2, 6, 6, 4, 2, 0.5, None, False, {"sink_logits": [-8.0, 1.0], "softcap": 2.0}),
     ("rows([6,8,0,3],8,causal & (sink(1) | window(3,0)))", 1, 2, 1, 5, 8, 4, 4, 0.5, None, True),
+    ("columns([0,2,9,14],14,causal & (sink(1) | window(3,0)))", 1, 2, 1, 5, 7, 4, 4, 0.5, None, True),
 ]
 
 

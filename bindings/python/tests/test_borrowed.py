@@ -60,6 +60,7 @@ BORROWERS = [
     lambda p: sa.per_batch([sa.full(), p], [1]),
     lambda p: sa.per_document(p, [0, 9]),
     lambda p: sa.rows(p, [(5, 9), (0, 5)], 9),
+    lambda p: sa.columns(p, [(5, 9), (0, 5)], 9),
     lambda p: sa.Plan(sa.rows(p, [(0, 9)], 9), heads_q=2, seq_q=9, head_dim=4, reference=True),
     lambda p: sa.Plan(p, heads_q=2, seq_q=9, head_dim=4),
     lambda p: sa.Plan(p & sa.full(), heads_q=2, seq_q=9, head_dim=4, reference=True, backward=True),

@@ -48,6 +48,8 @@ CASES = [
     ),
     (sa.rows("causal", [(0, 2), (6, 8)], 8), "rows([0,2,6,8],8,causal)", sa.Extent(4, 9, batch=2, q_offset=-7)),
     (sa.rows(sa.sink(1), np.array([[1, 4]], np.int32), 9), "rows([1,4],9,sink(1))", sa.Extent(3, 5)),
+    (sa.columns("causal", [(0, 2), (6, 8)], 8), "columns([0,2,6,8],8,causal)", sa.Extent(9, 4, batch=2, q_offset=-3)),
+    (sa.columns(sa.sink(1), np.array([[1, 4]], np.int32), 9), "columns([1,4],9,sink(1))", sa.Extent(5, 3)),
     (
         sa.rows(sa.csr(ROWS, COLUMNS, 5), np.array([[2, 0, 3, 0]])[:, ::2], 3) - sa.sink(1),
         "rows([2,3],3,csr([0,2,2,3],[0,4,1],5)) - sink(1)",
@@ -175,7 +177,8 @@ def test_torch_tensors():
         assert sa.mask(mask, borrow=borrow) == sa.mask(VALUES)
     assert sa.mask(mask.transpose(0, 1)) == sa.mask(VALUES.swapaxes(0, 1))
     assert sa.per_document("causal", rows) == sa.per_document("causal", ROWS)
-    assert sa.rows("causal", torch.tensor([[4, 8], [0, 1]]), 8) == sa.rows("causal", [(4, 8), (0, 1)], 8)
+    for make in (sa.rows, sa.columns):
+        assert make("causal", torch.tensor([[4, 8], [0, 1]]), 8) == make("causal", [(4, 8), (0, 1)], 8)
     for bad in (mask.float().requires_grad_(), mask.to(torch.bfloat16), mask.to("meta"), mask.to_sparse()):
         with pytest.raises(sa.DTypeError) as caught:
             sa.mask(bad)
@@ -252,6 +255,12 @@ HUGE = 1 << 62
         (lambda: sa.rows("full", [(0, 2)], 2.5), sa.DTypeError, "DTYPE", "seq_q"),
         (lambda: sa.rows("full", [(0, 2)], 9).stats(3), sa.ShapeError, "SHAPE", "pattern"),
         (lambda: sa.rows("wind", [(0, 2)], 9), sa.FormatError, "FORMAT", "text"),
+        (lambda: sa.columns("full", [], 9), sa.ShapeError, "SHAPE", "ranges"),
+        (lambda: sa.columns("full", [(0, 2), (8, 10)], 9), sa.ArgumentError, "RANGE", "ranges"),
+        (lambda: sa.columns("full", [(0, 2)], 0), sa.ArgumentError, "RANGE", "seq_k"),
+        (lambda: sa.columns("full", [(0, 2)], 2.5), sa.DTypeError, "DTYPE", "seq_k"),
+        (lambda: sa.columns("full", [(0, 2)], 9).stats(3), sa.ShapeError, "SHAPE", "pattern"),
+        (lambda: sa.columns("runtime_tokens(3)", [(0, 2)], 9), sa.UnsupportedError, "UNSUPPORTED", "pattern"),
         (lambda: sa.predicate(lambda *_: 1, 0, 1), sa.ArgumentError, "RANGE", "seq_q"),
         (lambda: sa.predicate(lambda *_: 1, 1 << 15, 1 << 16), sa.ArgumentError, "RANGE", "seq_k"),
         (lambda: sa.predicate(lambda *_: 1, 1, 1, heads=0), sa.ArgumentError, "RANGE", "heads"),

@@ -299,6 +299,7 @@ def test_where_all_is_thin_more_is_darker():
         (sa.per_batch([sa.mask(np.eye(64, dtype=bool)), "full"]), 4),
         (sa.rows(sa.mask(np.ones((9, 30), bool)), [(0, 9), (2, 5)], 9), 2),
         (sa.rows("causal", [(0, 9), (2, 5)], 9), 3),
+        (sa.columns(sa.mask(np.ones((9, 9), bool)), [(0, 9), (2, 5)], 9), 2),
     ],
 )
 def test_patterns_with_sizes_of_their_own_show_these(pattern, lines):

@@ -49,9 +49,9 @@ def run(pattern, split, axes="bshd", value_in_key=False, **options):
     for one in every:
         keys, values = one.unpack(received[one.rank], mine(k, one), mine(v, one))
         own, own_lse = one.plan.forward(mine(q, one), keys, values, return_lse=True)
-        dq, whole_dk, whole_dv = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one))
+        dq, seen_dk, seen_dv = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one))
         got.append([own, dq])
-        wholes.append((whole_dk, whole_dv))
+        wholes.append((seen_dk, seen_dv))
     received = [one.pack_gradients(*wholes[one.rank]) for one in every]
     sent = [one.empty_sent() for one in every]
     carry(every, sent, received, is_back=True)
@@ -87,6 +87,10 @@ def test_what_goes_where():
     assert last.empty_received().size == 128 * HEADS * 2 * DIM * 4 and last.empty_sent().size == 0
     assert last.peer(2).received == slice(0, last.empty_received().size)
     assert "window(100,0)" in last.plan.explain()
+    assert last.seen == [(640, 1024)] and last.keys == 384 and last.empty_seen()[0].shape == (1, 384, HEADS, DIM)
+    sinks = sa.Sharding("causal & (sink(4) | window(100,0))", 4, 3, **sizes)
+    assert sinks.seen == [(0, 128), (640, 1024)] and sinks.keys == 512
+    assert sa.Sharding("runtime_tokens(4) & causal & window(100,0)", 4, 3, **sizes).seen == [(0, 1024)]
     zigzag = sa.Sharding("causal", 2, 0, split="zigzag", **sizes)
     assert zigzag.ranges == [(0, 256), (768, 1024)] and "rows([0,256,768,1024]" in zigzag.plan.explain()
 
@@ -116,7 +120,7 @@ def test_errors():
         (lambda: sharding.unpack(sent[1:], k, k), sa.SparseAttentionError, "buffer_bytes"),
         (lambda: sharding.unpack(k, k, k), sa.ShapeError, "buffer"),
         (lambda: sharding.unpack(bytes(sent), k, k), sa.ShapeError, "buffer"),
-        (lambda: sharding.add_gradients(sent, k, k), sa.ShapeError, "whole_k"),
+        (lambda: sharding.add_gradients(sent, k, k), sa.ShapeError, "seen_k"),
     ]:
         with pytest.raises(kind, match="accepted: |is NULL") as caught:
             call()

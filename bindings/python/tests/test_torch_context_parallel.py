@@ -145,18 +145,16 @@ def check_sent():
 
 
 def check_kept():
-    """What a layer keeps for backward is what a process holds and sees, and all tokens' only where that is most of them."""
+    """What a layer keeps for backward is what a process holds and sees, and not what nobody here sees."""
     made = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, 3072, 2, 8, generator=made) for _ in "qkv")
-    for pattern, most in (("causal & window(100,0)", 1024), ("full", 3072)):
+    for pattern, most in (("causal & window(100,0)", 1024 + min(128, 128 * dist.get_rank())), ("full", 3072)):
         parallel, kept = sat.ContextParallel(pattern, 3072), []
         own = [parallel.local(x).clone().requires_grad_() for x in (q, k, v)]
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
             out = parallel.attention(*own)
         tokens = [shape[1] for shape in kept if len(shape) == 4]
         assert max(tokens) == most, (pattern, kept)
-        received = [shape[0] for shape in kept if len(shape) == 1]
-        assert received == ([] if most == 3072 else [parallel.received * 2 * 2 * 8 * 4]), (pattern, kept)
         out.sum().backward()
 
 

@@ -446,3 +446,25 @@ def rows(pattern: AnyPattern, ranges: Any, seq_q: int) -> Pattern:
     made = make_pattern(lib.spattn_pattern_rows, inner._handle, pairs, *numbers, parts=[inner])
     made._sizes = {**inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
     return made
+
+
+def columns(pattern: AnyPattern, ranges: Any, seq_k: int) -> Pattern:
+    """Some keys of a longer extent, say those that a cache has left after it was thinned out.
+
+    The pattern is meant on seq_k keys, whose end is as far from the queries as that of the extent's. Key j is its key
+    c(j), where c counts through the ranges, one after the other. The extent has as many keys as the ranges.
+
+    ranges  [ranges, 2], int32 or int64, or pairs: 0 <= begin < end <= seq_k, in any order, and keys may be there more
+            than once. Copied
+    seq_k   keys of the pattern's own extent
+
+        sinks_and_recent = columns("causal", [(0, 4), (900, 1024)], 1024)
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "ranges" or "seq_k"; UnsupportedError for a pattern whose
+    lists come with a run: those name the extent's own keys, as in runtime_tokens(8) & columns(...).
+    """
+    inner = as_pattern(pattern)
+    pairs, numbers = integers(ranges, "ranges"), integers_of(seq_k=seq_k)
+    made = make_pattern(lib.spattn_pattern_columns, inner._handle, pairs, *numbers, parts=[inner])
+    made._sizes = {**inner._sizes, "seq_k": int(np.diff(as_array(ranges, "ranges")).sum())}
+    return made

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -48,11 +48,11 @@ class Sharding:
         sharding = sa.Sharding(pattern, comm.size, comm.rank, seq=131072, heads_q=8, head_dim=128, backward=True)
         sent, received = sharding.pack(k, v), sharding.empty_received()
         ...                                                # sent[peer.sent] goes to each other rank's received[...]
-        whole_k, whole_v = sharding.unpack(received, k, v)
-        out, lse = sharding.plan.forward(q, whole_k, whole_v, return_lse=True)
-        dq, whole_dk, whole_dv = sharding.plan.backward(q, whole_k, whole_v, out, lse, dout)
-        back = sharding.pack_gradients(whole_dk, whole_dv)  # back[peer.received] goes to its sent[peer.sent]
-        dk, dv = sharding.add_gradients(came_back, whole_dk, whole_dv)
+        seen_k, seen_v = sharding.unpack(received, k, v)
+        out, lse = sharding.plan.forward(q, seen_k, seen_v, return_lse=True)
+        dq, seen_dk, seen_dv = sharding.plan.backward(q, seen_k, seen_v, out, lse, dout)
+        back = sharding.pack_gradients(seen_dk, seen_dv)  # back[peer.received] goes to its sent[peer.sent]
+        dk, dv = sharding.add_gradients(came_back, seen_dk, seen_dv)
 
     Before a rank attends, it receives the keys and values that its queries see and others hold, in blocks of 128 tokens,
     and no more; their gradients go back, and are added up there: the rank's own first, then those of others in the order
@@ -115,23 +115,31 @@ class Sharding:
         self.ranges = self.ranges_of(rank)
         #: how many these are
         self.tokens = sum(end - begin for begin, end in self.ranges)
-        problem.seq_q = self.tokens
-        #: the Plan of this rank's queries: seq_q is tokens, seq_k is seq
+        #: [(begin, end), ...] of the tokens whose keys the plan takes, rising: those that this rank holds or receives, with
+        #: a few between them that nobody here sees; with lists of a run, which name tokens, all
+        self.seen = self._read_ranges(lambda *to: lib.spattn_sharding_seen(self._handle, *to, ffi.new("int64_t *")))
+        #: how many these are
+        self.keys = sum(end - begin for begin, end in self.seen)
+        problem.seq_q, problem.seq_k = self.tokens, self.keys
+        #: the Plan of this rank's queries: seq_q is tokens, seq_k is keys
         self.plan = self._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem)
         sizes = ffi.new("size_t[2]")
         check(lib.spattn_sharding_buffers(self._handle, sizes, sizes + 1))
         self._sent_bytes, self._received_bytes = sizes
         dims = problem.head_dim, problem.head_dim_v
         self._held = [self.plan._shape(batch, problem.heads_kv, self.tokens, dim) for dim in dims]
-        self._whole = [self.plan._k_shape, self.plan._v_shape]
 
     def ranges_of(self, rank: int) -> list[tuple[int, int]]:
         """The [(begin, end), ...] that a rank holds. Raises ArgumentError: .argument is "rank"."""
+        rank = integer(rank, "rank")
+        return self._read_ranges(lambda *to: lib.spattn_sharding_ranges(self._handle, rank, *to))
+
+    def _read_ranges(self, read: Callable[[Any, Any], int]) -> list[tuple[int, int]]:
         count = ffi.new("int64_t *")
-        check(lib.spattn_sharding_ranges(self._handle, integer(rank, "rank"), ffi.NULL, count))
-        held = np.empty((count[0], 2), np.int64)
-        check(lib.spattn_sharding_ranges(self._handle, rank, tensor_out(held, "ranges"), count))
-        return [(begin, end) for begin, end in held.tolist()]
+        check(read(ffi.NULL, count))
+        ranges = np.empty((count[0], 2), np.int64)
+        check(read(tensor_out(ranges, "ranges"), count))
+        return [(begin, end) for begin, end in ranges.tolist()]
 
     def peer(self, rank: int) -> Peer:
         """What goes between this rank and another. Raises ArgumentError: .argument is "rank"."""
@@ -161,44 +169,44 @@ class Sharding:
         v  the same with head_dim_v; None with value_in_key
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above; in all that follow, "buffer" or
-        "buffer_bytes" for bytes, and "whole_k" or "whole_v" for gradients of another shape or dtype.
+        "buffer_bytes" for bytes, and "seen_k" or "seen_v" for gradients of another shape or dtype.
         """
         sent = self.empty_sent()
         self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, {"k": k, "v": v})
         return sent
 
     def unpack(self, received: Any, k: Any, v: Any = None) -> Arrays:
-        """Keys and values of all tokens, as far as queries here see them; what nobody here sees may be anything.
+        """Keys and values of the tokens in `seen`; what nobody here sees may be anything.
 
         received  bytes that others packed, uint8
         k, v      as in pack
         """
-        whole_k, whole_v = whole = self.empty_whole()
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {"k": k, "v": v}, {"whole_k": whole_k, "whole_v": whole_v})
-        return whole
+        seen_k, seen_v = seen = self.empty_seen()
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {"k": k, "v": v}, {"seen_k": seen_k, "seen_v": seen_v})
+        return seen
 
-    def pack_gradients(self, whole_dk: Any, whole_dv: Any = None) -> Any:
+    def pack_gradients(self, seen_dk: Any, seen_dv: Any = None) -> Any:
         """What goes back to others: bytes, which lie as those that came from them.
 
-        whole_dk, whole_dv  [batch, seq, heads_kv, ...], as the plan's backward returns them
+        seen_dk, seen_dv  [batch, keys, heads_kv, ...], as the plan's backward returns them
         """
         received = self.empty_received()
-        self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, {"whole_k": whole_dk, "whole_v": whole_dv})
+        self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, {"seen_k": seen_dk, "seen_v": seen_dv})
         return received
 
-    def add_gradients(self, sent: Any, whole_dk: Any, whole_dv: Any = None) -> Arrays:
+    def add_gradients(self, sent: Any, seen_dk: Any, seen_dv: Any = None) -> Arrays:
         """Gradients (dk, dv) of this rank's own keys and values; dv is None with value_in_key.
 
         sent  bytes that came back, which lie as those that pack returned
         """
         dk, dv = held = self._empty_pair(self._held)
-        whole = {"whole_k": whole_dk, "whole_v": whole_dv}
-        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, whole, {"k": dk, "v": dv})
+        seen = {"seen_k": seen_dk, "seen_v": seen_dv}
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, seen, {"k": dk, "v": dv})
         return held
 
-    def empty_whole(self) -> tuple[Any, Any]:
-        """Room for keys and values of all tokens, or for their gradients."""
-        return self._empty_pair(self._whole)
+    def empty_seen(self) -> tuple[Any, Any]:
+        """Room for keys and values of the tokens in `seen`, or for their gradients."""
+        return self._empty_pair([self.plan._k_shape, self.plan._v_shape])
 
     def _empty_pair(self, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
         of_k, of_v = shapes

@@ -1280,8 +1280,8 @@ pub struct spattn_exchange_args {
     pub stream: spattn_stream,
     pub k: *const spattn_tensor,
     pub v: *const spattn_tensor,
-    pub whole_k: *const spattn_tensor,
-    pub whole_v: *const spattn_tensor,
+    pub seen_k: *const spattn_tensor,
+    pub seen_v: *const spattn_tensor,
     pub buffer: *mut ::core::ffi::c_void,
     pub buffer_bytes: usize,
 }
@@ -1317,14 +1317,14 @@ fn bindgen_test_layout_spattn_exchange_args() {
         "Offset of field: spattn_exchange_args::v"
     );
     assert_eq!(
-        unsafe { ::core::ptr::addr_of!((*ptr).whole_k) as usize - ptr as usize },
+        unsafe { ::core::ptr::addr_of!((*ptr).seen_k) as usize - ptr as usize },
         32usize,
-        "Offset of field: spattn_exchange_args::whole_k"
+        "Offset of field: spattn_exchange_args::seen_k"
     );
     assert_eq!(
-        unsafe { ::core::ptr::addr_of!((*ptr).whole_v) as usize - ptr as usize },
+        unsafe { ::core::ptr::addr_of!((*ptr).seen_v) as usize - ptr as usize },
         40usize,
-        "Offset of field: spattn_exchange_args::whole_v"
+        "Offset of field: spattn_exchange_args::seen_v"
     );
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).buffer) as usize - ptr as usize },
@@ -1474,6 +1474,12 @@ functions! {
         seq_q: i64,
         result: *mut *mut spattn_pattern,
     ) -> spattn_status;
+    pub fn spattn_pattern_columns(
+        inner: *const spattn_pattern,
+        ranges: *const spattn_tensor,
+        seq_k: i64,
+        result: *mut *mut spattn_pattern,
+    ) -> spattn_status;
     pub fn spattn_pattern_parse(text: *const ::core::ffi::c_char, result: *mut *mut spattn_pattern) -> spattn_status;
     pub fn spattn_pattern_print(
         pattern: *const spattn_pattern,
@@ -1579,6 +1585,12 @@ functions! {
         rank: i32,
         ranges: *const spattn_tensor,
         count: *mut i64,
+    ) -> spattn_status;
+    pub fn spattn_sharding_seen(
+        sharding: *const spattn_sharding,
+        ranges: *const spattn_tensor,
+        count: *mut i64,
+        tokens: *mut i64,
     ) -> spattn_status;
     pub fn spattn_sharding_peer(sharding: *const spattn_sharding, rank: i32, result: *mut spattn_peer)
         -> spattn_status;

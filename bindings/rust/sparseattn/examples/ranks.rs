@@ -6,7 +6,6 @@
 use sparseattn::{
     causal, sink, window, Buffer, Context, Pattern, Plan, Problem, Result, Sharding, Split, View, ViewMut,
 };
-use std::ops::Range;
 use std::sync::mpsc::{channel, Receiver, Sender};
 
 const RANKS: usize = 4;
@@ -47,8 +46,11 @@ fn main() -> Result<()> {
     });
     let mut most = 0f32;
     for (rank, done) in done.into_iter().enumerate() {
-        let (held, tokens, out) = done?;
-        println!("rank {rank} holds tokens {held:?} and receives {tokens} of {}", SEQ - held.len());
+        let (sharding, out) = done?;
+        let (held, seen) = (&sharding.ranges(rank)?[0], sharding.seen().tokens);
+        let received = (0..RANKS).map(|other| Ok(sharding.peer(other)?.tokens_received)).sum::<Result<usize>>()?;
+        let others = SEQ - held.len();
+        println!("rank {rank} holds tokens {held:?}, receives {received} of {others}, and its plan takes {seen} keys");
         most = out.iter().zip(&one_device[held.start * ROW..]).map(|(a, b)| (a - b).abs()).fold(most, f32::max);
     }
     println!("largest difference from one device: {most}");
@@ -56,36 +58,34 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What a rank holds, how many tokens it receives, and the attention of its queries. It reads those rows of q, k and v
-/// alone that it holds.
+/// What a rank holds and sees, and the attention of its queries. It reads those rows of q, k and v alone that it holds.
 fn run_rank(
     pattern: &Pattern,
     problem: &Problem,
     rank: usize,
     (to, from): Post,
     qkv: [&[f32]; 3],
-) -> Result<(Range<usize>, usize, Vec<f32>)> {
+) -> Result<(Sharding, Vec<f32>)> {
     let sharding = Sharding::new(&Context::cpu()?, pattern, problem, RANKS, rank, &Split::Contiguous)?;
-    let held = sharding.ranges(rank)?[0].clone();
+    let (held, seen) = (sharding.ranges(rank)?[0].clone(), sharding.seen().tokens);
     let [q, k, v] = qkv.map(|x| &x[held.start * ROW..held.end * ROW]);
-    let (held_shape, whole_shape) = ([1, held.len(), HEADS, DIM], [1, SEQ, HEADS, DIM]);
+    let (held_shape, seen_shape) = ([1, held.len(), HEADS, DIM], [1, seen, HEADS, DIM]);
     let keys = (View::new(k, &held_shape)?, View::new(v, &held_shape)?);
 
     let (sent, received) = sharding.buffers();
-    let (mut sent, mut received, mut tokens) = (Buffer::new(sent)?, Buffer::new(received)?, 0);
+    let (mut sent, mut received) = (Buffer::new(sent)?, Buffer::new(received)?);
     sharding.pack(keys, &mut sent).run()?;
     for (rank, other) in to.iter().enumerate() {
         other.send(sent[sharding.peer(rank)?.sent].to_vec()).expect("all ranks receive");
     }
     for (rank, other) in from.iter().enumerate() {
-        let peer = sharding.peer(rank)?;
-        received[peer.received].copy_from_slice(&other.recv().expect("all ranks send"));
-        tokens += peer.tokens_received;
+        received[sharding.peer(rank)?.received].copy_from_slice(&other.recv().expect("all ranks send"));
     }
-    let (mut whole_k, mut whole_v) = (vec![0f32; SEQ * ROW], vec![0f32; SEQ * ROW]);
-    let whole = (ViewMut::new(&mut whole_k, &whole_shape)?, ViewMut::new(&mut whole_v, &whole_shape)?);
-    sharding.unpack(keys, &received, whole).run()?;
-    Ok((held, tokens, attend(sharding.plan(), q, &whole_k, &whole_v)?))
+    let (mut seen_k, mut seen_v) = (vec![0f32; seen * ROW], vec![0f32; seen * ROW]);
+    let seen = (ViewMut::new(&mut seen_k, &seen_shape)?, ViewMut::new(&mut seen_v, &seen_shape)?);
+    sharding.unpack(keys, &received, seen).run()?;
+    let out = attend(sharding.plan(), q, &seen_k, &seen_v)?;
+    Ok((sharding, out))
 }
 
 fn attend(plan: &Plan, q: &[f32], k: &[f32], v: &[f32]) -> Result<Vec<f32>> {

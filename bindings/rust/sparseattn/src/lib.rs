@@ -19,7 +19,7 @@ pub use pattern::*;
 pub use plan::{Axes, Pass, Plan, Problem};
 pub use question::{Csr, Extent, Stats};
 pub use run::{Backward, Forward, Gradients, Saved, Scope, Scoped, Stream, Workspace};
-pub use sharding::{Buffer, Exchange, Peer, Sharding, Split};
+pub use sharding::{Buffer, Exchange, Peer, Seen, Sharding, Split};
 pub use tensor::{Device, Dtype, Element, Memory, MemoryMut, View, ViewMut};
 
 pub use sparseattn_sys as sys;

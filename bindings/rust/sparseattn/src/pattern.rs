@@ -561,6 +561,22 @@ pub fn per_document<I: Index>(inner: &Pattern, cu_q: &[I], cu_k: &[I]) -> Patter
     }
 }
 
+/// What is made of a pattern and ranges of tokens.
+fn of_ranges<I: Index>(
+    inner: &Pattern,
+    ranges: &[[I; 2]],
+    call: impl FnOnce(*const sys::spattn_pattern, *const sys::spattn_tensor, Made) -> i32,
+) -> Pattern {
+    match inner.handle() {
+        Ok(inner) => {
+            let bounds = ranges.concat();
+            let view = View::new(&bounds, &[ranges.len(), 2]).expect("a range has two numbers");
+            make(|made| call(inner, &view.c(), made))
+        }
+        Err(error) => Pattern(Err(error)),
+    }
+}
+
 /// Some rows of a longer extent, as one of several devices has them: `inner` is meant on `seq_q` queries, and the
 /// extent's are those from the first number of each range up to the second, one range after the other.
 ///
@@ -571,15 +587,28 @@ pub fn per_document<I: Index>(inner: &Pattern, cu_q: &[I], cu_k: &[I]) -> Patter
 /// # Ok::<(), sparseattn::Error>(())
 /// ```
 pub fn rows<I: Index>(inner: &Pattern, ranges: &[[I; 2]], seq_q: usize) -> Pattern {
-    match inner.handle() {
-        Ok(inner) => {
-            let bounds = ranges.concat();
-            let view = View::new(&bounds, &[ranges.len(), 2]).expect("a range has two numbers");
-            // SAFETY: as documents and union.
-            make(|made| unsafe { sys::spattn_pattern_rows(inner, &view.c(), size(seq_q), made) })
-        }
-        Err(error) => Pattern(Err(error)),
-    }
+    of_ranges(inner, ranges, |inner, ranges, made| {
+        // SAFETY: as documents and union.
+        unsafe { sys::spattn_pattern_rows(inner, ranges, size(seq_q), made) }
+    })
+}
+
+/// Some keys of a longer extent, as where a cache was thinned out: `inner` is meant on `seq_k` keys, and the extent's
+/// are those from the first number of each range up to the second, one range after the other.
+///
+/// ```
+/// use sparseattn::{columns, window, Extent};
+/// let kept = columns(&window(9, 0), &[[0, 4], [1000, 1024]], 1024); // the first keys, and the last ones
+/// let last_query = Extent::new(1, 28);
+/// assert!(kept.keeps(last_query, 0, 0, 18)?); // key 1014 of all, 9 before the last one
+/// assert!(!kept.keeps(last_query, 0, 0, 17)?);
+/// # Ok::<(), sparseattn::Error>(())
+/// ```
+pub fn columns<I: Index>(inner: &Pattern, ranges: &[[I; 2]], seq_k: usize) -> Pattern {
+    of_ranges(inner, ranges, |inner, ranges, made| {
+        // SAFETY: as documents and union.
+        unsafe { sys::spattn_pattern_columns(inner, ranges, size(seq_k), made) }
+    })
 }
 
 macro_rules! operator {

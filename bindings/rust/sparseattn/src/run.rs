@@ -554,9 +554,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         sharding: &'env Sharding,
         held: (View<'env>, impl Into<Option<View<'env>>>),
         received: impl Into<View<'env>>,
-        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+        seen: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
     ) -> Scoped<'scope, Exchange<'env>> {
-        self.exchange(sharding.unpack(held, received, whole))
+        self.exchange(sharding.unpack(held, received, seen))
     }
 
     /// As [`Sharding::unpack_received`].
@@ -564,40 +564,40 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         &'scope self,
         sharding: &'env Sharding,
         received: impl Into<View<'env>>,
-        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+        seen: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
     ) -> Scoped<'scope, Exchange<'env>> {
-        self.exchange(sharding.unpack_received(received, whole))
+        self.exchange(sharding.unpack_received(received, seen))
     }
 
     /// As [`Sharding::pack_gradients`].
     pub fn pack_gradients(
         &'scope self,
         sharding: &'env Sharding,
-        whole: (View<'env>, impl Into<Option<View<'env>>>),
+        seen: (View<'env>, impl Into<Option<View<'env>>>),
         received: impl Into<ViewMut<'env>>,
     ) -> Scoped<'scope, Exchange<'env>> {
-        self.exchange(sharding.pack_gradients(whole, received))
+        self.exchange(sharding.pack_gradients(seen, received))
     }
 
     /// As [`Sharding::add_gradients`].
     pub fn add_gradients(
         &'scope self,
         sharding: &'env Sharding,
-        whole: (View<'env>, impl Into<Option<View<'env>>>),
+        seen: (View<'env>, impl Into<Option<View<'env>>>),
         sent: impl Into<View<'env>>,
         held: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
     ) -> Scoped<'scope, Exchange<'env>> {
-        self.exchange(sharding.add_gradients(whole, sent, held))
+        self.exchange(sharding.add_gradients(seen, sent, held))
     }
 
     /// As [`Sharding::add_gradients_in_place`].
     pub fn add_gradients_in_place(
         &'scope self,
         sharding: &'env Sharding,
-        whole: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
+        seen: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>),
         sent: impl Into<View<'env>>,
     ) -> Scoped<'scope, Exchange<'env>> {
-        self.exchange(sharding.add_gradients_in_place(whole, sent))
+        self.exchange(sharding.add_gradients_in_place(seen, sent))
     }
 
     fn exchange(&'scope self, exchange: Exchange<'env>) -> Scoped<'scope, Exchange<'env>> {

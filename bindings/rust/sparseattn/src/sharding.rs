@@ -34,6 +34,17 @@ pub struct Peer {
     pub received: Range<usize>,
 }
 
+/// The tokens whose keys and values a rank's plan takes: those that it holds or receives, in the order of the sequence,
+/// and a few between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Seen {
+    /// The tokens, as rising ranges.
+    pub ranges: Vec<Range<usize>>,
+    /// How many tokens the ranges have.
+    pub tokens: usize,
+}
+
 /// What one of several ranks, which are threads or processes with a device each, has of a sequence: the plan of its
 /// queries, and whose keys and values they see. Clones share it, and so may threads.
 ///
@@ -43,7 +54,7 @@ pub struct Peer {
 /// 1. [`pack`](Self::pack), then the bytes of `sent` that [`peer`](Self::peer) says go to each other rank, and those of
 ///    `received` come from it,
 /// 2. [`unpack`](Self::unpack), then passes of [`plan`](Self::plan) with the rank's own queries and the keys and values
-///    of all tokens, of which those that it does not see may be anything,
+///    of the tokens that [`seen`](Self::seen) names: what is not unpacked may be anything,
 /// 3. [`pack_gradients`](Self::pack_gradients), then the same way back, from `received` to `sent`,
 /// 4. [`add_gradients`](Self::add_gradients).
 ///
@@ -54,16 +65,17 @@ pub struct Peer {
 /// let (first, second) = (of(0)?, of(1)?);
 /// let (mut sent, mut received) = (Buffer::new(first.buffers().0)?, Buffer::new(second.buffers().1)?);
 ///
-/// let (held, whole) = ([1, 4, 1, 4], [1, 8, 1, 4]);
+/// let tokens = second.seen().tokens; // 8: its queries see all
+/// let (held, seen) = ([1, 4, 1, 4], [1, tokens, 1, 4]);
 /// let ones = View::new(&[1f32; 16], &held)?; // keys and values of the first, which keeps its own
 /// first.pack((ones, ones), &mut sent).run()?;
 /// received[second.peer(0)?.received].copy_from_slice(&sent[first.peer(1)?.sent]);
 ///
 /// let threes = View::new(&[3f32; 16], &held)?;
-/// let (mut keys, mut values, mut out) = ([f32::NAN; 32], [f32::NAN; 32], [0f32; 16]);
-/// let all = (ViewMut::new(&mut keys, &whole)?, ViewMut::new(&mut values, &whole)?);
-/// second.unpack((threes, threes), &received, all).run()?;
-/// let (k, v, q) = (View::new(&keys, &whole)?, View::new(&values, &whole)?, View::new(&[0f32; 16], &held)?);
+/// let (mut keys, mut values, mut out) = (vec![f32::NAN; tokens * 4], vec![f32::NAN; tokens * 4], [0f32; 16]);
+/// let places = (ViewMut::new(&mut keys, &seen)?, ViewMut::new(&mut values, &seen)?);
+/// second.unpack((threes, threes), &received, places).run()?;
+/// let (k, v, q) = (View::new(&keys, &seen)?, View::new(&values, &seen)?, View::new(&[0f32; 16], &held)?);
 /// second.plan().forward(q, k, v, ViewMut::new(&mut out, &held)?).run()?;
 /// assert!((out[12] - 2.0).abs() < 1e-6); // the last query sees four ones and four threes
 /// # Ok::<(), sparseattn::Error>(())
@@ -72,6 +84,7 @@ pub struct Peer {
 pub struct Sharding {
     handle: Handle,
     plan: Plan,
+    seen: Seen,
     buffers: (usize, usize),
 }
 
@@ -101,6 +114,16 @@ impl Drop for Handle {
 /// A number for the C ABI; what no i32 holds becomes what the library refuses.
 fn number(value: usize) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// Calls a C function that writes ranges where they are not NULL, and always how many there are.
+fn read_ranges(mut call: impl FnMut(*const sys::spattn_tensor, &mut i64) -> i32) -> Result<Vec<Range<usize>>> {
+    let mut count = 0;
+    check(call(std::ptr::null(), &mut count))?;
+    let mut ends = vec![0i64; 2 * count as usize];
+    let view = ViewMut::new(&mut ends, &[count as usize, 2])?;
+    check(call(&view.view().c(), &mut count))?;
+    Ok(ends.chunks_exact(2).map(|ends| ends[0] as usize..ends[1] as usize).collect())
 }
 
 impl Sharding {
@@ -167,33 +190,35 @@ impl Sharding {
         let mut plan = std::ptr::null_mut();
         check(sys::spattn_sharding_plan(handle.0, &mut plan))?;
         let plan = Plan::own(plan);
+        let mut tokens = 0;
+        let ranges = read_ranges(|ranges, count| sys::spattn_sharding_seen(handle.0, ranges, count, &mut tokens))?;
+        let seen = Seen { ranges, tokens: tokens as usize };
         let (mut sent, mut received) = (0, 0);
         check(sys::spattn_sharding_buffers(handle.0, &mut sent, &mut received))?;
-        Ok(Sharding { handle, plan, buffers: (sent, received) })
+        Ok(Sharding { handle, plan, seen, buffers: (sent, received) })
     }
 
-    /// The plan of this rank's queries: as many as it holds tokens, on the keys of all. Lists that come with a call are
-    /// those of its queries, and name tokens by their places among all.
+    /// The plan of this rank's queries: as many as it holds tokens, on the keys of [`seen`](Self::seen). Lists that
+    /// come with a call are those of its queries, and name tokens by their places among all, as then all are seen.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
     /// What a rank holds, in its order.
     pub fn ranges(&self, rank: usize) -> Result<Vec<Range<usize>>> {
-        let (rank, mut count) = (number(rank), 0);
-        // SAFETY: ranges that are NULL are not written.
-        check(unsafe { sys::spattn_sharding_ranges(self.handle.0, rank, std::ptr::null(), &mut count) })?;
-        let mut ends = vec![0i64; 2 * count as usize];
-        let view = ViewMut::new(&mut ends, &[count as usize, 2])?;
-        let c = view.view().c();
-        // SAFETY: there is as much room as the call before said.
-        check(unsafe { sys::spattn_sharding_ranges(self.handle.0, rank, &c, &mut count) })?;
-        Ok(ends.chunks_exact(2).map(|ends| ends[0] as usize..ends[1] as usize).collect())
+        // SAFETY: ranges are NULL, or a tensor that says how much room it has.
+        read_ranges(|ranges, count| unsafe { sys::spattn_sharding_ranges(self.handle.0, number(rank), ranges, count) })
     }
 
     /// How many tokens a rank holds.
     pub fn tokens(&self, rank: usize) -> Result<usize> {
         Ok(self.ranges(rank)?.into_iter().map(|range| range.len()).sum())
+    }
+
+    /// The tokens whose keys and values the plan takes. Of a window these are not many more than the rank holds,
+    /// however long the sequence is.
+    pub fn seen(&self) -> &Seen {
+        &self.seen
     }
 
     /// What goes between this rank and another.
@@ -226,59 +251,59 @@ impl Sharding {
         self.exchange(sys::SPATTN_EXCHANGE_PACK, read(held), [None; 2], sent.into().into_view())
     }
 
-    /// Brings the keys and values that this rank holds, and those that it received, to their places among those of all
-    /// tokens. Those that it does not see are not written.
+    /// Brings the keys and values that this rank holds, and those that it received, to their places among those of
+    /// [`seen`](Self::seen). The others there are not written.
     pub fn unpack<'a>(
         &'a self,
         held: (View<'a>, impl Into<Option<View<'a>>>),
         received: impl Into<View<'a>>,
-        whole: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
+        seen: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
     ) -> Exchange<'a> {
-        self.exchange(sys::SPATTN_EXCHANGE_UNPACK, read(held), written(whole), received.into())
+        self.exchange(sys::SPATTN_EXCHANGE_UNPACK, read(held), written(seen), received.into())
     }
 
-    /// The same where `whole` has already what this rank holds.
+    /// The same where `seen` has already what this rank holds.
     pub fn unpack_received<'a>(
         &'a self,
         received: impl Into<View<'a>>,
-        whole: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
+        seen: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
     ) -> Exchange<'a> {
-        self.exchange(sys::SPATTN_EXCHANGE_UNPACK, [None; 2], written(whole), received.into())
+        self.exchange(sys::SPATTN_EXCHANGE_UNPACK, [None; 2], written(seen), received.into())
     }
 
-    /// Brings gradients of what others hold to `received`, from which they go back. `whole` is what backward of the plan
+    /// Brings gradients of what others hold to `received`, from which they go back. `seen` is what backward of the plan
     /// has written.
     pub fn pack_gradients<'a>(
         &'a self,
-        whole: (View<'a>, impl Into<Option<View<'a>>>),
+        seen: (View<'a>, impl Into<Option<View<'a>>>),
         received: impl Into<ViewMut<'a>>,
     ) -> Exchange<'a> {
         let received = received.into().into_view();
-        self.exchange(sys::SPATTN_EXCHANGE_PACK_GRADIENTS, [None; 2], read(whole), received)
+        self.exchange(sys::SPATTN_EXCHANGE_PACK_GRADIENTS, [None; 2], read(seen), received)
     }
 
     /// Writes gradients of what this rank holds: its own part, and those of others, which came back to `sent`. Sums are
     /// f32 (f64 of such tensors) and rounded once.
     pub fn add_gradients<'a>(
         &'a self,
-        whole: (View<'a>, impl Into<Option<View<'a>>>),
+        seen: (View<'a>, impl Into<Option<View<'a>>>),
         sent: impl Into<View<'a>>,
         held: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
     ) -> Exchange<'a> {
-        self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, written(held), read(whole), sent.into())
+        self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, written(held), read(seen), sent.into())
     }
 
-    /// The same sums, in the place of this rank's own gradients in `whole`, which spares their copy.
+    /// The same sums, in the place of this rank's own gradients in `seen`, which spares their copy.
     pub fn add_gradients_in_place<'a>(
         &'a self,
-        whole: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
+        seen: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>),
         sent: impl Into<View<'a>>,
     ) -> Exchange<'a> {
-        self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, [None; 2], written(whole), sent.into())
+        self.exchange(sys::SPATTN_EXCHANGE_ADD_GRADIENTS, [None; 2], written(seen), sent.into())
     }
 
-    fn exchange<'a>(&'a self, step: u32, held: Keys<'a>, whole: Keys<'a>, buffer: View<'a>) -> Exchange<'a> {
-        Exchange { sharding: self, start: Start::Now, step, held, whole, buffer }
+    fn exchange<'a>(&'a self, step: u32, held: Keys<'a>, seen: Keys<'a>, buffer: View<'a>) -> Exchange<'a> {
+        Exchange { sharding: self, start: Start::Now, step, held, seen, buffer }
     }
 }
 
@@ -306,7 +331,7 @@ pub struct Exchange<'a> {
     start: Start,
     step: u32,
     held: Keys<'a>,
-    whole: Keys<'a>,
+    seen: Keys<'a>,
     buffer: View<'a>,
 }
 
@@ -321,7 +346,7 @@ impl Exchange<'_> {
         let (memory, bytes) = self.buffer.bytes("buffer")?;
         let place = self.buffer.device();
         let (mut any_device, mut any_beside) = (place != Device::Cpu, bytes == 0);
-        for view in self.held.iter().chain(&self.whole).flatten() {
+        for view in self.held.iter().chain(&self.seen).flatten() {
             any_device |= view.device() != Device::Cpu;
             any_beside |= view.device() == place;
         }
@@ -331,9 +356,9 @@ impl Exchange<'_> {
         let mut args = sized!(sys::spattn_exchange_args);
         args.stream = self.start.stream();
         let (k, v) = (self.held[0].as_ref().map(View::c), self.held[1].as_ref().map(View::c));
-        let (whole_k, whole_v) = (self.whole[0].as_ref().map(View::c), self.whole[1].as_ref().map(View::c));
+        let (seen_k, seen_v) = (self.seen[0].as_ref().map(View::c), self.seen[1].as_ref().map(View::c));
         (args.k, args.v) = (optional(&k), optional(&v));
-        (args.whole_k, args.whole_v) = (optional(&whole_k), optional(&whole_v));
+        (args.seen_k, args.seen_v) = (optional(&seen_k), optional(&seen_v));
         (args.buffer, args.buffer_bytes) = (memory, bytes);
         // SAFETY: views are valid for their shapes, and those that are written were borrowed exclusively; device memory
         // only where somebody waits.

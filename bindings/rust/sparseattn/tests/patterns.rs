@@ -47,6 +47,8 @@ fn every_constructor_is_its_text() {
         (per_document(&causal(), &[0, 4], &[0, 9]), "per_document([0,4],[0,9],causal)"),
         (rows(&causal(), &[[12i32, 16], [0, 4]], 16), "rows([12,16,0,4],16,causal)"),
         (rows(&runtime_tokens(8), &[[5i64, 9]], 9), "rows([5,9],9,runtime_tokens(8))"),
+        (columns(&causal(), &[[12i32, 16], [0, 4]], 16), "columns([12,16,0,4],16,causal)"),
+        (columns(&causal(), &[[5i64, 9]], 9) & runtime_tokens(8), "columns([5,9],9,causal) & runtime_tokens(8)"),
         (causal() & (window(3, 0) | sink(1)), "causal & (window(3,0) | sink(1))"),
         (union(&[sink(1), causal(), full()]), "sink(1) | causal | full"),
         (intersection(&[sink(1), causal(), full()]), "sink(1) & causal & full"),
@@ -93,6 +95,9 @@ fn questions() {
         per_batch(&[full(), sink(1)], &[1, 0]).to_mask(Extent::new(2, 2).batch(2)).unwrap(),
         [1, 0, 1, 0, 1, 1, 1, 1]
     );
+    let (q, k) = (rows(&causal(), &[[2, 3], [0, 1]], 4), columns(&causal(), &[[2, 4], [0, 1]], 4));
+    assert_eq!(q.to_mask(Extent::new(2, 4)).unwrap(), [1, 1, 1, 0, 1, 0, 0, 0]);
+    assert_eq!(k.to_mask(Extent::new(4, 3)).unwrap(), [0, 0, 1, 0, 0, 1, 1, 0, 1, 1, 1, 1]);
     assert!(per_batch(&[full(), sink(1)], &[1, 0]).keeps_in_batch(Extent::new(2, 2).batch(2), 1, 0, 0, 1).unwrap());
 }
 
@@ -133,6 +138,7 @@ fn wrong_numbers_and_lists() {
         demand(csr(&[0, 1], &[0], bad).check(), Range, "seq_k");
         demand(bsr(&[0, 1], &[0], 4, 4, bad, 4).check(), Range, "seq_q");
         demand(rows(&causal(), &[[0, 1]], bad).check(), Range, "seq_q");
+        demand(columns(&causal(), &[[0, 1]], bad).check(), Range, "seq_k");
         demand(runtime_tokens(bad).check(), Range, "max_tokens_per_row");
         demand(runtime_blocks(bad, 4, 4).check(), Range, "block_q");
         demand(runtime_blocks(4, bad, 4).check(), Range, "block_k");
@@ -156,6 +162,11 @@ fn wrong_numbers_and_lists() {
     demand(rows(&causal(), &[[0, 4], [4, 4]], 9).check(), Range, "ranges");
     demand(rows(&causal(), &[[0, 4], [5, 10]], 9).check(), Range, "ranges");
     demand(rows(&causal(), &[[0, 4]], 9).stats(3), Shape, "pattern");
+    demand(columns::<i64>(&causal(), &[], 9).check(), Shape, "ranges");
+    demand(columns(&causal(), &[[0, 4], [4, 4]], 9).check(), Range, "ranges");
+    demand(columns(&causal(), &[[0, 4], [5, 10]], 9).check(), Range, "ranges");
+    demand(columns(&causal(), &[[0, 4]], 9).stats(3), Shape, "pattern");
+    demand(columns(&runtime_tokens(8), &[[0, 4]], 9).check(), Unsupported, "pattern");
 }
 
 #[test]
@@ -184,6 +195,7 @@ fn errors_stay_with_what_is_made_of_them() {
         per_head(&[causal(), wrong.clone()], &[0, 1]),
         per_document(&wrong, &[0, 1], &[0, 1]),
         rows(&wrong, &[[0, 1]], 1),
+        columns(&wrong, &[[0, 1]], 1),
     ] {
         demand(pattern.check(), ErrorKind::Range, "left");
         demand(pattern.stats(8), ErrorKind::Range, "left");

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::mpsc::{channel, Receiver, Sender};
 
-const SEQ: usize = 600;
+const SEQ: usize = 1200;
 const HEADS: usize = 4;
 const HEADS_KV: usize = 2;
 const DIM: usize = 8;
@@ -100,8 +100,8 @@ impl<T: Number> Step<T> {
     }
 
     fn run(&mut self, case: &Case, plan: &Plan, lists: &[i32], [k, v]: &Pair<T>, [dk, dv]: &mut Pair<T>) {
-        let queries = self.q.len() / HEADS / DIM;
-        let (shape, kv_shape) = (case.shape(&[queries, HEADS, DIM]), case.shape(&[SEQ, HEADS_KV, DIM]));
+        let (queries, keys) = (self.q.len() / HEADS / DIM, k.len() / HEADS_KV / DIM);
+        let (shape, kv_shape) = (case.shape(&[queries, HEADS, DIM]), case.shape(&[keys, HEADS_KV, DIM]));
         let lse_shape = case.shape(&[HEADS, queries]);
         let most = case.lists.as_ref().map_or(0, |(_, most)| *most);
         let lists = (most > 0).then(|| View::new(lists, &case.shape(&[queries, HEADS_KV, most])).unwrap());
@@ -126,6 +126,17 @@ impl<T: Number> Step<T> {
 /// Rows of the tokens of some ranges, `columns` elements each.
 fn take<T: Copy>(all: &[T], ranges: &[Range<usize>], columns: usize) -> Vec<T> {
     ranges.iter().flat_map(|range| &all[range.start * columns..range.end * columns]).copied().collect()
+}
+
+/// Where the tokens of some ranges are among those that a plan takes. Each range lies in one of these.
+fn places(held: &[Range<usize>], seen: &[Range<usize>]) -> Vec<Range<usize>> {
+    let place = |held: &Range<usize>| {
+        let before = seen.iter().filter(|range| range.end <= held.start).map(|range| range.len()).sum::<usize>();
+        let range = seen.iter().find(|range| range.start <= held.start && held.end <= range.end);
+        let begin = before + held.start - range.expect("a rank's own tokens are seen").start;
+        begin..begin + held.len()
+    };
+    held.iter().map(place).collect()
 }
 
 fn demand_near<T: Number>(what: &str, got: &[T], wanted: &[T]) {
@@ -193,8 +204,9 @@ impl<T: Number> Whole<T> {
 fn run_rank<T: Number>(case: &Case, (ranks, rank): (usize, usize), split: &Split, post: &Post, truth: &Whole<T>) {
     let (context, problem) = (context(), case.problem(T::DTYPE));
     let sharding = Sharding::new(&context, &case.pattern, &problem, ranks, rank, split).unwrap();
-    let (ranges, tokens) = (sharding.ranges(rank).unwrap(), sharding.tokens(rank).unwrap());
-    let (shape, whole_shape) = (case.shape(&[tokens, HEADS_KV, DIM]), case.shape(&[SEQ, HEADS_KV, DIM]));
+    let (ranges, tokens, seen) = (sharding.ranges(rank).unwrap(), sharding.tokens(rank).unwrap(), sharding.seen());
+    let (shape, seen_shape) = (case.shape(&[tokens, HEADS_KV, DIM]), case.shape(&[seen.tokens, HEADS_KV, DIM]));
+    let own = places(&ranges, &seen.ranges);
     let has_values = !case.value_in_key;
     let view = |x, shape| T::view(x, shape);
     let value = |x, shape| has_values.then(|| T::view(x, shape));
@@ -202,34 +214,34 @@ fn run_rank<T: Number>(case: &Case, (ranks, rank): (usize, usize), split: &Split
         (Buffer::new(sharding.buffers().0).unwrap(), Buffer::new(sharding.buffers().1).unwrap());
 
     let [k, v] = [0, 1].map(|i: usize| take(&truth.keys[i], &ranges, HEADS_KV * DIM));
-    let mut whole: Pair<T> = [(); 2].map(|()| vec![T::of(f32::NAN); SEQ * HEADS_KV * DIM]);
-    let mut whole_gradients = whole.clone();
+    let mut keys: Pair<T> = [(); 2].map(|()| vec![T::of(f32::NAN); seen.tokens * HEADS_KV * DIM]);
+    let mut seen_gradients = keys.clone();
     let held = (view(&k, &shape), value(&v, &shape));
     sharding.pack(held, &mut sent).run().unwrap();
     post.carry(&sharding, &sent, &mut received, false);
     {
-        let [k, v] = &mut whole;
-        let whole = (T::view_mut(k, &whole_shape), has_values.then(|| T::view_mut(v, &whole_shape)));
-        sharding.unpack(held, &received, whole).run().unwrap();
+        let [k, v] = &mut keys;
+        let seen = (T::view_mut(k, &seen_shape), has_values.then(|| T::view_mut(v, &seen_shape)));
+        sharding.unpack(held, &received, seen).run().unwrap();
     }
 
     let [q, dout] = [&truth.pass.q, &truth.pass.dout].map(|x| take(x, &ranges, HEADS * DIM));
     let mut pass = Step::new(q, dout);
     let lists = case.lists.as_ref().map_or(vec![], |(lists, most)| take(lists, &ranges, HEADS_KV * most));
-    pass.run(case, sharding.plan(), &lists, &whole, &mut whole_gradients);
+    pass.run(case, sharding.plan(), &lists, &keys, &mut seen_gradients);
 
     let (mut dk, mut dv) = (k.clone(), v.clone());
-    let whole = (view(&whole_gradients[0], &whole_shape), value(&whole_gradients[1], &whole_shape));
-    sharding.pack_gradients(whole, &mut received).run().unwrap();
+    let seen = (view(&seen_gradients[0], &seen_shape), value(&seen_gradients[1], &seen_shape));
+    sharding.pack_gradients(seen, &mut received).run().unwrap();
     post.carry(&sharding, &received, &mut sent, true);
     let sums = (T::view_mut(&mut dk, &shape), has_values.then(|| T::view_mut(&mut dv, &shape)));
-    sharding.add_gradients(whole, &sent, sums).run().unwrap();
+    sharding.add_gradients(seen, &sent, sums).run().unwrap();
     {
-        let [dk, dv] = &mut whole_gradients;
-        let whole = (T::view_mut(dk, &whole_shape), has_values.then(|| T::view_mut(dv, &whole_shape)));
-        sharding.add_gradients_in_place(whole, &sent).run().unwrap();
+        let [dk, dv] = &mut seen_gradients;
+        let seen = (T::view_mut(dk, &seen_shape), has_values.then(|| T::view_mut(dv, &seen_shape)));
+        sharding.add_gradients_in_place(seen, &sent).run().unwrap();
     }
-    let [in_place_dk, in_place_dv] = [0, 1].map(|i: usize| take(&whole_gradients[i], &ranges, HEADS_KV * DIM));
+    let [in_place_dk, in_place_dv] = [0, 1].map(|i: usize| take(&seen_gradients[i], &own, HEADS_KV * DIM));
 
     let what = |name| format!("{name} of rank {rank} of {ranks}, {}, {split:?}", case.pattern);
     demand_near(&what("out"), &pass.out, &take(&truth.pass.out, &ranges, HEADS * DIM));
@@ -253,7 +265,7 @@ fn demand_as_one_device<T: Number>(case: &Case, ranks: usize, split: &Split) {
 }
 
 fn splits() -> [(usize, Split); 3] {
-    let ranges = vec![vec![450..600, 0..100], vec![100..130, 200..450], vec![130..200]];
+    let ranges = vec![vec![900..1200, 0..200], vec![200..260, 400..900], vec![260..400]];
     [(4, Split::Contiguous), (2, Split::Zigzag), (3, Split::Ranges(ranges))]
 }
 
@@ -336,6 +348,33 @@ fn ranks_say_what_they_hold_and_exchange() {
     }
 }
 
+fn demand_seen(sharding: &Sharding, wanted: &[[usize; 2]]) {
+    let seen = sharding.seen();
+    let ranges: Vec<_> = seen.ranges.iter().map(|range| [range.start, range.end]).collect();
+    assert_eq!(ranges, wanted);
+    assert_eq!(seen.tokens, seen.ranges.iter().map(|range| range.len()).sum::<usize>());
+}
+
+#[test]
+fn ranks_say_which_keys_their_plans_take() {
+    let problem = Problem::new(1, 1, 4096, DIM);
+    let of =
+        |pattern: &Pattern, rank, split: &Split| Sharding::new(&context(), pattern, &problem, 8, rank, split).unwrap();
+    // What a rank holds and the blocks of 128 tokens that it receives: before it, and the first.
+    let local = causal() & (window(128, 0) | sink(4));
+    demand_seen(&of(&local, 0, &Split::Contiguous), &[[0, 512]]);
+    demand_seen(&of(&local, 5, &Split::Contiguous), &[[0, 128], [2432, 3072]]);
+    demand_seen(&of(&window(0, 0), 1, &Split::Zigzag), &[[256, 512], [3584, 3840]]);
+    demand_seen(&of(&full(), 5, &Split::Contiguous), &[[0, 4096]]);
+    demand_seen(&of(&runtime_tokens(2), 5, &Split::Contiguous), &[[0, 4096]]);
+    // Keys of all tokens are not those that the plan takes.
+    let sharding = of(&local, 1, &Split::Contiguous);
+    let (x, shape) = (vec![0f32; 4096 * DIM], [1, 4096, 1, DIM]);
+    let all = View::new(&x, &shape).unwrap();
+    let mut received = Buffer::new(sharding.buffers().1).unwrap();
+    demand(ErrorKind::Shape, "seen_k", sharding.pack_gradients((all, all), &mut received).run());
+}
+
 fn demand<T>(kind: ErrorKind, argument: &str, result: Result<T>) {
     let error = result.err().unwrap_or_else(|| panic!("{argument}: no error"));
     assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
@@ -402,9 +441,9 @@ const ALL: [usize; 4] = [1, 40, 2, 4];
 fn exchanges_in_scopes_and_enqueued() {
     let problem = Problem::new(1, 2, 40, 4);
     let sharding = Sharding::new_on(&context(), &full(), &problem, 2, 1, &Split::Contiguous, &Host).unwrap();
-    let (k, v, whole) = (noise(160, 1), noise(160, 2), noise(320, 3));
+    let (k, v, seen) = (noise(160, 1), noise(160, 2), noise(320, 3));
     let held = (View::new(&k, &HELD).unwrap(), View::new(&v, &HELD).unwrap());
-    let gradients = (View::new(&whole, &ALL).unwrap(), View::new(&whole, &ALL).unwrap());
+    let gradients = (View::new(&seen, &ALL).unwrap(), View::new(&seen, &ALL).unwrap());
     let bytes: Vec<u8> = noise(320, 4).into_iter().flat_map(f32::to_ne_bytes).collect();
     let mut full_buffer = Buffer::new(bytes.len()).unwrap();
     full_buffer.copy_from_slice(&bytes);
@@ -412,10 +451,10 @@ fn exchanges_in_scopes_and_enqueued() {
     let all = [0, 1, 2].map(|way| {
         let (mut sent, mut received) = (Buffer::new(1280).unwrap(), Buffer::new(1280).unwrap());
         let mut written = [[(); 2].map(|()| vec![0f32; 160]), [(); 2].map(|()| vec![0f32; 320])].concat();
-        let [dk, dv, whole_k, whole_v] = &mut written[..] else { unreachable!() };
+        let [dk, dv, seen_k, seen_v] = &mut written[..] else { unreachable!() };
         let view = |x, shape| ViewMut::new(x, shape).unwrap();
         let sums = (view(dk, &HELD), view(dv, &HELD));
-        let places = (view(whole_k, &ALL), view(whole_v, &ALL));
+        let places = (view(seen_k, &ALL), view(seen_v, &ALL));
         if way == 1 {
             sharding
                 .plan()
@@ -446,16 +485,16 @@ fn exchanges_in_scopes_and_enqueued() {
     assert!(sent.iter().any(|x| *x != 0) && received.iter().any(|x| *x != 0));
     assert_eq!((&written[2][160..], &written[3][160..]), (&k[..], &v[..])); // its own are the last
 
-    // Where the whole has what is held already.
+    // Keys that are held may lie in their places already.
     let mut places = [written[2].clone(), written[3].clone()];
     places.iter_mut().for_each(|x| x[..160].fill(0.0));
-    let [whole_k, whole_v] = &mut places;
-    let whole = (ViewMut::new(whole_k, &ALL).unwrap(), ViewMut::new(whole_v, &ALL).unwrap());
-    sharding.unpack_received(&full_buffer, whole).run().unwrap();
+    let [seen_k, seen_v] = &mut places;
+    let seen = (ViewMut::new(seen_k, &ALL).unwrap(), ViewMut::new(seen_v, &ALL).unwrap());
+    sharding.unpack_received(&full_buffer, seen).run().unwrap();
     assert_eq!(places[..], written[2..]);
-    let [whole_k, whole_v] = &mut places;
-    let whole = (ViewMut::new(whole_k, &ALL).unwrap(), ViewMut::new(whole_v, &ALL).unwrap());
-    let exchange = sharding.plan().scope(&Host, |scope| scope.unpack_received(&sharding, &full_buffer, whole).run());
+    let [seen_k, seen_v] = &mut places;
+    let seen = (ViewMut::new(seen_k, &ALL).unwrap(), ViewMut::new(seen_v, &ALL).unwrap());
+    let exchange = sharding.plan().scope(&Host, |scope| scope.unpack_received(&sharding, &full_buffer, seen).run());
     exchange.unwrap();
     assert_eq!(places[..], written[2..]);
 }
@@ -465,7 +504,7 @@ fn exchanges_that_are_refused() {
     use ErrorKind::*;
     let sharding = Sharding::new(&context(), &full(), &Problem::new(1, 2, 40, 4), 2, 1, &Split::Contiguous).unwrap();
     let (x, far) = (vec![0f32; 320], 64 as *mut c_void);
-    let (held, whole) = (View::new(&x[..160], &HELD).unwrap(), View::new(&x, &ALL).unwrap());
+    let (held, seen) = (View::new(&x[..160], &HELD).unwrap(), View::new(&x, &ALL).unwrap());
     let halves = View::f16(&[0; 160], &HELD).unwrap();
     // SAFETY: nobody reads or writes it: that is what is tested.
     let far_held = unsafe { View::from_raw(far, sparseattn::Dtype::F32, sparseattn::Device::Cuda(0), &HELD, None) };
@@ -476,8 +515,8 @@ fn exchanges_that_are_refused() {
     let mut sent = Buffer::new(1296).unwrap();
 
     sharding.pack((held, held), &mut sent).run().unwrap(); // a longer one is legal
-    demand(Shape, "k", sharding.pack((whole, held), &mut sent).run());
-    demand(Shape, "v", sharding.pack((held, whole), &mut sent).run());
+    demand(Shape, "k", sharding.pack((seen, held), &mut sent).run());
+    demand(Shape, "v", sharding.pack((held, seen), &mut sent).run());
     demand(Dtype, "k", sharding.pack((halves, held), &mut sent).run());
     demand(Null, "v", sharding.pack((held, None), &mut sent).run());
     demand(Workspace, "buffer_bytes", sharding.pack((held, held), &mut sent[..1279]).run());
@@ -491,12 +530,12 @@ fn exchanges_that_are_refused() {
     let mut places = [(); 2].map(|()| vec![0f32; 320]);
     let [k, v] = &mut places;
     let places = (ViewMut::new(k, &ALL).unwrap(), ViewMut::new(&mut v[..160], &HELD).unwrap());
-    demand(Shape, "whole_v", sharding.unpack((held, held), &sent, places).run());
-    demand(Shape, "whole_k", sharding.pack_gradients((held, whole), &mut sent).run());
+    demand(Shape, "seen_v", sharding.unpack((held, held), &sent, places).run());
+    demand(Shape, "seen_k", sharding.pack_gradients((held, seen), &mut sent).run());
     let mut sums = [(); 2].map(|()| vec![0f32; 160]);
     let [dk, dv] = &mut sums;
     let sums = (ViewMut::new(dk, &HELD).unwrap(), ViewMut::strided(&mut dv[..], &HELD, &[0, 0, 4, 1]).unwrap());
-    demand(Layout, "v", sharding.add_gradients((whole, whole), &sent, sums).run());
+    demand(Layout, "v", sharding.add_gradients((seen, seen), &sent, sums).run());
 
     // Device memory wants a scope, and all memory lies in one place.
     demand(State, "", sharding.pack((far_held, far_held), far_bytes()).run());
@@ -511,17 +550,18 @@ fn exchanges_that_are_refused() {
 #[test]
 fn nothing_goes_anywhere() {
     // Each sees its own: buffers are empty, and may lie anywhere.
-    let (problem, shape, all) = (Problem::new(1, 1, 512, 4), [1, 256, 1, 4], [1, 512, 1, 4]);
+    let (problem, shape) = (Problem::new(1, 1, 512, 4), [1, 256, 1, 4]);
     let sharding = Sharding::new(&context(), &block_diagonal(256), &problem, 2, 1, &Split::Contiguous).unwrap();
     assert_eq!((sharding.buffers(), sharding.peer(0).unwrap()), ((0, 0), Peer::default()));
-    let (x, mut places) = ([1f32; 1024], [[0f32; 2048]; 2]);
+    demand_seen(&sharding, &[[256, 512]]);
+    let (x, mut places) = ([1f32; 1024], [[0f32; 1024]; 2]);
     let held = (View::new(&x, &shape).unwrap(), View::new(&x, &shape).unwrap());
     // SAFETY: there is no byte.
     let far = unsafe { ViewMut::from_raw(std::ptr::null_mut(), Dtype::U8, Device::Cuda(0), &[0], None).unwrap() };
     sharding.plan().scope(&Host, |scope| scope.pack(&sharding, held, far).run()).unwrap();
     sharding.pack(held, &mut Buffer::new(0).unwrap()).run().unwrap();
     let [k, v] = &mut places;
-    let whole = (ViewMut::new(k, &all).unwrap(), ViewMut::new(v, &all).unwrap());
-    sharding.unpack(held, &Buffer::new(0).unwrap(), whole).run().unwrap();
-    assert!(places.iter().all(|x| x[..1024] == [0.0; 1024] && x[1024..] == [1.0; 1024]));
+    let seen = (ViewMut::new(k, &shape).unwrap(), ViewMut::new(v, &shape).unwrap());
+    sharding.unpack(held, &Buffer::new(0).unwrap(), seen).run().unwrap();
+    assert_eq!(places, [x; 2]);
 }

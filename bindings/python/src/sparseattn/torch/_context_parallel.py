@@ -137,9 +137,9 @@ class ContextParallel:
              many keys here as the rest of the pattern leaves
         sink_logits  the same everywhere, and each process has the part of their gradient that its queries make
 
-        For backward a process keeps what it has, and the bytes that came; where it sees most of all tokens, three
-        quarters or more, the keys and values of all. Other options are those of attention. Sums of a key's gradients over processes are float32 (float64 of such
-        tensors), of parts that were rounded to the dtype. Raises ArgumentError, ShapeError, and what attention raises.
+        For backward a process keeps the keys and values that it holds or sees. Other options are those of attention.
+        Sums of a key's gradients over processes are float32 (float64 of such tensors), of parts that were rounded to the
+        dtype. Raises ArgumentError, ShapeError, and what attention raises.
         """
         if axes not in TOKEN_AXIS:
             message = f"argument axes is {axes!r}; accepted: {', '.join(map(repr, TOKEN_AXIS))}"
@@ -173,7 +173,7 @@ class ContextParallel:
         if backward:
             out, lse = _Attend.apply(exchange, q, k, v, *more)
         else:
-            out, lse = exchange.run(q, exchange.bring(k, v)[0], more)
+            out, lse = exchange.run(q, exchange.bring(k, v), more)
         return (out, lse) if return_lse else out
 
     def _make_exchange(
@@ -220,80 +220,82 @@ class _Exchange:
 
     def __init__(self, parallel: ContextParallel, sharding: TensorSharding, axis: int):
         self.sharding = sharding
-        self._parallel, self._axis = parallel, axis
-        group = parallel.group
-        self._peers = [(dist.get_global_rank(group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
-        seen = parallel.tokens + sum(peer.tokens_received for _, peer in self._peers)
-        #: whether tensors of all tokens have little that nobody here sees: less than a quarter
-        self.sees_most = 4 * seen > 3 * parallel.seq
+        self._axis, self._group = axis, parallel.group
+        self._peers = [(dist.get_global_rank(self._group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
+        #: of each own range, its place among the keys of the plan, and its tokens
+        self._own = [(_place(sharding.seen, begin), end - begin) for begin, end in parallel.ranges]
 
-    def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
-        """Keys and values of all tokens, as far as queries here see them, and the bytes that came."""
-        received = self.sharding.empty_received()
-        sent = self.sharding.pack(k, v)
-        requests = self._send(sent, received, False)
-        return self.join(k, v, received, requests), received
-
-    def join(self, k: torch.Tensor, v: torch.Tensor | None, received: torch.Tensor, requests: Any = ()) -> Any:
-        """The same of bytes that came, when the requests are done. What nobody here sees is not written."""
-        whole = self.sharding.empty_whole()
-        own, row = [(x, to) for x, to in zip((k, v), whole) if x is not None], 0
-        for begin, end in self._parallel.ranges:  # while bytes are on their way
-            for x, to in own:
-                to.narrow(self._axis, begin, end - begin).copy_(x.narrow(self._axis, row, end - begin))
-            row += end - begin
+    def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> Any:
+        """Keys and values that this process holds or sees. What lies between them, and nobody here sees, is not written."""
+        received, seen = self.sharding.empty_received(), self.sharding.empty_seen()
+        requests = self._send(self.sharding.pack(k, v), received, False)
+        row = 0
+        for place, tokens in self._own:  # while bytes are on their way
+            for x, to in zip((k, v), seen):
+                if x is not None:
+                    to.narrow(self._axis, place, tokens).copy_(x.narrow(self._axis, row, tokens))
+            row += tokens
         for request in requests:
             request.wait()
-        self.sharding.take_received(received, whole)
-        return whole
+        self.sharding.take_received(received, seen)
+        return seen
 
-    def run(self, q: torch.Tensor, whole: Any, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, q: torch.Tensor, seen: Any, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse; more is sink_logits, indices, index_counts."""
-        out, lse = self.sharding.plan.run(q, *whole, **dict(zip(_MORE, more)), return_lse=True)
+        out, lse = self.sharding.plan.run(q, *seen, **dict(zip(_MORE, more)), return_lse=True)
         return out, lse
 
-    def return_gradients(self, whole: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Gradients of own keys and values, of those of all tokens, which nobody else has: sums take their places."""
-        received, sent = self.sharding.pack_gradients(*whole), self.sharding.empty_sent()
+    def return_gradients(self, seen: tuple[Any, Any]) -> list[Any]:
+        """Gradients of own keys and values, of those of `seen`, which nobody else has: sums take their places."""
+        received, sent = self.sharding.pack_gradients(*seen), self.sharding.empty_sent()
         for request in self._send(sent, received, True):
             request.wait()
-        self.sharding.add_in_place(sent, whole)
-        dk, dv = (x if x is None else self._parallel.local(x, self._axis) for x in whole)
-        return dk, dv
+        self.sharding.add_in_place(sent, seen)
+        return [x if x is None else self._own_of(x) for x in seen]
+
+    def _own_of(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [x.narrow(self._axis, *own) for own in self._own]
+        return torch.cat(parts, self._axis) if len(parts) > 1 else parts[0]
 
     def _send(self, sent: torch.Tensor, received: torch.Tensor, is_back: bool) -> list[Any]:
         """Begins to send each process its part of `sent`, and to receive its own of `received`, or the other way."""
-        work, group = [], self._parallel.group
+        work = []
         for number, peer in self._peers:
             parts = [sent[peer.sent], received[peer.received]]
             to, come = reversed(parts) if is_back else parts
-            work += [dist.P2POp(dist.isend, to, number, group)] if len(to) else []
-            work += [dist.P2POp(dist.irecv, come, number, group)] if len(come) else []
+            work += [dist.P2POp(dist.isend, to, number, self._group)] if len(to) else []
+            work += [dist.P2POp(dist.irecv, come, number, self._group)] if len(come) else []
         return dist.batch_isend_irecv(work) if work else []
 
 
+def _place(seen: Ranges, token: int) -> int:
+    """Where a token lies among those of rising ranges."""
+    return sum(max(0, min(end, token) - begin) for begin, end in seen)
+
+
 class _Attend(torch.autograd.Function):
-    """Where little of all tokens is seen here, backward puts their keys and values together once more, of what came: a
-    layer keeps as much as it has and sees, and not as much as all processes have."""
+    """A layer keeps the keys that its process holds or sees, and not as many as all processes have."""
 
     @staticmethod
     def forward(ctx: Any, exchange: _Exchange, q: torch.Tensor, k: torch.Tensor, v: Any, *more: Any) -> Any:
-        whole, received = exchange.bring(k, v)
-        out, lse = exchange.run(q, whole, more)
-        ctx.exchange, ctx.keeps_whole = exchange, exchange.sees_most
-        ctx.save_for_backward(q, *((*whole, None) if ctx.keeps_whole else (k, v, received)), *more, out, lse)
+        seen = exchange.bring(k, v)
+        out, lse = exchange.run(q, seen, more)
+        ctx.exchange = exchange
+        ctx.save_for_backward(q, *seen, *more, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
-        q, k, v, received, *more, out, lse = ctx.saved_tensors
+        q, seen_k, seen_v, *more, out, lse = ctx.saved_tensors
         exchange = ctx.exchange
-        whole = (k, v) if ctx.keeps_whole else exchange.join(k, v, received)
         dout = torch.zeros_like(out) if dout is None else dout  # and others wait for what goes back, though it be zeros
-        found = exchange.sharding.plan.backward(q, *whole, out, lse, dout, dlse=dlse, **dict(zip(_MORE, more)))
-        dq, whole_dk, whole_dv, *dsink = found
-        gradients = (dq, *exchange.return_gradients((whole_dk, whole_dv)), *dsink)
+        options = dict(zip(_MORE, more))
+        found = exchange.sharding.plan.backward(q, seen_k, seen_v, out, lse, dout, dlse=dlse, **options)
+        dq, seen_dk, seen_dv, *dsink = found
+        gradients = (dq, *exchange.return_gradients((seen_dk, seen_dv)), *dsink)
         if torch.is_grad_enabled():
-            gradients = once(gradients, dout, dlse, q, k, v, more[0])
+            # k and v were not kept: a stand-in has gradients follow from them, too
+            of_keys = q.new_zeros(0, requires_grad=any(ctx.needs_input_grad[2:4]))
+            gradients = once(gradients, dout, dlse, q, of_keys, more[0])
         return None, *gradients, *[None] * (6 - len(gradients))

@@ -22,13 +22,13 @@ class TensorSharding(Sharding):
         self._device = device
         super().__init__(pattern, ranks, rank, **options)
 
-    def take_received(self, received: torch.Tensor, whole: tuple[Any, Any]) -> None:
+    def take_received(self, received: torch.Tensor, seen: tuple[Any, Any]) -> None:
         """unpack, of what came from others alone, into tensors that have this rank's own keys and values already."""
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, dict(zip(("whole_k", "whole_v"), whole)))
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, dict(zip(("seen_k", "seen_v"), seen)))
 
-    def add_in_place(self, sent: torch.Tensor, whole: tuple[Any, Any]) -> None:
-        """add_gradients, which take the place of this rank's own in tensors of all tokens."""
-        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, dict(zip(("whole_k", "whole_v"), whole)))
+    def add_in_place(self, sent: torch.Tensor, seen: tuple[Any, Any]) -> None:
+        """add_gradients, which take the place of this rank's own in the gradients of `seen`."""
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, dict(zip(("seen_k", "seen_v"), seen)))
 
     def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
