@@ -8,6 +8,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/forward_widener.cuh"
@@ -427,10 +428,14 @@ struct Walker {
 // keys may be many, as where single queries list blocks smaller than the tiles.
 template <class C>
 struct Clearer {
+    static constexpr int words = C::block_k / 64;
+
     const typename C::Params& params;
     typename C::Shared& shared;
     const int lane;
     Cursor<C::requests> request;
+    int block = -1, set = -1;   // the last ones: of a sink's block the same come once a task
+    uint64_t dead[words] = {};  // of these
 
     __device__ __forceinline__ void run() {
         for (;; request.advance()) {
@@ -446,18 +451,24 @@ struct Clearer {
         }
     }
 
+    // Four rows at once, by 8 lanes each: a lane's rows lie where code can name them, so that it asks for a bit and writes.
     __device__ __forceinline__ void clear(const ClearRequest& what) {
-        uint64_t dead[C::block_k / 64];
-        find_dead_keys(params.layout, what.set, what.block, dead);
+        static_assert(C::row_bytes == 8 * 16);
+        if (what.block != block || what.set != set) {
+            block = what.block, set = what.set;
+            find_dead_keys(params.layout, set, block, dead);
+        }
+        const uint32_t to = ptx::shared_address(shared.ring[what.slot][0]) + 16 * lane;
 #pragma unroll
-        for (int word = 0; word < C::block_k / 64; ++word)
-            for (uint64_t bits = dead[word]; bits; bits &= bits - 1) {
-                const int key = 64 * word + __ffsll(int64_t(bits)) - 1;
-                for (int at = lane; at < C::v_panels * 16; at += 32) {
-                    uint8_t* row = shared.ring[what.slot][at / 16] + key * C::row_bytes + at % 16 * 8;
-                    *reinterpret_cast<uint64_t*>(row) = 0;
-                }
-            }
+        for (int word = 0; word < words; ++word) {
+            if (!dead[word]) continue;
+            const uint64_t own = dead[word] >> (lane / 8);
+#pragma unroll
+            for (int row = 0; row < 64; row += 4)
+                if (own >> row & 1)
+                    for (int panel = 0; panel < C::v_panels; ++panel)
+                        ptx::store_shared(to + panel * C::box_bytes + (64 * word + row) * C::row_bytes, {0, 0, 0, 0});
+        }
     }
 };
 

@@ -71,8 +71,7 @@ Coverage Columns::classify(const Plane& plane, const Block& block, Key& key, boo
     const int64_t begin = std::max<int64_t>(block.key, 0), end = std::min(block.key + block.keys, ranges_.count());
     if (block.key >= ranges_.count()) return {Coverage::empty, forever};
     const size_t mark = key.size();
-    const bool is_whole = end - begin == block.keys;  // what sticks out of the extent is no key, and nobody sees it
-    bool is_full = is_whole;
+    bool is_full = end - begin == block.keys;  // what sticks out of the extent is no key, and nobody sees it
     Coverage whole{Coverage::empty, 1};
     for (int64_t first = begin, next; first < end; first = next) {
         const size_t range = ranges_.range_of(first), before = key.size();
