@@ -23,6 +23,17 @@ def carry(all_ranks, sent, received, is_back=False):
                 here[:] = there
 
 
+def put_own(one, seen, own, axis):
+    """A rank's own rows to their places among the keys of its plan."""
+    at = lambda begin, tokens: (*[slice(None)] * axis, slice(begin, begin + tokens))
+    row = 0
+    for place, (begin, end) in zip(one.places, one.ranges):
+        for x, to in zip(own, seen):
+            if x is not None:
+                to[at(place, end - begin)] = x[at(row, end - begin)]
+        row += end - begin
+
+
 def run(pattern, split, axes="bshd", value_in_key=False, **options):
     """out, dq, dk and dv of all ranks and, of the same tokens, those of one."""
     rng = np.random.default_rng(7)
@@ -49,6 +60,10 @@ def run(pattern, split, axes="bshd", value_in_key=False, **options):
     for one in every:
         keys, values = one.unpack(received[one.rank], mine(k, one), mine(v, one))
         own, own_lse = one.plan.forward(mine(q, one), keys, values, return_lse=True)
+        seen = one.empty_seen()
+        put_own(one, seen, (mine(k, one), mine(v, one)), axis)
+        one.unpack_received(received[one.rank], *seen)
+        assert np.array_equal(one.plan.forward(mine(q, one), *seen), own), "keys in place"
         dq, seen_dk, seen_dv = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one))
         got.append([own, dq])
         wholes.append((seen_dk, seen_dv))
@@ -56,7 +71,11 @@ def run(pattern, split, axes="bshd", value_in_key=False, **options):
     sent = [one.empty_sent() for one in every]
     carry(every, sent, received, is_back=True)
     for one in every:
-        got[one.rank] += one.add_gradients(sent[one.rank], *wholes[one.rank])
+        sums = one.add_gradients(sent[one.rank], *wholes[one.rank])
+        one.add_gradients_in_place(sent[one.rank], *wholes[one.rank])
+        for apart, seen in zip(sums, wholes[one.rank]):
+            assert apart is None or np.array_equal(apart, one.own_of(seen, axis)), "sums in place"
+        got[one.rank] += sums
     return [(x, mine(y, one)) for one in every for x, y in zip(got[one.rank], want)]
 
 

@@ -120,6 +120,8 @@ class Sharding:
         self.seen = self._read_ranges(lambda *to: lib.spattn_sharding_seen(self._handle, *to, ffi.new("int64_t *")))
         #: how many these are
         self.keys = sum(end - begin for begin, end in self.seen)
+        #: of each range that this rank holds, where it begins among these keys
+        self.places = [sum(max(0, min(end, first) - begin) for begin, end in self.seen) for first, _ in self.ranges]
         problem.seq_q, problem.seq_k = self.tokens, self.keys
         #: the Plan of this rank's queries: seq_q is tokens, seq_k is keys
         self.plan = self._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem)
@@ -153,6 +155,11 @@ class Sharding:
         """This rank's tokens of an array that has all of them along that axis."""
         places = [slice(None)] * axis
         return np.concatenate([x[(*places, slice(*bounds))] for bounds in self.ranges], axis)
+
+    def own_of(self, x: Any, axis: int = 1) -> NDArray[Any]:
+        """This rank's tokens of an array that has those of `seen` along that axis."""
+        bounds = [(place, place + end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
+        return np.concatenate([x[(*[slice(None)] * axis, slice(*own))] for own in bounds], axis)
 
     def empty_sent(self) -> Any:
         """Room for gradients that come back: bytes, the parts of one rank after the other."""
@@ -203,6 +210,14 @@ class Sharding:
         seen = {"seen_k": seen_dk, "seen_v": seen_dv}
         self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, seen, {"k": dk, "v": dv})
         return held
+
+    def unpack_received(self, received: Any, seen_k: Any, seen_v: Any = None) -> None:
+        """unpack into arrays that have this rank's own keys and values already, at `places`."""
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, {"seen_k": seen_k, "seen_v": seen_v})
+
+    def add_gradients_in_place(self, sent: Any, seen_dk: Any, seen_dv: Any = None) -> None:
+        """add_gradients, whose sums take the place of this rank's own gradients in these: see own_of."""
+        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, {"seen_k": seen_dk, "seen_v": seen_dv})
 
     def empty_seen(self) -> tuple[Any, Any]:
         """Room for keys and values of the tokens in `seen`, or for their gradients."""

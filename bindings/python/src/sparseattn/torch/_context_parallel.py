@@ -222,22 +222,20 @@ class _Exchange:
         self.sharding = sharding
         self._axis, self._group = axis, parallel.group
         self._peers = [(dist.get_global_rank(self._group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
-        #: of each own range, its place among the keys of the plan, and its tokens
-        self._own = [(_place(sharding.seen, begin), end - begin) for begin, end in parallel.ranges]
 
     def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> Any:
         """Keys and values that this process holds or sees. What lies between them, and nobody here sees, is not written."""
         received, seen = self.sharding.empty_received(), self.sharding.empty_seen()
         requests = self._send(self.sharding.pack(k, v), received, False)
         row = 0
-        for place, tokens in self._own:  # while bytes are on their way
+        for place, (begin, end) in zip(self.sharding.places, self.sharding.ranges):  # while bytes are on their way
             for x, to in zip((k, v), seen):
                 if x is not None:
-                    to.narrow(self._axis, place, tokens).copy_(x.narrow(self._axis, row, tokens))
-            row += tokens
+                    to.narrow(self._axis, place, end - begin).copy_(x.narrow(self._axis, row, end - begin))
+            row += end - begin
         for request in requests:
             request.wait()
-        self.sharding.take_received(received, seen)
+        self.sharding.unpack_received(received, *seen)
         return seen
 
     def run(self, q: torch.Tensor, seen: Any, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,12 +248,8 @@ class _Exchange:
         received, sent = self.sharding.pack_gradients(*seen), self.sharding.empty_sent()
         for request in self._send(sent, received, True):
             request.wait()
-        self.sharding.add_in_place(sent, seen)
-        return [x if x is None else self._own_of(x) for x in seen]
-
-    def _own_of(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [x.narrow(self._axis, *own) for own in self._own]
-        return torch.cat(parts, self._axis) if len(parts) > 1 else parts[0]
+        self.sharding.add_gradients_in_place(sent, *seen)
+        return [x if x is None else self.sharding.own_of(x, self._axis) for x in seen]
 
     def _send(self, sent: torch.Tensor, received: torch.Tensor, is_back: bool) -> list[Any]:
         """Begins to send each process its part of `sent`, and to receive its own of `received`, or the other way."""
@@ -266,11 +260,6 @@ class _Exchange:
             work += [dist.P2POp(dist.isend, to, number, self._group)] if len(to) else []
             work += [dist.P2POp(dist.irecv, come, number, self._group)] if len(come) else []
         return dist.batch_isend_irecv(work) if work else []
-
-
-def _place(seen: Ranges, token: int) -> int:
-    """Where a token lies among those of rising ranges."""
-    return sum(max(0, min(end, token) - begin) for begin, end in seen)
 
 
 class _Attend(torch.autograd.Function):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from .._core import lib
 from .._patterns import Pattern
 from .._sharding import Sharding
 from ._tensors import TensorPlan, code_of, require_tensor, stream_on, struct_of
@@ -22,13 +21,9 @@ class TensorSharding(Sharding):
         self._device = device
         super().__init__(pattern, ranks, rank, **options)
 
-    def take_received(self, received: torch.Tensor, seen: tuple[Any, Any]) -> None:
-        """unpack, of what came from others alone, into tensors that have this rank's own keys and values already."""
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, dict(zip(("seen_k", "seen_v"), seen)))
-
-    def add_in_place(self, sent: torch.Tensor, seen: tuple[Any, Any]) -> None:
-        """add_gradients, which take the place of this rank's own in the gradients of `seen`."""
-        self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, dict(zip(("seen_k", "seen_v"), seen)))
+    def own_of(self, x: torch.Tensor, axis: int = 1) -> Any:
+        parts = [x.narrow(axis, place, end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
+        return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
 
     def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
