@@ -5,7 +5,6 @@
 
 #include "core/math.h"
 #include "layout/build.h"
-#include "pattern/index_pattern.h"
 
 namespace spattn {
 namespace {
@@ -52,10 +51,12 @@ Blocks see_blocks(const RankQueries& queries, const Extent& whole) {
 }
 
 // Units of keys that are left out or taken together: blocks, and as many as residue classes need to keep their places.
-int64_t unit_of(const Pattern& pattern) {
+// Classes of one token need no place.
+int64_t unit_of(const Pattern& pattern, int64_t seq) {
     int64_t unit = sent_together;
     for (const PatternRef& piece : pattern.pieces())
-        if (const int64_t modulus = piece->modulus(); modulus > 1 && unit < most_tokens) unit = std::lcm(unit, modulus);
+        if (const int64_t modulus = piece->modulus(); modulus > 1 && modulus < seq && unit < seq)
+            unit = std::lcm(unit, modulus);
     return unit;
 }
 
@@ -63,7 +64,7 @@ int64_t unit_of(const Pattern& pattern) {
 // lies between two that are near comes, too.
 Intervals gather_seen(const PatternRef& pattern, const Intervals& held, const Blocks& seen, int64_t seq) {
     constexpr int64_t most_ranges = 64, least_left_out = 8;  // a gap has that share of all tokens, and all gaps that
-    const int64_t unit = pattern->runtime() ? seq : unit_of(*pattern);
+    const int64_t unit = pattern->runtime() ? seq : unit_of(*pattern, seq);
     if (unit >= seq) return {};
     std::vector<bool> taken(size_t(ceil_div(seq, unit)));
     for (const Interval& range : held)

@@ -106,6 +106,7 @@ TEST(plans_take_what_is_seen) {
     demand_seen("full", zigzag, 2, {0, 4096});
     demand_seen("causal & dilated(960,0,48)", contiguous, 2, {768, 3072});  // whose classes keep places by 384
     demand_seen("causal & dilated(960,0,48)", contiguous, 1, {0, 2304});
+    demand_seen("causal & (strided(4611686018427387903) | window(100,0))", contiguous, 2, {1920, 3072});
     demand_seen("runtime_tokens(3) & causal & window(100,0)", contiguous, 1, {0, 4096});  // lists name tokens
 }
 
@@ -196,8 +197,8 @@ TEST(exchanges_that_are_refused) {
         demand(what, "spattn_exchange", spattn_exchange(made, step, &args), status, argument);
         for (Tensor* t : {&k, &v, &seen_k, &seen_v, &buffer}) CHECK(t->is_poison());
     };
-    refuse("a whole in pack", pack, SPATTN_E_STATE, "seen_k", [&](Args& a) { a.seen_k = &seen_k.view; });
-    refuse("whole values in pack", pack, SPATTN_E_STATE, "seen_v",
+    refuse("seen keys in pack", pack, SPATTN_E_STATE, "seen_k", [&](Args& a) { a.seen_k = &seen_k.view; });
+    refuse("seen values in pack", pack, SPATTN_E_STATE, "seen_v",
            [&](Args& a) { a.seen_v = &seen_v.view; });
     refuse("keys in pack_gradients", pack_gradients, SPATTN_E_STATE, "k", [&](Args& a) { a.k = &k.view; });
     refuse("no buffer", pack, SPATTN_E_NULL, "buffer", [](Args& a) { a.buffer = nullptr; });
@@ -212,7 +213,7 @@ TEST(exchanges_that_are_refused) {
         v.view.data = k.data, a.v = &v.view;
     });
     v.view.data = v.data;
-    // Where the whole has the tokens held already, they need not be given; without values, v is NULL.
+    // Where what is seen has the tokens held already, they need not be given; without values, v is NULL.
     auto args = sized<spattn_exchange_args>();
     args.seen_k = &seen_k.view, args.seen_v = &seen_v.view, args.buffer = buffer.data, args.buffer_bytes = bytes[0];
     std::fill_n(buffer.data, buffer.bytes, 1);
