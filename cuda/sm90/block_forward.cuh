@@ -49,7 +49,7 @@
 //             of other sequences: they are worked on as if they were its own, and never stored
 //
 //   float8    of caches: see forward_widener.cuh. 32 sequences of 8K keys decode in 278 us, 257 from bfloat16 (H200):
-//             wideners bind, by 340 instructions a tile, 1,300 cycles. Larger tiles read a copy of the cache as elements
+//             wideners take 340 instructions a tile, 1,300 cycles. Larger tiles read a copy of the cache as elements
 //             (plan/cache.h): 2,048 queries of a prompt over 32K keys take 2.77 ms, 2.67 from bfloat16. Widened tile by
 //             tile they took 5.1 by tiles of 128 x 128 with seven wideners a CTA, and 8.6 by those of 64 x 64
 //

@@ -434,8 +434,8 @@ struct Clearer {
     typename C::Shared& shared;
     const int lane;
     Cursor<C::requests> request;
-    int block = -1, set = -1;   // the last ones: of a sink's block the same come once a task
-    uint64_t dead[words] = {};  // of these
+    int block = -1, set = -1;   // of the last request: under a sink, its block comes once a task
+    uint64_t dead[words] = {};  // the keys of that block which no query sees
 
     __device__ __forceinline__ void run() {
         for (;; request.advance()) {
@@ -451,7 +451,8 @@ struct Clearer {
         }
     }
 
-    // Four rows at once, by 8 lanes each: a lane's rows lie where code can name them, so that it asks for a bit and writes.
+    // Eight lanes write a row, so that four are written at once. The compiler knows where a lane's rows lie: each of them
+    // takes the test of a bit and a store.
     __device__ __forceinline__ void clear(const ClearRequest& what) {
         static_assert(C::row_bytes == 8 * 16);
         if (what.block != block || what.set != set) {

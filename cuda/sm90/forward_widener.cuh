@@ -10,7 +10,9 @@
 // are fp16, whose range a scale may leave, values are multiplied where they are widened.
 //
 // Three wideners use three of an SM's four schedulers. Seven, a third warpgroup in each of two CTAs, were tried: a launch
-// has 80 registers a thread then, with which the assembler refuses products of 128 columns.
+// has 80 registers a thread then, with which the assembler refuses products of 128 columns. Tried and dropped: keys as
+// fp16, which one instruction makes of two bytes, and queries made fp16 once a task. 32 sequences of 8K keys took 273.7 us
+// instead of 278.5, but a sink and a window over 32K keys 56.8 instead of 54.0: conversions alone do not bind.
 #pragma once
 
 #include "layout/view.h"

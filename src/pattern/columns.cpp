@@ -23,7 +23,7 @@ public:
     }
 
 private:
-    PatternRef of(PatternRef inner, Ranges ranges) const override {
+    PatternRef make(PatternRef inner, Ranges ranges) const override {
         return make_ref<Columns>(std::move(inner), std::move(ranges), is_from_zero());
     }
     // Queries stand as far from the end of all keys as they do from the end of these.

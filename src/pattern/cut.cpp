@@ -13,8 +13,8 @@ PatternRef Cut::in_residue(int64_t modulus, int64_t residue) const {
     PatternRef part = inner().in_residue(modulus, residue);
     if (!part) return {};
     if (bounds->empty()) return make_nothing();
-    return of(std::move(part),
-              Ranges(std::move(*bounds), bound_in_residue(ranges_.tokens(), modulus, residue), "tokens"));
+    return make(std::move(part),
+                Ranges(std::move(*bounds), bound_in_residue(ranges_.tokens(), modulus, residue), "tokens"));
 }
 
 Patterns Cut::pieces() const {

@@ -26,9 +26,9 @@ protected:
     const Ranges& ranges() const { return ranges_; }
     bool is_from_zero() const { return is_from_zero_; }
 
-    // These ranges of another pattern.
-    virtual PatternRef of(PatternRef inner, Ranges ranges) const = 0;
-    PatternRef of(PatternRef inner) const { return of(std::move(inner), ranges_); }
+    // One of the same kind, and these ranges of another pattern.
+    virtual PatternRef make(PatternRef inner, Ranges ranges) const = 0;
+    PatternRef of(PatternRef inner) const { return make(std::move(inner), ranges_); }
 
     // Hot tokens of the inner pattern, of which those of the axis that is cut are where the ranges have them.
     std::optional<HotTokens> hot_of(const Extent& whole, std::vector<int64_t> HotTokens::* cut) const;

@@ -110,13 +110,10 @@ private:
                 std::vector<int64_t> cu_q = numbers();
                 return make_per_document(parts[0], std::move(cu_q), numbers());
             }
-            case Node::rows: {
-                const int64_t seq_q = number();
-                return make_rows(parts[0], numbers(), seq_q);
-            }
+            case Node::rows:
             case Node::columns: {
-                const int64_t seq_k = number();
-                return make_columns(parts[0], numbers(), seq_k);
+                const int64_t tokens = number();
+                return (tag == Node::rows ? make_rows : make_columns)(parts[0], numbers(), tokens);
             }
             default:
                 break;

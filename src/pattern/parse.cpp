@@ -143,8 +143,8 @@ private:
         }
         if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
         if (name == "per_document") return parse_per_document(start);
-        if (name == "rows") return parse_ranges(start, "rows", "seq_q", make_rows);
-        if (name == "columns") return parse_ranges(start, "columns", "seq_k", make_columns);
+        if (name == "rows") return parse_ranges(start, name, "seq_q", make_rows);
+        if (name == "columns") return parse_ranges(start, name, "seq_k", make_columns);
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }

@@ -17,7 +17,6 @@ public:
 
     int64_t tokens() const { return tokens_; }
     int64_t count() const { return first_.back(); }  // tokens of the shorter extent
-    const std::vector<int64_t>& bounds() const { return bounds_; }
 
     // The range of a token of the shorter extent, 0 <= token < count(), and where it ends there.
     size_t range_of(int64_t token) const {

@@ -32,7 +32,7 @@ public:
     const RuntimeShape* runtime() const override { return inner().runtime(); }
     PatternRef known_part() const override {
         PatternRef known = inner().known_part();
-        return known ? Cut::of(std::move(known)) : PatternRef();
+        return known ? of(std::move(known)) : PatternRef();
     }
     bool counts_rows() const override { return true; }
     std::optional<HotTokens> hot(const Extent& extent) const override {
@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    PatternRef of(PatternRef inner, Ranges ranges) const override {
+    PatternRef make(PatternRef inner, Ranges ranges) const override {
         return make_ref<Rows>(std::move(inner), std::move(ranges), is_from_zero());
     }
     int64_t inner_row(int64_t row) const { return row + ranges().shift(ranges().range_of(row)); }

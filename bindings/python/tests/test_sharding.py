@@ -56,7 +56,7 @@ def run(pattern, split, axes="bshd", value_in_key=False, **options):
     sent = [one.pack(mine(k, one), mine(v, one)) for one in every]
     received = [one.empty_received() for one in every]
     carry(every, sent, received)
-    got, wholes = [], []
+    got, gradients = [], []
     for one in every:
         keys, values = one.unpack(received[one.rank], mine(k, one), mine(v, one))
         own, own_lse = one.plan.forward(mine(q, one), keys, values, return_lse=True)
@@ -66,14 +66,14 @@ def run(pattern, split, axes="bshd", value_in_key=False, **options):
         assert np.array_equal(one.plan.forward(mine(q, one), *seen), own), "keys in place"
         dq, seen_dk, seen_dv = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one))
         got.append([own, dq])
-        wholes.append((seen_dk, seen_dv))
-    received = [one.pack_gradients(*wholes[one.rank]) for one in every]
+        gradients.append((seen_dk, seen_dv))
+    received = [one.pack_gradients(*gradients[one.rank]) for one in every]
     sent = [one.empty_sent() for one in every]
     carry(every, sent, received, is_back=True)
     for one in every:
-        sums = one.add_gradients(sent[one.rank], *wholes[one.rank])
-        one.add_gradients_in_place(sent[one.rank], *wholes[one.rank])
-        for apart, seen in zip(sums, wholes[one.rank]):
+        sums = one.add_gradients(sent[one.rank], *gradients[one.rank])
+        one.add_gradients_in_place(sent[one.rank], *gradients[one.rank])
+        for apart, seen in zip(sums, gradients[one.rank]):
             assert apart is None or np.array_equal(apart, one.own_of(seen, axis)), "sums in place"
         got[one.rank] += sums
     return [(x, mine(y, one)) for one in every for x, y in zip(got[one.rank], want)]

@@ -151,15 +151,14 @@ class Sharding:
         received = slice(peer.received_offset, peer.received_offset + peer.received_bytes)
         return Peer(peer.tokens_sent, peer.tokens_received, sent, received)
 
-    def local(self, x: Any, axis: int = 1) -> NDArray[Any]:
+    def local(self, x: Any, axis: int = 1) -> Any:
         """This rank's tokens of an array that has all of them along that axis."""
-        places = [slice(None)] * axis
-        return np.concatenate([x[(*places, slice(*bounds))] for bounds in self.ranges], axis)
+        return self._join(x, axis, self.ranges)
 
-    def own_of(self, x: Any, axis: int = 1) -> NDArray[Any]:
+    def own_of(self, x: Any, axis: int = 1) -> Any:
         """This rank's tokens of an array that has those of `seen` along that axis."""
-        bounds = [(place, place + end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
-        return np.concatenate([x[(*[slice(None)] * axis, slice(*own))] for own in bounds], axis)
+        own = [(place, place + end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
+        return self._join(x, axis, own)
 
     def empty_sent(self) -> Any:
         """Room for gradients that come back: bytes, the parts of one rank after the other."""
@@ -250,6 +249,10 @@ class Sharding:
 
     def _empty_bytes(self, size: int) -> Any:
         return np.empty(size, np.uint8)
+
+    def _join(self, x: Any, axis: int, ranges: list[tuple[int, int]]) -> Any:
+        before = [slice(None)] * axis
+        return np.concatenate([x[(*before, slice(*bounds))] for bounds in ranges], axis)
 
     def _tensor(self, array: Any, argument: str, writes: bool) -> Any:
         return tensor_out(array, argument) if writes else tensor_in(array, argument)

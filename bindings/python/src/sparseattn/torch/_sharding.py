@@ -21,10 +21,6 @@ class TensorSharding(Sharding):
         self._device = device
         super().__init__(pattern, ranks, rank, **options)
 
-    def own_of(self, x: torch.Tensor, axis: int = 1) -> Any:
-        parts = [x.narrow(axis, place, end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
-        return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
-
     def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
 
@@ -33,6 +29,10 @@ class TensorSharding(Sharding):
 
     def _stream(self) -> Any:
         return stream_on(self._device)
+
+    def _join(self, x: torch.Tensor, axis: int, ranges: list[tuple[int, int]]) -> torch.Tensor:
+        parts = [x.narrow(axis, begin, end - begin) for begin, end in ranges]
+        return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
 
     def _empty_bytes(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
