@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 import torch_peers
 from abi import DTYPES, Library, ffi, sized
+from float8 import to_float8
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
 from report import digits, first_line, write_cases
@@ -63,13 +64,6 @@ CASES = [
     Case("chunk2k_32k_float8", 1, 32768, queries=2048, float8=True),
     Case("chunk2k_128k_streaming_float8", 1, 131072, queries=2048, pattern=STREAMING, float8=True),
 ]
-
-
-def to_float8(x):
-    """Rows as float8, a scale for each of them [..., heads], and what they stand for."""
-    scales = x.abs().amax(-1).float() / torch.finfo(torch.float8_e4m3fn).max
-    codes = (x.float() / scales[..., None]).to(torch.float8_e4m3fn)
-    return codes, scales, (codes.float() * scales[..., None]).to(x.dtype)
 
 
 class Tensors:

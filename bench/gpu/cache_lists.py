@@ -5,8 +5,9 @@
     python3 bench/gpu/cache_lists.py --library build/libsparseattn.so [--case GLOB] [--out bench/results]
 
 Of a case: sequences of so many tokens, each in pages of 64 in random order; the last `queries` of each ask for a list of
-tokens of their own, or of blocks of 64 tokens, drawn from all before them. Times as in bench.py. `rows_us` is a plan
-without a cache, of lists of single keys that name rows of the pool: what finding them costs is the difference.
+tokens of their own, or of blocks of 64 tokens, drawn from all before them. Cases of `float8` have keys and values of a
+byte with a scale for each token and head; what they are compared with has bfloat16. Times as in bench.py. `rows_us` is a
+plan without a cache, of lists of single keys that name rows of the pool: what finding them costs is the difference.
 `naive_us` is gather-then-matmul in torch, whose rows and scores go through memory. `gigabytes_a_second` is what the
 listed keys and values come to, `tflops` 2 heads queries list (head_dim + head_dim_v). A JSON line for each case goes to
 <out>/<gpu>_cache_lists.jsonl.
@@ -15,6 +16,7 @@ import typing
 
 import torch
 from abi import DTYPES, Library, ffi, sized
+from float8 import to_float8
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
 from report import digits, first_line, write_cases
@@ -33,6 +35,7 @@ class Case(typing.NamedTuple):
     heads_kv: int = 1
     head_dim: int = 576
     head_dim_v: int = 512
+    float8: bool = False
 
     @property
     def value_in_key(self):
@@ -47,6 +50,7 @@ CASES = [
     Case("dsa_chunk_2k", 1, 65536, 2048, queries=2048),
     Case("nsa_decode_64", 64, 32768, 16, block=64, heads=64, heads_kv=4, head_dim=128, head_dim_v=128),
 ]
+CASES += [case._replace(name=case.name + "_float8", float8=True) for case in CASES]
 
 
 class Tensors:
@@ -60,6 +64,12 @@ class Tensors:
         self.k = draw(case.batch * of_entry, PAGE_SIZE, case.heads_kv, case.head_dim)
         self.v = None if case.value_in_key else draw(*self.k.shape[:3], case.head_dim_v)
         self.out = torch.empty(*self.q.shape[:3], case.head_dim_v, device="cuda", dtype=torch.bfloat16)
+        self.pools = {name: x for name, x in {"k": self.k, "v": self.v}.items() if x is not None}
+        if case.float8:
+            for name, x in list(self.pools.items()):
+                codes, scales, stood_for = to_float8(x)
+                self.pools |= {name: codes, name + "_scales": scales}
+                setattr(self, name, stood_for)
         pages = torch.randperm(case.batch * of_entry, device="cuda").view(case.batch, of_entry)
         self.page_table = torch.full((case.batch, CAPACITY // PAGE_SIZE), -1, device="cuda", dtype=torch.int32)
         self.page_table[:, :of_entry] = pages
@@ -72,11 +82,12 @@ class Tensors:
         self.rows = (pages[entries, tokens // PAGE_SIZE] * PAGE_SIZE + tokens % PAGE_SIZE).int()
 
     def operands(self):
-        return dict(q=self.q, k=self.k, out=self.out) | ({} if self.v is None else dict(v=self.v))
+        return dict(q=self.q, out=self.out, **self.pools)
 
     def as_rows(self):
-        """The same, as one sequence whose keys are all rows of the pool."""
-        flat = {name: x.reshape(1, -1, *x.shape[2:]) for name, x in self.operands().items()}
+        """As one sequence whose keys are all rows of the pool, in bfloat16."""
+        keys = dict(k=self.k) | ({} if self.v is None else dict(v=self.v))
+        flat = {name: x.reshape(1, -1, *x.shape[2:]) for name, x in {"q": self.q, "out": self.out, **keys}.items()}
         return flat | dict(indices=self.rows.reshape(1, -1, *self.rows.shape[2:]))
 
 
@@ -87,6 +98,8 @@ def make_plan(library, case, on_cache):
     rows = case.batch * case.queries
     sizes = dict(batch=case.batch, seq_q=case.queries, seq_k=CAPACITY, page_size=PAGE_SIZE) if on_cache else \
         dict(batch=1, seq_q=rows, seq_k=case.batch * case.length)
+    if on_cache and case.float8:
+        sizes["cache_dtype"] = DTYPES[torch.float8_e4m3fn]
     problem = sized("spattn_problem", flags=flags, heads_q=case.heads, heads_kv=case.heads_kv, head_dim=case.head_dim,
                     head_dim_v=case.head_dim_v, dtype=DTYPES[torch.bfloat16], axes=lib.SPATTN_BSHD, **sizes)
     return library.make("spattn_plan", lib.spattn_plan_create, library.context, library.pattern(text), problem, ffi.NULL)
@@ -132,11 +145,12 @@ def run_case(library, case):
         naive_us = {"naive_us": None, "naive": f"failed: {first_line(e)}"}
     pairs = case.batch * case.queries * case.most * case.block
     columns = case.head_dim + (0 if case.value_in_key else case.head_dim_v)
+    row_bytes = columns + 4 * len(t.pools) // 2 if case.float8 else 2 * columns
     return {"case": case.name, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, case.head_dim, case.head_dim_v],
-            "list": [case.most, case.block], "capacity": CAPACITY, "page_size": PAGE_SIZE, "us": digits(us),
-            "rows_us": digits(rows_us), **naive_us,
-            "gigabytes_a_second": round(pairs * case.heads_kv * columns * 2e-3 / us),
+            "list": [case.most, case.block], "capacity": CAPACITY, "page_size": PAGE_SIZE, "float8": case.float8,
+            "us": digits(us), "rows_us": digits(rows_us), **naive_us,
+            "gigabytes_a_second": round(pairs * case.heads_kv * row_bytes * 1e-3 / us),
             "tflops": digits(2e-6 * pairs * case.heads * (case.head_dim + case.head_dim_v) / us),
             "max_err": error, "empty_us": digits(empty_us())}
 

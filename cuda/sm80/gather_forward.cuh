@@ -16,6 +16,7 @@
 //   warps     four, of 16 rows. More than 256 columns of out do not fit a warp's registers: eight warps then have
 //             half of them each, and make scores twice, which costs a half more than making them once
 //   softmax   as in block_forward.cuh
+//   float8    of caches: what k and v stand for is made by the threads that bring them, which wait for them first
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 793 in the same
@@ -58,11 +59,13 @@ struct GatherConfig {
 
 struct GatherForwardParams {
     TensorView q, k, v;
+    TensorView k_scales, v_scales;  // of a float8 cache
     any::GatherLists lists;
     any::ListRows rows;
     any::ForwardOutputs to;
     int head_dim, head_dim_v;
     bool q_is_wide, k_is_wide, v_is_wide;
+    bool is_float8;           // k and v
     bool has_pairs;           // two columns of out are one aligned word
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
@@ -131,11 +134,19 @@ struct Gathered {
         ptx::cp_async_commit();
     }
     __device__ __forceinline__ void load(int step) {
-        load_listed<C::step, typename C::KeyTile, C::threads>(stage(step), params.k, params.head_dim, params.k_is_wide,
-                                                              task, keys.keys(step));
+        load_rows<typename C::KeyTile>(stage(step), params.k, params.k_scales, params.head_dim, params.k_is_wide, step);
         if constexpr (!C::value_in_key)
-            load_listed<C::step, typename C::ValueTile, C::threads>(
-                stage(step) + C::k_bytes, params.v, params.head_dim_v, params.v_is_wide, task, keys.keys(step));
+            load_rows<typename C::ValueTile>(stage(step) + C::k_bytes, params.v, params.v_scales, params.head_dim_v,
+                                             params.v_is_wide, step);
+    }
+    template <class Tile>
+    __device__ __forceinline__ void load_rows(uint32_t to, const TensorView& x, const TensorView& scales, int columns,
+                                              bool is_wide, int step) {
+        if (params.is_float8)
+            load_listed_float8<C::dtype, C::step, Tile, C::threads>(
+                to, {x, scales, task.batch, task.head_kv}, columns, is_wide, keys.keys(step));
+        else
+            load_listed<C::step, Tile, C::threads>(to, x, columns, is_wide, task, keys.keys(step));
     }
 
     __device__ __forceinline__ void attend(int step) {
@@ -226,17 +237,23 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
     const bool has_pairs = p.head_dim_v % 2 == 0 && args.out.column == 1 &&
                            (args.out.batch | args.out.head | args.out.row) % 2 == 0 &&
                            reinterpret_cast<uintptr_t>(args.out.data) % 4 == 0;
+    const auto is_wide = [&](const TensorView& x, int64_t columns) {
+        return p.float8_cache ? any::reads_together(x, int(columns), 8) : any::is_wide(x);
+    };
     const GatherForwardParams params{args.q,
                                      args.k,
                                      args.v,
+                                     args.k_scales,
+                                     args.v_scales,
                                      lists,
                                      any::ListRows::of(p, lists.sizes, lists.known),
                                      any::make_outputs<float>(args),
                                      int(p.head_dim),
                                      int(p.head_dim_v),
-                                     is_wide(args.q),
-                                     is_wide(args.k),
-                                     is_wide(args.v),
+                                     any::is_wide(args.q),
+                                     is_wide(args.k, p.head_dim),
+                                     is_wide(args.v, p.head_dim_v),
+                                     p.float8_cache,
                                      has_pairs,
                                      float(scale),
                                      float(scale * M_LOG2E),

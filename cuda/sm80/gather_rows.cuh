@@ -113,4 +113,33 @@ __device__ __forceinline__ void load_listed(uint32_t to, const TensorView& x, in
     load_gathered<Step, Tile, Threads>(to, columns, x.column, is_wide, from);
 }
 
+// The same of a float8 cache, through registers: they are there when this returns.
+template <Dtype D, int Step, class Tile, int Threads>
+__device__ __forceinline__ void load_listed_float8(uint32_t to, const any::Float8Rows& rows, int columns, bool together,
+                                                   const int32_t* keys) {
+    constexpr int chunks = Step * Tile::chunks, ahead = 4;
+#pragma unroll 1
+    for (int first = int(threadIdx.x); first < chunks; first += ahead * Threads) {
+        uint32_t read[ahead][2];
+        float scale[ahead];
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) {
+            const int at = first + n * Threads, chunk = at % Tile::chunks, left = columns - 8 * chunk;
+            if (at >= chunks) break;
+            const int key = keys[at / Tile::chunks];
+            const auto* const row = rows.at(max(key, 0)) + (left > 0 ? 8 * chunk * rows.column : 0);
+            read_float8<8>(row, rows.column, key == no_token ? 0 : left, together, read[n]);
+            scale[n] = key == no_token ? 1 : rows.scale(key);
+        }
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) {
+            const int at = first + n * Threads;
+            if (at >= chunks) break;
+            uint32_t words[4];
+            widen_chunk<D>(read[n], scale[n], words);
+            ptx::store_shared(Tile::at(to, at / Tile::chunks, at % Tile::chunks), words);
+        }
+    }
+}
+
 }  // namespace spattn::sm80

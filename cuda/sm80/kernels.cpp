@@ -129,7 +129,8 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double products = 2.0 * 64 * 64 * ((HeadDimV > 256 ? 2 : 1) * HeadDim + HeadDimV) / flops_per_cycle;
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
-    const double block = std::max(products + around, 64 * columns * 2 / fetched_bytes);
+    const double widening = p.float8_cache ? 0.585 * 64 * columns : 0;  // as in block_forward_cost
+    const double block = std::max({products + around, 64 * columns * 2 / fetched_bytes, widening});
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
     return any::overlapped(launch, any::tasks_us(work.tasks, work.blocks * block + task, machine),
                            any::memory_us(any::query_bytes(p) + 2 * keys, machine, 0.8));
@@ -158,6 +159,7 @@ Kernel gather_forward(const char* name) {
             .prepare = K::prepare,
             .family = Family::gather,
             .max_logits = true,
+            .float8_cache = true,
             .shares_lists = true};
 }
 

@@ -158,7 +158,7 @@ struct GatherGradientProducer {
         copy_tile<Panels>(row, columns, 0, tile);
     }
 
-    __device__ __forceinline__ void load(ListWalk& walk) {
+    __device__ __forceinline__ void load(ListWalk<>& walk) {
         const uint32_t there = walk.take();
         ptx::mbarrier_wait(&shared.keys_empty[slot.index], slot.phase ^ 1);
         const int lane = CopyWarp::lane(), first = CopyWarp::first_row();

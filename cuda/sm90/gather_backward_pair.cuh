@@ -174,7 +174,7 @@ struct GatherPairProducer {
         }
     }
 
-    __device__ __forceinline__ void load(ListWalk& walk) {
+    __device__ __forceinline__ void load(ListWalk<>& walk) {
         const uint32_t there = walk.take();
         ptx::mbarrier_wait(&shared.keys_empty, keys_phase ^ 1);
         const int lane = CopyWarp::lane(), first = CopyWarp::first_row();

@@ -27,6 +27,7 @@
 //             two warpgroups, that of the second begins beside the next scores: the ring of its tiles is the shorter
 //             one, and a tile that is free earlier comes again before scores want it
 //   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
+//   float8    of caches: producers widen bytes where they have landed (gather_float8.cuh)
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
 //   parts     where tiles are too few for all processors lists are split. A CTA has one part and leaves its sums of
 //             floats in memory, and a second kernel joins them
@@ -69,6 +70,7 @@
 #include "ptx/wgmma.cuh"
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
+#include "sm90/gather_float8.cuh"
 #include "sm90/gather_forward.h"
 #include "sm90/gather_rows.cuh"
 #include "sm90/pipeline.cuh"
@@ -79,12 +81,19 @@
 
 namespace spattn::sm90 {
 
+template <class C>
+struct GatherShared;
+
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV>
+// IsFloat8: keys and values are those of a float8 cache.
+template <Dtype D, int HeadDim, int HeadDimV, bool IsFloat8>
 struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
+    using Shared = GatherShared<GatherConfig>;
+    static constexpr bool is_float8 = IsFloat8;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::v_panels;
     static constexpr bool value_in_key = head_dim > 256;
+    static constexpr int float8_lag = value_in_key ? 1 : 3;  // gather_float8.cuh
     static constexpr int output_warpgroups = head_dim_v > 256 ? 2 : 1;
     static constexpr int output_columns = head_dim_v / output_warpgroups, output_panels = output_columns / 64;
     // Columns of one product: with four warpgroups the assembler takes none that has 128 registers of sums.
@@ -106,7 +115,8 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int second_stages = value_in_key ? 2 : stages;
     static constexpr int tasks = 2;  // that warpgroups may be apart
     static constexpr int combine_warps = head_dim_v / 32;  // of a row whose list was split, where rows are few
-    static constexpr int producer_registers = value_in_key ? 64 : 56, score_registers = value_in_key ? 128 : 216,
+    static constexpr int producer_registers = value_in_key ? 64 : is_float8 ? 72 : 56,
+                         score_registers = value_in_key ? 128 : is_float8 ? 200 : 216,
                          output_registers = value_in_key ? 160 : 232;
     static_assert(!value_in_key || (panels == 9 && v_panels == 8), "two halves of values, and a panel for p");
     static_assert(stages >= 2, "a tile is copied while another is used");
@@ -118,6 +128,7 @@ struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
 struct GatherForwardParams {
     CUtensorMap q_boxes;  // of 64 heads of a query
     TensorView q, k, v, out;
+    TensorView k_scales, v_scales;            // of a float8 cache
     TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
     any::GatherLists lists;
     ListRows rows;
@@ -164,39 +175,46 @@ struct GatherShared {
 // ---- producers ----
 template <class C>
 struct GatherProducer {
-    using Element = typename C::Element;
+    using Walk = std::conditional_t<C::is_float8, Float8Walk, ListWalk<>>;
 
     const GatherForwardParams& params;
     GatherShared<C>& shared;
     Cursor<C::stages> first;
     Cursor<C::second_stages> second;
     Cursor<C::p_stages> third;
+    GatherWidener<C> widener{shared};  // of float8
 
     // The next task's list is looked up before the last rows of the one at hand are copied.
     __device__ __forceinline__ void run() {
         Cursor<C::tasks> task_at;
-        ListWalk walk(params.lists);
+        Walk walk(params.lists);
         int at = int(blockIdx.x);
         GatherTask task = next_task(walk, at);
-        while (task.blocks != end_of_work) {
+        for (;;) {
             announce(task, task_at);
-            const auto* k = any::row_of<Element>(params.k, task.batch, task.head_kv, 0);
-            const auto* v = C::value_in_key ? k : any::row_of<Element>(params.v, task.batch, task.head_kv, 0);
+            if constexpr (C::is_float8)
+                if (task.blocks <= C::float8_lag / 2) widener.finish();  // the next announcement waits for tasks before
+            if (task.blocks == end_of_work) return;
+            const auto k = rows_of(params.k, params.k_scales, task);
+            const auto v = C::value_in_key ? k : rows_of(params.v, params.v_scales, task);
             int left = task.blocks;
 #pragma unroll 1
             do {
                 const uint32_t there = left > 0 ? walk.take() : 0;
                 if (left <= 1) task = next_task(walk, at += int(gridDim.x));
                 if (left == 0) break;
-                load_keys(k, walk.keys, there);
-                load_values(v, walk.keys);
+                load(k, v, walk.keys, there);
             } while (--left > 0);
         }
-        announce(task, task_at);
+    }
+
+    __device__ __forceinline__ static auto rows_of(const TensorView& x, const TensorView& scales,
+                                                   const GatherTask& task) {
+        return any::key_rows<C::dtype, C::is_float8>(x, scales, task.batch, task.head_kv);
     }
 
     // Where lists are split a CTA has one part, and no next task.
-    __device__ __forceinline__ GatherTask next_task(ListWalk& walk, int at) const {
+    __device__ __forceinline__ GatherTask next_task(Walk& walk, int at) const {
         if (at >= params.tasks) return {0, 0, 0, 0, end_of_work};
         const int tile = params.parts == 1 ? at : at / params.parts;
         GatherTask task = GatherTask::at(params.rows, params.lists, tile);
@@ -216,31 +234,47 @@ struct GatherProducer {
         at.advance();
     }
 
-    __device__ __forceinline__ void load_keys(const Element* k, const int (&keys)[4], uint32_t there) {
+    template <class Rows>
+    __device__ __forceinline__ void load(const Rows& k, const Rows& v, const int (&keys)[Walk::own_rows], uint32_t there) {
+        load_keys(k, keys, there);
+        if constexpr (C::is_float8) widener.begin_keys(k, keys);
+        load_values(v, keys);
+        if constexpr (C::is_float8) widener.begin_values(v, keys);
+    }
+
+    template <class Rows>
+    __device__ __forceinline__ void load_keys(const Rows& k, const int (&keys)[Walk::own_rows], uint32_t there) {
         ptx::mbarrier_wait(&shared.first_bars.empty[first.index], first.phase ^ 1);
         if (CopyWarp::lane() == 0) {
             reinterpret_cast<uint16_t*>(&shared.keys[first.index])[CopyWarp::first_row() / 16] = uint16_t(there);
             ptx::mbarrier_arrive(&shared.first_bars.full[first.index]);
         }
-        copy_rows<C::first_panels>(keys, k, params.k.row, params.head_dim, 0, shared.first.tiles[first.index]);
-        ptx::cp_async_arrive(&shared.first_bars.full[first.index]);
-        first.advance();
+        copy<C::first_panels>(k, keys, params.head_dim, 0, shared.first.tiles, shared.first_bars, first);
         if constexpr (C::value_in_key) {
             ptx::mbarrier_wait(&shared.third_bars.empty[third.index], third.phase ^ 1);
-            copy_rows<1>(keys, k, params.k.row, params.head_dim, C::panels - 1, shared.third.tiles[third.index]);
-            ptx::cp_async_arrive(&shared.third_bars.full[third.index]);
-            third.advance();
+            copy<1>(k, keys, params.head_dim, C::panels - 1, shared.third.tiles, shared.third_bars, third);
         }
     }
 
-    __device__ __forceinline__ void load_values(const Element* v, const int (&keys)[4]) {
+    template <class Rows>
+    __device__ __forceinline__ void load_values(const Rows& v, const int (&keys)[Walk::own_rows]) {
         ptx::mbarrier_wait(&shared.second_bars.empty[second.index], second.phase ^ 1);
-        constexpr int from = C::value_in_key ? C::first_panels : 0;
-        copy_rows<C::second_panels>(keys, v, C::value_in_key ? params.k.row : params.v.row,
-                                    C::value_in_key ? params.head_dim : params.head_dim_v, from,
-                                    shared.second.tiles[second.index]);
-        ptx::cp_async_arrive(&shared.second_bars.full[second.index]);
-        second.advance();
+        copy<C::second_panels>(v, keys, C::value_in_key ? params.head_dim : params.head_dim_v,
+                               C::value_in_key ? C::first_panels : 0, shared.second.tiles, shared.second_bars, second);
+    }
+
+    // Some panels of listed rows into a ring's next tile. Who waits for it hears when they have landed, but of bytes when
+    // they are widened.
+    template <int Panels, class Rows, class Tiles, class Barriers, class At>
+    __device__ __forceinline__ static void copy(const Rows& rows, const int (&keys)[Walk::own_rows], int columns,
+                                                int from, Tiles& tiles, Barriers& barriers, At& at) {
+        if constexpr (C::is_float8) {
+            copy_float8_rows<Panels>(keys, rows, columns, from, tiles[at.index]);
+        } else {
+            copy_rows<Panels>(keys, rows.first, rows.row, columns, from, tiles[at.index]);
+            ptx::cp_async_arrive(&barriers.full[at.index]);
+        }
+        at.advance();
     }
 };
 
@@ -748,6 +782,8 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
                                args.k,
                                args.v,
                                args.out,
+                               args.k_scales,
+                               args.v_scales,
                                args.lse,
                                args.max_logits,
                                args.sink_logits,
@@ -767,14 +803,22 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
     return params;
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
-    static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
-    using C = GatherConfig<D, HeadDim, HeadDimV>;
-    const GatherForwardParams params = make_gather_params<C>(args);
+template <class C>
+void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
     const int ctas = std::min(params.tasks, runtime::count_processors(args.device));
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
+    static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
+    using C = GatherConfig<D, HeadDim, HeadDimV, false>;
+    const GatherForwardParams params = make_gather_params<C>(args);
+    if (args.problem->float8_cache)
+        launch_gather<GatherConfig<D, HeadDim, HeadDimV, true>>(args, params);
+    else
+        launch_gather<C>(args, params);
     if (params.parts == 1) return;
     const GatherCombineParams combine{params.lists, params.rows, params.parts, params.partials,
                                       any::make_outputs<float>(args)};
@@ -783,16 +827,22 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&
                                    : launch_gather_combine<D, 2>(rows, args.stream, combine);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
-void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = GatherConfig<D, HeadDim, HeadDimV>;
-    if (C::q_shared > 0) runtime::prepare_tensor_maps();
-    const runtime::CurrentDevice current(device);
+template <class C>
+void prepare_gather() {
     static_assert(sizeof(GatherShared<C>) <= C::most_bytes, "a CTA has no more");
-    runtime::prepare(gather_combine_kernel<D, C::combine_warps>, 0);
-    runtime::prepare(gather_combine_kernel<D, 2>, 0);
     runtime::prepare(gather_forward_kernel<C, false>, sizeof(GatherShared<C>));
     runtime::prepare(gather_forward_kernel<C, true>, sizeof(GatherShared<C>));
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
+    using C = GatherConfig<D, HeadDim, HeadDimV, false>;
+    if (C::q_shared > 0) runtime::prepare_tensor_maps();
+    const runtime::CurrentDevice current(device);
+    runtime::prepare(gather_combine_kernel<D, C::combine_warps>, 0);
+    runtime::prepare(gather_combine_kernel<D, 2>, 0);
+    prepare_gather<C>();
+    prepare_gather<GatherConfig<D, HeadDim, HeadDimV, true>>();
 }
 
 }  // namespace spattn::sm90

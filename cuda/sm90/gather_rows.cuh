@@ -16,21 +16,23 @@ using any::gather_tile, any::GatherTask, any::ListRows, any::TileRow;
 constexpr int gather_panel_bytes = gather_tile * 128;  // 64 columns of a tile's rows
 constexpr int gather_producers = 128;                  // threads that copy listed rows
 
-// A warp of the producers has 16 rows of a tile and copies them, 8 lanes a row.
+// A warp of the producers has 16 rows of a tile and copies them, 8 lanes a row, or 4 where elements are bytes.
 struct CopyWarp {
     __device__ static int lane() { return int(threadIdx.x) % 32; }
     __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }
 };
 
 // Keys of one list, 64 at a time. Entries are loaded a block ahead, those of the first block when the walk begins: L2
-// takes as long to answer as a block's rows take to be copied.
+// takes as long to answer as a block's rows take to be copied. RowLanes: how many copy a row.
+template <int RowLanes = 8>
 struct ListWalk : CopyWarp {
+    static constexpr int rows_at_once = 32 / RowLanes, own_rows = 16 / rows_at_once;
     const any::GatherLists& lists;
     const void* entries;
     int places, place;  // of the list; which of them this lane stands for in the next block
     int batch, head_kv, query;
     any::ListEntry coming;  // of that place
-    int keys[4];            // of the four rows that this lane copies
+    int keys[own_rows];     // of the rows that this lane copies
 
     __device__ explicit ListWalk(const any::GatherLists& lists) : lists(lists) {}
 
@@ -59,7 +61,7 @@ struct ListWalk : CopyWarp {
         place += gather_tile;
         look_ahead();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) keys[i] = __shfl_sync(~0u, key, 4 * i + lane() / 8);
+        for (int i = 0; i < own_rows; ++i) keys[i] = __shfl_sync(~0u, key, rows_at_once * i + lane() / RowLanes);
         return __ballot_sync(~0u, key != no_token) & 0xFFFF;
     }
 

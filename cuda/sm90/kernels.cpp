@@ -83,6 +83,11 @@ const char* rows_of_16_bytes(const Problem& p) {
     return p.head_dim % 8 || p.head_dim_v % 8 ? "head_dim not a multiple of 8: rows of 16 bytes" : nullptr;
 }
 
+const char* float8_rows_of_16_bytes(const Problem& p) {
+    return p.float8_cache && (p.head_dim % 16 || p.head_dim_v % 16)
+               ? "head_dim not a multiple of 16: float8 rows of 16 bytes" : nullptr;
+}
+
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p) {
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
@@ -92,8 +97,7 @@ const char* tiles_fit(const Problem& p) {
 template <int HeadDim, int HeadDimV, int Heads, bool ReadsFloat8>
 const char* block_forward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
-    if (ReadsFloat8 && p.float8_cache && (p.head_dim % 16 || p.head_dim_v % 16))
-        return "head_dim not a multiple of 16: float8 rows of 16 bytes";
+    if (const char* why = ReadsFloat8 ? float8_rows_of_16_bytes(p) : nullptr) return why;
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
@@ -243,6 +247,7 @@ const char* gather_fits(const Problem& p) {
 template <int HeadDim, int HeadDimV>
 const char* gather_forward_fits(const Problem& p) {
     if (const char* why = gather_fits<HeadDim, HeadDimV>(p)) return why;
+    if (const char* why = float8_rows_of_16_bytes(p)) return why;
     return any::maximum_fits(p);
 }
 
@@ -258,14 +263,16 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
-    const double block = std::max({products / reached, elements, 64 * columns * 2 / fetched_bytes});
+    const double widening = p.float8_cache ? 0.155 * 64 * columns : 0;  // read off 576 columns (H200)
+    const double fetched = 64 * columns * double(p.key_bytes()) / fetched_bytes;
+    const double block = std::max({products / reached, elements, fetched, widening});
     const int parts = list_parts(work.tasks, work.blocks, machine.lanes);
     const double looked_up = p.call_lists.block_k > 1 ? 1.5 : 1;  // which entry of a list of blocks a place belongs to
     const double cycles = work.blocks / parts * block * looked_up + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
     const double keys = std::min(s.gathered, double(p.batch * p.heads_kv * p.seq_k)) * columns;
     return any::overlapped(launch + (parts > 1 ? any::combine_us : 0), any::tasks_us(work.tasks * parts, cycles, machine),
-                           any::memory_us(2 * (rows + keys), machine, beside_products));
+                           any::memory_us(2 * rows + double(p.key_bytes()) * keys, machine, beside_products));
 }
 
 size_t gather_forward_workspace(const Sizing& s) {
@@ -293,6 +300,7 @@ Kernel gather_forward(const char* name) {
             .prepare = prepare_both<Own, OlderGatherForward<D, HeadDim>>,
             .family = Family::gather,
             .max_logits = true,
+            .float8_cache = true,
             .shares_lists = true,
             .assumes = assumes};
 }

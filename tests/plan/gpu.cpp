@@ -526,4 +526,24 @@ TEST(prompts_have_copies_of_a_float8_cache) {
     CHECK(!is_widened(plan_for(32, 1, 32768, 128)));
 }
 
+// Listed rows are widened where they are gathered, on each arch that has tensor cores for them.
+TEST(lists_on_float8_caches_are_gathered_by_tensor_cores) {
+    const auto name_for = [](int capability, int64_t head_dim, int64_t head_dim_v) {
+        imaginary_capability = capability;
+        Problem p = imaginary::problem(1, 32768, head_dim);
+        p.batch = 32, p.heads_q = 64, p.heads_kv = 1, p.dtype = Dtype::bf16, p.head_dim_v = head_dim_v;
+        p.value_in_key = head_dim_v != head_dim;
+        p.has_starts = p.float8_cache = true, p.page_size = 64;
+        p.call_lists = {1, 1, 2048};
+        PlanOptions options;
+        options.device = SPATTN_CUDA;
+        options.machine = {"imaginary GPU", 132, 1.7, 4000, 1.4e11};
+        return imaginary::name(compile_plan(*parse_pattern("causal & runtime_tokens(2048)"), p, options, rows()).forward);
+    };
+    CHECK_EQ(name_for(90, 576, 512), "sm90_gather_forward_bf16_d576_v512_64x64");
+    CHECK_EQ(name_for(90, 128, 128), "sm90_gather_forward_bf16_d128_v128_64x64");
+    CHECK_EQ(name_for(90, 120, 120), "sm80_gather_forward_bf16_d128_v128_64x64");  // rows of 16 bytes
+    CHECK_EQ(name_for(80, 576, 512), "sm80_gather_forward_bf16_d576_v512_64x64");
+}
+
 }  // namespace spattn

@@ -338,7 +338,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
     if (is_group) draw_group(random, p);
     draw_numbers(random, p);
-    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && !is_group && random.one_in(gathers ? 3 : 6))
+    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && random.one_in(gathers ? 3 : 6))
         draw_cache(random, p), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
