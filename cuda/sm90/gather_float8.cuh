@@ -132,7 +132,7 @@ private:
         }
     }
 
-    // Of the oldest unit, after which `Younger` others are on their way.
+    // The oldest unit, after which `Younger` others are on their way.
     template <int Younger>
     __device__ __forceinline__ void widen_keys() {
         ptx::cp_async_wait<Younger>();
