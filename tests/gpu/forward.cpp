@@ -179,7 +179,13 @@ TEST(split_rows) {
         c.pattern = "causal & (global_tokens(9990,9999) | window(40,0))", c.seq_q = c.seq_k = 10000, c.heads_q = 1;
         run_row(context, row, c);
     }
-    Case decoding;  // few queries of groups, whose heads share tiles
+}
+
+// Few queries of groups, whose heads share tiles.
+TEST(split_rows_of_few_queries) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    Case decoding;
     decoding.heads_q = 32, decoding.heads_kv = 2, decoding.seq_q = 3, decoding.seq_k = 30011, decoding.sinks = true;
     run_row(context, "", decoding);
     decoding.heads_q = 6, decoding.pattern = "sink(64) | window(9000,0)", decoding.seq_q = 70;
