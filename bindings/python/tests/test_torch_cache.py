@@ -325,6 +325,30 @@ def test_float8_values_in_keys():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("head_dim, head_dim_v", [(48, 32), (24, 16)])  # rows of 16 bytes, and others
+def test_lists_on_float8_caches(device, dtype, bound, head_dim, head_dim_v):
+    """Values in keys, as in DeepSeek's sparse attention: listed tokens are what the cache stands for."""
+    torch.manual_seed(4)
+    q, k = (torch.randn(BATCH, SEQ, heads, head_dim, device=device).to(dtype) for heads in (8, 1))
+    k[:, ::5] *= 0.02
+    sizes = {"value_in_key": True, "page_size": 16, "dtype": dtype, "cache_dtype": torch.float8_e4m3fn}
+    cache = sat.KVCache(BATCH, 64, 1, head_dim, head_dim_v, device=device, **sizes)
+    cache.k.view(torch.uint8).fill_(0x7F)  # NaN, which nobody lists
+    cache.append(k, None)
+    lists = torch.randint(-2, SEQ + 3, (BATCH, SEQ, 1, 9), device=device)  # some absent, some behind their query
+    counts = torch.randint(0, 10, (BATCH, SEQ, 1), device=device)
+    seen = seen_in(cache.k, cache.k_scales, cache.page_table).cpu()
+    options = {"indices": lists, "index_counts": counts}
+    right = sat.attention(q.double().cpu(), seen, None, "causal & runtime_tokens(9)", head_dim_v=head_dim_v,
+                          **{name: x.cpu() for name, x in options.items()})
+    for begin in (0, SEQ - 1):  # a prompt, and its last token
+        of = {name: x[:, begin:] for name, x in options.items()}
+        out = sat.decode(q[:, begin:], cache, "causal & runtime_tokens(9)", **of)
+        torch.testing.assert_close(out.cpu().double(), right[:, begin:], rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_float8_pools_of_others(device):
     """With scales of the caller, one for each kv head, and none."""
     q, k, v = operands(device=device)
