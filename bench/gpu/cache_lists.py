@@ -61,15 +61,14 @@ class Tensors:
             return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
         of_entry = case.length // PAGE_SIZE
         self.q = draw(case.batch, case.queries, case.heads, case.head_dim)
-        self.k = draw(case.batch * of_entry, PAGE_SIZE, case.heads_kv, case.head_dim)
-        self.v = None if case.value_in_key else draw(*self.k.shape[:3], case.head_dim_v)
+        columns = {"k": case.head_dim} if case.value_in_key else {"k": case.head_dim, "v": case.head_dim_v}
+        pool = case.batch * of_entry, PAGE_SIZE, case.heads_kv
+        self.keys = {name: draw(*pool, size) for name, size in columns.items()}  # and values
         self.out = torch.empty(*self.q.shape[:3], case.head_dim_v, device="cuda", dtype=torch.bfloat16)
-        self.pools = {name: x for name, x in {"k": self.k, "v": self.v}.items() if x is not None}
+        self.pools = dict(self.keys)
         if case.float8:
-            for name, x in list(self.pools.items()):
-                codes, scales, stood_for = to_float8(x)
-                self.pools |= {name: codes, name + "_scales": scales}
-                setattr(self, name, stood_for)
+            for name, x in self.keys.items():
+                self.pools[name], self.pools[name + "_scales"], self.keys[name] = to_float8(x)
         pages = torch.randperm(case.batch * of_entry, device="cuda").view(case.batch, of_entry)
         self.page_table = torch.full((case.batch, CAPACITY // PAGE_SIZE), -1, device="cuda", dtype=torch.int32)
         self.page_table[:, :of_entry] = pages
@@ -86,8 +85,8 @@ class Tensors:
 
     def as_rows(self):
         """As one sequence whose keys are all rows of the pool, in bfloat16."""
-        keys = dict(k=self.k) | ({} if self.v is None else dict(v=self.v))
-        flat = {name: x.reshape(1, -1, *x.shape[2:]) for name, x in {"q": self.q, "out": self.out, **keys}.items()}
+        whole = dict(q=self.q, out=self.out, **self.keys)
+        flat = {name: x.reshape(1, -1, *x.shape[2:]) for name, x in whole.items()}
         return flat | dict(indices=self.rows.reshape(1, -1, *self.rows.shape[2:]))
 
 
@@ -111,8 +110,8 @@ def attend(case, t, of, dtype):
     q = t.q.flatten(0, 1)[of].to(dtype).unflatten(1, (case.heads_kv, group))
     rows = t.rows.flatten(0, 1)[of].long()
     heads = torch.arange(case.heads_kv, device="cuda")[None, :, None]
-    k = t.k.flatten(0, 1)[rows, heads].to(dtype)
-    v = k[..., :case.head_dim_v] if t.v is None else t.v.flatten(0, 1)[rows, heads].to(dtype)
+    keys = {name: x.flatten(0, 1)[rows, heads].to(dtype) for name, x in t.keys.items()}
+    k, v = keys["k"], keys.get("v", keys["k"][..., :case.head_dim_v])
     return ((q @ k.mT * case.head_dim**-0.5).softmax(-1) @ v).flatten(1, 2)
 
 
@@ -145,7 +144,7 @@ def run_case(library, case):
         naive_us = {"naive_us": None, "naive": f"failed: {first_line(e)}"}
     pairs = case.batch * case.queries * case.most * case.block
     columns = case.head_dim + (0 if case.value_in_key else case.head_dim_v)
-    row_bytes = columns + 4 * len(t.pools) // 2 if case.float8 else 2 * columns
+    row_bytes = columns + 4 * len(t.keys) if case.float8 else 2 * columns
     return {"case": case.name, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, case.head_dim, case.head_dim_v],
             "list": [case.most, case.block], "capacity": CAPACITY, "page_size": PAGE_SIZE, "float8": case.float8,

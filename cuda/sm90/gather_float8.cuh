@@ -6,12 +6,15 @@
 // their way. A tile holds elements times the scales of their rows, rounded as a cache of such elements has them:
 // consumers see no difference.
 //
-// Measured (H200, lists of 2,048, 128 heads of 576/512): 128 sequences decode in 237 us, from bf16 in 145; 2,048 queries
-// of a prompt take 3.3 ms and 1.95. A block takes 5,800 cycles, of which a warp needs 1,800 at least for its 18 times 16
-// bytes: half of its instructions go at half rate. Tried and dropped: two units on their way with 576 columns (266 us,
-// for values are then widened after the products of the block before), one with 128 columns (78 us where two take 64); a
-// loop of two such pieces instead of all of them unrolled (274); operations on bits and products of bf16 pairs instead
-// of conversions (121 cycles for 16 bytes instead of 80); a fence by who widens, beside that of who reads (254 and 249).
+// Measured (H200, lists of 2,048, 128 heads of 576/512, pages of 64): 128 sequences decode in 238 us, from bf16 in 151;
+// 2,048 queries of a prompt take 3.26 ms and 1.98, so a block 5,800 cycles and 3,500. A warp's 18 times 16 bytes take
+// 1,440 of them alone in an SM: half of its instructions go at half rate. Where values stand apart, one, two and three
+// units on their way, each in another run, decoded NSA's lists of 64 sequences in 78, 64 and 68 us.
+//
+// Tried and dropped, decoding in 237 us at that time: two units on their way with 576 columns (266, for values are then
+// widened after the products of the block before); a loop of two such pieces instead of all of them unrolled (274). A
+// fence by who widens, beside that of who reads: 255 where 249 were reached. Operations on bits and products of bf16
+// pairs instead of conversions: 121 cycles for 16 bytes instead of 80.
 #pragma once
 
 #include "any/element.cuh"
@@ -87,7 +90,7 @@ __device__ __forceinline__ void widen_own_float8(const float (&scales)[Float8Wal
 }
 
 // Units are what is asked for at once: keys of a block, and then its values. One becomes elements when the next `lag` of
-// them have been asked for: where values are columns of keys just one, for the ring of these has two tiles.
+// them have been asked for. Where values are columns of keys that is one: the ring of those values has two tiles.
 template <class C>
 struct GatherWidener {
     static constexpr int lag = C::float8_lag, blocks = lag / 2 + 1;  // that have units on their way
@@ -110,7 +113,7 @@ struct GatherWidener {
         if (on_their_way > lag) widen_keys<lag>();
     }
 
-    // Nothing else is asked for, for now; values were the last.
+    // Ends all units, the last of which has values: no other comes that would let them become elements.
     __device__ __forceinline__ void finish() {
         if constexpr (lag == 3) {
             if (on_their_way > 2) widen_values<2>();

@@ -41,8 +41,9 @@
 //
 // Measured (H200, bf16, L2 cold, TFLOP/s of 2 heads queries list (head_dim + head_dim_v), 2026-11, GEMM 8192^3 790 in
 // the same run): 128 heads, 576/512, lists of 2,048 among 16K keys 616, among 128K 609; lists of 512 among 4K 465; 64
-// heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks. One query of 128 heads, a list of 2,048 among 64K keys, 25 us in sixteen parts, 29 in eight, 64 in one; sixteen
-// queries 44 in four parts, 66 in one.
+// heads of 256 468. Lists of 512 and 2,048 tell that a block takes 1.7 us, and a task 6 us beside its blocks. One query
+// of 128 heads, a list of 2,048 among 64K keys, 25 us in sixteen parts, 29 in eight, 64 in one; sixteen queries 44 in
+// four parts, 66 in one.
 //
 // Tried and dropped: tiles of half a block's columns, each free as soon as it is done (528, 526 and 362 where 553, 523
 // and 374 were reached); p v of all columns begun as soon as p is there (538, 530 and 363). Scores of the next block
