@@ -56,7 +56,7 @@ bool CancellableParallel::is_cancelled() {
 }
 
 void CancellableParallel::run(void (*body)(void*, int64_t), void* argument) {
-    threads_.run(body, argument);
+    is_brief_ ? threads_.run_briefly(body, argument) : threads_.run(body, argument);
     if (cancelled_.load(std::memory_order_relaxed)) hook_.fail();
 }
 

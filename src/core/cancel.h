@@ -53,8 +53,9 @@ void check_cancelled();
 // thread that made this object and made the call: a host's signals are its own thread's matter.
 class CancellableParallel : public Parallel {
 public:
-    CancellableParallel(Parallel& threads, spattn_cancel_fn cancel, void* user)
-        : threads_(threads), hook_(cancel, user, "options.cancel") {}
+    // is_brief: what is run takes less time than it takes to wake threads.
+    CancellableParallel(Parallel& threads, spattn_cancel_fn cancel, void* user, bool is_brief = false)
+        : threads_(threads), is_brief_(is_brief), hook_(cancel, user, "options.cancel") {}
 
     int lanes() const override { return threads_.lanes(); }
     void run(void (*body)(void*, int64_t), void* argument) override;
@@ -62,6 +63,7 @@ public:
 
 private:
     Parallel& threads_;
+    const bool is_brief_;
     CancelHook hook_;  // touched by the caller's thread alone
     const std::thread::id caller_ = std::this_thread::get_id();
     std::atomic<bool> cancelled_ = false;

@@ -18,6 +18,8 @@ namespace spattn {
 
 bool Parallel::is_cancelled() { return false; }
 
+void Parallel::run_briefly(void (*body)(void*, int64_t), void* argument) { run(body, argument); }
+
 namespace {
 
 int lanes_or_default(int lanes) {
@@ -156,6 +158,14 @@ public:
             pool_->run(call);
         else
             call.run_all();
+        call.rethrow();
+    }
+
+    // Threads start all the same, so that whatever the first call is, later ones need no memory for that.
+    void run_briefly(void (*body)(void*, int64_t), void* argument) override {
+        Lanes call(lanes_, body, argument);
+        if (const std::unique_lock taken(taken_, std::try_to_lock); lanes_ > 1 && taken) is_started();
+        call.run_all();
         call.rethrow();
     }
 

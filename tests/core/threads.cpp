@@ -45,6 +45,22 @@ TEST(pool_serves_threads_at_once) {
     CHECK_EQ(failures.load(), 0);
 }
 
+// No other thread takes part.
+TEST(brief_work_is_the_callers_alone) {
+    struct Lanes {
+        const std::thread::id caller = std::this_thread::get_id();
+        int done = 0, elsewhere = 0;
+    } lanes;
+    const auto pool = make_thread_pool(5);
+    const auto body = [](void* argument, int64_t) {
+        Lanes& lanes = *static_cast<Lanes*>(argument);
+        ++lanes.done, lanes.elsewhere += std::this_thread::get_id() != lanes.caller;
+    };
+    for (int i = 0; i < 100; ++i) pool->run_briefly(body, &lanes);
+    CHECK_EQ(lanes.done, 500);
+    CHECK_EQ(lanes.elsewhere, 0);
+}
+
 // Two lanes that meet, so that each has a thread of its own; where did the caller's and the worker's run?
 struct Meeting {
     const std::thread::id caller = std::this_thread::get_id();
