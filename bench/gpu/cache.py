@@ -60,6 +60,7 @@ CASES = [
     Case("decode_32k_float8", 8, 32768, float8=True),
     Case("decode_128k_one_float8", 1, 131072, float8=True),
     Case("decode_8k_mha_float8", 8, 8192, heads=32, heads_kv=32, float8=True),
+    Case("draft8_8k_float8", 32, 8192, queries=8, float8=True),
     Case("decode_streaming_32k_float8", 32, 32768, pattern=STREAMING, float8=True),
     Case("chunk2k_32k_float8", 1, 32768, queries=2048, float8=True),
     Case("chunk2k_128k_streaming_float8", 1, 131072, queries=2048, pattern=STREAMING, float8=True),

@@ -48,10 +48,11 @@
 //             begin at any place of their first tile and end at any of their last. The places around them may be those
 //             of other sequences: they are worked on as if they were its own, and never stored
 //
-//   float8    of caches: see forward_widener.cuh. 32 sequences of 8K keys decode in 278 us, 257 from bfloat16 (H200):
-//             wideners take 340 instructions a tile, 1,300 cycles. Larger tiles read a copy of the cache as elements
-//             (plan/cache.h): 2,048 queries of a prompt over 32K keys take 2.77 ms, 2.67 from bfloat16. Widened tile by
-//             tile they took 5.1 by tiles of 128 x 128 with seven wideners a CTA, and 8.6 by those of 64 x 64
+//   float8    of caches: a kernel of its own, with this walker, serves few queries (forward_float8.cuh). Of more of them
+//             small tiles are widened as they come (forward_widener.cuh), and larger tiles read a copy of the cache as
+//             elements (plan/cache.h): 2,048 queries of a prompt over 32K keys take 2.77 ms, 2.67 from bfloat16 (H200).
+//             Widened tile by tile they took 5.1 by tiles of 128 x 128 with seven wideners a CTA, and 8.6 by those of
+//             64 x 64
 //
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
@@ -150,6 +151,7 @@
 #include "sm90/block_forward.h"
 #include "sm90/counter.cuh"
 #include "sm90/forward_consumer.cuh"
+#include "sm90/forward_float8.cuh"
 #include "sm90/forward_producer.cuh"
 #include "sm90/packed_keys.cuh"
 #include "sm90/pipeline.cuh"
@@ -176,7 +178,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
     static constexpr bool any_order = AnyOrder;
     static constexpr bool in_pieces = InPieces;
-    static constexpr bool is_float8 = IsFloat8;
+    static constexpr bool is_float8 = IsFloat8, reads_bytes = false;
     static constexpr bool asks_copiers = any_order || is_float8;
     static_assert(!is_float8 || !any_order, "caches have queries in their own order");
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
@@ -357,6 +359,34 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     }
 }
 
+// The kernel for few queries on a float8 cache: forward_float8.cuh.
+template <class C>
+__global__ void __launch_bounds__(C::threads, C::ctas)
+    float8_forward_kernel(const __grid_constant__ typename C::Params params) {
+    auto& shared = *ptx::swizzled_shared<typename C::Shared>();
+    const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0), lane = int(threadIdx.x % 32);
+    Task first{};
+    if (warp == C::consumers) first = params.tasks.tasks[blockIdx.x];
+    if (warp == 0) {
+        prefetch_lists<C>(params, lane);
+        ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
+    }
+    if (threadIdx.x == 0) {
+        shared.odd = 0;
+        for (int i = 0; i < C::q_tiles; ++i) {
+            ptx::mbarrier_init(&shared.q_full[i], 1);
+            ptx::mbarrier_init(&shared.q_empty[i], C::q_releases);
+        }
+        shared.helper.init();
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (warp == C::consumers)
+        Walker<C>{params, shared, lane}.run(first);
+    else
+        Float8Consumer<C>{params, shared, warp, lane}.run();
+}
+
 // ---- launch ----
 inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ConsecutiveMaps& maps) {
     const Problem& p = *args.problem;
@@ -421,27 +451,24 @@ void pack_keys(const ForwardArgs& args, const BlockForwardSpace& space, Dtype dt
     launch_packing(keys, args);
 }
 
-template <class C, bool HasCap>
-void launch_forward(const ForwardArgs& args) {
+template <class C>
+void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args) {
     auto params = make_params<C>(args);
     const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
     const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
     const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
     const bool counts = params.tasks.num_tasks > 2 * blocks, packs = packed_places(args.layout) > 0;
-    if (!counts && !packs) return runtime::launch(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+    if (!counts && !packs) return runtime::launch(kernel, shape, args.stream, params);
     if (counts) params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
     if constexpr (C::any_order)
         if (packs) pack_keys(args, space, C::dtype, params);
     if (!packs) runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
-    runtime::launch_early(block_forward_kernel<C, HasCap>, shape, args.stream, params);
+    runtime::launch_early(kernel, shape, args.stream, params);
 }
 
 template <class C>
 void launch_either(const ForwardArgs& args) {
-    if (args.problem->softcap != 0)
-        launch_forward<C, true>(args);
-    else
-        launch_forward<C, false>(args);
+    launch_forward<C>(args.problem->softcap != 0 ? block_forward_kernel<C, true> : block_forward_kernel<C, false>, args);
 }
 
 template <class C>
@@ -450,12 +477,22 @@ void prepare_either() {
     runtime::prepare(block_forward_kernel<C, true>, sizeof(typename C::Shared));
 }
 
+// A float8 cache has two kernels.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void launch_float8(const ForwardArgs& args) {
+    using Few = Float8Config<D, HeadDim, HeadDimV>;
+    if (has_few_rows(*args.problem, args.tasks.tile_heads))
+        launch_forward<Few>(float8_forward_kernel<Few>, args);
+    else
+        launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>(args);
+}
+
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void launch_for_layout(const ForwardArgs& args) {
     using Row = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     if constexpr (Row::float8_cache)
         if (args.problem->float8_cache)
-            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>(args);
+            return launch_float8<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
             return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
@@ -482,7 +519,12 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device)
         runtime::prepare(pack_keys_kernel, 0);
         prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
     }
-    if constexpr (float8_cache) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>();
+    if constexpr (float8_cache) {
+        using Few = Float8Config<D, HeadDim, HeadDimV>;
+        static_assert(sizeof(typename Few::Shared) <= Few::most_bytes, "a CTA has no more");
+        runtime::prepare(float8_forward_kernel<Few>, sizeof(typename Few::Shared));
+        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>();
+    }
     if constexpr (has_pieces) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>();
     runtime::prepare_tensor_maps();
 }

@@ -2,6 +2,7 @@
 // What the host may know of the sm90 block forward kernels.
 #pragma once
 
+#include "core/math.h"
 #include "plan/kernel.h"
 
 namespace spattn::sm90 {
@@ -16,6 +17,12 @@ constexpr int least_key_stretch = 8;
 // Whether keys come as boxes of consecutive tokens: whole blocks, or the stretches of listed ones.
 inline bool come_in_boxes(const AxisView& keys) {
     return keys.listed ? keys.stretch >= least_key_stretch : is_consecutive(keys);
+}
+
+// Whether queries mostly have no more than half of the 64 rows of a tile, of which each query has so many: a float8 cache
+// is read by forward_float8.cuh then. Sequences that share a call's queries may have more than their number on average.
+inline bool has_few_rows(const Problem& p, int tile_heads) {
+    return ceil_div(p.seq_q, p.ragged ? p.sequences() : 1) * tile_heads <= 32;
 }
 
 // What a workspace holds: partial results of split rows first, at its start; then a counter and, for each task and warp

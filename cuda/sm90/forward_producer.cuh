@@ -94,7 +94,7 @@ struct Walker {
     int pending_row = 0;  // where this lane's stretch of it begins, if it has stretches; of float8, its scales
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
-    StageLoader<C> stages{params, shared, lane};  // of float8
+    std::conditional_t<C::reads_bytes, ByteLoader<C>, StageLoader<C>> stages{params, shared, lane};  // of float8
 
     // task: the first.
     __device__ __forceinline__ void run(Task task) {
@@ -110,9 +110,12 @@ struct Walker {
             if (at >= params.tasks.num_tasks) break;
             task = params.tasks.tasks[at];
         }
-        if (pending >= 0) load_pending_v();
+        if constexpr (!C::reads_bytes)
+            if (pending >= 0) load_pending_v();
         announce({{0, 0, 0, end_of_work, 0, 0}, false, 0});
-        if constexpr (C::is_float8)
+        if constexpr (C::reads_bytes)
+            return;
+        else if constexpr (C::is_float8)
             stages.end();
         else if constexpr (C::any_order)
             for (int copier = 0; copier < copier_warps; ++copier) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
@@ -254,7 +257,10 @@ struct Walker {
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
-        if constexpr (C::is_float8) {
+        if constexpr (C::reads_bytes) {
+            next.begin_block(params.next_task, lane == 0);
+            stages.load_block(block, mask, batch, head_kv);
+        } else if constexpr (C::is_float8) {
             next.begin_block(params.next_task, lane == 0);
             const int scales_at = stages.scales.index;
             stages.load_k(block, mask, batch, head_kv);

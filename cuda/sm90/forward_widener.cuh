@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How block_forward.cuh reads a float8 cache: who makes elements of its bytes, and where scales of rows go.
+// How block_forward.cuh reads a float8 cache where queries are not few, those being read by forward_float8.cuh: who makes
+// elements of its bytes, and where scales of rows go.
 //
 // The walker brings a block's bytes to a stage by TMA. The other warps of the producer, the wideners, write what they
 // stand for into the next slot of the ring, where consumers find a tile like any other. All of them work on the same
@@ -21,13 +22,13 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
+#include "sm90/float8_stages.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/dtype.cuh"
 
 namespace spattn::sm90 {
 
 constexpr int widener_warps = 3;
-constexpr int stage_row_bytes = 128;  // swizzled as the copy engine writes them; of heads of 64, half of them are zeros
 
 // What the walker says of a stage.
 struct WidenRequest {
@@ -51,34 +52,34 @@ struct WidenStages {
     }
 };
 
-// What rows are scaled by where a call has no scales.
-static __device__ const float no_scale = 1;
-
 // The walker's side. A block's scales, of k and of v, come with its k. Their place is free: it was used so many blocks
 // ago that consumers have released the v of that block, or there would be no stage for this k.
 template <class C>
-struct StageLoader {
+struct StageLoader : Float8Source<C> {
     static_assert(!C::is_float8 || 2 * C::scale_blocks >= 3 + C::stages + C::slots,
                   "v of block j is the tile 2 j + 2, k the tile 2 j - 1");
 
-    const typename C::Params& params;
+    using Source = Float8Source<C>;
+    using Source::params, Source::lane;
+
     typename C::Shared& shared;
-    const int lane;
     Cursor<C::stages> stage{};
     Cursor<C::scale_blocks> scales{};
-    int tokens[C::block_k / 32];  // of the block's keys, of which a lane has every 32nd; no_token where there is none
+
+    __device__ __forceinline__ StageLoader(const typename C::Params& params, typename C::Shared& shared, int lane)
+        : Source(params, lane), shared(shared) {}
 
     __device__ __forceinline__ void load_k(int block, int mask, int entry, int head) {
-        find_tokens(block);
+        this->find_tokens(block);
         load({WidenRequest::k_rows, mask, scales.index}, params.maps.k, entry, head);
-        copy_scales(params.k_scales, entry, head, shared.helper.scales[scales.index][0]);
-        copy_scales(params.v_scales, entry, head, shared.helper.scales[scales.index][1]);
+        this->copy_scales(params.k_scales, entry, head, shared.helper.scales[scales.index][0]);
+        this->copy_scales(params.v_scales, entry, head, shared.helper.scales[scales.index][1]);
         end_load();
         scales.advance();
     }
     // The block is one before the last whose scales came.
     __device__ __forceinline__ void load_v(int block, int entry, int head, int scales_at) {
-        find_tokens(block);
+        this->find_tokens(block);
         load({WidenRequest::v_rows, full_block, scales_at}, params.maps.v, entry, head);
         end_load();
     }
@@ -87,41 +88,10 @@ struct StageLoader {
         end_load();
     }
 
-    __device__ __forceinline__ void find_tokens(int block) {
-        const AxisView& keys = params.layout.keys;
-#pragma unroll
-        for (int i = 0; i < C::block_k / 32; ++i) {
-            const int place = block * C::block_k + 32 * i + lane;
-            tokens[i] = keys.listed ? keys.tokens[place] : place < params.layout.seq_k ? place : no_token;
-        }
-    }
-
-    // Boxes are of tokens that follow each other: the whole block, or the stretches of listed ones. What is no token
-    // comes from beyond all rows, where there are zeros.
     __device__ __forceinline__ void load(const WidenRequest& what, const CUtensorMap& map, int entry, int head) {
         begin(what, C::block_k * stage_row_bytes);
-        const AxisView& keys = params.layout.keys;
-        const int stretch = keys.listed ? keys.stretch : C::block_k;
-#pragma unroll
-        for (int i = 0; i < C::block_k / 32; ++i) {
-            const int place = 32 * i + lane, row = tokens[i] == no_token ? int(params.layout.seq_k) : tokens[i];
-            if (place % stretch == 0)
-                ptx::tma_load_4d(shared.helper.bytes[stage.index] + place * stage_row_bytes, &map, 0, head, row, entry,
-                                 &shared.helper.asked[stage.index]);
-        }
+        this->load_bytes(map, entry, head, shared.helper.bytes[stage.index], &shared.helper.asked[stage.index]);
     }
-    __device__ __forceinline__ void copy_scales(const TensorView& view, int entry, int head, float* to) const {
-        const float* row = &no_scale;
-        if (view.data) row = static_cast<const float*>(view.data) + entry * view.batch + head * view.head;
-        const int64_t stride = view.data ? view.row : 0;
-#pragma unroll
-        for (int i = 0; i < C::block_k / 32; ++i) {
-            const bool is_there = tokens[i] != no_token;
-            ptx::cp_async_4(ptx::shared_address(to + 32 * i + lane), row + (is_there ? tokens[i] * stride : 0),
-                            is_there ? 4 : 0);
-        }
-    }
-
     __device__ __forceinline__ void begin(const WidenRequest& what, uint32_t bytes) {
         ptx::mbarrier_wait(&shared.helper.taken[stage.index], stage.phase ^ 1);
         if (ptx::elect()) {

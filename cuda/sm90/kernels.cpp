@@ -129,7 +129,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
     const double handed_on = !s.is_piece ? 0 : in_pairs ? 2300 : 5100;  // cycles a task
-    const double widening = p.float8_cache ? 0.12 * BlockK * (HeadDim + HeadDimV) : 0;  // read off 32 x 8K keys (H200)
+    const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
+    const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
     const double block_cycles = std::max({products / reached, elements, widening}) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
     const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
@@ -263,7 +264,8 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
-    const double widening = p.float8_cache ? 0.155 * 64 * columns : 0;  // read off 576 columns (H200)
+    const bool is_shared = value_in_key && any::divide_up(p.group(), any::gather_tile) % 2 == 0;
+    const double widening = p.float8_cache ? (is_shared ? 0.138 : 0.155) * 64 * columns : 0;  // read off 576 columns (H200)
     const double fetched = 64 * columns * double(p.key_bytes()) / fetched_bytes;
     const double block = std::max({products / reached, elements, fetched, widening});
     const int parts = list_parts(work.tasks, work.blocks, machine.lanes);

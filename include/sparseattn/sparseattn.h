@@ -487,7 +487,7 @@ enum spattn_plan_flags {
  *
  * cache_dtype, where it is float8, says that k and v have elements of one byte. Each row of a token and kv head stands
  * for its elements times a scale of its own, of k_scales or v_scales, which are 1 where a call has none. Kernels may
- * round that product to dtype, once, before it is used. spattn_cache_append writes such rows. */
+ * round that product to dtype, once, and take probabilities below 2^-23 for 0. spattn_cache_append writes such rows. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */

@@ -134,6 +134,13 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline int __float2int_rn(float x) {
     return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x <= -2147483648.0f ? INT32_MIN : int(nearbyintf(x));
 }
+// Bytes of b and a, by number: four bits of the selector each.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return result;
+}
 inline unsigned __vmaxu2(unsigned a, unsigned b) {
     const unsigned low = (a & 0xFFFF) > (b & 0xFFFF) ? a : b, high = (a >> 16) > (b >> 16) ? a : b;
     return (high & 0xFFFF0000) | (low & 0xFFFF);

@@ -223,8 +223,10 @@ private:
         const double parts = problem_.is_dispatched ? type_.rounded : 0;
         for (size_t c = 0; c < r.out.size(); ++c)
             r.out_error[c] = (r.relative + type_.weight + parts) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
-                             type_.lightest * lost[c] + type_.tiniest;
+                             lightest() * lost[c] + type_.tiniest;
     }
+    // What is read from a float8 cache may meet probabilities of fp16 whatever the dtype, times scales down to 2^-9.
+    double lightest() const { return problem_.is_float8() ? std::max(type_.lightest, 0x1p-23) : type_.lightest; }
 
     // ---- forward ----
 
