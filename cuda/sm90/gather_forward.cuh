@@ -27,7 +27,8 @@
 //             two warpgroups, that of the second begins beside the next scores: the ring of its tiles is the shorter
 //             one, and a tile that is free earlier comes again before scores want it
 //   softmax   as in block_forward.cuh, relative to a maximum that may lag; output rescales when scores tell it to
-//   float8    of caches: producers widen bytes where they have landed (gather_float8.cuh)
+//   float8    of caches: producers widen bytes where they have landed, those of two CTAs for each other where their tiles
+//             have a list in common (gather_float8.cuh)
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
 //   parts     where tiles are too few for all processors lists are split. A CTA has one part and leaves its sums of
 //             floats in memory, and a second kernel joins them
@@ -86,12 +87,16 @@ template <class C>
 struct GatherShared;
 
 // ---- configuration ----
-// IsFloat8: keys and values are those of a float8 cache.
-template <Dtype D, int HeadDim, int HeadDimV, bool IsFloat8>
+// What listed keys and values are: elements, or bytes of a float8 cache, which one CTA makes elements of, or the two of a
+// cluster for each other.
+enum class Listed { elements, float8, shared_float8 };
+
+template <Dtype D, int HeadDim, int HeadDimV, Listed L>
 struct GatherConfig : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Shared = GatherShared<GatherConfig>;
-    static constexpr bool is_float8 = IsFloat8;
+    static constexpr bool is_float8 = L != Listed::elements;
+    static constexpr int ctas = L == Listed::shared_float8 ? 2 : 1;  // whose tiles have a list in common
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::v_panels;
     static constexpr bool value_in_key = head_dim > 256;
     static constexpr int float8_lag = value_in_key ? 1 : 3;  // gather_float8.cuh
@@ -173,10 +178,32 @@ struct GatherShared {
     uint64_t q_full;                             // of q that comes as boxes: the bytes
 };
 
+// Tells who writes a tile that a warp has read it.
+template <class C>
+__device__ __forceinline__ void release(uint64_t* empty) {
+    ptx::mbarrier_arrive(empty);
+    if constexpr (C::ctas > 1) ptx::cluster_arrive(ptx::cluster_address(empty, ptx::cluster_rank() ^ 1));
+}
+
+// What a task is of: a tile, and one of the parts of its list. The tiles of a cluster have the same part.
+struct ListPart {
+    int tile;
+    unsigned index;
+
+    template <int Ctas>
+    __device__ static ListPart at(int task, int parts) {
+        if (parts == 1) return {task, 0};
+        const int cluster = task / Ctas, tiles = cluster / parts;
+        return {tiles * Ctas + task % Ctas, unsigned(cluster - tiles * parts)};
+    }
+    // The first of its rows that a workspace keeps.
+    __device__ int64_t row(int parts) const { return (int64_t(tile) * parts + index) * gather_tile; }
+};
+
 // ---- producers ----
 template <class C>
 struct GatherProducer {
-    using Walk = std::conditional_t<C::is_float8, Float8Walk, ListWalk<>>;
+    using Walk = std::conditional_t<C::is_float8, Float8Walk<C::ctas>, ListWalk<>>;
 
     const GatherForwardParams& params;
     GatherShared<C>& shared;
@@ -217,11 +244,10 @@ struct GatherProducer {
     // Where lists are split a CTA has one part, and no next task.
     __device__ __forceinline__ GatherTask next_task(Walk& walk, int at) const {
         if (at >= params.tasks) return {0, 0, 0, 0, end_of_work};
-        const int tile = params.parts == 1 ? at : at / params.parts;
-        GatherTask task = GatherTask::at(params.rows, params.lists, tile);
+        const ListPart part = ListPart::at<C::ctas>(at, params.parts);
+        GatherTask task = GatherTask::at(params.rows, params.lists, part.tile);
         task.blocks = walk.begin(task);
-        if (params.parts > 1)
-            task.blocks = walk.begin_part(unsigned(task.blocks), unsigned(at - tile * params.parts), params.parts);
+        if (params.parts > 1) task.blocks = walk.begin_part(unsigned(task.blocks), part.index, params.parts);
         return task;
     }
 
@@ -238,9 +264,9 @@ struct GatherProducer {
     template <class Rows>
     __device__ __forceinline__ void load(const Rows& k, const Rows& v, const int (&keys)[Walk::own_rows], uint32_t there) {
         load_keys(k, keys, there);
-        if constexpr (C::is_float8) widener.begin_keys(k, keys);
+        if constexpr (C::is_float8) widener.begin_keys();
         load_values(v, keys);
-        if constexpr (C::is_float8) widener.begin_values(v, keys);
+        if constexpr (C::is_float8) widener.begin_values();
     }
 
     template <class Rows>
@@ -270,7 +296,7 @@ struct GatherProducer {
     __device__ __forceinline__ static void copy(const Rows& rows, const int (&keys)[Walk::own_rows], int columns,
                                                 int from, Tiles& tiles, Barriers& barriers, At& at) {
         if constexpr (C::is_float8) {
-            copy_float8_rows<Panels>(keys, rows, columns, from, tiles[at.index]);
+            copy_float8_rows<Panels, Walk>(keys, rows, columns, from, tiles[at.index]);
         } else {
             copy_rows<Panels>(keys, rows.first, rows.row, columns, from, tiles[at.index]);
             ptx::cp_async_arrive(&barriers.full[at.index]);
@@ -463,7 +489,7 @@ struct GatherScores {
         const uint64_t all = is_first_lane() ? shared.keys[keys_at] : 0;
         keys[0] = __shfl_sync(~0u, uint32_t(all), 0), keys[1] = __shfl_sync(~0u, uint32_t(all >> 32), 0);
         if constexpr (!C::value_in_key)
-            if (is_first_lane()) ptx::mbarrier_arrive(&shared.first_bars.empty[keys_at]);
+            if (is_first_lane()) release<C>(&shared.first_bars.empty[keys_at]);
     }
 
     __device__ __forceinline__ void mask(const uint32_t (&keys)[2]) {
@@ -539,7 +565,7 @@ struct GatherScores {
             if (thread % 4) continue;
             shared.end[at][in_tile] = end.factor;
             if (params.parts > 1) {
-                const int64_t to = int64_t(blockIdx.x) * gather_tile + in_tile;
+                const int64_t to = ListPart::at<C::ctas>(int(blockIdx.x), params.parts).row(params.parts) + in_tile;
                 shared.out[at][in_tile] = row.is_there ? params.partials.out + to * params.head_dim_v : nullptr;
                 params.partials.lse[to] = end.lse, params.partials.top[to] = rows.m[h] * params.scale;
                 continue;
@@ -639,8 +665,8 @@ struct GatherOutput {
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         if (thread % 32 == 0) {
-            ptx::mbarrier_arrive(&bars.empty[slot.index]);
-            ptx::mbarrier_arrive(&shared.third_bars.empty[p_slot.index]);
+            release<C>(&bars.empty[slot.index]);
+            release<C>(&shared.third_bars.empty[p_slot.index]);
         }
         slot.advance();
         p_slot.advance();
@@ -701,11 +727,12 @@ template <class C, bool HasCap>
 __global__ void __launch_bounds__(C::threads, 1)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
     GatherShared<C>& shared = *ptx::swizzled_shared<GatherShared<C>>();
-    constexpr int readers = C::value_in_key ? 4 : 4 * C::output_warpgroups;  // warps, of the columns of values
+    constexpr int scores = 4 * C::ctas, output = scores * C::output_warpgroups;  // warps that read a tile
+    constexpr int readers = C::value_in_key ? 4 * C::ctas : output;              // of the columns of values
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::stages; ++i) {
             ptx::mbarrier_init(&shared.first_bars.full[i], gather_producers + gather_producers / 32);
-            ptx::mbarrier_init(&shared.first_bars.empty[i], 4);
+            ptx::mbarrier_init(&shared.first_bars.empty[i], scores);
         }
         for (int i = 0; i < C::second_stages; ++i) {
             ptx::mbarrier_init(&shared.second_bars.full[i], gather_producers);
@@ -713,7 +740,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         for (int i = 0; i < C::p_stages; ++i) {
             ptx::mbarrier_init(&shared.third_bars.full[i], gather_producers);
-            ptx::mbarrier_init(&shared.third_bars.empty[i], 4 * C::output_warpgroups);
+            ptx::mbarrier_init(&shared.third_bars.empty[i], output);
             for (auto& full : shared.p_full) ptx::mbarrier_init(&full[i], 4);
         }
         for (int i = 0; i < C::tasks; ++i) {
@@ -725,7 +752,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         ptx::fence_mbarrier_init();
         ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
     }
-    __syncthreads();
+    C::ctas > 1 ? ptx::cluster_sync() : __syncthreads();
     const int warpgroup =
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     const int thread = int(threadIdx.x % 128);
@@ -742,6 +769,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         ptx::give_registers<C::producer_registers>();
         GatherProducer<C>{params, shared}.run();
     }
+    if (C::ctas > 1) ptx::cluster_sync();  // the other CTA still sends to this one, and arrives at its barriers
 }
 
 // ---- parts of lists put together ----
@@ -806,18 +834,28 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
 
 template <class C>
 void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
-    const int ctas = std::min(params.tasks, runtime::count_processors(args.device));
+    const int ctas = std::min(params.tasks, runtime::count_processors(args.device) / C::ctas * C::ctas);
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
-    runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>)}, args.stream, params);
+    runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas}, args.stream, params);
+}
+
+// Tiles with values in keys come in twos that share a list: what a CTA gathers of float8 it widens for both.
+template <Dtype D, int HeadDim, int HeadDimV>
+void launch_gather_float8(const ForwardArgs& args, const GatherForwardParams& params) {
+    using C = GatherConfig<D, HeadDim, HeadDimV, Listed::float8>;
+    if constexpr (C::value_in_key)
+        if (params.rows.tiles % 2 == 0)
+            return launch_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::shared_float8>>(args, params);
+    launch_gather<C>(args, params);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
-    using C = GatherConfig<D, HeadDim, HeadDimV, false>;
+    using C = GatherConfig<D, HeadDim, HeadDimV, Listed::elements>;
     const GatherForwardParams params = make_gather_params<C>(args);
     if (args.problem->float8_cache)
-        launch_gather<GatherConfig<D, HeadDim, HeadDimV, true>>(args, params);
+        launch_gather_float8<D, HeadDim, HeadDimV>(args, params);
     else
         launch_gather<C>(args, params);
     if (params.parts == 1) return;
@@ -837,13 +875,14 @@ void prepare_gather() {
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
-    using C = GatherConfig<D, HeadDim, HeadDimV, false>;
+    using C = GatherConfig<D, HeadDim, HeadDimV, Listed::elements>;
     if (C::q_shared > 0) runtime::prepare_tensor_maps();
     const runtime::CurrentDevice current(device);
     runtime::prepare(gather_combine_kernel<D, C::combine_warps>, 0);
     runtime::prepare(gather_combine_kernel<D, 2>, 0);
     prepare_gather<C>();
-    prepare_gather<GatherConfig<D, HeadDim, HeadDimV, true>>();
+    prepare_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::float8>>();
+    if constexpr (C::value_in_key) prepare_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::shared_float8>>();
 }
 
 }  // namespace spattn::sm90

@@ -6,6 +6,7 @@
 
 #include "any/element.cuh"
 #include "any/gather_tile.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -23,10 +24,11 @@ struct CopyWarp {
 };
 
 // Keys of one list, 64 at a time. Entries are loaded a block ahead, those of the first block when the walk begins: L2
-// takes as long to answer as a block's rows take to be copied. RowLanes: how many copy a row.
-template <int RowLanes = 8>
+// takes as long to answer as a block's rows take to be copied. RowLanes: how many copy a row. Ctas: of a cluster, each of
+// which copies as many of a warp's rows.
+template <int RowLanes = 8, int Ctas = 1>
 struct ListWalk : CopyWarp {
-    static constexpr int rows_at_once = 32 / RowLanes, own_rows = 16 / rows_at_once;
+    static constexpr int ctas = Ctas, rows_at_once = 32 / RowLanes, own_rows = 16 / rows_at_once / Ctas;
     const any::GatherLists& lists;
     const void* entries;
     int places, place;  // of the list; which of them this lane stands for in the next block
@@ -61,8 +63,14 @@ struct ListWalk : CopyWarp {
         place += gather_tile;
         look_ahead();
 #pragma unroll
-        for (int i = 0; i < own_rows; ++i) keys[i] = __shfl_sync(~0u, key, rows_at_once * i + lane() / RowLanes);
+        for (int i = 0; i < own_rows; ++i) keys[i] = __shfl_sync(~0u, key, own_row(i));
         return __ballot_sync(~0u, key != no_token) & 0xFFFF;
+    }
+
+    // Which of its warp's rows this lane copies as its i-th.
+    __device__ __forceinline__ static int own_row(int i) {
+        const int share = Ctas > 1 ? int(ptx::cluster_rank()) : 0;
+        return rows_at_once * (own_rows * share + i) + lane() / RowLanes;
     }
 
 private:
