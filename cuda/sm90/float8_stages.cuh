@@ -17,6 +17,7 @@ constexpr int stage_row_bytes = 128;  // swizzled as the copy engine writes them
 // What rows are scaled by where a call has no scales.
 static __device__ const float no_scale = 1;
 
+// What both loaders of the walker have in common.
 template <class C>
 struct Float8Source {
     const typename C::Params& params;

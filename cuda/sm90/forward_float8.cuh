@@ -3,7 +3,7 @@
 //     block_forward.cuh for a float8 cache: few queries, mostly one a sequence, of which heads of a group share tiles
 //
 // Bytes must become elements as fast as memory brings them. Warps make them in registers, as operands of mma.sync, as
-// FlashInfer does (https://github.com/flashinfer-ai/flashinfer): nothing is written to shared memory.
+// FlashInfer does (https://github.com/flashinfer-ai/flashinfer): elements never lie in shared memory.
 //
 //   rows      a tile has 64, and of one query mostly 8 or 16 are any. Four warps share them: each has 16 rows that
 //             queries have, and 16, 32 or 64 keys of a block. Where several have the same rows their sums come together
@@ -16,7 +16,7 @@
 //   scales    a row's scale of k is a factor of its scores, that of v of its probabilities, which are fp16. What these
 //             are multiplied by is relative to the largest scale that a warp has met, as exponentials are to a maximum.
 //             Where a scale is so much smaller that digits would be lost, probabilities are a sum of two bf16, which has
-//             float32's range, and v is bf16: three times as slow
+//             float32's range, and v is bf16, which takes more conversions and twice the products
 //   isolation values and scales of keys that no row of a warp sees count as 0. Rows that are not finite all the same
 //             are made again from kept pairs
 //
@@ -58,7 +58,7 @@ struct Float8Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr bool any_order = false, in_pieces = false, is_float8 = true, reads_bytes = true;
     static constexpr int block_q = 64, block_k = 64, panel_bytes = block_q * row_bytes;
     static constexpr int ctas = 2, consumers = 4, threads = 32 * (consumers + 1);  // consumers: warps; another one walks
-    static constexpr int group_rows = 16, groups = block_q / group_rows;
+    static constexpr int group_rows = 16;  // of a warp's products
     static constexpr int chunk = 16, chunks = block_k / chunk;  // keys of a product of probabilities; of a block
     static constexpr int q_tiles = 1, q_releases = consumers;
     static constexpr int most_bytes = (228 / ctas - 1) * 1024, other_bytes = 5 * 1024;  // of shared memory

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How block_forward.cuh reads a float8 cache where queries are not few, those being read by forward_float8.cuh: who makes
-// elements of its bytes, and where scales of rows go.
+// How block_forward.cuh reads a float8 cache, where queries are too many for forward_float8.cuh: who makes elements of its
+// bytes, and where scales of rows go.
 //
 // The walker brings a block's bytes to a stage by TMA. The other warps of the producer, the wideners, write what they
 // stand for into the next slot of the ring, where consumers find a tile like any other. All of them work on the same

@@ -155,9 +155,9 @@ void check_max_logits(const PassPlan& pass) {
                  text("is given where the plan's kernel, ", piece.kernel->name, ", does not write it; accepted: NULL"));
 }
 
-// A thread that sleeps takes 10 to 60 us until it works, the more of which on virtual machines: on one of them two threads
-// are as fast as one when that takes 150 us, and calls of 30 us take twice as long. On many threads of a real one it is
-// sooner, so passes are brief that one thread does in 40 us, as the plan expects.
+// To wake a thread takes longer than some calls. On two of a virtual machine, those of 30 us took twice as long as on one,
+// and as long where one takes 150 us. Others may wake threads sooner: passes are brief that one thread does in less than
+// 40, as the plan expects.
 bool is_brief(const spattn_plan& plan, const PassPlan& pass) {
     constexpr double most_us = 40;
     const bool is_reference = plan.compiled.options.reference;  // whose time nobody predicts
