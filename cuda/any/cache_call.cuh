@@ -15,10 +15,11 @@ constexpr int cache_threads = 256;
 // How many CTAs each job has.
 struct CacheJobs {
     static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
-    int lists, tasks, sequences, tokens_of_sequence, nobodys, queries;
+    int lists, masks, tasks, sequences, tokens_of_sequence, nobodys, queries;
 
     explicit CacheJobs(const CacheLayout& cache, int64_t copied) {
         lists = int(std::min(cache.kinds * cache.rows, most));
+        masks = cache.own_tiles ? ctas(int64_t(cache.known.num_masks) * cache.known.mask_words) : 0;
         tasks = ctas(std::max({int64_t(cache.from.num_tasks), cache.batch * cache.heads, cache.batch * cache.rows}));
         sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
         tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
@@ -26,7 +27,9 @@ struct CacheJobs {
         queries = cache.copies ? ctas(copied) : 0;
     }
     static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
-    unsigned all() const { return unsigned(lists + tasks + sequences * tokens_of_sequence + nobodys + queries); }
+    unsigned all() const {
+        return unsigned(lists + masks + tasks + sequences * tokens_of_sequence + nobodys + queries);
+    }
 };
 
 struct CacheParams {
@@ -91,6 +94,19 @@ struct CacheParams {
         const int64_t places = before(start) + end_query(sequence) - first_query(sequence);
         const int64_t tiles = (places + cache.tile_q - 1) / cache.tile_q;
         return min(max((first_row(start) + tiles) * cache.tile_q, int64_t(0)), cache.seq_k);
+    }
+    // The tiles of keys that have keys of a sequence's own: [begin, end), none where its queries are no trees.
+    struct OwnTiles {
+        int begin, end;
+        __device__ bool are_some() const { return begin < end; }
+        __device__ bool has(int tile) const { return begin <= tile && tile < end; }
+    };
+    __device__ OwnTiles own_tiles(int64_t sequence) const {
+        if (!cache.own_tiles) return {0, 0};
+        const int64_t start = start_of(sequence), first = max(start, int64_t(0));
+        const int64_t end = min(start + end_query(sequence) - first_query(sequence), cache.seq_k);
+        if (first >= end) return {0, 0};
+        return {int(first / cache.tile_k), int((end + cache.tile_k - 1) / cache.tile_k)};
     }
     __device__ int known_kind(int64_t sequence, int64_t head) const {
         return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[sequence * cache.heads + head];

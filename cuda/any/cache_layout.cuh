@@ -3,6 +3,7 @@
 //
 //     lay out      lists     a CTA a row of tiles   the plan's lists of the row that queries lie in, or their blocks one by
 //                                                   one where pages say which these are
+//                  masks     as many threads        the plan's, where calls add their own (cache_masks.cuh)
 //                  tasks     a thread each          the plan's share of each row, as long as that is now
 //                  tokens    a thread each          of listed tiles, as far as a query may see
 //                  nobody's  a thread a row         queries of a call that belong to no sequence
@@ -17,7 +18,9 @@
 #include "any/cache_call.cuh"
 #include "any/cache_layout.h"
 #include "any/cache_lists.h"
+#include "any/cache_masks.cuh"
 #include "any/cache_widen.cuh"
+#include "any/row_of_runs.cuh"
 #include "core/math.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
@@ -44,11 +47,26 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
     const int begin = int(n * cache.room);
     Run* const to = cache.runs + begin;
     int count = slice.end - slice.begin;
+    const CacheParams::OwnTiles own = params.own_tiles(tile.sequence);
+    const int own_mask = first_tree_mask(cache, n) - own.begin;  // of own tile 0, if that were one
     if (cache.keys != CacheKeys::in_pages) {
         const int first = cache.listed && cache.page_size ? tile.sequence * cache.tiles_k : 0;
-        for (int i = int(threadIdx.x); i < count; i += cache_threads) {
-            const Run run = known.runs[slice.begin + i];
-            to[i] = {run.first + first, run.count, run.mask};
+        if (!own.are_some()) {
+            for (int i = int(threadIdx.x); i < count; i += cache_threads) {
+                const Run run = known.runs[slice.begin + i];
+                to[i] = {run.first + first, run.count, run.mask};
+            }
+        } else if (threadIdx.x < 32) {
+            int blocks;
+            count = make_row(count, to, blocks, [&](int64_t entry, auto act) {
+                const Run run = known.runs[slice.begin + entry];
+                const int end = run.first + run.count, own_begin = max(run.first, own.begin);
+                const int own_end = min(end, own.end);
+                if (own_begin >= own_end) return act(Run{run.first + first, run.count, run.mask});
+                if (run.first < own_begin) act(Run{run.first + first, own_begin - run.first, run.mask});
+                for (int at = own_begin; at < own_end; ++at) act(Run{at + first, 1, own_mask + at});
+                if (own_end < end) act(Run{own_end + first, end - own_end, run.mask});
+            });
         }
         if (cache.keys == CacheKeys::widened) mark_seen(cache, tile.sequence, slice);
     } else {
@@ -59,12 +77,13 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
             for (int at = int(threadIdx.x); at < run.count; at += cache_threads) {
                 const int block = run.first + at, page = block / blocks_of_page;
                 const int64_t place = params.page_begin(tile.sequence, page) / cache.tile_k + block % blocks_of_page;
-                to[count + at] = {int(place), 1, run.mask};
+                to[count + at] = {int(place), 1, own.has(block) ? own_mask + block : run.mask};
             }
             count += run.count;
         }
     }
     if (threadIdx.x == 0) cache.slices[n] = {begin, begin + count};
+    if (own.are_some() && tile.row >= 0) make_tree_masks(params, tile, head / cache.heads, own, slice, own_mask);
 }
 
 // Tokens of a sequence's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages
@@ -191,6 +210,14 @@ static __global__ void __launch_bounds__(cache_threads)
         return;
     }
     cta -= jobs.lists;
+    if (cta < jobs.masks) {
+        const int64_t words = int64_t(cache.known.num_masks) * cache.known.mask_words;
+        const int64_t threads = int64_t(jobs.masks) * cache_threads;
+        for (int64_t n = int64_t(cta) * cache_threads + threadIdx.x; n < words; n += threads)
+            cache.masks[n] = cache.known.masks[n];
+        return;
+    }
+    cta -= jobs.masks;
     if (cta < jobs.tasks) {
         const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x;
         const int64_t threads = int64_t(jobs.tasks) * cache_threads;

@@ -11,6 +11,7 @@
 
 #include "any/call_layout.h"
 #include "any/gather_transpose.cuh"
+#include "any/row_of_runs.cuh"
 #include "runtime/device.h"
 #include "runtime/launch.h"
 
@@ -65,30 +66,6 @@ __device__ __forceinline__ int set_of_run(const int32_t* names, int64_t entries,
         if (at - same == times) set |= 1 << names[at] % joined;
     }
     return set & ((1 << own % joined) - 1) ? 0 : set;
-}
-
-// One row of the new layout, by a warp. find(entry, act) calls act(run) for each run that an entry of its list has;
-// these go to `runs`, in the order of entries. Returns how many there are; blocks: and how many blocks they have.
-template <class Find>
-__device__ __forceinline__ int make_row(int64_t entries, Run* runs, int& blocks, Find find) {
-    const int lane = int(threadIdx.x) % 32;
-    int made = 0, own_blocks = 0;
-    for (int64_t first = 0; first < entries; first += 32) {
-        const bool is_there = first + lane < entries;
-        int own = 0;
-        if (is_there) find(first + lane, [&](const Run& run) { ++own, own_blocks += run.count; });
-        int end = own;
-        for (int n = 1; n < 32; n *= 2) {
-            const int more = __shfl_up_sync(~0u, end, n);
-            if (lane >= n) end += more;
-        }
-        Run* to = runs + made + end - own;
-        if (is_there) find(first + lane, [&](const Run& run) { *to++ = run; });
-        made += __shfl_sync(~0u, end, 31);
-    }
-    for (int n = 16; n; n /= 2) own_blocks += __shfl_xor_sync(~0u, own_blocks, n);
-    blocks = own_blocks;
-    return made;
 }
 
 template <Owner O>

@@ -460,8 +460,10 @@ enum spattn_plan_flags {
                                            they enter q kT and p v, which add up in float32. A permission: where no
                                            such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
                                            is rounded. spattn_plan_kernel names kernels of "tf32" */
-    SPATTN_PLAN_STARTS = 1 << 8         /* keys lie in a cache that calls fill: each says where its queries begin.
+    SPATTN_PLAN_STARTS = 1 << 8,        /* keys lie in a cache that calls fill: each says where its queries begin.
                                            Forward alone */
+    SPATTN_PLAN_PARENTS = 1 << 9        /* with SPATTN_PLAN_STARTS: the queries of an entry are nodes of trees, and each
+                                           call says whose children they are */
 };
 /* A cache. With SPATTN_PLAN_STARTS seq_k is how many tokens the cache of a batch entry has room for, and seq_q how many
  * queries a call has of each. The pattern is that of the whole sequence, [seq_k, seq_k] with q_offset 0: arrays of csr,
@@ -479,6 +481,13 @@ enum spattn_plan_flags {
  *
  * Lists that come with a call name tokens of the sequence: those of runtime_tokens, or of runtime_blocks with a block_q
  * of 1, alone or under causal. Either way no query sees a key after it. With SPATTN_THD each row of q has a list.
+ *
+ * With SPATTN_PLAN_PARENTS the queries of an entry are drafts of several continuations, nodes of trees, as SpecInfer
+ * verifies them (https://arxiv.org/abs/2305.09781). parents, which comes with each call, on the plan's device, has the
+ * number of each query's parent among those of its entry, from 0, or -1 for a root, which follows token starts[b] - 1.
+ * Of the keys from starts[b] on a query then sees its own and its ancestors', of those before what the pattern keeps: it
+ * is row starts[b] + i of it as before, however deep it stands. A number that is negative, or not below the query's own,
+ * counts as -1. Lists that come with a call need no parents: they can leave out what a query is not to see.
  *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
@@ -579,6 +588,8 @@ typedef struct spattn_forward_args {
                                                  head_dim: of each token and kv head; strides may be 0, as where heads
                                                  have one scale each. As many rows from page to page as k. v_scales is
                                                  NULL with SPATTN_PLAN_VALUE_IN_KEY */
+    const spattn_tensor* parents; /* [batch, seq_q] int32 or int64, no batch with THD: with SPATTN_PLAN_PARENTS, else
+                                     NULL */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

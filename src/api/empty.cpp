@@ -26,7 +26,7 @@ Problem stand_in_problem(Problem p) {
     p.seq_q = std::max<int64_t>(p.seq_q, 1);
     p.seq_k = std::max<int64_t>(p.seq_k, 1);
     p.call_lists = {};
-    p.has_starts = p.float8_cache = false, p.page_size = 0, p.ragged = 0;
+    p.has_starts = p.has_parents = p.float8_cache = false, p.page_size = 0, p.ragged = 0;
     return p;
 }
 

@@ -57,6 +57,15 @@ IndexView Operands::list_counts(const spattn_tensor* t, const char* argument) {
     return index(t, argument, std::array{p_.batch, ceil_div(p_.seq_q, p_.call_lists.block_q), p_.heads_kv});
 }
 
+IndexView Operands::parents(const spattn_tensor* t, const char* argument) {
+    if (axes_ == SPATTN_THD) {
+        const auto s = place(t, argument, Use::input, std::array{p_.seq_q}, {dtype_i32, dtype_i64});
+        return {data_, 0, 0, 0, s[0], t->dtype.bits == 64};
+    }
+    const auto s = place(t, argument, Use::input, std::array{p_.batch, p_.seq_q}, {dtype_i32, dtype_i64});
+    return {data_, s[0], 0, 0, s[1], t->dtype.bits == 64};
+}
+
 CallCache Operands::cache(const spattn_tensor* starts, const spattn_tensor* page_table,
                           const spattn_tensor* query_offsets) {
     CallCache found{};

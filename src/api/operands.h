@@ -36,6 +36,8 @@ public:
     IndexView lists(const spattn_tensor* t, const char* argument);
     IndexView list_counts(const spattn_tensor* t, const char* argument);
 
+    // The parents of a cache's queries, [batch, seq_q].
+    IndexView parents(const spattn_tensor* t, const char* argument);
     // Numbers of a call on a cache, one for each sequence.
     IndexView of_sequences(const spattn_tensor* t, const char* argument) {
         return integers(t, argument, p_.sequences());

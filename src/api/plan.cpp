@@ -66,6 +66,9 @@ void check_cache_lists(const Pattern& pattern, const Problem& problem) {
         fail(SPATTN_E_UNSUPPORTED, "pattern",
              text("has lists of blocks of ", problem.call_lists.block_q,
                   " queries with SPATTN_PLAN_STARTS; accepted: a list a query"));
+    if (problem.has_parents)
+        fail(SPATTN_E_UNSUPPORTED, "problem.flags",
+             "has SPATTN_PLAN_PARENTS where calls bring lists; accepted: lists without what a query is not to see");
 }
 
 Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& pattern, const Problem& problem,

@@ -41,7 +41,8 @@ double read_softcap(double softcap) {
 
 constexpr uint32_t known_flags = SPATTN_PLAN_BACKWARD | SPATTN_PLAN_DETERMINISTIC | SPATTN_PLAN_REFERENCE |
                                  SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_SCALE | SPATTN_PLAN_VALUE_IN_KEY |
-                                 SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32 | SPATTN_PLAN_STARTS;
+                                 SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_TF32 | SPATTN_PLAN_STARTS |
+                                 SPATTN_PLAN_PARENTS;
 
 constexpr spattn_dtype no_dtype{0, 0, 0};
 
@@ -58,7 +59,11 @@ bool is_float8(const spattn_problem& p) {
 void read_cache(const spattn_problem& p, Problem& r) {
     constexpr int64_t largest_page = 65536;
     r.has_starts = p.flags & SPATTN_PLAN_STARTS;
+    r.has_parents = p.flags & SPATTN_PLAN_PARENTS;
     if (!r.has_starts) {
+        if (r.has_parents)
+            fail(SPATTN_E_UNSUPPORTED, "problem.flags",
+                 "has SPATTN_PLAN_PARENTS without SPATTN_PLAN_STARTS; accepted: both, or a pattern of a tree");
         if (p.page_size != 0)
             fail(SPATTN_E_RANGE, "problem.page_size",
                  text("is ", p.page_size, " without SPATTN_PLAN_STARTS; accepted: 0, or the flag too"));

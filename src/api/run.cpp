@@ -198,6 +198,10 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         read_scales(operands, p, a, pools, call);
         call.cache = operands.cache(a.starts, a.page_table, a.query_offsets);
         call.cache.pages = pools.pages, call.cache.page_rows = pools.page_rows;
+        if (p.has_parents)
+            call.cache.parents = operands.parents(a.parents, "parents");
+        else
+            refuse_operand(a.parents, "parents", "the plan is not one with SPATTN_PLAN_PARENTS");
         call.out = operands.output(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         if (a.lse) call.lse = operands.rows(a.lse, "lse", Use::output);
         if (a.max_logits) call.max_logits = operands.rows(a.max_logits, "max_logits", Use::output);

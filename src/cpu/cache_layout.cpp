@@ -11,6 +11,7 @@
 #include "cpu/generic/f16.h"
 #include "core/float8.h"
 #include "cpu/share.h"
+#include "cpu/tree_masks.h"
 #include "plan/cache.h"
 
 namespace spattn::cpu {
@@ -58,6 +59,8 @@ public:
     void lay_out() {
         if (made_.copies) share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_queries);
         share(*args_.parallel, *this, made_.is_ragged ? made_.heads : 0, &CacheCall::empty_nobodys);
+        if (made_.own_tiles)
+            std::copy_n(made_.known.masks, int64_t(made_.known.num_masks) * made_.known.mask_words, made_.masks);
         share(*args_.parallel, *this, made_.kinds, &CacheCall::make_lists);
         share(*args_.parallel, *this, made_.listed ? made_.sequences : 0, &CacheCall::name_tokens);
         for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
@@ -165,12 +168,52 @@ private:
                 const int64_t known_row =
                     known_kind(tile.sequence, first_head % made_.heads) * known.rows + tile.row;
                 const Slice slice = known.slices[known_row];
-                for (int32_t i = slice.begin; i < slice.end; ++i) {
-                    *to = known.runs[i];
-                    to++->first += first_block;
-                }
+                const OwnTiles own = own_tiles(tile.sequence);
+                const int32_t own_mask = int32_t(made_.known.num_masks + n * made_.own_tiles) - own.begin;
+                for (int32_t i = slice.begin; i < slice.end; ++i)
+                    each_part(known.runs[i], own, own_mask, [&](Run part) {
+                        part.first += first_block;
+                        *to++ = part;
+                    });
+                if (own.begin < own.end) make_tree_masks(tile, batch, own, slice, own_mask);
             }
             made_.slices[n] = {begin, int32_t(to - made_.runs)};
+        }
+    }
+
+    // The tiles of keys that have keys of a sequence's own: [begin, end), none where its queries are no trees.
+    struct OwnTiles {
+        int32_t begin, end;
+    };
+    OwnTiles own_tiles(int64_t sequence) const {
+        if (!made_.own_tiles) return {0, 0};
+        const CallCache::Queries queries = queries_of(sequence);
+        const int64_t start = start_of(sequence), first = std::max<int64_t>(start, 0);
+        const int64_t end = std::min(start + queries.end - queries.begin, made_.seq_k);
+        if (first >= end) return {0, 0};
+        return {int32_t(first / made_.tile_k), int32_t(ceil_div(end, made_.tile_k))};
+    }
+    // act(part) for the parts of a run before own tiles, each of these with its mask, and after them.
+    template <class Act>
+    static void each_part(const Run& run, const OwnTiles& own, int32_t own_mask, Act act) {
+        const int32_t end = run.first + run.count;
+        const int32_t own_begin = std::max(run.first, own.begin), own_end = std::min(end, own.end);
+        if (own_begin >= own_end) return act(run);
+        if (run.first < own_begin) act(Run{run.first, own_begin - run.first, run.mask});
+        for (int32_t at = own_begin; at < own_end; ++at) act(Run{at, 1, own_mask + at});
+        if (own_end < end) act(Run{own_end, end - own_end, run.mask});
+    }
+    // own_mask: the number of a tile's mask less that of the tile.
+    void make_tree_masks(const Tile& tile, int64_t batch, const OwnTiles& own, const Slice& slice, int32_t own_mask) {
+        const int64_t begin = queries_of(tile.sequence).begin, start = start_of(tile.sequence);
+        TreeMasks masks(made_, args_.cache, batch, begin, tile.first - begin, tile.end - begin);
+        int32_t i = slice.end;
+        for (int32_t at = own.end; at-- > own.begin;) {
+            const Run* const runs = made_.known.by_query.runs;
+            while (i > slice.begin && runs[i - 1].first > at) --i;
+            const bool has_tile = i > slice.begin && at < runs[i - 1].first + runs[i - 1].count;
+            masks.make(int64_t(at) * made_.tile_k - start, has_tile ? runs[i - 1].mask : no_pair,
+                       made_.masks + (own_mask + at) * int64_t(made_.known.mask_words));
         }
     }
 

@@ -55,6 +55,7 @@ struct CallCache {
     IndexView starts;          // [sequences]; no data where the plan says where queries begin
     IndexView page_table;      // [sequences, seq_k / page_size], in `batch` and `entry`; no data without pages
     IndexView query_offsets;   // [sequences + 1] of the call's queries, those of each sequence; no data unless ragged
+    IndexView parents;         // [batch, seq_q], in `batch` and `entry`; no data unless queries are trees
     int64_t pages, page_rows;  // page_rows: rows of k, or of v, from the first of a page to that of the next
 
     // The page that a token lies in; -1 where its page does not exist.
@@ -75,6 +76,12 @@ struct CallCache {
         if (!query_offsets.data) return {0, seq_q};
         const int64_t begin = query_offsets.at(sequence, 0, 0, 0), end = query_offsets.at(sequence + 1, 0, 0, 0);
         return {std::clamp<int64_t>(begin, 0, seq_q), std::clamp<int64_t>(end, 0, seq_q)};
+    }
+    // The parent of a query, by number among those of its sequence, the first of which is query `begin` of its batch
+    // entry; -1 of a root.
+    int64_t parent_of(int64_t batch, int64_t begin, int64_t number) const {
+        const int64_t parent = parents.at(batch, 0, 0, begin + number);
+        return parent < 0 || parent >= number ? -1 : parent;
     }
     // The one of so many sequences that a row of the call is of: the last that begins at or before it, where it has not
     // ended; -1 where the row is nobody's.

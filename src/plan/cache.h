@@ -20,6 +20,9 @@
 // Rows that read no float8 are given elements: the tiles of keys that a call's queries see are copied first, each to its
 // place in its sequence. Where many queries see each of them, as those of a prompt do, that takes less than to widen a
 // tile for each block of queries.
+//
+// Where queries are nodes of trees, the keys that they are themselves, their own, are seen by some and not by others. Each
+// row of tiles gets masks for the tiles of own keys, which keep what the plan's do and the trees as well.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +30,7 @@
 #include <vector>
 
 #include "core/math.h"
+#include "plan/bit_places.h"
 #include "plan/cache_lists.h"
 #include "plan/call_lists.h"
 #include "plan/kernel.h"
@@ -66,9 +70,17 @@ inline double widened_bytes(const Kernel& kernel, const Problem& p) {
     return tokens * double(p.heads_kv) * columns * dtype_row(p.dtype).bytes;
 }
 
+// Tiles that calls make masks for have up to so many tokens a side, and so many pairs.
+constexpr int most_tree_side = 256, most_tree_pairs = 32768;
+inline bool takes_trees(const Kernel& kernel) {
+    return std::max(kernel.block_q, kernel.block_k) <= most_tree_side &&
+           kernel.block_q * kernel.block_k <= most_tree_pairs;
+}
+
 // Why a row cannot work on a cache; null where it can.
 inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
     if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
+    if (p.has_parents && !takes_trees(kernel)) return "tiles too large for the masks of trees";
     const CacheKeys keys = cache_keys(kernel, p);
     if (keys == CacheKeys::widened && kernel.family == Family::block)
         return widened_bytes(kernel, p) <= most_widened_bytes ? nullptr : "reads no float8, and a copy is above 1 GiB";
@@ -88,6 +100,7 @@ struct CacheSizes {
     int32_t rows;           // of queries, of a batch entry: as many tiles as they may lie in
     int32_t tiles_k;        // of a sequence's keys
     int32_t listed;         // tiles whose tokens are named: each sequence's own where pages say which these are
+    int32_t own_tiles;      // of keys that a sequence's queries may be: those that get masks, if queries are trees
     int32_t stretch;        // of listed tiles
     int64_t kinds;          // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
@@ -101,6 +114,7 @@ struct CacheSizes {
           tiles_k(int32_t(ceil_div(seq_k, tile_k))),
           listed(keys == CacheKeys::listed || keys == CacheKeys::widened
                      ? int32_t(page_size ? sequences * tiles_k : tiles_k) : 0),
+          own_tiles(p.has_parents ? int32_t(std::min((seq_q + 2 * tile_k - 2) / tile_k, int64_t(tiles_k))) : 0),
           stretch(cache_stretch(kernel, p)), kinds(known.head_kinds > 1 ? batch * heads : batch),
           heads_of_kind(batch * heads / kinds), room(1) {}
 
@@ -111,6 +125,8 @@ struct CacheSizes {
         if (!is_ragged) return 0;
         return rows == seq_q ? begin : begin / tile_q + 2 * sequence;
     }
+    // Masks of a call, behind the plan's.
+    int64_t tree_masks() const { return kinds * rows * own_tiles; }
     // Places of listed tiles, or of a copy: of a batch entry, or of all sequences where there are pages.
     int64_t places() const { return int64_t(listed) * tile_k; }
     // Tiles of all sequences, as the plan may come to see them.
@@ -125,6 +141,7 @@ struct CacheShape : CacheSizes {
     std::vector<int32_t> row_blocks;    // [head_kinds * rows] of the plan's layout: how many blocks each row has
     std::vector<int32_t> longest;       // [head_kinds] of these
     std::vector<int32_t> join_of_part;  // of the plan's schedule
+    std::vector<uint16_t> bit_places;   // of masks that calls make
 
     CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known)
         : CacheSizes(p, kernel, known), call(p), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)),
@@ -136,6 +153,9 @@ struct CacheShape : CacheSizes {
             most = std::max(most, row_blocks[row]);
             room = std::max<int64_t>(room, keys == CacheKeys::in_pages ? row_blocks[row] : slice.end - slice.begin);
         }
+        if (!p.has_parents) return;
+        bit_places = make_bit_places(kernel);
+        if (keys != CacheKeys::in_pages) room += own_tiles + 1;  // a run that has own tiles may go on behind them
     }
 
     // The kinds that tasks of a call's heads are cut for: of the sequences that share a head the longest.
@@ -157,7 +177,7 @@ struct CacheShape : CacheSizes {
     // The problem as rows see it: of copies, with all places of their tiles. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache, bool copies = true) const {
         Problem p = call;
-        p.has_starts = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
+        p.has_starts = p.has_parents = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
         if (copies) p.seq_q = int64_t(rows) * tile_q;
         if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
         if (keys == CacheKeys::widened) p.float8_cache = false, p.seq_k = places();
@@ -168,6 +188,7 @@ struct CacheShape : CacheSizes {
 // The arrays of CacheShape, where kernels read them.
 struct CacheArrays {
     const int32_t *row_blocks = nullptr, *join_of_part = nullptr;
+    const uint16_t* bit_places = nullptr;
 };
 
 // One call, in memory. Without a workspace only `bytes` and sizes mean something.
@@ -181,6 +202,7 @@ struct CacheLayout : CacheSizes {
     int32_t* kind_of_head;  // [batch * heads]
     QuerySpan* spans;       // [batch][rows] as LayoutView has them; not made where queries are copied
     int32_t* tokens;        // [listed][tile_k]
+    uint64_t* masks = nullptr;  // where queries are trees: the plan's, then [kinds][rows][own_tiles], as it has them
     uint8_t* seen;          // [sequences][tiles_k], of a copy: 1 where a query of the call sees some of the tile, or 0
     Task* tasks;
     Join* joins;
@@ -197,6 +219,7 @@ struct CacheLayout : CacheSizes {
         runs = space.take<Run>(kinds * rows * room);
         kind_of_head = space.take<int32_t>(batch * heads), spans = space.take<QuerySpan>(batch * rows);
         tokens = space.take<int32_t>(int64_t(listed) * tile_k);
+        if (own_tiles) masks = space.take<uint64_t>((known.num_masks + tree_masks()) * known.mask_words);
         tasks = space.take<Task>(from.num_tasks);
         joins = space.take<Join>(from.num_joins);
         const int64_t tokens_q = int64_t(rows) * tile_q;  // of a batch entry
@@ -225,6 +248,7 @@ struct CacheLayout : CacheSizes {
         made.by_query = {slices, runs, rows, int32_t(kinds * rows * room)};
         made.by_key.rows = are_listed ? listed : blocks;
         made.kind_of_head = kind_of_head, made.head_kinds = int32_t(kinds);
+        if (own_tiles) made.masks = masks, made.num_masks = int32_t(known.num_masks + tree_masks());
         // What nobody sees may come to be seen, and the other way round: a row that meets NaN is made again.
         made.live_queries = made.live_keys = {nullptr, nullptr, 0};
         return made;

@@ -26,7 +26,7 @@ struct CacheLists {
     // The problem as rows of kernels see it. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache) const {
         Problem p = call;
-        p.has_starts = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
+        p.has_starts = p.has_parents = false, p.page_size = 0, p.ragged = 0, p.q_offset = 0;
         p.call_lists = {1, 1, most};
         if (call.page_size && cache.pages) p.seq_k = (cache.pages - 1) * cache.page_rows + call.page_size;
         return p;

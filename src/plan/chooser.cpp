@@ -303,7 +303,8 @@ void Chooser::complete_cached(PiecePlan& plan) {
     const LayoutView known = plan.layout_view();
     CacheShape& shape = plan.cache.emplace(problem_, kernel, known);
     const Problem inner = shape.inner({});
-    if (double(shape.kinds) * double(shape.rows) * double(shape.room) >= double(int64_t(1) << 31))
+    const double lists = double(shape.kinds) * double(shape.rows) * double(shape.room);
+    if (std::max(lists, double(known.num_masks) + double(shape.tree_masks())) >= double(int64_t(1) << 31))
         fail(SPATTN_E_UNSUPPORTED, "problem.batch", "makes longer lists of a call than kernels count");
     std::vector<Run> runs;
     std::vector<Slice> slices;

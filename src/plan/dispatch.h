@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "core/math.h"
+#include "plan/bit_places.h"
 #include "plan/call_lists.h"
 
 namespace spattn {
@@ -20,8 +21,6 @@ namespace spattn {
 // Blocks of the layout that says what else a call's listed key must satisfy: its masks are row-major, so that a query's
 // keys of a block are one word.
 constexpr int known_block = 64;
-// For each bit of a mask in a row's order, which row-major bit it is; or one that is always 0, or always 1.
-constexpr uint16_t bit_of_none = 0xFFFF, bit_of_all = 0xFFFE;
 
 // What the rounds of a pass have in common.
 struct DispatchShape {

@@ -2,15 +2,10 @@
 // Plans for queries that are dispatched (plan/dispatch.h).
 #pragma once
 
-#include <vector>
-
 #include "plan/dispatch.h"
 #include "plan/plan.h"
 
 namespace spattn {
-
-// What DispatchRound::bits points to.
-std::vector<uint16_t> make_bit_places(const Kernel& kernel);
 
 // What a round has, as if every list were full.
 LayoutStats make_dispatch_stats(const DispatchShape& shape, const Kernel& kernel);

@@ -69,6 +69,7 @@ std::string describe_problem(const CompiledPlan& plan) {
     if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
     if (p.has_sink_logits) sizes += ", sink logits";
     sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);
+    if (p.has_parents) sizes += ", nodes of trees";
     std::string out = line("problem", sizes);
     const double queries = double(p.is_of_sequences() ? p.seq_k : p.seq_q);  // that pairs were counted of
     const double entries = double(p.is_of_sequences() ? p.sequences() : p.batch);

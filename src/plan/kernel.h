@@ -37,6 +37,7 @@ struct Problem {
     bool float8_cache = false;     // k and v have float8 elements, each row with a scale
     int64_t ragged = 0;            // of a cache: so many sequences share the queries of the one batch entry, and each
                                    // call says which are whose; 0: a batch entry is a sequence
+    bool has_parents = false;      // of a cache: each call says which trees the queries of its sequences are
     // Whether the pattern is one of whole sequences, whose rows the queries of a call are some of.
     bool is_of_sequences() const { return has_starts && !call_lists.at_run_time(); }
     int64_t group() const { return heads_q / heads_kv; }

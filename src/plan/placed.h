@@ -42,6 +42,7 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
     if (piece.cache) {
         visit(piece.cache->row_blocks, placed.cache.row_blocks);
         visit(piece.cache->join_of_part, placed.cache.join_of_part);
+        visit(piece.cache->bit_places, placed.cache.bit_places);
     }
     return placed;
 }

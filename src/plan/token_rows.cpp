@@ -51,6 +51,7 @@ void CacheRows::keys(int64_t batch, int64_t head, int64_t row, std::vector<int64
     Intervals intervals;
     if (problem_.call_lists.at_run_time()) list_keys(batch, head, row, token, intervals);
     else pattern_.keys({pattern_extent(problem_), sequence, head}, token, {0, seq}, intervals);
+    if (problem_.has_parents) keep_ancestors(batch, row - of_sequence, of_sequence, start, intervals);
     for (const Interval& interval : intervals) {
         if (!page_size) {
             out.insert(out.end(), {interval.begin, interval.end});
@@ -72,6 +73,19 @@ void CacheRows::list_keys(int64_t batch, int64_t head, int64_t row, int64_t toke
         if (block < 0 || block > token / shape.block_k) continue;
         out.push_back({block * shape.block_k, std::min((block + 1) * shape.block_k, token + 1)});
     }
+}
+
+// Leaves of the keys from `start` on those of a node and of its ancestors. begin: the first query of its sequence.
+void CacheRows::keep_ancestors(int64_t batch, int64_t begin, int64_t node, int64_t start, Intervals& keys) const {
+    std::vector<bool> is_seen(size_t(node) + 1);
+    for (int64_t number = node; number >= 0; number = cache_.parent_of(batch, begin, number)) is_seen[number] = true;
+    Intervals kept;
+    for (const Interval& interval : keys) {
+        if (interval.begin < start) kept.push_back({interval.begin, std::min(interval.end, start)});
+        for (int64_t key = std::max(interval.begin, start); key < interval.end; ++key)
+            if (key - start <= node && is_seen[key - start]) kept.push_back({key, key + 1});
+    }
+    keys = kept;
 }
 
 // The last that begins at or before a query of a batch entry, or -1: a sequence may have none.

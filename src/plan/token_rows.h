@@ -46,6 +46,7 @@ public:
 
 private:
     int64_t sequence_of(int64_t batch, int64_t row) const;
+    void keep_ancestors(int64_t batch, int64_t begin, int64_t node, int64_t start, Intervals& keys) const;
     void list_keys(int64_t batch, int64_t head, int64_t row, int64_t token, Intervals& out) const;
 
     const Pattern& pattern_;

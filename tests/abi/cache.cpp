@@ -344,6 +344,125 @@ TEST(ragged_calls_are_rows_of_the_sequence) {
     }
 }
 
+// Drafts that are nodes of trees.
+struct Trees {
+    Tensor parents;
+
+    Trees(int64_t queries, std::initializer_list<int64_t> steps) : parents({batch, queries}, i32) {
+        for (int64_t n = 0; n < batch * queries; ++n) {
+            const int64_t node = n % queries, step = steps.begin()[n * 5 / 3 % int64_t(steps.size())];
+            parents.as<int32_t>()[n] = int32_t(node - step);
+        }
+    }
+    // A node's way from its root, the node itself last.
+    std::vector<int64_t> way(int64_t b, int64_t node) {
+        const int32_t* const of = parents.as<int32_t>() + b * parents.shape[1];
+        std::vector<int64_t> nodes;
+        for (int64_t at = node; at >= 0; at = of[at] < at ? of[at] : -1) nodes.insert(nodes.begin(), at);
+        return nodes;
+    }
+};
+
+// What a node gets is what a query gets behind a cache of the tokens before the tree and the node's way.
+void check_ways(const Context& context, const std::string& kernel, int64_t page_size, int64_t queries,
+                const std::vector<int64_t>& starts, uint32_t flags) {
+    Sequence s(context.get(), "full");
+    setenv("SPATTN_FORCE_KERNEL", kernel.c_str(), 1);
+    const auto problem = cache_problem(queries, page_size, flags | SPATTN_PLAN_PARENTS);
+    const Plan plan = make_plan(context.get(), parse("full").get(), problem);
+    unsetenv("SPATTN_FORCE_KERNEL");
+    const auto one = cache_problem(1, 0, SPATTN_PLAN_REFERENCE);
+    const Plan alone = make_plan(context.get(), parse("full").get(), one);
+    Trees trees(queries, {1, 2, 1, 5, -1, 1000, 1, 3});
+    Cache cache(s, page_size, {starts[0] + queries, starts[1] + queries});
+    Call call(s, cache, problem, starts);
+    call.args.parents = &trees.parents.view;
+    const Scratch scratch(plan.get(), call.args);
+    succeed(spattn_forward(plan.get(), &call.args), "trees");
+    for (int64_t node = 0; node < queries; node += queries > 9 ? 7 : 1) {
+        Cache of_way(s, 0, starts);
+        std::vector<int64_t> last;
+        for (int64_t b = 0; b < batch; ++b) {
+            int64_t to = b * capacity + starts[size_t(b)] - 1;
+            for (const int64_t from : trees.way(b, node)) {
+                ++to;
+                const auto copy = [&](Tensor& whole, Tensor& cached, int64_t columns) {
+                    std::copy_n(whole.as<float>() + (b * capacity + starts[size_t(b)] + from) * heads_kv * columns,
+                                heads_kv * columns, cached.as<float>() + to * heads_kv * columns);
+                };
+                copy(s.k, of_way.k, dim), copy(s.v, of_way.v, dim_v);
+            }
+            last.push_back(to - b * capacity);
+        }
+        Call right(s, of_way, one, last);
+        for (int64_t b = 0; b < batch; ++b)
+            std::copy_n(call.q.as<float>() + (b * queries + node) * heads_q * dim, heads_q * dim,
+                        right.q.as<float>() + b * heads_q * dim);
+        const Scratch more(alone.get(), right.args);
+        succeed(spattn_forward(alone.get(), &right.args), "a way");
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t h = 0; h < heads_q; ++h) {
+                const float lse = call.lse.as<float>()[(b * heads_q + h) * queries + node];
+                CHECK(std::abs(lse - right.lse.as<float>()[b * heads_q + h]) < 1e-5);
+                for (int64_t c = 0; c < dim_v; ++c)
+                    CHECK(std::abs(call.out.as<float>()[((b * queries + node) * heads_q + h) * dim_v + c] -
+                                   right.out.as<float>()[(b * heads_q + h) * dim_v + c]) < 1e-5);
+            }
+    }
+}
+
+bool is_for_gpus(const std::string& kernel) { return kernel.rfind("sm", 0) == 0 || kernel.rfind("any", 0) == 0; }
+
+// Kernels of float32 that run here and serve calls on a cache: plans are pinned to each.
+std::vector<std::string> cache_kernels() {
+    std::vector<std::string> names{""};
+    for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
+        const std::string name = spattn_kernel_name(n);
+        for (const char* kind : {"_block_forward_f32", "_few_forward_f32_heads2"})
+            if (name.find(kind) != name.npos && !is_for_gpus(name) && spattn_kernel_runs_here(n)) names.push_back(name);
+    }
+    return names;
+}
+
+TEST(nodes_of_trees_see_their_ways) {
+    const Context context = make_context();
+    for (const std::string& kernel : cache_kernels())
+        for (const int64_t page_size : {0, 5, 16, 240})
+            for (const int64_t queries : {1, 7, 100}) {
+                check::context = kernel + ", pages of " + std::to_string(page_size) + ", " + std::to_string(queries) +
+                                 " queries";
+                check_ways(context, kernel, page_size, queries, {77, 128}, 0);
+                check_ways(context, kernel, page_size, queries, {0, capacity - queries}, 0);
+            }
+    check_ways(context, "", 16, 100, {77, 128}, SPATTN_PLAN_REFERENCE);
+}
+
+// Where each query is the child of the one before, nothing is hidden: rows of any pattern are those of the sequence.
+TEST(chains_are_rows_of_the_sequence) {
+    const Context context = make_context();
+    for (const char* pattern : {"full", "window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
+                                "per_batch([1,0], window(20,3), full)"}) {
+        Sequence sequence(context.get(), pattern);
+        for (const int64_t page_size : {0, 5, 60})
+            for (const int64_t queries : {1, 7, 100})
+                for (const std::vector<int64_t>& starts : {std::vector<int64_t>{77, -3}, {capacity - 2, 130}}) {
+                    check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
+                                     std::to_string(queries) + " queries";
+                    const auto problem = cache_problem(queries, page_size, SPATTN_PLAN_PARENTS);
+                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                    std::vector<int64_t> lengths;
+                    for (const int64_t start : starts) lengths.push_back(std::min(start + queries, capacity));
+                    Cache cache(sequence, page_size, lengths);
+                    Call call(sequence, cache, problem, starts);
+                    Trees chains(queries, {1});
+                    call.args.parents = &chains.parents.view;
+                    const Scratch scratch(plan.get(), call.args);
+                    succeed(spattn_forward(plan.get(), &call.args), "chains");
+                    CHECK(worst_error(sequence, call, problem, starts) < 1e-5);
+                }
+    }
+}
+
 // A call whose queries bring lists of tokens, or of blocks of so many, gives what a plan without a cache gives for the
 // keys of these that do not stand behind each query.
 void check_lists(const Context& context, int64_t page_size, int64_t block, const char* pattern, uint32_t flags) {
@@ -402,25 +521,12 @@ TEST(lists_of_a_call_name_tokens_of_sequences) {
         }
 }
 
-bool is_for_gpus(const std::string& kernel) { return kernel.rfind("sm", 0) == 0 || kernel.rfind("any", 0) == 0; }
-
-// Kernels of float32 that run here and may serve ragged_problem(): plans are pinned to each.
-std::vector<std::string> ragged_kernels() {
-    std::vector<std::string> names{""};
-    for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
-        const std::string name = spattn_kernel_name(n);
-        for (const char* kind : {"_block_forward_f32", "_few_forward_f32_heads2"})
-            if (name.find(kind) != name.npos && !is_for_gpus(name) && spattn_kernel_runs_here(n)) names.push_back(name);
-    }
-    return names;
-}
-
 // Tiles before all sequences' are those of nobody, wherever their places would lie: nothing before q and out is touched.
 TEST(ragged_calls_stay_within_their_rows) {
     constexpr int64_t before = 400, rows = 4;
     const Context context = make_context();
     Sequence sequence(context.get(), "full");
-    for (const std::string& kernel : ragged_kernels())
+    for (const std::string& kernel : cache_kernels())
         for (const int64_t start : {0, 16, 32, 64, 77})
             for (const int64_t first : {0, 1, 2, 3, 4}) {
                 check::context = kernel + ", " + std::to_string(first) + " rows before queries from " +
@@ -487,6 +593,11 @@ TEST(problems_on_a_cache_that_are_refused) {
     demand_refused("lists of several queries", "runtime_blocks(2,4,4)", cache_problem(1, 0), SPATTN_E_UNSUPPORTED,
                    "pattern");
     demand_refused("a tree of fewer tokens", "tree(-1,0)", cache_problem(1, 0), SPATTN_E_SHAPE, "pattern");
+    auto trees = sequence_problem();
+    trees.flags = SPATTN_PLAN_PARENTS;
+    demand_refused("trees without starts", "causal", trees, SPATTN_E_UNSUPPORTED, "problem.flags");
+    demand_refused("trees whose queries bring lists", "runtime_tokens(4)", cache_problem(1, 0, SPATTN_PLAN_PARENTS),
+                   SPATTN_E_UNSUPPORTED, "problem.flags");
     auto narrow = cache_problem(1, 0);
     narrow.cache_dtype = bf16;
     demand_refused("a cache of another dtype", "causal", narrow, SPATTN_E_DTYPE, "problem.cache_dtype");
@@ -522,6 +633,8 @@ TEST(operands_on_a_cache_that_are_refused) {
         demand_refused("too many starts", [](Call& c, Cache&) { c.starts.shape[0] = 3; }, SPATTN_E_SHAPE, "starts");
         demand_refused("starts under an output", [](Call& c, Cache&) { c.starts.view.data = c.out.data; },
                        SPATTN_E_LAYOUT, "out");
+        demand_refused("parents for another plan", [](Call& c, Cache&) { c.args.parents = &c.starts.view; },
+                       SPATTN_E_STATE, "parents");
         if (page_size == 0) {
             demand_refused("a table without pages",
                            [](Call& c, Cache& cache) { c.args.page_table = &cache.table.view; }, SPATTN_E_STATE,
@@ -549,6 +662,27 @@ TEST(operands_on_a_cache_that_are_refused) {
                            cache.v.strides[0] = 17 * heads_kv * dim_v;
                        },
                        SPATTN_E_LAYOUT, "v");
+    }
+    for (const int64_t page_size : {0, 16}) {
+        const auto problem = cache_problem(3, page_size, SPATTN_PLAN_PARENTS);
+        const Plan plan = make_plan(context.get(), parse("full").get(), problem);
+        const auto demand_refused = [&](const char* what, const std::function<void(Call&, Trees&)>& spoil,
+                                        spattn_status status) {
+            Cache cache(sequence, page_size, {13, 23});
+            Call call(sequence, cache, problem, starts);
+            Trees trees(3, {1});
+            call.args.parents = &trees.parents.view;
+            const Scratch scratch(plan.get(), call.args);
+            spoil(call, trees);
+            demand(what, "spattn_forward", spattn_forward(plan.get(), &call.args), status,
+                   status == SPATTN_E_LAYOUT ? "out" : "parents");
+            CHECK(call.out.is_poison());
+        };
+        demand_refused("no parents", [](Call& c, Trees&) { c.args.parents = nullptr; }, SPATTN_E_NULL);
+        demand_refused("parents of floats", [](Call&, Trees& t) { t.parents.view.dtype = f32; }, SPATTN_E_DTYPE);
+        demand_refused("parents of fewer queries", [](Call&, Trees& t) { t.parents.shape[1] = 2; }, SPATTN_E_SHAPE);
+        demand_refused("parents under an output", [](Call& c, Trees& t) { t.parents.view.data = c.out.data; },
+                       SPATTN_E_LAYOUT);
     }
     for (const int64_t page_size : {0, 16}) {
         auto problem = cache_problem(1, page_size);
@@ -608,6 +742,9 @@ TEST(a_cache_says_what_it_is) {
     const std::string text = explain(plan.get());
     for (const char* line : {"beginning where each call says", "causal & window(9,9)", "in pages of 16"})
         CHECK(text.find(line) != std::string::npos);
+    const Plan of_trees =
+        make_plan(context.get(), parse("full").get(), cache_problem(5, 16, SPATTN_PLAN_PARENTS));
+    CHECK(explain(of_trees.get()).find("nodes of trees") != std::string::npos);
     auto stats = sized<spattn_stats>();
     succeed(spattn_plan_stats(plan.get(), &stats), "stats");
     CHECK_EQ(stats.pairs, double(batch * heads_q * (capacity * 10 - 45)));  // of the whole sequence

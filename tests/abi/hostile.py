@@ -133,6 +133,7 @@ ANYTHING = {
     ("spattn_forward_args", "starts"): "a plan without a cache takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "page_table"): "the same",
     ("spattn_forward_args", "query_offsets"): "the same",
+    ("spattn_forward_args", "parents"): "a plan without SPATTN_PLAN_PARENTS takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "k_scales"): "a plan without a float8 cache takes none; what can be wrong, cache.cpp says",
     ("spattn_forward_args", "v_scales"): "the same",
     ("spattn_cache_append_args", "k_scales"): "a cache that is not of float8 has none; append.cpp says the rest",

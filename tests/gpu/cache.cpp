@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Calls on a cache in a captured graph: sequences grow, their pages move, and of a ragged call each has other numbers
-// of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new tokens, which go to
+// Calls on a cache in a captured graph: sequences grow, their pages move, trees of drafts change, and of a ragged call
+// each has other numbers of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new tokens, which go to
 // their places.
 #include <algorithm>
 #include <map>
@@ -67,7 +67,7 @@ struct Calls {
     Calls(const spattn_problem& p, int64_t listed, std::mt19937& random)
         : p(p), q(queries(), abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
           starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
-          offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32) {
+          offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32), parents(nodes(), abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     }
 
@@ -82,6 +82,9 @@ struct Calls {
         for (size_t i = 0; i < indices.host.bytes / sizeof(int32_t); ++i)
             indices.host.as<int32_t>()[i] = int32_t(random() % (capacity / 2)) - 3;
         indices.send();
+        for (size_t i = 0; i < parents.host.bytes / sizeof(int32_t); ++i)  // of the first entries fewer than it names
+            parents.host.as<int32_t>()[i] = int32_t(i % size_t(p.seq_q)) - 1 - int32_t(random() % 4);
+        parents.send();
         const size_t pages = table.host.bytes / sizeof(int32_t);
         for (size_t i = 0; i < pages; ++i) {  // any order
             const size_t other = random() % (i + 1);
@@ -98,6 +101,7 @@ struct Calls {
         if (p.page_size) a.page_table = view(table);
         if (p.axes == SPATTN_THD) a.query_offsets = view(offsets);
         if (indices.host.bytes) a.indices = view(indices);
+        if (p.flags & SPATTN_PLAN_PARENTS) a.parents = view(parents);
         return a;
     }
 
@@ -112,12 +116,16 @@ struct Calls {
     }
 
     const spattn_problem p;
-    Mirrored q, k, v, out, starts, table, offsets, indices;
+    Mirrored q, k, v, out, starts, table, offsets, indices, parents;
 
 private:
     std::vector<int64_t> lists(int64_t listed) const {
         if (p.axes == SPATTN_THD) return {p.seq_q, heads_kv, listed};
         return {batch, p.seq_q, heads_kv, listed};
+    }
+    std::vector<int64_t> nodes() const {
+        if (p.axes == SPATTN_THD) return {p.seq_q};
+        return {batch, p.seq_q};
     }
     std::vector<int64_t> queries() const {
         if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, dim};
@@ -175,9 +183,14 @@ TEST(caches_change_between_replays) {
                     check::context = std::string(text) + ", pages of " + std::to_string(page_size) + ", " +
                                      std::to_string(queries) + " queries of groups of " + std::to_string(group) +
                                      (axes == SPATTN_THD ? ", ragged" : "");
+                    const int64_t listed = std::strstr(text, "runtime") ? 40 : 0;
                     auto problem = problem_of(queries, group, page_size, 0);
                     problem.axes = axes;
-                    compare_replays(context, host, text, std::strstr(text, "runtime") ? 40 : 0, problem, random);
+                    compare_replays(context, host, text, listed, problem, random);
+                    if (listed || queries == 1) continue;
+                    check::context += ", trees";
+                    problem.flags |= SPATTN_PLAN_PARENTS;
+                    compare_replays(context, host, text, listed, problem, random);
                 }
 }
 

@@ -131,6 +131,19 @@ std::vector<int64_t> draw_starts(Random& random, const spattn_problem& p) {
     return starts;
 }
 
+// Trees of any shape, chains among them; some numbers are no node's before the query.
+std::vector<int64_t> draw_parents(Random& random, const spattn_problem& p) {
+    std::vector<int64_t> parents;
+    for (int64_t b = 0; b < p.batch; ++b) {
+        const int64_t reach = random.of<int64_t>({1, 2, 8, p.seq_q});
+        for (int64_t i = 0; i < p.seq_q; ++i) {
+            const bool is_odd = random.one_in(30);
+            parents.push_back(is_odd ? random.in(-5, p.seq_q + 5) : i - random.in(1, reach));
+        }
+    }
+    return parents;
+}
+
 const Type& draw_type(Random& random) {
     return random.one_in(2) ? bf16 : types[random.in(0, int64_t(std::size(types)) - 1)];
 }
@@ -308,12 +321,12 @@ std::string Problem::describe() const {
     constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
     std::snprintf(text, sizeof text,
                   "; batch %lld, heads %lld on %lld, %lld x %lld, head_dim %lld/%lld, %s %s, scale %g, q_offset %lld"
-                  "%s%s%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
+                  "%s%s%s%s%s%s%s%s%s, page_size %lld; values %s, poison %s",
                   (long long)c.batch, (long long)c.heads_q, (long long)c.heads_kv, (long long)c.seq_q,
                   (long long)c.seq_k, (long long)c.head_dim, (long long)value_dim(), type->name, axes[c.axes], scale(),
                   (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
                   has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
-                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "",
+                  has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "", is_tree() ? ", trees" : "",
                   is_float8() ? " of float8" : "", is_ragged() ? ", ragged" : "",
                   (long long)c.page_size, value_names[int(values)], poison_names[int(poison)]);
     return text_of(drawn.pattern.get()) + text;
@@ -345,6 +358,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     const bool on_cache = problem.is_on_cache(), is_listed = is_group || (on_cache && random.one_in(gathers ? 1 : 3));
     const Extents extents{p.batch, p.heads_q, rows, p.seq_k};
     problem.drawn = draw_pattern(random, extents, !is_listed && (is_long || is_uniform), is_listed, on_cache);
+    if (on_cache && !problem.drawn.list_most && random.one_in(3)) p.flags |= SPATTN_PLAN_PARENTS;
     problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
     problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
     return problem;
@@ -374,8 +388,8 @@ Keys Keys::of_pattern(const Problem& problem) {
     return keys;
 }
 
-Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts, const std::vector<int64_t>& indices,
-                    const std::vector<int64_t>& counts) {
+Keys Keys::of_cache(const Problem& problem, const CacheCall& call) {
+    const auto& [starts, parents, indices, counts] = call;
     const spattn_problem& p = problem.c;
     const DrawnPattern& d = problem.drawn;
     const Keys whole = d.list_most ? Keys(p.heads_q) : of_pattern(problem);
@@ -386,6 +400,13 @@ Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts, 
             rows.row_ptr.push_back(0);
             const auto see = [&](int64_t token, int64_t key) {
                 if (key <= token) rows.col_idx.push_back(int32_t(key));
+            };
+            const auto see_tree = [&](int64_t token, int64_t n) {
+                const int64_t start = token - n, *const parent = parents.data() + b * p.seq_q;
+                std::vector<bool> is_on_way(size_t(n + 1));
+                for (int64_t at = n; at >= 0; at = parent[at] < at ? parent[at] : -1) is_on_way[size_t(at)] = true;
+                for (const int32_t key : whole.of(b, h, token))
+                    if (key < start || (key <= token && is_on_way[size_t(key - start)])) see(token, key);
             };
             const auto see_listed = [&](int64_t token, int64_t list) {
                 const int64_t count = counts.empty() ? d.list_most : std::min(counts[size_t(list)], d.list_most);
@@ -399,6 +420,8 @@ Keys Keys::of_cache(const Problem& problem, const std::vector<int64_t>& starts, 
                 const bool is_there = n < problem.queries_of(b) && token >= 0 && token < p.seq_k;
                 if (is_there && d.list_most)
                     see_listed(token, (b * p.seq_q + n) * p.heads_kv + h / problem.group());
+                else if (is_there && problem.is_tree())
+                    see_tree(token, n);
                 else if (is_there)
                     for (const int32_t key : whole.of(b, h, token)) see(token, key);
                 rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
@@ -519,7 +542,8 @@ Keys Tensors::make_keys(Problem& problem) {
     if (problem.is_on_cache()) starts = draw_starts(problem.random, problem.c);
     if (problem.drawn.list_most)
         indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
-    if (problem.is_on_cache()) return Keys::of_cache(problem, starts, indices, counts);
+    if (problem.is_tree()) parents = draw_parents(problem.random, problem.c);
+    if (problem.is_on_cache()) return Keys::of_cache(problem, {starts, parents, indices, counts});
     return indices.empty() ? Keys::of_pattern(problem) : Keys::of_lists(problem, indices, counts);
 }
 
@@ -653,7 +677,8 @@ void Tensors::pack(Problem& problem) {
         placement.shares_batch = placement.shares_heads = false;
         return Operand(of.type(), role, {1, of.size(head_axis), problem.ragged_rows, of.size(column_axis)}, placement);
     };
-    ragged = {make(q, Role::input), make(out, Role::output), make(lse, Role::output), make(max_logits, Role::output)};
+    ragged.q = make(q, Role::input), ragged.out = make(out, Role::output);
+    ragged.lse = make(lse, Role::output), ragged.max_logits = make(max_logits, Role::output);
     std::vector<double> row(size_t(q.size(column_axis)));
     for (int64_t h = 0; h < problem.c.heads_q; ++h) {
         for (int64_t n = 0; n < problem.ragged_rows; ++n) ragged.q.fill(0, h, n, draw_poison(random, q.type()));
@@ -672,6 +697,7 @@ void Tensors::pack(Problem& problem) {
     };
     pack_lists(indices, ragged.indices, problem.c.heads_kv * problem.drawn.list_most);
     pack_lists(counts, ragged.counts, problem.c.heads_kv);
+    pack_lists(parents, ragged.parents, 1);
 }
 
 void Tensors::unpack(const Problem& problem) {

@@ -58,6 +58,7 @@ struct Problem {
     bool has(uint32_t flag) const { return (c.flags & flag) != 0; }
     bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
     bool is_on_cache() const { return has(SPATTN_PLAN_STARTS); }
+    bool is_tree() const { return has(SPATTN_PLAN_PARENTS); }
     bool is_float8() const { return c.cache_dtype.code == SPATTN_FLOAT8_E4M3FN; }
     bool is_ragged() const { return !query_offsets.empty(); }
     int64_t queries_of(int64_t batch) const {
@@ -90,9 +91,13 @@ public:
         return {rows.col_idx.data() + rows.row_ptr[size_t(row)], rows.col_idx.data() + rows.row_ptr[size_t(row) + 1]};
     }
     static Keys of_pattern(const Problem& problem);
-    // starts: of each batch entry; indices, counts: empty where the pattern says which keys a query sees
-    static Keys of_cache(const Problem& problem, const std::vector<int64_t>& starts,
-                         const std::vector<int64_t>& indices, const std::vector<int64_t>& counts);
+    // What a call on a cache brings beside its tensors.
+    struct CacheCall {
+        std::vector<int64_t> starts;           // of each batch entry
+        std::vector<int64_t> parents;          // [batch][seq_q]; empty where queries are no trees
+        std::vector<int64_t> indices, counts;  // empty where the pattern says which keys a query sees
+    };
+    static Keys of_cache(const Problem& problem, const CacheCall& call);
     // indices: [batch][rows][heads_kv][most]
     static Keys of_lists(const Problem& problem, const std::vector<int64_t>& indices,
                          const std::vector<int64_t>& counts);
@@ -115,7 +120,7 @@ struct Tensors {
     Operand q, k, v, out, lse, max_logits, sinks;
     Operand dout, dlse, dq, dk, dv, dsinks;
     std::vector<int64_t> indices, counts;  // of run-time lists
-    std::vector<int64_t> starts;           // of a call on a cache
+    std::vector<int64_t> starts, parents;  // of a call on a cache
     std::vector<int64_t> page_table;       // of a cache in pages, which lie in pools and hold what k and v say
     Operand pool_k, pool_v;
     // What a float8 cache has in place of k and v, or in its pools; k and v are what it stands for, without rounding.
@@ -124,7 +129,7 @@ struct Tensors {
     } narrow;
     struct Ragged {  // the rows of a ragged call: batch entry 0 has all
         Operand q, out, lse, max_logits;
-        std::vector<int64_t> indices, counts;
+        std::vector<int64_t> indices, counts, parents;
     } ragged;
     Keys keys;
     bool is_misaligned = false, has_gaps = false, is_transposed = false, is_shared = false;

@@ -251,6 +251,9 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     f.sink_logits = memory.put(t.sinks, View::heads);
     f.starts = memory.lists(t.starts, {p.batch}, problem.index % 2);
     f.query_offsets = memory.lists(problem.query_offsets, {p.batch + 1}, problem.index % 5 < 2);
+    const int64_t parent_rows = problem.is_ragged() ? problem.ragged_rows : p.seq_q;
+    f.parents = rows.lists(problem.is_ragged() ? t.ragged.parents : t.parents,
+                           {problem.is_ragged() ? 1 : p.batch, parent_rows}, problem.index % 7 < 3);
     if (p.page_size) f.page_table = memory.lists(t.page_table, {p.batch, p.seq_k / p.page_size}, problem.index % 3 == 0);
     if (problem.drawn.list_most) {
         const bool is_ragged = problem.is_ragged();
