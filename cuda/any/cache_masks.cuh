@@ -31,7 +31,8 @@ __device__ __forceinline__ void make_tree_masks(const CacheParams& params, const
     const int first = params.first_query(tile.sequence), nodes = params.end_query(tile.sequence) - first;
     if (thread == 0) kept[behind] = 1u << 14;
     int node = tile.first + thread - first;  // where the way of this thread's query has come to
-    if (thread >= cache.tile_q || tile.first + thread >= tile.end) node = -1;
+    const bool is_behind = tile.first + thread >= tile.end || start + node >= cache.seq_k;  // who sees nothing, either way
+    if (thread >= cache.tile_q || is_behind) node = -1;
     const bool is_query = node >= 0;
     for (int at = own.end - 1; at >= own.begin; --at) {
         const int first_node = int(int64_t(at) * tile_k - start);  // whose key is the tile's first; less than 0: before all

@@ -485,8 +485,8 @@ enum spattn_plan_flags {
  * With SPATTN_PLAN_PARENTS the queries of an entry are drafts of several continuations, nodes of trees, as SpecInfer
  * verifies them (https://arxiv.org/abs/2305.09781). parents, which comes with each call, on the plan's device, has the
  * number of each query's parent among those of its entry, from 0, or -1 for a root, which follows token starts[b] - 1.
- * Of the keys from starts[b] on a query then sees its own and its ancestors', of those before what the pattern keeps: it
- * is row starts[b] + i of it as before, however deep it stands. A number that is negative, or not below the query's own,
+ * Of the keys that the pattern keeps a query then sees those before starts[b], its own, and its ancestors'; for the
+ * pattern it is row starts[b] + i, however deep it stands. A number that is negative, or not below the query's own,
  * counts as -1. Lists that come with a call need no parents: they can leave out what a query is not to see.
  *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several

@@ -206,7 +206,8 @@ private:
     // own_mask: the number of a tile's mask less that of the tile.
     void make_tree_masks(const Tile& tile, int64_t batch, const OwnTiles& own, const Slice& slice, int32_t own_mask) {
         const int64_t begin = queries_of(tile.sequence).begin, start = start_of(tile.sequence);
-        TreeMasks masks(made_, args_.cache, batch, begin, tile.first - begin, tile.end - begin);
+        const int64_t nodes = std::min(tile.end - begin, made_.seq_k - start);  // those behind see nothing
+        TreeMasks masks(made_, args_.cache, batch, begin, tile.first - begin, nodes);
         int32_t i = slice.end;
         for (int32_t at = own.end; at-- > own.begin;) {
             const Run* const runs = made_.known.by_query.runs;

@@ -14,7 +14,7 @@ namespace spattn::cpu {
 class TreeMasks {
 public:
     // For a tile of queries of batch entry `batch`, where a sequence's are those from number `begin` on. nodes: how many it
-    // has up to the tile's last; first: the number among them of what the tile's first place has, which may be below 0.
+    // has up to the tile's last that sees anything; first: the number among them of the tile's first place, perhaps below 0.
     TreeMasks(const CacheLayout& made, const CallCache& cache, int64_t batch, int64_t begin, int64_t first, int64_t nodes)
         : made_(made), cache_(cache), batch_(batch), begin_(begin) {
         for (int64_t row = 0; row < made_.tile_q; ++row)
