@@ -715,6 +715,8 @@ struct Problem {
     bool tf32 = false;                // float32 products may round their operands to TF32
     bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts, and with
                                       // Axes::thd, where seq_q counts the queries of all entries, query_offsets
+    bool parents = false;             // the queries of an entry of that cache are nodes of trees, as drafts of several
+                                      // continuations are; each call brings parents
     int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
     Dtype cache_dtype{};              // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
 
@@ -726,6 +728,7 @@ struct Problem {
                         (value_in_key ? uint32_t(SPATTN_PLAN_VALUE_IN_KEY) : 0) |
                         (sink_logits ? uint32_t(SPATTN_PLAN_SINK_LOGITS) : 0) |
                         (tf32 ? uint32_t(SPATTN_PLAN_TF32) : 0) | (starts ? uint32_t(SPATTN_PLAN_STARTS) : 0) |
+                        (parents ? uint32_t(SPATTN_PLAN_PARENTS) : 0) |
                         (q_offset ? uint32_t(SPATTN_PLAN_Q_OFFSET) : 0) | (scale ? uint32_t(SPATTN_PLAN_SCALE) : 0);
         problem.batch = batch, problem.heads_q = heads_q, problem.heads_kv = heads_kv;
         problem.seq_q = seq_q, problem.seq_k = seq_k, problem.head_dim = head_dim, problem.head_dim_v = head_dim_v;
@@ -779,14 +782,16 @@ private:
 //     args.starts = sa::view(starts);  // [batch] int32 or int64, on the plan's device: tokens that were there before
 //     args.page_table = sa::view(pages, {batch, problem.seq_k / problem.page_size});  // likewise, with a page_size
 //     args.query_offsets = sa::view(offsets);  // [batch + 1], likewise, with Axes::thd: which rows of q are whose
+//     args.parents = sa::view(parents, {batch, problem.seq_q});  // likewise, with Problem::parents; {seq_q} with thd
 //     args.k_scales = sa::view(scales, {batch, problem.seq_k, problem.heads_kv});  // of a float8 cache; v_scales, too
 //     plan.forward(args);
+// parents has the number of each query's parent among those of its entry, which is below its own, or -1 for a root.
 // What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
     View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, k_scales, v_scales;
+    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, k_scales, v_scales, parents;
     Workspace workspace;
 };
 
@@ -841,12 +846,12 @@ public:
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse),
             max_logits(args.max_logits), indices(args.indices), index_counts(args.index_counts),
             sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table),
-            query_offsets(args.query_offsets), k_scales(args.k_scales), v_scales(args.v_scales);
+            query_offsets(args.query_offsets), k_scales(args.k_scales), v_scales(args.v_scales), parents(args.parents);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
         c.starts = starts, c.page_table = page_table, c.query_offsets = query_offsets;
-        c.k_scales = k_scales, c.v_scales = v_scales;
+        c.k_scales = k_scales, c.v_scales = v_scales, c.parents = parents;
         return run(spattn_forward, c, Pass::forward, args.workspace);
     }
     Done backward(const Backward& args) const {

@@ -472,3 +472,46 @@ TEST(queries_of_several_sequences) {
     const auto packed = run_on(plan([](sa::Problem& p) { p.batch = 1, p.starts = false, p.page_size = 0; }));
     demand("SPATTN_E_STATE", "query_offsets", [&] { packed(good); });
 }
+
+TEST(nodes_of_trees) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.starts = problem.parents = true, problem.seq_q = 3;
+    const auto plan = [&](auto change) {
+        sa::Problem changed = problem;
+        change(changed);
+        return context().plan(sa::causal(), changed);
+    };
+    demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.starts = false; }); });
+    demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { plan([](sa::Problem& p) { p.backward = true; }); });
+    demand("SPATTN_E_UNSUPPORTED", "problem.flags", [&] { context().plan(sa::runtime_tokens(4), problem); });
+
+    const std::vector<float> q(2 * 3 * 4 * 4), keys(2 * 8 * 2 * 4);
+    std::vector<float> out(q.size());
+    const std::vector<int32_t> starts{5, 2}, parents{-1, 0, 0, -1, -1, 1}, table{0, 1}, offsets{0, 2, 3};
+    sa::Forward good;
+    good.q = sa::view(q.data(), {2, 3, 4, 4}), good.out = sa::view(out.data(), {2, 3, 4, 4});
+    good.k = good.v = sa::view(keys.data(), {2, 8, 2, 4});
+    good.starts = sa::view(starts), good.parents = sa::view(parents.data(), {2, 3});
+    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
+    const auto run = run_on(plan([](sa::Problem&) {}));
+    run(good);
+    demand_operand("parents", &sa::Forward::parents, false, good, run);
+    demand_operand("starts", &sa::Forward::starts, false, good, run);
+
+    // Packed queries have one axis of parents.
+    sa::Forward args = good;
+    args.q = sa::view(q.data(), {3, 4, 4}), args.out = sa::view(out.data(), {3, 4, 4});
+    args.page_table = sa::view(table.data(), {2, 1}), args.query_offsets = sa::view(offsets);
+    const auto packed = run_on(plan([](sa::Problem& p) { p.axes = sa::Axes::thd, p.page_size = 8; }));
+    demand("SPATTN_E_SHAPE", "parents", [&] { packed(args); });
+    args.parents = sa::view(parents.data(), {3});
+    packed(args);
+    demand_operand("parents", &sa::Forward::parents, false, args, packed);
+
+    // Parents of queries that are rows of a sequence, and of those that have no cache.
+    const auto rows = run_on(plan([](sa::Problem& p) { p.parents = false; }));
+    demand("SPATTN_E_STATE", "parents", [&] { rows(good); });
+    good.starts = sa::ConstView();
+    const auto none = run_on(plan([](sa::Problem& p) { p.starts = p.parents = false; }));
+    demand("SPATTN_E_STATE", "parents", [&] { none(good); });
+}

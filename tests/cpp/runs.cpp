@@ -341,6 +341,67 @@ TEST(queries_of_several_sequences) {
     }
 }
 
+TEST(nodes_of_trees) {
+    // Each node gets what a query gets that comes alone behind the tokens before its tree and its ancestors. Entries
+    // have as many nodes each, or as the call says.
+    constexpr size_t nodes = 7;
+    const std::vector<int64_t> starts{31, 8}, offsets{0, nodes, 2 * nodes};
+    const std::vector<int32_t> parents{-1, 0, 0, 1, 1, -1, 5, -1, -1, -1, 2, 3, 1, 4};  // of one entry, and the other
+    const std::vector<int32_t> pages{4, 1, 6, 0, 3, 7, 2, 9, 5, 8};
+    const std::vector<float> keys[] = {kv, noise(50 * 2 * 16, 3)};
+    std::vector<float> pool(10 * 320), expected(2 * nodes * 64);
+    for (size_t page = 0; page < 10; ++page)
+        std::copy_n(&keys[page / 5][page % 5 * 320], 320, &pool[size_t(pages[page]) * 320]);
+    for (size_t row = 0; row < 2 * nodes; ++row) {
+        const size_t entry = row / nodes;
+        const float* const own = &keys[entry][size_t(starts[entry]) * 32];
+        std::vector<float> seen(keys[entry].data(), own);
+        for (int32_t node = int32_t(row % nodes); node >= 0; node = parents[entry * nodes + size_t(node)])
+            seen.insert(seen.end(), own + node * 32, own + node * 32 + 32);
+        sa::Problem alone = small_problem();
+        alone.seq_q = 1, alone.seq_k = int64_t(seen.size() / 32);
+        sa::Forward args;
+        args.q = sa::view(&q[row * 64], {1, 1, 4, 16});
+        args.k = args.v = sa::view(seen.data(), {1, alone.seq_k, 2, 16});
+        args.out = sa::view(&expected[row * 64], {1, 1, 4, 16});
+        context().plan(sa::full(), alone).forward(args);
+    }
+    for (const bool packed : {false, true}) {
+        check::context = packed ? "packed" : "as many of each entry";
+        sa::Problem problem = cache_problem(packed ? 2 * nodes : nodes);
+        problem.axes = packed ? sa::Axes::thd : sa::Axes::bshd;
+        problem.batch = 2, problem.page_size = 10, problem.parents = true;
+        std::vector<float> out(expected.size(), NAN);
+        sa::Forward args;
+        args.q = packed ? sa::view(q.data(), {2 * nodes, 4, 16}) : sa::view(q.data(), {2, nodes, 4, 16});
+        args.k = args.v = sa::view(pool.data(), {10, 10, 2, 16});
+        args.out = packed ? sa::view(out.data(), {2 * nodes, 4, 16}) : sa::view(out.data(), {2, nodes, 4, 16});
+        args.starts = sa::view(starts), args.page_table = sa::view(pages.data(), {2, 5});
+        args.parents = packed ? sa::view(parents) : sa::view(parents.data(), {2, nodes});
+        if (packed) args.query_offsets = sa::view(offsets);
+        context().plan(sa::full(), problem).forward(args);
+        CHECK(distance(out, expected) < 1e-5);
+    }
+}
+
+TEST(trees_of_calls_and_of_patterns) {
+    // The parents of a call hide what the pattern of that tree hides from a plan that is for one length of the text.
+    const std::vector<int64_t> starts{31}, parents{-1, 0, 0, 1, 1, -1, 5, 4, 7, 8, 9, 10, 6, 2};
+    sa::Problem once = small_problem(), cached = cache_problem(14);
+    once.seq_q = 14, once.seq_k = 45, cached.parents = true;
+    std::vector<float> expected(14 * 64), out(expected);
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 14, 4, 16});
+    args.k = args.v = sa::view(kv.data(), {1, 45, 2, 16});
+    args.out = sa::view(expected.data(), {1, 14, 4, 16});
+    context().plan(local & sa::tree(parents), once).forward(args);
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+    args.out = sa::view(out.data(), {1, 14, 4, 16});
+    args.starts = sa::view(starts), args.parents = sa::view(parents.data(), {1, 14});
+    context().plan(local, cached).forward(args);
+    CHECK(distance(out, expected) < 1e-5);
+}
+
 TEST(packed_sequences) {
     // Two sequences after each other see what each would see alone.
     sa::Problem packed = small_problem();
