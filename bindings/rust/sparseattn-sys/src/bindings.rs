@@ -689,6 +689,7 @@ pub const SPATTN_PLAN_VALUE_IN_KEY: spattn_plan_flags = 32;
 pub const SPATTN_PLAN_SINK_LOGITS: spattn_plan_flags = 64;
 pub const SPATTN_PLAN_TF32: spattn_plan_flags = 128;
 pub const SPATTN_PLAN_STARTS: spattn_plan_flags = 256;
+pub const SPATTN_PLAN_PARENTS: spattn_plan_flags = 512;
 pub type spattn_plan_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -828,12 +829,13 @@ pub struct spattn_forward_args {
     pub query_offsets: *const spattn_tensor,
     pub k_scales: *const spattn_tensor,
     pub v_scales: *const spattn_tensor,
+    pub parents: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_forward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_forward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 144usize, "Size of spattn_forward_args");
+    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 152usize, "Size of spattn_forward_args");
     assert_eq!(::core::mem::align_of::<spattn_forward_args>(), 8usize, "Alignment of spattn_forward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -929,6 +931,11 @@ fn bindgen_test_layout_spattn_forward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).v_scales) as usize - ptr as usize },
         136usize,
         "Offset of field: spattn_forward_args::v_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).parents) as usize - ptr as usize },
+        144usize,
+        "Offset of field: spattn_forward_args::parents"
     );
 }
 #[repr(C)]

@@ -151,6 +151,33 @@ impl Problem {
     pub fn starts(self, on: bool) -> Self {
         self.flag(sys::SPATTN_PLAN_STARTS, on)
     }
+    /// Whether the queries of an entry of such a cache are drafts of several continuations, nodes of trees, as
+    /// speculative decoding verifies them ([SpecInfer](https://arxiv.org/abs/2305.09781)):
+    /// [`Forward::parents`](crate::Forward::parents) says whose children they are. Of the drafts' keys a query then
+    /// sees no others than its own and its ancestors'. It is the same row of the pattern as without trees, however deep
+    /// it stands. A plan with parents but without [`starts`](Self::starts), or with lists that come with a call, which
+    /// can leave out what a query is not to see, is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// ```
+    /// use sparseattn::{full, Context, Problem, View, ViewMut};
+    /// let problem = Problem::new(1, 1, 4, 4).seq_k(8).starts(true).parents(true);
+    /// let plan = Context::cpu()?.plan(&full(), &problem)?;
+    /// let tokens = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, f32::NAN, f32::NAN]; // two of the text, and four drafts
+    /// let cache: Vec<f32> = tokens.into_iter().flat_map(|x| [x; 4]).collect();
+    /// let (starts, parents) = ([2], [-1, 0, 0, -1]); // two ways on from the first draft, and one beside it
+    /// let (q, mut out, kv) = ([0f32; 16], [0f32; 16], View::new(&cache, &[1, 8, 1, 4])?);
+    /// plan.forward(View::new(&q, &[1, 4, 1, 4])?, kv, kv, ViewMut::new(&mut out, &[1, 4, 1, 4])?)
+    ///     .starts(View::new(&starts, &[1])?)
+    ///     .parents(View::new(&parents, &[1, 4])?)
+    ///     .run()?;
+    /// let text = 1.0 + 3.0; // equal scores: averages of what is seen
+    /// let averages = [(text + 5.0) / 3.0, (text + 5.0 + 7.0) / 4.0, (text + 5.0 + 9.0) / 4.0, (text + 11.0) / 3.0];
+    /// assert!(out.iter().step_by(4).zip(averages).all(|(x, average)| (x - average).abs() < 1e-6));
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
+    pub fn parents(self, on: bool) -> Self {
+        self.flag(sys::SPATTN_PLAN_PARENTS, on)
+    }
     /// Tokens of a page, where such a cache lies in pages, which [`Forward::page_table`](crate::Forward::page_table)
     /// names in each call; 0, the default, is no pages. More than 65,536, what does not divide `seq_k`, pages without
     /// [`starts`](Self::starts), and [`Axes::Thd`] with `starts` but no pages are

@@ -198,6 +198,7 @@ pub struct Forward<'a> {
     starts: Option<View<'a>>,
     page_table: Option<View<'a>>,
     query_offsets: Option<View<'a>>,
+    parents: Option<View<'a>>,
     k_scales: Option<View<'a>>,
     v_scales: Option<View<'a>>,
 }
@@ -207,7 +208,7 @@ impl<'a> Forward<'a> {
         let call = Call { plan, pass: Pass::Forward, start, workspace: None };
         let (lse, max_logits, indices, index_counts) = (None, None, None, None);
         let (sink_logits, starts, page_table, query_offsets) = (None, None, None, None);
-        let (k_scales, v_scales) = (None, None);
+        let (parents, k_scales, v_scales) = (None, None, None);
         Forward {
             call,
             q,
@@ -222,6 +223,7 @@ impl<'a> Forward<'a> {
             starts,
             page_table,
             query_offsets,
+            parents,
             k_scales,
             v_scales,
         }
@@ -292,6 +294,13 @@ impl<'a> Forward<'a> {
         /// # Ok::<(), sparseattn::Error>(())
         /// ```
         query_offsets: View,
+        /// Whose children the queries are, where they are nodes of trees: `[batch, seq_q]`, or `[seq_q]` of
+        /// [`Axes::Thd`](crate::Axes::Thd), i32 or i64. Each is the number of a query's parent among the queries of its
+        /// entry, from 0, and below its own; -1 is a root, which follows token `starts[b] - 1`. Every number is legal:
+        /// one that is negative, or not below the query's own, counts as -1. Where a plan with
+        /// [`Problem::parents`](crate::Problem::parents), which has an example, does not get it, that is
+        /// [`ErrorKind::Null`]; where another plan does, [`ErrorKind::State`].
+        parents: View,
         /// What rows of keys are multiplied by, f32: of a float8 cache
         /// ([`Problem::cache_dtype`](crate::Problem::cache_dtype)), and shaped as `k` without its last axis, for each
         /// token and head. Strides may be 0, as where heads have one scale each; from page to page are as many rows as
@@ -313,7 +322,8 @@ impl<'a> Forward<'a> {
         // Outputs first: the library wants them to overlap nothing, and borrows see to that for host memory.
         let outputs = [Some(&self.out), self.lse.as_ref(), self.max_logits.as_ref()];
         let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
-        let of_cache = [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref()];
+        let of_cache =
+            [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref(), self.parents.as_ref()];
         let scales = [self.k_scales.as_ref(), self.v_scales.as_ref()];
         let more = of_cache.into_iter().chain(scales).chain([self.sink_logits.as_ref()]);
         let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
@@ -326,14 +336,14 @@ impl<'a> Forward<'a> {
         let max_logits = self.max_logits.as_ref().map(|view| view.view().c());
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
-        let [starts, page_table, query_offsets] = of_cache.map(|view| view.map(View::c));
+        let [starts, page_table, query_offsets, parents] = of_cache.map(|view| view.map(View::c));
         let [k_scales, v_scales] = scales.map(|view| view.map(View::c));
         (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
         (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         args.sink_logits = optional(&sink_logits);
         (args.starts, args.page_table) = (optional(&starts), optional(&page_table));
-        args.query_offsets = optional(&query_offsets);
+        (args.query_offsets, args.parents) = (optional(&query_offsets), optional(&parents));
         (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
@@ -631,7 +641,8 @@ macro_rules! scoped {
     };
 }
 scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
-starts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), workspace(ViewMut), }
+starts(View), page_table(View), query_offsets(View), parents(View), k_scales(View), v_scales(View),
+workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
 scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }

@@ -307,3 +307,57 @@ fn queries_of_several_sequences() {
     run(&packed, &[3, 2, 4], keys, None, None).unwrap();
     demand(State, "query_offsets", run(&packed, &[3, 2, 4], keys, None, Some(offsets)).unwrap_err());
 }
+
+#[test]
+fn nodes_of_trees() {
+    use ErrorKind::*;
+    let context = common::context();
+    let plan = |problem: Problem| context.plan(&causal(), &problem);
+    let trees = Problem::new(2, 2, 3, 4).seq_k(8).starts(true).parents(true);
+    let demand = |kind: ErrorKind, argument: &str, error: Error| {
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    demand(Unsupported, "problem.flags", plan(trees.starts(false)).err().unwrap());
+    demand(Unsupported, "problem.flags", plan(trees.backward(true)).err().unwrap());
+    demand(Unsupported, "problem.flags", context.plan(&runtime_tokens(4), &trees).err().unwrap());
+
+    let (kv, starts, numbers) = ([1f32; 128], [5, 2], [-1, 0, 0, -1, -1, 1]);
+    let (kv, starts) = (View::new(&kv, &[2, 8, 2, 4]).unwrap(), View::new(&starts, &[2]).unwrap());
+    let parents = View::new(&numbers, &[2, 3]).unwrap();
+    let run = |problem: Problem, starts: Option<View>, parents: Option<View>| {
+        let (q, mut out, shape) = ([1f32; 48], [0f32; 48], [2, 3, 2, 4]);
+        let plan = plan(problem)?;
+        let mut call = plan.forward(View::new(&q, &shape)?, kv, kv, ViewMut::new(&mut out, &shape)?);
+        if let Some(starts) = starts {
+            call = call.starts(starts);
+        }
+        if let Some(parents) = parents {
+            call = call.parents(parents);
+        }
+        call.run()
+    };
+    run(trees, Some(starts), Some(parents)).unwrap();
+    let refused = |kind, argument, result: Result<()>| demand(kind, argument, result.unwrap_err());
+    refused(Null, "parents", run(trees, Some(starts), None));
+    refused(Null, "starts", run(trees, None, Some(parents)));
+    refused(State, "parents", run(trees.parents(false), Some(starts), Some(parents)));
+    refused(State, "parents", run(trees.starts(false).parents(false), None, Some(parents)));
+    refused(Shape, "parents", run(trees, Some(starts), Some(starts)));
+    refused(Shape, "parents", run(trees, Some(starts), Some(View::new(&numbers, &[3, 2]).unwrap())));
+    refused(Shape, "parents", run(trees, Some(starts), Some(View::new(&numbers, &[6]).unwrap())));
+    refused(Dtype, "parents", run(trees, Some(starts), Some(View::new(&[0f32; 6], &[2, 3]).unwrap())));
+    refused(Dtype, "parents", run(trees, Some(starts), Some(View::new(&[0u8; 6], &[2, 3]).unwrap())));
+
+    // Packed queries have one axis of parents.
+    let (table, offsets) = ([0, 1], [0, 2, 3]);
+    let (table, offsets) = (View::new(&table, &[2, 1]).unwrap(), View::new(&offsets, &[3]).unwrap());
+    let packed = plan(trees.axes(Axes::Thd).page_size(8)).unwrap();
+    let run = |parents: View| {
+        let (q, mut out, shape) = ([1f32; 24], [0f32; 24], [3, 2, 4]);
+        let call = packed.forward(View::new(&q, &shape)?, kv, kv, ViewMut::new(&mut out, &shape)?);
+        call.starts(starts).page_table(table).query_offsets(offsets).parents(parents).run()
+    };
+    run(View::new(&numbers[..3], &[3]).unwrap()).unwrap();
+    refused(Shape, "parents", run(parents));
+    refused(Shape, "parents", run(View::new(&numbers, &[6]).unwrap()));
+}

@@ -403,6 +403,81 @@ fn query_offsets_may_be_any_numbers() {
 }
 
 #[test]
+fn nodes_of_trees() {
+    // Each node gets what a query gets that comes alone behind the tokens before its tree and its ancestors. Entries
+    // have as many nodes each, or as the call says; in a scope and outside.
+    let (q, kv) = operands();
+    let context = context();
+    let keys = [kv, noise(50 * 2 * 16, 3)];
+    let (table, starts, offsets) = ([4i32, 1, 6, 0, 3, 7, 2, 9, 5, 8], [31i64, 8], [0, 7, 14]);
+    let parents = [-1, 0, 0, 1, 1, -1, 5, -1, -1, -1, 2, 3, 1, 4]; // of one entry, and the other
+    let mut pages = vec![0f32; 10 * 320];
+    for (page, tokens) in table.iter().zip(keys.iter().flat_map(|keys| keys.chunks(320))) {
+        pages[*page as usize * 320..][..320].copy_from_slice(tokens);
+    }
+    let mut expected = vec![0f32; 14 * 64];
+    for (row, out) in expected.chunks_mut(64).enumerate() {
+        let (text, own) = keys[row / 7].split_at(starts[row / 7] as usize * 32);
+        let (mut seen, mut node) = (text.to_vec(), row as i32 % 7);
+        while node >= 0 {
+            seen.extend(&own[node as usize * 32..][..32]);
+            node = parents[row / 7 * 7 + node as usize];
+        }
+        let (shape, seq_k) = ([1, 1, 4, 16], seen.len() / 32);
+        let seen = View::new(&seen, &[1, seq_k, 2, 16]).unwrap();
+        let plan = context.plan(&full(), &Problem::new(1, 4, 1, 16).heads_kv(2).seq_k(seq_k)).unwrap();
+        let (q, out) = (View::new(&q[row * 64..][..64], &shape).unwrap(), ViewMut::new(out, &shape).unwrap());
+        plan.forward(q, seen, seen, out).run().unwrap();
+    }
+
+    let pages = View::new(&pages, &[10, 10, 2, 16]).unwrap();
+    let (starts, table) = (View::new(&starts, &[2]).unwrap(), View::new(&table, &[2, 5]).unwrap());
+    let offsets = View::new(&offsets, &[3]).unwrap();
+    let (even, packed): (&[usize], &[usize]) = (&[2, 7, 4, 16], &[14, 4, 16]);
+    for (problem, shape) in [(cache_problem(2, 7).page_size(10), even), (ragged_problem(14), packed)] {
+        let plan = context.plan(&full(), &problem.parents(true)).unwrap();
+        let (mut out, mut scoped) = (vec![f32::NAN; 14 * 64], vec![f32::NAN; 14 * 64]);
+        let (q, parents) = (View::new(&q[..14 * 64], shape).unwrap(), View::new(&parents, &shape[..shape.len() - 2]));
+        let (parents, out_view) = (parents.unwrap(), ViewMut::new(&mut out, shape).unwrap());
+        let pass = plan.forward(q, pages, pages, out_view).starts(starts).page_table(table).parents(parents);
+        if shape == packed { pass.query_offsets(offsets) } else { pass }.run().unwrap();
+        assert!(distance(&out, &expected) < 1e-5);
+
+        let (stream, out_view) = (Counted(Cell::new(0)), ViewMut::new(&mut scoped, shape).unwrap());
+        plan.scope(&stream, |scope| {
+            let pass = scope.forward(q, pages, pages, out_view).starts(starts).page_table(table).parents(parents);
+            if shape == packed { pass.query_offsets(offsets) } else { pass }.run()
+        })
+        .unwrap();
+        assert_eq!(out, scoped);
+    }
+}
+
+#[test]
+fn parents_may_be_any_numbers() {
+    // One that is negative, or not below the query's own, makes a root of it, and nothing outside of the views is read.
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &cache_problem(1, 50).parents(true)).unwrap();
+    let kv = View::new(&kv, &KV_SHAPE).unwrap();
+    let run = |start: i64, parent: i64| {
+        let (starts, parents, mut out) = ([start], [parent; 50], vec![f32::NAN; q.len()]);
+        plan.forward(View::new(&q, &SHAPE).unwrap(), kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap())
+            .starts(View::new(&starts, &[1]).unwrap())
+            .parents(View::new(&parents, &[1, 50]).unwrap())
+            .run()
+            .unwrap();
+        out
+    };
+    for start in [i64::MIN, -50, -7, 0, 7, 49, 50, i64::MAX] {
+        let roots = run(start, -1);
+        for parent in [i64::MIN, i64::from(i32::MIN), -2, 49, 50, i64::from(i32::MAX) + 1, i64::MAX] {
+            assert_eq!(run(start, parent), roots, "{parent} from {start} on");
+        }
+        assert!(run(start, 3).iter().chain(&roots).all(|x| x.is_finite()));
+    }
+}
+
+#[test]
 fn caches_take_any_numbers() {
     // Safe code may say anything: nothing outside of the views is read, whatever comes of it.
     let (q, kv) = operands();
