@@ -18,6 +18,31 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 
+def draw_parents(random, batch, nodes, reach=8):
+    """int64 [batch, nodes]: forests of any shape, as plans with parents take them. Some numbers name no query, or one
+    that is not before the node itself: such a node is a root."""
+    parents = np.arange(nodes) - random.integers(1, reach + 1, (batch, nodes))
+    return np.where(random.random((batch, nodes)) < 0.1, random.integers(-9, nodes + 9, (batch, nodes)), parents)
+
+
+def seen_by_nodes(pattern, seq_k, starts, parents, heads):
+    """bool [batch, heads, nodes, seq_k]: what queries see of a cache who are nodes of trees."""
+    import oracle
+
+    batch, nodes = parents.shape
+    kept = oracle.to_mask(f"causal & ({pattern})", oracle.Extent(seq_k, seq_k, batch, heads))
+    seen = np.zeros((batch, heads, nodes, seq_k), bool)
+    for b, start in enumerate(starts):
+        for node in range(max(0, -start), min(nodes, seq_k - start)):
+            own = np.arange(seq_k) < start
+            ancestor = node
+            while ancestor >= max(0, -start):
+                own[start + ancestor] = True
+                ancestor = parents[b, ancestor] if parents[b, ancestor] < ancestor else -1
+            seen[b, :, node] = kept[b, :, start + node] & own
+    return seen
+
+
 class Array:
     """An array library of its own: it knows DLPack, and nothing of NumPy."""
 

@@ -2,7 +2,9 @@
 """Plans on a cache: each query of a call is a row of the whole sequence's attention."""
 
 import numpy as np
+import oracle
 import pytest
+from conftest import draw_parents, seen_by_nodes
 
 import sparseattn as sa
 
@@ -270,6 +272,156 @@ def test_what_is_wrong_with_an_append_is_named():
         np.testing.assert_array_equal(cache_k, before)
 
 
+# ---- trees of drafts ----
+
+NODES = 13
+TREE_PATTERNS = [*PATTERNS, "window(3,0)"]  # the last ends before some ancestors
+
+
+def rows_of_nodes(q, k, v, pattern, starts, parents):
+    """out and lse of nodes of trees, in double precision: bshd."""
+    seen = seen_by_nodes(pattern, k.shape[1], starts, parents, q.shape[2])
+    k, v = (np.nan_to_num(x.astype(np.float64)) for x in (k, v))
+    rows = (x.swapaxes(1, 2) for x in (q.astype(np.float64), k, v))
+    out, lse = oracle.attention_forward(*rows, seen, q.shape[3] ** -0.5)
+    return out.swapaxes(1, 2), lse
+
+
+@pytest.mark.parametrize("pattern", TREE_PATTERNS)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+@pytest.mark.parametrize("page_size", [None, 1, 6, 16])
+def test_nodes_of_trees_see_their_ancestors(pattern, axes, page_size):
+    q, k, v = operands(NODES)
+    random = np.random.default_rng(3)
+    forget(k, v, STARTS, NODES)
+    of_cache, table = (k, v), None
+    if page_size:
+        *of_cache, table = in_pages(k, v, page_size)
+    swap = (lambda x: x.swapaxes(1, 2)) if axes == "bhsd" else (lambda x: x)
+    given = [swap(x) for x in (q, *of_cache)]
+    plan = sa.plan(pattern, *given, axes=axes, starts=True, parents=True, page_table=table)
+    for reach in (1, 2, NODES):
+        parents = draw_parents(random, BATCH, NODES, reach)
+        right, right_lse = rows_of_nodes(q, k, v, pattern, STARTS, parents)
+        spread = np.full((BATCH, 2 * NODES), 99)
+        spread[:, ::2] = parents
+        for each in (parents, parents.astype(np.int32), spread[:, ::2], parents.tolist()):
+            more = {"starts": STARTS, "page_table": table, "parents": each}
+            out, lse, largest = plan.forward(*given, **more, return_lse=True, return_max_logits=True)
+            np.testing.assert_allclose(swap(out), right, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(lse, right_lse, rtol=1e-5, atol=1e-5)
+            assert (largest <= lse).all() and np.array_equal(np.isinf(largest), np.isinf(right_lse))
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float64, 1e-6), (np.float16, 5e-3), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize("reference", [False, True])
+def test_trees_of_many_nodes(dtype, bound, reference):
+    """Own keys of an entry lie in several blocks, which they share with those of the text before."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    random = np.random.default_rng(4)
+    nodes, seq_k, starts = 150, 420, np.array([201, 0, 333])
+    shapes = [(nodes, HEADS_Q, HEAD_DIM), (seq_k, HEADS_KV, HEAD_DIM), (seq_k, HEADS_KV, HEAD_DIM_V)]
+    q, k, v = (random.standard_normal((BATCH, *shape)).astype(dtype) for shape in shapes)
+    for pattern in ("full", "sink(2) | window(90,0)"):
+        plan = sa.plan(pattern, q, k, v, starts=True, parents=True, reference=reference)
+        for reach in (1, 4, nodes):
+            parents = draw_parents(random, BATCH, nodes, reach)
+            right, right_lse = rows_of_nodes(q, k, v, pattern, starts, parents)
+            out, lse = plan.forward(q, k, v, starts=starts, parents=parents, return_lse=True)
+            np.testing.assert_allclose(out.astype(np.float64), right, rtol=bound, atol=bound)
+            np.testing.assert_allclose(lse, right_lse, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("pattern", TREE_PATTERNS)
+def test_entries_have_trees_of_as_many_nodes_as_a_call_says(pattern):
+    q, k, v = operands(NODES)
+    parents = draw_parents(np.random.default_rng(5), BATCH, NODES)
+    right, right_lse = rows_of_nodes(q, k, v, pattern, STARTS, parents)
+    k_pool, v_pool, table = in_pages(k, v, 6)
+    for counts, before, behind in [([NODES, 0, 2], 0, 0), ([1, NODES, 1], 2, 0), ([0, 4, 5], 1, 3)]:
+        offsets = before + np.cumsum([0, *counts])
+        packed, of_rows = np.full((before + sum(counts) + behind, *q.shape[2:]), np.nan, q.dtype), []
+        packed_parents = np.full(len(packed), 7)
+        for b, count in enumerate(counts):
+            packed[offsets[b] : offsets[b + 1]] = q[b, :count]
+            packed_parents[offsets[b] : offsets[b + 1]] = parents[b, :count]
+            of_rows += [(b, i) for i in range(count)]
+        plan = sa.plan(pattern, packed, k_pool, v_pool, axes="thd", starts=True, parents=True, page_table=table)
+        more = {"starts": STARTS, "page_table": table, "query_offsets": offsets, "parents": packed_parents}
+        out, lse = plan.forward(packed, k_pool, v_pool, **more, return_lse=True)
+        mine = slice(before, before + sum(counts))
+        for row, (b, i) in enumerate(of_rows):
+            np.testing.assert_allclose(out[mine][row], right[b, i], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(lse[:, mine][:, row], right_lse[b, :, i], rtol=1e-5, atol=1e-5)
+        assert (np.delete(out, mine, 0) == 0).all() and (np.delete(lse, mine, 1) == -np.inf).all()
+        for wrong in (packed_parents[None], packed_parents[1:]):
+            with pytest.raises(sa.ShapeError) as raised:
+                plan.forward(packed, k_pool, v_pool, **more | {"parents": wrong})
+            assert raised.value.argument == "parents"
+
+
+@pytest.mark.parametrize("pattern", TREE_PATTERNS)
+def test_a_chain_is_a_causal_call(pattern):
+    q, k, v = operands(NODES)
+    options = {"starts": True, "softcap": 2.0, "sink_logits": True}
+    more = {"starts": STARTS, "sink_logits": np.array([0.5, -1, 2, -np.inf], np.float32)}
+    right = sa.plan(pattern, q, k, v, **options).forward(q, k, v, **more)
+    chains = np.tile(np.arange(-1, NODES - 1), (BATCH, 1))
+    found = sa.plan(pattern, q, k, v, **options, parents=True).forward(q, k, v, **more, parents=chains)
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_beside_a_path_may_hold_anything():
+    q, k, v = operands(NODES)
+    parents = np.tile(np.arange(NODES) - 2, (BATCH, 1))  # two chains, one of even and one of odd numbers
+    plan = sa.plan("full", q, k, v, starts=True, parents=True)
+    first = plan.forward(q, k, v, starts=[20] * BATCH, parents=parents)
+    k[:, 21:33:2], v[:, 21:33:2] = np.nan, np.inf
+    second = plan.forward(q, k, v, starts=[20] * BATCH, parents=parents)
+    assert np.array_equal(first[:, ::2], second[:, ::2]) and np.isnan(second[:, 1::2]).all()
+
+
+def test_values_in_keys_of_trees():
+    q, k, _ = operands(NODES)
+    parents = draw_parents(np.random.default_rng(6), BATCH, NODES)
+    k_pool, _, table = in_pages(k, k, 6)
+    options = {"head_dim_v": HEAD_DIM_V, "starts": True, "parents": True, "page_table": table}
+    plan = sa.plan(STREAMING, q, k_pool, None, **options)
+    right, _ = rows_of_nodes(q, k, k[..., :HEAD_DIM_V], STREAMING, STARTS, parents)
+    out = plan.forward(q, k_pool, starts=STARTS, page_table=table, parents=parents)
+    np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_wrong_with_parents_is_named():
+    q, k, v = operands(NODES)
+    parents = draw_parents(np.random.default_rng(7), BATCH, NODES)
+    plan, without = (sa.plan(STREAMING, q, k, v, starts=True, parents=given) for given in (True, False))
+    more = {"starts": STARTS, "parents": parents}
+    right = plan.forward(q, k, v, **more)
+    lists = {"starts": True, "parents": True}
+    calls = [
+        (sa.ArgumentError, "parents", lambda: plan.forward(q, k, v, starts=STARTS)),
+        (sa.ArgumentError, "parents", lambda: without.forward(q, k, v, **more)),
+        (sa.ArgumentError, "parents", lambda: sa.plan("full", q, k, v).forward(q, k, v, parents=parents)),
+        (sa.ArgumentError, "starts", lambda: plan.forward(q, k, v, parents=parents)),
+        (sa.ShapeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": parents[:, 1:]})),
+        (sa.ShapeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": parents[1:]})),
+        (sa.ShapeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": parents[0]})),
+        (sa.DTypeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": parents.astype(np.float32)})),
+        (sa.DTypeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": parents.astype(np.uint8)})),
+        (sa.DTypeError, "parents", lambda: plan.forward(q, k, v, **more | {"parents": "tree"})),
+        (sa.UnsupportedError, "problem.flags", lambda: sa.plan(STREAMING, q, k, v, parents=True)),
+        (sa.UnsupportedError, "problem.flags", lambda: sa.plan(STREAMING, q, k, v, **lists, backward=True)),
+        (sa.UnsupportedError, "problem.flags", lambda: sa.plan(sa.runtime_tokens(3), q, k, v, **lists)),
+    ]
+    for number, (kind, argument, call) in enumerate(calls):
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.argument == argument, (number, raised.value)
+    assert np.array_equal(plan.forward(q, k, v, **more), right)
+
+
 # ---- float8 ----
 
 FLOAT8 = "float8_e4m3fn"
@@ -366,6 +518,26 @@ def test_float8_values_in_keys():
     seen = rows_of(cache, more["k_scales"])
     out = plan.forward(q, cache, **more)
     np.testing.assert_allclose(out, causal_rows(q, seen, seen[..., :HEAD_DIM_V]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [None, 6])
+def test_float8_caches_of_trees(page_size):
+    q, k, v = operands(NODES)
+    of_cache, table = (k, v), None
+    if page_size:
+        *of_cache, table = in_pages(k, v, page_size)
+    cache_k, cache_v, scales = float8_caches(*of_cache)
+    more = {"page_table": table, **scales}
+    sa.cache_append(k, v, cache_k, cache_v, starts=[0] * BATCH, **more, choose_scales=True)
+    seen = [rows_of(x, s) for x, s in zip((cache_k, cache_v), scales.values())]
+    if page_size:
+        seen = [x[table].reshape(BATCH, SEQ_K, *x.shape[2:]) for x in seen]
+    for pattern in TREE_PATTERNS:
+        parents = draw_parents(np.random.default_rng(8), BATCH, NODES)
+        plan = sa.plan(pattern, q, cache_k, cache_v, starts=True, parents=True, page_table=table)
+        out = plan.forward(q, cache_k, cache_v, starts=STARTS, parents=parents, **more)
+        right, _ = rows_of_nodes(q, *seen, pattern, STARTS, parents)
+        np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_wrong_with_float8_is_named():

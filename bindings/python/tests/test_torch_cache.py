@@ -2,7 +2,9 @@
 """Caches that are filled chunk by chunk and token by token, against attention of the whole sequences."""
 
 import numpy as np
+import oracle
 import pytest
+from conftest import draw_parents, seen_by_nodes
 
 import sparseattn as sa
 
@@ -417,6 +419,253 @@ def test_lists_name_tokens_of_the_sequence(device, block):
     torch.testing.assert_close(out, torch.cat([right[0, -1:], right[2, -3:]]), rtol=2e-5, atol=2e-5)
 
 
+# ---- trees of drafts ----
+
+NODES = 13
+TREE_PATTERNS = [STREAMING, "full", "window(3,0) | dilated(20,0,3)"]
+
+
+def rows_of_nodes(q, k, v, pattern, starts, parents):
+    """out and lse of nodes of trees, which begin at these tokens of k and v, in double precision: bshd."""
+    seen = seen_by_nodes(pattern, k.shape[1], starts, np.asarray(parents.cpu()), q.shape[2])
+    rows = (x.double().cpu().numpy().swapaxes(1, 2) for x in (q, k, v))
+    out, lse = oracle.attention_forward(*rows, seen, q.shape[3] ** -0.5)
+    return torch.from_numpy(out.swapaxes(1, 2)), torch.from_numpy(lse)
+
+
+def assert_rows(found, right, bound):
+    for one, other in zip(found, right):
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=bound, atol=bound)
+
+
+def forest(reach=8, seed=1, device="cpu"):
+    return torch.from_numpy(draw_parents(np.random.default_rng(seed), BATCH, NODES, reach)).to(device)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("page_size, pages", PAGES)
+@pytest.mark.parametrize("pattern", TREE_PATTERNS)
+def test_trees_of_drafts(device, dtype, bound, page_size, pages, pattern):
+    q, k, v = operands(dtype, device, 30)
+    cache = make_cache(k, v, page_size=page_size, pages=pages)
+    cache.append(k[:, :17], v[:, :17], [17, 0, 5])
+    lengths, behind = [17, 0, 5], [slice(0, 17), slice(17, 17), slice(12, 17)]
+    cache.append(k[:, 17:], v[:, 17:])
+    texts = [torch.zeros(BATCH, 30, *x.shape[2:], dtype=dtype) for x in (k, v)]  # entry by entry as they lie
+    for text, x in zip(texts, (k, v)):
+        for b, own in enumerate(behind):
+            text[b, : lengths[b] + NODES] = torch.cat([x[b, own], x[b, 17:]]).cpu()
+    for parents in (forest(1), forest(2, 2).int(), forest(NODES, 3)):
+        right = rows_of_nodes(q[:, 17:], *texts, pattern, lengths, parents)
+        spread = torch.full((BATCH, 2 * NODES), 99, device=device, dtype=parents.dtype)
+        spread[:, ::2] = parents
+        for each in (parents.to(device), spread[:, ::2]):
+            found = sat.decode(q[:, 17:], cache, pattern, parents=each, return_lse=True)
+            assert_rows(found, right, bound)
+        swapped = q[:, 17:].transpose(1, 2)
+        found = sat.decode(swapped, cache, pattern, parents=parents.to(device), axes="bhsd", reference=device == "cpu")
+        assert_rows([found.transpose(1, 2)], right, bound)
+    chains = torch.arange(-1, NODES - 1, device=device).expand(BATCH, NODES)
+    found = sat.decode(q[:, 17:], cache, pattern, parents=chains)
+    assert_rows([found], [sat.decode(q[:, 17:], cache, pattern).cpu()], bound)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("page_size, pages", PAGES)
+@pytest.mark.parametrize("pattern", TREE_PATTERNS)
+def test_trees_of_several_sizes(device, page_size, pages, pattern):
+    """A tree, a token that is decoded, which is a tree, too, and an entry that has nothing to ask."""
+    q, k, v = operands(device=device, seq=30)
+    cache = make_cache(k, v, page_size=page_size, pages=pages)
+    cache.append(k[:, :17], v[:, :17])
+    own, parents = [NODES, 1, 0], forest(4, 4)
+    cache.append(ragged(k, [17] * BATCH, own, 20), ragged(v, [17] * BATCH, own, 20), own)
+    right, right_lse = rows_of_nodes(q[:, 17:], k, v, pattern, [17] * BATCH, parents)
+    of_rows = torch.cat([parents[0], parents[1, :1], torch.full((6,), 3)]).to(device)
+    for counts in (own, torch.tensor(own, device=device)):
+        rows = ragged(q, [17] * BATCH, own, 20)
+        out, lse = sat.decode(rows, cache, pattern, counts, parents=of_rows, return_lse=True)
+        right_rows = ragged(right, [0] * BATCH, own), ragged(right_lse.transpose(1, 2), [0] * BATCH, own).T
+        assert_rows((out[:14], lse[:, :14]), right_rows, 2e-5)
+        assert (out[14:] == 0).all() and (lse[:, 14:] == -torch.inf).all()
+
+
+def as_it_lies(cache, b):
+    """An entry's tokens: rows of k, of v, and of their scales, as bytes."""
+    pools = [x for x in (cache.k, cache.v, cache.k_scales, cache.v_scales) if x is not None]
+    n = int(cache.lengths[b])
+    held = cache.page_table[b, : -(-n // cache.page_size)].long()
+    return [x[held].flatten(0, 1)[:n].contiguous().view(torch.uint8) for x in pools]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value_in_key", [False, True])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("page_size, pages", [(8, None), (8, 18), (1, None), (3, 60)])
+def test_drafts_that_are_accepted_stay(device, cache_dtype, value_in_key, dtype, bound, page_size, pages):
+    """Round by round: then the cache holds, bit for bit, what it would without the drafts that were wrong."""
+    q, k, v = operands(dtype, device)
+    k[:, ::3] *= 0.01
+    v = None if value_in_key else v
+    options = {"page_size": page_size, "pages": pages, "dtype": dtype, "device": device, "cache_dtype": cache_dtype}
+    sizes = (BATCH, 64, HEADS_KV, 24, 16)
+    cache, plain = (sat.KVCache(*sizes, value_in_key=value_in_key, **options) for _ in range(2))
+    for x in (cache.k, cache.v, cache.k_scales, cache.v_scales, plain.k_scales, plain.v_scales):
+        if x is not None:
+            x.copy_(torch.full_like(x, torch.nan, dtype=torch.float32))
+    random, pattern = np.random.default_rng(2), "causal & (sink(2) | window(60,0))"
+    at = [0] * BATCH
+
+    def rows(x, b, path, noise):
+        """Nodes of entry b: those on the path are the tokens to come, others anything."""
+        made = torch.randn(NODES, *x.shape[2:], generator=noise, dtype=torch.float64).to(device, dtype)
+        made[path] = x[b, at[b] : at[b] + len(path)]
+        return made
+
+    for turn in range(6):
+        kept = random.integers(0, 7, BATCH).tolist() if turn != 3 else [4] * BATCH
+        paths = [torch.from_numpy(np.sort(random.choice(NODES, n, replace=False))) for n in kept]
+        nodes, parents = torch.full((BATCH, 7), -9, dtype=[torch.int32, torch.int64][turn % 2]), forest(3, turn)
+        for b, path in enumerate(paths):
+            parents[b, path] = torch.cat([path.new_tensor([-1]), path])[: len(path)]
+            nodes[b, : len(path)] = path
+        noise = torch.Generator().manual_seed(turn)
+        drafts = [x if x is None else torch.stack([rows(x, b, path, noise) for b, path in enumerate(paths)])
+                  for x in (q, k, v)]
+        cache.append(*drafts[1:])
+        out = sat.decode(drafts[0], cache, pattern, parents=parents.to(device))
+        nodes, counts = (nodes, kept) if turn != 3 else (nodes[:, :4], None)
+        cache.keep(nodes.to(device), NODES if turn % 3 else [NODES] * BATCH, counts)
+        plain.append(*(x if x is None else ragged(x, at, kept) for x in (k, v)), kept)
+        right = sat.decode(ragged(q, at, kept), plain, pattern, kept)
+        found = torch.cat([out[b, path] for b, path in enumerate(paths)])
+        torch.testing.assert_close(found, right, rtol=bound, atol=bound)
+        at = [a + n for a, n in zip(at, kept)]
+        assert cache.lengths.tolist() == cache._tokens.tolist() == at
+        for b in range(BATCH):
+            assert all(torch.equal(*x) for x in zip(as_it_lies(cache, b), as_it_lies(plain, b)))
+        if pages:
+            needed = [-(-a // page_size) for a in at]
+            assert [len(held) for held in cache._held] == needed and len(cache._free) == pages - sum(needed)
+            assert [(entry >= 0).sum() for entry in cache.page_table] == needed
+    assert min(at) > 8
+    more = [x if x is None else x[:, -2:] for x in (k, v)]
+    for each in (cache, plain):
+        each.append(*more)
+    found, right = (sat.decode(q[:, -2:], each, STREAMING) for each in (cache, plain))
+    torch.testing.assert_close(found, right, rtol=bound, atol=bound)
+
+
+def test_entries_keep_of_as_many_drafts_as_they_have():
+    """Ragged drafts; entries that others share memory with stay as they are."""
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=30)
+    cache.append(k[:, :10], v[:, :10])
+    before = as_it_lies(cache, 1)
+    drafts = [6, 0, 9]
+    cache.append(ragged(k, [10] * BATCH, drafts), ragged(v, [10] * BATCH, drafts), drafts)
+    for tokens in (torch.tensor([7, 0, 9]), [6, 11, 9]):
+        cache[:1].keep(torch.tensor([[0, 1]]), 0, [0])
+        with pytest.raises(sa.ArgumentError) as raised:
+            cache[1:].keep(torch.zeros(2, 3, dtype=torch.int32), tokens[1:], [4, 0])
+        assert raised.value.argument in ("tokens", "counts")
+    cache.keep(torch.tensor([[2, 5, 99], [-7, 1 << 40, 3], [0, 4, 8]]), torch.tensor(drafts), torch.tensor([2, 0, 3]))
+    assert cache.lengths.tolist() == [12, 10, 13]
+    assert all(torch.equal(*x) for x in zip(before, as_it_lies(cache, 1)))
+    for b, tokens in ((0, [12, 15]), (2, [10, 14, 18])):
+        of_k, of_v = as_it_lies(cache, b)
+        for found, x in ((of_k, k), (of_v, v)):
+            assert torch.equal(found, torch.cat([x[b, :10], x[b, tokens]]).contiguous().view(torch.uint8))
+    cache.keep(torch.zeros(BATCH, 0, dtype=torch.int64), [12, 10, 13])
+    assert cache.lengths.tolist() == [0] * BATCH and sorted(cache._free) == list(range(30))
+
+
+@pytest.mark.parametrize("pages", [None, 30])
+def test_the_host_takes_no_part_where_drafts_are_kept(monkeypatch, pages):
+    q, k, v = operands()
+    cache, plain = (make_cache(k, v, page_size=4, pages=pages) for _ in range(2))
+    for each in (cache, plain):
+        each.append(k[:, :5], v[:, :5])
+    nodes, counts = torch.tensor([[0, 3], [1, 2], [2, 3]]), torch.tensor([2, 1, 0])
+    tokens, parents = torch.tensor([4] * BATCH, dtype=torch.int32), torch.tensor([[-1, 0, 1, 0]] * BATCH)
+    for turn, given in enumerate([4, tokens, 4]):
+        cache.reserve(4)
+        with monkeypatch.context() as patch:
+            capture(patch)
+            at = cache.lengths.tolist()
+            cache.append(k[:, 5:9], v[:, 5:9])
+            out = sat.decode(q[:, 5:9], cache, STREAMING, parents=parents)
+            cache.keep(nodes, given, counts)
+            for wrong in ([4] * BATCH, -1, torch.tensor([4])):
+                with pytest.raises(sa.ArgumentError) as raised:
+                    cache.keep(nodes, wrong, counts)
+                assert raised.value.argument == "tokens"
+            with pytest.raises(sa.ArgumentError, match="accepted in a capture: None, or an int32 or int64 tensor"):
+                cache.keep(nodes, 4, [2, 1, 0])
+        for b, (path, count) in enumerate(zip(nodes.tolist(), counts.tolist())):
+            tokens_kept = [5 + node for node in path[:count]]
+            plain[b].append(k[b : b + 1, tokens_kept], v[b : b + 1, tokens_kept])
+            assert all(torch.equal(*x) for x in zip(as_it_lies(cache, b), as_it_lies(plain, b)))
+        assert cache.lengths.tolist() == [at[0] + 2, at[1] + 1, at[2]] and out.isfinite().all()
+        assert cache._tokens.tolist() == [a + 4 for a in at]
+        cache.truncate(cache.lengths)
+        assert cache._tokens.tolist() == cache.lengths.tolist()
+        if pages:
+            assert len(cache._free) == pages - sum(-(-n // 4) for n in cache.lengths.tolist())
+
+
+def test_what_is_wrong_with_trees_is_named():
+    q, k, v = operands(seq=20)
+    cache = make_cache(k, v)
+    cache.append(k, v)
+    parents, nodes = forest(), torch.zeros(BATCH, 4, dtype=torch.int64)
+    rows = q[:, -NODES:]
+    calls = [
+        (sa.ShapeError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents[:, 1:])),
+        (sa.ShapeError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents[0])),
+        (sa.ShapeError, "parents", lambda: sat.decode(rows[0], cache, STREAMING, [NODES, 0, 0], parents=parents)),
+        (sa.DTypeError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents.float())),
+        (sa.DTypeError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents.short())),
+        (sa.DTypeError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents.tolist())),
+        (sa.ArgumentError, "parents", lambda: sat.decode(rows, cache, STREAMING, parents=parents.to("meta"))),
+        (sa.UnsupportedError, "problem.flags", lambda: sat.decode(rows, cache, sa.runtime_tokens(3), parents=parents)),
+        (sa.DTypeError, "nodes", lambda: cache.keep([[0, 1]] * BATCH, 4)),
+        (sa.DTypeError, "nodes", lambda: cache.keep(nodes.float(), 4)),
+        (sa.ShapeError, "nodes", lambda: cache.keep(nodes[0], 4)),
+        (sa.ShapeError, "nodes", lambda: cache.keep(nodes[1:], 4)),
+        (sa.ArgumentError, "nodes", lambda: cache.keep(nodes.to("meta"), 4)),
+        (sa.ArgumentError, "tokens", lambda: cache.keep(nodes, 21)),
+        (sa.ArgumentError, "tokens", lambda: cache.keep(nodes, -1)),
+        (sa.ShapeError, "tokens", lambda: cache.keep(nodes, [4, 4])),
+        (sa.DTypeError, "tokens", lambda: cache.keep(nodes, 4.5)),
+        (sa.ArgumentError, "counts", lambda: cache.keep(nodes, 3)),
+        (sa.ArgumentError, "counts", lambda: cache.keep(nodes, 4, [1, 5, 1])),
+        (sa.ArgumentError, "counts", lambda: cache.keep(nodes, [4, 4, 2], [1, 1, 3])),
+        (sa.ShapeError, "counts", lambda: cache.keep(nodes, 4, [1, 1])),
+    ]
+    before = [x.clone() for x in (cache.k, cache.v)]
+    for number, (kind, argument, call) in enumerate(calls):
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.argument == argument, (number, raised.value)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [20] * BATCH
+    for one, other in zip(before, (cache.k, cache.v)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_plans_of_trees_are_their_own():
+    q, k, v = operands()
+    context = sa.Context("cpu")
+    cache = make_cache(k, v)
+    cache.append(k, v)
+    for _ in range(2):
+        sat.decode(q[:, -NODES:], cache, STREAMING, context=context)
+        sat.decode(q[:, -NODES:], cache, STREAMING, context=context, parents=forest())
+    assert context._look_up.cache_info().misses == 2
+
+
 def test_out_is_written_where_it_lies():
     q, k, v = operands()
     cache = make_cache(k, v)
@@ -530,9 +779,13 @@ def test_nothing_at_all():
     cache = sat.KVCache(0, 0, 2, 8)
     cache.append(torch.zeros(0, 3, 2, 8), torch.zeros(0, 3, 2, 8))
     assert sat.decode(torch.zeros(0, 3, 4, 8), cache, "full").shape == (0, 3, 4, 8)
+    cache.keep(torch.zeros(0, 3, dtype=torch.int64), 3)
     cache = sat.KVCache(2, 16, 2, 8)
     cache.append(torch.zeros(2, 0, 2, 8), torch.zeros(2, 0, 2, 8))
-    assert sat.decode(torch.zeros(2, 0, 4, 8), cache, "full").shape == (2, 0, 4, 8)
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    assert sat.decode(torch.zeros(2, 0, 4, 8), cache, "full", parents=none).shape == (2, 0, 4, 8)
+    cache.keep(none, 0)
+    sat.KVCache(2, 0, 2, 8).keep(torch.zeros(2, 3, dtype=torch.int64), 0, [0, 0])
 
 
 # ---- on GPUs ----
@@ -637,3 +890,42 @@ def test_a_graph_of_prompts_beside_decoded_tokens(dtype, bound):
         assert (out[sum(own) :] == 0).all()
         at = [a + n for a, n in zip(at, own)]
         assert cache.lengths.tolist() == at
+
+
+@needs_cuda
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("pages", [None, 40])
+def test_a_graph_of_trees(cache_dtype, pages):
+    """Each replay has another tree of drafts, of which it keeps others."""
+    q, k, v = operands(torch.bfloat16, "cuda")
+    options = {"page_size": 8, "pages": pages, "dtype": torch.bfloat16, "device": "cuda", "cache_dtype": cache_dtype}
+    cache, plain = (sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, **options) for _ in range(2))
+    rows = [torch.zeros(BATCH, NODES, *x.shape[2:], dtype=x.dtype, device="cuda") for x in (q, k, v)]
+    parents, nodes = forest(device="cuda"), torch.zeros(BATCH, 4, dtype=torch.int64, device="cuda")
+    counts = torch.zeros(BATCH, dtype=torch.int32, device="cuda")
+    sat.decode(rows[0], cache, "full", parents=parents)  # which makes the plan
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cache.append(*rows[1:])
+        out = sat.decode(rows[0], cache, "full", parents=parents)
+        cache.keep(nodes, NODES, counts)
+    random = np.random.default_rng(3)
+    for turn in range(10):
+        for fixed, x in zip(rows, (q, k, v)):
+            fixed.copy_(x[:, 2 * turn : 2 * turn + NODES])
+        parents.copy_(forest(4, turn))
+        own = random.integers(0, 5, BATCH)
+        paths = [np.sort(random.choice(NODES, 4, replace=False)) for _ in range(BATCH)]
+        nodes.copy_(torch.from_numpy(np.stack(paths)))
+        counts.copy_(torch.from_numpy(own))
+        plain.append(*rows[1:])
+        right = sat.decode(rows[0], plain, "full", parents=parents)
+        plain.keep(nodes, NODES, counts)
+        cache.reserve(NODES)
+        graph.replay()
+        torch.testing.assert_close(out, right, rtol=4e-2, atol=4e-2)
+        cache.truncate(cache.lengths)
+        assert cache._tokens.tolist() == plain._tokens.tolist() == cache.lengths.tolist()
+        for b in range(BATCH):
+            assert all(torch.equal(*x) for x in zip(as_it_lies(cache, b), as_it_lies(plain, b)))
+    assert (cache.lengths > 10).all()

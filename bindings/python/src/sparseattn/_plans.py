@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     class _Operands(Lists, total=False):
         starts: Any
+        parents: Any
         page_table: Any
         query_offsets: Any
         k_scales: Any
@@ -85,6 +86,8 @@ class Plan:
                             is that of the whole sequence, seq_k by seq_k, and cut to what is causal. Forward alone.
                             With "thd" seq_q is how many queries all entries have together, and every call brings
                             query_offsets, which are whose: prompts beside tokens that are decoded. Such caches have pages
+    parents                 with starts: the queries of an entry are nodes of trees, drafts of several continuations as
+                            SpecInfer verifies them (https://arxiv.org/abs/2305.09781), and every call brings parents
     page_size               with starts: keys lie in pages of so many tokens, and every call brings page_table, as in
                             PagedAttention (https://arxiv.org/abs/2309.06180). Divides seq_k; None is no pages
     cache_dtype             with starts: of k and v, where it is not dtype: float8_e4m3fn of ml_dtypes. Each row of a
@@ -117,6 +120,7 @@ class Plan:
         reference: bool = False,
         tf32: bool = False,
         starts: bool = False,
+        parents: bool = False,
         page_size: int | None = None,
         cache_dtype: Any = None,
         context: Context | None = None,
@@ -146,6 +150,7 @@ class Plan:
             reference=reference,
             tf32=tf32,
             starts=starts,
+            parents=parents,
             page_size=page_size,
             cache_dtype=cache_code,
         )
@@ -209,6 +214,7 @@ class Plan:
         index_counts: Any = None,
         sink_logits: Any = None,
         starts: Any = None,
+        parents: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
         k_scales: Any = None,
@@ -235,6 +241,10 @@ class Plan:
         starts        int32 or int64 [batch], in a plan that has them: query i of an entry is row starts + i of the
                       pattern. Rows outside [0, seq_k) see nothing, and no query sees a key after its own, so that what
                       was not written yet may hold anything
+        parents       int32 or int64 [batch, seq_q], [tokens] with "thd", in a plan that has them: the number of each
+                      query's parent among the queries of its entry, from 0, or -1 of a root, which follows token
+                      starts - 1. Of the keys from starts on that the pattern keeps, a query sees its own and those of
+                      its ancestors alone. What is not below the query's own number counts as -1
         page_table    int32 or int64 [batch, seq_k / page_size], in a plan with a page_size: token t of entry b is token
                       t % page_size of page page_table[b, t // page_size]. Entries that no query needs may hold
                       anything. k is then [pages, page_size, heads_kv, head_dim], with "bhsd" [pages, heads_kv,
@@ -252,12 +262,12 @@ class Plan:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
             is_plain = is_plain and starts is None and page_table is None and query_offsets is None
-            is_plain = is_plain and k_scales is None and v_scales is None
+            is_plain = is_plain and parents is None and k_scales is None and v_scales is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
                 given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
                 given |= {"indices": indices, "index_counts": index_counts}
                 given |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
-                given |= {"k_scales": k_scales, "v_scales": v_scales}
+                given |= {"parents": parents, "k_scales": k_scales, "v_scales": v_scales}
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             if out is None:
@@ -552,6 +562,7 @@ def plan(
     reference: bool = False,
     tf32: bool = False,
     starts: bool = False,
+    parents: bool = False,
     page_table: Any = None,
     context: Context | None = None,
 ) -> Plan:
@@ -562,6 +573,7 @@ def plan(
 
     starts      the plan is one on a cache, k and v, whose calls bring starts. The cache may be of float8_e4m3fn, which
                 is then the plan's cache_dtype
+    parents     with starts: queries are nodes of trees, and calls bring parents, too
     page_table  [batch, seq_k / page_size] where the cache has pages: k is [pages, page_size, heads_kv, head_dim], or as
                 axes says. Its shape is read, as those of k and v are, and its numbers come with each call
 
@@ -591,6 +603,7 @@ def plan(
             reference=reference,
             tf32=tf32,
             starts=starts,
+            parents=parents,
             page_table=page_table,
             context=context,
         )
@@ -610,6 +623,7 @@ def plan(
         reference=reference,
         tf32=tf32,
         starts=starts,
+        parents=parents,
         cache_dtype=k.dtype if dtype_code(k.dtype, "k") == FLOAT8 else None,
         context=context,
     )

@@ -91,6 +91,7 @@ def make_problem(
     reference: bool = False,
     tf32: bool = False,
     starts: bool = False,
+    parents: bool = False,
     page_size: int | None = None,
     cache_dtype: tuple[int, int] | None = None,
 ) -> Any:
@@ -105,6 +106,7 @@ def make_problem(
         lib.SPATTN_PLAN_SINK_LOGITS: sink_logits,
         lib.SPATTN_PLAN_TF32: tf32,
         lib.SPATTN_PLAN_STARTS: starts,
+        lib.SPATTN_PLAN_PARENTS: parents,
     }
     problem = sized(
         "spattn_problem",

@@ -243,6 +243,7 @@ def plan(
     reference: bool = False,
     tf32: bool = False,
     starts: bool = False,
+    parents: bool = False,
     page_table: torch.Tensor | None = None,
     context: Context | None = None,
 ) -> TensorPlan:
@@ -273,6 +274,7 @@ def plan(
         reference=reference,
         tf32=tf32,
         starts=starts,
+        parents=parents,
         cache_dtype=k.dtype if k.dtype == torch.float8_e4m3fn else None,
         context=context_of(q) if context is None else context,
     )

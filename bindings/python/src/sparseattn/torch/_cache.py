@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         sink_logits: torch.Tensor | None
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
+        parents: torch.Tensor | None
         reference: bool
         tf32: bool
         context: Context | None
@@ -72,12 +73,12 @@ class KVCache:
     These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
     caches of these entries alone, in the same memory, as for the prompt of a sequence that comes while others go on.
 
-    CUDA graphs may capture append and decode, after a first decode of the same sizes, which makes the plan: each replay
-    appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve before each
-    one, with the number of tokens that it appends. Nothing else here may be captured.
+    CUDA graphs may capture append, decode and keep, after a first decode of the same sizes, which makes the plan: each
+    replay appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve
+    before each one, with the number of tokens that it appends. Nothing else here may be captured.
 
-    One thread at a time, one stream after the other. torch.compile leaves append and decode as they are: its graphs end
-    before them and begin again behind.
+    One thread at a time, one stream after the other. torch.compile leaves append, decode and keep as they are: its
+    graphs end before them and begin again behind.
 
     Raises ArgumentError, DTypeError, ShapeError: .argument names what was wrong.
     """
@@ -188,20 +189,38 @@ class KVCache:
     def truncate(self, lengths: int | Sequence[int] | torch.Tensor) -> None:
         """Forgets all but the first so many tokens, of every entry or [batch], and gives back pages that this empties.
 
-        For drafts that were not accepted. Raises CudaError in a capture.
+        For drafts that were not accepted; where they are nodes of trees, see keep. Raises CudaError in a capture.
         """
         self._refuse_capture("truncate")
         kept = self._read_numbers(lengths, "lengths").clip(max=self.capacity)
         torch.minimum(self.lengths, self._to_device(kept), out=self.lengths)
         np.minimum(self._tokens, kept, out=self._tokens)
-        if not self._is_shared:
-            return
-        for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
-            held, needed = self._held[entry], -(-int(self._tokens[entry]) // self.page_size)
-            self._free += held[needed:][::-1]
-            self.page_table[entry, needed : len(held)] = -1
-            del held[needed:]
-            self._room[entry] = needed * self.page_size
+        self._give_back()
+
+    def keep(
+        self,
+        nodes: torch.Tensor,
+        tokens: int | Sequence[int] | torch.Tensor,
+        counts: Sequence[int] | torch.Tensor | None = None,
+    ) -> None:
+        """Keeps some of the last tokens of each entry, one behind the other, and forgets the rest of these.
+
+            cache.append(k, v)                                      # [batch, n, heads_kv, head_dim]: trees of drafts
+            out = sat.decode(q, cache, pattern, parents=parents)
+            cache.keep(nodes, n, counts)                            # the drafts that were accepted, from a root down
+
+        nodes   int32 or int64 [batch, most], on the cache's device, which alone reads it: the numbers of those to keep
+                among these last tokens, from 0, ascending. Other numbers keep nothing of use, and disturb nobody
+        tokens  how many last tokens it is about, of every entry or [batch]
+        counts  integers [batch], 0 to most: how many of its nodes an entry keeps, the first ones. None: all
+
+        Pages that this empties are given back. The host reads tokens and counts as it does in append. In a capture the
+        device alone reads them, anew with each replay, but for tokens that are one integer; after a replay
+        truncate(cache.lengths) tells the host what is left, and gives back pages.
+
+        Raises ArgumentError where an entry has not so many tokens, or is to keep more.
+        """
+        outside_of_graphs(self._keep, nodes, tokens, counts)
 
     def reset(self) -> None:
         """Forgets all tokens, and gives back their pages. Raises CudaError in a capture."""
@@ -238,6 +257,48 @@ class KVCache:
             self._reserve(read)
             counts = counts if self._lies_there(counts) else self._to_device(read)
         self._write(k, v, n, counts, is_ragged)
+
+    def _keep(self, nodes: Any, tokens: Any, counts: Any) -> None:
+        require_tensor(nodes, "nodes")
+        if nodes.dtype not in _INTEGERS:
+            message = f"argument nodes is {nodes.dtype}; accepted: torch.int32, torch.int64"
+            raise DTypeError(message, "SPATTN_E_DTYPE", "nodes")
+        if nodes.dim() != 2 or nodes.shape[0] != self.batch:
+            message = f"argument nodes has shape {list(nodes.shape)}; accepted: [{self.batch}, nodes of each entry]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", "nodes")
+        _require_like("nodes", (nodes.dtype, nodes.device), (nodes.dtype, self.k.device))
+        if _is_capturing(self.k):
+            counts = self._counts_in_capture(counts, False)
+            if isinstance(tokens, int):
+                self._read_numbers(tokens, "tokens")
+            else:
+                tokens = self._in_capture("tokens", tokens, "an integer, or ")
+            return self._move(nodes, tokens, counts)
+        most = nodes.shape[1]
+        drafts = self._read_numbers(tokens, "tokens")
+        kept = self._read_numbers(most if counts is None else counts, "counts", most)
+        for name, numbers, limit in (("tokens", drafts, self._tokens), ("counts", kept, drafts)):
+            if (numbers > limit).any():
+                entry = int(np.argmax(numbers > limit))
+                message = f"argument {name} is {numbers[entry]} for entry {entry}; accepted: up to {limit[entry]}"
+                raise ArgumentError(message, "SPATTN_E_RANGE", name)
+        tokens = tokens if self._lies_there(tokens) else self._to_device(drafts)
+        if counts is not None:
+            counts = counts if self._lies_there(counts) else self._to_device(kept)
+        self._move(nodes, tokens, counts)
+        self._tokens += kept - drafts
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Of the pages of each entry those behind its tokens, where pages are shared."""
+        if not self._is_shared:
+            return
+        for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
+            held, needed = self._held[entry], -(-int(self._tokens[entry]) // self.page_size)
+            self._free += held[needed:][::-1]
+            self.page_table[entry, needed : len(held)] = -1
+            del held[needed:]
+            self._room[entry] = needed * self.page_size
 
     def _reserve(self, more: Any) -> None:
         self._refuse_capture("reserve")
@@ -291,11 +352,17 @@ class KVCache:
         return is_there and counts.dtype in _INTEGERS and counts.shape == (self.batch,)
 
     def _counts_in_capture(self, counts: Any, are_needed: bool) -> Any:
-        if self._lies_there(counts) or (counts is None and not are_needed):
-            return counts
-        accepted = f"{'' if are_needed else 'None, or '}an int32 or int64 tensor [{self.batch}] on {self.k.device}"
-        message = f"argument counts is {counts!r}; accepted in a capture: {accepted}"
-        raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
+        if counts is None and not are_needed:
+            return None
+        return self._in_capture("counts", counts, "" if are_needed else "None, or ")
+
+    def _in_capture(self, name: str, given: Any, others: str = "") -> Any:
+        """Numbers that each replay reads anew. others: what else the caller takes."""
+        if self._lies_there(given):
+            return given
+        accepted = f"{others}an int32 or int64 tensor [{self.batch}] on {self.k.device}"
+        message = f"argument {name} is {given!r}; accepted in a capture: {accepted}"
+        raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
 
     def _counts_on_device(self, counts: Any, n: int) -> torch.Tensor:
         """Of ragged queries, which the host need not know."""
@@ -306,7 +373,7 @@ class KVCache:
     def _refuse_capture(self, what: str) -> None:
         if _is_capturing(self.k):
             message = f"{what} is called while a graph is captured, in whose replays the host takes no part"
-            raise CudaError(f"{message}; accepted: append and decode", "SPATTN_E_CAPTURE")
+            raise CudaError(f"{message}; accepted: append, decode and keep", "SPATTN_E_CAPTURE")
 
     def _check(self, name: str, x: Any, pool: torch.Tensor) -> None:
         require_tensor(x, name)
@@ -334,15 +401,52 @@ class KVCache:
             given["query_offsets"] = _offsets_of(counts)
         elif counts is not None:
             given |= {"starts": self.lengths + counts - n, "counts": counts}
+        self._put(given)
+        self.lengths += n if counts is None else counts
+
+    def _move(self, nodes: torch.Tensor, tokens: Any, counts: Any) -> None:
+        """Puts those of an entry's last tokens to their places, by what lies on the device alone."""
+        self.lengths -= tokens
+        most = nodes.shape[1]
+        if nodes.numel() and self.capacity:
+            starts = self.lengths
+            if counts is not None:  # a call writes the last rows of an entry, and of nodes the first ones count
+                starts = starts + counts - most
+                places = torch.arange(most, device=nodes.device) + (counts - most)[:, None]
+                nodes = nodes.gather(1, places.clamp(0, most - 1))
+            found = (self.lengths[:, None] + nodes).clamp(0, self.capacity - 1).long()
+            pages = self.page_table.gather(1, found // self.page_size).long()
+            # All rows are read before one of them is written. A token without a page has none, and means nothing.
+            rows = (pages * self.page_size + found % self.page_size).clamp(min=0)
+            pools = [(self.k, self.v)]
+            if self.k_scales is not None:  # a scale is a row of one element
+                v_scales = self.v_scales if self.v_scales is None else self.v_scales[..., None]
+                pools.append((self.k_scales[..., None], v_scales))
+            given = {"page_table": self.page_table, "k_scales": None, "v_scales": None}
+            given |= {"starts": starts, "counts": counts, "query_offsets": None}
+            for k, v in pools:
+                self._put({"k_new": _rows_of(k, rows), "v_new": _rows_of(v, rows), "k": k, "v": v, **given})
+        self.lengths += most if counts is None else counts
+
+    def _put(self, given: dict[str, Any]) -> None:
         form = tuple((x.shape, x.stride(), x.dtype) if x is not None else None for x in given.values())
         append = self._appends.get(form)
         if append is None:
             while len(self._appends) >= _MOST_FORMS:
                 del self._appends[next(iter(self._appends))]
-            axes = "thd" if is_ragged else "bshd"
-            append = self._appends[form] = Append(given, axes, None, choose_scales=self.k_scales is not None)
+            axes = "bshd" if given["query_offsets"] is None else "thd"
+            choose_scales = given["k_scales"] is not None
+            append = self._appends[form] = Append(given, axes, None, choose_scales=choose_scales)
         append.run(given)
-        self.lengths += n if counts is None else counts
+
+
+def _rows_of(pool: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+    """Tokens of pages as append takes them: [batch, tokens, heads_kv, columns]."""
+    if pool is None:
+        return None
+    found = pool.flatten(0, 1)[rows]
+    # An append takes no float8, but rounds to it: without scales it gets the same elements again.
+    return found.float() if found.dtype == torch.float8_e4m3fn else found
 
 
 def _offsets_of(counts: torch.Tensor) -> torch.Tensor:
@@ -405,6 +509,7 @@ def decode(
     sink_logits: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
+    parents: torch.Tensor | None = None,
     reference: bool = False,
     tf32: bool = False,
     context: Context | None = None,
@@ -431,6 +536,12 @@ def decode(
              runtime_tokens, or runtime_blocks with a block_q of 1, alone or under causal. They name tokens of the
              entry's own sequence, and no query sees one behind it. index_counts [batch, n, heads_kv] says how many
              entries of each list count, None: all
+    parents  int32 or int64 [batch, n], or [tokens], where queries are nodes of trees, drafts of several continuations
+             as SpecInfer verifies them (https://arxiv.org/abs/2305.09781): the number of each query's parent among
+             those of its entry in this call, from 0, or -1 of a root. Of the keys of these tokens that the pattern
+             keeps, a query sees its own and those of its ancestors alone. What is not below its own number counts as
+             -1. Entries with several numbers of drafts are best given as [tokens], since rows of tokens that are not
+             new would be nodes, too. Then cache.keep keeps the drafts that were accepted
     out      shaped as q with head_dim_v, written and returned where given
 
     scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
@@ -442,7 +553,7 @@ def decode(
     Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
-    given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+    given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts, "parents": parents}
     return outside_of_graphs(_decode, q, cache, pattern, counts, given, options, context, out, return_lse)
 
 
@@ -481,7 +592,8 @@ def _decode(
     # The number of pages, which is the first size of k and v, is nothing to a plan: caches share plans.
     shapes = (q.shape, (0, *k.shape[1:]), v if v is None else (0, *v.shape[1:]), table.shape)
     of_cache = (cache.dtype, k.device, cache.head_dim_v, k.dtype)
-    key = (q.dtype, q.device, of_cache, shapes, axes, scale, softcap, sink_logits is not None, *flags)
+    flags = [sink_logits is not None, given["parents"] is not None, *flags]
+    key = (q.dtype, q.device, of_cache, shapes, axes, scale, softcap, *flags)
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
@@ -504,6 +616,7 @@ def _make_plan(
     scale: float | None,
     softcap: float | None,
     sink_logits: bool,
+    parents: bool,
     reference: bool,
     tf32: bool,
 ) -> TensorPlan:
@@ -518,5 +631,5 @@ def _make_plan(
         message = f"argument q has shape {list(q)}; accepted: batch {table[0]} and head_dim {k[3]}, as the cache"
         raise ShapeError(message, "SPATTN_E_SHAPE", "q")
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "reference": reference, "tf32": tf32}
-    dtypes = {"dtype": dtype, "cache_dtype": of_cache[3]}
-    return TensorPlan(pattern, device, **sizes, **options, **dtypes, starts=True, context=context)
+    on_cache = {"dtype": dtype, "cache_dtype": of_cache[3], "starts": True, "parents": parents}
+    return TensorPlan(pattern, device, **sizes, **options, **on_cache, context=context)

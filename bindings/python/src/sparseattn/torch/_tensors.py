@@ -117,6 +117,7 @@ class TensorPlan(Plan):
         index_counts: Any = None,
         sink_logits: Any = None,
         starts: Any = None,
+        parents: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
         k_scales: Any = None,
@@ -128,7 +129,7 @@ class TensorPlan(Plan):
         scales = {"k_scales": k_scales, "v_scales": v_scales}
         refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-        lists |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
+        lists |= {"starts": starts, "parents": parents, "page_table": page_table, "query_offsets": query_offsets}
         return self.run(q, k, v, **lists, **scales, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
