@@ -10,9 +10,11 @@ pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. T
 for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
 `flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
 causal, where its wheel is. Cases of `float8` have keys and values of a byte with a scale for each token and head; all
-others there have what these stand for, in bfloat16. `append_us` is what it takes to write the keys and values of the
-queries' tokens into their pages, and `torch_append_us` what torch's own operators take for that. Results are compared
-with torch's in float32 (`max_err`). A JSON line for each case goes to <out>/<gpu>_cache.jsonl.
+others there have what these stand for, in bfloat16. Cases of `tree` have drafts that are a binary tree, each query a
+child of number (i - 1) / 2; `chain_us` is the same call by a plan that knows of no trees. `append_us` is what it takes
+to write the keys and values of the queries' tokens into their pages, and `torch_append_us` what torch's own operators
+take for that. Results are compared with torch's in float32 (`max_err`). A JSON line for each case goes to
+<out>/<gpu>_cache.jsonl.
 """
 import typing
 
@@ -38,6 +40,7 @@ class Case(typing.NamedTuple):
     heads: int = 64
     heads_kv: int = 8
     float8: bool = False
+    tree: bool = False
 
 
 STREAMING = "sink(4) | window(1023,0)"
@@ -53,6 +56,9 @@ CASES = [
     Case("decode_streaming_32k_pages16", 32, 32768, 16, pattern=STREAMING),
     Case("decode_bigbird_32k", 32, 32768, pattern="bigbird(64,3,2,3,0)"),
     Case("draft8_8k", 32, 8192, queries=8),
+    Case("tree8_8k", 32, 8192, queries=8, tree=True),
+    Case("tree64_8k", 32, 8192, queries=64, tree=True),
+    Case("tree64_8k_pages16", 32, 8192, 16, queries=64, tree=True),
     Case("chunk2k_32k", 1, 32768, queries=2048),
     Case("chunk2k_128k_streaming", 1, 131072, queries=2048, pattern=STREAMING),
     Case("decode_8k_float8", 32, 8192, float8=True),
@@ -61,6 +67,7 @@ CASES = [
     Case("decode_128k_one_float8", 1, 131072, float8=True),
     Case("decode_8k_mha_float8", 8, 8192, heads=32, heads_kv=32, float8=True),
     Case("draft8_8k_float8", 32, 8192, queries=8, float8=True),
+    Case("tree8_8k_float8", 32, 8192, queries=8, float8=True, tree=True),
     Case("decode_streaming_32k_float8", 32, 32768, pattern=STREAMING, float8=True),
     Case("chunk2k_32k_float8", 1, 32768, queries=2048, float8=True),
     Case("chunk2k_128k_streaming_float8", 1, 131072, queries=2048, pattern=STREAMING, float8=True),
@@ -81,6 +88,8 @@ class Tensors:
         self.page_table = torch.full((case.batch, CAPACITY // case.page_size), -1, device="cuda", dtype=torch.int32)
         self.page_table[:, :of_entry] = self.pages
         self.starts = torch.full((case.batch,), case.length - case.queries, device="cuda", dtype=torch.int32)
+        parents = (torch.arange(case.queries, device="cuda", dtype=torch.int32) - 1) // 2
+        self.trees = {"parents": parents.repeat(case.batch, 1)} if case.tree else {}
         self.scales = {}  # of pages
         if case.float8:
             k, k_scales, self.k = to_float8(self.k)
@@ -105,13 +114,17 @@ class Tensors:
 def make_problem(library, case, seq_k, page_size=0, is_cache=True):
     """Of a cache, which is as the case says if it has pages, or an ordinary one whose queries stand at the keys' end."""
     cache = {"cache_dtype": DTYPES[torch.float8_e4m3fn]} if case.float8 and page_size else {}
-    return sized("spattn_problem", flags=library.lib.SPATTN_PLAN_STARTS if is_cache else 0, batch=case.batch,
+    flags = library.lib.SPATTN_PLAN_STARTS | (library.lib.SPATTN_PLAN_PARENTS if case.tree else 0)
+    return sized("spattn_problem", flags=flags if is_cache else 0, batch=case.batch,
                  heads_q=case.heads, heads_kv=case.heads_kv, seq_q=case.queries, seq_k=seq_k, head_dim=HEAD_DIM,
                  dtype=DTYPES[torch.bfloat16], axes=library.lib.SPATTN_BSHD, page_size=page_size, **cache)
 
 
-def make_plan(library, case, *sizes, **options):
-    pattern, problem = library.pattern(f"causal & ({case.pattern})"), make_problem(library, case, *sizes, **options)
+def make_plan(library, case, *sizes, is_cache=True):
+    text, problem = f"causal & ({case.pattern})", make_problem(library, case, *sizes, is_cache=is_cache)
+    if case.tree and not is_cache:
+        text += f" & tree({','.join(str((i - 1) // 2) for i in range(case.queries))})"
+    pattern = library.pattern(text)
     return library.make("spattn_plan", library.lib.spattn_plan_create, library.context, pattern, problem, ffi.NULL)
 
 
@@ -124,7 +137,13 @@ def error_of(library, case, t):
     mask = ffi.new("spattn_tensor *", (ffi.cast("void *", kept.data_ptr()), (1, 0), 4, (1, 8, 1), shape, ffi.NULL, 0))
     pattern = library.pattern(f"causal & ({case.pattern})")
     library.check(library.lib.spattn_pattern_to_mask(pattern, extent, mask))
-    kept, worst, group = kept[:, :case.length].bool().cuda(), 0.0, case.heads // case.heads_kv
+    kept, worst, group = kept[:, :case.length].bool(), 0.0, case.heads // case.heads_kv
+    if case.tree:
+        ways = torch.eye(case.queries, dtype=torch.bool)
+        for node in range(1, case.queries):
+            ways[node] |= ways[(node - 1) // 2]
+        kept[:, -case.queries:] &= ways
+    kept = kept.cuda()
     for entry in range(0, case.batch, max(1, case.batch // 4)):
         for head in range(case.heads_kv):  # one at a time, for scores are [group, queries, length]
             heads = slice(head * group, (head + 1) * group)
@@ -185,7 +204,7 @@ def peers(case, t):
     q, k, v = t.heads_first()
     calls = {name.split()[1].lower() + "_us": lambda attend=attend: peer_us(lambda: attend(q, k, v))
              for name, attend in torch_peers.dense(False)}
-    if case.pattern == "causal" and case.page_size == 128 and not case.float8:
+    if case.pattern == "causal" and case.page_size == 128 and not case.float8 and not case.tree:
         calls["fa4_us"] = lambda: fa4_us(case, t)
     for name, measure in calls.items():
         try:
@@ -200,27 +219,32 @@ def run_case(library, case):
     torch.manual_seed(1)
     t = Tensors(case)
     appends = append_times(library, case, t)
-    plan = make_plan(library, case, CAPACITY, case.page_size)
-    call = library.forward(plan, q=t.q, k=t.pool_k, v=t.pool_v, out=t.out, starts=t.starts, page_table=t.page_table,
-                           **t.scales)
+    plan, of_cache = make_plan(library, case, CAPACITY, case.page_size), {"q": t.q, "out": t.out, "starts": t.starts}
+    of_pages = {**of_cache, "k": t.pool_k, "v": t.pool_v, "page_table": t.page_table, **t.scales}
+    call = library.forward(plan, **of_pages, **t.trees)
     call()
     error, seen = error_of(library, case, t)
     us = time_us(call)
-    pageless = library.forward(make_plan(library, case, case.length), q=t.q, k=t.k, v=t.v, out=t.out, starts=t.starts)
+    chain = {}
+    if case.tree:
+        of_chain = make_plan(library, case._replace(tree=False), CAPACITY, case.page_size)
+        chain["chain_us"] = digits(time_us(library.forward(of_chain, **of_pages)))
+    pageless = library.forward(make_plan(library, case, case.length), k=t.k, v=t.v, **of_cache, **t.trees)
     static = library.forward(make_plan(library, case, case.length, is_cache=False), q=t.q, k=t.k, v=t.v, out=t.out)
     row_bytes = HEAD_DIM + 4 if case.float8 else 2 * HEAD_DIM
     gigabytes = case.batch * case.heads_kv * seen * 2 * row_bytes * 1e-9
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
-            "page_size": case.page_size, "float8": case.float8, "us": digits(us),
+            "page_size": case.page_size, "float8": case.float8, "tree": case.tree, "us": digits(us),
             "gigabytes_a_second": round(gigabytes / us * 1e6),
-            "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **appends,
+            "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **chain, **appends,
             **peers(case, t), "max_err": error, "empty_us": digits(empty_us())}
 
 
 def describe(line):
     beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
-                     ("pageless_us", "static_us", "cudnn_us", "flash_us", "fa4_us", "append_us", "torch_append_us")
+                     ("pageless_us", "static_us", "chain_us", "cudnn_us", "flash_us", "fa4_us", "append_us",
+                      "torch_append_us")
                      if line.get(name))
     return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  "
             f"err {line['max_err']:.1e}  {line['kernel']}")
