@@ -103,10 +103,10 @@ def test_identifiers_of_parts_are_told_apart(monkeypatch):
     whole = training.Stream(tokenizer, texts).symbols
     monkeypatch.setattr(training, "SYMBOLS_AT_ONCE", 1 + len(whole) // 3)
     parts = training.Stream(tokenizer, texts).symbols
-    third = len(np.array_split(whole, 3)[0])
+    third, second, _ = map(len, np.array_split(whole, 3))
     np.testing.assert_array_equal(parts[:third], whole[:third])
     assert not set(parts[:third][parts[:third] >= 0]) & set(parts[third:].flat) and parts.shape == whole.shape
-    behind = slice(third + 100, 2 * third)  # where no identifier is open that began in the part before
+    behind = slice(third + 100, third + second)  # where no identifier is open that began in the part before
     assert ((parts[behind] >= 0) == (whole[behind] >= 0)).all()
 
 
