@@ -262,6 +262,7 @@ struct BlockForwardParams {
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
+    bool is_behind_layout;    // this grid begins before the one ahead has ended, which makes the layout
     uint32_t first_word = 0x3210;  // for ptx::replace
     TensorView sums;               // of what pieces hand on, what is as large as out
 };
@@ -325,6 +326,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0);
     const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0), lane = int(threadIdx.x % 32);
     Task first{};
+    if (warp >= walker && params.is_behind_layout) ptx::wait_for_grid_ahead();
     if (warp == walker) first = params.tasks.tasks[blockIdx.x];
     if (warp == walker + 1) {
         prefetch_lists<C>(params, lane);
@@ -366,6 +368,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     auto& shared = *ptx::swizzled_shared<typename C::Shared>();
     const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0), lane = int(threadIdx.x % 32);
     Task first{};
+    if ((warp == 0 || warp == C::consumers) && params.is_behind_layout) ptx::wait_for_grid_ahead();
     if (warp == C::consumers) first = params.tasks.tasks[blockIdx.x];
     if (warp == 0) {
         prefetch_lists<C>(params, lane);
@@ -435,6 +438,7 @@ typename C::Params make_params(const ForwardArgs& args) {
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
     params.has_cap = p.softcap != 0;
     params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
+    params.is_behind_layout = false;
     return params;
 }
 
@@ -458,7 +462,12 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
     const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
     const bool counts = params.tasks.num_tasks > 2 * blocks, packs = packed_places(args.layout) > 0;
-    if (!counts && !packs) return runtime::launch(kernel, shape, args.stream, params);
+    if (!counts && !packs) {
+        params.is_behind_layout = args.layout.spans != nullptr;  // calls on a cache alone have them
+        params.is_behind_layout ? runtime::launch_early(kernel, shape, args.stream, params)
+                                : runtime::launch(kernel, shape, args.stream, params);
+        return;
+    }
     if (counts) params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
     if constexpr (C::any_order)
         if (packs) pack_keys(args, space, C::dtype, params);

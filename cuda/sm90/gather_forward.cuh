@@ -750,6 +750,7 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         ptx::mbarrier_init(&shared.q_full, 1);
         ptx::fence_mbarrier_init();
+        ptx::wait_for_grid_ahead();  // which makes the lists of calls on a cache
         ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
     }
     C::ctas > 1 ? ptx::cluster_sync() : __syncthreads();
@@ -836,7 +837,10 @@ template <class C>
 void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
     const int ctas = std::min(params.tasks, runtime::count_processors(args.device) / C::ctas * C::ctas);
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
-    runtime::launch(kernel, {unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas}, args.stream, params);
+    const runtime::Shape shape{unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas};
+    if constexpr (C::ctas == 1)
+        if (args.cache.starts.data) return runtime::launch_early(kernel, shape, args.stream, params);
+    runtime::launch(kernel, shape, args.stream, params);
 }
 
 // Tiles with values in keys come in twos that share a list: what a CTA gathers of float8 it widens for both.
