@@ -18,12 +18,24 @@ namespace {
 
 constexpr float most_float8 = 448;
 
-// Multiplying by 2^120, by which the exponents differ, serves denormals too.
+// Exponents differ by 120. On a device, multiplying by 2^120 serves denormals, too; a thread of a host may be one that
+// takes denormal floats for 0, as XLA's do, and so those are integers there.
 SPATTN_FLOAT8 float widen_float8(uint8_t x) {
-    const uint32_t size = x & 0x7f, bits = uint32_t(x & 0x80) << 24 | (size == 0x7f ? 0x7fc00000u : size << 20);
+    const uint32_t size = x & 0x7f, sign = uint32_t(x & 0x80) << 24;
+#if defined(__CUDA_ARCH__)
+    const uint32_t bits = sign | (size == 0x7f ? 0x7fc00000u : size << 20);
     float value;
     __builtin_memcpy(&value, &bits, sizeof value);
     return value * 0x1p120f;
+#else
+    const float denormal = float(int32_t(size)) * 0x1p-9f;
+    uint32_t bits;
+    __builtin_memcpy(&bits, &denormal, sizeof bits);
+    bits = sign | (size < 8 ? bits : size == 0x7f ? 0x7fc00000u : (size << 20) + (120u << 23));
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+#endif
 }
 
 // To nearest, ties to even; what is larger than 448 becomes 448. NaN stays NaN and loses its sign, which a GPU's

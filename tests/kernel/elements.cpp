@@ -2,10 +2,26 @@
 // What becomes of float16 elements on their way through a row: every value is read as what it is, and results are
 // rounded to nearest, ties to even, with denormals and infinities.
 #include "attention.h"
+#include "core/float8.h"
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 using namespace attention;
 
 namespace {
+
+// Makes this thread take denormal floats for 0, and write 0 for them, as XLA's threads do and torch's can be made to.
+class Flushed {
+public:
+#if defined(__SSE2__)
+    Flushed() { _mm_setcsr(before_ | 0x8040); }
+    ~Flushed() { _mm_setcsr(before_); }
+
+private:
+    const unsigned before_ = _mm_getcsr();
+#endif
+};
 
 // One query on one key sees p = 1, so out is v, and dv the sum of the dout of the queries.
 Results run_one_key(const Rows& rows, int64_t heads, int64_t seq_q, int64_t columns, const Values& v,
@@ -44,6 +60,28 @@ TEST(every_float16_passes_unchanged) {
             CHECK_EQ(wrong, 0);
         }
     });
+}
+
+TEST(denormals_are_read_where_denormal_floats_are_none) {
+    Values v;
+    for (uint32_t bits = 0; bits < 1024; ++bits) v.push_back(widen(F16{uint16_t(bits)}));
+    each_f16_row([&](const Rows& rows) {
+        const Case c{"full", 1, 1, 1, 1, 1, 1, 1024, Axes::bhsd, 0., aligned_end, false};
+        const Values one(1);
+        const Inputs in{one, one, v, Values(v.size()), one, one};
+        const Flushed flushed;
+        const Results got = run_rows(c, rows, in, 1);
+        long wrong = 0;
+        for (size_t i = 0; i < v.size(); ++i) wrong += got.out[i] != v[i];
+        CHECK_EQ(wrong, 0);
+    });
+    for (int bits = 0; bits < 256; ++bits) {
+        const int size = bits & 0x7f, mantissa = size % 8, exponent = size / 8;
+        const double wide = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+        const Flushed flushed;
+        const float found = spattn::widen_float8(uint8_t(bits));
+        CHECK(size == 0x7f ? found != found : found == float(bits & 0x80 ? -wide : wide));
+    }
 }
 
 // Sums of two float16 that a float holds exactly: ties, denormals and sums beyond 65504 are among them.

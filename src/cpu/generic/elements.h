@@ -29,6 +29,17 @@ inline Vec load_wide(const float* x) { return load(x); }
 inline Vec load_wide(const Bf16* x) { return load_bf16(&x->bits); }
 inline Vec load_wide(const F16* x) { return load_f16(&x->bits); }
 
+// As float16, whose exponent has a bit more and another bias: 2^8 is between them. Instructions that widen float16 know
+// denormals, whatever a thread does with those of floats.
+inline Vec load_float8(const uint8_t* x) {
+    uint16_t halves[lanes];
+    for (int i = 0; i < lanes; ++i) {
+        const uint16_t size = x[i] & 0x7f, sign = uint16_t((x[i] & 0x80) << 8);
+        halves[i] = uint16_t(sign | (size == 0x7f ? 0x7e00 : size << 7));
+    }
+    return load_f16(halves) * set1(256.f);
+}
+
 inline void from_real(float x, float& out) { out = x; }
 // To nearest, ties to even. NaN stays NaN: a carry out of its mantissa would make it an infinity.
 inline void from_real(float x, Bf16& out) {

@@ -15,12 +15,13 @@ inline float float_of(uint32_t bits) {
     return x;
 }
 
-// Exponents differ by 112. Multiplying by 2^112 rather than adding to the exponent serves denormals too. What held the
-// largest exponent is infinite or NaN.
+// Exponents differ by 112. Denormals are integers: as denormal floats they would be 0 on a thread that takes these for 0.
+// What held the largest exponent is infinite or NaN.
 inline float widen_f16(uint16_t x) {
     const uint32_t sign = uint32_t(x & 0x8000) << 16, size = uint32_t(x & 0x7fff) << 13;
     if (size >= 31u << 23) return float_of(sign | float_infinity | size | (size > 31u << 23 ? 0x400000 : 0));
-    return float_of(size) * (sign ? -0x1p112f : 0x1p112f);
+    if (size < 1u << 23) return float(int32_t(size >> 13)) * (sign ? -0x1p-24f : 0x1p-24f);
+    return float_of(sign | (size + (112u << 23)));
 }
 
 // To nearest, ties to even; 65520 and more become infinite. NaN stays NaN, made quiet.

@@ -136,11 +136,7 @@ struct Float8 {
 };
 inline Real to_real(Float8 x) { return widen_float8(x.bits); }
 inline void from_real(Real x, Float8& out) { out.bits = narrow_float8(float(x)); }
-inline Vec load_wide(const Float8* x) {
-    Real wide[lanes];
-    for (int i = 0; i < lanes; ++i) wide[i] = to_real(x[i]);
-    return load(wide);
-}
+inline Vec load_wide(const Float8* x) { return load_float8(&x->bits); }
 
 // Keys, or values. Those of a float8 cache have elements of their own, and a scale a row.
 struct KeySource {

@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "core/float8.h"
+
 namespace spattn::cpu {
 namespace {
 
@@ -82,6 +84,11 @@ inline Vec exp2(Vec x) {
 
 inline double to_real(double x) { return x; }
 inline Vec load_wide(const double* x) { return load(x); }
+inline Vec load_float8(const uint8_t* x) {
+    double wide[lanes];
+    for (int i = 0; i < lanes; ++i) wide[i] = widen_float8(x[i]);
+    return load(wide);
+}
 inline void from_real(double x, double& out) { out = x; }
 
 }  // namespace
