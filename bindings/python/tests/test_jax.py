@@ -319,7 +319,7 @@ NUMBERS = {
     "XLA_INTERNAL": "Error_Code_INTERNAL",
     "XLA_METADATA": "Extension_Metadata",
     "XLA_ARRAY": "AttrType_ARRAY",
-    **{f"XLA_{name}": f"DataType_{name}" for name in ("S32", "S64", "U8", "F16", "F32", "F64", "BF16")},
+    **{f"XLA_{name}": f"DataType_{name}" for name in ("S32", "S64", "U8", "F16", "F32", "F64", "BF16", "F8E4M3FN")},
 }
 FFI_H = ROOT / "bindings" / "python" / "xla" / "ffi.h"
 

@@ -2,13 +2,15 @@
  *
  * Attention as custom calls of XLA, which sparseattn.jax registers.
  *
- * A call brings its buffers and two attributes: `pattern`, the bytes of spattn_pattern_save, and `problem`, those of a
- * spattn_problem. It has no state: the context remembers plans, so that a call whose plan is made only reads the
- * pattern again, and a program that was exported runs in every process.
+ * A call brings its buffers and three attributes: `pattern`, the bytes of spattn_pattern_save, `problem`, those of a
+ * spattn_problem, and `given`, a byte for each operand that is optional: 1, or 0 where it is left out. It has no
+ * state: the context remembers plans, so that a call whose plan is made only reads the pattern again, and a program
+ * that was exported runs in every process.
  *
- * Operands come in the order q, k, v, sink_logits, then out, lse, dout, dlse in the backward, then indices,
- * index_counts. What the problem says is absent, and lists that nobody gave, are left out. Axes that vmap has put in
- * front of an operand's own are so many calls, made as one wherever the pattern serves a larger batch.
+ * Operands come in the order q, k, v, sink_logits, then out, lse, dout, dlse in the backward, or of a cache starts,
+ * page_table, query_offsets, parents, then the optional indices, index_counts, k_scales, v_scales. What the problem
+ * says is absent is left out. Axes that vmap has put in front of an operand's own are so many calls, made as one
+ * wherever the pattern serves a larger batch.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -22,6 +24,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 enum { MAX_RANK = 4, MAX_BUFFERS = 14, MAX_DEVICES = 64 };
+enum { INDICES, INDEX_COUNTS, K_SCALES, V_SCALES, OPTIONAL }; /* of `given` */
 
 typedef struct view {
     spattn_tensor tensor;
@@ -35,6 +38,7 @@ typedef struct task {
     spattn_enum op;
     spattn_stream stream;
     spattn_problem problem;
+    const uint8_t* given; /* [OPTIONAL] */
     const spattn_plan* plan;
     int64_t repeats; /* calls of the library that this call of XLA is */
     view views[MAX_BUFFERS];
@@ -99,6 +103,7 @@ static spattn_dtype read_dtype(int32_t dtype) {
         case XLA_F32: return (spattn_dtype){SPATTN_FLOAT, 32, 1};
         case XLA_F64: return (spattn_dtype){SPATTN_FLOAT, 64, 1};
         case XLA_BF16: return (spattn_dtype){SPATTN_BFLOAT, 16, 1};
+        case XLA_F8E4M3FN: return (spattn_dtype){SPATTN_FLOAT8_E4M3FN, 8, 1};
         case XLA_S32: return (spattn_dtype){SPATTN_INT, 32, 1};
         case XLA_S64: return (spattn_dtype){SPATTN_INT, 64, 1};
         default: return (spattn_dtype){SPATTN_UINT, 8, 0}; /* no lanes: the library says what it takes instead */
@@ -121,25 +126,37 @@ static const spattn_tensor* add_view(task* t, const xla_buffer* buffer, int rank
     return &added->tensor;
 }
 
+/* How many operands the problem has. */
+static int count_operands(const task* t) {
+    const uint32_t flags = t->problem.flags;
+    int count = 2 + !(flags & SPATTN_PLAN_VALUE_IN_KEY) + !!(flags & SPATTN_PLAN_SINK_LOGITS);
+    if (t->op == SPATTN_OP_BACKWARD) count += 4;
+    if (flags & SPATTN_PLAN_STARTS)
+        count += 1 + (t->problem.page_size != 0) + (t->problem.axes == SPATTN_THD) + !!(flags & SPATTN_PLAN_PARENTS);
+    for (int i = 0; i < OPTIONAL; ++i) count += t->given[i];
+    return count;
+}
+
 /* Buffers as arguments. Returns whether there are as many as the problem has. */
 static int read_buffers(task* t, int fold) {
     const xla_buffers *in = &t->call->operands, *out = &t->call->results;
-    const int dense = t->problem.axes == SPATTN_THD ? 3 : 4, rows = dense - 1;
-    const int has_v = !(t->problem.flags & SPATTN_PLAN_VALUE_IN_KEY);
-    const int has_sink = !!(t->problem.flags & SPATTN_PLAN_SINK_LOGITS);
+    const uint32_t flags = t->problem.flags;
+    const int is_packed = t->problem.axes == SPATTN_THD, dense = is_packed ? 3 : 4, rows = dense - 1;
+    const int is_cache = !!(flags & SPATTN_PLAN_STARTS), has_pages = is_cache && t->problem.page_size != 0;
+    const int of_keys = has_pages ? 4 : dense; /* pages are dense, whatever the queries are */
+    const int has_v = !(flags & SPATTN_PLAN_VALUE_IN_KEY), has_sink = !!(flags & SPATTN_PLAN_SINK_LOGITS);
     const int is_backward = t->op == SPATTN_OP_BACKWARD;
-    const int needed = 2 + has_v + has_sink + 4 * is_backward;
     spattn_forward_args forward = {0};
     spattn_backward_args backward = {0};
     int64_t next = 0;
-    if (in->size < needed || in->size > needed + 2) return 0;
+    if (in->size != count_operands(t)) return 0;
     if (out->size != (is_backward ? 2 + has_v + has_sink : 2)) return 0;
     t->num_views = 0;
     forward.struct_size = sizeof forward, backward.struct_size = sizeof backward;
     forward.stream = backward.stream = t->stream;
     backward.q = forward.q = add_view(t, in->items[next++], dense, fold);
-    backward.k = forward.k = add_view(t, in->items[next++], dense, fold);
-    if (has_v) backward.v = forward.v = add_view(t, in->items[next++], dense, fold);
+    backward.k = forward.k = add_view(t, in->items[next++], of_keys, fold);
+    if (has_v) backward.v = forward.v = add_view(t, in->items[next++], of_keys, fold);
     if (has_sink) backward.sink_logits = forward.sink_logits = add_view(t, in->items[next++], 1, 0);
     if (is_backward) {
         backward.out = add_view(t, in->items[next++], dense, fold);
@@ -147,8 +164,15 @@ static int read_buffers(task* t, int fold) {
         backward.dout = add_view(t, in->items[next++], dense, fold);
         backward.dlse = add_view(t, in->items[next++], rows, fold);
     }
-    if (next < in->size) backward.indices = forward.indices = add_view(t, in->items[next++], dense, fold);
-    if (next < in->size) backward.index_counts = forward.index_counts = add_view(t, in->items[next++], rows, fold);
+    if (is_cache) forward.starts = add_view(t, in->items[next++], 1, 0);
+    if (has_pages) forward.page_table = add_view(t, in->items[next++], 2, 0);
+    if (is_cache && is_packed) forward.query_offsets = add_view(t, in->items[next++], 1, 0);
+    if (flags & SPATTN_PLAN_PARENTS) forward.parents = add_view(t, in->items[next++], is_packed ? 1 : 2, 0);
+    if (t->given[INDICES]) backward.indices = forward.indices = add_view(t, in->items[next++], dense, fold);
+    if (t->given[INDEX_COUNTS])
+        backward.index_counts = forward.index_counts = add_view(t, in->items[next++], rows, fold);
+    if (t->given[K_SCALES]) forward.k_scales = add_view(t, in->items[next++], of_keys - 1, 0);
+    if (t->given[V_SCALES]) forward.v_scales = add_view(t, in->items[next++], of_keys - 1, 0);
     next = 0;
     if (!is_backward) {
         forward.out = add_view(t, out->items[next++], dense, fold);
@@ -165,8 +189,8 @@ static int read_buffers(task* t, int fold) {
 
 /* ---- plan and run ---- */
 
-/* The plan of the whole call as one larger batch; where the pattern names batch entries, or sinks differ from call to
- * call, that of one call. */
+/* The plan of the whole call as one larger batch; on a cache, where the pattern names batch entries, or sinks differ
+ * from call to call, that of one call. */
 static spattn_status make_plan(task* t, const spattn_pattern* pattern) {
     const spattn_context* context = NULL;
     const int rank = t->problem.axes == SPATTN_THD ? 3 : 4;
@@ -174,7 +198,7 @@ static spattn_status make_plan(task* t, const spattn_pattern* pattern) {
     spattn_problem larger = t->problem;
     spattn_plan* plan = NULL;
     spattn_status status = find_context(t->device, &context);
-    int fold = rank == 4 && !(t->problem.flags & SPATTN_PLAN_SINK_LOGITS);
+    int fold = rank == 4 && !(t->problem.flags & (SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_STARTS));
     if (status) return status;
     t->repeats = 1;
     for (int i = 0; i < q->rank - rank; ++i) t->repeats *= q->sizes[i];
@@ -245,9 +269,11 @@ static xla_error* execute(const xla_call* call, spattn_enum op, int32_t device_t
     task t = {0};
     t.call = call, t.op = op, t.device.type = device_type;
     const xla_array *bytes = find_bytes(call, "pattern"), *problem = find_bytes(call, "problem");
-    if (!bytes || !problem || problem->size != sizeof t.problem)
+    const xla_array* given = find_bytes(call, "given");
+    if (!bytes || !problem || problem->size != sizeof t.problem || !given || given->size != OPTIONAL)
         return fail(call, XLA_INVALID_ARGUMENT, "sparseattn: the call is not one of this sparseattn.jax");
     memcpy(&t.problem, problem->data, sizeof t.problem);
+    t.given = given->data;
     if (!read_buffers(&t, 0))
         return fail(call, XLA_INVALID_ARGUMENT, "sparseattn: buffers are not those of the problem");
     xla_error* error = find_device(&t);

@@ -14,7 +14,8 @@
 
 enum xla_code { XLA_CANCELLED = 1, XLA_INVALID_ARGUMENT = 3, XLA_RESOURCE_EXHAUSTED = 8, XLA_UNIMPLEMENTED = 12,
                 XLA_INTERNAL = 13 };
-enum xla_dtype { XLA_S32 = 4, XLA_S64 = 5, XLA_U8 = 6, XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16 };
+enum xla_dtype { XLA_S32 = 4, XLA_S64 = 5, XLA_U8 = 6, XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16,
+                 XLA_F8E4M3FN = 20 };
 enum xla_extension_kind { XLA_METADATA = 1 };
 enum xla_attribute_kind { XLA_ARRAY = 1 };
 

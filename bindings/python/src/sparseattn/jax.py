@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Attention of JAX arrays, with gradients, under jit, grad and vmap.
+"""Attention of JAX arrays, with gradients, under jit, grad and vmap; and of queries on a cache.
 
     import sparseattn.jax as saj
     out = saj.attention(q, k, v, "causal & window(1023,0)")       # inside jit, too
     dq = jax.grad(lambda q: saj.attention(q, k, v, "causal").sum())(q)
+    out = saj.decode(q, k_pages, v_pages, "causal & window(1023,0)", starts, page_table=table)
 
 Calls are XLA's custom calls (https://docs.jax.dev/en/latest/ffi.html), on the CPU and on NVIDIA GPUs; there they run in
 XLA's stream, with its memory.
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arrays import dtype_code
-from ._core import DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
+from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, sizes_of
 
@@ -49,11 +50,15 @@ def _register_once() -> None:
             jax.ffi.register_ffi_target(f"sparseattn_{op}", jax.ffi.pycapsule(handler), platform=name)
 
 
+_OPTIONAL = ("indices", "index_counts", "k_scales", "v_scales")  # in the order in which the handlers read them
+
+
 class _Call(NamedTuple):
-    """What is constant in a call: both are bytes, which hash, and which mean the same in every process."""
+    """What is constant in a call: all are bytes, which hash, and which mean the same in every process."""
 
     pattern: bytes
     problem: bytes
+    given: bytes  # which of _OPTIONAL are: 1, or 0
 
     def attributes(self) -> dict[str, np.ndarray]:
         return {name: np.frombuffer(value, np.uint8) for name, value in self._asdict().items()}
@@ -76,6 +81,10 @@ class _Operands(NamedTuple):
         return [array for array in self[4:] if array is not None]
 
 
+def _which(arrays: dict[str, Any]) -> bytes:
+    return bytes(arrays.get(name) is not None for name in _OPTIONAL)
+
+
 def _problem(call: _Call) -> Any:
     return ffi.from_buffer("spattn_problem *", call.problem)
 
@@ -89,9 +98,13 @@ def _with_backward(call: _Call) -> _Call:
 
 def _run(op: str, call: _Call, results: tuple[Any, ...], *arrays: Any) -> tuple[jax.Array, ...]:
     """XLA's call of a pass. JAX asks for its derivative where somebody means to differentiate a second time."""
-    run = jax.ffi.ffi_call(f"sparseattn_{op}", results, vmap_method="broadcast_all")
+    return _invoke(op, call, results, arrays, "broadcast_all", _refuse)
+
+
+def _invoke(op: str, call: _Call, results: Any, arrays: Any, vmap_method: str, refuse: Any) -> tuple[jax.Array, ...]:
+    run = jax.ffi.ffi_call(f"sparseattn_{op}", results, vmap_method=vmap_method)
     once = jax.custom_jvp(functools.partial(run, **call.attributes()))
-    once.defjvp(_refuse)
+    once.defjvp(refuse)
     return tuple(once(*arrays))
 
 
@@ -104,20 +117,29 @@ def _refuse(primals: Any, tangents: Any) -> Any:
     )
 
 
+def _refuse_of_cache(primals: Any, tangents: Any) -> Any:
+    raise UnsupportedError(
+        "decode has no derivatives; accepted: attention, which has first ones", "SPATTN_E_UNSUPPORTED", "q"
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     return _compute(call, operands)
 
 
 def _compute(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
-    q, head_dim_v = operands.q, _problem(call).head_dim_v
+    out, lse = _run("forward", call, _results(call, operands.q), *operands.dense(), *operands.lists())
+    return out, lse
+
+
+def _results(call: _Call, q: Any) -> tuple[Any, Any]:
+    """What out and lse are."""
     axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[_problem(call).axes]
-    results = (
-        jax.ShapeDtypeStruct((*q.shape[:-1], head_dim_v), q.dtype),
+    return (
+        jax.ShapeDtypeStruct((*q.shape[:-1], _problem(call).head_dim_v), q.dtype),
         jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
     )
-    out, lse = _run("forward", call, results, *operands.dense(), *operands.lists())
-    return out, lse
 
 
 def _attention_forward(call: _Call, operands: _Operands) -> Any:
@@ -158,6 +180,13 @@ def _read_as(values: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     return array
 
 
+def _read_integers(values: Any, name: str, shape: tuple[int, ...]) -> Any:
+    array = _read(values, name)
+    if array is not None and array.dtype not in (np.int32, np.int64):
+        raise DTypeError(f"argument {name} is {array.dtype}; accepted: int32, int64", "SPATTN_E_DTYPE", name)
+    return _read_as(array, name, shape, None if array is None else array.dtype)
+
+
 def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     """Raises what the library would say of these operands, while the user's own lines are still being traced."""
     letters = {"b": "batch", "s": "seq_k", "t": "seq_k", "h": "heads_kv", "d": "head_dim"}
@@ -166,8 +195,12 @@ def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     wanted["v"] = (*k_shape[:-1], sizes["head_dim_v"]), operands.q.dtype
     for name, (shape, dtype) in wanted.items():
         _read_as(getattr(operands, name), name, shape, dtype)
+    _check_lists(operands._asdict(), len(axes))
+
+
+def _check_lists(arrays: dict[str, Any], axes: int) -> None:
     for name in ("indices", "index_counts"):
-        given, ndim = getattr(operands, name), len(axes) - (name == "index_counts")
+        given, ndim = arrays[name], axes - (name == "index_counts")
         if given is not None and given.dtype not in (np.int32, np.int64):
             raise DTypeError(f"argument {name} is {given.dtype}; accepted: int32, int64", "SPATTN_E_DTYPE", name)
         if given is not None and given.ndim != ndim:
@@ -285,4 +318,104 @@ def _prepare(
     made = as_pattern(pattern)
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
-    return _Call(made.save(), as_bytes(problem)), operands
+    return _Call(made.save(), as_bytes(problem), _which(operands._asdict())), operands
+
+
+# ---- queries on a cache ----
+
+
+def decode(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    starts: Any,
+    *,
+    page_table: Any = None,
+    query_offsets: Any = None,
+    parents: Any = None,
+    axes: str = "bshd",
+    indices: Any = None,
+    index_counts: Any = None,
+    sink_logits: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    return_lse: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    head_dim_v: int | None = None,
+    reference: bool = False,
+    tf32: bool = False,
+) -> Any:
+    """Attention of some queries of each sequence to a cache of keys that goes on growing: out, or (out, lse). A jitted
+    function is traced once, and serves sequences of any length: where queries begin, and in which pages their keys lie,
+    are arrays. New keys are brought to the cache by JAX's own updates, in place where the function donates it.
+
+        @functools.partial(jax.jit, donate_argnums=(2, 3))
+        def step(q, new, k, v, starts):                            # k, v [batch, capacity, heads_kv, head_dim]
+            rows = jnp.arange(len(starts)), starts
+            k, v = k.at[rows].set(new[0]), v.at[rows].set(new[1])
+            return saj.decode(q, k, v, "causal & (sink(4) | window(1023,0))", starts), k, v
+
+    q              [batch, seq_q, heads_q, head_dim]; [tokens, heads_q, head_dim] with axes "thd"
+    k              [batch, seq_k, heads_kv, head_dim]: a cache with room for seq_k tokens of each entry, of q's dtype or
+                   float8_e4m3fn; what was not written yet may hold anything. With a page_table pages, [pages,
+                   page_size, heads_kv, head_dim], with "bhsd" [pages, heads_kv, page_size, head_dim]
+    v              as k, with head_dim_v; None where values are k[..., :head_dim_v]
+    pattern        that of the whole sequence, seq_k by seq_k; it is cut to what is causal
+    starts         int32 or int64 [batch]: query i of an entry is row starts + i of the pattern
+    page_table     [batch, seq_k / page_size]: token t of an entry is token t % page_size of page table[t // page_size]
+    query_offsets  [batch + 1], with "thd", which has pages: which queries are whose
+    parents        [batch, seq_q], [tokens] with "thd", where queries are drafts that are trees: the number of each
+                   query's parent among those of its entry, or -1 of a root
+    indices, index_counts  lists of tokens of each query's own sequence, for runtime_tokens and runtime_blocks
+    k_scales       float32, shaped as k without head_dim: what the rows of a float8 cache are multiplied by; None is 1
+    v_scales       as k_scales, of v; None where values lie in keys
+
+    The other options, and what is returned, are those of attention, but that there are no gradients. vmap makes one
+    call after the other. Each operand is described further at sparseattn.Plan.forward. Raises as attention.
+    """
+    _register()
+    given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+    arrays = {name: _read(values, name) for name, values in given.items()}
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    page_table = _read(page_table, "page_table")
+    table_shape = None if page_table is None else page_table.shape
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table_shape)
+    batch, is_packed = sizes["batch"], axes == "thd"
+    numbers: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "starts": (starts, (batch,)),
+        "page_table": (page_table, () if table_shape is None else table_shape),
+        "query_offsets": (query_offsets, (batch + 1,)),
+        "parents": (parents, (sizes["seq_q"],) if is_packed else (batch, sizes["seq_q"])),
+    }
+    arrays |= {name: _read_integers(values, name, shape) for name, (values, shape) in numbers.items()}
+    for name, scales, rows in (("k_scales", k_scales, k), ("v_scales", v_scales, v)):
+        arrays[name] = _read_as(scales, name, () if rows is None else rows.shape[:-1], np.dtype(np.float32))
+    for name, is_needed in (("starts", True), ("query_offsets", is_packed)):
+        if (arrays[name] is not None) != is_needed:
+            message = f"argument {name} is {'missing' if is_needed else 'given'}; accepted: with axes {axes!r} "
+            message += "an array" if is_needed else "None"
+            raise ArgumentError(message, "SPATTN_E_NULL" if is_needed else "SPATTN_E_STATE", name)
+    problem = make_problem(
+        dtype_code(np.dtype(q.dtype), "problem.dtype"),
+        **sizes,
+        scale=scale,
+        softcap=softcap,
+        sink_logits=arrays["sink_logits"] is not None,
+        reference=reference,
+        tf32=tf32,
+        starts=True,
+        parents=parents is not None,
+        cache_dtype=None if k.dtype == q.dtype else dtype_code(np.dtype(k.dtype), "problem.cache_dtype"),
+    )
+    made = as_pattern(pattern)
+    own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
+    if v is not None:
+        _read_as(v, "v", (*k.shape[:-1], sizes["head_dim_v"]), k.dtype)
+    _check_lists(arrays, len(axes))
+    call = _Call(made.save(), as_bytes(problem), _which(arrays))
+    order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *_OPTIONAL)
+    present = [arrays[name] for name in order if arrays[name] is not None]
+    out, lse = _invoke("forward", call, _results(call, q), present, "sequential", _refuse_of_cache)
+    return (out, lse) if return_lse else out
