@@ -276,6 +276,8 @@ private:
             else if (planned.status != SPATTN_OK) throw std::runtime_error(planned.why + "\n    " + problem.describe());
         }
         problem.is_dispatched = read(planned.explained).dispatches;
+        for (const std::string& row : planned.rows)
+            problem.is_gathered |= row.find("gather_backward") != std::string::npos;
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);

@@ -46,6 +46,7 @@ struct Problem {
     Values values = Values::normal;
     Poison poison = Poison::none;
     bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
+    bool is_gathered = false;    // its backward reads lists of keys, whoever made them
     // Whose the rows of a ragged call are, [batch + 1]. Entries have up to c.seq_q queries each, and what they lack is
     // drawn and judged as queries that see nothing.
     std::vector<int64_t> query_offsets;

@@ -285,7 +285,7 @@ private:
         }
     };
 
-    // Where lists come with a call, gradients of 16 bits that are the same in every call may be sums of integers,
+    // Where keys are listed, gradients of 16 bits that are the same in every call may be sums of integers,
     // multiples of a quantum that follows from all terms of a key's row (cuda/any/key_sums.cuh): columns that are small
     // beside others keep fewer digits. A term is off by half a quantum at most, and a quantum is up to 2^-27 of the
     // row's terms, which the kernel knows within a factor of two each.
@@ -333,8 +333,8 @@ private:
                 is_sink_open[size_t(g)] = 0;
                 for (const int32_t key : keys) is_spoiled[size_t(key)] = 1;
             }
-        const bool is_quantised =
-            problem_.has(SPATTN_PLAN_DETERMINISTIC) && !t_.indices.empty() && type_.weight != 0;
+        const bool is_listed = problem_.is_gathered || !t_.indices.empty();
+        const bool is_quantised = problem_.has(SPATTN_PLAN_DETERMINISTIC) && is_listed && type_.weight != 0;
         Numbers got_k(static_cast<size_t>(dim_)), got_v(static_cast<size_t>(value_dim_));
         for (int64_t key = 0; key < p_.seq_k; ++key) {
             if (is_spoiled[size_t(key)]) continue;
