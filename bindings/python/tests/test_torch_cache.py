@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Caches that are filled chunk by chunk and token by token, against attention of the whole sequences."""
 
+import re
+
 import numpy as np
 import oracle
 import pytest
@@ -263,7 +265,8 @@ def test_the_host_takes_no_part_in_a_capture(monkeypatch, pages):
             of_rows = sat.decode(rows, cache, STREAMING, counts)
             with pytest.raises(sa.ArgumentError, match="accepted in a capture: an int32 or int64 tensor"):
                 sat.decode(rows, cache, STREAMING, own)
-            for call in (lambda: cache.reserve(1), lambda: cache.truncate(0), cache.reset, lambda: cache.free(0)):
+            by_host = (lambda: cache.reserve(1), lambda: cache.truncate(0), lambda: cache.forget(0, 0), cache.reset)
+            for call in (*by_host, lambda: cache.free(0)):
                 with pytest.raises(sa.CudaError, match="while a graph is captured"):
                     call()
             with pytest.raises(sa.ArgumentError, match="accepted in a capture: None, or an int32 or int64 tensor"):
@@ -419,6 +422,217 @@ def test_lists_name_tokens_of_the_sequence(device, block):
     torch.testing.assert_close(out, torch.cat([right[0, -1:], right[2, -3:]]), rtol=2e-5, atol=2e-5)
 
 
+# ---- tokens that no query to come sees ----
+
+
+def spoil_free_pages(cache):
+    """Whoever reads one that nobody has gets NaN."""
+    for x in (cache.k, cache.v, cache.k_scales, cache.v_scales):
+        if x is not None and x.dtype != torch.float8_e4m3fn:
+            x[cache._free] = torch.nan
+        elif x is not None:
+            x.view(torch.uint8)[cache._free] = 0x7F
+
+
+def pages_of(cache):
+    """The numbers of all pages that entries have."""
+    return sorted(cache.page_table[cache.page_table >= 0].tolist())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value_in_key", [False, True])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("page_size", [1, 3, 8, 64])
+def test_few_pages_serve_texts_of_any_length(device, cache_dtype, value_in_key, dtype, bound, page_size):
+    """What no query sees is forgotten now and then, and queries get what they get where nothing is."""
+    q, k, v = operands(dtype, device, 320)
+    v = None if value_in_key else v
+    pages = BATCH * (2 // page_size + 24 // page_size + 3)  # sinks, a window, and what comes until the next time
+    options = {"value_in_key": value_in_key, "page_size": page_size, "dtype": dtype, "cache_dtype": cache_dtype}
+    cache, plain = (sat.KVCache(BATCH, 320, HEADS_KV, 24, 16, device=device, pages=n, **options) for n in (pages, None))
+    assert pages < plain.pages
+    spoil_free_pages(cache)
+    random, at = np.random.default_rng(7), [0] * BATCH
+    kinds = [list, np.array, torch.tensor, lambda ends: torch.tensor(ends, dtype=torch.int32, device=device)]
+    for turn in range(150):
+        own = [min(n, 320 - a) for n, a in zip(random.integers(0, 5, BATCH).tolist(), at)]
+        rows_q, *rows = (x if x is None else ragged(x, at, own) for x in (q, k, v))
+        for each in (cache, plain):
+            each.append(*rows, own)
+        found, right = (sat.decode(rows_q, each, STREAMING, own) for each in (cache, plain))
+        torch.testing.assert_close(found, right, rtol=bound, atol=bound)
+        at = [a + n for a, n in zip(at, own)]
+        if turn % 3 == 0:
+            cache.forget(2 if turn % 2 else [2] * BATCH, kinds[turn % 4]([max(0, a - 9) for a in at]))
+            spoil_free_pages(cache)
+        assert sorted(pages_of(cache) + cache._free) == list(range(pages))
+        assert cache.lengths.tolist() == plain.lengths.tolist() == at
+    assert min(at) > 250
+    for each in (cache, plain):
+        each.truncate([a - 2 for a in at])
+    found, right = (sat.decode(q[:, :1], each, "causal & (sink(2) | window(6,0))") for each in (cache, plain))
+    torch.testing.assert_close(found, right, rtol=bound, atol=bound)
+    cache.reset()
+    assert pages_of(cache) == [] and sorted(cache._free) == list(range(pages))
+
+
+def test_forgotten_pages_are_for_all_entries():
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=14)
+    right = sat.attention(q, k, v, STREAMING)
+    cache[0].append(k[:1, :41], v[:1, :41])
+    with pytest.raises(sa.ResourceError, match="12 more pages are needed, and 3 of 14 are free"):
+        cache[1:].append(k[1:, :21], v[1:, :21])
+    cache[1:].forget(0, 41)
+    assert len(cache._free) == 3
+    cache[:2].forget(2, [32, 32])
+    assert len(cache._free) == 10 and cache.page_table[0, :12].clamp(max=0).tolist() == [0, *[-1] * 7, 0, 0, 0, -1]
+    for entry in (1, 2):
+        out, _ = fill(cache[entry], *(x[entry : entry + 1] for x in (q, k, v)), STREAMING, [9, 4, 4, 4])
+        torch.testing.assert_close(out, right[entry : entry + 1, :21], rtol=2e-5, atol=2e-5)
+        cache[entry : entry + 1].forget(torch.tensor([2]), 12)
+    cache[:1].append(k[:1, 41:], v[:1, 41:])
+    torch.testing.assert_close(sat.decode(q[:1, 41:], cache[0], STREAMING), right[:1, 41:], rtol=2e-5, atol=2e-5)
+    cache[1:].append(k[1:, 21:22], v[1:, 21:22])
+    torch.testing.assert_close(sat.decode(q[1:, 21:22], cache[1:], STREAMING), right[1:, 21:22], rtol=2e-5, atol=2e-5)
+    assert cache.lengths.tolist() == [45, 22, 22]
+    for entry in range(BATCH):
+        cache.free(entry)
+    assert sorted(cache._free) == list(range(14)) and (cache.page_table == -1).all()
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 5])
+def test_what_is_left_of_forgetful_entries_stays(page_size):
+    """Tokens are numbers, None where they were forgotten, and all that an entry may do is done at random."""
+    capacity, pages = 60, 80 // page_size
+    cache = sat.KVCache(BATCH, capacity, 1, 1, value_in_key=True, page_size=page_size, pages=pages)
+    random, names = np.random.default_rng(page_size), iter(range(1, 1 << 20))
+    tokens, seen = [[] for _ in range(BATCH)], set()
+
+    def append(b):
+        new = [next(names) for _ in range(random.integers(0, 9))]
+        try:
+            cache[b].append(torch.tensor(new, dtype=torch.float32).view(1, -1, 1, 1), None)
+        except (sa.ResourceError, sa.ArgumentError) as error:
+            return error.argument
+        tokens[b] += new
+        return "append"
+
+    def forget(b):
+        first, end = random.integers(0, capacity, 2).tolist()
+        cache[b].forget(first, end)
+        for page in range(len(tokens[b]) // page_size):
+            own = slice(page * page_size, (page + 1) * page_size)
+            if first <= own.start and own.stop <= end:
+                tokens[b][own] = [None] * page_size
+        return "forget"
+
+    def truncate(b):
+        n = int(random.integers(0, capacity))
+        is_amid = 0 < n < len(tokens[b]) and tokens[b][n - 1] is None and tokens[b][n] is None
+        try:
+            cache[b].truncate(n)
+        except sa.ArgumentError as error:
+            assert is_amid and error.argument == "lengths", error
+            begin, end = map(int, re.search("up to ([0-9]+), or ([0-9]+) and more", str(error)).groups())
+            assert begin < n < end and tokens[b][begin:end] == [None] * (end - begin)
+            assert None not in tokens[b][max(0, begin - 1) : begin] + tokens[b][end : end + 1]
+            return "amid"
+        assert not is_amid
+        del tokens[b][n:]
+        return "truncate"
+
+    def keep(b):
+        drafts = int(random.integers(0, 12))
+        nodes = np.flatnonzero(random.random(drafts) < 0.5)
+        last = tokens[b][len(tokens[b]) - drafts :] if drafts else []
+        is_wrong = drafts > len(tokens[b]) or None in last
+        try:
+            cache[b].keep(torch.from_numpy(nodes)[None], drafts)
+        except sa.ArgumentError as error:
+            assert is_wrong and error.argument == "tokens", error
+            return "tokens"
+        assert not is_wrong
+        tokens[b][len(tokens[b]) - drafts :] = [last[node] for node in nodes]
+        return "keep"
+
+    for _ in range(1500):
+        chosen = [append, append, append, forget, truncate, keep][random.integers(6)]
+        seen.add(chosen(int(random.integers(BATCH))))
+        assert sorted(pages_of(cache) + cache._free) == list(range(pages))
+        assert cache.lengths.tolist() == [len(own) for own in tokens]
+        for row, own in zip(cache.page_table.tolist(), tokens):
+            for at, token in enumerate(own):
+                assert token is None or cache.k[row[at // page_size], at % page_size] == token
+            firsts = own[::page_size]  # all tokens of a page are forgotten together
+            assert [page >= 0 for page in row] == [t is not None for t in firsts] + [False] * (len(row) - len(firsts))
+    assert seen == {"append", "forget", "truncate", "keep", "amid", "tokens", "capacity", "pages"}
+
+
+def test_forgetting_that_is_refused_or_nothing():
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=40)
+    cache.append(k[:, :30], v[:, :30])
+    for error, argument, call in [
+        (sa.ArgumentError, "first", lambda: cache.forget(-1, 8)),
+        (sa.ArgumentError, "end", lambda: cache.forget(0, cache.lengths - 31)),
+        (sa.ShapeError, "first", lambda: cache.forget([0, 0], 8)),
+        (sa.ShapeError, "end", lambda: cache[1].forget(0, [8, 8])),
+        (sa.DTypeError, "first", lambda: cache.forget(None, 8)),
+        (sa.DTypeError, "end", lambda: cache.forget(0, 8.0)),
+    ]:
+        with pytest.raises(error) as raised:
+            call()
+        assert raised.value.argument == argument, raised.value
+    before = cache.page_table.clone()
+    for first, end in [(8, 8), (20, 4), (5, 11), (28, 99), (0, 3), (1 << 40, 1 << 41)]:
+        cache.forget(first, end)
+        assert torch.equal(cache.page_table, before) and len(cache._free) == 16
+    cache.forget(7, 1 << 40)  # pages that are not full stay
+    assert (cache.page_table[:, :8] >= 0).tolist() == [[True, True, *[False] * 5, True]] * BATCH
+    message = "lengths is 27 for entry 1, which forgot its tokens 8 up to 28; accepted: up to 8, or 28 and more"
+    with pytest.raises(sa.ArgumentError, match=message):
+        cache.truncate([28, 27, 0])
+    with pytest.raises(sa.ArgumentError, match="tokens is 3 for entry 0; accepted: up to 2"):
+        cache.keep(torch.zeros(BATCH, 1, dtype=torch.int64), 3)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [30] * BATCH
+    cache.truncate([28, 8, 0])
+    assert cache.lengths.tolist() == [28, 8, 0] and len(cache._free) == 36
+
+    own = make_cache(k, v, page_size=4)
+    own.append(k, v)
+    own.forget(0, SEQ)
+    own.truncate(SEQ - 3)
+    assert pages_of(own) == list(range(own.pages)) and own.lengths.tolist() == [SEQ - 3] * BATCH
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_pages_are_forgotten_between_replays(monkeypatch, page_size):
+    """Where replays append fewer tokens than were reserved, the host hears of it before."""
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=page_size, pages=BATCH * (16 // page_size + 2))
+    right = sat.attention(q, k, v, STREAMING)
+    counts, lengths = torch.zeros(BATCH, dtype=torch.int32), [0] * BATCH
+    while min(lengths) < SEQ:
+        own = [int(np.clip(SEQ - n, 0, 1 + (n + b) % 2)) for b, n in enumerate(lengths)]
+        counts.copy_(torch.tensor(own))
+        rows_q, *rows = (ragged(x, lengths, own, 2 * BATCH) for x in (q, k, v))
+        cache.reserve([min(2, SEQ - n) for n in lengths])
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(*rows, counts)
+            out = sat.decode(rows_q, cache, STREAMING, counts)
+            with pytest.raises(sa.CudaError, match="forget is called while a graph is captured"):
+                cache.forget(2, 3)
+        torch.testing.assert_close(out[: sum(own)], ragged(right, lengths, own), rtol=2e-5, atol=2e-5)
+        lengths = [n + new for n, new in zip(lengths, own)]
+        cache.truncate(cache.lengths)
+        cache.forget(2, (cache.lengths - 9).clamp(0))
+        spoil_free_pages(cache)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [SEQ] * BATCH
+
+
 # ---- trees of drafts ----
 
 NODES = 13
@@ -548,7 +762,7 @@ def test_drafts_that_are_accepted_stay(device, cache_dtype, value_in_key, dtype,
             assert all(torch.equal(*x) for x in zip(as_it_lies(cache, b), as_it_lies(plain, b)))
         if pages:
             needed = [-(-a // page_size) for a in at]
-            assert [len(held) for held in cache._held] == needed and len(cache._free) == pages - sum(needed)
+            assert [(entry >= 0).sum() for entry in cache._held] == needed and len(cache._free) == pages - sum(needed)
             assert [(entry >= 0).sum() for entry in cache.page_table] == needed
     assert min(at) > 8
     more = [x if x is None else x[:, -2:] for x in (k, v)]
@@ -763,12 +977,14 @@ def test_what_is_wrong_is_named():
 
 def test_compiled_code_goes_on_around_it():
     q, k, v = operands()
-    cache = make_cache(k, v)
+    cache = make_cache(k, v, page_size=4, pages=18)
 
     @torch.compile(backend="eager")
     def step(q, k, v):
         cache.append(2 * k, v)
-        return sat.decode(q + 0, cache, STREAMING) + 1
+        out = sat.decode(q + 0, cache, STREAMING)
+        cache.forget(2, (cache.lengths - 9).clamp(0))
+        return out + 1
 
     found = [step(*(x[:, n : n + 3] for x in (q, k, v))) for n in range(0, SEQ, 3)]
     right = sat.attention(q, 2 * k, v, STREAMING) + 1
@@ -812,11 +1028,13 @@ def test_cuda_devices(dtype, bound, page_size, pages):
 @needs_cuda
 def test_the_host_waits_for_nothing():
     q, k, v = operands(torch.bfloat16, "cuda")
-    cache = make_cache(k, v, page_size=8, pages=18)
+    cache = make_cache(k, v, page_size=4, pages=15)
 
     def step(n):
         cache.append(k[:, n : n + 1], v[:, n : n + 1])
-        return sat.decode(q[:, n : n + 1], cache, STREAMING)
+        out = sat.decode(q[:, n : n + 1], cache, STREAMING)
+        cache.forget(2, max(0, n - 8))
+        return out
 
     step(0)  # which makes the plan
     torch.cuda.set_sync_debug_mode("error")
@@ -863,6 +1081,30 @@ def test_graphs(pages, with_counts):
             lengths[b] += new
         assert cache.lengths.tolist() == lengths
     assert min(lengths) > 30
+
+
+@needs_cuda
+def test_a_graph_of_texts_of_any_length():
+    """Pages go from where they are forgotten to the tokens of later replays."""
+    q, k, v = operands(torch.float32, "cuda", 200)
+    cache = make_cache(k, v, capacity=200, page_size=8, pages=BATCH * 4)
+    fixed = [torch.zeros_like(x[:, :1]) for x in (q, k, v)]
+    sat.decode(fixed[0], cache, STREAMING)  # which makes the plan
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cache.append(*fixed[1:])
+        out = sat.decode(fixed[0], cache, STREAMING)
+        with pytest.raises(sa.CudaError, match="forget is called while a graph is captured"):
+            cache.forget(2, 3)
+    right = sat.attention(q, k, v, STREAMING)
+    for n in range(200):
+        for one, x in zip(fixed, (q, k, v)):
+            one.copy_(x[:, n : n + 1])
+        cache.reserve(1)
+        graph.replay()
+        torch.testing.assert_close(out, right[:, n : n + 1], rtol=2e-5, atol=2e-5)
+        cache.forget(2, max(0, n - 8))
+        spoil_free_pages(cache)
 
 
 @needs_cuda

@@ -55,6 +55,8 @@ def run(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     dq, dk, dv = plan.backward(q, q, q, sa.plan("causal", q, q, q).forward(q, q, q), lse, plan.forward(q, q, q))
     cache = sat.KVCache(2, 64, 2, 8, dtype=torch.float16)
     cache[1].append(q, q, counts=[1])
+    cache.forget(4, mask.sum())
+    cache[:1].forget([4], 9)
     cache.keep(sat.decode(q, cache, "causal", parents=mask).argmax(), 3, counts=[1, 2])
     out, lse = sat.decode(sat.decode(q, cache, "causal", axes="bhsd"), cache[:1], "causal", out=out, return_lse=True)
     reveal_type(out)

@@ -57,7 +57,7 @@ class KVCache:
                 (https://arxiv.org/abs/2405.04434)
     page_size   tokens of a page, 1 to 65536. On a Hopper GPU multiples of 8 are fetched in boxes, others token by token
     pages       that entries share, as each grows. None: as many as all entries have room for, each with its own for
-                good. Fewer take less memory, and append raises ResourceError when all are taken
+                good. Fewer take less memory, and append raises ResourceError when all are taken; see forget
     dtype       of what append and decode are given: float32, float16, bfloat16 or float64
     cache_dtype  of k and v; None is dtype. torch.float8_e4m3fn takes a byte an element: append divides the key, and the
                 value, of each token and kv head by a scale of its own, its largest magnitude divided by 448
@@ -67,7 +67,7 @@ class KVCache:
                 anything: nothing sees it
     v           [pages, page_size, heads_kv, head_dim_v]; None with value_in_key
     k_scales, v_scales  float32 [pages, page_size, heads_kv], of float8; None of other dtypes, and v_scales where v is
-    page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie; -1 where it has no page yet
+    page_table  int32 [batch, capacity / page_size]: where the tokens of an entry lie; -1 where it has no page
     lengths     int32 [batch]: how many tokens each entry has
 
     These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
@@ -77,8 +77,8 @@ class KVCache:
     replay appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve
     before each one, with the number of tokens that it appends. Nothing else here may be captured.
 
-    One thread at a time, one stream after the other. torch.compile leaves append, decode and keep as they are: its
-    graphs end before them and begin again behind.
+    One thread at a time, one stream after the other. torch.compile leaves append, decode, forget and keep as they are:
+    its graphs end before them and begin again behind.
 
     Raises ArgumentError, DTypeError, ShapeError: .argument names what was wrong.
     """
@@ -132,10 +132,12 @@ class KVCache:
             self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
             if not self._is_shared:
                 self.page_table.copy_(torch.arange(pages, dtype=torch.int32).view(batch, most))
-        # The host's view: tokens that may have come, tokens that there is room for, and whose pages are whose.
+        # The host's view: tokens that may have come, tokens that there is room for, where the last ones that it forgot
+        # end, and the page table of a cache whose pages are shared.
         self._tokens = np.zeros(batch, np.int64)
         self._room = np.full(batch, 0 if self._is_shared else self.capacity)
-        self._held: list[list[int]] = [[] for _ in range(batch)]
+        self._forgotten = np.zeros(batch, np.int64)
+        self._held = np.full((batch, most if self._is_shared else 0), -1, np.int32)
         self._free = list(range(pages))[::-1] if self._is_shared else []
         self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
         self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
@@ -156,7 +158,7 @@ class KVCache:
             message = f"argument entries has a step of {entries.step}; accepted: 1"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
         part = copy.copy(self)
-        for name in ("lengths", "page_table", "_tokens", "_room", "_held"):
+        for name in ("lengths", "page_table", "_tokens", "_room", "_forgotten", "_held"):
             setattr(part, name, getattr(self, name)[entries])
         part._appends = {}
         return part
@@ -189,13 +191,38 @@ class KVCache:
     def truncate(self, lengths: int | Sequence[int] | torch.Tensor) -> None:
         """Forgets all but the first so many tokens, of every entry or [batch], and gives back pages that this empties.
 
-        For drafts that were not accepted; where they are nodes of trees, see keep. Raises CudaError in a capture.
+        For drafts that were not accepted; where they are nodes of trees, see keep.
+
+        Raises ArgumentError where a length ends amid pages that forget gave back: then nothing was done. 0 is right at
+        any time. Raises CudaError in a capture.
         """
         self._refuse_capture("truncate")
         kept = self._read_numbers(lengths, "lengths").clip(max=self.capacity)
+        self._refuse_forgotten(np.minimum(kept, self._tokens))
         torch.minimum(self.lengths, self._to_device(kept), out=self.lengths)
         np.minimum(self._tokens, kept, out=self._tokens)
         self._give_back()
+
+    def forget(self, first: int | Sequence[int] | torch.Tensor, end: int | Sequence[int] | torch.Tensor) -> None:
+        """Gives back the pages of tokens that no query to come sees: first up to end, of every entry or [batch].
+
+            out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))")   # the last of n tokens asks
+            cache.forget(4, max(0, n - 4095))           # token n will see 0 to 3, and n - 4095 up to itself
+
+        An entry then needs the pages of what queries see, however long it grows. Lengths and the numbers of tokens stay
+        as they are: capacity bounds an entry as before, and costs 4 bytes a page. A page goes where all of its tokens
+        have come and are among these; tokens that share a page with others stay, and so does room for those to come.
+        Without pages= each entry has its own for good, and nothing is given back.
+
+        What comes of a query that sees a forgotten token means nothing. After a truncate queries see what lies further
+        back: where drafts may be taken back, let end be lower by as many tokens.
+
+        The host reads tensors, and waits for the device that they lie on. Call it between replays of a graph, and after
+        truncate(cache.lengths) where these appended fewer tokens than were reserved.
+
+        Raises ArgumentError for numbers below 0, and CudaError in a capture.
+        """
+        outside_of_graphs(self._forget, first, end)
 
     def keep(
         self,
@@ -218,7 +245,7 @@ class KVCache:
         device alone reads them, anew with each replay, but for tokens that are one integer; after a replay
         truncate(cache.lengths) tells the host what is left, and gives back pages.
 
-        Raises ArgumentError where an entry has not so many tokens, or is to keep more.
+        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more.
         """
         outside_of_graphs(self._keep, nodes, tokens, counts)
 
@@ -258,6 +285,16 @@ class KVCache:
             counts = counts if self._lies_there(counts) else self._to_device(read)
         self._write(k, v, n, counts, is_ragged)
 
+    def _forget(self, first: Any, end: Any) -> None:
+        self._refuse_capture("forget")
+        begins = -(-self._read_numbers(first, "first") // self.page_size)
+        ends = np.minimum(self._read_numbers(end, "end"), self._tokens) // self.page_size
+        if not self._is_shared:
+            return
+        for entry in np.flatnonzero(begins < ends).tolist():
+            self._release(entry, begins[entry], ends[entry])
+            self._forgotten[entry] = max(self._forgotten[entry], ends[entry] * self.page_size)
+
     def _keep(self, nodes: Any, tokens: Any, counts: Any) -> None:
         require_tensor(nodes, "nodes")
         if nodes.dtype not in _INTEGERS:
@@ -277,7 +314,7 @@ class KVCache:
         most = nodes.shape[1]
         drafts = self._read_numbers(tokens, "tokens")
         kept = self._read_numbers(most if counts is None else counts, "counts", most)
-        for name, numbers, limit in (("tokens", drafts, self._tokens), ("counts", kept, drafts)):
+        for name, numbers, limit in (("tokens", drafts, self._tokens - self._forgotten), ("counts", kept, drafts)):
             if (numbers > limit).any():
                 entry = int(np.argmax(numbers > limit))
                 message = f"argument {name} is {numbers[entry]} for entry {entry}; accepted: up to {limit[entry]}"
@@ -294,11 +331,33 @@ class KVCache:
         if not self._is_shared:
             return
         for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
-            held, needed = self._held[entry], -(-int(self._tokens[entry]) // self.page_size)
-            self._free += held[needed:][::-1]
-            self.page_table[entry, needed : len(held)] = -1
-            del held[needed:]
+            needed = -(-self._tokens[entry] // self.page_size)
+            self._release(entry, needed, self._room[entry] // self.page_size)
             self._room[entry] = needed * self.page_size
+            if self._forgotten[entry] > self._tokens[entry]:
+                missing = np.flatnonzero(self._held[entry, :needed] < 0)
+                self._forgotten[entry] = (missing[-1] + 1) * self.page_size if len(missing) else 0
+
+    def _release(self, entry: int, begin: Any, end: Any) -> None:
+        """Gives back the pages of an entry that lie in these places of its table."""
+        held = self._held[entry, begin:end]
+        pages = held[held >= 0]
+        if len(pages):  # else those places were forgotten before
+            self._free += pages[::-1].tolist()
+            held[:] = -1
+            self.page_table[entry, begin:end] = -1
+
+    def _refuse_forgotten(self, lengths: NDArray[np.int64]) -> None:
+        """Raises ArgumentError where an entry's last token would be a forgotten one, and the next one as well."""
+        for entry in np.flatnonzero(lengths < self._forgotten).tolist():
+            there, length = np.flatnonzero(self._held[entry] >= 0), int(lengths[entry])
+            behind = np.searchsorted(there, length // self.page_size)  # the first page not before the next token
+            begin = (there[behind - 1] + 1) * self.page_size if behind else 0
+            end = there[behind] * self.page_size if behind < len(there) else self._forgotten[entry]
+            if begin < length < end:
+                message = f"argument lengths is {length} for entry {entry}, which forgot its tokens {begin} up to {end}"
+                message += f"; accepted: up to {begin}, or {end} and more"
+                raise ArgumentError(message, "SPATTN_E_RANGE", "lengths")
 
     def _reserve(self, more: Any) -> None:
         self._refuse_capture("reserve")
@@ -312,12 +371,12 @@ class KVCache:
             wanted = -(-(after - self._room)[short] // self.page_size)
             if wanted.sum() > len(self._free):
                 message = f"{wanted.sum()} more pages are needed, and {len(self._free)} of {self.pages} are free"
-                message += "; accepted: caches of more pages, or entries given back by free()"
+                message += "; accepted: caches of more pages, or pages given back by free() or forget()"
                 raise ResourceError(message, "SPATTN_E_RESOURCE", "pages")
             for entry, count in zip(short.tolist(), wanted.tolist()):
-                held, taken = self._held[entry], [self._free.pop() for _ in range(count)]
-                self.page_table[entry, len(held) : len(held) + count] = self._to_device(np.array(taken))
-                held += taken
+                begin, taken = self._room[entry] // self.page_size, np.array([self._free.pop() for _ in range(count)])
+                self._held[entry, begin : begin + count] = taken
+                self.page_table[entry, begin : begin + count] = self._to_device(taken)
                 self._room[entry] += count * self.page_size
         self._tokens[:] = after
 
