@@ -3,7 +3,7 @@
 //
 //     lay out      lists     a CTA a row of tiles   the plan's lists of the row that queries lie in, or their blocks one by
 //                                                   one where pages say which these are
-//                  masks     as many threads        the plan's, where calls add their own (cache_masks.cuh)
+//                  masks     a thread 8 bytes       the plan's, where calls add their own (cache_masks.cuh)
 //                  tasks     a thread each          the plan's share of each row, as long as that is now
 //                  tokens    a thread each          of listed tiles, as far as a query may see
 //                  nobody's  a thread a row         queries of a call that belong to no sequence
@@ -48,7 +48,7 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
     Run* const to = cache.runs + begin;
     int count = slice.end - slice.begin;
     const CacheParams::OwnTiles own = params.own_tiles(tile.sequence);
-    const int own_mask = first_tree_mask(cache, n) - own.begin;  // of own tile 0, if that were one
+    const int own_mask = first_tree_mask(cache, n) - own.begin;  // an own tile's mask less the tile
     if (cache.keys != CacheKeys::in_pages) {
         const int first = cache.listed && cache.page_size ? tile.sequence * cache.tiles_k : 0;
         if (!own.are_some()) {

@@ -838,7 +838,7 @@ void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
     const int ctas = std::min(params.tasks, runtime::count_processors(args.device) / C::ctas * C::ctas);
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     const runtime::Shape shape{unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas};
-    if constexpr (C::ctas == 1)
+    if constexpr (C::ctas == 1)  // no early launch has clusters
         if (args.cache.starts.data) return runtime::launch_early(kernel, shape, args.stream, params);
     runtime::launch(kernel, shape, args.stream, params);
 }

@@ -82,7 +82,7 @@ struct Calls {
         for (size_t i = 0; i < indices.host.bytes / sizeof(int32_t); ++i)
             indices.host.as<int32_t>()[i] = int32_t(random() % (capacity / 2)) - 3;
         indices.send();
-        for (size_t i = 0; i < parents.host.bytes / sizeof(int32_t); ++i)  // of the first entries fewer than it names
+        for (size_t i = 0; i < parents.host.bytes / sizeof(int32_t); ++i)  // several roots, and numbers below -1
             parents.host.as<int32_t>()[i] = int32_t(i % size_t(p.seq_q)) - 1 - int32_t(random() % 4);
         parents.send();
         const size_t pages = table.host.bytes / sizeof(int32_t);

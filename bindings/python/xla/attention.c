@@ -126,30 +126,22 @@ static const spattn_tensor* add_view(task* t, const xla_buffer* buffer, int rank
     return &added->tensor;
 }
 
-/* How many operands the problem has. */
-static int count_operands(const task* t) {
-    const uint32_t flags = t->problem.flags;
-    int count = 2 + !(flags & SPATTN_PLAN_VALUE_IN_KEY) + !!(flags & SPATTN_PLAN_SINK_LOGITS);
-    if (t->op == SPATTN_OP_BACKWARD) count += 4;
-    if (flags & SPATTN_PLAN_STARTS)
-        count += 1 + (t->problem.page_size != 0) + (t->problem.axes == SPATTN_THD) + !!(flags & SPATTN_PLAN_PARENTS);
-    for (int i = 0; i < OPTIONAL; ++i) count += t->given[i];
-    return count;
-}
-
 /* Buffers as arguments. Returns whether there are as many as the problem has. */
 static int read_buffers(task* t, int fold) {
     const xla_buffers *in = &t->call->operands, *out = &t->call->results;
     const uint32_t flags = t->problem.flags;
     const int is_packed = t->problem.axes == SPATTN_THD, dense = is_packed ? 3 : 4, rows = dense - 1;
     const int is_cache = !!(flags & SPATTN_PLAN_STARTS), has_pages = is_cache && t->problem.page_size != 0;
+    const int has_offsets = is_cache && is_packed, has_trees = is_cache && flags & SPATTN_PLAN_PARENTS;
     const int of_keys = has_pages ? 4 : dense; /* pages are dense, whatever the queries are */
     const int has_v = !(flags & SPATTN_PLAN_VALUE_IN_KEY), has_sink = !!(flags & SPATTN_PLAN_SINK_LOGITS);
     const int is_backward = t->op == SPATTN_OP_BACKWARD;
+    int needed = 2 + has_v + has_sink + 4 * is_backward + is_cache + has_pages + has_offsets + has_trees;
     spattn_forward_args forward = {0};
     spattn_backward_args backward = {0};
     int64_t next = 0;
-    if (in->size != count_operands(t)) return 0;
+    for (int i = 0; i < OPTIONAL; ++i) needed += t->given[i];
+    if (in->size != needed) return 0;
     if (out->size != (is_backward ? 2 + has_v + has_sink : 2)) return 0;
     t->num_views = 0;
     forward.struct_size = sizeof forward, backward.struct_size = sizeof backward;
@@ -166,8 +158,8 @@ static int read_buffers(task* t, int fold) {
     }
     if (is_cache) forward.starts = add_view(t, in->items[next++], 1, 0);
     if (has_pages) forward.page_table = add_view(t, in->items[next++], 2, 0);
-    if (is_cache && is_packed) forward.query_offsets = add_view(t, in->items[next++], 1, 0);
-    if (flags & SPATTN_PLAN_PARENTS) forward.parents = add_view(t, in->items[next++], is_packed ? 1 : 2, 0);
+    if (has_offsets) forward.query_offsets = add_view(t, in->items[next++], 1, 0);
+    if (has_trees) forward.parents = add_view(t, in->items[next++], is_packed ? 1 : 2, 0);
     if (t->given[INDICES]) backward.indices = forward.indices = add_view(t, in->items[next++], dense, fold);
     if (t->given[INDEX_COUNTS])
         backward.index_counts = forward.index_counts = add_view(t, in->items[next++], rows, fold);

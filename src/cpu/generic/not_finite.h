@@ -54,7 +54,7 @@ SPATTN_RARE inline uint64_t rows_not_finite(const Elements& elements, const Tens
 }
 SPATTN_RARE inline uint64_t rows_not_finite(const KeySource& from, const Place& at, int columns) {
     uint64_t rows = rows_not_finite(from.elements, from.x, at, columns);
-    for (int i = 0; i < at.count; ++i)  // by a scale that is finite an element may come to be none
+    for (int i = 0; i < at.count; ++i)  // an element may overflow by a scale that is finite
         if (at.alive >> i & 1 && !is_finite(from.scale(at, i) * Real(most_float8))) rows |= uint64_t(1) << i;
     return rows;
 }

@@ -364,7 +364,7 @@ def decode(
     v              as k, with head_dim_v; None where values are k[..., :head_dim_v]
     pattern        that of the whole sequence, seq_k by seq_k; it is cut to what is causal
     starts         int32 or int64 [batch]: query i of an entry is row starts + i of the pattern
-    page_table     [batch, seq_k / page_size]: token t of an entry is token t % page_size of page table[t // page_size]
+    page_table     [batch, seq_k / page_size]: token t of entry b is token t % page_size of page [b, t // page_size] of it
     query_offsets  [batch + 1], with "thd", which has pages: which queries are whose
     parents        [batch, seq_q], [tokens] with "thd", where queries are drafts that are trees: the number of each
                    query's parent among those of its entry, or -1 of a root
