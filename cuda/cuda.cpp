@@ -3,6 +3,7 @@
 #include "any/cache_layout.h"
 #include "any/call_layout.h"
 #include "any/exchange.h"
+#include "any/float8.h"
 #include "plan/backends.h"
 #include "runtime/device.h"
 
@@ -26,7 +27,7 @@ void add_kernels(std::vector<Kernel>& all) {
 Backend backend() {
     return {"cuda", SPATTN_CUDA, runtime::count_devices, runtime::allocate, runtime::release, runtime::copy_in,
             runtime::clear, runtime::make_machine, any::make_call_layout, any::prepare_call_layout,
-            any::cache_steps(), any::exchange_steps()};
+            any::cache_steps(), any::float8_steps(), any::exchange_steps()};
 }
 
 }  // namespace cuda

@@ -60,7 +60,7 @@ enum spattn_dtype_code {
     SPATTN_FLOAT = 2,
     SPATTN_BFLOAT = 4,
     SPATTN_BOOL = 6,
-    SPATTN_FLOAT8_E4M3FN = 10 /* 8 bits: of caches alone. Up to 448, no infinity (arXiv:2209.05433) */
+    SPATTN_FLOAT8_E4M3FN = 10 /* 8 bits. Up to 448, no infinity (arXiv:2209.05433) */
 };
 
 typedef struct spattn_device {
@@ -496,7 +496,11 @@ enum spattn_plan_flags {
  *
  * cache_dtype, where it is float8, says that k and v have elements of one byte. Each row of a token and kv head stands
  * for its elements times a scale of its own, of k_scales or v_scales, which are 1 where a call has none. Kernels may
- * round that product to dtype, once, and take probabilities below 2^-23 for 0. spattn_cache_append writes such rows. */
+ * round that product to dtype, once, and take probabilities below 2^-23 for 0. spattn_cache_append writes such rows.
+ *
+ * A dtype of float8_e4m3fn is that of q, k and v, and out is bfloat16. Each row of a token and head stands for its elements
+ * times a scale of its own, of q_scales, k_scales or v_scales, which are 1 where a call has none. Kernels may round that
+ * product to bfloat16, once. There is no backward, and a cache is not read so: it has queries of 16 bits or more. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
@@ -505,7 +509,8 @@ typedef struct spattn_problem {
     int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
-                                           or bfloat16. lse, sinks and scales are float32 */
+                                           or bfloat16; or of q, k and v, float8_e4m3fn. lse, sinks and scales
+                                           are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
@@ -584,12 +589,14 @@ typedef struct spattn_forward_args {
                                          GPU, where page_size is a multiple of the kernel's blocks, so many blocks */
     const spattn_tensor* query_offsets; /* [batch + 1] int32 or int64: with SPATTN_PLAN_STARTS and SPATTN_THD, else
                                            NULL */
-    const spattn_tensor *k_scales, *v_scales; /* float32, optional: with a float8 cache, else NULL. Shaped as k without
-                                                 head_dim: of each token and kv head; strides may be 0, as where heads
-                                                 have one scale each. As many rows from page to page as k. v_scales is
-                                                 NULL with SPATTN_PLAN_VALUE_IN_KEY */
+    const spattn_tensor *k_scales, *v_scales; /* float32, optional: with a float8 cache or dtype, else NULL. Shaped as k
+                                                 without head_dim: of each token and kv head; strides may be 0, as where
+                                                 heads have one scale each. As many rows from page to page as k.
+                                                 v_scales is NULL with SPATTN_PLAN_VALUE_IN_KEY */
     const spattn_tensor* parents; /* [batch, seq_q] int32 or int64, no batch with THD: with SPATTN_PLAN_PARENTS, else
                                      NULL */
+    const spattn_tensor* q_scales; /* float32, optional: with a float8 dtype, else NULL. Shaped as q without head_dim; none
+                                      negative; strides may be 0 */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

@@ -15,11 +15,12 @@ void Operands::add_memory(const char* argument, void* memory, size_t bytes, Use 
 
 TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,
                             int64_t dim) {
-    return matrix(t, argument, use, heads, seq, dim, dtype_row(p_.dtype).wire);
+    const bool is_float8 = p_.float8_operands && use == Use::input;
+    return matrix(t, argument, use, heads, seq, dim, is_float8 ? dtype_float8 : dtype_row(p_.dtype).wire);
 }
 
 TensorView Operands::keys(const spattn_tensor* t, const char* argument, Use use, int64_t dim) {
-    return matrix(t, argument, use, p_.heads_kv, p_.seq_k, dim, p_.key_dtype());
+    return matrix(t, argument, use, p_.heads_kv, p_.seq_k, dim, p_.float8_operands ? dtype_float8 : p_.key_dtype());
 }
 
 TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,
@@ -121,21 +122,37 @@ Operands::Pool Operands::pool(const spattn_tensor* t, const char* argument, Use 
 }
 
 TensorView Operands::scales(const spattn_tensor* t, const char* argument, Use use, const Pools& pools) {
-    if (!p_.float8_cache) refuse_operand(t, argument, "the problem's cache is not of float8");
+    if (!p_.float8_cache && !p_.float8_operands) refuse_operand(t, argument, "neither dtype nor cache_dtype is of float8");
     if (!t) return {};
+    if (!p_.page_size) return scales_of_rows(t, argument, use, p_.heads_kv, p_.seq_k);
     const bool is_bhsd = axes_ == SPATTN_BHSD;
-    const int64_t entries = p_.page_size ? pools.pages : p_.batch, rows = p_.page_size ? p_.page_size : p_.seq_k;
-    const auto shape = is_bhsd ? std::array{entries, p_.heads_kv, rows} : std::array{entries, rows, p_.heads_kv};
+    const int64_t rows = p_.page_size;
+    const auto shape = is_bhsd ? std::array{pools.pages, p_.heads_kv, rows} : std::array{pools.pages, rows, p_.heads_kv};
     const auto s = place(t, argument, use, shape, {dtype_f32});
     if (is_absent_ || has_no_tokens()) return {};
     const int64_t head = is_bhsd ? s[1] : s[2];
-    if (!p_.page_size) return {data_, s[0], head, is_bhsd ? s[2] : s[1], 0};
     const int64_t row = rows == 1 && pools.pages > 1 ? s[0] / pools.page_rows : is_bhsd ? s[2] : s[1];
     if (pools.pages > 1 && s[0] != row * pools.page_rows)
         fail(SPATTN_E_LAYOUT, argument,
              text("has pages ", s[0], " elements apart, and rows ", row, "; accepted: pages as many rows apart as k, ",
                   pools.page_rows));
     return {data_, 0, head, row, 0};
+}
+
+TensorView Operands::query_scales(const spattn_tensor* t, const char* argument) {
+    if (!p_.float8_operands) refuse_operand(t, argument, "the problem's dtype is not of float8");
+    return t ? scales_of_rows(t, argument, Use::input, p_.heads_q, p_.seq_q) : TensorView{};
+}
+
+TensorView Operands::scales_of_rows(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t rows) {
+    if (axes_ == SPATTN_THD) {
+        const auto s = place(t, argument, use, std::array{rows, heads}, {dtype_f32});
+        return is_absent_ ? TensorView{} : TensorView{data_, 0, s[1], s[0], 0};
+    }
+    const bool is_bhsd = axes_ == SPATTN_BHSD;
+    const auto shape = is_bhsd ? std::array{p_.batch, heads, rows} : std::array{p_.batch, rows, heads};
+    const auto s = place(t, argument, use, shape, {dtype_f32});
+    return is_absent_ ? TensorView{} : TensorView{data_, s[0], is_bhsd ? s[1] : s[2], is_bhsd ? s[2] : s[1], 0};
 }
 
 void Operands::check_overlaps() const {

@@ -54,9 +54,11 @@ public:
     };
     Pools pools(const spattn_tensor* k, const spattn_tensor* v, Use use);
 
-    // float32, of each row of a float8 cache: [batch, heads_kv, seq_k] in the call's axes, or as the pools have rows.
-    // Absent where none are given, or the cache has no element.
+    // float32, of each row of float8 keys or values: [batch, heads_kv, seq_k] in the call's axes, or as the pools have
+    // rows; or of each row of float8 queries, [batch, heads_q, seq_q] likewise. Absent where none are given, or there is
+    // no row.
     TensorView scales(const spattn_tensor* t, const char* argument, Use use, const Pools& pools);
+    TensorView query_scales(const spattn_tensor* t, const char* argument);
 
     // Whether the tensor that was read last has no element: its data may be null.
     bool is_absent() const { return is_absent_; }
@@ -74,6 +76,7 @@ private:
 
     TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim,
                       spattn_dtype dtype);
+    TensorView scales_of_rows(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t rows);
     bool has_no_tokens() const { return p_.sequences() == 0 || p_.seq_k == 0; }
     void check_output(size_t output) const;
     void check_device(const spattn_tensor& t, const char* argument) const;

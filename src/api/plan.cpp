@@ -26,7 +26,8 @@ std::string cache_key(const Pattern& pattern, const Problem& p, uint32_t flags, 
     std::string key;
     for (int64_t value : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.head_dim, p.head_dim_v, int64_t(p.dtype),
                           p.q_offset, int64_t(flags), int64_t(axes), std::bit_cast<int64_t>(p.scale),
-                          std::bit_cast<int64_t>(p.softcap), p.page_size, p.ragged, int64_t(p.float8_cache)}) {
+                          std::bit_cast<int64_t>(p.softcap), p.page_size, p.ragged, int64_t(p.float8_cache),
+                          int64_t(p.float8_operands)}) {
         append(key, value);
         append(key, ' ');
     }
@@ -102,6 +103,7 @@ Ref<const spattn_plan> make_plan(const spattn_context& context, const Pattern& p
         }
     }
     if (problem.has_starts) context.device->backend().cache.prepare(context.device->id().index);
+    if (problem.float8_operands) context.device->backend().float8.prepare(context.device->id().index);
     if (is_empty(problem)) {
         plan->compiled.pattern_text = pattern.print();
         plan->compiled.counts = count_empty(problem);

@@ -11,12 +11,24 @@ namespace spattn {
 namespace {
 
 Dtype read_dtype(spattn_dtype given) {
+    if (given == dtype_float8) return Dtype::bf16;
     std::string names;
     for (const DtypeRow& row : dtype_rows) {
         if (row.wire == given) return row.dtype;
-        names += (names.empty() ? "" : " or ") + describe_dtype(row.wire);
+        names += describe_dtype(row.wire) + " or ";
     }
-    fail(SPATTN_E_DTYPE, "problem.dtype", text("is ", describe_dtype(given), "; accepted: ", names));
+    fail(SPATTN_E_DTYPE, "problem.dtype",
+         text("is ", describe_dtype(given), "; accepted: ", names, describe_dtype(dtype_float8)));
+}
+
+// What a problem of float8 operands may not ask for.
+void check_float8(const spattn_problem& p) {
+    for (const auto& [flag, name] : {std::pair(SPATTN_PLAN_BACKWARD, "SPATTN_PLAN_BACKWARD"),
+                                     std::pair(SPATTN_PLAN_STARTS, "SPATTN_PLAN_STARTS")})
+        if (p.flags & uint32_t(flag))
+            fail(SPATTN_E_UNSUPPORTED, "problem.dtype",
+                 text("is ", describe_dtype(p.dtype), " with ", name, "; accepted: a dtype of 16 bits or more",
+                      flag == SPATTN_PLAN_STARTS ? ", and a cache_dtype of float8" : ""));
 }
 
 double read_scale(const spattn_problem& p) {
@@ -118,6 +130,8 @@ Problem read_problem(const spattn_problem& p) {
     r.head_dim = p.head_dim;
     r.head_dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim;
     r.dtype = read_dtype(p.dtype);
+    r.float8_operands = p.dtype == dtype_float8;
+    if (r.float8_operands) check_float8(p);
     r.scale = read_scale(p);
     r.q_offset = read_q_offset(p.flags & SPATTN_PLAN_Q_OFFSET, p.q_offset, p.seq_q, p.seq_k, "problem.q_offset");
     r.deterministic = p.flags & SPATTN_PLAN_DETERMINISTIC;

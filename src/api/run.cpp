@@ -102,6 +102,7 @@ TensorView read_values(PlanOperands& operands, const Problem& p, const spattn_te
 
 void read_scales(PlanOperands& operands, const Problem& p, const spattn_forward_args& a,
                  const Operands::Pools& pools, ForwardArgs& call) {
+    call.q_scales = operands.query_scales(a.q_scales, "q_scales");
     call.k_scales = operands.scales(a.k_scales, "k_scales", Use::input, pools);
     if (p.value_in_key)
         refuse_operand(a.v_scales, "v_scales", values_are_in_keys);

@@ -23,6 +23,9 @@ Problem read_whole_problem(const spattn_problem& given) {
     const Problem p = read_problem(given);
     if (p.has_starts)
         fail(SPATTN_E_UNSUPPORTED, "problem.flags", "has SPATTN_PLAN_STARTS; accepted: problems without a cache");
+    if (p.float8_operands)
+        fail(SPATTN_E_UNSUPPORTED, "problem.dtype",
+             text("is ", describe_dtype(given.dtype), "; accepted: dtypes of 16 bits or more"));
     if (p.seq_q != p.seq_k)
         fail(SPATTN_E_RANGE, "problem.seq_q", text("is ", p.seq_q, "; accepted: seq_k, ", p.seq_k, ": all tokens"));
     if (p.q_offset != 0)

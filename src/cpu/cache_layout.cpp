@@ -8,10 +8,9 @@
 #include "cpu/cache_append.h"
 #include "cpu/cache_lists.h"
 #include "cpu/copied_row.h"
-#include "cpu/generic/f16.h"
-#include "core/float8.h"
 #include "cpu/share.h"
 #include "cpu/tree_masks.h"
+#include "cpu/widened_row.h"
 #include "plan/cache.h"
 
 namespace spattn::cpu {
@@ -270,7 +269,8 @@ private:
             if (token == no_token) return void(std::memset(row, 0, size_t(columns * element_)));
             const int64_t of_scale = place_in(scales, entry, head, token);
             widen_row(static_cast<const uint8_t*>(from.data) + place_in(from, entry, head, token), from.column,
-                      scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns, row);
+                      scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns,
+                      p_.dtype, row);
         };
         widen(args_.k, args_.k_scales, made_.k, p_.head_dim);
         if (!p_.value_in_key) widen(args_.v, args_.v_scales, made_.v, p_.head_dim_v);
@@ -278,26 +278,6 @@ private:
     static int64_t place_in(const TensorView& x, int64_t entry, int64_t head, int64_t row) {
         return entry * x.batch + head * x.head + row * x.row;
     }
-    void widen_row(const uint8_t* codes, int64_t stride, float scale, int64_t columns, char* row) const {
-        const auto widen = [&]<class T>(T, auto element_of) {
-            T* const elements = reinterpret_cast<T*>(row);
-            for (int64_t column = 0; column < columns; ++column)
-                elements[column] = element_of(widen_float8(codes[column * stride]) * scale);
-        };
-        switch (p_.dtype) {
-            case Dtype::f32: return widen(float(), [](float x) { return x; });
-            case Dtype::f64: return widen(double(), [](float x) { return double(x); });
-            case Dtype::f16: return widen(uint16_t(), narrow_f16);
-            case Dtype::bf16: return widen(uint16_t(), narrow_bf16);
-        }
-    }
-    static uint16_t narrow_bf16(float x) {
-        uint32_t bits;
-        std::memcpy(&bits, &x, sizeof bits);
-        const bool is_nan = (bits & 0x7fffffff) > float_infinity;
-        return uint16_t((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
-
     int64_t blocks_of(int64_t head, int32_t tile) const {
         const Tile at = tile_of(head / made_.heads, tile);
         const int64_t rows = made_.known.by_query.rows;

@@ -10,6 +10,7 @@ namespace cpu {
 void add_kernels(std::vector<Kernel>& all);
 void make_call_layout(const CallArgs& args, const CallLayout& to);
 CacheSteps cache_steps();
+Float8Steps float8_steps();
 ExchangeSteps exchange_steps();
 }  // namespace cpu
 #ifdef SPATTN_WITH_CUDA
@@ -35,6 +36,7 @@ const Backend cpu_backend = {
     cpu::make_call_layout,
     [](int) {},
     cpu::cache_steps(),
+    cpu::float8_steps(),
     cpu::exchange_steps(),
 };
 

@@ -7,6 +7,7 @@
 #include "plan/cache.h"
 #include "plan/call_lists.h"
 #include "plan/exchange.h"
+#include "plan/float8.h"
 #include "plan/kernel.h"
 
 namespace spattn {
@@ -34,6 +35,7 @@ struct Backend {
     void (*make_call_layout)(const CallArgs& args, const CallLayout& to);
     void (*prepare_call_layout)(int index);  // as Kernel::prepare
     CacheSteps cache;
+    Float8Steps float8;
     ExchangeSteps exchange;
 };
 

@@ -141,6 +141,15 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
 Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
     if (problem_.has_starts) return cost_on_cache(candidate, machine);
+    Cost cost = cost_of_row(candidate, machine);
+    // Pieces share copies.
+    if (problem_.float8_operands && !in_pieces_)
+        cost.us += float8_us(problem_, kernel.float8_products, machine, options_.device);
+    return cost;
+}
+
+Cost Chooser::cost_of_row(const Candidate& candidate, const Machine& machine) const {
+    const Kernel& kernel = *candidate.kernel;
     if (candidate.order != Order::dispatched) return kernel.cost(problem_, candidate.stats, machine);
     return dispatch_cost(DispatchShape(problem_, kernel, machine.memory), kernel, candidate.stats, machine);
 }

@@ -77,6 +77,7 @@ private:
     void complete_dispatched(PiecePlan& plan);
     void complete_cached(PiecePlan& plan);
     Cost cost_of(const Candidate& candidate, const Machine& machine) const;
+    Cost cost_of_row(const Candidate& candidate, const Machine& machine) const;
     Cost cost_on_cache(const Candidate& candidate, const Machine& machine) const;
 
     const Admission& admission_;

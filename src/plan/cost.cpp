@@ -18,17 +18,33 @@ double operand_bytes(const Problem& p, Pass pass) {
     // q, out; k, v. Backward also has their gradients.
     const double dims = double(p.head_dim + p.head_dim_v), dims_k = p.value_in_key ? double(p.head_dim) : dims;
     const double scales = p.float8_cache ? 4 * rows_k * (p.value_in_key ? 1 : 2) : 0;
-    const double bytes = rows_q * dims * dtype_row(p.dtype).bytes + rows_k * dims_k * p.key_bytes() + scales;
     const double lse = 4 * rows_q;
+    if (p.float8_operands)
+        return rows_q * (double(p.head_dim) + double(p.head_dim_v) * dtype_row(p.dtype).bytes) + rows_k * dims_k + lse;
+    const double bytes = rows_q * dims * dtype_row(p.dtype).bytes + rows_k * dims_k * p.key_bytes() + scales;
     return (pass == Pass::forward ? 1 : 2) * bytes + lse;
 }
 
-double widening_us(const Problem& p, const Machine& machine, int32_t device) {
+namespace {
+
+double widening_us(double elements, Dtype dtype, const Machine& machine, int32_t device) {
     constexpr double ns_an_element = 0.5, launch = 3;  // of a CPU's lane; us
-    const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
-    const double elements = rows * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
     if (device == SPATTN_CPU) return elements * ns_an_element * 1e-3 / machine.lanes;
-    return launch + elements * (p.key_bytes() + dtype_row(p.dtype).bytes) / (machine.bandwidth * 1e3);
+    return launch + elements * (1 + dtype_row(dtype).bytes) / (machine.bandwidth * 1e3);
+}
+
+}  // namespace
+
+double widening_us(const Problem& p, const Machine& machine, int32_t device) {
+    const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
+    return widening_us(rows * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v)), p.dtype, machine, device);
+}
+
+double float8_us(const Problem& p, bool keeps_q_and_k, const Machine& machine, int32_t device) {
+    const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
+    const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+    const double q_and_k = keeps_q_and_k ? 0 : (rows_q + rows_k) * double(p.head_dim);
+    return widening_us(q_and_k + (p.value_in_key ? 0 : rows_k * double(p.head_dim_v)), p.dtype, machine, device);
 }
 
 // Sums as wide as a row adds them up: forward of out with three numbers a query, backward of dq, dk and dv.

@@ -66,6 +66,7 @@ std::string describe_problem(const CompiledPlan& plan) {
     sizes += ", head_dim " + decimal(double(p.head_dim), 0) + "/" + decimal(double(p.head_dim_v), 0);
     sizes += std::string(", ") + dtype_row(p.dtype).name + (p.tf32 ? " or TF32" : "") + ", scale " + shortest(p.scale);
     if (p.float8_cache) sizes += ", keys of " + describe_dtype(p.key_dtype());
+    if (p.float8_operands) sizes += " from " + describe_dtype(dtype_float8);
     if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
     if (p.has_sink_logits) sizes += ", sink logits";
     sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);

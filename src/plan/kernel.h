@@ -35,6 +35,8 @@ struct Problem {
     bool has_starts = false;       // keys are a cache, and each call says where its queries begin: plan/cache.h
     int64_t page_size = 0;         // of the cache; 0: an entry's keys lie one after the other
     bool float8_cache = false;     // k and v have float8 elements, each row with a scale
+    bool float8_operands = false;  // q, k and v come so, of no cache, and dtype is what most rows are given instead:
+                                   // plan/float8.h
     int64_t ragged = 0;            // of a cache: so many sequences share the queries of the one batch entry, and each
                                    // call says which are whose; 0: a batch entry is a sequence
     bool has_parents = false;      // of a cache: each call says which trees the queries of its sequences are
@@ -42,7 +44,7 @@ struct Problem {
     bool is_of_sequences() const { return has_starts && !call_lists.at_run_time(); }
     int64_t group() const { return heads_q / heads_kv; }
     int64_t sequences() const { return ragged ? ragged : batch; }
-    spattn_dtype key_dtype() const { return float8_cache ? dtype_float8 : dtype_row(dtype).wire; }
+    spattn_dtype key_dtype() const { return float8_cache ? dtype_float8 : dtype_row(dtype).wire; }  // as rows see them
     int key_bytes() const { return key_dtype().bits / 8; }  // of an element of k or v
 };
 
@@ -128,7 +130,7 @@ struct CallArgs {
 struct ForwardArgs : CallArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
     TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
-    TensorView k_scales, v_scales;             // floats, of each row of a float8 cache; absent: 1
+    TensorView k_scales, v_scales, q_scales;   // floats, of each row of a float8 cache, or of float8 operands; absent: 1
 };
 
 struct BackwardArgs : CallArgs {
@@ -208,6 +210,7 @@ struct Kernel {
     bool (*takes_spans)(const ForwardArgs&) = nullptr;  // whether it reads LayoutView::spans, of these operands
     bool max_logits = false;    // writes them where a call asks
     bool float8_cache = false;  // reads keys and values of float8, too
+    bool float8_products = false;  // reads q and k of float8 operands, and v as elements: serves no other problem
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;

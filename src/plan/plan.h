@@ -83,6 +83,9 @@ struct PassPlan {
     std::optional<CacheLists> cache_lists;  // of calls on a cache that bring lists
     size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
     size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
+
+    // Whether its row multiplies q and k of float8 as they are. Such rows run whole patterns only.
+    bool multiplies_float8() const { return pieces[0].kernel->float8_products; }
 };
 
 struct PlanOptions {
@@ -115,6 +118,8 @@ double flops(const Problem& problem, double pairs, Pass pass);
 double operand_bytes(const Problem& problem, Pass pass);
 // What it takes to copy what a call sees of a float8 cache as elements: seq_k keys of each sequence.
 double widening_us(const Problem& problem, const Machine& machine, int32_t device);
+// What it takes to copy operands of float8 as elements: all of them, or v alone.
+double float8_us(const Problem& problem, bool keeps_q_and_k, const Machine& machine, int32_t device);
 // Written by one piece of a pass and read by the next.
 double handed_on_bytes(const Problem& problem, Pass pass);
 

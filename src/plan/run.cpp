@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "plan/run.h"
 
+#include "plan/float8.h"
+
 namespace spattn {
 namespace {
 
@@ -80,6 +82,20 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
         }
 }
 
+// The call as rows see it that read elements, or some of its operands as they are.
+ForwardArgs widen(const Backend& backend, const PassPlan& pass, ForwardArgs args) {
+    const Float8Copies made(*args.problem, pass.multiplies_float8(), args.workspace);
+    backend.float8.widen(args, made);
+    if (pass.multiplies_float8()) {
+        args.q_scales = made.q_factors, args.k_scales = have_one_scale(args.k_scales) ? TensorView{} : made.k_factors;
+    } else {
+        args.q = made.q, args.k = made.k, args.q_scales = args.k_scales = {};
+    }
+    args.v = made.v, args.v_scales = {};
+    args.workspace = static_cast<char*>(args.workspace) + made.bytes;
+    return args;
+}
+
 // The call as rows see it that know of no cache, with lists of keys in place of its own.
 void run_listed(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
     const CacheLists& lists = *pass.cache_lists;
@@ -124,6 +140,7 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
 }  // namespace
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
+    if (args.problem->float8_operands) args = widen(backend, pass, args);
     if (pass.cache_lists) return run_listed(backend, pass, placed, args);
     if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
     run_pieces(backend, pass, placed, args,

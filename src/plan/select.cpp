@@ -6,6 +6,7 @@
 
 #include "core/math.h"
 #include "plan/chooser.h"
+#include "plan/float8.h"
 #include "plan/placed.h"
 
 namespace spattn {
@@ -84,9 +85,11 @@ private:
         return rival;
     }
 
-    // What one piece writes the next one reads.
+    // What one piece writes the next one reads; and copies that all of them read.
     double join_us(size_t pieces, Pass pass, const Machine& machine) const {
-        return 2 * double(pieces - 1) * handed_on_bytes(admission_.problem, pass) / (1e3 * machine.bandwidth);
+        const Problem& p = admission_.problem;
+        const double copies = p.float8_operands ? float8_us(p, false, machine, admission_.options.device) : 0;
+        return 2 * double(pieces - 1) * handed_on_bytes(p, pass) / (1e3 * machine.bandwidth) + copies;
     }
 
     PassPlan plan_pieces(const std::vector<Choice>& cut, std::vector<Candidate> whole, Pass pass) const {
@@ -136,6 +139,8 @@ CompiledPlan compile(const Pattern& pattern, const Problem& problem, const PlanO
     Planner planner(pattern, admission);
     plan.pattern_text = planner.pattern_text();
     plan.forward = planner.plan(Pass::forward);
+    if (problem.float8_operands)
+        plan.forward.workspace += Float8Copies(problem, plan.forward.multiplies_float8(), nullptr).bytes;
     plan.counts = planner.counts(plan.forward);
     if (options.backward) plan.backward = planner.plan(Pass::backward);
     plan.layout_bytes = count_layout_bytes(plan);
