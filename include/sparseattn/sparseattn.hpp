@@ -704,7 +704,7 @@ struct Problem {
     int64_t batch = 1, heads_q = 1, heads_kv = 1;
     int64_t seq_q = 1, seq_k = 1;
     int64_t head_dim = 1, head_dim_v = 0;  // 0 = head_dim
-    Dtype dtype = float32;
+    Dtype dtype = float32;  // float8_e4m3fn is that of q, k and v, whose rows have scales, and out is bfloat16
     Axes axes = Axes::bshd;
     std::optional<double> scale;      // 1 / sqrt(head_dim)
     std::optional<int64_t> q_offset;  // seq_k - seq_q
@@ -786,12 +786,19 @@ private:
 //     args.k_scales = sa::view(scales, {batch, problem.seq_k, problem.heads_kv});  // of a float8 cache; v_scales, too
 //     plan.forward(args);
 // parents has the number of each query's parent among those of its entry, which is below its own, or -1 for a root.
+//
+// Where Problem::dtype is float8_e4m3fn, q, k and v are views of a type of 8 bits (element, above), and out of one of
+// bfloat16. Each row may have a scale, which is 1 where a call has none:
+//     args.q_scales = sa::view(scales, {batch, problem.seq_q, problem.heads_q});  // float32, in the axes of q
+//     args.k_scales = sa::view(k_scales, {batch, problem.seq_k, problem.heads_kv});  // v_scales, too
+//
 // What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
     View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, k_scales, v_scales, parents;
+    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, parents;
+    ConstView q_scales, k_scales, v_scales;
     Workspace workspace;
 };
 
@@ -846,12 +853,13 @@ public:
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse),
             max_logits(args.max_logits), indices(args.indices), index_counts(args.index_counts),
             sink_logits(args.sink_logits), starts(args.starts), page_table(args.page_table),
-            query_offsets(args.query_offsets), k_scales(args.k_scales), v_scales(args.v_scales), parents(args.parents);
+            query_offsets(args.query_offsets), parents(args.parents), q_scales(args.q_scales), k_scales(args.k_scales),
+            v_scales(args.v_scales);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
         c.starts = starts, c.page_table = page_table, c.query_offsets = query_offsets;
-        c.k_scales = k_scales, c.v_scales = v_scales, c.parents = parents;
+        c.parents = parents, c.q_scales = q_scales, c.k_scales = k_scales, c.v_scales = v_scales;
         return run(spattn_forward, c, Pass::forward, args.workspace);
     }
     Done backward(const Backward& args) const {

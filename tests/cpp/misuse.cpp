@@ -430,6 +430,55 @@ TEST(float8_caches) {
     refused("SPATTN_E_STATE", "k_scales", rows);
 }
 
+TEST(float8_operands) {
+    sa::Problem problem = legal_problem();
+    problem.backward = problem.sink_logits = false, problem.dtype = sa::float8_e4m3fn;
+    const auto refused = [&](bool sa::Problem::* flag) {
+        sa::Problem changed = problem;
+        changed.*flag = true;
+        demand("SPATTN_E_UNSUPPORTED", "problem.dtype", [&] { context().plan(sa::causal(), changed); });
+    };
+    refused(&sa::Problem::backward), refused(&sa::Problem::starts);
+    demand("SPATTN_E_UNSUPPORTED", "problem.dtype", [&] { context().shard(sa::causal(), problem, {}); });
+
+    const std::vector<uint8_t> bytes(2 * 8 * 4 * 4);
+    const std::vector<float> floats(bytes.size()), scales(2 * 8 * 4, 1.f);
+    std::vector<uint16_t> half_out(bytes.size());
+    const int64_t shape[] = {2, 8, 4, 4}, shape_k[] = {2, 8, 2, 4};
+    sa::Forward good;
+    good.q = sa::ConstView(bytes.data(), sa::float8_e4m3fn, shape, nullptr, 4);
+    good.k = good.v = sa::ConstView(bytes.data(), sa::float8_e4m3fn, shape_k, nullptr, 4);
+    good.out = sa::View(half_out.data(), sa::bfloat16, shape, nullptr, 4);
+    good.q_scales = sa::view(scales.data(), {2, 8, 4});
+    good.k_scales = good.v_scales = sa::view(scales.data(), {2, 8, 2});
+    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
+    const auto run = run_on(context().plan(sa::causal(), problem));
+    run(good);
+    demand_operand("out", &sa::Forward::out, false, good, run);
+    demand_operand("q_scales", &sa::Forward::q_scales, true, good, run);
+    demand_operand("k_scales", &sa::Forward::k_scales, true, good, run);
+    demand_operand("v_scales", &sa::Forward::v_scales, true, good, run);
+    for (const auto operand : {&sa::Forward::q, &sa::Forward::k, &sa::Forward::v}) {
+        sa::Forward wrong = good;
+        wrong.*operand = sa::view(floats.data(), operand == &sa::Forward::q ? shape : shape_k);
+        demand("SPATTN_E_DTYPE", operand == &sa::Forward::q ? "q" : operand == &sa::Forward::k ? "k" : "v",
+               [&] { run(wrong); });
+    }
+    problem.value_in_key = true;
+    demand("SPATTN_E_STATE", "v_scales", [&] {
+        sa::Forward args = good;
+        args.v = sa::ConstView();
+        context().plan(sa::causal(), problem).forward(args);
+    });
+
+    std::vector<float> out(floats.size());
+    sa::Forward args;
+    args.q = sa::view(floats.data(), shape), args.k = args.v = sa::view(floats.data(), shape_k);
+    args.out = sa::view(out.data(), shape), args.q_scales = good.q_scales;
+    problem.value_in_key = false, problem.dtype = sa::float32;
+    demand("SPATTN_E_STATE", "q_scales", [&] { run_on(context().plan(sa::causal(), problem))(args); });
+}
+
 TEST(queries_of_several_sequences) {
     sa::Problem problem = legal_problem();
     problem.backward = problem.sink_logits = false, problem.starts = true, problem.page_size = 4, problem.seq_q = 3;

@@ -172,6 +172,59 @@ TEST(half_types) {
     CHECK(distance(out, forward(context().plan(local, small_problem()), exact_q, exact_kv)) < 2e-2);
 }
 
+TEST(float8_operands) {
+    // Each row has a scale of its own, each head has one, or a call has none. Scales that are powers of 2 leave numbers
+    // that bfloat16 has, so that results differ by their rounding alone.
+    constexpr int64_t rows = 50, dim = 16;
+    sa::Problem problem = small_problem();
+    problem.dtype = sa::float8_e4m3fn;
+    for (const char* const form : {"rows", "heads", "none"}) {
+        check::context = form;
+        struct Operand {
+            std::vector<Float8> elements;
+            std::vector<float> scales, numbers;
+        };
+        const auto draw = [&](int64_t heads, uint32_t seed) {
+            Operand drawn;
+            const bool of_rows = *form == 'r', of_heads = *form == 'h';
+            for (int64_t i = 0; i < rows * heads; ++i)
+                drawn.scales.push_back(of_rows ? std::ldexp(1.f, int(i % 3) - 1) : of_heads && i % heads ? 0.5f : 1.f);
+            for (float x : noise(rows * heads * dim, seed)) {
+                const Float8 element{uint8_t(int((x + 1) * 127) & 0xbf)};  // up to 1.875
+                drawn.numbers.push_back(drawn.scales[drawn.numbers.size() / dim] * to_float(element));
+                drawn.elements.push_back(element);
+            }
+            return drawn;
+        };
+        const Operand of_q = draw(4, 5), of_k = draw(2, 6), of_v = draw(2, 7);
+        const auto elements = [&](const Operand& x, int64_t heads) {
+            return sa::view(x.elements.data(), {1, rows, heads, dim});
+        };
+        const auto scales = [&](const Operand& x, int64_t heads) {
+            if (*form == 'n') return sa::ConstView();
+            if (*form == 'h') return sa::view(x.scales.data(), {1, rows, heads}, {0, 0, 1});
+            return sa::view(x.scales.data(), {1, rows, heads});
+        };
+        std::vector<Brain> half_out(q.size());
+        std::vector<float> out, expected(q.size()), lse(4 * rows), expected_lse(lse);
+        sa::Forward args;
+        args.q = elements(of_q, 4), args.k = elements(of_k, 2), args.v = elements(of_v, 2);
+        args.q_scales = scales(of_q, 4), args.k_scales = scales(of_k, 2), args.v_scales = scales(of_v, 2);
+        args.out = sa::view(half_out.data(), {1, rows, 4, dim}), args.lse = sa::view(lse.data(), {1, 4, rows});
+        context().plan(local, problem).forward(args);
+        for (Brain x : half_out) out.push_back(to_float(x));
+
+        sa::Forward right;
+        right.q = sa::view(of_q.numbers.data(), {1, rows, 4, dim});
+        right.k = sa::view(of_k.numbers.data(), {1, rows, 2, dim});
+        right.v = sa::view(of_v.numbers.data(), {1, rows, 2, dim});
+        right.out = sa::view(expected.data(), {1, rows, 4, dim});
+        right.lse = sa::view(expected_lse.data(), {1, 4, rows});
+        context().plan(local, small_problem()).forward(right);
+        CHECK(distance(out, expected) < 2e-2 && distance(lse, expected_lse) < 1e-4);
+    }
+}
+
 TEST(lists_of_a_call) {
     // Every query lists the keys that the pattern keeps, so that the answer must be the pattern's.
     const int64_t max = 50;
