@@ -830,12 +830,13 @@ pub struct spattn_forward_args {
     pub k_scales: *const spattn_tensor,
     pub v_scales: *const spattn_tensor,
     pub parents: *const spattn_tensor,
+    pub q_scales: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_forward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_forward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 152usize, "Size of spattn_forward_args");
+    assert_eq!(::core::mem::size_of::<spattn_forward_args>(), 160usize, "Size of spattn_forward_args");
     assert_eq!(::core::mem::align_of::<spattn_forward_args>(), 8usize, "Alignment of spattn_forward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -936,6 +937,11 @@ fn bindgen_test_layout_spattn_forward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).parents) as usize - ptr as usize },
         144usize,
         "Offset of field: spattn_forward_args::parents"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).q_scales) as usize - ptr as usize },
+        152usize,
+        "Offset of field: spattn_forward_args::q_scales"
     );
 }
 #[repr(C)]

@@ -74,7 +74,21 @@ impl Problem {
         self.head_dim.1 = head_dim;
         self
     }
-    /// The type of operands and gradients; lse and sinks are always f32.
+    /// The type of operands and gradients; lse and sinks are always f32. Where it is [`Dtype::F8_E4M3FN`], that is the
+    /// type of `q`, `k` and `v`, and `out` is [`Dtype::BF16`]. Each row of a token and head stands for its elements times
+    /// a scale, 1 unless [`Forward::q_scales`](crate::Forward::q_scales), `k_scales` or `v_scales` says which; kernels may
+    /// round that product to bf16, once. Such a problem with `backward`, or with [`starts`](Self::starts), whose caches
+    /// have a [`cache_dtype`](Self::cache_dtype), is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// ```
+    /// use sparseattn::{full, Context, Dtype, Problem, View, ViewMut};
+    /// let plan = Context::cpu()?.plan(&full(), &Problem::new(1, 1, 2, 4).dtype(Dtype::F8_E4M3FN))?;
+    /// let (ones, scales, shape) = ([0x38u8; 8], [1f32, 3.0], [1, 2, 1, 4]); // bits of 1; a scale for each token
+    /// let (x, scales, mut out) = (View::f8_e4m3fn(&ones, &shape)?, View::new(&scales, &shape[..3])?, [0u16; 8]);
+    /// plan.forward(x, x, x, ViewMut::bf16(&mut out, &shape)?).q_scales(scales).v_scales(scales).run()?;
+    /// assert!(out.iter().all(|bits| *bits == 0x4000)); // 2: keys are equal, and (1 + 3) / 2 is the average of values
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
     pub fn dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self

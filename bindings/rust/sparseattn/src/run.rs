@@ -199,6 +199,7 @@ pub struct Forward<'a> {
     page_table: Option<View<'a>>,
     query_offsets: Option<View<'a>>,
     parents: Option<View<'a>>,
+    q_scales: Option<View<'a>>,
     k_scales: Option<View<'a>>,
     v_scales: Option<View<'a>>,
 }
@@ -208,7 +209,7 @@ impl<'a> Forward<'a> {
         let call = Call { plan, pass: Pass::Forward, start, workspace: None };
         let (lse, max_logits, indices, index_counts) = (None, None, None, None);
         let (sink_logits, starts, page_table, query_offsets) = (None, None, None, None);
-        let (parents, k_scales, v_scales) = (None, None, None);
+        let (parents, q_scales, k_scales, v_scales) = (None, None, None, None);
         Forward {
             call,
             q,
@@ -224,6 +225,7 @@ impl<'a> Forward<'a> {
             page_table,
             query_offsets,
             parents,
+            q_scales,
             k_scales,
             v_scales,
         }
@@ -301,10 +303,14 @@ impl<'a> Forward<'a> {
         /// [`Problem::parents`](crate::Problem::parents), which has an example, does not get it, that is
         /// [`ErrorKind::Null`]; where another plan does, [`ErrorKind::State`].
         parents: View,
-        /// What rows of keys are multiplied by, f32: of a float8 cache
-        /// ([`Problem::cache_dtype`](crate::Problem::cache_dtype)), and shaped as `k` without its last axis, for each
-        /// token and head. Strides may be 0, as where heads have one scale each; from page to page are as many rows as
-        /// in `k`. Without it all are 1. In another plan it is [`ErrorKind::State`].
+        /// What rows of queries are multiplied by, f32, where the plan's operands are float8
+        /// ([`Problem::dtype`](crate::Problem::dtype), which has an example): for each token and head, shaped as `q`
+        /// without its last axis, and none is negative. Strides may be 0, as where heads have one scale each. Without
+        /// it all are 1. In another plan it is [`ErrorKind::State`].
+        q_scales: View,
+        /// The same of keys, where operands are float8 or a cache is
+        /// ([`Problem::cache_dtype`](crate::Problem::cache_dtype)): shaped as `k` without its last axis; from page to
+        /// page are as many rows as in `k`.
         k_scales: View,
         /// The same of values; not where they lie in keys.
         v_scales: View,
@@ -324,7 +330,7 @@ impl<'a> Forward<'a> {
         let inputs = [Some(&self.q), Some(&self.k), self.v.as_ref(), self.indices.as_ref(), self.index_counts.as_ref()];
         let of_cache =
             [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref(), self.parents.as_ref()];
-        let scales = [self.k_scales.as_ref(), self.v_scales.as_ref()];
+        let scales = [self.q_scales.as_ref(), self.k_scales.as_ref(), self.v_scales.as_ref()];
         let more = of_cache.into_iter().chain(scales).chain([self.sink_logits.as_ref()]);
         let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
         let any_host = self.call.check_devices(all)?;
@@ -337,13 +343,14 @@ impl<'a> Forward<'a> {
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
         let [starts, page_table, query_offsets, parents] = of_cache.map(|view| view.map(View::c));
-        let [k_scales, v_scales] = scales.map(|view| view.map(View::c));
+        let [q_scales, k_scales, v_scales] = scales.map(|view| view.map(View::c));
         (args.q, args.k, args.v, args.out) = (&q, &k, optional(&v), &out);
         (args.lse, args.max_logits) = (optional(&lse), optional(&max_logits));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         args.sink_logits = optional(&sink_logits);
         (args.starts, args.page_table) = (optional(&starts), optional(&page_table));
         (args.query_offsets, args.parents) = (optional(&query_offsets), optional(&parents));
+        args.q_scales = optional(&q_scales);
         (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
@@ -641,8 +648,8 @@ macro_rules! scoped {
     };
 }
 scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_counts(View), sink_logits(View),
-starts(View), page_table(View), query_offsets(View), parents(View), k_scales(View), v_scales(View),
-workspace(ViewMut), }
+starts(View), page_table(View), query_offsets(View), parents(View), q_scales(View), k_scales(View),
+v_scales(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
 workspace(ViewMut), }
 scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }

@@ -212,7 +212,8 @@ impl<'a> View<'a> {
         Self::half(bits, Dtype::F16, shape)
     }
 
-    /// Bits of float8_e4m3fn numbers, which caches may have: see [`Problem::cache_dtype`](crate::Problem::cache_dtype).
+    /// Bits of float8_e4m3fn numbers, which operands and caches may have: see
+    /// [`Problem::dtype`](crate::Problem::dtype) and [`Problem::cache_dtype`](crate::Problem::cache_dtype).
     pub fn f8_e4m3fn(bits: &'a [u8], shape: &[usize]) -> Result<Self> {
         // SAFETY: u8 is as large as the dtype; whole checks the shape.
         unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::F8_E4M3FN, Device::Cpu, shape) }

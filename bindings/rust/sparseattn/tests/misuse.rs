@@ -259,6 +259,47 @@ fn float8_caches() {
 }
 
 #[test]
+fn float8_operands() {
+    use ErrorKind::*;
+    let context = common::context();
+    let demand = |kind: ErrorKind, argument: &str, error: Error| {
+        assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
+    };
+    let floats = Problem::new(2, 2, 8, 4);
+    let float8 = floats.dtype(sparseattn::Dtype::F8_E4M3FN);
+    for bad in [float8.backward(true), float8.starts(true)] {
+        demand(Unsupported, "problem.dtype", context.plan(&causal(), &bad).err().unwrap());
+    }
+
+    let (numbers, bits, scales, shape) = ([1f32; 128], [0x38u8; 128], [1f32; 32], [2, 8, 2, 4]);
+    let (f32s, f8s) = (View::new(&numbers, &shape).unwrap(), View::f8_e4m3fn(&bits, &shape).unwrap());
+    let scales = View::new(&scales, &shape[..3]).unwrap();
+    let run = |problem: Problem, [q, k, v]: [View; 3], all_scales: [View; 3]| {
+        let (mut half_out, mut out) = ([0u16; 128], [0f32; 128]);
+        let out =
+            if problem == floats { ViewMut::new(&mut out, &shape)? } else { ViewMut::bf16(&mut half_out, &shape)? };
+        let [q_scales, k_scales, v_scales] = all_scales;
+        let plan = context.plan(&causal(), &problem)?;
+        let v = (problem != float8.value_in_key(true)).then_some(v);
+        plan.forward(q, k, v, out).q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
+    };
+    let refused = |kind, argument, result: Result<()>| demand(kind, argument, result.unwrap_err());
+    let all = [scales; 3];
+    run(float8, [f8s; 3], all).unwrap();
+    refused(State, "q_scales", run(floats, [f32s; 3], all));
+    refused(State, "v_scales", run(float8.value_in_key(true), [f8s; 3], all));
+    let bytes = View::new(&bits[..32], &shape[..3]).unwrap();
+    let names = [("q", "q_scales"), ("k", "k_scales"), ("v", "v_scales")];
+    for (i, (operand, its_scales)) in names.into_iter().enumerate() {
+        let (mut operands, mut longer, mut of_bytes) = ([f8s; 3], all, all);
+        (operands[i], longer[i], of_bytes[i]) = (f32s, f32s, bytes);
+        refused(Dtype, operand, run(float8, operands, all));
+        refused(Shape, its_scales, run(float8, [f8s; 3], longer));
+        refused(Dtype, its_scales, run(float8, [f8s; 3], of_bytes));
+    }
+}
+
+#[test]
 fn queries_of_several_sequences() {
     use ErrorKind::*;
     let context = common::context();

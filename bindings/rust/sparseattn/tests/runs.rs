@@ -289,6 +289,54 @@ fn float8_caches() {
 }
 
 #[test]
+fn float8_operands() {
+    // Each row has a scale of its own, or a call has none; in a scope and outside. Scales that are powers of 2 leave
+    // numbers that bf16 has, so that results differ by their rounding alone.
+    let context = context();
+    let plan = context.plan(&local(), &problem().dtype(Dtype::F8_E4M3FN)).unwrap();
+    let right = context.plan(&local(), &problem()).unwrap();
+    for (with_scales, scoped) in [(true, false), (true, true), (false, false), (false, true)] {
+        let draw = |heads: usize, seed| {
+            let scales: Vec<f32> =
+                (0..50 * heads).map(|row| if with_scales { [0.5, 1.0, 2.0][row % 3] } else { 1.0 }).collect();
+            let bits: Vec<u8> =
+                noise(50 * heads * 16, seed).into_iter().map(|x| ((x + 1.0) * 127.0) as u8 & 0xbf).collect();
+            let numbers: Vec<f32> = bits.iter().enumerate().map(|(i, bits)| scales[i / 16] * from_f8(*bits)).collect();
+            (bits, scales, numbers)
+        };
+        let (of_q, of_k, of_v) = (draw(4, 5), draw(2, 6), draw(2, 7));
+        let elements = |x, shape| View::f8_e4m3fn(x, shape).unwrap();
+        let (q, k, v) = (elements(&of_q.0, &SHAPE), elements(&of_k.0, &KV_SHAPE), elements(&of_v.0, &KV_SHAPE));
+        let scales = |x, shape: &[usize; 4]| View::new(x, &shape[..3]).unwrap();
+        let (q_scales, k_scales) = (scales(&of_q.1, &SHAPE), scales(&of_k.1, &KV_SHAPE));
+        let v_scales = scales(&of_v.1, &KV_SHAPE);
+        let mut half_out = vec![0u16; of_q.0.len()];
+        let out = ViewMut::bf16(&mut half_out, &SHAPE).unwrap();
+        if scoped {
+            plan.scope(&Counted(Cell::new(0)), |scope| {
+                let call = scope.forward(q, k, v, out);
+                if with_scales {
+                    call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
+                } else {
+                    call.run()
+                }
+            })
+            .unwrap();
+        } else {
+            let call = plan.forward(q, k, v, out);
+            let call = if with_scales { call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales) } else { call };
+            call.run().unwrap();
+        }
+        let mut expected = vec![f32::NAN; half_out.len()];
+        let numbers = |x, shape| View::new(x, shape).unwrap();
+        let (q, k, v) = (numbers(&of_q.2, &SHAPE), numbers(&of_k.2, &KV_SHAPE), numbers(&of_v.2, &KV_SHAPE));
+        right.forward(q, k, v, ViewMut::new(&mut expected, &SHAPE).unwrap()).run().unwrap();
+        let out: Vec<f32> = half_out.into_iter().map(from_bf16).collect();
+        assert!(distance(&out, &expected) < 2e-2);
+    }
+}
+
+#[test]
 fn chunks_and_shared_pages() {
     // Two entries ask of one sequence, whose pages lie in some order among others, and each from a place of its own.
     let (q, kv) = operands();
