@@ -111,6 +111,118 @@ def test_values_in_keys():
     close(found, expected)
 
 
+FLOAT8_FORMS = {
+    "a scale for each row": {},
+    "one for each head": {"of_heads": True},
+    "without scales": {"names": ()},
+    "with some": {"names": ("q_scales", "v_scales")},
+    "heads first": {"axes": "bhsd"},
+    "packed": {"axes": "thd"},
+    "values in keys": {"names": ("q_scales", "k_scales"), "head_dim_v": 16},
+    "sinks and softcap": {"sink_logits": jnp.asarray([0.5, -2, 1, 3], jnp.float32), "softcap": 2.0},
+    "lists": {"pattern": sa.runtime_tokens(5), "indices": True},
+}
+
+
+def float8(axes="bshd", names=("q_scales", "k_scales", "v_scales"), of_heads=False, head_dim_v=None):
+    """q, k, v of float8 with their scales, and the numbers of bfloat16 that they stand for, which it has: scales are
+    powers of 2. v is None with head_dim_v."""
+    rng = np.random.default_rng(5)
+    swap = {"bshd": lambda x: x, "bhsd": lambda x: jnp.swapaxes(x, 1, 2), "thd": lambda x: x[0]}[axes]
+    given, numbers = {}, []
+    for name, x in zip("qkv", operands()):
+        x = (x / 2.0 ** rng.integers(0, 8, x.shape)).astype(jnp.float8_e4m3fn)  # denormals, too
+        scales = jnp.asarray(2.0 ** rng.integers(-1, 2, x.shape[2:3] if of_heads else x.shape[:3]), jnp.float32)
+        scales = jnp.broadcast_to(scales, x.shape[:3]) if f"{name}_scales" in names else None
+        given |= {name: swap(x)} | ({} if scales is None else {f"{name}_scales": swap(scales)})
+        x = x.astype(jnp.float32) * (1 if scales is None else scales[..., None])
+        numbers.append(swap(x.astype(jnp.bfloat16)))
+    return (given | {"v": None}, [*numbers[:2], None]) if head_dim_v else (given, numbers)
+
+
+@pytest.mark.parametrize("form", FLOAT8_FORMS)
+def test_float8(form):
+    """As bfloat16 of what the elements stand for: jitted, and not."""
+    options = {"pattern": TEXT, "axes": "bshd", **FLOAT8_FORMS[form]}
+    made = {name: options.pop(name) for name in ("names", "of_heads") if name in options}
+    given, numbers = float8(options["axes"], head_dim_v=options.get("head_dim_v"), **made)
+    if "indices" in options:
+        options["indices"] = windows()
+    attend = functools.partial(saj.attention, return_lse=True, **options)
+    expected = attend(*numbers)
+    for out, lse in (attend(**given), jax.jit(lambda given: attend(**given))(given)):
+        assert out.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+        close([out], expected[:1], BOUNDS[jnp.bfloat16])
+        close([lse], expected[1:], 2e-3)
+
+
+@pytest.mark.parametrize("sinks", [None, jnp.asarray([0.5, -2, 1, 3], jnp.float32)], ids=["folded", "sinks"])
+def test_vmap_of_float8(sinks):
+    given, _ = float8()
+    many = {name: jnp.stack([x, x[::-1], x]) for name, x in given.items()}
+    many["k_scales"] = given["k_scales"]  # the same in all calls
+
+    def attend(given):
+        return saj.attention(**given, pattern=TEXT, sink_logits=sinks, return_lse=True)
+
+    axes = {name: None if name == "k_scales" else 0 for name in many}
+    found = jax.jit(jax.vmap(attend, (axes,)))(many)
+    for n in range(3):
+        one = {name: x if name == "k_scales" else x[n] for name, x in many.items()}
+        close([x[n] for x in found], attend(one), BOUNDS[jnp.bfloat16])
+
+
+def test_programs_of_float8_may_be_exported():
+    pytest.importorskip("flatbuffers")
+    given, _ = float8()
+    call = jax.jit(lambda given: saj.attention(**given, pattern=TEXT))
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("sparseattn_forward")]
+    program = jax.export.export(call, disabled_checks=disabled)(given)
+    close([jax.export.deserialize(program.serialize()).call(given)], [call(given)], BOUNDS[jnp.bfloat16])
+
+
+def test_float8_has_no_derivatives():
+    given, numbers = float8()
+
+    def loss(q):
+        return saj.attention(**(given | {"q": q.astype(jnp.float8_e4m3fn)}), pattern=TEXT).astype(jnp.float32).sum()
+
+    for differentiate in (jax.grad, jax.value_and_grad, lambda loss: jax.jit(jax.grad(loss))):
+        with pytest.raises(sa.UnsupportedError, match="attention of float8_e4m3fn has no derivatives") as caught:
+            differentiate(loss)(numbers[0])
+        assert caught.value.argument == "q"
+    beside = jax.grad(lambda scale: jax.lax.stop_gradient(loss(numbers[0])) * scale)
+    assert jnp.isfinite(beside(2.0))  # what is a constant to a derivative may be of float8
+    with pytest.raises(sa.UnsupportedError) as caught:
+        out, lse = saj.attention(**given, pattern=TEXT, return_lse=True)
+        saj.attention_backward(given["q"], given["k"], given["v"], out, lse, out, TEXT)
+    assert caught.value.argument == "problem.dtype"
+
+
+@pytest.mark.parametrize(
+    "change, kind, argument",
+    [
+        (dict(k=np.zeros((2, 40, 2, 24), np.float32)), sa.DTypeError, "k"),
+        (dict(q_scales=np.ones((2, 40, 2), np.float32)), sa.ShapeError, "q_scales"),
+        (dict(k_scales=np.ones((2, 40, 2), np.float64)), sa.DTypeError, "k_scales"),
+        (dict(v_scales=np.ones((2, 2, 40), np.float32)), sa.ShapeError, "v_scales"),
+        (dict(v=None, v_scales=np.ones((2, 40, 2), np.float32)), sa.ArgumentError, "v_scales"),
+    ],
+)
+def test_errors_of_float8(change, kind, argument):
+    given = float8()[0] | change
+    with pytest.raises(kind) as caught:
+        saj.attention(**given, pattern=TEXT)
+    assert caught.value.argument == argument
+
+
+def test_scales_belong_to_float8():
+    q, k, v, _ = operands()
+    with pytest.raises(sa.ArgumentError, match="argument q_scales is given where q is not float8_e4m3fn") as caught:
+        saj.attention(q, k, v, TEXT, q_scales=jnp.ones(q.shape[:-1]))
+    assert caught.value.status == "SPATTN_E_STATE"
+
+
 def windows():
     """Lists of runtime_tokens(5): the query itself and the four before it."""
     indices = np.arange(5)[None, None, None, :] + np.arange(40)[None, :, None, None] - 4
@@ -411,6 +523,20 @@ def test_cuda_devices(dtype, vmap):
     found = call(*(jax.device_put(x, gpu) for x in given))
     assert all(x.devices() == {gpu} and x.dtype == dtype for x in found)
     close(found, call(*(jax.device_put(x.astype(jnp.float32), cpu) for x in given)), BOUNDS[dtype])
+
+
+@pytest.mark.skipif(not has_gpu(), reason="JAX has no CUDA device here")
+@pytest.mark.parametrize("vmap", [False, True])
+def test_cuda_devices_take_float8(vmap):
+    """Against float32 on the CPU, as above."""
+    given, numbers = float8()
+    gpu, cpu = jax.devices("cuda")[0], jax.devices("cpu")[0]
+    attend = functools.partial(saj.attention, pattern=TEXT)
+    many = {name: jax.device_put(jnp.stack([x, x[::-1]]) if vmap else x, gpu) for name, x in given.items()}
+    found = jax.jit(jax.vmap(lambda x: attend(**x)) if vmap else lambda x: attend(**x))(many)
+    expected = attend(*(jax.device_put(x.astype(jnp.float32), cpu) for x in numbers))
+    assert found.devices() == {gpu} and found.dtype == jnp.bfloat16
+    close([found], [jnp.stack([expected, expected[::-1]]) if vmap else expected], BOUNDS[jnp.bfloat16])
 
 
 def test_the_wheel_has_the_handlers():

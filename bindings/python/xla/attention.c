@@ -8,9 +8,9 @@
  * that was exported runs in every process.
  *
  * Operands come in the order q, k, v, sink_logits, then out, lse, dout, dlse in the backward, or of a cache starts,
- * page_table, query_offsets, parents, then the optional indices, index_counts, k_scales, v_scales. What the problem
- * says is absent is left out. Axes that vmap has put in front of an operand's own are so many calls, made as one
- * wherever the pattern serves a larger batch.
+ * page_table, query_offsets, parents, then the optional indices, index_counts, q_scales, k_scales, v_scales. What the
+ * problem says is absent is left out. Axes that vmap has put in front of an operand's own are so many calls, made as
+ * one wherever the pattern serves a larger batch.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -23,8 +23,8 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { MAX_RANK = 4, MAX_BUFFERS = 14, MAX_DEVICES = 64 };
-enum { INDICES, INDEX_COUNTS, K_SCALES, V_SCALES, OPTIONAL }; /* of `given` */
+enum { MAX_RANK = 4, MAX_BUFFERS = 15, MAX_DEVICES = 64 };
+enum { INDICES, INDEX_COUNTS, Q_SCALES, K_SCALES, V_SCALES, OPTIONAL }; /* of `given` */
 
 typedef struct view {
     spattn_tensor tensor;
@@ -163,8 +163,9 @@ static int read_buffers(task* t, int fold) {
     if (t->given[INDICES]) backward.indices = forward.indices = add_view(t, in->items[next++], dense, fold);
     if (t->given[INDEX_COUNTS])
         backward.index_counts = forward.index_counts = add_view(t, in->items[next++], rows, fold);
-    if (t->given[K_SCALES]) forward.k_scales = add_view(t, in->items[next++], of_keys - 1, 0);
-    if (t->given[V_SCALES]) forward.v_scales = add_view(t, in->items[next++], of_keys - 1, 0);
+    if (t->given[Q_SCALES]) forward.q_scales = add_view(t, in->items[next++], rows, fold);
+    if (t->given[K_SCALES]) forward.k_scales = add_view(t, in->items[next++], of_keys - 1, fold);
+    if (t->given[V_SCALES]) forward.v_scales = add_view(t, in->items[next++], of_keys - 1, fold);
     next = 0;
     if (!is_backward) {
         forward.out = add_view(t, out->items[next++], dense, fold);

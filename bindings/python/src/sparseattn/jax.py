@@ -50,7 +50,8 @@ def _register_once() -> None:
             jax.ffi.register_ffi_target(f"sparseattn_{op}", jax.ffi.pycapsule(handler), platform=name)
 
 
-_OPTIONAL = ("indices", "index_counts", "k_scales", "v_scales")  # in the order in which the handlers read them
+_SCALES = ("q_scales", "k_scales", "v_scales")  # their first letters name what has these rows
+_OPTIONAL = ("indices", "index_counts", *_SCALES)  # in the order in which the handlers read them
 
 
 class _Call(NamedTuple):
@@ -71,13 +72,16 @@ class _Operands(NamedTuple):
     k: Any
     v: Any
     sink_logits: Any
-    indices: Any
-    index_counts: Any
+    indices: Any = None  # from here on as in _OPTIONAL
+    index_counts: Any = None
+    q_scales: Any = None
+    k_scales: Any = None
+    v_scales: Any = None
 
     def dense(self) -> list[Any]:
         return [array for array in self[:4] if array is not None]
 
-    def lists(self) -> list[Any]:
+    def optional(self) -> list[Any]:
         return [array for array in self[4:] if array is not None]
 
 
@@ -129,7 +133,7 @@ def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
 
 
 def _compute(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
-    out, lse = _run("forward", call, _results(call, operands.q), *operands.dense(), *operands.lists())
+    out, lse = _run("forward", call, _results(call, operands.q), *operands.dense(), *operands.optional())
     return out, lse
 
 
@@ -137,12 +141,15 @@ def _results(call: _Call, q: Any) -> tuple[Any, Any]:
     """What out and lse are."""
     axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[_problem(call).axes]
     return (
-        jax.ShapeDtypeStruct((*q.shape[:-1], _problem(call).head_dim_v), q.dtype),
+        jax.ShapeDtypeStruct((*q.shape[:-1], _problem(call).head_dim_v), jnp.bfloat16 if _is_float8(q) else q.dtype),
         jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
     )
 
 
 def _attention_forward(call: _Call, operands: _Operands) -> Any:
+    if _is_float8(operands.q):
+        message = "attention of float8_e4m3fn has no derivatives; accepted: dtypes of 16 bits or more"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
     out, lse = _compute(_with_backward(call), operands)
     return (out, lse), (operands, out, lse)
 
@@ -150,10 +157,9 @@ def _attention_forward(call: _Call, operands: _Operands) -> Any:
 def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Operands]:
     (operands, out, lse), (dout, dlse) = saved, gradients
     results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands.dense())
-    arrays = (*operands.dense(), out, lse, dout, dlse, *operands.lists())
+    arrays = (*operands.dense(), out, lse, dout, dlse, *operands.optional())
     left = iter(_run("backward", _with_backward(call), results, *arrays))
-    gradients = [None if array is None else next(left) for array in operands[:4]]
-    return (_Operands._make([*gradients, None, None]),)
+    return (_Operands(*(None if array is None else next(left) for array in operands[:4])),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -180,6 +186,10 @@ def _read_as(values: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     return array
 
 
+def _is_float8(array: Any) -> bool:
+    return bool(array is not None and array.dtype == jnp.float8_e4m3fn)
+
+
 def _read_integers(values: Any, name: str, shape: tuple[int, ...]) -> Any:
     array = _read(values, name)
     if array is not None and array.dtype not in (np.int32, np.int64):
@@ -195,10 +205,16 @@ def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     wanted["v"] = (*k_shape[:-1], sizes["head_dim_v"]), operands.q.dtype
     for name, (shape, dtype) in wanted.items():
         _read_as(getattr(operands, name), name, shape, dtype)
-    _check_lists(operands._asdict(), len(axes))
+    _check_optional(operands._asdict(), len(axes))
 
 
-def _check_lists(arrays: dict[str, Any], axes: int) -> None:
+def _check_optional(arrays: dict[str, Any], axes: int) -> None:
+    for name in _SCALES:
+        scales, rows = arrays.get(name), arrays[name[0]]
+        if scales is not None and not _is_float8(rows):
+            message = f"argument {name} is given where {name[0]} is not float8_e4m3fn; accepted: None"
+            raise ArgumentError(message, "SPATTN_E_STATE", name)
+        _read_as(scales, name, () if scales is None else rows.shape[:-1], np.dtype(np.float32))
     for name in ("indices", "index_counts"):
         given, ndim = arrays[name], axes - (name == "index_counts")
         if given is not None and given.dtype not in (np.int32, np.int64):
@@ -218,6 +234,9 @@ def attention(
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
+    q_scales: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     return_lse: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -236,6 +255,10 @@ def attention(
     function; scale, softcap, q_offset, head_dim_v, deterministic, reference and tf32 are those of sparseattn.Plan.
     Returns out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
+    Where q, k and v are float8_e4m3fn, out is bfloat16, and there are no gradients. Each row of a token and head stands
+    for its elements times a scale: q_scales, k_scales and v_scales are float32, shaped as q, k and v without head_dim,
+    and None is 1; none of q_scales is negative. v_scales is None where v is.
+
     vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
     entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too. Several
     devices: inside jax.shard_map, where every device has batch entries, or heads, of its own.
@@ -243,10 +266,11 @@ def attention(
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
     """
-    lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    more = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    more |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": tf32}
-    out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options))
+    out, lse = _attention(*_prepare({"q": q, "k": k, "v": v, **more}, pattern, axes, **options))
     return (out, lse) if return_lse else out
 
 
@@ -377,6 +401,7 @@ def decode(
     """
     _register()
     given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
+    given |= {"k_scales": k_scales, "v_scales": v_scales}
     arrays = {name: _read(values, name) for name, values in given.items()}
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     page_table = _read(page_table, "page_table")
@@ -390,8 +415,6 @@ def decode(
         "parents": (parents, (sizes["seq_q"],) if is_packed else (batch, sizes["seq_q"])),
     }
     arrays |= {name: _read_integers(values, name, shape) for name, (values, shape) in numbers.items()}
-    for name, scales, rows in (("k_scales", k_scales, k), ("v_scales", v_scales, v)):
-        arrays[name] = _read_as(scales, name, () if rows is None else rows.shape[:-1], np.dtype(np.float32))
     for name, is_needed in (("starts", True), ("query_offsets", is_packed)):
         if (arrays[name] is not None) != is_needed:
             message = f"argument {name} is {'missing' if is_needed else 'given'}; accepted: with axes {axes!r} "
@@ -413,9 +436,9 @@ def decode(
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     if v is not None:
         _read_as(v, "v", (*k.shape[:-1], sizes["head_dim_v"]), k.dtype)
-    _check_lists(arrays, len(axes))
+    _check_optional(arrays, len(axes))
     call = _Call(made.save(), as_bytes(problem), _which(arrays))
     order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *_OPTIONAL)
-    present = [arrays[name] for name in order if arrays[name] is not None]
+    present = [arrays[name] for name in order if arrays.get(name) is not None]
     out, lse = _invoke("forward", call, _results(call, q), present, "sequential", _refuse_of_cache)
     return (out, lse) if return_lse else out
