@@ -228,7 +228,7 @@ private:
                                  "128 rows without a key behind others, more tasks than lanes",
                                  "misaligned tensors", "gaps", "transposed tensors", "heads in shared memory",
                                  "more tasks than lanes", "split rows", "groups of heads", "other numbers of queries",
-                                 "q_offset", "scale", "one query", "float8 caches"})
+                                 "q_offset", "scale", "one query", "float8 caches", "float8 operands"})
             tally_.kinds[kind] = 0;
         for (const Values v : options_.choices.values) tally_.kinds[std::string("values ") + value_names[int(v)]] = 0;
         for (const Poison p : options_.choices.poisons) tally_.kinds[std::string("poison ") + poison_names[int(p)]] = 0;
@@ -277,7 +277,8 @@ private:
         }
         problem.is_dispatched = read(planned.explained).dispatches;
         for (const std::string& row : planned.rows)
-            problem.is_gathered |= row.find("gather_backward") != std::string::npos;
+            problem.is_gathered |= row.find("gather_backward") != std::string::npos,
+                problem.multiplies_float8 |= row.find("_float8_") != std::string::npos;
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);
@@ -341,7 +342,8 @@ private:
             {"q_offset", problem.has(SPATTN_PLAN_Q_OFFSET)},
             {"scale", problem.has(SPATTN_PLAN_SCALE)},
             {"one query", p.seq_q == 1},
-            {"float8 caches", problem.is_float8()}};
+            {"float8 caches", problem.has_float8_cache()},
+            {"float8 operands", problem.has_float8_operands()}};
         const std::pair<const char*, bool> options[] = {{"backward", problem.is_backward()},
                                                         {"softcap", p.softcap != 0},
                                                         {"sink logits", problem.has(SPATTN_PLAN_SINK_LOGITS)},

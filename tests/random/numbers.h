@@ -62,10 +62,13 @@ inline constexpr Type types[] = {
     {"f64", {SPATTN_FLOAT, 64, 1}, 0x1p-53, 0, 0x1p-52, 1e-300, 1e-300, 1e290, 0, 0},
     // float32 whose plan may round operands to TF32, of p v both.
     {"tf32", {SPATTN_FLOAT, 32, 1}, 0x1p-24, 0x1.01p-10, 0x1p-23, 1e-37, 1e-37, 1e32, 0x1p-11, SPATTN_PLAN_TF32},
+    // What operands of float8 stand for, and their results.
+    {"bf16 from float8", {SPATTN_BFLOAT, 16, 1}, 0x1p-24, 0x1p-8, 0x1p-8, 1e-37, 1e-37, 1e32, 0, 0},
 };
 inline constexpr const Type& f32 = types[0];
 inline constexpr const Type& bf16 = types[1];
-// Keys and values of some caches have it, and no other operand.
+inline constexpr const Type& bf16_from_float8 = types[5];
+// q, k and v of some problems have it, or keys and values of some caches: bytes that stand for another type's elements.
 inline constexpr Type float8{"float8", {SPATTN_FLOAT8_E4M3FN, 8, 1}, 0, 0, 0, 0, 0, 0, 0, 0};
 
 namespace bits {

@@ -30,7 +30,8 @@ Operand::Operand(const Type& type, Role role, std::array<int64_t, 4> shape, cons
     int64_t stride = p.step, last = 0;
     for (size_t i = 4; i-- > 0;) {
         const size_t axis = size_t(p.axes[i]);
-        const bool is_shared = (axis == batch_axis && p.shares_batch) || (axis == head_axis && p.shares_heads);
+        const bool is_shared = (axis == batch_axis && p.shares_batch) || (axis == head_axis && p.shares_heads) ||
+                               (axis == row_axis && p.shares_rows);
         strides_[axis] = is_shared ? 0 : stride;
         if (!is_shared) stride *= shape[axis];
         if (i == 3) stride += p.padding;

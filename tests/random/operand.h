@@ -20,7 +20,7 @@ struct Placement {
     int64_t step = 1;     // elements from one index of the inner axis to the next
     int64_t padding = 0;  // elements behind each run of the inner axis
     int64_t shift = 0;    // elements by which the first one is off an aligned address
-    bool shares_batch = false, shares_heads = false;  // one entry's memory serves all: inputs only
+    bool shares_batch = false, shares_heads = false, shares_rows = false;  // one's memory serves all: inputs only
     bool is_transposed() const { return axes[3] != column_axis; }
 };
 Placement draw_placement(Random& random, bool is_input);

@@ -82,7 +82,7 @@ void draw_numbers(Random& random, spattn_problem& p) {
 
 void draw_options(Random& random, Problem& problem, const Row* pin) {
     spattn_problem& p = problem.c;
-    if (pin ? pin->is_backward : random.one_in(3)) p.flags |= SPATTN_PLAN_BACKWARD;
+    if (pin ? pin->is_backward : !problem.has_float8_operands() && random.one_in(3)) p.flags |= SPATTN_PLAN_BACKWARD;
     if (pin ? pin->is_reference : random.one_in(12)) p.flags |= SPATTN_PLAN_REFERENCE;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_SINK_LOGITS;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_DETERMINISTIC;
@@ -144,7 +144,8 @@ std::vector<int64_t> draw_parents(Random& random, const spattn_problem& p) {
     return parents;
 }
 
-const Type& draw_type(Random& random) {
+const Type& draw_type(Random& random, const Row* pin) {
+    if (pin) return pin->type == &bf16 && !pin->is_backward && random.one_in(6) ? bf16_from_float8 : *pin->type;
     return random.one_in(2) ? bf16 : types[random.in(0, int64_t(std::size(types)) - 1)];
 }
 
@@ -327,7 +328,7 @@ std::string Problem::describe() const {
                   (long long)q_offset(), c.softcap ? ", softcap" : "", has(SPATTN_PLAN_SINK_LOGITS) ? ", sinks" : "",
                   has(SPATTN_PLAN_VALUE_IN_KEY) ? ", value in key" : "", is_backward() ? ", backward" : "",
                   has(SPATTN_PLAN_REFERENCE) ? ", reference" : "", is_on_cache() ? ", cache" : "", is_tree() ? ", trees" : "",
-                  is_float8() ? " of float8" : "", is_ragged() ? ", ragged" : "",
+                  has_float8_cache() ? " of float8" : "", is_ragged() ? ", ragged" : "",
                   (long long)c.page_size, value_names[int(values)], poison_names[int(poison)]);
     return text_of(drawn.pattern.get()) + text;
 }
@@ -343,7 +344,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     Random& random = problem.random;
     spattn_problem& p = problem.c;
     p.struct_size = sizeof p;
-    problem.type = pin ? pin->type : &draw_type(random);
+    problem.type = &draw_type(random, pin);
     p.flags |= problem.type->flags;
     const bool is_long = draw_sizes(random, choices, p, pin);
     draw_options(random, problem, pin);
@@ -351,7 +352,8 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
     if (is_group) draw_group(random, p);
     draw_numbers(random, p);
-    if (!problem.is_backward() && p.axes != SPATTN_THD && !is_long && random.one_in(gathers ? 3 : 6))
+    const bool may_be_on_cache = !problem.is_backward() && !problem.has_float8_operands() && p.axes != SPATTN_THD;
+    if (may_be_on_cache && !is_long && random.one_in(gathers ? 3 : 6))
         draw_cache(random, p), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
@@ -514,13 +516,13 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     const Shape of_v{p.heads_kv, p.seq_k, problem.value_dim()}, of_out{p.heads_q, p.seq_q, problem.value_dim()};
     const Shape of_rows{p.heads_q, p.seq_q, 1};
     const bool has_v = !problem.has(SPATTN_PLAN_VALUE_IN_KEY);
-    q = make(Role::input, of_q, type), out = make(Role::output, of_out, type);
-    const auto make_keys = [&](const Shape& s) {  // those that stand for float8 lie apart, as each may have its scale
-        if (!problem.is_float8()) return make(Role::input, s, type);
+    const auto make_input = [&](const Shape& s, bool is_float8) {  // rows of float8 lie apart: each may have its scale
+        if (!is_float8) return make(Role::input, s, type);
         return Operand(type, Role::input, {p.batch, s.heads, s.rows, s.columns}, {});
     };
-    k = make_keys(of_k);
-    if (has_v) v = make_keys(of_v);
+    q = make_input(of_q, problem.has_float8_operands()), out = make(Role::output, of_out, type);
+    k = make_input(of_k, problem.has_float8_keys());
+    if (has_v) v = make_input(of_v, problem.has_float8_keys());
     if (problem.wants_lse) lse = make(Role::output, of_rows, f32);
     if (problem.wants_max_logits) max_logits = make(Role::output, of_rows, f32);
     if (problem.has(SPATTN_PLAN_SINK_LOGITS)) sinks = Operand(f32, Role::input, {1, p.heads_q, 1, 1}, {});
@@ -533,7 +535,7 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
     }
     fill(problem);
     if (problem.poison == Poison::others) poison_others(problem);
-    if (problem.is_float8()) narrow_keys(problem);
+    if (problem.has_float8_keys()) narrow_operands(problem);
     if (p.page_size) fill_pages(problem);
     if (problem.is_ragged()) pack(problem);
 }
@@ -598,7 +600,8 @@ void Tensors::fill_pages(Problem& problem) {
         if (!x) return Operand();
         return Operand(x.type(), Operand::Role::input, {pages, p.heads_kv, p.page_size, x.size(column_axis)}, placement);
     };
-    const Operand &all_k = problem.is_float8() ? narrow.k : k, &all_v = problem.is_float8() ? narrow.v : v;
+    const bool is_float8 = problem.has_float8_cache();
+    const Operand &all_k = is_float8 ? narrow.k : k, &all_v = is_float8 ? narrow.v : v;
     pool_k = pool_of(all_k, of_k), pool_v = pool_of(all_v, of_v);
     Placement of_scales;
     of_scales.axes = of_k.axes;
@@ -620,52 +623,62 @@ void Tensors::fill_pages(Problem& problem) {
                     bring(narrow.k_scales, k_scales), bring(narrow.v_scales, v_scales);
                 }
         }
-    if (problem.is_float8()) narrow = {std::move(pool_k), std::move(pool_v), std::move(k_scales), std::move(v_scales)};
+    if (is_float8)
+        narrow = {std::move(pool_k), std::move(pool_v), std::move(k_scales), std::move(v_scales), {}, {}};
 }
 
-void Tensors::narrow_keys(Problem& problem) {
-    narrow_rows(problem.random, k, narrow.k, narrow.k_scales);
-    if (v) narrow_rows(problem.random, v, narrow.v, narrow.v_scales);
+void Tensors::narrow_operands(Problem& problem) {
+    Random& random = problem.random;
+    if (problem.has_float8_operands()) narrow_rows(random, q, narrow.q, narrow.q_scales, false);
+    narrow_rows(random, k, narrow.k, narrow.k_scales, true);
+    if (v) narrow_rows(random, v, narrow.v, narrow.v_scales, true);
 }
 
 // Scales have 4 bits, as the numbers of float8, so that every dtype has their products. Some leave rows less than all
-// numbers, some cut off what is large.
-void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scales) {
+// numbers, some cut off what is large. One that rows or heads share is drawn for the last of them, and is a number.
+void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scales, bool may_be_negative) {
     const auto placement = [&](bool may_be_shared) {
         Placement made = draw_placement(random, true);
-        made.shares_batch = false, made.shares_heads &= may_be_shared;
+        made.shares_batch &= may_be_shared, made.shares_heads &= may_be_shared;
+        made.shares_rows = may_be_shared && random.one_in(4);
         return made;
     };
     const int64_t batch = x.size(batch_axis), heads = x.size(head_axis), rows = x.size(row_axis);
     const Placement of_scales = placement(true);
     to = Operand(float8, Operand::Role::input, {batch, heads, rows, x.size(column_axis)}, placement(false));
-    const bool has_scales = !random.one_in(5);
+    const bool has_scales = !random.one_in(5), has_signs = may_be_negative && random.one_in(4);
+    const bool is_shared = of_scales.shares_batch || of_scales.shares_heads || of_scales.shares_rows;
     if (has_scales) scales = Operand(f32, Operand::Role::input, {batch, heads, rows, 1}, of_scales);
     const bool is_f16 = x.type().dtype.bits == 16 && x.type().dtype.code == SPATTN_FLOAT;
     const double least = is_f16 ? -15 : -124, most = is_f16 ? 3 : 100;
     std::vector<double> row(size_t(x.size(column_axis)));
     const auto draw_scale = [&] {
         const bool is_odd = std::any_of(row.begin(), row.end(), [](double value) { return !std::isfinite(value); });
-        if (is_odd && random.one_in(2)) return random.of({nan, infinity, 1.});
+        if (is_odd && !is_shared && random.one_in(2)) return random.of({nan, infinity, 1.});
         double largest = 0;
-        for (const double value : row) largest = std::isfinite(value) ? std::max(largest, std::fabs(value)) : largest;
+        const double too_large = is_shared ? x.type().largest : infinity;
+        for (const double value : row)
+            if (std::fabs(value) < too_large) largest = std::max(largest, std::fabs(value));
         const double exponent = largest > 0 ? std::floor(std::log2(largest / 448 / 12)) : 0;
-        return std::ldexp(double(random.in(8, 15)),
-                          int(std::clamp(exponent + double(random.of<int64_t>({0, 0, 1, 6, -2})), least, most)));
+        const double size = double(has_signs && random.one_in(2) ? -random.in(8, 15) : random.in(8, 15));
+        return std::ldexp(size, int(std::clamp(exponent + double(random.of<int64_t>({0, 0, 1, 6, -2})), least, most)));
     };
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t r = 0; r < rows; ++r) {
-            double scale = 1;
-            for (int64_t h = 0; h < heads; ++h) {
-                x.get(b, h, r, row.data());
-                if (has_scales && (h == 0 || !of_scales.shares_heads)) scale = draw_scale();
-                for (double& value : row) value = bits::Float8::widen(bits::Float8::narrow(value / scale));
-                to.set(b, h, r, row.data());
-                if (has_scales) scales.set(b, h, r, &scale);
-                for (double& value : row) value *= scale;
-                x.set(b, h, r, row.data());
-            }
-        }
+    const auto each_row = [&](auto body) {
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t h = 0; h < heads; ++h)
+                for (int64_t r = 0; r < rows; ++r) {
+                    x.get(b, h, r, row.data());
+                    body(b, h, r);
+                }
+    };
+    if (has_scales) each_row([&](int64_t b, int64_t h, int64_t r) { scales.fill(b, h, r, draw_scale()); });
+    each_row([&](int64_t b, int64_t h, int64_t r) {
+        const double scale = has_scales ? scales.at(b, h, r) : 1;
+        for (double& value : row) value = bits::Float8::widen(bits::Float8::narrow(value / scale));
+        to.set(b, h, r, row.data());
+        for (double& value : row) value *= scale;
+        x.set(b, h, r, row.data());
+    });
 }
 
 void Tensors::pack(Problem& problem) {

@@ -47,6 +47,7 @@ struct Problem {
     Poison poison = Poison::none;
     bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
     bool is_gathered = false;    // its backward reads lists of keys, whoever made them
+    bool multiplies_float8 = false;  // a row of its plan may, as the bytes are
     // Whose the rows of a ragged call are, [batch + 1]. Entries have up to c.seq_q queries each, and what they lack is
     // drawn and judged as queries that see nothing.
     std::vector<int64_t> query_offsets;
@@ -60,7 +61,9 @@ struct Problem {
     bool is_backward() const { return has(SPATTN_PLAN_BACKWARD); }
     bool is_on_cache() const { return has(SPATTN_PLAN_STARTS); }
     bool is_tree() const { return has(SPATTN_PLAN_PARENTS); }
-    bool is_float8() const { return c.cache_dtype.code == SPATTN_FLOAT8_E4M3FN; }
+    bool has_float8_cache() const { return c.cache_dtype.code == SPATTN_FLOAT8_E4M3FN; }
+    bool has_float8_operands() const { return type == &bf16_from_float8; }
+    bool has_float8_keys() const { return has_float8_cache() || has_float8_operands(); }
     bool is_ragged() const { return !query_offsets.empty(); }
     int64_t queries_of(int64_t batch) const {
         return is_ragged() ? query_offsets[size_t(batch + 1)] - query_offsets[size_t(batch)] : c.seq_q;
@@ -124,9 +127,10 @@ struct Tensors {
     std::vector<int64_t> starts, parents;  // of a call on a cache
     std::vector<int64_t> page_table;       // of a cache in pages, which lie in pools and hold what k and v say
     Operand pool_k, pool_v;
-    // What a float8 cache has in place of k and v, or in its pools; k and v are what it stands for, without rounding.
+    // What stands in place of k and v in a float8 cache, or in its pools, and in place of q, too, where the dtype is
+    // float8; q, k and v are what it stands for, without rounding.
     struct Narrow {
-        Operand k, v, k_scales, v_scales;
+        Operand k, v, k_scales, v_scales, q, q_scales;
     } narrow;
     struct Ragged {  // the rows of a ragged call: batch entry 0 has all
         Operand q, out, lse, max_logits;
@@ -139,8 +143,8 @@ private:
     Keys make_keys(Problem& problem);
     void fill(Problem& problem);
     void fill_pages(Problem& problem);
-    void narrow_keys(Problem& problem);
-    void narrow_rows(Random& random, Operand& x, Operand& narrow, Operand& scales);
+    void narrow_operands(Problem& problem);
+    void narrow_rows(Random& random, Operand& x, Operand& narrow, Operand& scales, bool may_be_negative);
     void pack(Problem& problem);
     void poison_others(Problem& problem);
 };

@@ -37,7 +37,7 @@ std::string explain(const spattn_plan* plan) {
 Planned plan_now(const spattn_context* context, const Problem& problem) {
     Planned planned;
     spattn_problem c = problem.told();
-    c.dtype = problem.type->dtype;
+    c.dtype = problem.has_float8_operands() ? float8.dtype : problem.type->dtype;
     spattn_plan* plan = nullptr;
     planned.status = spattn_plan_create(context, problem.drawn.pattern.get(), &c, nullptr, &plan);
     planned.plan.reset(plan);
@@ -241,11 +241,13 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     };
     spattn_forward_args f{};
     f.struct_size = sizeof f;
-    f.q = rows.put(of_rows(t.q, t.ragged.q)), f.out = rows.put(of_rows(t.out, t.ragged.out));
-    Operand& k = problem.is_float8() ? t.narrow.k : t.pool_k ? t.pool_k : t.k;
-    Operand& v = problem.is_float8() ? t.narrow.v : t.pool_k ? t.pool_v : t.v;
+    f.q = rows.put(of_rows(problem.has_float8_operands() ? t.narrow.q : t.q, t.ragged.q));
+    f.out = rows.put(of_rows(t.out, t.ragged.out));
+    Operand& k = problem.has_float8_keys() ? t.narrow.k : t.pool_k ? t.pool_k : t.k;
+    Operand& v = problem.has_float8_keys() ? t.narrow.v : t.pool_k ? t.pool_v : t.v;
     f.k = memory.put(k), f.v = memory.put(v);
     f.k_scales = memory.put(t.narrow.k_scales, View::scales), f.v_scales = memory.put(t.narrow.v_scales, View::scales);
+    f.q_scales = memory.put(t.narrow.q_scales, View::scales);
     f.lse = rows.put(of_rows(t.lse, t.ragged.lse), View::rows);
     f.max_logits = rows.put(of_rows(t.max_logits, t.ragged.max_logits), View::rows);
     f.sink_logits = memory.put(t.sinks, View::heads);

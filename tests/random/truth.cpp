@@ -205,7 +205,7 @@ private:
         for (const double s : r.scores) sum += std::exp(s - top);
         r.lse = top + std::log(sum);
         const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
-        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * type_.operand * products;
+        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * operand() * products;
         if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
         r.relative = std::expm1(2 * r.slip) + type_.sum * (64 + 2 * roundings(int64_t(n)));
         Numbers magnitude(static_cast<size_t>(value_dim_)), lost(static_cast<size_t>(value_dim_));
@@ -226,7 +226,13 @@ private:
                              lightest() * lost[c] + type_.tiniest;
     }
     // What is read from a float8 cache may meet probabilities of fp16 whatever the dtype, times scales down to 2^-9.
-    double lightest() const { return problem_.is_float8() ? std::max(type_.lightest, 0x1p-23) : type_.lightest; }
+    double lightest() const {
+        return problem_.has_float8_cache() ? std::max(type_.lightest, 0x1p-23) : type_.lightest;
+    }
+    // Copies of operands of float8 are exact, as their scales have few digits. Matrix units that multiply bytes keep 14
+    // digits below the largest of some products and their sum so far: for what that loses they have what a rounding of
+    // both operands to bf16, which the header allows, would take.
+    double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : type_.operand; }
 
     // ---- forward ----
 
