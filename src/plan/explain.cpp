@@ -64,9 +64,10 @@ std::string describe_problem(const CompiledPlan& plan) {
     sizes += ", heads " + grouped(double(p.heads_q)) + " on " + grouped(double(p.heads_kv));
     sizes += ", queries " + grouped(double(p.seq_q)) + (p.ragged ? " of all" : "") + ", keys " + grouped(double(p.seq_k));
     sizes += ", head_dim " + decimal(double(p.head_dim), 0) + "/" + decimal(double(p.head_dim_v), 0);
-    sizes += std::string(", ") + dtype_row(p.dtype).name + (p.tf32 ? " or TF32" : "") + ", scale " + shortest(p.scale);
-    if (p.float8_cache) sizes += ", keys of " + describe_dtype(p.key_dtype());
+    sizes += std::string(", ") + dtype_row(p.dtype).name + (p.tf32 ? " or TF32" : "");
     if (p.float8_operands) sizes += " from " + describe_dtype(dtype_float8);
+    sizes += ", scale " + shortest(p.scale);
+    if (p.float8_cache) sizes += ", keys of " + describe_dtype(p.key_dtype());
     if (p.softcap != 0) sizes += ", softcap " + shortest(p.softcap);
     if (p.has_sink_logits) sizes += ", sink logits";
     sizes += p.has_starts ? ", beginning where each call says" : ", q_offset " + decimal(double(p.q_offset), 0);
