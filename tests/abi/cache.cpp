@@ -611,7 +611,7 @@ TEST(problems_on_a_cache_that_are_refused) {
     narrow = cache_problem(1, 0), narrow.reserved = 1;
     demand_refused("a field without meaning", "causal", narrow, SPATTN_E_UNKNOWN_FIELD, "problem.reserved");
     narrow = cache_problem(1, 0), narrow.dtype = float8;
-    demand_refused("queries of float8", "causal", narrow, SPATTN_E_DTYPE, "problem.dtype");
+    demand_refused("queries of float8", "causal", narrow, SPATTN_E_UNSUPPORTED, "problem.dtype");
 }
 
 TEST(operands_on_a_cache_that_are_refused) {

@@ -27,16 +27,22 @@ const Option options[] = {
     {"reference", SPATTN_PLAN_REFERENCE, SPATTN_BHSD, f32},
     {"float64", 0, SPATTN_BHSD, f64},
     {"bfloat16", 0, SPATTN_BHSD, bf16},
+    {"float8", 0, SPATTN_BHSD, float8},
+    {"packed float8", 0, SPATTN_THD, float8},
+    {"sinks and values in keys of float8", SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_VALUE_IN_KEY, SPATTN_BSHD, float8},
     {"sinks", SPATTN_PLAN_SINK_LOGITS, SPATTN_BHSD, f32},
     {"sinks in float64", SPATTN_PLAN_SINK_LOGITS, SPATTN_BHSD, f64},
     {"values in keys", SPATTN_PLAN_VALUE_IN_KEY, SPATTN_BHSD, f32},
 };
+
+bool is_float8(const spattn_problem& p) { return p.dtype.code == SPATTN_FLOAT8_E4M3FN; }
 
 spattn_problem make_empty(const Sizes& sizes, const Option& option) {
     auto problem = make_problem();
     problem.flags |= option.flags;
     problem.axes = option.axes;
     problem.dtype = option.dtype;
+    if (is_float8(problem)) problem.flags &= ~uint32_t(SPATTN_PLAN_BACKWARD);
     problem.batch = option.axes == SPATTN_THD ? 1 : sizes.batch;
     problem.seq_q = sizes.seq_q;
     problem.seq_k = sizes.seq_k;
@@ -62,6 +68,12 @@ std::vector<int64_t> matrix_shape(const spattn_problem& p, int64_t heads, int64_
     if (p.axes == SPATTN_BSHD) return {p.batch, seq, heads, dim};
     return {p.batch, heads, seq, dim};
 }
+// As k or q, without head_dim.
+std::vector<int64_t> scales_shape(const spattn_problem& p, int64_t heads, int64_t seq) {
+    auto shape = matrix_shape(p, heads, seq, 1);
+    shape.pop_back();
+    return shape;
+}
 std::vector<int64_t> rows_shape(const spattn_problem& p) {
     if (p.axes == SPATTN_THD) return {p.heads_q, p.seq_q};
     return {p.batch, p.heads_q, p.seq_q};
@@ -84,23 +96,31 @@ void check_runs(const spattn_plan* plan, const spattn_problem& p) {
     Operand q(matrix_shape(p, p.heads_q, p.seq_q, p.head_dim), p.dtype), dq(q.shape, p.dtype);
     Operand k(matrix_shape(p, p.heads_kv, p.seq_k, p.head_dim), p.dtype), dk(k.shape, p.dtype);
     Operand v(matrix_shape(p, p.heads_kv, p.seq_k, p.head_dim_v), p.dtype), dv(v.shape, p.dtype);
-    Operand out(matrix_shape(p, p.heads_q, p.seq_q, p.head_dim_v), p.dtype), dout(out.shape, p.dtype);
+    Operand out(matrix_shape(p, p.heads_q, p.seq_q, p.head_dim_v), is_float8(p) ? bf16 : p.dtype),
+        dout(out.shape, p.dtype);
+    Operand q_scales(scales_shape(p, p.heads_q, p.seq_q), f32), k_scales(scales_shape(p, p.heads_kv, p.seq_k), f32);
     Operand lse(rows_shape(p), f32), max_logits(lse.shape, f32), dlse(lse.shape, f32);
     Operand sinks({p.heads_q}, f32), dsinks(sinks.shape, f32);
     std::fill_n(sinks.as<float>(), p.heads_q, 90.f);  // exp(90) overflows float32
     std::fill_n(dlse.as<float>(), dlse.bytes / 4, 0.5f);
 
-    const Scratch forward(plan, SPATTN_OP_FORWARD), backward(plan, SPATTN_OP_BACKWARD);
+    const Scratch forward(plan, SPATTN_OP_FORWARD);
     auto args = sized<spattn_forward_args>();
     args.q = &q.view, args.k = &k.view, args.v = in_key ? nullptr : &v.view;
     args.out = &out.view, args.lse = &lse.view, args.max_logits = &max_logits.view;
     args.sink_logits = has_sinks ? &sinks.view : nullptr;
+    if (is_float8(p)) {
+        args.q_scales = &q_scales.view, args.k_scales = &k_scales.view;
+        args.v_scales = in_key ? nullptr : &k_scales.view;
+    }
     args.workspace = forward.start, args.workspace_bytes = forward.bytes;
     succeed(spattn_forward(plan, &args), "forward");
     CHECK(out.is_zero());
     CHECK(lse.is_everywhere(has_sinks ? 90.f : -infinity));
     CHECK(max_logits.is_everywhere(-infinity));
 
+    if (is_float8(p)) return;
+    const Scratch backward(plan, SPATTN_OP_BACKWARD);
     auto gradients = sized<spattn_backward_args>();
     gradients.q = &q.view, gradients.k = &k.view, gradients.v = args.v;
     gradients.out = &out.view, gradients.lse = &lse.view, gradients.dout = &dout.view, gradients.dlse = &dlse.view;
@@ -125,7 +145,7 @@ void check_plan(const spattn_plan* plan, const spattn_problem& p) {
     const std::string text = explain(plan);
     CHECK(text.find("queries " + std::to_string(p.seq_q) + ", keys " + std::to_string(p.seq_k)) != std::string::npos);
     CHECK(text.find("pattern     causal") != std::string::npos);
-    CHECK(spattn_plan_kernel(plan, SPATTN_OP_BACKWARD) != nullptr);
+    CHECK_EQ(spattn_plan_kernel(plan, SPATTN_OP_BACKWARD) != nullptr, !is_float8(p));
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ TEXT_NUMBERS = Wrong(-2, LEAST, 1 << 31, HUGE)  # -1 is a 0 that is meant
 DEVICES = Wrong(*({"type": kind, "index": index} for kind, index in ((99, 0), (-1, 0), (1, 1), (1, -1))),
                 status="SPATTN_E_DEVICE")
 DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
-                 for code, bits, lanes in ((0, 0, 0), (2, 32, 2), (0, 32, 1), (2, 7, 1), (2, 8, 1), (250, 32, 1))),
+                 for code, bits, lanes in ((0, 0, 0), (2, 32, 2), (0, 32, 1), (2, 7, 1), (2, 8, 1), (250, 32, 1), (10, 16, 1),
+                                           (10, 8, 0), (10, 8, 2), (11, 8, 1))),
                status="SPATTN_E_DTYPE")
 CACHE_DTYPES = Wrong(*({"code": code, "bits": bits, "lanes": lanes}
                        for code, bits, lanes in ((2, 32, 2), (0, 8, 1), (2, 8, 1), (10, 16, 1), (10, 8, 0))),
@@ -134,8 +135,9 @@ ANYTHING = {
     ("spattn_forward_args", "page_table"): "the same",
     ("spattn_forward_args", "query_offsets"): "the same",
     ("spattn_forward_args", "parents"): "a plan without SPATTN_PLAN_PARENTS takes none; what can be wrong, cache.cpp says",
-    ("spattn_forward_args", "k_scales"): "a plan without a float8 cache takes none; what can be wrong, cache.cpp says",
+    ("spattn_forward_args", "k_scales"): "a plan without float8 takes none; cache.cpp and float8.cpp say the rest",
     ("spattn_forward_args", "v_scales"): "the same",
+    ("spattn_forward_args", "q_scales"): "a plan without a dtype of float8 takes none; float8.cpp says the rest",
     ("spattn_cache_append_args", "k_scales"): "a cache that is not of float8 has none; append.cpp says the rest",
     ("spattn_cache_append_args", "v_scales"): "the same",
     ("spattn_bigbird", "seed"): "every number is a seed",
