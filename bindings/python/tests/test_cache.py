@@ -561,7 +561,7 @@ def test_what_is_wrong_with_float8_is_named():
         (sa.DTypeError, "problem.cache_dtype", lambda: sa.plan("full", q, cache_k, cache_v)),
         (sa.DTypeError, "problem.cache_dtype", lambda: sa.Plan("full", **sizes, starts=True, cache_dtype="float16")),
         (sa.DTypeError, "problem.cache_dtype", lambda: sa.Plan("full", **sizes, starts=True, cache_dtype="float8")),
-        (sa.DTypeError, "problem.dtype", lambda: sa.Plan("full", **sizes, starts=True, dtype=FLOAT8)),
+        (sa.UnsupportedError, "problem.dtype", lambda: sa.Plan("full", **sizes, starts=True, dtype=FLOAT8)),
         (sa.DTypeError, "k", lambda: plan.forward(q, k, cache_v, **more)),
         (sa.DTypeError, "v", lambda: plan.forward(q, cache_k, v, **more)),
         (sa.ShapeError, "k_scales", lambda: plan.forward(q, cache_k, cache_v, **more | {"k_scales": q[0, 0]})),

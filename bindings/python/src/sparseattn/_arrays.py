@@ -12,7 +12,7 @@ from ._core import ArgumentError, DTypeError, ffi, lib
 
 _HOST = (lib.SPATTN_CPU, lib.SPATTN_CUDA_HOST)
 _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b": lib.SPATTN_BOOL}
-FLOAT8 = (lib.SPATTN_FLOAT8_E4M3FN, 8)  # code and bits: of keys and values in caches alone
+FLOAT8 = (lib.SPATTN_FLOAT8_E4M3FN, 8)  # code and bits: of q, k and v, or of a cache
 _OF_ML_DTYPES = {"bfloat16": (lib.SPATTN_BFLOAT, 16), "float8_e4m3fn": FLOAT8}
 
 
@@ -60,10 +60,11 @@ def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
     """
     if dtype.name in _OF_ML_DTYPES:
         return _OF_ML_DTYPES[dtype.name]
-    if dtype.kind not in _CODES or not dtype.isnative or dtype.itemsize > 31:
+    is_of_others = dtype.isbuiltin == 2  # as those of ml_dtypes, some of which claim to be floats
+    if dtype.kind not in _CODES or is_of_others or not dtype.isnative or dtype.itemsize > 31:
         raise DTypeError(
-            f"argument {argument} is an array of {dtype!r}; accepted: float16, 32 and 64, bfloat16 (ml_dtypes), "
-            "float8_e4m3fn (ml_dtypes) of caches, int32 or int64 lists, bool or uint8 masks, in the machine's order",
+            f"argument {argument} is an array of {dtype!r}; accepted: float16, 32 and 64, bfloat16 and "
+            "float8_e4m3fn (ml_dtypes), int32 or int64 lists, bool or uint8 masks, in the machine's order",
             "SPATTN_E_DTYPE",
             argument,
         )

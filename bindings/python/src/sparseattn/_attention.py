@@ -137,6 +137,9 @@ def attention(
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
+    q_scales: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     out: NDArray[Any] | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
@@ -149,12 +152,15 @@ def attention(
     arrays alone may have out and return_max_logits.
 
     q        [batch, seq_q, heads_q, head_dim], float32, float16, float64 or bfloat16 (ml_dtypes). Mind the order: an
-             array [batch, heads, seq, head_dim] is taken for one of few tokens and many heads unless axes says "bhsd"
+             array [batch, heads, seq, head_dim] is taken for one of few tokens and many heads unless axes says "bhsd".
+             Or float8_e4m3fn (ml_dtypes), as k and v then: out is bfloat16, and there are no gradients
     k        [batch, seq_k, heads_kv, head_dim]
     v        [batch, seq_k, heads_kv, head_dim_v]; None: its values are the first head_dim_v of k
     pattern  a Pattern, its text, or a mask: bool [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k],
              True where a key is seen
     axes     "bshd"; "bhsd" for heads before seq; "thd" for packed [tokens, heads, head_dim]
+    q_scales, k_scales, v_scales  with float8: float32, shaped as q, k and v without head_dim, what the elements of each
+             row are multiplied by, none negative in q_scales; None is 1. v_scales is None where v is
 
     The other options are those of Plan, and indices, index_counts, sink_logits, out and return_... those of
     Plan.forward. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers
@@ -164,6 +170,7 @@ def attention(
 
         out = attention(q, k, v, causal() & (sink(4) | window(1023, 0)))
     """
+    scales = {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     if type(q) is not np.ndarray and (module := module_of(q)) is not None:
         return module.attention(
             q,
@@ -182,7 +189,7 @@ def attention(
             index_counts=index_counts,
             sink_logits=sink_logits,
             return_lse=return_lse,
-            **options_for(module, context, out=out, return_max_logits=return_max_logits),
+            **options_for(module, context, scales, out=out, return_max_logits=return_max_logits),
         )
     options = (axes, scale, softcap, q_offset, head_dim_v)
     flags = (sink_logits is not None, False, deterministic, reference, tf32)
@@ -194,6 +201,7 @@ def attention(
         indices=indices,
         index_counts=index_counts,
         sink_logits=sink_logits,
+        **scales,
         out=out,
         return_lse=return_lse,
         return_max_logits=return_max_logits,

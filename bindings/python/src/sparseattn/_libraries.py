@@ -28,15 +28,17 @@ def module_of(array: Any) -> Any:
     return module
 
 
-def options_for(module: Any, context: Any, **only_numpy: Any) -> dict[str, Any]:
-    """The context as an option of the module's functions.
+def options_for(module: Any, context: Any, scales: dict[str, Any] | None = None, **only_numpy: Any) -> dict[str, Any]:
+    """The context, and scales of float8 that are not None, as options of the module's functions.
 
     Raises UnsupportedError for what they have not, where it is given: .argument is its name.
     """
     takes_context = module.__name__ == f"{__package__}.torch"
+    takes_scales = module.__name__ != f"{__package__}.dlpack"
     given = only_numpy if takes_context else {"context": context, **only_numpy}
-    for name, value in given.items():
+    scales = {name: array for name, array in (scales or {}).items() if array is not None}
+    for name, value in (given if takes_scales else {**scales, **given}).items():
         if value is not None and value is not False:
             message = f"argument {name} is given, and {module.__name__} has none; accepted: NumPy arrays with {name}"
             raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
-    return {"context": context} if takes_context else {}
+    return {"context": context, **scales} if takes_context else scales

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
         indices: Any
         index_counts: Any
         sink_logits: Any
+        q_scales: Any
+        k_scales: Any
+        v_scales: Any
 
     class _Operands(Lists, total=False):
         starts: Any
         parents: Any
         page_table: Any
         query_offsets: Any
-        k_scales: Any
-        v_scales: Any
         out: Any
 
 
@@ -64,7 +65,10 @@ class Plan:
     batch                   of all; 1 with "thd", but with starts the sequences that queries are of
     heads_kv, seq_k         of k and v; None is heads_q, seq_q. heads_q is a multiple of heads_kv
     head_dim_v              of v and out; None is head_dim
-    dtype                   of q, k, v, out and their gradients: float32, float16, float64, or bfloat16 of ml_dtypes
+    dtype                   of q, k, v, out and their gradients: float32, float16, float64, or bfloat16 of ml_dtypes. Or
+                            float8_e4m3fn of ml_dtypes, of q, k and v: each row of a token and head stands for its
+                            elements times a scale, which calls may bring, and out is bfloat16. Forward alone, and
+                            without starts
     axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim];
                             "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
                             per_document or documents tells apart; seq_q and seq_k are all tokens
@@ -170,6 +174,7 @@ class Plan:
     def _take(self, handle: Any, problem: Any, axes: str) -> None:
         p = problem
         self._handle, self._axes, self._heads_q = handle, axes, p.heads_q
+        self._out_dtype = self._bfloat16() if (p.dtype.code, p.dtype.bits) == FLOAT8 else self.dtype
         self._sink_logits = bool(p.flags & lib.SPATTN_PLAN_SINK_LOGITS)
         self._value_in_key = bool(p.flags & lib.SPATTN_PLAN_VALUE_IN_KEY)
         self._backward = bool(p.flags & lib.SPATTN_PLAN_BACKWARD)
@@ -217,6 +222,7 @@ class Plan:
         parents: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
+        q_scales: Any = None,
         k_scales: Any = None,
         v_scales: Any = None,
         out: Any = None,
@@ -228,7 +234,8 @@ class Plan:
         q    [batch, seq_q, heads_q, head_dim], in the plan's axes and dtype; any strides
         k    [batch, seq_k, heads_kv, head_dim]
         v    [batch, seq_k, heads_kv, head_dim_v]; None in a plan with value_in_key
-        out  [batch, seq_q, heads_q, head_dim_v], written and returned where given; overlaps no input
+        out  [batch, seq_q, heads_q, head_dim_v], written and returned where given; overlaps no input. bfloat16 in a
+             plan whose dtype is float8
         lse  float32 [batch, heads_q, seq_q], [heads_q, tokens] with "thd": log(sum(exp(scale q kT))). A query that
              sees no key has out 0 and lse -inf.
         max_logits    shaped as lse: the largest score of each query, -inf where it sees no key
@@ -251,8 +258,11 @@ class Plan:
                       page_size, head_dim], and v the same with head_dim_v, of any number of pages
         query_offsets int32 or int64 [batch + 1], in a plan with starts and "thd": queries query_offsets[b] up to
                       query_offsets[b + 1] are those of entry b, none or any number; those around all see nothing
+        q_scales      float32 [batch, seq_q, heads_q], as q without head_dim, in a plan whose dtype is float8: what the
+                      elements of each row are multiplied by, none negative. None is 1. Strides may be 0, as where
+                      np.broadcast_to gives heads one scale each
         k_scales      float32 [batch, seq_k, heads_kv], or [pages, page_size, heads_kv], as k without head_dim, in a
-                      plan with a cache_dtype of float8: what the elements of each row are multiplied by. None is 1
+                      plan whose dtype or cache_dtype is float8. Any of them may be negative; else as q_scales
         v_scales      as k_scales; None in a plan with value_in_key
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
@@ -262,16 +272,16 @@ class Plan:
             place = self._place
             is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
             is_plain = is_plain and starts is None and page_table is None and query_offsets is None
-            is_plain = is_plain and parents is None and k_scales is None and v_scales is None
+            is_plain = is_plain and parents is None and q_scales is None and k_scales is None and v_scales is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):
                 given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits}
                 given |= {"indices": indices, "index_counts": index_counts}
                 given |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
-                given |= {"parents": parents, "k_scales": k_scales, "v_scales": v_scales}
+                given |= {"parents": parents, "q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             if out is None:
-                out = self._empty(self._out_shape, self.dtype)
+                out = self._empty(self._out_shape, self._out_dtype)
                 place(frame, "out", out, True, True)
             else:
                 place(frame, "out", out, True)
@@ -391,6 +401,10 @@ class Plan:
     def _read_dtype(self, dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
         """The dtype as the library of arrays has it, and its code and bits."""
         return read_dtype(dtype, argument)
+
+    def _bfloat16(self) -> Any:
+        """The dtype of out where that of q is float8."""
+        return np.dtype("bfloat16")  # NumPy knows the name from ml_dtypes, as that of float8
 
     def _stream(self) -> Any:
         """The stream on which a plan's lists are copied to its device."""
@@ -624,6 +638,6 @@ def plan(
         tf32=tf32,
         starts=starts,
         parents=parents,
-        cache_dtype=k.dtype if dtype_code(k.dtype, "k") == FLOAT8 else None,
+        cache_dtype=k.dtype if dtype_code(k.dtype, "k") == FLOAT8 and k.dtype != q.dtype else None,
         context=context,
     )

@@ -72,7 +72,8 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         help="batch x seq x heads x head_dim, as 2x4096x8x128; 1/4096 for queries/keys and 32/8 for their heads, as in "
         "2x1/4096x32/8x128; 192/128 for a head_dim of values of its own (default 1x4096x8x128)",
     )
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16", "float64"], default="float32")
+    dtypes = ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn"]
+    parser.add_argument("--dtype", choices=dtypes, default="float32")
     parser.add_argument("--backward", action="store_true", help="plans the backward, too")
     parser.add_argument("--deterministic", action="store_true", help="equal bits in every call, on GPUs too")
     parser.add_argument("--tf32", action="store_true", help="float32 may be rounded to TF32, on GPUs")
@@ -85,7 +86,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 def explain(options: argparse.Namespace) -> int:
     """What the plan says of itself."""
-    if options.dtype == "bfloat16":
+    if options.dtype in ("bfloat16", "float8_e4m3fn"):
         demo.require_packages("ml_dtypes")
         import ml_dtypes  # noqa: F401, by which NumPy knows the name
     context = Context(options.device, threads=options.threads)
