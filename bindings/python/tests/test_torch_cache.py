@@ -379,7 +379,7 @@ def test_float8_pools_of_others(device):
         (sa.ArgumentError, "args.flags", lambda: sat.cache_append(k, v, *floats, **more | chosen, choose_scales=True)),
         (sa.ArgumentError, "k_scales", lambda: sat.cache_append(k, v, *pools, **more, choose_scales=True)),
         (sa.DTypeError, "problem.cache_dtype", lambda: sat.plan(STREAMING, q, *pools)),
-        (sa.DTypeError, "problem.dtype", lambda: sat.attention(pools[0], pools[0], pools[1], STREAMING)),
+        (sa.UnsupportedError, "problem.dtype", lambda: sat.plan(STREAMING, pools[0], *pools, starts=True)),
     ]:
         with pytest.raises(error) as raised:
             call()

@@ -19,6 +19,7 @@ def run(q: NDArray[np.float32]) -> NDArray[np.float32]:
     out, lse = sa.attention(q, q, q, "causal", return_lse=True, axes="bshd", scale=0.5)
     out, lse, largest = sa.attention(q, q, q, np.ones((16, 16), bool), return_lse=True, return_max_logits=True)
     plan: sa.Plan = sa.plan(pattern, q, q, q, backward=True)
+    out = plan.forward(q, q, q, q_scales=largest)
     pairs: float = plan.stats().pairs + pattern.density((8, 16)) + float(largest.max())
     dq, dk, dv = sa.attention_backward(q, q, q, out, lse, out, pattern)
     try:
@@ -60,7 +61,7 @@ def run(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     cache.keep(sat.decode(q, cache, "causal", parents=mask).argmax(), 3, counts=[1, 2])
     out, lse = sat.decode(sat.decode(q, cache, "causal", axes="bhsd"), cache[:1], "causal", out=out, return_lse=True)
     reveal_type(out)
-    return sat.attention(out, q, q, "causal", sink_logits=lse[0, :, 0])
+    return sat.attention(out, q, q, "causal", sink_logits=lse[0, :, 0], q_scales=lse)
 """
 JAX = """
 import jax

@@ -13,8 +13,8 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
-from ._operators import plan_for, refuse_again
-from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, require_tensor, with_mask
+from ._operators import SCALES, plan_for, refuse_again
+from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, refuse_gradients, require_tensor, with_mask
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
         sink_logits: torch.Tensor | None
+        q_scales: torch.Tensor | None
+        k_scales: torch.Tensor | None
+        v_scales: torch.Tensor | None
 
 
 # ---- eager calls: an autograd function of its own takes a tenth of an operator's ----
@@ -88,7 +91,10 @@ _is_tracing = torch._C._is_tracing
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
+_OF_MORE_BITS = "tensors of 16 bits or more, or a call under torch.no_grad()"
+
+
+def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any]) -> bool:
     """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer, no
     derivatives that go forward."""
     return (
@@ -97,6 +103,7 @@ def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
         and type(k) in PLAIN
         and (v is None or type(v) in PLAIN)
         and (sink_logits is None or type(sink_logits) in PLAIN)
+        and (scales[0] is scales[1] is scales[2] is None or all(x is None or type(x) in PLAIN for x in scales))
         and not _num_dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
@@ -149,13 +156,17 @@ def attention(
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
     sink_logits: torch.Tensor | None = None,
+    q_scales: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """sparseattn.attention of tensors: out, or (out, lse), which autograd knows how to differentiate once.
 
     q        [batch, seq_q, heads_q, head_dim], float32, float16, bfloat16 or float64, on the CPU or a CUDA device.
              Mind the order: a tensor [batch, heads, seq, head_dim] is taken for one of few tokens and many heads
-             unless axes is "bhsd"; scaled_dot_product_attention takes it as torch does
+             unless axes is "bhsd"; scaled_dot_product_attention takes it as torch does. Or torch.float8_e4m3fn, as k
+             and v then: out is bfloat16, and tensors that require a gradient are refused, but for torch.no_grad()
     pattern  a Pattern, its text, or a bool tensor, True where a key is seen: [seq_q, seq_k], [heads, seq_q, seq_k] or
              [batch, heads, seq_q, seq_k], and seq_q may be 1 in a mask of keys alone. The host reads a mask with every
              call: where it stays the same, sparseattn.mask makes a pattern of it once. In what torch.compile compiles,
@@ -164,9 +175,9 @@ def attention(
              the CPU they always are
     context  None is the CPU's default_context(), or one for the CUDA device where q lies; must be None in compiled code
 
-    k, v, indices, index_counts, sink_logits, and the other options and errors are those of sparseattn.attention. q, k,
-    v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v are cast, as torch's own
-    attention casts them.
+    k, v, indices, index_counts, sink_logits, q_scales, k_scales, v_scales, and the other options and errors are those
+    of sparseattn.attention. q, k, v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v
+    are cast, as torch's own attention casts them, but for those of float8.
     """
     lists = (sink_logits, indices, index_counts)
     mask: torch.Tensor | None = None
@@ -175,7 +186,7 @@ def attention(
         pattern = "full"
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
-    return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context)
+    return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context, (q_scales, k_scales, v_scales))
 
 
 def attention_backward(
@@ -275,7 +286,7 @@ def plan(
         tf32=tf32,
         starts=starts,
         parents=parents,
-        cache_dtype=k.dtype if k.dtype == torch.float8_e4m3fn else None,
+        cache_dtype=k.dtype if k.dtype == torch.float8_e4m3fn != q.dtype else None,
         context=context_of(q) if context is None else context,
     )
 
@@ -290,33 +301,43 @@ def _attend(
     scalars: tuple[Any, ...],
     return_lse: bool = False,
     context: Context | None = None,
+    scales: tuple[Any, Any, Any] = (None, None, None),
 ) -> Any:
-    """attention, with a mask beside the pattern; more is sink_logits, indices, index_counts."""
+    """attention, with a mask beside the pattern.
+
+    more is sink_logits, indices, index_counts; scales are those of q, k and v
+    """
     sink_logits, indices, index_counts = more
-    is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits)
+    is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales)
     if not is_eager:
-        for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
+        named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
+        for name, tensor in named.items():
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 require_tensor(tensor, name)
         if not torch.compiler.is_compiling():
-            refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
+            refuse_transforms(**named)
     if not is_eager or _is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
+    if q.dtype == torch.float8_e4m3fn:
+        of_scales = dict(zip(SCALES, scales))
+        refuse_gradients("call of float8", _OF_MORE_BITS, q=q, k=k, v=v, sink_logits=sink_logits, **of_scales)
     backward = needs_gradients(q, k, v, sink_logits)
     if not is_eager:
         if context is not None:
             raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
         name = pattern if isinstance(pattern, str) else _name_of(pattern)
-        out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward)
+        out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward, *scales)
         return (out, lse) if return_lse else out
-    if mask is None and v is not None and sink_logits is None and indices is None and index_counts is None:
+    is_scaled = not scales[0] is scales[1] is scales[2] is None
+    is_plain = v is not None and sink_logits is None and indices is None and index_counts is None and not is_scaled
+    if mask is None and is_plain:
         call = _find_plain_call(q, k, v, pattern, scalars, backward, return_lse or backward, context)
         if call is not None:
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
     plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
-    if not backward:
-        lists = {"indices": indices, "index_counts": index_counts}
+    if not backward or is_scaled:  # scales belong to float8, which has no backward: else the library refuses them
+        lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, scales))}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
     return (out, lse) if return_lse else out
@@ -403,7 +424,8 @@ def autocast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    casts = (x is not None and x.is_floating_point() and x.dtype != torch.float64 for x in (q, k, v))
+    kept = (torch.float64, torch.float8_e4m3fn)
+    casts = (x is not None and x.is_floating_point() and x.dtype not in kept for x in (q, k, v))
     q, k, v = (x.to(dtype) if is_cast else x for x, is_cast in zip((q, k, v), casts))
     return q, k, v
 

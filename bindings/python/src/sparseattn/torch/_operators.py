@@ -19,9 +19,13 @@ _SCALARS = (
     "bool reference, bool tf32"
 )
 _NUM_OPERANDS, _NUM_SCALARS = 7, 9
+SCALES = ("q_scales", "k_scales", "v_scales")
 
 _library = torch.library.Library("sparseattn", "DEF")
-_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward) -> (Tensor out, Tensor lse)")
+_library.define(
+    f"forward({_OPERANDS}, {_SCALARS}, bool backward, {', '.join(f'Tensor? {name}=None' for name in SCALES)}) -> "
+    "(Tensor out, Tensor lse)"
+)
 _library.define(
     f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
@@ -64,12 +68,12 @@ def plan_for(
 
 
 def _forward(
-    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
+    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *more: Any
 ) -> Any:
-    """The operator; scalars are those of its schema."""
-    pattern, *options, backward = scalars
+    """The operator; more is what else its schema has, without the last scales where they are None."""
+    pattern, *options, backward = more[: _NUM_SCALARS + 1]
     plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), options, backward)
-    lists = {"indices": indices, "index_counts": index_counts}
+    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, more[_NUM_SCALARS + 1 :]))}
     return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
 
 
@@ -89,9 +93,9 @@ def _named(name: str) -> Any:
 
 
 def _forward_fake(
-    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
+    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *more: Any
 ) -> Any:
-    pattern, axes, _, _, _, head_dim_v, *_ = scalars
+    pattern, axes, _, _, _, head_dim_v, *_ = more
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
     for name, tensor in (("k", k), ("v", v)):
         if tensor is not None and tensor.device != q.device:
@@ -100,7 +104,8 @@ def _forward_fake(
     _kept_by_graphs[pattern] = pattern_named(pattern)
     out = [*q.shape[:-1], sizes["head_dim_v"]]
     lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
-    return q.new_empty(out), q.new_empty(lse, dtype=torch.float32)
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return q.new_empty(out, dtype=dtype), q.new_empty(lse, dtype=torch.float32)
 
 
 # A graph has a pattern's name alone, and may be run when nobody else holds the pattern any more.
@@ -122,13 +127,14 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
     *operands, out, lse = ctx.saved_tensors
+    num_inputs = _NUM_OPERANDS + _NUM_SCALARS + 1 + len(SCALES)
     if dout is None and dlse is None:
-        return (None,) * (_NUM_OPERANDS + _NUM_SCALARS + 1)
+        return (None,) * num_inputs
     gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *ctx.scalars)
     dq, dk, dv, dsink = gradients
     v, sink_logits = operands[2:4]
     found = dq, dk, None if v is None else dv, None if sink_logits is None else dsink
-    return *found, *[None] * (_NUM_OPERANDS + _NUM_SCALARS + 1 - len(found))
+    return *found, *[None] * (num_inputs - len(found))
 
 
 def refuse_again(ctx: Any, *gradients: Any) -> Any:

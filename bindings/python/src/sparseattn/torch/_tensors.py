@@ -120,13 +120,14 @@ class TensorPlan(Plan):
         parents: Any = None,
         page_table: Any = None,
         query_offsets: Any = None,
+        q_scales: Any = None,
         k_scales: Any = None,
         v_scales: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
     ) -> Any:
-        scales = {"k_scales": k_scales, "v_scales": v_scales}
+        scales = {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
         refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         lists |= {"starts": starts, "parents": parents, "page_table": page_table, "query_offsets": query_offsets}
@@ -136,6 +137,9 @@ class TensorPlan(Plan):
 
     def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
+
+    def _bfloat16(self) -> Any:
+        return torch.bfloat16
 
     def _stream(self) -> Any:
         return stream_on(self._device)
@@ -199,7 +203,7 @@ class PlainCall:
     def __init__(self, plan: TensorPlan, return_lse: bool):
         self.plan, self._return_lse = plan, return_lse
         self._frames: list[tuple[Frame, Any]] = []  # each with where its addresses are
-        self._out = plan.template(plan._out_shape, plan.dtype)
+        self._out = plan.template(plan._out_shape, plan._out_dtype)
         self._lse = plan.template(plan._lse_shape, torch.float32)
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""Tensors of float8_e4m3fn, each row with a scale, against attention in float64 of what they stand for."""
+
+import pytest
+
+import sparseattn as sa
+
+torch = pytest.importorskip("torch")
+import sparseattn.torch as sat  # noqa: E402
+
+FLOAT8 = torch.float8_e4m3fn
+TEXT = "causal & (sink(2) | window(9,0)) - global_keys(0)"  # the first query sees nothing
+BOUND = 2e-2  # products of elements and scales may be rounded to bfloat16, and out is of it
+NAMES = ("q_scales", "k_scales", "v_scales")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+
+
+def quantize(x):
+    """Elements, and scales of rows: what is largest in a row becomes 448."""
+    scales = x.abs().amax(-1) / 448
+    return (x / scales[..., None]).to(FLOAT8), scales
+
+
+def one_scale_a_head(x):
+    """Elements, and scales whose strides are 0 but for the heads', bshd."""
+    heads = torch.linspace(1 / 64, 1 / 16, x.shape[2], device=x.device)
+    return (x / heads[:, None]).to(FLOAT8), heads.expand(x.shape[:3])
+
+
+def without_scales(x):
+    return x.to(FLOAT8), None
+
+
+def stand_for(elements, scales):
+    """float64, on the CPU."""
+    return [e.double().cpu() * (1 if s is None else s.double().cpu()[..., None]) for e, s in zip(elements, scales)]
+
+
+def operands(kind=quantize, device="cpu", batch=2, seq=40, heads_kv=2, head_dim=24, head_dim_v=16):
+    """float8 q, k and v in bshd, and their scales by name."""
+    made = torch.Generator().manual_seed(3)
+    shapes = [(4, head_dim), (heads_kv, head_dim), (heads_kv, head_dim_v)]
+    x = [torch.randn(batch, seq, *shape, generator=made).to(device) for shape in shapes]
+    if kind is quantize:  # of many sizes, so that a scale of another row is seen
+        sizes = [torch.randint(-6, 1, rows.shape[:3], generator=made).to(device) for rows in x]
+        x = [rows * torch.exp2(size)[..., None] for rows, size in zip(x, sizes)]
+    elements, scales = zip(*map(kind, x))
+    return list(elements), dict(zip(NAMES, scales))
+
+
+def assert_close(found, expected, bound=BOUND):
+    assert found[0].dtype == torch.bfloat16 and found[1].dtype == torch.float32
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=bound, atol=bound)
+
+
+@on_devices
+@pytest.mark.parametrize("kind", [quantize, one_scale_a_head, without_scales])
+@pytest.mark.parametrize("text", [TEXT, "full", "residue(7,3) & causal", "dilated(20,0,3) | block_diagonal(8)"])
+@pytest.mark.parametrize("sizes", [{}, {"seq": 300, "head_dim": 128, "head_dim_v": 128}])
+def test_patterns(device, kind, text, sizes):
+    x, scales = operands(kind, device, **sizes)
+    found = sat.attention(*x, text, **scales, return_lse=True)
+    assert all(one.device.type == device for one in found)
+    assert_close(found, sat.attention(*stand_for(x, scales.values()), text, return_lse=True))
+
+
+@on_devices
+@pytest.mark.parametrize("kind", [quantize, one_scale_a_head, without_scales])
+def test_axes_and_options(device, kind):
+    x, scales = operands(kind, device)
+    right = sat.attention(*stand_for(x, scales.values()), TEXT, return_lse=True)
+    swapped = {name: s if s is None else s.transpose(1, 2) for name, s in scales.items()}
+    out, lse = sat.attention(*(e.transpose(1, 2) for e in x), TEXT, axes="bhsd", **swapped, return_lse=True)
+    assert_close((out.transpose(1, 2), lse), right)
+
+    first = [e[0] for e in x], {name: s if s is None else s[0] for name, s in scales.items()}
+    packed = sa.per_document("causal", [0, 15, 40])
+    expected = sat.attention(*stand_for(first[0], first[1].values()), packed, axes="thd", return_lse=True)
+    assert_close(sat.attention(*first[0], packed, axes="thd", **first[1], return_lse=True), expected)
+
+    sinks = torch.tensor([0.5, -2, 1, 3])
+    options = {"scale": 0.3, "softcap": 1.5, "q_offset": 2, "return_lse": True}
+    expected = sat.attention(*stand_for(x, scales.values()), TEXT, sink_logits=sinks, **options)
+    assert_close(sat.attention(*x, TEXT, **scales, sink_logits=sinks.to(device), **options), expected)
+
+    mask = torch.rand(2, 4, 40, 40, generator=torch.Generator().manual_seed(1)) < 0.5
+    expected = sat.attention(*stand_for(x, scales.values()), mask, return_lse=True)
+    assert_close(sat.attention(*x, mask, **scales, return_lse=True), expected)
+
+
+@on_devices
+def test_values_in_keys(device):
+    (q, k, _), scales = operands(device=device, heads_kv=1)
+    del scales["v_scales"]
+    expected = sat.attention(*stand_for((q, k), scales.values()), None, TEXT, head_dim_v=16, return_lse=True)
+    assert_close(sat.attention(q, k, None, TEXT, head_dim_v=16, **scales, return_lse=True), expected)
+
+
+@on_devices
+def test_lists(device):
+    x, scales = operands(device=device)
+    made = torch.Generator().manual_seed(2)
+    lists = {"indices": torch.randint(-1, 41, (2, 40, 2, 5), generator=made)}
+    lists["index_counts"] = torch.randint(0, 6, (2, 40, 2), generator=made)
+    pattern = "causal & runtime_tokens(5)"
+    expected = sat.attention(*stand_for(x, scales.values()), pattern, **lists, return_lse=True)
+    lists = {name: one.to(device) for name, one in lists.items()}
+    assert_close(sat.attention(*x, pattern, **lists, **scales, return_lse=True), expected)
+
+
+@on_devices
+def test_plans_read_the_tensors_of_each_call(device):
+    x, scales = operands(device=device)
+    plan = sa.plan(TEXT, *x)
+    assert isinstance(plan, sat.TensorPlan) and plan.dtype == FLOAT8
+    right = sat.attention(*x, TEXT, **scales, return_lse=True)
+    unscaled = sat.attention(*x, TEXT)
+    for _ in range(2):
+        for one, other in zip(plan.forward(*x, **scales, return_lse=True), right):
+            assert torch.equal(one, other)
+        assert torch.equal(plan.forward(*x), unscaled)
+        out = torch.zeros_like(unscaled)
+        assert plan.forward(*(e.clone() for e in x), **scales, out=out) is out and torch.equal(out, right[0])
+    for _ in range(3):  # found again, by q, k and v alone
+        assert torch.equal(sat.attention(*x, TEXT), unscaled)
+    bf16 = [e.bfloat16() for e in x]
+    assert torch.equal(sat.attention(*bf16, TEXT), unscaled)
+    assert sa.attention(*x, TEXT, **scales).equal(right[0])
+
+
+def test_torchs_own_conventions_have_scales_of_1():
+    x, _ = operands(without_scales)
+    out = sat.scaled_dot_product_attention(*(e.transpose(1, 2) for e in x), is_causal=True, enable_gqa=True)
+    assert torch.equal(out.transpose(1, 2), sat.attention(*x, "causal"))
+
+
+def test_autocast_leaves_float8_as_it_is():
+    x, scales = operands()
+    right = sat.attention(*x, TEXT, **scales)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(sat.attention(*x, TEXT, **scales), right)
+        with pytest.raises(sa.DTypeError) as caught:
+            sat.attention(x[0], x[1].float(), x[2], TEXT)
+    assert caught.value.argument == "k"
+
+
+# ---- who looks on ----
+
+
+class Layer(torch.nn.Module):
+    """Queries, keys and values of two bytes, quantized for one call."""
+
+    def __init__(self, pattern=TEXT):
+        super().__init__()
+        self.pattern = pattern
+
+    def forward(self, q, k, v):
+        elements, scales = zip(*(quantize(x.float()) for x in (q, k, v)))
+        return sat.attention(*elements, self.pattern, **dict(zip(NAMES, scales))).sin()
+
+
+def wide(seq=40):
+    made = torch.Generator().manual_seed(3)
+    shapes = [(2, seq, 4, 24), (2, seq, 2, 24), (2, seq, 2, 16)]
+    return [torch.randn(shape, generator=made).bfloat16() for shape in shapes]
+
+
+def test_compiled_without_a_break_for_all_lengths():
+    torch._dynamo.reset()
+    layer, graphs = Layer(sa.causal() & (sa.sink(2) | sa.window(9, 0))), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    for way in (backend, "aot_eager"):
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=way)
+        for seq in (40, 50, 77):
+            x = wide(seq)
+            assert torch.equal(compiled(*x), layer(*x))
+    assert len(graphs) == 1
+
+
+def test_compiled_without_scales():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: sa.attention(*x, TEXT), fullgraph=True, backend="aot_eager")
+    x, _ = operands(without_scales)
+    assert torch.equal(compiled(*x), sat.attention(*x, TEXT))
+
+
+def test_exported_for_all_lengths():
+    layer, seq = Layer(sa.parse(TEXT)), torch.export.Dim("seq", min=2, max=4096)
+    program = torch.export.export(layer, tuple(wide()), dynamic_shapes=({1: seq}, {1: seq}, {1: seq}))
+    for length in (40, 65):
+        assert torch.equal(program.module()(*wide(length)), layer(*wide(length)))
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("in_keys", [False, True])
+def test_operators_are_what_torch_expects(axes, in_keys):
+    x, scales = operands()
+    x = [e[0] if axes == "thd" else e.transpose(1, 2) if axes == "bhsd" else e for e in x]
+    scales = [s[0] if axes == "thd" else s.transpose(1, 2) if axes == "bhsd" else s for s in scales.values()]
+    if in_keys:
+        x[2] = scales[2] = None
+    scalars = ("causal & window(9,0)", axes, None, None, None, 16 if in_keys else None, False, False, False, False)
+    arguments = (*x, None, None, None, None, *scalars)
+    # torch's test of schemas cannot copy float8.
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for given in (scales, scales[:1], ()):
+        torch.library.opcheck(torch.ops.sparseattn.forward.default, (*arguments, *given), test_utils=checks)
+    out, _ = torch.ops.sparseattn.forward(*arguments, *scales)
+    options = {"axes": axes, "head_dim_v": 16 if in_keys else None}
+    assert torch.equal(out, sat.attention(*x, "causal & window(9,0)", **options, **dict(zip(NAMES, scales))))
+
+
+def test_meta_and_fake_tensors_have_shapes():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def attend(device):
+        shapes = [(2, 40, 4, 24), (2, 40, 2, 24), (2, 40, 2, 16)]
+        x = [torch.empty(shape, dtype=FLOAT8, device=device) for shape in shapes]
+        scales = {name: torch.empty(shape[:3], device=device) for name, shape in zip(NAMES, shapes)}
+        return sat.attention(*x, TEXT, **scales, return_lse=True)
+
+    found = [attend("meta")]
+    with FakeTensorMode():
+        found.append(attend("cpu"))
+    for out, lse in found:
+        assert out.shape == (2, 40, 4, 16) and out.dtype == torch.bfloat16
+        assert lse.shape == (2, 4, 40) and lse.dtype == torch.float32
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("argument", ["q", "k", "v", "sink_logits", *NAMES])
+def test_gradients_are_refused(argument):
+    x, scales = operands()
+    given = {**dict(zip("qkv", x)), **scales, "sink_logits": torch.zeros(4)}
+    plain = sat.attention(**given, pattern=TEXT)
+    given[argument] = given[argument].clone().requires_grad_()
+    plan = sa.plan(TEXT, *x, sink_logits=True)
+    compiled = torch.compile(lambda given: sat.attention(**given, pattern=TEXT), backend="eager")
+    for call in (lambda: sat.attention(**given, pattern=TEXT), lambda: plan.forward(**given)):
+        with pytest.raises(sa.ArgumentError, match=f"{argument} requires a gradient.*no_grad") as caught:
+            call()
+        assert caught.value.argument == argument
+        with torch.no_grad():
+            assert torch.equal(call(), plain)
+
+
+def test_gradients_are_refused_in_compiled_code():
+    torch._dynamo.reset()
+    x, scales = operands()
+    compiled = torch.compile(lambda q: sat.attention(q, *x[1:], TEXT, **scales), backend="eager")
+    with pytest.raises(sa.ArgumentError, match="q requires a gradient.*no_grad"):
+        compiled(x[0].requires_grad_())
+
+
+def test_there_is_no_backward():
+    x, scales = operands()
+    out, lse = sat.attention(*x, TEXT, return_lse=True)
+    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
+        sat.attention_backward(*x, out, lse, out, TEXT)
+    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
+        sat.plan(TEXT, *x, backward=True)
+    scalars = ("causal", "bshd", None, None, None, None, False, False, False)
+    arguments = (x[0].requires_grad_(), *x[1:], None, None, None, None, *scalars)
+    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
+        torch.ops.sparseattn.forward(*arguments, True, *scales.values())
+    out, _ = torch.ops.sparseattn.forward(*arguments, False, *scales.values())
+    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
+        out.sum().backward()
+
+
+def test_what_is_wrong_is_named():
+    x, scales = operands()
+    q, k, v = x
+    wide = [e.float() for e in x]
+    plan = sat.plan(TEXT, *x)
+    cache = sat.KVCache(2, 64, 2, 24, 16, dtype=torch.bfloat16, cache_dtype=FLOAT8)
+
+    def attend(q=q, k=k, v=v, **changed):
+        return sat.attention(q, k, v, TEXT, **{**scales, **changed})
+
+    unscaled = dict.fromkeys(NAMES)
+    calls = [
+        (sa.DTypeError, "k", lambda: attend(k=k.bfloat16())),
+        (sa.DTypeError, "v", lambda: attend(v=v.float())),
+        (sa.DTypeError, "k", lambda: attend(q.bfloat16(), **unscaled)),
+        (sa.DTypeError, "problem.dtype", lambda: attend(q.to(torch.float8_e5m2), **unscaled)),
+        (sa.DTypeError, "q_scales", lambda: attend(q_scales=scales["q_scales"].double())),
+        (sa.DTypeError, "k_scales", lambda: attend(k_scales=[1.0])),
+        (sa.ShapeError, "q_scales", lambda: attend(q_scales=scales["k_scales"])),
+        (sa.ShapeError, "v_scales", lambda: attend(v_scales=scales["v_scales"][:, 1:])),
+        (sa.ArgumentError, "v_scales", lambda: attend(v=None, head_dim_v=16)),
+        (sa.ArgumentError, "q_scales", lambda: attend(*wide)),
+        (sa.ArgumentError, "q_scales", lambda: attend(wide[0].clone().requires_grad_(), *wide[1:])),
+        (sa.ArgumentError, "k_scales", lambda: attend(*wide, q_scales=None)),
+        (sa.DTypeError, "q", lambda: plan.forward(*wide)),
+        (sa.DTypeError, "out", lambda: plan.forward(*x, out=torch.zeros(2, 40, 4, 16))),
+        (sa.DTypeError, "problem.cache_dtype", lambda: sat.plan(TEXT, q.bfloat16(), k, v)),
+        (sa.UnsupportedError, "problem.dtype", lambda: sat.plan(TEXT, *x, starts=True)),
+        (sa.DTypeError, "q", lambda: sat.decode(q, cache, TEXT)),
+        (sa.DTypeError, "dtype", lambda: sat.KVCache(2, 64, 2, 24, dtype=FLOAT8)),
+    ]
+    for number, (kind, argument, call) in enumerate(calls):
+        with pytest.raises(kind, match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument, (number, caught.value)
+
+
+@needs_cuda
+def test_scales_lie_where_q_lies():
+    x, scales = operands(device="cuda")
+    for name, s in scales.items():
+        with pytest.raises(sa.ArgumentError) as caught:
+            sat.attention(*x, TEXT, **{**scales, name: s.cpu()})
+        assert (caught.value.status, caught.value.argument) == ("SPATTN_E_DEVICE", name)
+
+
+@needs_cuda
+def test_graphs_capture_calls():
+    x, scales = operands(device="cuda")
+    plan = sat.plan(TEXT, *x)
+    right = plan.forward(*x, **scales)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = plan.forward(*x, **scales)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, right)
+    scales["v_scales"].mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, 2 * right)
