@@ -105,6 +105,32 @@ TEST(loops_that_stop_half_way) {
     }
 }
 
+// Those that copy operands of float8, too.
+TEST(loops_of_float8_that_stop_half_way) {
+    Host host;
+    auto options = cpu_options();
+    options.cpu_threads = 3;
+    options.parallel_for = Host::run;
+    options.parallel_for_user = &host;
+    const Context context = make_context(options);
+    auto problem = make_problem();
+    problem.flags = 0, problem.dtype = float8;
+    const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
+    Operands operands(plan.get(), problem);
+    succeed(operands.forward(), "forward");
+    const int loops = host.loops;
+    CHECK(loops > 2);
+    const auto expected = operands.results();
+    for (int bad = 0; bad < loops; ++bad)
+        for (const auto& [skipped, answer] : {std::pair<int64_t, int32_t>{1, 0}, {0, 9}}) {
+            host = {0, bad, skipped, answer};
+            CHECK_EQ(operands.forward(), SPATTN_E_CALLBACK);
+            host = {};
+            succeed(operands.forward(), "forward again");
+            CHECK(operands.results() == expected);
+        }
+}
+
 // The header forbids it, and a host will: what a callback throws ends there as a status, and nothing is lost.
 TEST(callbacks_that_throw) {
     struct Thrower {

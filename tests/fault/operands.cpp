@@ -3,12 +3,18 @@
 
 namespace fault {
 
+namespace {
+bool is_float8(const spattn_problem& p) { return p.dtype.code == SPATTN_FLOAT8_E4M3FN; }
+}  // namespace
+
 void fill(abi::Tensor& tensor, uint32_t seed) {
     const int32_t bits = tensor.view.dtype.bits;
     if (bits == 32) return tensor.fill(seed);
     for (size_t i = 0; i < tensor.bytes * 8 / size_t(bits); ++i) {
         seed = seed * 1664525u + 1013904223u;
-        if (bits == 16)
+        if (bits == 8)
+            tensor.data[i] = static_cast<unsigned char>(0x30 | (seed >> 16 & 0x87));
+        else if (bits == 16)
             tensor.as<uint16_t>()[i] = uint16_t(0x3800 | (seed >> 16 & 0x83ff));  // of float16 and of bfloat16 alike
         else
             tensor.as<double>()[i] = double(seed >> 8) / double(1 << 23) - 1;
@@ -20,9 +26,9 @@ Operands::Operands(const spattn_plan* plan, const spattn_problem& p, int64_t lis
       q({p.batch, p.heads_q, p.seq_q, p.head_dim}, p.dtype),
       k({p.batch, p.heads_kv, p.seq_k, p.head_dim}, p.dtype),
       v({p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, p.dtype),
-      out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, p.dtype),
+      out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, is_float8(p) ? abi::bf16 : p.dtype),
       lse({p.batch, p.heads_q, p.seq_q}, abi::f32),
-      dout(out.shape, p.dtype),
+      dout(out.shape, out.view.dtype),
       dq(q.shape, p.dtype),
       dk(k.shape, p.dtype),
       dv(v.shape, p.dtype),
@@ -30,10 +36,13 @@ Operands::Operands(const spattn_plan* plan, const spattn_problem& p, int64_t lis
       sinks({p.heads_q}, abi::f32),
       dsinks({p.heads_q}, abi::f32),
       indices({p.batch, p.seq_q, p.heads_kv, listed}, abi::i32),
+      q_scales(lse.shape, abi::f32),
+      k_scales({p.batch, p.heads_kv, p.seq_k}, abi::f32),
       forward_space({bytes(SPATTN_OP_FORWARD)}, abi::u8),
       backward_space({bytes(SPATTN_OP_BACKWARD)}, abi::u8) {
     uint32_t seed = 1;
-    for (abi::Tensor* t : {&q, &k, &v, &dout, &sinks}) fill(*t, seed++);
+    for (abi::Tensor* t : {&q, &k, &v, &dout, &sinks, &k_scales}) fill(*t, seed++);
+    for (size_t i = 0; i < q_scales.bytes / sizeof(float); ++i) q_scales.as<float>()[i] = 0.5f + float(i % 7);
     for (size_t i = 0; i < indices.bytes / 4; ++i)
         indices.as<int32_t>()[i] = int32_t(i * 7919 % size_t(p.seq_k + 9)) - 5;
     forward_args.q = &q.view, forward_args.k = &k.view, forward_args.v = &v.view;
@@ -54,6 +63,9 @@ void Operands::bring_options(const spattn_problem& p, int64_t listed) {
         forward_args.sink_logits = backward_args.sink_logits = &sinks.view;
         backward_args.dsink_logits = &dsinks.view;
     }
+    if (!is_float8(p)) return;
+    forward_args.q_scales = &q_scales.view, forward_args.k_scales = &k_scales.view;
+    if (forward_args.v) forward_args.v_scales = &k_scales.view;
 }
 
 int64_t Operands::bytes(spattn_enum op) const {
