@@ -28,6 +28,8 @@ struct Lengths {
 constexpr Lengths lengths[] = {{1, 1},     {1, 129},   {63, 65},   {127, 128}, {128, 127}, {129, 191}, {191, 192},
                                {193, 193}, {255, 257}, {256, 383}, {385, 385}, {200, 640}, {300, 60}};
 
+constexpr Float8 float8_forms[] = {Float8::of_rows, Float8::of_heads, Float8::unscaled};
+
 }  // namespace
 
 std::vector<std::string> rows_here(const char* prefix, const char* pass) {
@@ -59,7 +61,14 @@ int64_t tile_heads_of(const std::string& row) {
     return at == std::string::npos ? 1 : std::stoll(row.substr(at + 6));
 }
 
+bool is_float8(const std::string& row) { return row.find("_float8_") != std::string::npos; }
+
 bool is_tf32(const std::string& row) { return row.find("_tf32_") != std::string::npos; }
+
+void set_dtype(Case& c, const std::string& row) {
+    c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
+    if (is_float8(row)) c.float8 = Float8::of_rows, c.bound = 2.4e-2, c.row_bound = 1e-2;
+}
 
 std::vector<Case> shapes_of(const std::string& row) {
     std::vector<Case> cases;
@@ -67,7 +76,9 @@ std::vector<Case> shapes_of(const std::string& row) {
     for (const Lengths& l : lengths)
         for (const char* pattern : patterns) {
             Case c;
-            c.pattern = pattern, c.seq_q = l.q, c.seq_k = l.k, c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
+            c.pattern = pattern, c.seq_q = l.q, c.seq_k = l.k;
+            set_dtype(c, row);
+            if (is_float8(row)) c.float8 = float8_forms[n / 2 % 3];
             c.heads_kv = n % 2 ? 2 : 1, c.batch = 1 + n % 2;
             c.axes = n % 3 == 0 ? SPATTN_BHSD : n % 3 == 1 && c.batch == 1 ? SPATTN_THD : SPATTN_BSHD;
             c.padding = n % 4 == 1 ? 8 : 0;

@@ -15,10 +15,15 @@ constexpr const char* no_such_rows = "no such rows: a GPU before 2020, or others
 
 // What a name says: "sm90_block_forward_bf16_d128_v128_128x128", with "_heads8" where heads share tiles.
 spattn_dtype dtype_of(const std::string& row);
+bool is_float8(const std::string& row);  // it multiplies bytes of q and k
 int64_t dim_of(const std::string& row);
 int64_t dim_v_of(const std::string& row);
 int64_t tile_heads_of(const std::string& row);
 bool is_tf32(const std::string& row);  // its problems are float32, and allow it
+
+// The dtype that a row is for: with TF32, or with operands of float8, where these are what it multiplies. Matrix units
+// cut sums of float8 off 14 digits below the largest part, which adds up as a random walk.
+void set_dtype(Case& c, const std::string& row);
 
 // Every pattern at every length in the row's dtype, with batches, groups, axes and padding by turns.
 std::vector<Case> shapes_of(const std::string& row);

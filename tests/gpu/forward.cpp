@@ -110,7 +110,8 @@ TEST(few_queries_on_keys_in_many_runs) {
     for (const std::string& row : tensor_rows()) {
         if (is_tf32(row)) continue;
         Case c;
-        c.pattern = "dilated(19000,0,3)", c.seq_q = 2, c.seq_k = 20000, c.dtype = dtype_of(row);
+        c.pattern = "dilated(19000,0,3)", c.seq_q = 2, c.seq_k = 20000;
+        set_dtype(c, row);
         c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row), c.heads_q = tile_heads_of(row);
         run_row(context, row, std::vector<Case>{c});
     }
@@ -136,6 +137,39 @@ TEST(plain_rows) {
     }
 }
 
+// What they stand for is made for each row, whatever the operands' axes, strides and scales. Of rows that multiply bytes,
+// the tests above have all shapes.
+TEST(operands_of_float8) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    int n = 0, shape = 0;
+    for (const std::string& row : rows_here("", "_forward_bf16_")) {
+        if (row.rfind("sm", 0) != 0 && row.rfind("any", 0) != 0) continue;
+        const bool has_dims = row.find("_v") != std::string::npos, lists = row.find("_gather_") != std::string::npos;
+        std::vector<Case> cases;
+        for (Case c : shapes_of(row)) {
+            const bool see_alike = c.pattern.find("per_head") == std::string::npos;
+            if (++shape % 29 || (!see_alike && row.find("any_block") != 0)) continue;
+            c.float8 = Float8(1 + ++n % 3);
+            c.head_dim = has_dims ? dim_of(row) : 72, c.head_dim_v = has_dims ? dim_v_of(row) : 40;
+            c.value_in_key = c.head_dim > 256 || (n % 5 == 0 && c.head_dim_v <= c.head_dim);
+            if (n % 4 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
+            c.heads_q = c.heads_kv * (lists ? 5 : tile_heads_of(row));
+            c.column = n % 8 == 5 ? 2 : 1, c.shift = n % 8 == 6 ? 1 : 0, c.padding = n % 8 == 7 ? 3 : c.padding;
+            c.softcap = n % 5 == 1 ? 1.5 : 0, c.sinks = n % 7 < 3;
+            cases.push_back(c);
+        }
+        run_row(context, row, cases);
+    }
+    // Rows that the library chooses, of one piece or two.
+    for (const char* pattern : {"full", "causal & (window(40,0) | strided(32))"}) {
+        Case whole;
+        whole.pattern = pattern, whole.seq_q = whole.seq_k = 700, whole.heads_q = 4, whole.heads_kv = 2;
+        whole.float8 = Float8::of_rows, whole.bound = 2.4e-2, whole.row_bound = 1e-2;
+        run_row(context, "", whole);
+    }
+}
+
 TEST(misaligned_views) {
     NEEDS_GPU();
     const Context context = make_context();
@@ -143,7 +177,7 @@ TEST(misaligned_views) {
         for (int64_t shift : {1, 4, 8}) {
             Case c;
             c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = shift;
-            c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
+            set_dtype(c, row);
             c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             c.padding = shift == 4 ? 4 : 0;
@@ -232,7 +266,7 @@ TEST(what_a_query_does_not_see_changes_nothing) {
             Case c;
             constexpr int64_t first = 200, seq = 520;
             c.pattern = "documents(0,200,520) & (sink(7) | window(90,40))", c.seq_q = c.seq_k = seq;
-            c.dtype = dtype_of(row), c.tf32 = is_tf32(row);
+            set_dtype(c, row);
             if (row.find("_v") != std::string::npos) c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
             if (const int64_t heads = tile_heads_of(row); heads > 1) c.heads_q = c.heads_kv * heads;
             check::context = row + " " + c.name();

@@ -24,7 +24,18 @@ bool operator==(const spattn_dtype& a, const spattn_dtype& b) { return a.code ==
 
 // ---- elements ----
 
+// To nearest, ties to even. Steps are 2^-9 below 2^-6, and an 8th of the power of two below it from there on.
+char to_float8(double x) {
+    if (std::isnan(x)) return 0x7f;
+    const double size = std::fmin(std::fabs(x), 448);
+    const int exponent = size < 0x1p-6 ? -6 : std::ilogb(size);
+    const int steps = int(std::nearbyint(std::ldexp(size, 3 - exponent)));
+    return char(8 * (exponent + 6) + steps + (std::signbit(x) ? 128 : 0));
+}
+double from_float8(char code) { return (code & 0x80 ? -1 : 1) * abi::float8_size(code & 0x7f); }
+
 void store(double x, spattn_dtype dtype, char* at) {
+    if (dtype == abi::float8) return void(*at = to_float8(x));
     const float narrow = float(x);
     const uint16_t bits = dtype == abi::bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(narrow))
                                              : __half_as_ushort(__float2half_rn(narrow));
@@ -40,6 +51,7 @@ double load(spattn_dtype dtype, const char* at) {
     double x;
     float narrow;
     uint16_t bits;
+    if (dtype == abi::float8) return from_float8(*at);
     if (dtype == abi::f64) return std::memcpy(&x, at, 8), x;
     if (dtype == abi::f32) return std::memcpy(&narrow, at, 4), narrow;
     std::memcpy(&bits, at, 2);
@@ -64,6 +76,13 @@ Pattern parse(const std::string& text) {
     return Pattern(result);
 }
 
+// The scale of a row of an operand, of 4 bits, so that bfloat16 has its products with numbers of float8.
+double scale_of(const Case& c, int64_t row, int64_t seq) {
+    if (c.float8 == Float8::unscaled) return 1;
+    const int64_t n = c.float8 == Float8::of_heads ? row / seq : row;
+    return std::ldexp(double(8 + n * 5 % 8), int(n % 3) - 10);
+}
+
 void draw_inputs(const Case& c, unsigned seed, Truth& t) {
     std::mt19937 random(seed);
     const auto normal = [&](int64_t count, spattn_dtype dtype) {
@@ -72,9 +91,17 @@ void draw_inputs(const Case& c, unsigned seed, Truth& t) {
         for (double& x : values) x = rounded(distribution(random), dtype);
         return values;
     };
+    const auto operand = [&](int64_t rows, int64_t seq, int64_t columns) {
+        Values values = normal(rows * columns, c.dtype);
+        for (size_t i = 0; c.float8 != Float8::no && i < values.size(); ++i) {
+            const double scale = scale_of(c, int64_t(i) / columns, seq);
+            values[i] = rounded(values[i] / scale, abi::float8) * scale;
+        }
+        return values;
+    };
     const int64_t queries = c.batch * c.heads_q * c.seq_q, keys = c.batch * c.heads_kv * c.seq_k;
-    t.q = normal(queries * c.head_dim, c.dtype), t.k = normal(keys * c.head_dim, c.dtype);
-    t.v = normal(keys * c.head_dim_v, c.dtype), t.dout = normal(queries * c.head_dim_v, c.dtype);
+    t.q = operand(queries, c.seq_q, c.head_dim), t.k = operand(keys, c.seq_k, c.head_dim);
+    t.v = operand(keys, c.seq_k, c.head_dim_v), t.dout = normal(queries * c.head_dim_v, c.dtype);
     t.dlse = normal(queries, abi::f32), t.sinks = normal(c.heads_q, abi::f32);
     if (c.heads_q > 1) t.sinks.back() = -INFINITY;
 }
@@ -274,6 +301,8 @@ std::string Case::name() const {
     constexpr const char* axes_names[] = {" bshd", " bhsd", " thd"};
     text += (dtype.code == SPATTN_BFLOAT ? " bf" : " f") + std::to_string(dtype.bits) + axes_names[axes];
     if (softcap != 0) text += " softcap " + std::to_string(softcap);
+    constexpr const char* float8_names[] = {"", " float8", " float8 with scales of heads", " float8 without scales"};
+    text += float8_names[int(float8)];
     return text + (sinks ? " sinks" : "") + (dlse ? " dlse" : "") + (value_in_key ? " value_in_key" : "") +
            (deterministic ? " deterministic" : "") + (tf32 ? " tf32" : "");
 }
@@ -281,7 +310,8 @@ std::string Case::name() const {
 spattn_problem Case::problem() const {
     auto p = abi::sized<spattn_problem>();
     p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = seq_q, p.seq_k = seq_k;
-    p.head_dim = head_dim, p.head_dim_v = head_dim_v, p.dtype = dtype, p.axes = axes, p.softcap = softcap;
+    p.head_dim = head_dim, p.head_dim_v = head_dim_v, p.axes = axes, p.softcap = softcap;
+    p.dtype = float8 == Float8::no ? dtype : abi::float8;
     p.flags = (backward ? SPATTN_PLAN_BACKWARD : 0) | (sinks ? SPATTN_PLAN_SINK_LOGITS : 0) |
               (value_in_key ? SPATTN_PLAN_VALUE_IN_KEY : 0) | (deterministic ? SPATTN_PLAN_DETERMINISTIC : 0) |
               (tf32 ? SPATTN_PLAN_TF32 : 0);
@@ -322,6 +352,20 @@ std::vector<int> axes_of(const Case& c) {
 
 DeviceTensor::DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns)
     : DeviceTensor(c.dtype, {c.batch, heads, seq, columns}, strides_of(c, heads, seq, columns), axes_of(c), c.shift) {}
+
+DeviceTensor DeviceTensor::of_operand(const Case& c, int64_t heads, int64_t seq, int64_t columns) {
+    Case of_elements = c;
+    if (c.float8 != Float8::no) of_elements.dtype = abi::float8;
+    return {of_elements, heads, seq, columns};
+}
+
+DeviceTensor DeviceTensor::of_scales(const Case& c, int64_t heads, int64_t seq) {
+    std::vector<int> axes = axes_of(c);
+    axes.pop_back();
+    const bool of_heads = c.float8 == Float8::of_heads;
+    const Sizes strides = of_heads ? Sizes{heads, 1, 0} : Sizes{heads * seq, seq, 1};
+    return {abi::f32, {c.batch, heads, seq}, strides, axes, 0};
+}
 
 DeviceTensor DeviceTensor::of_rows(const Case& c) {
     const std::vector<int> axes = c.axes == SPATTN_THD ? std::vector<int>{1, 2} : std::vector<int>{0, 1, 2};
@@ -438,9 +482,9 @@ Workspace::Workspace(const Plan& plan, spattn_enum op) {
 Run::Run(const Plan& plan, const Case& c, const Truth& truth)
     : plan(plan),
       c(c),
-      q(c, c.heads_q, c.seq_q, c.head_dim),
-      k(c, c.heads_kv, c.seq_k, c.head_dim),
-      v(c, c.heads_kv, c.seq_k, c.head_dim_v),
+      q(DeviceTensor::of_operand(c, c.heads_q, c.seq_q, c.head_dim)),
+      k(DeviceTensor::of_operand(c, c.heads_kv, c.seq_k, c.head_dim)),
+      v(DeviceTensor::of_operand(c, c.heads_kv, c.seq_k, c.head_dim_v)),
       dout(c, c.heads_q, c.seq_q, c.head_dim_v),
       dlse(DeviceTensor::of_rows(c)),
       sinks(DeviceTensor::of_heads(c)),
@@ -451,15 +495,40 @@ Run::Run(const Plan& plan, const Case& c, const Truth& truth)
       dk(c, c.heads_kv, c.seq_k, c.head_dim),
       dv(c, c.heads_kv, c.seq_k, c.head_dim_v),
       dsinks(DeviceTensor::of_heads(c)),
+      q_scales(DeviceTensor::of_scales(c, c.heads_q, c.seq_q)),
+      k_scales(DeviceTensor::of_scales(c, c.heads_kv, c.seq_k)),
+      v_scales(DeviceTensor::of_scales(c, c.heads_kv, c.seq_k)),
       forward_workspace(plan, SPATTN_OP_FORWARD) {
     if (c.backward) backward_workspace.emplace(plan, SPATTN_OP_BACKWARD);
-    q.write(truth.q), k.write(truth.k), v.write(truth.v);
+    write_operand(q, q_scales, truth.q, c.seq_q, c.head_dim);
+    write_operand(k, k_scales, truth.k, c.seq_k, c.head_dim);
+    write_operand(v, v_scales, truth.v, c.seq_k, c.head_dim_v);
     dout.write(truth.dout), dlse.write(truth.dlse), sinks.write(truth.sinks);
+}
+
+// float8 has no infinity: a row of them has such a scale, or NaN where it has none of its own.
+void Run::write_operand(DeviceTensor& to, DeviceTensor& scales, const Values& values, int64_t seq, int64_t columns) {
+    if (c.float8 == Float8::no) return to.write(values);
+    Values codes(values), of_rows(values.size() / size_t(columns));
+    for (size_t row = 0; row < of_rows.size(); ++row) {
+        const bool is_infinite = std::isinf(values[row * size_t(columns)]);
+        const double scale = of_rows[row] = is_infinite && c.float8 == Float8::of_rows ? INFINITY
+                                                                                       : scale_of(c, int64_t(row), seq);
+        for (size_t i = row * size_t(columns); i < (row + 1) * size_t(columns); ++i)
+            codes[i] = std::isinf(scale)  ? std::copysign(1, values[i])
+                       : is_infinite ? NAN
+                                     : values[i] / scale;
+    }
+    to.write(codes), scales.write(of_rows);
 }
 
 spattn_status Run::forward(cudaStream_t stream, const spattn_tensor* indices) {
     auto args = forward_args(c, *this);
     args.indices = indices;
+    if (c.float8 == Float8::of_rows || c.float8 == Float8::of_heads) {
+        args.q_scales = q_scales.view(), args.k_scales = k_scales.view();
+        args.v_scales = c.value_in_key ? nullptr : v_scales.view();
+    }
     args.stream = stream, args.workspace = forward_workspace.memory, args.workspace_bytes = forward_workspace.bytes;
     return spattn_forward(plan.get(), &args);
 }

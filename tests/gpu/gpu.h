@@ -64,11 +64,15 @@ struct Graph {
 
 constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
 
+// Whether q, k and v are of float8, and what has a scale: each row, each head, or nothing.
+enum class Float8 { no, of_rows, of_heads, unscaled };
+
 // A case of attention. Lengths, heads, options and memory as the tests want them.
 struct Case {
     std::string pattern = "full";
     int64_t batch = 1, heads_q = 2, heads_kv = 1, seq_q = 128, seq_k = 128, head_dim = 128, head_dim_v = 128;
     spattn_dtype dtype = abi::bf16;
+    Float8 float8 = Float8::no;  // else dtype is that of out, bfloat16
     spattn_enum axes = SPATTN_BSHD;
     int64_t padding = 0;      // elements between rows of each tensor
     int64_t column = 1;       // stride of the last axis
@@ -92,6 +96,8 @@ class DeviceTensor {
 public:
     // In the case's dtype, axes and strides.
     DeviceTensor(const Case& c, int64_t heads, int64_t seq, int64_t columns);
+    static DeviceTensor of_operand(const Case& c, int64_t heads, int64_t seq, int64_t columns);  // or of float8
+    static DeviceTensor of_scales(const Case& c, int64_t heads, int64_t seq);  // float32, as an operand without columns
     static DeviceTensor of_rows(const Case& c);   // float32 [batch, heads_q, seq_q]
     static DeviceTensor of_heads(const Case& c);  // float32 [heads_q]
     ~DeviceTensor();
@@ -154,9 +160,12 @@ struct Run {
 
     const Plan& plan;
     const Case c;
-    DeviceTensor q, k, v, dout, dlse, sinks, out, lse, max_logits, dq, dk, dv, dsinks;
+    DeviceTensor q, k, v, dout, dlse, sinks, out, lse, max_logits, dq, dk, dv, dsinks, q_scales, k_scales, v_scales;
     Workspace forward_workspace;
     std::optional<Workspace> backward_workspace;
+
+private:
+    void write_operand(DeviceTensor& to, DeviceTensor& scales, const Values& values, int64_t seq, int64_t columns);
 };
 
 }  // namespace gpu
