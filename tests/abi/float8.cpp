@@ -39,8 +39,7 @@ std::vector<int64_t> lse_shape(const spattn_problem& p) {
 struct Operand {
     Tensor codes, scales, elements;
 
-    Operand(const spattn_problem& p, int64_t heads, int64_t seq, int64_t columns, Scales kind, uint32_t seed,
-            bool may_be_negative)
+    Operand(const spattn_problem& p, int64_t heads, int64_t seq, int64_t columns, Scales kind, uint32_t seed)
         : codes(shape_of(p, heads, seq, columns), float8), scales(rows_of(codes.shape), f32),
           elements(codes.shape, bf16) {
         const auto draw = [&](uint32_t count) {
@@ -50,7 +49,7 @@ struct Operand {
         float* const all = scales.as<float>();
         for (int64_t row = 0; row < int64_t(scales.bytes / sizeof(float)); ++row) {
             const float scale = std::ldexp(float((1 << 19) + draw(1 << 19)), -28);
-            all[row] = may_be_negative && draw(2) ? -scale : scale;
+            all[row] = draw(2) ? -scale : scale;
         }
         const size_t head_axis = p.axes == SPATTN_THD ? 1 : p.axes == SPATTN_BSHD ? 2 : 1;
         for (size_t axis = 0; axis < scales.strides.size(); ++axis)
@@ -89,8 +88,8 @@ struct Call {
     std::vector<unsigned char> memory;
 
     Call(const spattn_problem& p, Scales of_q, Scales of_k, Scales of_v)
-        : q(p, p.heads_q, p.seq_q, p.head_dim, of_q, 1, false), k(p, p.heads_kv, p.seq_k, p.head_dim, of_k, 2, true),
-          v(p, p.heads_kv, p.seq_k, p.head_dim_v, of_v, 3, true),
+        : q(p, p.heads_q, p.seq_q, p.head_dim, of_q, 1), k(p, p.heads_kv, p.seq_k, p.head_dim, of_k, 2),
+          v(p, p.heads_kv, p.seq_k, p.head_dim_v, of_v, 3),
           out(shape_of(p, p.heads_q, p.seq_q, p.head_dim_v), bf16), lse(lse_shape(p), f32), max_logits(lse.shape, f32),
           sinks({p.heads_q}, f32) {
         const bool is_float8 = p.dtype.code == SPATTN_FLOAT8_E4M3FN, has_v = !(p.flags & in_key);

@@ -137,8 +137,8 @@ TEST(plain_rows) {
     }
 }
 
-// What they stand for is made for each row, whatever the operands' axes, strides and scales. Of rows that multiply bytes,
-// the tests above have all shapes.
+// What they stand for is made for each row, whatever the operands' axes, strides and scales. Of rows that multiply
+// bytes, the tests above have all shapes.
 TEST(operands_of_float8) {
     NEEDS_GPU();
     const Context context = make_context();
@@ -168,6 +168,25 @@ TEST(operands_of_float8) {
         whole.float8 = Float8::of_rows, whole.bound = 2.4e-2, whole.row_bound = 1e-2;
         run_row(context, "", whole);
     }
+}
+
+// A row's least score must not be taken for its largest: where all are large, exponentials would be beyond floats.
+TEST(scales_of_float8_may_be_negative) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    std::vector<std::string> rows = rows_here("sm90_block_forward_float8", "_forward_");
+    rows.push_back("");
+    for (const std::string& row : rows)
+        for (const Float8 form : {Float8::of_rows, Float8::of_heads}) {
+            Case c;
+            c.seq_q = c.seq_k = 300, c.heads_q = 4, c.heads_kv = 2, c.float8 = form;
+            c.bound = 0.1, c.row_bound = 1e-2;
+            if (!row.empty()) c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
+            for (const double scale : {0.1, 1.5}) {
+                c.scale = scale;
+                run_row(context, row, c);
+            }
+        }
 }
 
 TEST(misaligned_views) {

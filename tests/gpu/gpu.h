@@ -79,7 +79,7 @@ struct Case {
     int64_t shift = 0;        // elements by which tensors are off their allocation
     double scale = 0;         // 0: as the library does
     double softcap = 0;
-    bool backward = false;    // both passes, and the largest logits
+    bool backward = false;    // both passes, and the largest logits, which float8 has, too
     bool deterministic = false;
     bool sinks = false, dlse = false, value_in_key = false;
     bool tf32 = false;
