@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "any/element.cuh"
 #include "plan/kernel.h"
 
 namespace spattn::any {
@@ -64,6 +65,32 @@ template <class T, int Width>
 struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) Columns {
     T x[Width];
 };
+
+// Columns of float8 as elements: each times the row's scale, and rounded.
+template <Dtype D, int Width>
+__device__ __forceinline__ Columns<ElementOf<D>, Width> widen_columns(const Columns<uint8_t, Width>& codes, float scale) {
+    Columns<ElementOf<D>, Width> elements;
+    if constexpr (Width % 4 == 0) {
+#pragma unroll
+        for (int c = 0; c < Width; c += 4) {
+            float x[4];
+            widen_float8_word(reinterpret_cast<const uint32_t&>(codes.x[c]), x);
+            if constexpr (sizeof(ElementOf<D>) == 2) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2)
+                    reinterpret_cast<uint32_t&>(elements.x[c + i]) =
+                        pack_anywhere<D>(x[i] * scale, x[i + 1] * scale);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) from_real(x[i] * scale, elements.x[c + i]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int c = 0; c < Width; ++c) from_real(widen_float8(codes.x[c]) * scale, elements.x[c]);
+    }
+    return elements;
+}
 
 // body.template operator()<dtype>() for the dtypes of operands.
 template <class Body>

@@ -56,10 +56,7 @@ __device__ __forceinline__ void widen_tokens_of(const CacheLayout& cache, const 
 #pragma unroll
         for (int i = 0; i < ahead; ++i) {
             if (n + i * widen_threads >= units) break;
-            Columns<T, Width> elements;
-#pragma unroll
-            for (int c = 0; c < Width; ++c) from_real(widen_float8(codes[i].x[c]) * scale[i], elements.x[c]);
-            *reinterpret_cast<Columns<T, Width>*>(to[i]) = elements;
+            *reinterpret_cast<Columns<T, Width>*>(to[i]) = widen_columns<D, Width>(codes[i], scale[i]);
         }
     }
 }

@@ -40,6 +40,20 @@ __device__ __forceinline__ uint32_t pack_anywhere(float low, float high) {
     }
 }
 
+// The four codes of a word: a code's sign and seven bits go to where a float has its own, by a shift that fills in signs,
+// which a mask takes away. Exponents differ by 120.
+__device__ __forceinline__ void widen_float8_word(uint32_t word, float (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        x[i] = __uint_as_float(uint32_t(int32_t(word << (24 - 8 * i)) >> 4) & 0x87f00000u) * 0x1p120f;
+    const uint32_t nans = ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    if (nans == 0) [[likely]]
+        return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (nans >> (8 * i + 7) & 1) x[i] = NAN;
+}
+
 // Rows that start at multiples of 16 bytes, and whose columns follow each other.
 inline bool is_wide(const TensorView& x, int element_bytes = 2) {
     return x.column == 1 && (x.batch | x.head | x.row) % (16 / element_bytes) == 0 &&

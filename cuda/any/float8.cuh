@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Operands of float8 as elements, and factors of scores: what rows of kernels are given in their place.
 //
-//     copies    a CTA has some rows of a head of q, k or v, one after the other; a thread some columns of a few of them
-//               at a time, so that their bytes are on their way together
+//     copies    a CTA has some rows of q, k or v, a thread some columns of a few of them at a time, so that their bytes
+//               are on their way together
 //     factors   of rows that multiply bytes: a thread has a row's
 #pragma once
 
 #include <algorithm>
 
+#include "any/cache_rows.cuh"
 #include "any/divisor.h"
 #include "any/element.cuh"
 #include "any/float8.h"
@@ -16,74 +17,69 @@
 
 namespace spattn::any {
 
-// width: columns of a thread, where rows may be read so. rows: of a CTA at a time.
-constexpr int float8_threads = 256, float8_width = 8, float8_rows = 64;
+// width: columns of a thread, where rows may be read so. rows: of a CTA.
+constexpr int float8_threads = 256, float8_width = 8, float8_rows = 16;
 constexpr int64_t most_float8_ctas = 8192;
 
-// One operand, all heads of it.
-struct WidenedHeads {
+// One operand. Heads of a token stand side by side in copies, as they mostly do in what is copied.
+struct WidenedOperand {
     TensorView from, scales, to;
-    Divisor heads;
-    int64_t rows, stretches;  // of a head; stretches of float8_rows
-    Divisor units;            // of a row, of a thread's width each
-    int64_t all;              // stretches of all heads
+    int64_t rows;                  // of an entry
+    Divisor ctas_of_entry;
+    Divisor units, units_of_head;  // of a thread's width each: of a row of all heads, and of one
+    unsigned ctas;
 
-    static WidenedHeads of(const TensorView& from, const TensorView& scales, const TensorView& to, const Problem& p,
-                           int64_t heads, int64_t rows, int64_t columns, int width) {
+    static WidenedOperand of(const TensorView& from, const TensorView& scales, const TensorView& to, const Problem& p,
+                             int64_t heads, int64_t rows, int64_t columns, int width) {
         if (!to.data) return {};
-        const int64_t stretches = ceil_div(rows, int64_t(float8_rows));
-        return {from, scales, to, Divisor(heads), rows, stretches, Divisor(columns / width), p.batch * heads * stretches};
+        const int64_t of_entry = ceil_div(rows, int64_t(float8_rows)), units = columns / width;
+        return {from, scales, to, rows, Divisor(of_entry), Divisor(heads * units), Divisor(units),
+                unsigned(p.batch * of_entry)};
     }
 };
-struct WidenHeadsParams {
-    WidenedHeads operands[3];
+struct WidenOperandsParams {
+    WidenedOperand operands[3];
 };
 
-// Rows [begin, end) of a head.
+// The CTA's rows.
 template <int Width>
-__device__ __forceinline__ void widen_rows(const WidenedHeads& x, int batch, int head, int64_t begin, int64_t end) {
+__device__ __forceinline__ void widen_rows(const WidenedOperand& x, int cta) {
     using T = ElementOf<Dtype::bf16>;
     constexpr int ahead = 4;
-    const Float8Rows from(x.from, x.scales, batch, head);
-    T* const to = row_of<T>(x.to, batch, head, 0);
-    const int units = int(x.units) * int(end - begin);
+    const int entry = cta / x.ctas_of_entry;
+    const int64_t first = int64_t(cta - entry * int(x.ctas_of_entry)) * float8_rows;
+    const int units = int(x.units) * int(min(int64_t(float8_rows), x.rows - first));
+    const Float8* const from = row_of<Float8>(x.from, entry, 0, first);
+    const float* const scales = x.scales.data ? row_of<float>(x.scales, entry, 0, first) : nullptr;
+    T* const to = row_of<T>(x.to, entry, 0, first);
+#pragma unroll 1
     for (int n = int(threadIdx.x); n < units; n += ahead * float8_threads) {
-        Columns<uint8_t, Width> codes[ahead] = {};
-        float scale[ahead] = {};
+        Columns<uint8_t, Width> codes[ahead];
+        float scale[ahead];
         int64_t at[ahead];
 #pragma unroll
         for (int i = 0; i < ahead; ++i) {
-            const int unit = n + i * float8_threads;
-            if (unit >= units) break;
-            const int row = unit / x.units, column = (unit - row * int(x.units)) * Width;
-            codes[i] = *reinterpret_cast<const Columns<uint8_t, Width>*>(from.at(begin + row) + column * from.column);
-            scale[i] = from.scale(begin + row);
-            at[i] = (begin + row) * x.to.row + column;
+            const int unit = min(n + i * float8_threads, units - 1);  // the last one may be made several times
+            const int row = unit / x.units, of_row = unit - row * int(x.units);
+            const int head = of_row / x.units_of_head, column = (of_row - head * int(x.units_of_head)) * Width;
+            codes[i] = *reinterpret_cast<const Columns<uint8_t, Width>*>(from + row * x.from.row + head * x.from.head +
+                                                                        column * x.from.column);
+            scale[i] = scales ? scales[row * x.scales.row + head * x.scales.head] : 1;
+            at[i] = row * x.to.row + head * x.to.head + column;
         }
 #pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            if (n + i * float8_threads >= units) break;
-            Columns<T, Width> elements;
-#pragma unroll
-            for (int c = 0; c < Width; ++c) from_real(widen_float8(codes[i].x[c]) * scale[i], elements.x[c]);
-            *reinterpret_cast<Columns<T, Width>*>(to + at[i]) = elements;
-        }
+        for (int i = 0; i < ahead; ++i)
+            *reinterpret_cast<Columns<T, Width>*>(to + at[i]) = widen_columns<Dtype::bf16, Width>(codes[i], scale[i]);
     }
 }
 
 template <int Width>
-static __global__ void __launch_bounds__(float8_threads)
-    widen_heads_kernel(const __grid_constant__ WidenHeadsParams params) {
-    int64_t first = 0;
-    for (const WidenedHeads& x : params.operands) {
-        // A CTA goes on where it would in one list of the stretches of all operands.
-        for (int64_t n = (blockIdx.x + gridDim.x - first % gridDim.x) % gridDim.x; n < x.all; n += gridDim.x) {
-            const int64_t plane = n / x.stretches, begin = (n - plane * x.stretches) * float8_rows;
-            const int batch = int(plane) / x.heads, head = int(plane) - batch * int(x.heads);
-            widen_rows<Width>(x, batch, head, begin, min(begin + float8_rows, x.rows));
-        }
-        first += x.all;
-    }
+static __global__ void __launch_bounds__(float8_threads, 4)
+    widen_operands_kernel(const __grid_constant__ WidenOperandsParams params) {
+    unsigned cta = blockIdx.x;
+    int which = 0;
+    while (cta >= params.operands[which].ctas) cta -= params.operands[which++].ctas;
+    widen_rows<Width>(params.operands[which], int(cta));
 }
 
 // ---- factors ----
@@ -125,15 +121,15 @@ inline void launch_widening(const ForwardArgs& args, const Float8Copies& to) {
     const bool is_wide = reads_wide(args.q, to.q, p.head_dim) && reads_wide(args.k, to.k, p.head_dim) &&
                          reads_wide(args.v, values, p.head_dim_v);
     const int width = is_wide ? float8_width : 1;
-    const WidenHeadsParams params{
-        {WidenedHeads::of(args.q, args.q_scales, to.q, p, p.heads_q, p.seq_q, p.head_dim, width),
-         WidenedHeads::of(args.k, args.k_scales, to.k, p, p.heads_kv, p.seq_k, p.head_dim, width),
-         WidenedHeads::of(args.v, args.v_scales, values, p, p.heads_kv, p.seq_k, p.head_dim_v, width)}};
-    int64_t all = 0;
-    for (const WidenedHeads& x : params.operands) all += x.all;
-    runtime::launch(is_wide ? widen_heads_kernel<float8_width> : widen_heads_kernel<1>,
-                    {unsigned(std::clamp<int64_t>(all, 1, most_float8_ctas)), unsigned(float8_threads), 0}, args.stream,
-                    params);
+    const WidenOperandsParams params{
+        {WidenedOperand::of(args.q, args.q_scales, to.q, p, p.heads_q, p.seq_q, p.head_dim, width),
+         WidenedOperand::of(args.k, args.k_scales, to.k, p, p.heads_kv, p.seq_k, p.head_dim, width),
+         WidenedOperand::of(args.v, args.v_scales, values, p, p.heads_kv, p.seq_k, p.head_dim_v, width)}};
+    unsigned ctas = 0;
+    for (const WidenedOperand& x : params.operands) ctas += x.ctas;
+    if (ctas)
+        runtime::launch(is_wide ? widen_operands_kernel<float8_width> : widen_operands_kernel<1>,
+                        {ctas, unsigned(float8_threads), 0}, args.stream, params);
 }
 
 inline void launch_factors(const ForwardArgs& args, const Float8Copies& to) {
@@ -163,8 +159,8 @@ void widen_operands(const ForwardArgs& args, const Float8Copies& to) {
 
 void prepare_float8(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(widen_heads_kernel<float8_width>, 0);
-    runtime::prepare(widen_heads_kernel<1>, 0);
+    runtime::prepare(widen_operands_kernel<float8_width>, 0);
+    runtime::prepare(widen_operands_kernel<1>, 0);
     runtime::prepare(make_factors_kernel, 0);
 }
 
