@@ -4,7 +4,7 @@
 
 namespace spattn::ptx {
 
-enum class MatrixElement { bf16, f16, tf32 };
+enum class MatrixElement { bf16, f16, tf32, e4m3 };
 template <MatrixElement>
 struct ElementTag {};
 

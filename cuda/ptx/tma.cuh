@@ -50,6 +50,14 @@ __device__ __forceinline__ void tma_store_5d(const CUtensorMap* map, int x, int 
         : "memory");
 }
 
+// Loads floats to shared memory. Both addresses and the size are multiples of 16 bytes.
+__device__ __forceinline__ void bulk_load(float* shared, const float* from, uint32_t bytes, uint64_t* bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(from), "r"(bytes), "r"(shared_address(bar))
+                 : "memory");
+}
+
 // Stores floats from shared memory. Both addresses and the size are multiples of 16 bytes.
 __device__ __forceinline__ void bulk_store(float* to, const float* shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),

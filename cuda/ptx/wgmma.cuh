@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The asynchronous matrix instructions of a warpgroup: d[64, n] += a[64, 16] b[16, n], bf16 or fp16 in, fp32 out.
+// The asynchronous matrix instructions of a warpgroup: d[64, n] += a[64, 16] b[16, n], bf16 or fp16 in, fp32 out; of
+// float8 with 32 for 16.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions
 #pragma once
 
@@ -82,6 +83,17 @@ constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
                      : SPATTN_WGMMA_D##accumulators \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
     }
+// Operands of float8 both lie in shared memory, with columns along k: there is no other way.
+#define SPATTN_WGMMA_FLOAT8(n, accumulators, o0, o1, o2, o3) \
+    __device__ __forceinline__ void wgmma(float (&d)[accumulators], uint32_t a, uint32_t b, int accumulate, \
+                                          ElementTag<MatrixElement::e4m3>) { \
+        asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #o2 ", 0;\n" \
+                     "mov.b64 a, {%" #o0 ", %" #o3 "}; mov.b64 b, {%" #o1 ", %" #o3 "};\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3" \
+                     " {" SPATTN_WGMMA_LIST##accumulators "}, a, b, p, 1, 1;}" \
+                     : SPATTN_WGMMA_D##accumulators \
+                     : "r"(a), "r"(b), "r"(accumulate), "n"(descriptor_high)); \
+    }
 #define SPATTN_WGMMA(n, accumulators, element, o0, o1, o2, o3, o4, o5, o6) \
     SPATTN_WGMMA_SHARED(wgmma, 0, 0, n, accumulators, element, o0, o1, o2, o3) \
     SPATTN_WGMMA_SHARED(wgmma_transposed, 1, 1, n, accumulators, element, o0, o1, o2, o3) \
@@ -100,8 +112,11 @@ SPATTN_WGMMA(192, 96, bf16, 96, 97, 98, 99, 100, 101, 102)
 SPATTN_WGMMA(192, 96, f16, 96, 97, 98, 99, 100, 101, 102)
 SPATTN_WGMMA(256, 128, bf16, 128, 129, 130, 131, 132, 133, 134)
 SPATTN_WGMMA(256, 128, f16, 128, 129, 130, 131, 132, 133, 134)
+SPATTN_WGMMA_FLOAT8(64, 32, 32, 33, 34, 35)
+SPATTN_WGMMA_FLOAT8(128, 64, 64, 65, 66, 67)
 
 #undef SPATTN_WGMMA
+#undef SPATTN_WGMMA_FLOAT8
 #undef SPATTN_WGMMA_SHARED
 #undef SPATTN_WGMMA_REGISTERS
 #undef SPATTN_WGMMA_LIST16

@@ -166,21 +166,22 @@ template <class C>
 struct ForwardShared;
 
 // ---- configuration ----
-// AnyOrder: tokens stand in any order in the layout's tiles. InPieces: the pattern is one of several of a pass.
-// IsFloat8: keys and values are those of a float8 cache.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool AnyOrder, bool InPieces = false,
-          bool IsFloat8 = false>
+// The kernels of these parts: of consecutive tokens; of any order of tokens in the layout's tiles; of patterns of which
+// a pass has several; of a float8 cache; and of q and k of float8 that are multiplied as they are.
+enum class Variant { consecutive, any_order, pieces, float8_cache, float8_products };
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, Variant V>
 struct Config : TileConfig<D, HeadDim, HeadDimV> {
     using Base = TileConfig<D, HeadDim, HeadDimV>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
-    using Params = BlockForwardParams<AnyOrder>;
+    static constexpr bool any_order = V == Variant::any_order || V == Variant::pieces;
+    static constexpr bool in_pieces = V == Variant::pieces;
+    static constexpr bool is_float8 = V == Variant::float8_cache, reads_bytes = false;
+    static constexpr bool multiplies_float8 = V == Variant::float8_products;
+    static constexpr bool asks_copiers = any_order || is_float8;
+    using Params = BlockForwardParams<any_order>;
     using Shared = ForwardShared<Config>;
     using MaskWord = std::conditional_t<BlockK == 128, uint64_t, uint32_t>;  // a thread's bits of a block
-    static constexpr bool any_order = AnyOrder;
-    static constexpr bool in_pieces = InPieces;
-    static constexpr bool is_float8 = IsFloat8, reads_bytes = false;
-    static constexpr bool asks_copiers = any_order || is_float8;
-    static_assert(!is_float8 || !any_order, "caches have queries in their own order");
     static constexpr int block_q = BlockQ, block_k = BlockK, warpgroups = block_q / Base::warpgroup_rows;
     // CTAs an SM. Smallest tiles have room for another: tiny_streaming takes 12.0 us instead of 13.3, as its 384 tasks
     // all run at once.
@@ -188,6 +189,10 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int ctas = is_smallest ? 3 : BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
+    static constexpr int key_panel_columns = multiplies_float8 ? 128 : Base::panel_columns;
+    static constexpr int key_panels = int(ceil_div(head_dim, key_panel_columns));
+    // The columns of a product of q and k.
+    static constexpr int key_step = multiplies_float8 ? 32 : 16;
     // A CTA of one warpgroup has a slot for itself once p v of it is done: out leaves through that of its last v.
     static constexpr bool out_in_v = warpgroups == 1 && !in_pieces;
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
@@ -208,6 +213,8 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
     static constexpr int slots =
         (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes) / (panels * box_bytes);
+    // Factors of keys: a block's are read until its probabilities are made, which is before its v is released.
+    static constexpr int factor_blocks = multiplies_float8 ? (slots + 4) / 2 : 1;
     static constexpr int scale_blocks = is_float8 ? (stages + slots + 4) / 2 : 1;
     // Whether values are scaled where they are widened, and not probabilities.
     static constexpr bool weighs_values = D == Dtype::f16;
@@ -248,7 +255,8 @@ template <bool AnyOrder>
 struct BlockForwardParams {
     std::conditional_t<AnyOrder, ResidueClassMaps, ConsecutiveMaps> maps;
     TensorView q, k, v;             // the same by addresses
-    TensorView k_scales, v_scales;  // of a float8 cache
+    TensorView k_scales, v_scales;  // of a float8 cache; k_scales: or factors of keys of float8 products, or none
+    TensorView q_factors;           // likewise, floats that all scores of a query are multiplied by
     any::ForwardOutputs to;         // also, of a piece, what others left and what it leaves
     LayoutView layout;              // in device memory, as the tasks
     TasksView tasks;
@@ -281,6 +289,7 @@ struct ForwardShared {
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     using Requests = std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>>;
     std::conditional_t<C::is_float8, WidenStages<C>, Requests> helper;  // what the walker asks
+    alignas(16) float factors[C::factor_blocks][C::multiplies_float8 ? C::block_k : 4];  // of keys of float8 products
 };
 
 // ---- the begin: what all CTAs are about to read ----
@@ -391,16 +400,22 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
 }
 
 // ---- launch ----
-inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ConsecutiveMaps& maps) {
+template <class C>
+void make_maps(const ForwardArgs& args, ConsecutiveMaps& maps) {
     const Problem& p = *args.problem;
-    const int heads = args.tasks.tile_heads, keys = args.layout.keys.listed ? args.layout.keys.stretch : block_k;
-    maps.q = runtime::make_tensor_map(args.q, runtime::q_sizes(p), dtype, block_q / heads, heads);
-    maps.k = runtime::make_tensor_map(args.k, runtime::k_sizes(p), dtype, keys);
-    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), dtype, keys);
-    maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), dtype, tile::fragment_rows / heads, heads);
+    const int heads = args.tasks.tile_heads, keys = args.layout.keys.listed ? args.layout.keys.stretch : C::block_k;
+    runtime::Sizes q = runtime::q_sizes(p), k = runtime::k_sizes(p);
+    if (C::multiplies_float8) q.element = k.element = 1;
+    maps.q = runtime::make_tensor_map(args.q, q, C::dtype, C::block_q / heads, heads);
+    maps.k = runtime::make_tensor_map(args.k, k, C::dtype, keys);
+    maps.v = runtime::make_tensor_map(args.v, runtime::v_sizes(p), C::dtype, keys);
+    maps.out = runtime::make_tensor_map(args.out, runtime::out_sizes(p), C::dtype, tile::fragment_rows / heads, heads);
 }
-inline void make_maps(const ForwardArgs& args, Dtype dtype, int block_q, int block_k, ResidueClassMaps& maps) {
+template <class C>
+void make_maps(const ForwardArgs& args, ResidueClassMaps& maps) {
     const Problem& p = *args.problem;
+    constexpr Dtype dtype = C::dtype;
+    constexpr int block_q = C::block_q, block_k = C::block_k;
     const int64_t queries = args.layout.queries.modulus, keys = args.layout.keys.modulus;
     maps.q = runtime::make_residue_maps(args.q, runtime::q_sizes(p), dtype, block_q, queries);
     maps.k = runtime::make_residue_maps(args.k, runtime::k_sizes(p), dtype, block_k, keys);
@@ -414,7 +429,7 @@ typename C::Params make_params(const ForwardArgs& args) {
     const BlockForwardSpace space(p, args.layout, args.tasks);
     char* const workspace = static_cast<char*>(args.workspace);
     typename C::Params params{.tile = any::TileRows(args.tasks)};
-    make_maps(args, C::dtype, C::block_q, C::block_k, params.maps);
+    make_maps<C>(args, params.maps);
     if constexpr (C::in_pieces) {
         params.sums = {args.piece.carried, p.heads_q * p.seq_q * p.head_dim_v, p.seq_q * p.head_dim_v, p.head_dim_v, 1};
         const runtime::Sizes sizes{p.batch, p.heads_q, p.seq_q, p.head_dim_v, sizeof(float)};
@@ -422,7 +437,7 @@ typename C::Params make_params(const ForwardArgs& args) {
                                                       args.layout.queries.modulus);
     }
     params.q = args.q, params.k = args.k, params.v = args.v;
-    params.k_scales = args.k_scales, params.v_scales = args.v_scales;
+    params.k_scales = args.k_scales, params.v_scales = args.v_scales, params.q_factors = args.q_scales;
     params.to = any::make_outputs<float>(args);
     params.layout = args.layout;
     params.tasks = args.tasks;
@@ -493,7 +508,7 @@ void launch_float8(const ForwardArgs& args) {
     if (has_few_rows(*args.problem, args.tasks.tile_heads))
         launch_forward<Few>(float8_forward_kernel<Few>, args);
     else
-        launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>(args);
+        launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::float8_cache>>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -504,11 +519,11 @@ void launch_for_layout(const ForwardArgs& args) {
             return launch_float8<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
     if constexpr (Row::has_pieces)
         if (!args.piece.is_whole())
-            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>(args);
+            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::pieces>>(args);
     if constexpr (Row::any_order)
         if (!is_consecutive(args.layout.queries) || !come_in_boxes(args.layout.keys))
-            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>(args);
-    launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>(args);
+            return launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::any_order>>(args);
+    launch_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::consecutive>>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -523,18 +538,18 @@ void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device)
     const runtime::CurrentDevice current(device);
     runtime::prepare(clear_counter_kernel, 0);
     any::prepare_combine<D, true>();
-    prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false>>();
+    prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::consecutive>>();
     if constexpr (any_order) {
         runtime::prepare(pack_keys_kernel, 0);
-        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true>>();
+        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::any_order>>();
     }
     if constexpr (float8_cache) {
         using Few = Float8Config<D, HeadDim, HeadDimV>;
         static_assert(sizeof(typename Few::Shared) <= Few::most_bytes, "a CTA has no more");
         runtime::prepare(float8_forward_kernel<Few>, sizeof(typename Few::Shared));
-        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, false, false, true>>();
+        prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::float8_cache>>();
     }
-    if constexpr (has_pieces) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, true, true>>();
+    if constexpr (has_pieces) prepare_either<Config<D, HeadDim, HeadDimV, BlockQ, BlockK, Variant::pieces>>();
     runtime::prepare_tensor_maps();
 }
 

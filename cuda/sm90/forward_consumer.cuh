@@ -38,10 +38,11 @@ struct Repair {
         const int batch = task.head / params.heads_q, head = task.head - batch * params.heads_q + rows.head(in_block);
         const int token = token_at(batch, rows.place(in_block));
         if (token == no_token) return;
-        const auto* from = any::row_of<Element>(params.q, batch, head, token);
+        const auto rows_q = any::key_rows<C::dtype, C::multiplies_float8>(params.q, params.q_factors, batch, head);
+        const auto* const from = rows_q.at(token);
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
-            q[i] = column < params.head_dim ? any::to_real(from[column]) : 0;
+            q[i] = column < params.head_dim ? any::to_real(from[column]) * rows_q.scale(token) : 0;
             out[i] = 0;
         }
         m = -INFINITY, l = 0;
@@ -84,9 +85,11 @@ struct Repair {
 
     __device__ void pair(int batch, int head_kv, int64_t key) {
         if (isnan(l)) return;  // by its own keys: nothing can change it
-        const auto k_rows = any::key_rows<C::dtype, C::is_float8>(params.k, params.k_scales, batch, head_kv);
+        constexpr bool is_float8 = C::is_float8 || C::multiplies_float8;
+        const auto k_rows = any::key_rows<C::dtype, is_float8>(params.k, params.k_scales, batch, head_kv);
         const auto v_rows = any::key_rows<C::dtype, C::is_float8>(params.v, params.v_scales, batch, head_kv);
-        const auto *const k = k_rows.at(key), *const v = v_rows.at(key);
+        const auto* const k = k_rows.at(key);
+        const auto* const v = v_rows.at(key);
         const float k_scale = k_rows.scale(key), v_scale = v_rows.scale(key);
         float s = 0;
         for (int i = 0; i < columns; ++i)
@@ -124,6 +127,44 @@ struct Repair {
     }
 };
 
+// Factors of a block's keys, of which a thread has two neighbours of each eight; some pairs are on their way ahead.
+struct KeyFactors {
+    static constexpr int ahead = 3;
+    uint32_t from;
+    float window[ahead][2], pair[2];
+
+    __device__ __forceinline__ KeyFactors(const float* factors, int thread) : from(own_scales(factors, thread)) {
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) read(n);
+    }
+    __device__ __forceinline__ void read(int group) { ptx::load_shared(window[group % ahead], from + 32 * group); }
+    // That of value i of so many, which are asked for in their order.
+    template <int Values>
+    __device__ __forceinline__ float of_value(int i) {
+        const int group = i / 4;
+        if (i % 4 == 0) {
+            pair[0] = window[group % ahead][0], pair[1] = window[group % ahead][1];
+            if (group + ahead < Values / 4) read(group + ahead);
+        }
+        return pair[i % 2];
+    }
+};
+
+// What scores are multiplied by where keys have factors, too.
+template <int Values>
+struct FactorScales {
+    const tile::RowScales& rows;
+    KeyFactors keys;
+};
+template <int Values>
+__device__ __forceinline__ float scale_of(const FactorScales<Values>& scales, int h) {
+    return scales.rows.of[h];  // of a maximum, which has its key's factor
+}
+template <int Values>
+__device__ __forceinline__ float scale_of_value(FactorScales<Values>& scales, int i) {
+    return scales.rows.of[tile::row_of(i)] * scales.keys.template of_value<Values>(i);
+}
+
 // A task whose last scores are made, where its q tile goes then: what must be known at its end.
 struct EndingTask {
     ForwardMessage message;
@@ -135,6 +176,8 @@ struct EndingTask {
 // HasCap: with a softcap. Its code in the middle of the loop costs who has none 2 to 5 %, jumped over or not.
 template <class C, bool HasCap>
 struct Consumer {
+    using KeyTag = std::conditional_t<C::multiplies_float8, ptx::ElementTag<ptx::MatrixElement::e4m3>,
+                                      tile::MatrixTag<C::dtype>>;
     using Probabilities = uint32_t[C::block_k / 16][4];  // the a operand of p v: steps of 16 keys
 
     const typename C::Params& params;
@@ -147,10 +190,14 @@ struct Consumer {
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
-    Cursor<C::scale_blocks> scales;  // of float8: those of the block whose scores come next
+    Cursor<C::multiplies_float8 ? C::factor_blocks : C::scale_blocks> scales;  // of float8: those of the block whose
+                                                                               // scores come next
+    bool has_negative = false;       // of float8 products: one of a thread's queries has a negative factor
+    bool has_factors = false;        // of float8 products: scores are still to be multiplied by those of their keys
     bool idle = false;               // of float8: the warp's rows of the task are no queries
     float s[C::block_k / 2], r_out[C::head_dim_v / 2];
     tile::RowState rows;
+    tile::RowScales factors;  // of float8 products: of the scores of the task at hand, into powers of two or the cap
 
     // The blocks of the next task, or end_of_work. Its message stays in place until its q tile is released.
     __device__ __forceinline__ int take_task(int& taken) {
@@ -164,9 +211,9 @@ struct Consumer {
     __device__ __forceinline__ void begin_scores(uint32_t a, uint32_t b) {
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < C::head_dim / 16; ++i)
+        for (int i = 0; i < C::head_dim / C::key_step; ++i)
             ptx::wgmma(s, a + (i / 4) * (C::panel_bytes / 16) + (i % 4) * 2,
-                       b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0, tile::MatrixTag<C::dtype>{});
+                       b + (i / 4) * (C::box_bytes / 16) + (i % 4) * 2, i > 0, KeyTag{});
         ptx::wgmma_commit();
     }
 
@@ -198,20 +245,73 @@ struct Consumer {
 
     // The mask of the block whose k lies there; its word follows while the scores are made. Read by the lane that will
     // release the slot, so that nobody reads what the producer already overwrites.
-    __device__ __forceinline__ int take_mask(int index, typename C::MaskWord& word) {
-        const int mask = __shfl_sync(~0u, thread % 32 ? 0 : shared.mask[index], 0);
+    __device__ __forceinline__ int read_mask(int index) const { return thread % 32 ? 0 : shared.mask[index]; }
+    __device__ __forceinline__ int take_mask(int of_first_lane, typename C::MaskWord& word) {
+        const int mask = __shfl_sync(~0u, of_first_lane, 0);
         if (mask != full_block)
             word = __ldg(reinterpret_cast<const typename C::MaskWord*>(mask_words(params.layout, mask)) +
                          warpgroup * 128 + thread);
         return mask;
     }
 
-    __device__ __forceinline__ void scale_scores() {
-        if constexpr (C::is_float8) scale_columns(s, shared.helper.scales[scales.index][0], thread);
+    // Scores times the factors of their keys, where these have some. Where no cap and no mask needs them, exponentials
+    // do that beside.
+    __device__ __forceinline__ void scale_by_keys(bool is_masked) {
+        has_factors = params.k_scales.data != nullptr;
+        if (!has_factors || !(HasCap || is_masked)) return;
+        multiply_by_keys();
+        has_factors = false;
+    }
+    __device__ __forceinline__ void multiply_by_keys() {
+        KeyFactors of_keys(shared.factors[scales.index], thread);
+#pragma unroll
+        for (int i = 0; i < C::block_k / 2; ++i) s[i] *= of_keys.template of_value<C::block_k / 2>(i);
     }
 
-    __device__ __forceinline__ void cap_scores() {
-        if constexpr (HasCap) tile::cap(s, params.into_cap);
+    // The scores of a block are there, of k in that slot, which is free then.
+    __device__ __forceinline__ void finish_scores(int q_at, int k, bool is_masked) {
+        release(k);
+        if constexpr (scales_rows)
+            if (has_negative) [[unlikely]]
+                negate_rows(q_at);
+        if constexpr (C::is_float8) scale_columns(s, shared.helper.scales[scales.index][0], thread);
+        if constexpr (C::multiplies_float8) scale_by_keys(is_masked);
+        if constexpr (HasCap && C::multiplies_float8) tile::cap(s, factors);
+        else if constexpr (HasCap) tile::cap(s, params.into_cap);
+    }
+
+    // What the scores of a task are multiplied by, where each query has a factor of its own.
+    __device__ __forceinline__ void find_factors(int at) {
+        if constexpr (C::multiplies_float8) {
+            const float own[2] = {factor_of_query(at, 0), factor_of_query(at, 1)};
+            has_negative = own[0] < 0 || own[1] < 0;
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                factors.of[h] = HasCap ? own[h] * params.into_cap : fabsf(own[h]) * params.scale_log2;
+        }
+    }
+    __device__ __forceinline__ float factor_of_query(int at, int h) const {
+        const ForwardMessage& task = shared.task[at];
+        const int token = token_of(task, h), head = task.head + params.tile.head(row_in_tile(h));
+        return token == no_token ? 1 : *any::row_of<float>(params.q_factors, task.batch, head, token);
+    }
+    // Scores of a query whose factor is negative change their sign, so that its largest one comes of the largest score.
+    __device__ __forceinline__ void negate_rows(int at) {
+        for (int h = 0; h < 2; ++h) {
+            const float sign = factor_of_query(at, h) < 0 ? -1 : 1;
+#pragma unroll
+            for (int i = 0; i < C::block_k / 2; ++i)
+                if (tile::row_of(i) == h) s[i] *= sign;
+        }
+    }
+    static constexpr bool scales_rows = C::multiplies_float8 && !HasCap;
+    __device__ __forceinline__ auto scale_log2() const {
+        if constexpr (scales_rows) return factors;
+        else return params.scale_log2;
+    }
+    // From what stands for the scores of such a row to natural units.
+    __device__ __forceinline__ float natural_scale(const tile::RowScales& of, int h) const {
+        return scales_rows ? of.of[h] * float(M_LN2) : params.scale;
     }
 
     __device__ __forceinline__ void release(int index) {
@@ -231,19 +331,24 @@ struct Consumer {
     }
 
     // out_at: the tile that out leaves through.
-    __device__ __forceinline__ void store(const ForwardMessage& message, int out_at, const tile::RowState& done) {
+    __device__ __forceinline__ void store(const ForwardMessage& message, int out_at, const tile::RowState& done,
+                                          const tile::RowScales& scales_of_done) {
         ptx::make_here(thread);  // places that follow from it are found here, and fill no registers in the loop
         const ForwardMessage task = message;
         const any::TileRows& of = params.tile;
         const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
         RowEnd ends[2];
+        float top[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const float scale = natural_scale(scales_of_done, h);
             ends[h] = end_row(params, task.head + of.head(row_in_tile(h)), task.part, done.m[h], l[h],
-                              tile::lift<C::dtype>);
+                              tile::lift<C::dtype>, scale);
+            top[h] = done.m[h] * scale;
+        }
         tile::scale_rows(r_out, ends[0].factor, ends[1].factor);
         note_not_finite(task.index, l);
-        const float lse[2] = {ends[0].lse, ends[1].lse}, top[2] = {done.m[0] * params.scale, done.m[1] * params.scale};
+        const float lse[2] = {ends[0].lse, ends[1].lse};
         if (!C::in_pieces && task.part == whole_row)
             store_whole(out_at, task, lse, top);
         else
@@ -433,7 +538,7 @@ struct Consumer {
     __device__ __forceinline__ void store_piece(const EndingTask& task, const tile::RowState& done) {
         constexpr float unlift = tile::unlift<C::dtype>;
         const ForwardMessage& message = task.message;
-        if (message.part != whole_row) return store(message, -1, done);
+        if (message.part != whole_row) return store(message, -1, done, factors);
         const float l[2] = {tile::quad_sum(done.l[0]), tile::quad_sum(done.l[1])};
         const unsigned odd = note_not_finite(message.index, l);
         float mine[2], share[2];  // factors of this piece's sums, and of those handed on
@@ -595,19 +700,21 @@ struct Consumer {
         slot.advance();
         const uint32_t k_tile = k_descriptor(k.index), v_tile = v_descriptor(v.index), q_tile = q_descriptor(q_at);
         ptx::mbarrier_wait(&shared.full[k.index], k.phase);
+        // Products of bytes are too short for what the mask takes, and delay reads of shared memory.
+        int of_first_lane = 0;
+        if constexpr (C::multiplies_float8) of_first_lane = read_mask(k.index);
         if constexpr (C::takes_turns) ptx::named_barrier_sync(turn_of(warpgroup), 256);
         begin_scores(q_tile, k_tile);
         typename C::MaskWord word;
-        const int mask = take_mask(k.index, word);
+        if constexpr (!C::multiplies_float8) of_first_lane = read_mask(k.index);
+        const int mask = take_mask(of_first_lane, word);
         ptx::mbarrier_wait(&shared.full[v.index], v.phase);
         begin_output(p, v_tile);
         if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of_next(), 256);
         if (held >= 0) [[unlikely]]
             release_held();
         ptx::wgmma_wait<1>();
-        release(k.index);
-        scale_scores();
-        cap_scores();
+        finish_scores(q_at, k.index, mask != full_block);
         if (mask != full_block) [[unlikely]]
             tile::mask(s, word);
         return v.index;
@@ -635,8 +742,10 @@ struct Consumer {
 
     // Scores into probabilities. True where r_out must be multiplied by `factor`.
     __device__ __forceinline__ bool make_probabilities(bool fresh, Probabilities& to, float (&factor)[2]) {
-        if constexpr (!C::is_float8) {
-            return tile::softmax<C::dtype>(s, rows, params.scale_log2, fresh, to, factor);
+        if constexpr (C::multiplies_float8) {
+            return make_factored_probabilities(fresh, to, factor);
+        } else if constexpr (!C::is_float8) {
+            return tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
         } else {
             bool rescale = false;
             if (idle) {
@@ -650,6 +759,22 @@ struct Consumer {
             scales.advance();
             return rescale;
         }
+    }
+    // The same where keys may have factors.
+    __device__ __forceinline__ bool make_factored_probabilities(bool fresh, Probabilities& to, float (&factor)[2]) {
+        if (!HasCap && has_factors) {
+            if (!fresh) {
+                FactorScales<C::block_k / 2> all{factors, KeyFactors(shared.factors[scales.index], thread)};
+                if (tile::merge<C::dtype>(s, rows, all, to)) [[likely]] {
+                    scales.advance();
+                    return false;
+                }
+            }
+            multiply_by_keys();
+            fresh = true;  // it was tried
+        }
+        scales.advance();
+        return tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
     }
     __device__ __forceinline__ static void clear(Probabilities& p) {
 #pragma unroll
@@ -687,7 +812,9 @@ struct Consumer {
         int next_q, v;
         const int blocks = take_task(next_q);
         const tile::RowState done = rows;
+        const tile::RowScales scales_of_done = factors;
         if (blocks != end_of_work) [[likely]] {
+            find_factors(next_q);
             v = make_scores(next_q, p);
             if constexpr (C::p_arrays == 1) finish_last_output(v);
             rows = tile::RowState{};
@@ -705,9 +832,9 @@ struct Consumer {
         if constexpr (C::in_pieces)
             store_piece(task, done);
         else if constexpr (C::out_in_v)
-            store(task.message, v, done);
+            store(task.message, v, done, scales_of_done);
         else
-            store(shared.task[q_index], q_index, done);
+            store(shared.task[q_index], q_index, done, scales_of_done);
         q_index = next_q, left = blocks;
         first = true;
     }
@@ -729,12 +856,11 @@ struct Consumer {
             if (warpgroup == C::warpgroups - 1) ptx::named_barrier_arrive(turn_of_next(), 256);  // the first turn
         begin_scores(q_descriptor(q_index), k_descriptor(slot.index));
         typename C::MaskWord word;
-        const int mask = take_mask(slot.index, word);
+        const int mask = take_mask(read_mask(slot.index), word);
+        find_factors(q_index);
         ptx::wgmma_wait<0>();
-        release(slot.index);
+        finish_scores(q_index, slot.index, mask != full_block);
         slot.advance();
-        scale_scores();
-        cap_scores();
         if (mask != full_block) tile::mask(s, word);
         Probabilities p[C::p_arrays];
         Probabilities &even = p[0], &odd = p[C::p_arrays - 1];

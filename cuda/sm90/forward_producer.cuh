@@ -88,6 +88,7 @@ struct Walker {
     Cursor<C::q_tiles> q;
     Cursor<C::slots> slot;
     Cursor<C::requests> request;
+    Cursor<C::multiplies_float8 ? C::factor_blocks : 1> factors;  // of float8 products: the next block's
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
@@ -252,8 +253,8 @@ struct Walker {
                 {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
                 params.layout.queries, C::block_q, tile, full);
         else if (ptx::elect())
-            load<C::panels, C::panel_bytes>(&params.maps.q, message.queries.first, message.head, message.batch, tile,
-                                            full);
+            load<C::key_panels, C::panel_bytes, C::key_panel_columns>(&params.maps.q, message.queries.first, message.head,
+                                                                      message.batch, tile, full);
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
@@ -279,6 +280,8 @@ struct Walker {
         if constexpr (C::any_order)
             load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
                                     params.layout.keys, C::block_k, tile, full);
+        else if constexpr (C::multiplies_float8)
+            load_float8_keys(block, tile, full);
         else
             load_keys<C::panels>(&params.maps.k, block, row, head_kv, batch, tile, full);
         slot.advance();
@@ -371,6 +374,21 @@ struct Walker {
             ptx::tma_load_4d(to + panel * C::box_bytes + lane * stretch * C::row_bytes, map, C::panel_columns * panel,
                              head, row, entry, bar);
     }
+    // A block of float8, with the factors of its keys, if these have any. Their place is free: consumers have released
+    // the v of the block that was there, or there would be no slot for this one.
+    __device__ __forceinline__ void load_float8_keys(int block, uint8_t* to, uint64_t* bar) {
+        static_assert(2 * C::factor_blocks >= 3 + C::slots, "v of block j is the tile 2 j + 2, k the tile 2 j - 1");
+        const int first = block * C::block_k, bytes = C::block_k * int(sizeof(float));
+        if (ptx::elect()) {
+            const bool has_factors = params.k_scales.data != nullptr;
+            load<C::key_panels, C::box_bytes, C::key_panel_columns>(&params.maps.k, first, head_kv, batch, to, bar,
+                                                                    has_factors ? bytes : 0);
+            if (has_factors)
+                ptx::bulk_load(shared.factors[factors.index],
+                               any::row_of<float>(params.k_scales, batch, head_kv, first), bytes, bar);
+        }
+        factors.advance();
+    }
     // The row where this lane's stretch begins. What is no token comes from beyond all rows, where there are zeros.
     __device__ __forceinline__ int first_key_of(int block) const {
         const AxisView& keys = params.layout.keys;
@@ -379,12 +397,13 @@ struct Walker {
         return token == no_token ? int(params.layout.seq_k) : token;
     }
 
-    template <int Panels, int Bytes>
+    // more: bytes that the caller lets follow.
+    template <int Panels, int Bytes, int Columns = C::panel_columns>
     __device__ __forceinline__ void load(const CUtensorMap* map, int row, int head, int entry, uint8_t* to,
-                                         uint64_t* bar) {
-        ptx::mbarrier_arrive_expect(bar, Panels * Bytes);
+                                         uint64_t* bar, int more = 0) {
+        ptx::mbarrier_arrive_expect(bar, Panels * Bytes + more);
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to + panel * Bytes, map, C::panel_columns * panel, head, row, entry, bar);
+            ptx::tma_load_4d(to + panel * Bytes, map, Columns * panel, head, row, entry, bar);
     }
 
     // A tile where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is

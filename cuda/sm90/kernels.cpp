@@ -23,6 +23,7 @@
 #include "sm90/block_backward_apart.h"
 #include "sm90/block_backward_in_order.h"
 #include "sm90/block_forward.h"
+#include "sm90/block_forward_float8.h"
 #include "sm90/gather_backward.h"
 #include "sm90/gather_backward_pair.h"
 #include "sm90/gather_forward.h"
@@ -117,10 +118,11 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // pieces, sums of floats are handed on: what that takes of a CTA of one warpgroup is read off both pieces of Sparse
 // Transformer's strided attention at 16K (H200), as their mean. Of one of two it is guessed: as much more as it was
 // before sums came through the ring.
-template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads>
+template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
-    constexpr double tile = BlockQ / 128.0 * BlockK / 128, products = 8.0 * (HeadDim + HeadDimV) * tile;
+    constexpr double tile = BlockQ / 128.0 * BlockK / 128;
+    constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile;
     constexpr double reached = 0.87, mask = 150 * tile, block = 100;
     constexpr double elements = in_pairs    ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
                                 : in_threes ? 2360
@@ -233,6 +235,52 @@ Kernel block_forward(const char* name) {
             .carries = K::has_pieces && Heads == 1 ? any::ForwardCarried<float>::bytes : nullptr,
             .dispatch = any::dispatch_of<D>(),
             .assumes = assumes};
+}
+
+// ---- float8 ----
+template <int HeadDim, int HeadDimV>
+const char* block_forward_float8_fits(const Problem& p) {
+    if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
+    if (const char* why = rows_of_16_bytes(p)) return why;
+    if (p.value_in_key) return "values in keys, which it multiplies as bytes";
+    return any::maximum_fits(p);
+}
+
+bool multiplies_float8(const ForwardArgs& args) {
+    const Problem& p = *args.problem;
+    runtime::Sizes q = runtime::q_sizes(p), k = runtime::k_sizes(p);
+    q.element = k.element = 1;
+    return runtime::has_tensor_map(args.q, q) && runtime::has_tensor_map(args.k, k) &&
+           runtime::has_tensor_map(args.out, runtime::out_sizes(p));
+}
+
+// Where operands came as elements there are no factors of queries.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void forward_float8(const ForwardArgs& args) {
+    if (!args.q_scales.data) return forward<D, HeadDim, HeadDimV, BlockQ, BlockK>(args);
+    const runtime::CurrentDevice current(args.device);
+    BlockForwardFloat8<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void prepare_float8(int32_t device) {
+    BlockForwardFloat8<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(device);
+    prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>(device);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+Kernel block_forward_float8(const char* name) {
+    Kernel row = block_forward<D, HeadDim, HeadDimV, BlockQ, BlockK>(name);
+    row.fits = block_forward_float8_fits<HeadDim, HeadDimV>;
+    row.cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, BlockK, 1, true>;
+    row.forward = forward_float8<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    row.prepare = prepare_float8<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    row.orders = false, row.key_stretch = 0, row.takes_spans = nullptr;
+    row.float8_cache = false, row.carries = nullptr, row.dispatch = nullptr;
+    row.multiplies_float8 = multiplies_float8;
+    row.assumes = "columns of q and k side by side, addresses and other strides multiples of 16 bytes; what else comes "
+                  "runs as elements of 16 bits";
+    return row;
 }
 
 // ---- lists ----

@@ -21,6 +21,10 @@ struct TileConfig {
     static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV;
     static constexpr int panel_columns = 64, row_bytes = 2 * panel_columns;  // of a panel
     static constexpr int panels = head_dim / panel_columns, v_panels = head_dim_v / panel_columns;
+    // Panels of q and k have twice the columns where they are multiplied as float8.
+    static constexpr bool multiplies_float8 = false;
+    static constexpr int factor_blocks = 1;  // of keys multiplied so
+    static constexpr int key_panel_columns = panel_columns, key_panels = panels;
     static constexpr int warpgroup_rows = tile::fragment_rows, warpgroup_bytes = warpgroup_rows * row_bytes;
     static constexpr int warp_rows = 16, warp_bytes = warp_rows * row_bytes;
     static_assert(sizeof(Element) == 2, "tiles are of 16-bit elements");

@@ -30,11 +30,17 @@ __device__ __forceinline__ RowEnd end_row(float m, float l, float lift, float sc
 
 // The same of a row of a block forward; parts of one end without the sink.
 template <class Params>
-__device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift) {
+__device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift,
+                                          float scale) {
     const TensorView& sinks = params.to.sink_logits;
     const bool has_sink = sinks.data && part == whole_row;
-    return end_row(m, l, lift, params.scale,
+    return end_row(m, l, lift, scale,
                    has_sink ? static_cast<const float*>(sinks.data)[head * sinks.head] : -INFINITY);
+}
+
+template <class Params>
+__device__ __forceinline__ RowEnd end_row(const Params& params, int head, int part, float m, float l, float lift) {
+    return end_row(params, head, part, m, l, lift, params.scale);
 }
 
 }  // namespace spattn::sm90

@@ -41,11 +41,6 @@ __device__ __forceinline__ float cap(float s, float into_cap) {
     const float series = x * fmaf(square, fmaf(square, 2.f / 15, -1.f / 3), 1.f);
     return square < 0.01f ? series : 1 - 2 * ptx::reciprocal_approx(1 + e);
 }
-template <int Values>
-__device__ __forceinline__ void cap(float (&s)[Values], float into_cap) {
-#pragma unroll
-    for (int i = 0; i < Values; ++i) s[i] = cap(s[i], into_cap);
-}
 
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -56,14 +51,32 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// What scores of a thread's two rows are multiplied by: a number, or one each.
+struct RowScales {
+    float of[2];
+};
+__device__ __forceinline__ float scale_of(float scale, int) { return scale; }
+__device__ __forceinline__ float scale_of(const RowScales& scales, int h) { return scales.of[h]; }
+// The same of value i of a thread, of which each may have its own; values are asked for in their order.
+template <class Scale>
+__device__ __forceinline__ float scale_of_value(Scale& scale, int i) {
+    return scale_of(scale, row_of(i));
+}
+
+template <int Values, class Scale>
+__device__ __forceinline__ void cap(float (&s)[Values], const Scale& into_cap) {
+#pragma unroll
+    for (int i = 0; i < Values; ++i) s[i] = cap(s[i], scale_of(into_cap, row_of(i)));
+}
+
 struct RowState {
     float m[2] = {-INFINITY, -INFINITY};  // what probabilities are relative to: the maximum when it was last looked at
     float l[2] = {0, 0};                  // this thread's share of sum(exp(s - m))
 };
 
 // m becomes the maximum. Returns in factor what sums so far must be multiplied by.
-template <int Values>
-__device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState& rows, float scale_log2,
+template <int Values, class Scale>
+__device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState& rows, const Scale& scale_log2,
                                               float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -71,7 +84,7 @@ __device__ __forceinline__ void raise_maximum(const float (&s)[Values], RowState
 #pragma unroll
         for (int i = 4; i < Values; i += 4) x = fmaxf(x, s[i + 2 * h]), y = fmaxf(y, s[i + 2 * h + 1]);
         const float m = fmaxf(rows.m[h], quad_max(fmaxf(x, y)));
-        factor[h] = m == rows.m[h] ? 1 : ptx::exp2_approx((rows.m[h] - m) * scale_log2);  // -inf - -inf is NaN
+        factor[h] = m == rows.m[h] ? 1 : ptx::exp2_approx((rows.m[h] - m) * scale_of(scale_log2, h));  // -inf - -inf is NaN
         rows.l[h] *= factor[h];
         rows.m[h] = m;
     }
@@ -103,17 +116,18 @@ struct NoWeights {
 // neighbouring keys are a word, and the layouts agree; TF32's operand has eight keys, of which the even ones stand
 // before the odd ones, so that here, too, each thread has what it needs. A row that has seen no key has m = -infinity:
 // a key gives infinity there, and no key 0.
-template <Dtype D, int Values, class Weights = NoWeights>
-__device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, float scale_log2,
+template <Dtype D, int Values, class Scale, class Weights = NoWeights>
+__device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, Scale& scale_log2,
                                              float (&sum)[2], uint32_t (&p)[Values / operand_values<D>][4],
                                              Weights weights = {}) {
     float offset[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) offset[h] = fminf(lift<D> - rows.m[h] * scale_log2, FLT_MAX), sum[h] = 0;
+    for (int h = 0; h < 2; ++h) offset[h] = fminf(lift<D> - rows.m[h] * scale_of(scale_log2, h), FLT_MAX), sum[h] = 0;
 #pragma unroll
     for (int i = 0; i < Values; i += 2) {
-        float x = ptx::exp2_approx(fmaf(s[i], scale_log2, offset[row_of(i)]));
-        float y = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, offset[row_of(i)]));
+        const float scale_x = scale_of_value(scale_log2, i), scale_y = scale_of_value(scale_log2, i + 1);
+        float x = ptx::exp2_approx(fmaf(s[i], scale_x, offset[row_of(i)]));
+        float y = ptx::exp2_approx(fmaf(s[i + 1], scale_y, offset[row_of(i)]));
         sum[row_of(i)] += x, sum[row_of(i)] += y;
         weights(i, x, y);
         if constexpr (D == Dtype::f32)
@@ -133,20 +147,29 @@ __device__ __forceinline__ void exponentials(const float (&s)[Values], const Row
 template <Dtype D>
 constexpr float most = D == Dtype::f16 ? 32768 : 4096;
 
+// Scores into probabilities relative to the maximum that was found last, merged into the rows. False where that does
+// not do (the same answer for a whole warp): nothing is merged then.
+template <Dtype D, int Values, class Scale, class Weights = NoWeights>
+__device__ __forceinline__ bool merge(const float (&s)[Values], RowState& rows, Scale& scale_log2,
+                                      uint32_t (&p)[Values / operand_values<D>][4], Weights weights = {}) {
+    float sum[2];
+    exponentials<D>(s, rows, scale_log2, sum, p, weights);
+    if (!__all_sync(~0u, sum[0] <= most<D> && sum[1] <= most<D>)) [[unlikely]]
+        return false;
+    rows.l[0] += sum[0], rows.l[1] += sum[1];
+    return true;
+}
+
 // Scores into probabilities, merged into the rows. `fresh`: rows have seen nothing. True where what is accumulated must
 // be multiplied by `factor` (the same answer for a whole warp).
-template <Dtype D, int Values, class Weights = NoWeights>
-__device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows, float scale_log2, bool fresh,
+template <Dtype D, int Values, class Scale, class Weights = NoWeights>
+__device__ __forceinline__ bool softmax(const float (&s)[Values], RowState& rows, Scale scale_log2, bool fresh,
                                         uint32_t (&p)[Values / operand_values<D>][4], float (&factor)[2],
                                         Weights weights = {}) {
-    float sum[2];
-    if (!fresh) [[likely]] {
-        exponentials<D>(s, rows, scale_log2, sum, p, weights);
-        if (__all_sync(~0u, sum[0] <= most<D> && sum[1] <= most<D>)) [[likely]] {
-            rows.l[0] += sum[0], rows.l[1] += sum[1];
+    if (!fresh) [[likely]]
+        if (merge<D>(s, rows, scale_log2, p, weights)) [[likely]]
             return false;
-        }
-    }
+    float sum[2];
     raise_maximum(s, rows, scale_log2, factor);
     exponentials<D>(s, rows, scale_log2, sum, p, weights);
     rows.l[0] += sum[0], rows.l[1] += sum[1];

@@ -31,7 +31,7 @@ inline constexpr DtypeRow dtype_rows[] = {
 
 constexpr const DtypeRow& dtype_row(Dtype dtype) { return dtype_rows[int(dtype)]; }
 
-// Of q, k and v of some problems, or of caches, and of no other operand: no kernel adds up in it.
+// Some problems have q, k and v of it, and caches keys and values; no kernel adds up in it.
 inline constexpr spattn_dtype dtype_float8{SPATTN_FLOAT8_E4M3FN, 8, 1};
 
 constexpr bool operator==(const spattn_dtype& a, const spattn_dtype& b) {

@@ -57,7 +57,7 @@ std::string Admission::refuse(const Kernel& kernel) const {
         return kernel.device == SPATTN_CPU ? "not on this machine" : "not on this device";
     if (options.lists_alone && kernel.family == Family::block) return "reads a layout, and a cache may have any pages";
     if (problem.float8_cache && !kernel.float8_cache && kernel.family != Family::block) return "reads no float8";
-    if (kernel.float8_products && !problem.float8_operands) return "multiplies operands of float8";
+    if (kernel.multiplies_float8 && !problem.float8_operands) return "multiplies operands of float8";
     if (problem.has_starts)
         if (const char* why_not = refuse_cache(kernel, problem)) return why_not;
     const char* why_not = kernel.fits(problem);

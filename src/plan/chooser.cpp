@@ -144,7 +144,7 @@ Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const 
     Cost cost = cost_of_row(candidate, machine);
     // Pieces share copies.
     if (problem_.float8_operands && !in_pieces_)
-        cost.us += float8_us(problem_, kernel.float8_products, machine, options_.device);
+        cost.us += float8_us(problem_, kernel.multiplies_float8, machine, options_.device);
     return cost;
 }
 

@@ -17,10 +17,12 @@ double operand_bytes(const Problem& p, Pass pass) {
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     // q, out; k, v. Backward also has their gradients.
     const double dims = double(p.head_dim + p.head_dim_v), dims_k = p.value_in_key ? double(p.head_dim) : dims;
-    const double scales = p.float8_cache ? 4 * rows_k * (p.value_in_key ? 1 : 2) : 0;
+    const double of_keys = 4 * rows_k * (p.value_in_key ? 1 : 2), scales = p.float8_cache ? of_keys : 0;
     const double lse = 4 * rows_q;
-    if (p.float8_operands)
-        return rows_q * (double(p.head_dim) + double(p.head_dim_v) * dtype_row(p.dtype).bytes) + rows_k * dims_k + lse;
+    if (p.float8_operands) {
+        const double of_query = double(p.head_dim) + double(p.head_dim_v) * dtype_row(p.dtype).bytes + 4;
+        return rows_q * of_query + rows_k * dims_k + of_keys + lse;
+    }
     const double bytes = rows_q * dims * dtype_row(p.dtype).bytes + rows_k * dims_k * p.key_bytes() + scales;
     return (pass == Pass::forward ? 1 : 2) * bytes + lse;
 }

@@ -5,6 +5,8 @@
 // alone, and what scores are to be multiplied by. C++17-clean.
 #pragma once
 
+#include <algorithm>
+
 #include "core/math.h"
 #include "plan/call_lists.h"
 
@@ -26,7 +28,7 @@ struct Float8Copies {
         const auto elements = [&](int64_t heads, int64_t seq, int64_t columns) {
             constexpr int64_t row_bytes = 16;  // rows begin at multiples of them
             const int64_t element = dtype_row(p.dtype).bytes, row = round_up(columns, row_bytes / element);
-            return TensorView{room.take<char>(p.batch * heads * seq * row * element), heads * seq * row, seq * row, row, 1};
+            return TensorView{room.take<char>(p.batch * heads * seq * row * element), heads * seq * row, row, heads * row, 1};
         };
         const auto floats = [&](int64_t heads, int64_t seq) {
             return TensorView{room.take<float>(p.batch * heads * seq), heads * seq, seq, 1, 0};
@@ -42,6 +44,11 @@ struct Float8Copies {
         else
             v = k;
         bytes = room.bytes();
+    }
+
+    // Which of both a call needs, its operands say.
+    static size_t most_bytes(const Problem& p) {
+        return std::max(Float8Copies(p, true, nullptr).bytes, Float8Copies(p, false, nullptr).bytes);
     }
 };
 

@@ -210,7 +210,9 @@ struct Kernel {
     bool (*takes_spans)(const ForwardArgs&) = nullptr;  // whether it reads LayoutView::spans, of these operands
     bool max_logits = false;    // writes them where a call asks
     bool float8_cache = false;  // reads keys and values of float8, too
-    bool float8_products = false;  // reads q and k of float8 operands, and v as elements: serves no other problem
+    // Whether it multiplies q and k of float8 as they are, of these operands; else it is given elements of them, too.
+    // Where this is set the row serves problems of float8 operands alone.
+    bool (*multiplies_float8)(const ForwardArgs&) = nullptr;
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;

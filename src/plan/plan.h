@@ -83,9 +83,6 @@ struct PassPlan {
     std::optional<CacheLists> cache_lists;  // of calls on a cache that bring lists
     size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
     size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
-
-    // Whether its row multiplies q and k of float8 as they are. Such rows run whole patterns only.
-    bool multiplies_float8() const { return pieces[0].kernel->float8_products; }
 };
 
 struct PlanOptions {

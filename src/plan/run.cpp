@@ -84,15 +84,17 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
 
 // The call as rows see it that read elements, or some of its operands as they are.
 ForwardArgs widen(const Backend& backend, const PassPlan& pass, ForwardArgs args) {
-    const Float8Copies made(*args.problem, pass.multiplies_float8(), args.workspace);
+    const Kernel& kernel = *pass.pieces[0].kernel;  // of pieces none multiplies bytes
+    const bool keeps_q_and_k = kernel.multiplies_float8 && kernel.multiplies_float8(args);
+    const Float8Copies made(*args.problem, keeps_q_and_k, args.workspace);
     backend.float8.widen(args, made);
-    if (pass.multiplies_float8()) {
+    if (keeps_q_and_k) {
         args.q_scales = made.q_factors, args.k_scales = have_one_scale(args.k_scales) ? TensorView{} : made.k_factors;
     } else {
         args.q = made.q, args.k = made.k, args.q_scales = args.k_scales = {};
     }
     args.v = made.v, args.v_scales = {};
-    args.workspace = static_cast<char*>(args.workspace) + made.bytes;
+    args.workspace = static_cast<char*>(args.workspace) + Float8Copies::most_bytes(*args.problem);
     return args;
 }
 

@@ -139,8 +139,7 @@ CompiledPlan compile(const Pattern& pattern, const Problem& problem, const PlanO
     Planner planner(pattern, admission);
     plan.pattern_text = planner.pattern_text();
     plan.forward = planner.plan(Pass::forward);
-    if (problem.float8_operands)
-        plan.forward.workspace += Float8Copies(problem, plan.forward.multiplies_float8(), nullptr).bytes;
+    if (problem.float8_operands) plan.forward.workspace += Float8Copies::most_bytes(problem);
     plan.counts = planner.counts(plan.forward);
     if (options.backward) plan.backward = planner.plan(Pass::backward);
     plan.layout_bytes = count_layout_bytes(plan);

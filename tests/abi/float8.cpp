@@ -290,7 +290,7 @@ TEST(a_plan_says_what_it_is_of) {
     CHECK_EQ(stats.pairs, of_plain.pairs);
     CHECK_EQ(stats.flops_forward, of_plain.flops_forward);
     const double rows_q = batch * 4 * seq_q, rows_k = batch * 2 * seq_k;
-    CHECK_EQ(stats.bytes_forward, rows_q * (dim + 2 * dim_v) + rows_k * (dim + dim_v) + 4 * rows_q);
+    CHECK_EQ(stats.bytes_forward, rows_q * (dim + 2 * dim_v + 4) + rows_k * (dim + dim_v + 8) + 4 * rows_q);
 }
 
 // ---- what is refused ----

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/float8.h"
 #include "emulator/cta.h"
 
 namespace emulator {
@@ -62,6 +63,10 @@ float cut_to_tf32(uint32_t word) { return std::bit_cast<float>(word & ~uint32_t(
 
 float from_half(Half kind, uint16_t bits) {
     return kind == Half::bf16 ? std::bit_cast<float>(uint32_t(bits) << 16) : halves()[bits];
+}
+
+uint16_t from_float8(int code) {
+    return __half_as_ushort(__float2half_rn(spattn::widen_float8(uint8_t(code))));
 }
 
 void multiply(Half kind, const uint16_t (&a)[16][16], const uint16_t* b, int n, float* const (&d)[32],

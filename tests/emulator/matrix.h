@@ -9,6 +9,7 @@ namespace emulator {
 enum class Half { bf16, f16 };
 
 float from_half(Half kind, uint16_t bits);
+uint16_t from_float8(int code);  // a code of e4m3 in its low 8 bits, as fp16
 
 // a and b in rows; d: where each lane keeps its values, as accumulators lie in fragments (cuda/tile/fragment.h), null
 // for lanes that have ended.

@@ -10,6 +10,7 @@
 #include "golden.h"
 #include "plan/backends.h"
 #include "plan/dispatched.h"
+#include "plan/float8.h"
 #include "plan/plans.h"
 #include "sm80/kernels.cpp"
 #include "sm90/kernels.cpp"
@@ -86,6 +87,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForwardFloat8<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
+void BlockForwardFloat8<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -524,6 +529,34 @@ TEST(prompts_have_copies_of_a_float8_cache) {
     imaginary_capability = 80;
     CHECK(is_widened(plan_for(1, 2048, 32768, 128)));
     CHECK(!is_widened(plan_for(32, 1, 32768, 128)));
+}
+
+// Blocks of consecutive tokens multiply bytes, where an arch can. What other orders serve better has copies, and so has
+// what few queries ask.
+TEST(operands_of_float8_are_multiplied_or_copied) {
+    imaginary_capability = 90;
+    const auto plan_for = [](const char* pattern, int64_t queries, int64_t head_dim) {
+        Problem p = imaginary::problem(queries, 16384, head_dim);
+        p.heads_q = 16, p.heads_kv = 2, p.dtype = Dtype::bf16, p.float8_operands = true;
+        PlanOptions options;
+        options.device = SPATTN_CUDA;
+        options.machine = {"imaginary GPU", 132, 1.7, 4000, 1.4e11};
+        return compile_plan(*parse_pattern(pattern), p, options, rows());
+    };
+    const auto name_for = [&](const char* pattern, int64_t queries, int64_t head_dim) {
+        return imaginary::name(plan_for(pattern, queries, head_dim).forward);
+    };
+    const std::string of_128 = "sm90_block_forward_float8_bf16_d128_v128_128x128";
+    CHECK_EQ(name_for("causal", 16384, 128), of_128);
+    CHECK_EQ(name_for("causal & window(1023,0)", 16384, 128), of_128);
+    CHECK_EQ(name_for("full", 16384, 256), "sm90_block_forward_float8_bf16_d256_v256_128x64");
+    CHECK_EQ(name_for("causal", 16384, 64).find("float8"), std::string::npos);
+    CHECK_EQ(name_for("causal & dilated(1008,0,16)", 16384, 128).find("float8"), std::string::npos);
+    CHECK_EQ(name_for("full", 1, 128).find("float8"), std::string::npos);
+    const CompiledPlan plan = plan_for("causal", 16384, 128);
+    CHECK(plan.forward.workspace >= Float8Copies::most_bytes(plan.problem));
+    imaginary_capability = 80;
+    CHECK_EQ(name_for("causal", 16384, 128).find("float8"), std::string::npos);
 }
 
 // Listed rows are widened where they are gathered, on each arch that has tensor cores for them.

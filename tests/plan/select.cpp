@@ -296,11 +296,11 @@ TEST(work_is_counted_as_people_do) {
     // q 10x8, out 10x4 for 6 heads; k 20x8, v 20x4 for 2; lse 10 for 6.
     CHECK_EQ(operand_bytes(p, Pass::forward), 4.0 * (6 * 10 * 12 + 2 * 20 * 12 + 6 * 10));
     CHECK_EQ(operand_bytes(p, Pass::backward), 4.0 * (2 * (6 * 10 * 12 + 2 * 20 * 12) + 6 * 10));
-    // Operands of float8: q, k and v of bytes, out of bfloat16.
+    // Operands of float8: q, k and v of bytes, out of bfloat16, and a scale for each row.
     p.dtype = Dtype::bf16, p.float8_operands = true;
-    CHECK_EQ(operand_bytes(p, Pass::forward), 6.0 * 10 * (8 + 2 * 4) + 2.0 * 20 * 12 + 4.0 * 6 * 10);
+    CHECK_EQ(operand_bytes(p, Pass::forward), 6.0 * 10 * (8 + 2 * 4 + 4) + 2.0 * 20 * (12 + 8) + 4.0 * 6 * 10);
     p.value_in_key = true;
-    CHECK_EQ(operand_bytes(p, Pass::forward), 6.0 * 10 * (8 + 2 * 4) + 2.0 * 20 * 8 + 4.0 * 6 * 10);
+    CHECK_EQ(operand_bytes(p, Pass::forward), 6.0 * 10 * (8 + 2 * 4 + 4) + 2.0 * 20 * (8 + 4) + 4.0 * 6 * 10);
 }
 
 TEST(this_machine_has_the_lanes_it_is_given) {

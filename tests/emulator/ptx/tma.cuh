@@ -36,6 +36,20 @@ inline void tma_load_5d(void* shared, const CUtensorMap* map, int x, int y, int 
     begin_load(shared, map, bar, x, y, z, w, u);
 }
 
+inline void bulk_load(float* shared, const float* from, uint32_t bytes, uint64_t* bar) {
+    emulator::Cta& cta = *emulator::here->cta;
+    const uint32_t address = shared_address(shared);
+    if (address % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+        cta.fail("a bulk copy of what is no multiple of 16");
+    uint8_t* const base = cta.shared(address, bytes);
+    check_barrier(bar);
+    cta.races().begin_load(emulator::here->warp, offset_of(bar), offset_of(base), bytes);
+    cta.begin([=, &cta] {
+        std::memcpy(base, from, bytes);
+        arrive(cta, bar, 0, -int32_t(bytes));
+    });
+}
+
 inline void begin_bulk_store(const void* shared, uint32_t bytes) {
     emulator::Thread& thread = *emulator::here;
     thread.cta->races().begin_store(thread.warp, thread.store_group, offset_of(shared), bytes);

@@ -74,9 +74,46 @@ void begin_wgmma(Lanes all) {
     if (cta.chance(2)) cta.products().finish();
 }
 
+// Two codes of float8 lie where an element of 16 bits would: a product is one of their even places and one of the odd
+// ones, each as fp16, which has all numbers of float8.
+template <int N>
+void begin_float8_wgmma(Lanes all) {
+    struct Product {
+        uint32_t a, b;
+        float* d[32];
+        bool accumulate;
+        int warp;
+    } product;
+    for (int lane = 0; lane < 32; ++lane) {
+        const Wgmma& mine = *static_cast<const Wgmma*>(all[lane]);
+        product.d[lane] = mine.d, product.a = mine.a[0], product.b = mine.b, product.accumulate = mine.accumulate;
+    }
+    product.warp = emulator::here->warp % 4;
+    emulator::Cta& cta = *emulator::here->cta;
+    emulator::watch_operand(product.a, false, 16 * product.warp, 16);
+    emulator::watch_operand(product.b, false, 0, N);
+    const auto run = [product] {
+        uint16_t codes_a[16 * 16], codes_b[16 * N], a[16][16], b[16 * N];
+        emulator::read_operand(product.a, false, 16 * product.warp, 16, codes_a);
+        emulator::read_operand(product.b, false, 0, N, codes_b);
+        for (int half = 0; half < 2; ++half) {
+            for (int row = 0; row < 16; ++row)
+                for (int k = 0; k < 16; ++k) a[row][k] = emulator::from_float8(codes_a[k * 16 + row] >> 8 * half);
+            for (int i = 0; i < 16 * N; ++i) b[i] = emulator::from_float8(codes_b[i] >> 8 * half);
+            emulator::multiply(emulator::Half::f16, a, b, N, product.d, product.accumulate || half);
+        }
+    };
+    cta.products().add(run);
+    if (cta.chance(2)) cta.products().finish();
+}
+
 template <int N, bool SharedA, bool TransposedA, bool TransposedB, MatrixElement Kind>
 inline void make_product(float* d, const uint32_t (&a)[4], uint32_t b, int accumulate) {
     Wgmma mine{d, {a[0], a[1], a[2], a[3]}, b, accumulate != 0};
+    if constexpr (Kind == MatrixElement::e4m3) {
+        static_assert(SharedA && !TransposedA && !TransposedB, "float8 has no other products");
+        return emulator::here->cta->meet(&mine, begin_float8_wgmma<N>);
+    }
     emulator::here->cta->meet(&mine,
                               begin_wgmma < Kind == MatrixElement::f16 ? emulator::Half::f16 : emulator::Half::bf16, N,
                               SharedA, TransposedA, TransposedB >);
