@@ -595,8 +595,8 @@ typedef struct spattn_forward_args {
                                                  v_scales is NULL with SPATTN_PLAN_VALUE_IN_KEY */
     const spattn_tensor* parents; /* [batch, seq_q] int32 or int64, no batch with THD: with SPATTN_PLAN_PARENTS, else
                                      NULL */
-    const spattn_tensor* q_scales; /* float32, optional: with a float8 dtype, else NULL. Shaped as q without head_dim; none
-                                      negative; strides may be 0 */
+    const spattn_tensor* q_scales; /* float32, optional: with a float8 dtype, else NULL. Shaped as q without head_dim;
+                                      strides may be 0 */
 } spattn_forward_args;
 SPATTN_API spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args* args);
 

@@ -629,14 +629,14 @@ void Tensors::fill_pages(Problem& problem) {
 
 void Tensors::narrow_operands(Problem& problem) {
     Random& random = problem.random;
-    if (problem.has_float8_operands()) narrow_rows(random, q, narrow.q, narrow.q_scales, false);
-    narrow_rows(random, k, narrow.k, narrow.k_scales, true);
-    if (v) narrow_rows(random, v, narrow.v, narrow.v_scales, true);
+    if (problem.has_float8_operands()) narrow_rows(random, q, narrow.q, narrow.q_scales);
+    narrow_rows(random, k, narrow.k, narrow.k_scales);
+    if (v) narrow_rows(random, v, narrow.v, narrow.v_scales);
 }
 
 // Scales have 4 bits, as the numbers of float8, so that every dtype has their products. Some leave rows less than all
 // numbers, some cut off what is large. One that rows or heads share is drawn for the last of them, and is a number.
-void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scales, bool may_be_negative) {
+void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scales) {
     const auto placement = [&](bool may_be_shared) {
         Placement made = draw_placement(random, true);
         made.shares_batch &= may_be_shared, made.shares_heads &= may_be_shared;
@@ -646,7 +646,7 @@ void Tensors::narrow_rows(Random& random, Operand& x, Operand& to, Operand& scal
     const int64_t batch = x.size(batch_axis), heads = x.size(head_axis), rows = x.size(row_axis);
     const Placement of_scales = placement(true);
     to = Operand(float8, Operand::Role::input, {batch, heads, rows, x.size(column_axis)}, placement(false));
-    const bool has_scales = !random.one_in(5), has_signs = may_be_negative && random.one_in(4);
+    const bool has_scales = !random.one_in(5), has_signs = random.one_in(4);
     const bool is_shared = of_scales.shares_batch || of_scales.shares_heads || of_scales.shares_rows;
     if (has_scales) scales = Operand(f32, Operand::Role::input, {batch, heads, rows, 1}, of_scales);
     const bool is_f16 = x.type().dtype.bits == 16 && x.type().dtype.code == SPATTN_FLOAT;

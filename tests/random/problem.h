@@ -144,7 +144,7 @@ private:
     void fill(Problem& problem);
     void fill_pages(Problem& problem);
     void narrow_operands(Problem& problem);
-    void narrow_rows(Random& random, Operand& x, Operand& narrow, Operand& scales, bool may_be_negative);
+    void narrow_rows(Random& random, Operand& x, Operand& narrow, Operand& scales);
     void pack(Problem& problem);
     void poison_others(Problem& problem);
 };

@@ -160,7 +160,7 @@ def attention(
              True where a key is seen
     axes     "bshd"; "bhsd" for heads before seq; "thd" for packed [tokens, heads, head_dim]
     q_scales, k_scales, v_scales  with float8: float32, shaped as q, k and v without head_dim, what the elements of each
-             row are multiplied by, none negative in q_scales; None is 1. v_scales is None where v is
+             row are multiplied by; None is 1. v_scales is None where v is
 
     The other options are those of Plan, and indices, index_counts, sink_logits, out and return_... those of
     Plan.forward. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers

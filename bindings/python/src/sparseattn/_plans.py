@@ -259,10 +259,10 @@ class Plan:
         query_offsets int32 or int64 [batch + 1], in a plan with starts and "thd": queries query_offsets[b] up to
                       query_offsets[b + 1] are those of entry b, none or any number; those around all see nothing
         q_scales      float32 [batch, seq_q, heads_q], as q without head_dim, in a plan whose dtype is float8: what the
-                      elements of each row are multiplied by, none negative. None is 1. Strides may be 0, as where
-                      np.broadcast_to gives heads one scale each
+                      elements of each row are multiplied by. None is 1. Strides may be 0, as where np.broadcast_to
+                      gives heads one scale each
         k_scales      float32 [batch, seq_k, heads_kv], or [pages, page_size, heads_kv], as k without head_dim, in a
-                      plan whose dtype or cache_dtype is float8. Any of them may be negative; else as q_scales
+                      plan whose dtype or cache_dtype is float8; else as q_scales
         v_scales      as k_scales; None in a plan with value_in_key
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.

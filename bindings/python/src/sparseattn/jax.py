@@ -257,7 +257,7 @@ def attention(
 
     Where q, k and v are float8_e4m3fn, out is bfloat16, and there are no gradients. Each row of a token and head stands
     for its elements times a scale: q_scales, k_scales and v_scales are float32, shaped as q, k and v without head_dim,
-    and None is 1; none of q_scales is negative. v_scales is None where v is.
+    and None is 1. v_scales is None where v is.
 
     vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
     entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too. Several

@@ -305,8 +305,8 @@ impl<'a> Forward<'a> {
         parents: View,
         /// What rows of queries are multiplied by, f32, where the plan's operands are float8
         /// ([`Problem::dtype`](crate::Problem::dtype), which has an example): for each token and head, shaped as `q`
-        /// without its last axis, and none is negative. Strides may be 0, as where heads have one scale each. Without
-        /// it all are 1. In another plan it is [`ErrorKind::State`].
+        /// without its last axis. Strides may be 0, as where heads have one scale each. Without it all are 1. In
+        /// another plan it is [`ErrorKind::State`].
         q_scales: View,
         /// The same of keys, where operands are float8 or a cache is
         /// ([`Problem::cache_dtype`](crate::Problem::cache_dtype)): shaped as `k` without its last axis; from page to
