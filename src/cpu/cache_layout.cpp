@@ -269,8 +269,8 @@ private:
             if (token == no_token) return void(std::memset(row, 0, size_t(columns * element_)));
             const int64_t of_scale = place_in(scales, entry, head, token);
             widen_row(static_cast<const uint8_t*>(from.data) + place_in(from, entry, head, token), from.column,
-                      scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns,
-                      p_.dtype, row);
+                      scales.data ? static_cast<const float*>(scales.data)[of_scale] : 1, columns, p_.dtype,
+                      row);
         };
         widen(args_.k, args_.k_scales, made_.k, p_.head_dim);
         if (!p_.value_in_key) widen(args_.v, args_.v_scales, made_.v, p_.head_dim_v);

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Operands of float8 as elements, for rows of kernels that read no float8: all rows of a CPU. Lanes share heads.
+// Operands of float8 as elements, for rows of kernels that read no float8: all rows of a CPU. Lanes share stretches of
+// rows of a head.
 #include "plan/float8.h"
 
+#include <algorithm>
+
+#include "core/math.h"
+#include "cpu/copied_row.h"
 #include "cpu/share.h"
 #include "cpu/widened_row.h"
 
@@ -10,34 +15,50 @@ namespace {
 
 class Widening {
 public:
-    Widening(const ForwardArgs& args, const Float8Copies& to) : args_(args), p_(*args.problem), to_(to) {}
+    Widening(const ForwardArgs& args, const Float8Copies& to)
+        : args_(args), p_(*args.problem), to_(to), element_(dtype_row(p_.dtype).bytes),
+          stretch_(tokens_of_stretch(p_.head_dim * element_)) {}
 
     void widen() {
-        share(*args_.parallel, *this, p_.batch * p_.heads_q, &Widening::widen_queries);
-        share(*args_.parallel, *this, p_.batch * p_.heads_kv, &Widening::widen_keys);
+        share(*args_.parallel, *this, p_.batch * p_.heads_q * stretches_of(p_.seq_q), &Widening::widen_queries);
+        share(*args_.parallel, *this, p_.batch * p_.heads_kv * stretches_of(p_.seq_k), &Widening::widen_keys);
     }
 
 private:
-    void widen_queries(int64_t plane) {
-        widen(args_.q, args_.q_scales, to_.q, plane / p_.heads_q, plane % p_.heads_q, p_.seq_q, p_.head_dim);
+    int64_t stretches_of(int64_t rows) const { return ceil_div(rows, stretch_); }
+
+    // Rows [begin, end) of a head of an entry.
+    struct Rows {
+        int64_t batch, head, begin, end;
+    };
+    Rows rows_of(int64_t number, int64_t heads, int64_t rows) const {
+        const int64_t stretches = stretches_of(rows), plane = number / stretches, begin = number % stretches * stretch_;
+        return {plane / heads, plane % heads, begin, std::min(begin + stretch_, rows)};
     }
-    void widen_keys(int64_t plane) {
-        const int64_t batch = plane / p_.heads_kv, head = plane % p_.heads_kv;
-        widen(args_.k, args_.k_scales, to_.k, batch, head, p_.seq_k, p_.head_dim);
-        if (!p_.value_in_key) widen(args_.v, args_.v_scales, to_.v, batch, head, p_.seq_k, p_.head_dim_v);
+
+    void widen_queries(int64_t number) {
+        widen(args_.q, args_.q_scales, to_.q, rows_of(number, p_.heads_q, p_.seq_q), p_.head_dim);
     }
-    void widen(const TensorView& from, const TensorView& scales, const TensorView& to, int64_t batch, int64_t head,
-               int64_t rows, int64_t columns) const {
-        const auto place = [&](const TensorView& x, int64_t row) { return batch * x.batch + head * x.head + row * x.row; };
-        for (int64_t row = 0; row < rows; ++row)
+    void widen_keys(int64_t number) {
+        const Rows rows = rows_of(number, p_.heads_kv, p_.seq_k);
+        widen(args_.k, args_.k_scales, to_.k, rows, p_.head_dim);
+        if (!p_.value_in_key) widen(args_.v, args_.v_scales, to_.v, rows, p_.head_dim_v);
+    }
+    void widen(const TensorView& from, const TensorView& scales, const TensorView& to, const Rows& rows,
+               int64_t columns) const {
+        const auto place = [&](const TensorView& x, int64_t row) {
+            return rows.batch * x.batch + rows.head * x.head + row * x.row;
+        };
+        for (int64_t row = rows.begin; row < rows.end; ++row)
             widen_row(static_cast<const uint8_t*>(from.data) + place(from, row), from.column,
                       scales.data ? static_cast<const float*>(scales.data)[place(scales, row)] : 1, columns, p_.dtype,
-                      static_cast<char*>(to.data) + place(to, row) * dtype_row(p_.dtype).bytes);
+                      static_cast<char*>(to.data) + place(to, row) * element_);
     }
 
     const ForwardArgs& args_;
     const Problem& p_;
     const Float8Copies& to_;
+    const int64_t element_, stretch_;  // bytes; rows of a head
 };
 
 }  // namespace

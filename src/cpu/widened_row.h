@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A row of float8 as elements of a dtype, each times the row's scale and rounded once.
+// A row of float8 as elements of a dtype, each times the row's scale, and rounded.
 #pragma once
 
 #include <cstring>

@@ -15,15 +15,15 @@ double flops(const Problem& problem, double pairs, Pass pass) {
 double operand_bytes(const Problem& p, Pass pass) {
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
-    // q, out; k, v. Backward also has their gradients.
-    const double dims = double(p.head_dim + p.head_dim_v), dims_k = p.value_in_key ? double(p.head_dim) : dims;
-    const double of_keys = 4 * rows_k * (p.value_in_key ? 1 : 2), scales = p.float8_cache ? of_keys : 0;
+    const double element = dtype_row(p.dtype).bytes;
+    const double of_q = p.float8_operands ? 1 : element, of_k = p.float8_operands ? 1 : p.key_bytes();
+    // q, out; k, v; and a scale for each row of float8. Backward also has their gradients.
+    const double dims_k = double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    const bool has_key_scales = p.float8_cache || p.float8_operands;
+    const double scaled = (has_key_scales ? rows_k * (p.value_in_key ? 1 : 2) : 0) + (p.float8_operands ? rows_q : 0);
+    const double bytes = rows_q * (double(p.head_dim) * of_q + double(p.head_dim_v) * element) + rows_k * dims_k * of_k +
+                         scaled * sizeof(float);
     const double lse = 4 * rows_q;
-    if (p.float8_operands) {
-        const double of_query = double(p.head_dim) + double(p.head_dim_v) * dtype_row(p.dtype).bytes + 4;
-        return rows_q * of_query + rows_k * dims_k + of_keys + lse;
-    }
-    const double bytes = rows_q * dims * dtype_row(p.dtype).bytes + rows_k * dims_k * p.key_bytes() + scales;
     return (pass == Pass::forward ? 1 : 2) * bytes + lse;
 }
 

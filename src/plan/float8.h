@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Operands of float8, each row with a scale. No arithmetic has so few digits, and nearly all rows of kernels are given
-// copies as elements of bfloat16, which have the products of bytes and scales, rounded once: what that takes grows with
-// the number of tokens, and attention mostly with its square. Rows that multiply q and k as they are get a copy of v
-// alone, and what scores are to be multiplied by. C++17-clean.
+// Operands of float8, each row with a scale. Nearly all rows of kernels are given copies as elements of bfloat16, the
+// products of bytes and scales: what that takes grows with the number of tokens, and attention mostly with its square.
+// Rows that multiply q and k as they are get a copy of v alone, and what scores are to be multiplied by. C++17-clean.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +13,7 @@ namespace spattn {
 
 // What a call's rows read in place of its operands, in memory. Without a workspace only `bytes` means something.
 struct Float8Copies {
-    TensorView q{}, k{}, v{};  // elements of the problem's dtype; no data: the operand stays, or lies in k
+    TensorView q{}, k{}, v{};  // elements of the problem's dtype; no data: the operand stays. v is k where that holds it
     // Rows that read q and k as they are: floats [batch][heads_q][seq_q] that scores of a query are multiplied by, with
     // the scale of keys where a head has one; else factors of keys, [batch][heads_kv][rows_k], rows_k a multiple of
     // key_multiple. Places behind the last key are not written.
@@ -39,10 +38,7 @@ struct Float8Copies {
         } else {
             q = elements(p.heads_q, p.seq_q, p.head_dim), k = elements(p.heads_kv, p.seq_k, p.head_dim);
         }
-        if (!p.value_in_key)
-            v = elements(p.heads_kv, p.seq_k, p.head_dim_v);
-        else
-            v = k;
+        v = p.value_in_key ? k : elements(p.heads_kv, p.seq_k, p.head_dim_v);
         bytes = room.bytes();
     }
 

@@ -130,7 +130,7 @@ struct CallArgs {
 struct ForwardArgs : CallArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
     TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
-    TensorView k_scales, v_scales, q_scales;   // floats, of each row of a float8 cache, or of float8 operands; absent: 1
+    TensorView k_scales, v_scales, q_scales;   // floats, of each row of float8, or factors (plan/float8.h); absent: 1
 };
 
 struct BackwardArgs : CallArgs {
