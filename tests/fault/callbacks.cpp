@@ -70,16 +70,25 @@ TEST(memory_that_is_crooked) {
     }
 }
 
+namespace {
+
+// A context whose loops are run by the host.
+Context make_context_of(Host& host) {
+    auto options = cpu_options();
+    options.cpu_threads = 3;
+    options.parallel_for = Host::run;
+    options.parallel_for_user = &host;
+    return make_context(options);
+}
+
+}  // namespace
+
 // Every parallel loop of forward and of backward in turn.
 TEST(loops_that_stop_half_way) {
     const Pattern pattern = parse("causal & (window(9,0) | sink(3)) | strided(5)");
     for (uint32_t reference : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
         Host host;
-        auto options = cpu_options();
-        options.cpu_threads = 3;
-        options.parallel_for = Host::run;
-        options.parallel_for_user = &host;
-        const Context context = make_context(options);
+        const Context context = make_context_of(host);
         auto problem = make_problem();
         problem.flags |= reference;
         const Plan plan = make_plan(context.get(), pattern.get(), problem);
@@ -108,11 +117,7 @@ TEST(loops_that_stop_half_way) {
 // Those that copy operands of float8, too.
 TEST(loops_of_float8_that_stop_half_way) {
     Host host;
-    auto options = cpu_options();
-    options.cpu_threads = 3;
-    options.parallel_for = Host::run;
-    options.parallel_for_user = &host;
-    const Context context = make_context(options);
+    const Context context = make_context_of(host);
     auto problem = make_problem();
     problem.flags = 0, problem.dtype = float8;
     const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
