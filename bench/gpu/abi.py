@@ -109,6 +109,11 @@ class Library:
     def forward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands)
 
+    def forward_again(self, plan, **operands):
+        """The same of a cache, when its workspace has the layout, as it has in a model's second layer."""
+        return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands,
+                          self.lib.SPATTN_FORWARD_SAME_LAYOUT)
+
     def backward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)
 
@@ -120,8 +125,9 @@ class Library:
                      **{name: tensor for name, (tensor, *_) in views.items()})
         return lambda: views and self.check(self.lib.spattn_cache_append(self.context, problem, args))
 
-    def _call(self, plan, op, function, operands):
-        """A function without arguments that makes the call, and keeps its operands alive."""
+    def _call(self, plan, op, function, operands, flags=0):
+        """A function without arguments that makes the call, and keeps its operands alive. With flags it is made once
+        before, without them."""
         need, align = ffi.new("size_t *"), ffi.new("size_t *")
         self.check(self.lib.spattn_plan_workspace(plan, op, need, align))
         workspace = torch.empty(max(1, need[0]), dtype=torch.uint8, device="cuda")
@@ -130,4 +136,7 @@ class Library:
                      workspace=ffi.cast("void *", workspace.data_ptr()), workspace_bytes=need[0],
                      **{name: tensor for name, (tensor, *_) in views.items()})
         keep, run = (views, workspace), getattr(self.lib, function)
+        if flags:
+            self.check(run(plan, args))
+            args.flags = flags
         return lambda: keep and self.check(run(plan, args))

@@ -6,13 +6,14 @@
 
 A plan is made for a capacity of 128K tokens, and its calls have `queries` a batch entry, the last of `length` tokens;
 pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. Times as in bench.py.
-`gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `pageless_us`, a plan
-for a cache of just that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and
-`flash_us`, torch's SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128,
-causal, where its wheel is. Cases of `float8` have keys and values of a byte with a scale for each token and head; all
-others there have what these stand for, in bfloat16. Cases of `tree` have drafts that are a binary tree, each query a
-child of number (i - 1) / 2; `chain_us` is the same call by a plan that knows of no trees. `append_us` is what it takes
-to write the keys and values of the queries' tokens into their pages, and `torch_append_us` what torch's own operators
+`gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `same_layout_us`, the
+call when an earlier one has left its layout, as in a model's second layer; `pageless_us`, a plan for a cache of just
+that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and `flash_us`, torch's
+SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128, causal, where
+its wheel is. Cases of `float8` have keys and values of a byte with a scale for each token and head; all others there
+have what these stand for, in bfloat16. Cases of `tree` have drafts that are a binary tree, each query a child of
+number (i - 1) / 2; `chain_us` is the same call by a plan that knows of no trees. `append_us` is what it takes to
+write the keys and values of the queries' tokens into their pages, and `torch_append_us` what torch's own operators
 take for that. Results are compared with torch's in float32 (`max_err`). A JSON line for each case goes to
 <out>/<gpu>_cache.jsonl.
 """
@@ -45,6 +46,8 @@ class Case(typing.NamedTuple):
 
 STREAMING = "sink(4) | window(1023,0)"
 CASES = [
+    Case("decode_2k_one", 1, 2048),
+    Case("decode_8k_one", 1, 8192),
     Case("decode_2k", 32, 2048),
     Case("decode_8k", 32, 8192),
     Case("decode_8k_pages64", 32, 8192, 64),
@@ -225,6 +228,9 @@ def run_case(library, case):
     call()
     error, seen = error_of(library, case, t)
     us = time_us(call)
+    again = library.forward_again(plan, **of_pages, **t.trees)
+    again()
+    again_error, _ = error_of(library, case, t)
     chain = {}
     if case.tree:
         of_chain = make_plan(library, case._replace(tree=False), CAPACITY, case.page_size)
@@ -236,15 +242,15 @@ def run_case(library, case):
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
             "page_size": case.page_size, "float8": case.float8, "tree": case.tree, "us": digits(us),
-            "gigabytes_a_second": round(gigabytes / us * 1e6),
+            "gigabytes_a_second": round(gigabytes / us * 1e6), "same_layout_us": digits(time_us(again)),
             "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **chain, **appends,
-            **peers(case, t), "max_err": error, "empty_us": digits(empty_us())}
+            **peers(case, t), "max_err": max(error, again_error), "empty_us": digits(empty_us())}
 
 
 def describe(line):
     beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
-                     ("pageless_us", "static_us", "chain_us", "cudnn_us", "flash_us", "fa4_us", "append_us",
-                      "torch_append_us")
+                     ("same_layout_us", "pageless_us", "static_us", "chain_us", "cudnn_us", "flash_us", "fa4_us",
+                      "append_us", "torch_append_us")
                      if line.get(name))
     return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  "
             f"err {line['max_err']:.1e}  {line['kernel']}")

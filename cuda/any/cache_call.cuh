@@ -15,16 +15,18 @@ constexpr int cache_threads = 256;
 // How many CTAs each job has.
 struct CacheJobs {
     static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
-    int lists, masks, tasks, sequences, tokens_of_sequence, nobodys, queries;
+    int lists = 0, masks = 0, tasks = 0, sequences = 0, tokens_of_sequence = 0;  // of the layout
+    int nobodys, queries;
 
-    explicit CacheJobs(const CacheLayout& cache, int64_t copied) {
+    // copied: how many threads copy queries, if these are copied.
+    CacheJobs(const CacheLayout& cache, int64_t copied)
+        : nobodys(cache.is_ragged ? 16 : 0), queries(cache.copies ? ctas(copied) : 0) {
+        if (cache.cache.has_layout) return;
         lists = int(std::min(cache.kinds * cache.rows, most));
         masks = cache.own_tiles ? ctas(int64_t(cache.known.num_masks) * cache.known.mask_words) : 0;
         tasks = ctas(std::max({int64_t(cache.from.num_tasks), cache.batch * cache.heads, cache.batch * cache.rows}));
         sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
         tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
-        nobodys = cache.is_ragged ? 16 : 0;
-        queries = cache.copies ? ctas(copied) : 0;
     }
     static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
     unsigned all() const {

@@ -227,7 +227,7 @@ static __global__ void __launch_bounds__(cache_threads)
             cache.joins[n] = cache_join(params, cache.from.joins[n]);
         for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
             cache.kind_of_head[head] = int(head / cache.heads_of_kind);
-        for (int64_t n = thread; !cache.copies && n < cache.batch * cache.rows; n += threads) {
+        for (int64_t n = thread; n < cache.batch * cache.rows; n += threads) {
             const CacheParams::Tile tile = params.tile_of(n / cache.rows, int(n % cache.rows));
             cache.spans[n] = {tile.first, tile.begin, tile.end};
         }
@@ -282,7 +282,9 @@ CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache)
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
     const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, to);
-    if (to.keys == CacheKeys::widened) runtime::clear(to.seen, size_t(to.all_tiles()), args.stream);
+    if (!params.jobs.all()) return;
+    if (to.keys == CacheKeys::widened && !to.cache.has_layout)
+        runtime::clear(to.seen, size_t(to.all_tiles()), args.stream);
     runtime::launch(lay_out_cache_kernel, {params.jobs.all(), unsigned(cache_threads), 0}, args.stream, params);
 }
 

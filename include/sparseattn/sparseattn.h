@@ -529,7 +529,8 @@ SPATTN_API void spattn_plan_retain(const spattn_plan* plan);
 SPATTN_API void spattn_plan_release(const spattn_plan* plan);
 
 enum spattn_op { SPATTN_OP_FORWARD = 0, SPATTN_OP_BACKWARD = 1 };
-/* Scratch that one call of op needs, on the plan's device. Its content means nothing between calls. */
+/* Scratch that one call of op needs, on the plan's device. Its content means nothing between calls, but for those with
+ * SPATTN_FORWARD_SAME_LAYOUT. */
 SPATTN_API spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, size_t* bytes, size_t* align);
 SPATTN_API spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result);
 /* Name of the kernel row that op runs; of a plan in pieces, the name for each, with commas between them, as
@@ -562,9 +563,16 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
  * are for SPATTN_BHSD; any strides, none negative.
  */
+enum spattn_forward_flags {
+    SPATTN_FORWARD_SAME_LAYOUT = 1 << 0 /* with SPATTN_PLAN_STARTS, as in a model's second layer and those behind it:
+                                           workspace is that of an earlier forward of this plan, which succeeded and
+                                           came before this one on the stream; nobody else has written there since; and
+                                           starts, page_table, query_offsets and parents had the same numbers, k and v
+                                           the same shapes and strides. What it made of them is not made again */
+};
 typedef struct spattn_forward_args {
     uint32_t struct_size;
-    uint32_t flags; /* 0 */
+    uint32_t flags; /* spattn_forward_flags */
     spattn_stream stream;
     const spattn_tensor* q;   /* [batch, heads_q, seq_q, head_dim] */
     const spattn_tensor* k;   /* [batch, heads_kv, seq_k, head_dim] */

@@ -169,8 +169,12 @@ CancellableParallel threads_of(const spattn_plan& plan, const PassPlan& pass) {
     return {plan.device->parallel(), plan.device->cancel(), plan.device->cancel_user(), is_brief(plan, pass)};
 }
 
-void check_call_flags(uint32_t flags) {
-    if (flags) fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0"));
+void check_forward_flags(uint32_t flags, const Problem& p) {
+    if (flags & ~uint32_t(SPATTN_FORWARD_SAME_LAYOUT))
+        fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0 or SPATTN_FORWARD_SAME_LAYOUT"));
+    if (flags && !p.has_starts)
+        fail(SPATTN_E_RANGE, "args.flags",
+             "is SPATTN_FORWARD_SAME_LAYOUT, and the plan is not one with SPATTN_PLAN_STARTS; accepted: 0");
 }
 
 }  // namespace
@@ -182,7 +186,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").given;
         const spattn_forward_args a = read_struct(given, "args");
-        check_call_flags(a.flags);
+        check_forward_flags(a.flags, p);
         const PassPlan& pass = plan->compiled.forward;
         PlanOperands operands(*plan, SPATTN_OP_FORWARD, a);
         ForwardArgs call{};
@@ -199,6 +203,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         read_scales(operands, p, a, pools, call);
         call.cache = operands.cache(a.starts, a.page_table, a.query_offsets);
         call.cache.pages = pools.pages, call.cache.page_rows = pools.page_rows;
+        call.cache.has_layout = a.flags & SPATTN_FORWARD_SAME_LAYOUT;
         if (p.has_parents)
             call.cache.parents = operands.parents(a.parents, "parents");
         else
@@ -222,7 +227,7 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
     return guard(__func__, [&] {
         const Problem& p = required(plan, "plan").given;
         const spattn_backward_args a = read_struct(given, "args");
-        check_call_flags(a.flags);
+        if (a.flags) fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", a.flags, "; accepted: 0"));
         const PassPlan& pass = plan->compiled.backward;
         require(!pass.pieces.empty(), SPATTN_E_STATE, "plan",
                 "has no backward; accepted: plans of problems with SPATTN_PLAN_BACKWARD");

@@ -58,15 +58,7 @@ public:
     void lay_out() {
         if (made_.copies) share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_queries);
         share(*args_.parallel, *this, made_.is_ragged ? made_.heads : 0, &CacheCall::empty_nobodys);
-        if (made_.own_tiles)
-            std::copy_n(made_.known.masks, int64_t(made_.known.num_masks) * made_.known.mask_words, made_.masks);
-        share(*args_.parallel, *this, made_.kinds, &CacheCall::make_lists);
-        share(*args_.parallel, *this, made_.listed ? made_.sequences : 0, &CacheCall::name_tokens);
-        for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
-            made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
-        for (int64_t n = 0; !made_.copies && n < made_.batch * made_.rows; ++n) made_.spans[n] = span_of(n);
-        for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
-        for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
+        if (!args_.cache.has_layout) make_layout();
     }
     void widen() {
         share(*args_.parallel, *this, made_.sequences, &CacheCall::mark_seen);
@@ -75,6 +67,18 @@ public:
     void bring_back() { share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_results); }
 
 private:
+    void make_layout() {
+        if (made_.own_tiles)
+            std::copy_n(made_.known.masks, int64_t(made_.known.num_masks) * made_.known.mask_words, made_.masks);
+        share(*args_.parallel, *this, made_.kinds, &CacheCall::make_lists);
+        share(*args_.parallel, *this, made_.listed ? made_.sequences : 0, &CacheCall::name_tokens);
+        for (int64_t head = 0; head < made_.batch * made_.heads; ++head)
+            made_.kind_of_head[head] = int32_t(head / made_.heads_of_kind);
+        for (int64_t n = 0; n < made_.batch * made_.rows; ++n) made_.spans[n] = span_of(n);
+        for (int32_t n = 0; n < made_.from.num_joins; ++n) made_.joins[n] = join_of(made_.from.joins[n]);
+        for (int32_t n = 0; n < made_.from.num_tasks; ++n) made_.tasks[n] = task_of(made_.from.tasks[n]);
+    }
+
     int64_t start_of(int64_t sequence) const { return made_.start_of(args_.cache.starts.at(sequence, 0, 0, 0)); }
     int64_t first_row(int64_t sequence) const { return floor_div(start_of(sequence), made_.tile_q); }
     CallCache::Queries queries_of(int64_t sequence) const { return args_.cache.queries_of(sequence, made_.seq_q); }

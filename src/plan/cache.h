@@ -200,7 +200,7 @@ struct CacheLayout : CacheSizes {
     Slice* slices;          // [kinds][rows]
     Run* runs;              // [kinds][rows][room]
     int32_t* kind_of_head;  // [batch * heads]
-    QuerySpan* spans;       // [batch][rows] as LayoutView has them; not made where queries are copied
+    QuerySpan* spans;       // [batch][rows] as LayoutView has them
     int32_t* tokens;        // [listed][tile_k]
     uint64_t* masks = nullptr;  // where queries are trees: the plan's, then [kinds][rows][own_tiles], as it has them
     uint8_t* seen;          // [sequences][tiles_k], of a copy: 1 where a query of the call sees some of the tile, or 0
@@ -293,7 +293,7 @@ struct CacheAppend {
 
 // What a backend does for caches.
 struct CacheSteps {
-    // Makes a call's layout and copies its queries, and brings back what came of them.
+    // Makes a call's layout, if there is none yet, and copies its queries, and brings back what came of them.
     void (*lay_out)(const ForwardArgs& args, const CacheLayout& to);
     void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
     // Makes the copy of a float8 cache, when the layout is there.

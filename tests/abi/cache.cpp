@@ -51,8 +51,8 @@ struct Sequence {
         v{{batch, capacity, heads_kv, dim_v}, f32}, out{{batch, capacity, heads_q, dim_v}, f32},
         lse{{batch, heads_q, capacity}, f32};
 
-    Sequence(const spattn_context* context, const std::string& pattern) {
-        q.fill(1), k.fill(2), v.fill(3);
+    Sequence(const spattn_context* context, const std::string& pattern, uint32_t seed = 1) {
+        q.fill(seed), k.fill(seed + 1), v.fill(seed + 2);
         const Plan plan = make_plan(context, parse(("causal & (" + pattern + ")").c_str()).get(), sequence_problem());
         auto args = sized<spattn_forward_args>();
         args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
@@ -276,6 +276,45 @@ TEST(calls_are_rows_of_the_sequence) {
                     }
                 }
     }
+}
+
+// The second layer of a model has other queries, keys and values in the same places.
+TEST(layers_share_a_layout) {
+    const Context context = make_context();
+    const std::vector<int64_t> starts{77, 130};
+    for (const char* pattern : {"window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))"}) {
+        Sequence first(context.get(), pattern), second(context.get(), pattern, 7);
+        for (const int64_t page_size : {0, 5, 16, 60})
+            for (const int64_t queries : {1, 7, 100})
+                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
+                    check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
+                                     std::to_string(queries) + " queries";
+                    const auto problem = cache_problem(queries, page_size, flags);
+                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                    const std::vector<int64_t> lengths{starts[0] + queries, starts[1] + queries};
+                    Cache cache(first, page_size, lengths), next_cache(second, page_size, lengths);
+                    Call call(first, cache, problem, starts), next(second, next_cache, problem, starts);
+                    const Scratch scratch(plan.get(), call.args);
+                    succeed(spattn_forward(plan.get(), &call.args), "the first layer");
+                    next.args.flags = SPATTN_FORWARD_SAME_LAYOUT;
+                    next.args.workspace = call.args.workspace, next.args.workspace_bytes = call.args.workspace_bytes;
+                    succeed(spattn_forward(plan.get(), &next.args), "the second layer");
+                    CHECK(worst_error(first, call, problem, starts) < 1e-5);
+                    CHECK(worst_error(second, next, problem, starts) < 1e-5);
+                }
+    }
+}
+
+TEST(a_layout_that_is_none_is_refused) {
+    const Context context = make_context();
+    Sequence sequence(context.get(), "full");
+    const auto problem = sequence_problem();
+    const Plan plan = make_plan(context.get(), parse("full").get(), problem);
+    Cache cache(sequence, 0, {capacity, capacity});
+    Call call(sequence, cache, problem, {0, 0});
+    call.args.starts = nullptr, call.args.flags = SPATTN_FORWARD_SAME_LAYOUT;
+    const Scratch scratch(plan.get(), call.args);
+    demand("no cache", "spattn_forward", spattn_forward(plan.get(), &call.args), SPATTN_E_RANGE, "args.flags");
 }
 
 // A float8 cache gives what a cache of the elements times their scales gives.
@@ -630,6 +669,8 @@ TEST(operands_on_a_cache_that_are_refused) {
             demand(what, "spattn_forward", spattn_forward(plan.get(), &call.args), status, argument);
             CHECK(call.out.is_poison());
         };
+        demand_refused("a flag of the future", [](Call& c, Cache&) { c.args.flags = 2; }, SPATTN_E_UNKNOWN_FIELD,
+                       "args.flags");
         demand_refused("no starts", [](Call& c, Cache&) { c.args.starts = nullptr; }, SPATTN_E_NULL, "starts");
         demand_refused("starts of floats", [](Call& c, Cache&) { c.starts.view.dtype = f64; }, SPATTN_E_DTYPE,
                        "starts");

@@ -340,6 +340,13 @@ TEST(caches) {
     demand("SPATTN_E_STATE", "page_table", [&] { run_on(plan([](sa::Problem& p) { p.page_size = 0; }))(good); });
     const auto none = run_on(plan([](sa::Problem& p) { p.starts = false, p.page_size = 0; }));
     demand("SPATTN_E_STATE", "starts", [&] { none(good); });
+
+    // A layout of an earlier call, where calls make none.
+    good.starts = good.page_table = sa::ConstView(), good.same_layout = true;
+    none(good);  // there is no workspace that it could be in
+    const sa::Buffer buffer({4096, 64});
+    good.workspace = buffer;
+    demand("SPATTN_E_RANGE", "args.flags", [&] { none(good); });
 }
 
 TEST(appends) {

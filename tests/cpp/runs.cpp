@@ -455,6 +455,61 @@ TEST(trees_of_calls_and_of_patterns) {
     CHECK(distance(out, expected) < 1e-5);
 }
 
+TEST(layers_share_a_layout) {
+    // Layers behind the first have other queries, keys and values, and get the bits of calls that make a layout.
+    constexpr int64_t rows = 7;  // of each of two sequences; packed, as the offsets say
+    const std::vector<int64_t> starts{31, 8}, offsets{0, 5, 2 * rows};
+    const std::vector<int32_t> parents{-1, 0, 0, 1, 1, -1, 5, -1, -1, -1, 2, 3, 1, 4};
+    const std::vector<int32_t> pages{4, 1, 6, 0, 3, 7, 2, 9, 5, 8};
+    for (const std::string form : {"entries", "pages", "packed", "trees"}) {
+        check::context = form;
+        const bool has_pages = form != "entries", packed = form == "packed";
+        sa::Problem problem = cache_problem(packed ? 2 * rows : rows);
+        problem.batch = 2, problem.page_size = has_pages ? 10 : 0, problem.parents = form == "trees";
+        if (packed) problem.axes = sa::Axes::thd;
+        const sa::Plan plan = context().plan(local, problem);
+        const sa::Buffer buffer(plan.workspace(sa::Pass::forward));
+        for (uint32_t layer = 0; layer < 3; ++layer) {
+            const std::vector<float> queries = noise(2 * rows * 64, layer + 1), keys = noise(2 * 50 * 32, layer + 11),
+                                     values = noise(2 * 50 * 32, layer + 21);
+            std::vector<float> expected(queries.size()), out(queries.size(), NAN);
+            const auto of_tokens = [&](const std::vector<float>& x) {
+                return has_pages ? sa::view(x.data(), {10, 10, 2, 16}) : sa::view(x.data(), {2, 50, 2, 16});
+            };
+            const auto of_queries = [&](auto* x) {
+                return packed ? sa::view(x, {2 * rows, 4, 16}) : sa::view(x, {2, rows, 4, 16});
+            };
+            sa::Forward args;
+            args.q = of_queries(queries.data()), args.k = of_tokens(keys), args.v = of_tokens(values);
+            args.starts = sa::view(starts);
+            if (has_pages) args.page_table = sa::view(pages.data(), {2, 5});
+            if (packed) args.query_offsets = sa::view(offsets);
+            if (problem.parents) args.parents = sa::view(parents.data(), {2, rows});
+            args.out = of_queries(expected.data());
+            plan.forward(args);
+            args.out = of_queries(out.data()), args.workspace = buffer, args.same_layout = layer > 0;
+            plan.forward(args);
+            CHECK(out == expected);
+        }
+    }
+}
+
+TEST(the_threads_workspace_keeps_no_layout) {
+    // Whatever a call says of it: each of these begins at a token of its own.
+    const sa::Plan plan = context().plan(local, cache_problem(1));
+    std::vector<float> out(q.size());
+    for (int32_t token = 0; token < 50; ++token) {
+        const std::vector<int32_t> starts{token};
+        sa::Forward args;
+        args.q = sa::view(&q[size_t(token) * 64], {1, 1, 4, 16});
+        args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
+        args.out = sa::view(&out[size_t(token) * 64], {1, 1, 4, 16});
+        args.starts = sa::view(starts), args.same_layout = true;
+        plan.forward(args);
+    }
+    CHECK(distance(out, forward(context().plan(local, small_problem()), q, kv)) < 1e-5);
+}
+
 TEST(packed_sequences) {
     // Two sequences after each other see what each would see alone.
     sa::Problem packed = small_problem();

@@ -14,9 +14,9 @@ BATCH, SEQ_K, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM_V = 3, 48, 4, 2, 16, 8
 STARTS = np.array([17, -2, 45])  # the first queries of the second entry, and the last of the third, are outside
 
 
-def operands(seq_q=5, dtype=np.float32):
+def operands(seq_q=5, dtype=np.float32, seed=1):
     """q, and the k and v of a cache that is full: bshd."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     shapes = [(seq_q, HEADS_Q, HEAD_DIM), (SEQ_K, HEADS_KV, HEAD_DIM), (SEQ_K, HEADS_KV, HEAD_DIM_V)]
     return [rng.standard_normal((BATCH, *shape)).astype(dtype) for shape in shapes]
 
@@ -97,6 +97,21 @@ def test_entries_have_as_many_queries_as_a_call_says(pattern):
         with pytest.raises(sa.ShapeError) as raised:
             plan.forward(packed, k_pool, v_pool, starts=STARTS, page_table=table, query_offsets=offsets[1:])
         assert raised.value.argument == "query_offsets"
+
+
+def test_layers_share_a_step():
+    step, plan = sa.Step(), None
+    for seed in (1, 2, 3):
+        q, k, v = operands(3, seed=seed)
+        k_pool, v_pool, table = in_pages(k, v, 6)
+        plan = plan or sa.plan(STREAMING, q, k_pool, v_pool, starts=True, page_table=table)
+        out = plan.forward(q, k_pool, v_pool, starts=STARTS, page_table=table, step=step)
+        right, _ = rows(q, k, v, STREAMING, STARTS)
+        np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
+        other = plan.forward(q[::-1], k_pool, v_pool, starts=STARTS[::-1], page_table=table[::-1])  # in other scratch
+        assert np.isfinite(other).all()
+    with pytest.raises(sa.DTypeError, match="argument step is int; accepted: a sparseattn.Step"):
+        plan.forward(q, k_pool, v_pool, starts=STARTS, page_table=table, step=1)
 
 
 @pytest.mark.parametrize("dtype, bound", [(np.float64, 1e-12), (np.float16, 5e-3)])

@@ -869,6 +869,90 @@ def test_what_is_wrong_with_trees_is_named():
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+def layers_of(seed, device="cpu", dtype=torch.float32, **options):
+    """Queries and keys of two layers, and their caches, which have none of these yet."""
+    layers = []
+    for n in range(2):
+        made = torch.Generator().manual_seed(seed + n)
+        shapes = [(BATCH, SEQ, 4, 24), (BATCH, SEQ, HEADS_KV, 24), (BATCH, SEQ, HEADS_KV, 16)]
+        x = [torch.randn(shape, generator=made).to(device, torch.float32) for shape in shapes]
+        layers.append((*x, make_cache(*x[1:], **options)))
+    return layers
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("page_size, pages", PAGES)
+def test_layers_share_a_step(device, page_size, pages, monkeypatch):
+    layers, begin = layers_of(11, device, page_size=page_size, pages=pages), 0
+    made = []
+    of_cache = sat._cache._places_of
+    monkeypatch.setattr(sat._cache, "_places_of", lambda *call: made.append(call) or of_cache(*call))
+    for n in CHUNKS:
+        step, chunk = sat.Step(), slice(begin, begin + n)
+        for q, k, v, cache in layers:
+            cache.append(k[:, chunk], v[:, chunk])
+            for pattern in (STREAMING, "full"):
+                found = sat.decode(q[:, chunk], cache, pattern, step=step, return_lse=True)
+                for one, other in zip(found, sat.decode(q[:, chunk], cache, pattern, return_lse=True)):
+                    assert torch.equal(one, other)
+        begin += n
+    assert len(made) == len(CHUNKS) * 2 * 3  # of a pattern: for the step once, and for each layer without it
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_layers_share_a_step_of_ragged_queries_and_of_trees(device):
+    layers = layers_of(17, device, page_size=4, pages=40)
+    for counts in ([9, 0, 3], [1, 1, 1], [2, 5, 1]):
+        steps = sat.Step(), sat.Step()
+        for q, k, v, cache in layers:
+            at, rows = cache.lengths.tolist(), sum(counts) + 1
+            q, k, v = (ragged(x, at, counts, rows) for x in (q, k, v))
+            cache.append(k, v, counts)
+            parents = (torch.arange(rows, device=device) // 2 - 1).int()
+            for step, given in zip(steps, ({}, {"parents": parents})):
+                found = sat.decode(q, cache, STREAMING, counts, step=step, **given)
+                assert torch.equal(found, sat.decode(q, cache, STREAMING, counts, **given))
+
+
+@needs_cuda
+def test_layers_share_a_step_in_a_graph():
+    layers = layers_of(23, "cuda", page_size=8, pages=18)
+    fixed = [[torch.zeros_like(x[:, :1]) for x in layer[:3]] for layer in layers]
+    sat.decode(fixed[0][0], layers[0][3], STREAMING)  # which makes the plan
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        step = sat.Step()
+        for (q1, k1, v1), (*_, cache) in zip(fixed, layers):
+            cache.append(k1, v1)
+            found.append(sat.decode(q1, cache, STREAMING, step=step))
+        del step  # whose memory the graph keeps
+    right = [sat.attention(q, k, v, STREAMING) for q, k, v, _ in layers]
+    for n in range(SEQ):
+        for layer, of_layer in zip(layers, fixed):
+            layer[3].reserve(1)
+            for one, x in zip(of_layer, layer):
+                one.copy_(x[:, n : n + 1])
+        graph.replay()
+        for out, whole in zip(found, right):
+            torch.testing.assert_close(out, whole[:, n : n + 1], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pages", [None, 18])
+def test_what_is_wrong_with_a_step_is_named(pages):
+    (q, k, v, cache), (*_, other) = layers_of(29, page_size=8, pages=pages)
+    step = sat.Step()
+    cache.append(k[:, :9], v[:, :9])
+    sat.decode(q[:, 8:9], cache, STREAMING, step=step)
+    other.append(k[:, :8], v[:, :8])
+    with pytest.raises(sa.ArgumentError, match="argument step was begun with a cache that has other lengths") as raised:
+        sat.decode(q[:, 8:9], other, STREAMING, step=step)
+    assert raised.value.argument == "step"
+    with pytest.raises(sa.DTypeError, match="argument step is dict; accepted: a sparseattn.Step"):
+        sat.decode(q[:, 8:9], cache, STREAMING, step={})
+    with pytest.raises(sa.ArgumentError, match="argument step is given to a plan without starts; accepted: None"):
+        sat.plan("full", q, k, v).forward(q, k, v, step=step)
+
+
 def test_plans_of_trees_are_their_own():
     q, k, v = operands()
     context = sa.Context("cpu")

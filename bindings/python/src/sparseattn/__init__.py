@@ -64,6 +64,7 @@ from ._patterns import (
 )
 from ._plans import Plan, plan
 from ._sharding import Peer, Sharding
+from ._step import Step
 from ._xref import SymbolReader, symbols_of, xref, xref_extend
 
 __version__ = version()
@@ -84,6 +85,7 @@ __all__ = [
     "Sharding",
     "SparseAttentionError",
     "Stats",
+    "Step",
     "SymbolReader",
     "UnsupportedError",
     "attention",

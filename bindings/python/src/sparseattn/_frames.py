@@ -9,7 +9,7 @@ from typing import Any
 from ._core import ffi, lib, sized
 
 
-class _Memory:
+class HostMemory:
     """Scratch of the host, and where it begins."""
 
     def __init__(self, size: int):
@@ -21,7 +21,7 @@ class _Memory:
 class _Scratch(threading.local):
     """Memory for the calls of one thread: it grows to the largest workspace that a call there needed."""
 
-    memory: _Memory | None = None
+    memory: HostMemory | None = None
 
 
 _of_thread = _Scratch()
@@ -79,13 +79,18 @@ class Frame:
             self._scratch = address
             self._workspace[0] = address + -address % self._align
 
+    def run_with(self, address: int, plan: Any) -> int:
+        """The status of the call, of a plan's handle, with the scratch that begins there."""
+        self.use_scratch(address)
+        status: int = self.function(plan, self.args)
+        return status
+
     def run_on_host(self, plan: Any) -> int:
-        """The status of the call, of a plan's handle, with the scratch of this thread."""
+        """The same with the scratch of this thread."""
         # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
         memory, _of_thread.memory = _of_thread.memory, None
         if memory is None or memory.size < self.size:
-            memory = _Memory(self.size)
-        self.use_scratch(memory.address)
-        status: int = self.function(plan, self.args)
+            memory = HostMemory(self.size)
+        status = self.run_with(memory.address, plan)
         _of_thread.memory = memory
         return status

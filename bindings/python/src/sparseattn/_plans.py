@@ -14,6 +14,7 @@ from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, read
 from ._core import (
     ArgumentError,
     Context,
+    DTypeError,
     UnsupportedError,
     check,
     default_context,
@@ -25,10 +26,11 @@ from ._core import (
     required_context,
     string,
 )
-from ._frames import BACKWARD, FORWARD, Frame
+from ._frames import BACKWARD, FORWARD, Frame, HostMemory
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 from ._problem import make_problem, sizes_of
+from ._step import Step
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         parents: Any
         page_table: Any
         query_offsets: Any
+        step: Step | None
         out: Any
 
 
@@ -178,6 +181,7 @@ class Plan:
         self._sink_logits = bool(p.flags & lib.SPATTN_PLAN_SINK_LOGITS)
         self._value_in_key = bool(p.flags & lib.SPATTN_PLAN_VALUE_IN_KEY)
         self._backward = bool(p.flags & lib.SPATTN_PLAN_BACKWARD)
+        self._starts = bool(p.flags & lib.SPATTN_PLAN_STARTS)
         self._frames: dict[int, list[Frame]] = {FORWARD: [], BACKWARD: []}
         self._q_shape = self._shape(p.batch, p.heads_q, p.seq_q, p.head_dim)
         self._k_shape = self._shape(p.batch, p.heads_kv, p.seq_k, p.head_dim)
@@ -225,6 +229,7 @@ class Plan:
         q_scales: Any = None,
         k_scales: Any = None,
         v_scales: Any = None,
+        step: Step | None = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -264,9 +269,12 @@ class Plan:
         k_scales      float32 [batch, seq_k, heads_kv], or [pages, page_size, heads_kv], as k without head_dim, in a
                       plan whose dtype or cache_dtype is float8; else as q_scales
         v_scales      as k_scales; None in a plan with value_in_key
+        step          a sparseattn.Step, in a plan with starts: what the calls of a model's layers share
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
+        if step is not None:
+            self._check_step(step)
         frame = self._take_frame(FORWARD)
         try:
             place = self._place
@@ -293,7 +301,7 @@ class Plan:
                 results = tuple(result for result in (out, lse, max_logits) if result is not None)
             else:
                 results = (out,)
-            status = self._call(frame)
+            status = self._call(frame) if step is None else step._call(self, frame)
             if status:
                 check(status)
         finally:
@@ -384,6 +392,14 @@ class Plan:
     def _shape(self, batch: int, heads: int, seq: int, dim: int) -> tuple[int, ...]:
         return tuple({"b": batch, "s": seq, "t": seq, "h": heads, "d": dim}[axis] for axis in self._axes)
 
+    def _check_step(self, step: Any) -> None:
+        if not isinstance(step, Step):
+            message = f"argument step is {type(step).__name__}; accepted: a sparseattn.Step"
+            raise DTypeError(message, "SPATTN_E_DTYPE", "step")
+        if not self._starts:
+            message = "argument step is given to a plan without starts; accepted: None"
+            raise ArgumentError(message, "SPATTN_E_STATE", "step")
+
     def _take_frame(self, op: int) -> Frame:
         # Taken, not shared: another thread, or the handler of a signal, takes one of its own.
         try:
@@ -458,8 +474,12 @@ class Plan:
         of_q.data, of_k.data, of_v.data = ffi.from_buffer(q), ffi.from_buffer(k), ffi.from_buffer(v)
         return True
 
-    def _call(self, frame: Frame) -> int:
-        return frame.run_on_host(self._handle)
+    def _call(self, frame: Frame, scratch: Any = None) -> int:
+        """The status of the call, with scratch that _make_scratch has made, or any."""
+        return frame.run_on_host(self._handle) if scratch is None else frame.run_with(scratch.address, self._handle)
+
+    def _make_scratch(self, size: int) -> Any:
+        return HostMemory(size)
 
 
 def _without_backward(argument: str) -> ArgumentError:

@@ -202,6 +202,7 @@ pub struct Forward<'a> {
     q_scales: Option<View<'a>>,
     k_scales: Option<View<'a>>,
     v_scales: Option<View<'a>>,
+    same_layout: bool,
 }
 
 impl<'a> Forward<'a> {
@@ -228,6 +229,7 @@ impl<'a> Forward<'a> {
             q_scales,
             k_scales,
             v_scales,
+            same_layout: false,
         }
     }
 
@@ -323,6 +325,42 @@ impl<'a> Forward<'a> {
         self
     }
 
+    /// Whether the layout of an earlier call is still in the [`workspace`](Self::workspace). A call on a cache makes
+    /// one of the numbers in `starts`, `page_table`, `query_offsets` and `parents`; the layers of a model bring the
+    /// same numbers, each with keys and values of its own, so that those behind the first need not make it again.
+    /// Without a workspace it changes nothing: other calls write to the one that the thread keeps, so that each makes
+    /// its layout anew. With one, in a plan without [`Problem::starts`](crate::Problem::starts), it is
+    /// [`ErrorKind::Range`].
+    ///
+    /// # Safety
+    /// Where this is on and the call has a workspace, the last that wrote to that memory was a forward pass of this
+    /// plan. It did not fail, and is done or comes before this one on the stream. It had the same numbers in `starts`,
+    /// `page_table`, `query_offsets` and `parents`, and `k` and `v` of the same shapes and strides. The layout is not
+    /// checked: one of other numbers may lead out of the views.
+    ///
+    /// ```
+    /// use sparseattn::{causal, Context, Pass, Problem, View, ViewMut, Workspace};
+    /// let plan = Context::cpu()?.plan(&causal(), &Problem::new(1, 1, 1, 4).seq_k(8).starts(true))?;
+    /// let mut workspace = Workspace::new(&plan, Pass::Forward)?; // of all layers
+    /// let (starts, q, shape) = ([5], [0f32; 4], [1, 1, 1, 4]);
+    /// for layer in 0..3 {
+    ///     let (cache, mut out) = ([layer as f32; 32], [0f32; 4]); // of this one
+    ///     let kv = View::new(&cache, &[1, 8, 1, 4])?;
+    ///     let pass = plan
+    ///         .forward(View::new(&q, &shape)?, kv, kv, ViewMut::new(&mut out, &shape)?)
+    ///         .starts(View::new(&starts, &[1])?)
+    ///         .workspace(workspace.view());
+    ///     // SAFETY: only these calls write to the workspace, and all have the same starts and shapes.
+    ///     unsafe { pass.same_layout(layer > 0) }.run()?;
+    ///     assert!((out[0] - layer as f32).abs() < 1e-6);
+    /// }
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
+    pub unsafe fn same_layout(mut self, on: bool) -> Self {
+        self.same_layout = on;
+        self
+    }
+
     /// Does the pass: at once in host memory; in a scope, it may be enqueued.
     pub fn run(mut self) -> Result<()> {
         // Outputs first: the library wants them to overlap nothing, and borrows see to that for host memory.
@@ -336,6 +374,8 @@ impl<'a> Forward<'a> {
         let any_host = self.call.check_devices(all)?;
 
         let mut args = sized!(sys::spattn_forward_args);
+        let has_layout = self.same_layout && self.call.workspace.is_some();
+        args.flags = if has_layout { sys::SPATTN_FORWARD_SAME_LAYOUT } else { 0 };
         args.stream = self.call.start.stream();
         let (q, k, v, out) = (self.q.c(), self.k.c(), self.v.as_ref().map(View::c), self.out.view().c());
         let lse = self.lse.as_ref().map(|view| view.view().c());
@@ -354,7 +394,8 @@ impl<'a> Forward<'a> {
         (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
-            // SAFETY: views are valid for their shapes; device memory only where somebody waits.
+            // SAFETY: views are valid for their shapes; device memory only where somebody waits. A layout is said to be
+            // in the workspace only where that was promised to same_layout.
             unsafe { sys::spattn_forward(plan, &args) }
         })
     }
@@ -654,6 +695,17 @@ scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(V
 workspace(ViewMut), }
 scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }
 scoped! { Exchange: }
+
+impl<'scope, 'env: 'scope> Scoped<'scope, Forward<'env>> {
+    /// As [`Forward::same_layout`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn same_layout(mut self, on: bool) -> Self {
+        self.pass = self.pass.same_layout(on);
+        self
+    }
+}
 
 impl<'scope, 'env: 'scope> Scoped<'scope, Append<'env>> {
     /// As [`Append::choose_scales`].

@@ -159,6 +159,13 @@ fn caches() {
     refused(Shape, "starts", run(&paged, pages, Some(table), Some(table)));
     refused(Shape, "page_table", run(&paged, pages, Some(starts), Some(starts)));
     refused(Dtype, "starts", run(&whole, keys, Some(View::new(&[5f32, 2.0], &[2]).unwrap()), None));
+
+    // A layout of an earlier call, where calls make none.
+    let (mut out, mut workspace, shape) =
+        ([0f32; 16], sparseattn::Workspace::new(&plain, Pass::Forward).unwrap(), [2, 1, 2, 4]);
+    let call = plain.forward(View::new(&q, &shape).unwrap(), keys, keys, ViewMut::new(&mut out, &shape).unwrap());
+    // SAFETY: the plan has no layout that would be read there.
+    refused(Range, "args.flags", unsafe { call.workspace(workspace.view()).same_layout(true) }.run());
 }
 
 #[test]

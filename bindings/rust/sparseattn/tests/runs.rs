@@ -502,6 +502,79 @@ fn nodes_of_trees() {
 }
 
 #[test]
+fn layers_share_a_layout() {
+    // Layers behind the first have other queries, keys and values, and get the bits of calls that make their own
+    // layout; in a scope and outside.
+    let context = context();
+    let (table, starts, offsets) = ([4i32, 1, 6, 0, 3, 7, 2, 9, 5, 8], [31i64, 8], [0, 5, 14]);
+    let parents = [-1, 0, 0, 1, 1, -1, 5, -1, -1, -1, 2, 3, 1, 4];
+    let (starts, table) = (View::new(&starts, &[2]).unwrap(), View::new(&table, &[2, 5]).unwrap());
+    let (offsets, parents) = (View::new(&offsets, &[3]).unwrap(), View::new(&parents, &[2, 7]).unwrap());
+    let stream = Counted(Cell::new(0));
+    let (even, packed): (&[usize], &[usize]) = (&[2, 7, 4, 16], &[14, 4, 16]);
+    let (whole, paged) = (cache_problem(2, 7), cache_problem(2, 7).page_size(10));
+    for form in ["entries", "pages", "packed", "trees"] {
+        let (problem, shape, kv_shape) = match form {
+            "entries" => (whole, even, [2, 50, 2, 16]),
+            "pages" => (paged, even, [10, 10, 2, 16]),
+            "packed" => (ragged_problem(14), packed, [10, 10, 2, 16]),
+            _ => (paged.parents(true), even, [10, 10, 2, 16]),
+        };
+        let plan = context.plan(&local(), &problem).unwrap();
+        let mut workspace = Workspace::new(&plan, Pass::Forward).unwrap();
+        for layer in 0..4 {
+            let (q, k, v) = (noise(14 * 64, layer + 1), noise(100 * 32, layer + 11), noise(100 * 32, layer + 21));
+            let (mut expected, mut out) = (vec![0f32; q.len()], vec![f32::NAN; q.len()]);
+            let q = View::new(&q, shape).unwrap();
+            let (k, v) = (View::new(&k, &kv_shape).unwrap(), View::new(&v, &kv_shape).unwrap());
+            /// Brings what this form of a cache wants.
+            macro_rules! described {
+                ($pass:expr) => {{
+                    let pass = $pass.starts(starts);
+                    let pass = if form == "entries" { pass } else { pass.page_table(table) };
+                    let pass = if form == "packed" { pass.query_offsets(offsets) } else { pass };
+                    if form == "trees" {
+                        pass.parents(parents)
+                    } else {
+                        pass
+                    }
+                }};
+            }
+            described!(plan.forward(q, k, v, ViewMut::new(&mut expected, shape).unwrap())).run().unwrap();
+            let (memory, out_view) = (workspace.view(), ViewMut::new(&mut out, shape).unwrap());
+            // SAFETY: only these calls write to the workspace, and all have the same numbers and shapes.
+            unsafe {
+                if layer < 2 {
+                    described!(plan.forward(q, k, v, out_view)).workspace(memory).same_layout(layer > 0).run()
+                } else {
+                    plan.scope(&stream, |scope| {
+                        described!(scope.forward(q, k, v, out_view)).workspace(memory).same_layout(true).run()
+                    })
+                }
+            }
+            .unwrap();
+            assert_eq!(out, expected, "{form}, layer {layer}");
+        }
+    }
+}
+
+#[test]
+fn the_threads_workspace_keeps_no_layout() {
+    // Whatever a call says of it: each of these begins at a token of its own.
+    let (q, kv) = operands();
+    let context = context();
+    let plan = context.plan(&local(), &cache_problem(1, 1)).unwrap();
+    let (cache, mut out, shape) = (View::new(&kv, &KV_SHAPE).unwrap(), vec![0f32; q.len()], [1, 1, 4, 16]);
+    for (token, (q, out)) in q.chunks(64).zip(out.chunks_mut(64)).enumerate() {
+        let (starts, out) = ([token as i32], ViewMut::new(out, &shape).unwrap());
+        let pass = plan.forward(View::new(q, &shape).unwrap(), cache, cache, out);
+        // SAFETY: the call has no workspace.
+        unsafe { pass.starts(View::new(&starts, &[1]).unwrap()).same_layout(true) }.run().unwrap();
+    }
+    assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
+}
+
+#[test]
 fn parents_may_be_any_numbers() {
     // One that is negative, or not below the query's own, makes a root of it, and nothing outside of the views is read.
     let (q, kv) = operands();

@@ -10,6 +10,7 @@ in torch's current stream. What torch.compile, torch.export, dispatch modes and 
 torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the library without a detour.
 """
 
+from .._step import Step
 from ._append import cache_append
 from ._attention import attention, attention_backward, plan, scaled_dot_product_attention
 from ._cache import KVCache, decode
@@ -22,6 +23,7 @@ __all__ = [
     "BlockSparseMultiHeadAttention",
     "ContextParallel",
     "KVCache",
+    "Step",
     "TensorPlan",
     "attention",
     "attention_backward",

@@ -17,6 +17,7 @@ from .._core import ArgumentError, Context, CudaError, DTypeError, ResourceError
 from .._patterns import Pattern
 from .._plans import find
 from .._problem import sizes_of
+from .._step import Step
 from ._append import WITHOUT_GRADIENTS, Append
 from ._attention import refuse_transforms
 from ._tensors import TensorPlan, context_of, outside_of_graphs, refuse_gradients, require_tensor
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
         parents: torch.Tensor | None
+        step: Step | None
         reference: bool
         tf32: bool
         context: Context | None
@@ -569,6 +571,7 @@ def decode(
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
     parents: torch.Tensor | None = None,
+    step: Step | None = None,
     reference: bool = False,
     tf32: bool = False,
     context: Context | None = None,
@@ -601,6 +604,17 @@ def decode(
              keeps, a query sees its own and those of its ancestors alone. What is not below its own number counts as
              -1. Entries with several numbers of drafts are best given as [tokens], since rows of tokens that are not
              new would be nodes, too. Then cache.keep keeps the drafts that were accepted
+    step     what the layers of a model share in one of its steps, where each has a cache, all of which were given the
+             same numbers of tokens:
+
+                 step = sat.Step()                          # a new one for each step of the model
+                 for layer, cache in zip(layers, caches):
+                     ...
+                     cache.append(k, v)
+                     out = sat.decode(q, cache, pattern, step=step)
+
+             A call finds out where queries and keys lie before it attends. Of calls with one step the first of each
+             plan does, and the others find that; counts and parents must then be the same in all of them
     out      shaped as q with head_dim_v, written and returned where given
 
     scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
@@ -613,7 +627,7 @@ def decode(
     """
     options = (axes, scale, softcap, reference, tf32)
     given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts, "parents": parents}
-    return outside_of_graphs(_decode, q, cache, pattern, counts, given, options, context, out, return_lse)
+    return outside_of_graphs(_decode, q, cache, pattern, counts, given, options, step, context, out, return_lse)
 
 
 def _decode(
@@ -623,6 +637,7 @@ def _decode(
     counts: Any,
     given: dict[str, Any],
     options: tuple[Any, ...],
+    step: Any,
     context: Any,
     out: Any,
     return_lse: bool,
@@ -641,7 +656,7 @@ def _decode(
     k_scales, v_scales = cache.k_scales, cache.v_scales
     is_ragged = q.dim() == 3
     if is_ragged:
-        axes, counts = "thd", cache._counts_on_device(counts, q.shape[0])
+        axes = "thd"
     elif counts is not None:
         message = f"argument counts is given with a q of shape {list(q.shape)}; accepted: None, or a q of three axes"
         raise ArgumentError(message, "SPATTN_E_ARGUMENT", "counts")
@@ -656,12 +671,35 @@ def _decode(
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
-    more = {"page_table": table, "k_scales": k_scales, "v_scales": v_scales, **given}
-    if is_ragged:
-        more |= {"starts": cache.lengths - counts, "query_offsets": _offsets_of(counts)}
+    queries = q.shape[{"thd": 0, "bshd": 1, "bhsd": 2}[axes]]
+    if step is None:
+        places = _places_of(cache, counts, queries, is_ragged)
     else:
-        more["starts"] = cache.lengths - q.shape[2 if axes == "bhsd" else 1]
+        places = _shared_places(step, plan, cache, counts, queries, is_ragged)
+    more = {"k_scales": k_scales, "v_scales": v_scales, **places, **given, "step": step}
     return plan.run(q, k, v, **more, out=out, return_lse=return_lse)
+
+
+def _places_of(cache: KVCache, counts: Any, queries: int, is_ragged: bool) -> dict[str, torch.Tensor]:
+    """Where the queries of a call stand, and the keys, as plans take it."""
+    if not is_ragged:
+        return {"starts": cache.lengths - queries, "page_table": cache.page_table}
+    counts = cache._counts_on_device(counts, queries)
+    offsets = _offsets_of(counts)
+    return {"starts": cache.lengths - counts, "page_table": cache.page_table, "query_offsets": offsets}
+
+
+def _shared_places(step: Any, plan: TensorPlan, cache: KVCache, *call: Any) -> dict[str, torch.Tensor]:
+    """The same, found in the step, or left there."""
+    plan._check_step(step)
+    if plan not in step._of_caches:
+        step._of_caches[plan] = cache._tokens.copy(), cache._held.copy(), _places_of(cache, *call)
+    tokens, held, places = step._of_caches[plan]
+    if not (np.array_equal(tokens, cache._tokens) and np.array_equal(held, cache._held)):
+        message = "argument step was begun with a cache that has other lengths, or other pages, than this one"
+        raise ArgumentError(f"{message}; accepted: caches that were given the same tokens", "SPATTN_E_STATE", "step")
+    found: dict[str, torch.Tensor] = places
+    return found
 
 
 def _make_plan(

@@ -123,6 +123,7 @@ class TensorPlan(Plan):
         q_scales: Any = None,
         k_scales: Any = None,
         v_scales: Any = None,
+        step: Any = None,
         out: Any = None,
         return_lse: bool = False,
         return_max_logits: bool = False,
@@ -131,7 +132,8 @@ class TensorPlan(Plan):
         refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         lists |= {"starts": starts, "parents": parents, "page_table": page_table, "query_offsets": query_offsets}
-        return self.run(q, k, v, **lists, **scales, out=out, return_lse=return_lse, return_max_logits=return_max_logits)
+        results = {"out": out, "return_lse": return_lse, "return_max_logits": return_max_logits}
+        return self.run(q, k, v, **lists, **scales, step=step, **results)
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
@@ -186,15 +188,16 @@ class TensorPlan(Plan):
     def _forms(self, frame: Frame) -> None:
         return None  # attention(), which would be quicker by them, asks for a PlainCall
 
-    def _call(self, frame: Frame) -> int:
+    def _call(self, frame: Frame, scratch: Any = None) -> int:
         if self._on_cpu:
-            return frame.run_on_host(self._handle)
-        # Freed when this returns, and given out again in the order of the stream.
-        scratch = torch.empty(frame.size, dtype=torch.uint8, device=self._device)
-        frame.use_scratch(scratch.data_ptr())
+            return super()._call(frame, scratch)
+        if scratch is None:  # freed when this returns, and given out again in the order of the stream
+            scratch = self._make_scratch(frame.size)
         frame.args.stream = self._stream()
-        status: int = frame.function(self._handle, frame.args)
-        return status
+        return frame.run_with(scratch.data_ptr(), self._handle)
+
+    def _make_scratch(self, size: int) -> Any:
+        return super()._make_scratch(size) if self._on_cpu else torch.empty(size, dtype=torch.uint8, device=self._device)
 
 
 class PlainCall:
