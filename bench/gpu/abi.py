@@ -112,7 +112,7 @@ class Library:
     def forward_again(self, plan, **operands):
         """The same of a cache, when its workspace has the layout, as it has in a model's second layer."""
         return self._call(plan, self.lib.SPATTN_OP_FORWARD, "spattn_forward", operands,
-                          self.lib.SPATTN_FORWARD_SAME_LAYOUT)
+                          self.lib.SPATTN_FORWARD_SAME_STEP)
 
     def backward(self, plan, **operands):
         return self._call(plan, self.lib.SPATTN_OP_BACKWARD, "spattn_backward", operands)

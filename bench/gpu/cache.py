@@ -6,7 +6,7 @@
 
 A plan is made for a capacity of 128K tokens, and its calls have `queries` a batch entry, the last of `length` tokens;
 pages stand in random order. All cases have 64 heads of 128 on 8, or 32 on 32. Times as in bench.py.
-`gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `same_layout_us`, the
+`gigabytes_a_second` is what the keys and values that some query sees come to, each read once; `same_step_us`, the
 call when an earlier one has left its layout, as in a model's second layer; `pageless_us`, a plan for a cache of just
 that length, keys in one piece; `static_us`, an ordinary plan of ours, keys alike; `cudnn_us` and `flash_us`, torch's
 SDPA, whose queries see every one of those keys, whatever the pattern; `fa4_us`, FA4 on pages of 128, causal, where
@@ -242,14 +242,14 @@ def run_case(library, case):
     return {"case": case.name, "pattern": case.pattern, "kernel": library.kernel(plan, "forward"),
             "shape": [case.batch, case.queries, case.heads, case.heads_kv, case.length, HEAD_DIM], "capacity": CAPACITY,
             "page_size": case.page_size, "float8": case.float8, "tree": case.tree, "us": digits(us),
-            "gigabytes_a_second": round(gigabytes / us * 1e6), "same_layout_us": digits(time_us(again)),
+            "gigabytes_a_second": round(gigabytes / us * 1e6), "same_step_us": digits(time_us(again)),
             "pageless_us": digits(time_us(pageless)), "static_us": digits(time_us(static)), **chain, **appends,
             **peers(case, t), "max_err": max(error, again_error), "empty_us": digits(empty_us())}
 
 
 def describe(line):
     beside = "".join(f"  {name.removesuffix('_us')} {line[name]}" for name in
-                     ("same_layout_us", "pageless_us", "static_us", "chain_us", "cudnn_us", "flash_us", "fa4_us",
+                     ("same_step_us", "pageless_us", "static_us", "chain_us", "cudnn_us", "flash_us", "fa4_us",
                       "append_us", "torch_append_us")
                      if line.get(name))
     return (f"{line['case']:30} {line['us']:8} us {line['gigabytes_a_second']:6} GB/s{beside}  "

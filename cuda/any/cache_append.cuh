@@ -39,9 +39,8 @@ struct AppendPlaces {
         int64_t batch, row;
     };
     __device__ Row row(int64_t token) const {
-        const int64_t seq_q = rows.seq_q;  // in 64 bits a division takes ten times as long
-        const int64_t batch = token <= INT32_MAX ? unsigned(token) / unsigned(seq_q) : token / seq_q;
-        return {batch, token - batch * seq_q};
+        const int64_t batch = divide(token, rows.seq_q);
+        return {batch, token - batch * rows.seq_q};
     }
 
     // In the cache; row -1: nowhere. What stands before an entry's new rows is padding.
@@ -163,7 +162,7 @@ static __global__ void __launch_bounds__(append_threads) narrow_kernel(const __g
     const int64_t warps = int64_t(gridDim.x) * (append_threads / 32);
     const int64_t first = int64_t(blockIdx.x) * (append_threads / 32) + threadIdx.x / 32;
     for (int64_t n = first; n < params.places.tokens * params.rows_of_token; n += warps) {
-        const int64_t token = n / params.rows_of_token;
+        const int64_t token = divide(n, params.rows_of_token);
         const int of_token = int(n - token * params.rows_of_token);
         const AppendPlaces::Row row = params.places.row(token), to = params.places.place_of(row);
         if (to.row < 0) continue;

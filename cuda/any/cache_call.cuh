@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "any/cache_rows.cuh"
+#include "any/divisor.h"
 #include "core/math.h"
 #include "plan/cache.h"
 
@@ -15,22 +16,24 @@ constexpr int cache_threads = 256;
 // How many CTAs each job has.
 struct CacheJobs {
     static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
-    int lists = 0, masks = 0, tasks = 0, sequences = 0, tokens_of_sequence = 0;  // of the layout
+    int lists = 0, masks = 0, tasks = 0, joins = 0, spans = 0, sequences = 0, tokens_of_sequence = 0;  // of the layout
     int nobodys, queries;
 
-    // copied: how many threads copy queries, if these are copied.
-    CacheJobs(const CacheLayout& cache, int64_t copied)
+    // copied: how many threads copy queries, where the row does not take them as they lie.
+    CacheJobs(const CacheLayout& cache, bool has_layout, int64_t copied)
         : nobodys(cache.is_ragged ? 16 : 0), queries(cache.copies ? ctas(copied) : 0) {
-        if (cache.cache.has_layout) return;
+        if (has_layout) return;
         lists = int(std::min(cache.kinds * cache.rows, most));
         masks = cache.own_tiles ? ctas(int64_t(cache.known.num_masks) * cache.known.mask_words) : 0;
-        tasks = ctas(std::max({int64_t(cache.from.num_tasks), cache.batch * cache.heads, cache.batch * cache.rows}));
+        tasks = ctas(cache.from.num_tasks);
+        joins = ctas(std::max(int64_t(cache.from.num_joins), cache.batch * cache.heads));
+        spans = ctas(cache.batch * cache.rows);
         sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
         tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
     }
     static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
     unsigned all() const {
-        return unsigned(lists + masks + tasks + sequences * tokens_of_sequence + nobodys + queries);
+        return unsigned(lists + masks + tasks + joins + spans + sequences * tokens_of_sequence + nobodys + queries);
     }
 };
 
@@ -39,6 +42,14 @@ struct CacheParams {
     CacheJobs jobs;
     CopiedRows q, out;
     TensorView lse, max_logits, sink_logits;  // of the call
+    Divisor heads, rows, heads_of_kind, blocks_of_page;
+    int page_step;  // blocks from the first of a page to that of the next
+
+    CacheParams(const CacheLayout& cache, const CacheJobs& jobs, const CopiedRows& q, const CopiedRows& out,
+                const ForwardArgs& args)
+        : cache(cache), jobs(jobs), q(q), out(out), lse(args.lse), max_logits(args.max_logits),
+          sink_logits(args.sink_logits), heads(cache.heads), rows(cache.rows), heads_of_kind(cache.heads_of_kind),
+          blocks_of_page(cache.page_size / cache.tile_k), page_step(int(cache.cache.page_rows / cache.tile_k)) {}
 
     __device__ int64_t start_of(int64_t sequence) const {
         return min(max(integer_at(cache.cache.starts, sequence, 0), -cache.seq_q), cache.seq_k);
@@ -58,7 +69,7 @@ struct CacheParams {
     }
     // The row of the plan's layout that a sequence's queries begin in, and how many of its places stand before them.
     __device__ int first_row(int64_t start) const {
-        return int((start + int64_t(cache.tile_q) * cache.rows) / cache.tile_q) - cache.rows;
+        return int(unsigned(start + int64_t(cache.tile_q) * cache.rows) / unsigned(cache.tile_q)) - cache.rows;
     }
     __device__ int before(int64_t start) const { return int(start - int64_t(first_row(start)) * cache.tile_q); }
 
@@ -113,10 +124,14 @@ struct CacheParams {
     __device__ int known_kind(int64_t sequence, int64_t head) const {
         return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[sequence * cache.heads + head];
     }
-    // The row of k where a page begins. Pages that do not exist are not read.
-    __device__ int64_t page_begin(int64_t sequence, int64_t page_of_sequence) const {
+    // Page 0 stands for those that do not exist, so that these are not read.
+    __device__ int64_t page_at(int64_t sequence, int64_t page_of_sequence) const {
         const int64_t page = integer_at(cache.cache.page_table, sequence, page_of_sequence);
-        return (page < 0 || page >= cache.cache.pages ? 0 : page) * cache.cache.page_rows;
+        return page < 0 || page >= cache.cache.pages ? 0 : page;
+    }
+    // The row of k where a page begins.
+    __device__ int64_t page_begin(int64_t sequence, int64_t page_of_sequence) const {
+        return page_at(sequence, page_of_sequence) * cache.cache.page_rows;
     }
 };
 

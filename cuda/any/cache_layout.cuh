@@ -5,6 +5,8 @@
 //                                                   one where pages say which these are
 //                  masks     a thread 8 bytes       the plan's, where calls add their own (cache_masks.cuh)
 //                  tasks     a thread each          the plan's share of each row, as long as that is now
+//                  joins     a thread each          of the parts that there are; and whose lists a head has
+//                  spans     a thread each          which queries a tile has
 //                  tokens    a thread each          of listed tiles, as far as a query may see
 //                  nobody's  a thread a row         queries of a call that belong to no sequence
 //                  queries   a thread 16 bytes      for rows of kernels that take no spans, or an element each
@@ -36,13 +38,34 @@ __device__ __forceinline__ void mark_seen(const CacheLayout& cache, int64_t sequ
     }
 }
 
+// The blocks of a run one by one, where pages say which these are; by a CTA. Some pages at once: each read waits for
+// memory.
+__device__ __forceinline__ void name_blocks(const CacheParams& params, int sequence, const Run& run,
+                                            const CacheParams::OwnTiles& own, int own_mask, Run* to) {
+    constexpr int at_once = 4;
+    for (int first = int(threadIdx.x); first < run.count; first += at_once * cache_threads) {
+        int place[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const int block = run.first + min(first + i * cache_threads, run.count - 1);
+            const int page = block / params.blocks_of_page;
+            place[i] = int(params.page_at(sequence, page)) * params.page_step + block - page * params.blocks_of_page;
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const int at = first + i * cache_threads, block = run.first + at;
+            if (at < run.count) to[at] = {place[i], 1, own.has(block) ? own_mask + block : run.mask};
+        }
+    }
+}
+
 // One row of tiles of a kind of heads, by a CTA.
-__device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_t n) {
+__device__ __forceinline__ void make_cache_row(const CacheParams& params, int n) {
     const CacheLayout& cache = params.cache;
     const ListsView& known = cache.known.by_query;
-    const int64_t head = n / cache.rows * cache.heads_of_kind;
-    const CacheParams::Tile tile = params.tile_of(head / cache.heads, int(n % cache.rows));
-    const int64_t known_kind = params.known_kind(tile.sequence, head % cache.heads);
+    const int kind = n / params.rows, head = kind * params.heads_of_kind, batch = head / params.heads;
+    const CacheParams::Tile tile = params.tile_of(batch, n - kind * params.rows);
+    const int64_t known_kind = params.known_kind(tile.sequence, head - batch * params.heads);
     const Slice slice = tile.row >= 0 ? known.slices[known_kind * known.rows + tile.row] : Slice{0, 0};
     const int begin = int(n * cache.room);
     Run* const to = cache.runs + begin;
@@ -70,20 +93,15 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int64_
         }
         if (cache.keys == CacheKeys::widened) mark_seen(cache, tile.sequence, slice);
     } else {
-        const int blocks_of_page = int(cache.page_size) / cache.tile_k;
         count = 0;
         for (int i = slice.begin; i < slice.end; ++i) {
             const Run run = known.runs[i];
-            for (int at = int(threadIdx.x); at < run.count; at += cache_threads) {
-                const int block = run.first + at, page = block / blocks_of_page;
-                const int64_t place = params.page_begin(tile.sequence, page) / cache.tile_k + block % blocks_of_page;
-                to[count + at] = {int(place), 1, own.has(block) ? own_mask + block : run.mask};
-            }
+            name_blocks(params, tile.sequence, run, own, own_mask, to + count);
             count += run.count;
         }
     }
     if (threadIdx.x == 0) cache.slices[n] = {begin, begin + count};
-    if (own.are_some() && tile.row >= 0) make_tree_masks(params, tile, head / cache.heads, own, slice, own_mask);
+    if (own.are_some() && tile.row >= 0) make_tree_masks(params, tile, batch, own, slice, own_mask);
 }
 
 // Tokens of a sequence's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages
@@ -173,8 +191,9 @@ __device__ __forceinline__ void copy_cache_rows(const CacheParams& params, const
 
 __device__ __forceinline__ int64_t cache_blocks(const CacheParams& params, int head, int tile) {
     const ListsView& known = params.cache.known.by_query;
-    const CacheParams::Tile at = params.tile_of(head / params.cache.heads, tile);
-    const int64_t known_kind = params.known_kind(at.sequence, head % params.cache.heads);
+    const int batch = head / params.heads;
+    const CacheParams::Tile at = params.tile_of(batch, tile);
+    const int64_t known_kind = params.known_kind(at.sequence, head - batch * params.heads);
     return at.row >= 0 ? params.cache.of_plan.row_blocks[known_kind * known.rows + at.row] : 0;
 }
 
@@ -193,9 +212,9 @@ __device__ __forceinline__ Task cache_task(const CacheParams& params, Task task)
     task.skip = 0, task.take = int(blocks);
     if (task.part == whole_row) return task;
     const Join join = cache_join(params, cache.from.joins[cache.of_plan.join_of_part[task.part]]);
-    const int64_t number = task.part - join.first_part;
-    if (number < join.parts) task.skip = int(blocks * number / join.parts);
-    task.take = number < join.parts ? int(blocks * (number + 1) / join.parts) - task.skip : 0;
+    const int number = task.part - join.first_part;
+    if (number < join.parts) task.skip = int(divide(blocks * number, join.parts));
+    task.take = number < join.parts ? int(divide(blocks * (number + 1), join.parts)) - task.skip : 0;
     return task;
 }
 
@@ -206,7 +225,7 @@ static __global__ void __launch_bounds__(cache_threads)
     const CacheJobs& jobs = params.jobs;
     int cta = int(blockIdx.x);
     if (cta < jobs.lists) {
-        for (int64_t n = cta; n < cache.kinds * cache.rows; n += jobs.lists) make_cache_row(params, n);
+        for (int n = cta; n < cache.kinds * cache.rows; n += jobs.lists) make_cache_row(params, n);
         return;
     }
     cta -= jobs.lists;
@@ -223,17 +242,29 @@ static __global__ void __launch_bounds__(cache_threads)
         const int64_t threads = int64_t(jobs.tasks) * cache_threads;
         for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
             cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
+        return;
+    }
+    cta -= jobs.tasks;
+    if (cta < jobs.joins) {
+        const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x;
+        const int64_t threads = int64_t(jobs.joins) * cache_threads;
         for (int64_t n = thread; n < cache.from.num_joins; n += threads)
             cache.joins[n] = cache_join(params, cache.from.joins[n]);
         for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
-            cache.kind_of_head[head] = int(head / cache.heads_of_kind);
-        for (int64_t n = thread; n < cache.batch * cache.rows; n += threads) {
-            const CacheParams::Tile tile = params.tile_of(n / cache.rows, int(n % cache.rows));
+            cache.kind_of_head[head] = int(head) / params.heads_of_kind;
+        return;
+    }
+    cta -= jobs.joins;
+    if (cta < jobs.spans) {
+        const int64_t threads = int64_t(jobs.spans) * cache_threads;
+        for (int64_t n = int64_t(cta) * cache_threads + threadIdx.x; n < cache.batch * cache.rows; n += threads) {
+            const int batch = int(n) / params.rows;
+            const CacheParams::Tile tile = params.tile_of(batch, int(n) - batch * params.rows);
             cache.spans[n] = {tile.first, tile.begin, tile.end};
         }
         return;
     }
-    cta -= jobs.tasks;
+    cta -= jobs.spans;
     if (cta < jobs.sequences * jobs.tokens_of_sequence) {
         const int ctas = jobs.tokens_of_sequence;
         for (int64_t n = cta / ctas; n < (cache.page_size ? cache.sequences : 1); n += jobs.sequences)
@@ -275,15 +306,15 @@ CacheParams make_cache_params(const ForwardArgs& args, const CacheLayout& cache)
     const Problem& p = *args.problem;
     const int64_t element = dtype_row(p.dtype).bytes;
     const CopiedRows q = CopiedRows::of(args.q, cache.q, p.head_dim, element);
-    return {cache, CacheJobs(cache, cache.batch * cache.heads * cache.rows * cache.tile_q * q.units), q,
-            CopiedRows::of(args.out, cache.out, p.head_dim_v, element), args.lse, args.max_logits, args.sink_logits};
+    const CacheJobs jobs(cache, args.has_layout, cache.batch * cache.heads * cache.rows * cache.tile_q * q.units);
+    return {cache, jobs, q, CopiedRows::of(args.out, cache.out, p.head_dim_v, element), args};
 }
 
 void lay_out_cache(const ForwardArgs& args, const CacheLayout& to) {
     const runtime::CurrentDevice current(args.device);
     const CacheParams params = make_cache_params(args, to);
     if (!params.jobs.all()) return;
-    if (to.keys == CacheKeys::widened && !to.cache.has_layout)
+    if (to.keys == CacheKeys::widened && !args.has_layout)
         runtime::clear(to.seen, size_t(to.all_tiles()), args.stream);
     runtime::launch(lay_out_cache_kernel, {params.jobs.all(), unsigned(cache_threads), 0}, args.stream, params);
 }

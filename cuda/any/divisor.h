@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Division by a number that stays the same.
+// Division of numbers from 0 on: by one that stays the same, and in as few bits as do.
 #pragma once
 
 #include <algorithm>
@@ -29,5 +29,10 @@ private:
     int32_t number_ = 1, bits_ = 0;  // number_ <= 2^bits_
     uint32_t factor_ = 1u << 31;     // 2^(31 + bits_) / number_, rounded up
 };
+
+// x / by. In 64 bits a division takes ten times as long as in 32, which most numbers do with.
+SPATTN_HOST_DEVICE inline int64_t divide(int64_t x, int64_t by) {
+    return uint64_t(x | by) >> 32 ? x / by : int64_t(uint32_t(x) / uint32_t(by));
+}
 
 }  // namespace spattn::any

@@ -270,7 +270,7 @@ struct BlockForwardParams {
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     bool has_cap;             // scores become tanh(into_cap s) first
     float into_cap;
-    bool is_behind_layout;    // this grid begins before the one ahead has ended, which makes the layout
+    bool begins_early;        // and waits for the grid ahead: the one that makes its layout, or the caller's last one
     uint32_t first_word = 0x3210;  // for ptx::replace
     TensorView sums;               // of what pieces hand on, what is as large as out
 };
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0);
     const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0), lane = int(threadIdx.x % 32);
     Task first{};
-    if (warp >= walker && params.is_behind_layout) ptx::wait_for_grid_ahead();
+    if (warp >= walker && params.begins_early) ptx::wait_for_grid_ahead();
     if (warp == walker) first = params.tasks.tasks[blockIdx.x];
     if (warp == walker + 1) {
         prefetch_lists<C>(params, lane);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     auto& shared = *ptx::swizzled_shared<typename C::Shared>();
     const int warp = __shfl_sync(~0u, int(threadIdx.x / 32), 0), lane = int(threadIdx.x % 32);
     Task first{};
-    if ((warp == 0 || warp == C::consumers) && params.is_behind_layout) ptx::wait_for_grid_ahead();
+    if ((warp == 0 || warp == C::consumers) && params.begins_early) ptx::wait_for_grid_ahead();
     if (warp == C::consumers) first = params.tasks.tasks[blockIdx.x];
     if (warp == 0) {
         prefetch_lists<C>(params, lane);
@@ -453,7 +453,7 @@ typename C::Params make_params(const ForwardArgs& args) {
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
     params.has_cap = p.softcap != 0;
     params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
-    params.is_behind_layout = false;
+    params.begins_early = false;
     return params;
 }
 
@@ -478,9 +478,9 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
     const bool counts = params.tasks.num_tasks > 2 * blocks, packs = packed_places(args.layout) > 0;
     if (!counts && !packs) {
-        params.is_behind_layout = args.layout.spans != nullptr;  // calls on a cache alone have them
-        params.is_behind_layout ? runtime::launch_early(kernel, shape, args.stream, params)
-                                : runtime::launch(kernel, shape, args.stream, params);
+        params.begins_early = args.layout.spans != nullptr;  // calls on a cache alone have them
+        params.begins_early ? runtime::launch_early(kernel, shape, args.stream, params)
+                            : runtime::launch(kernel, shape, args.stream, params);
         return;
     }
     if (counts) params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);

@@ -18,8 +18,8 @@
  *   - Enumerators only name values; fields and parameters are int32_t, so new values never break an old caller.
  *   - [host]   touches no device.
  *     [setup]  may allocate, start threads, load kernels or synchronise.
- *     [launch] allocates nothing (a CPU context starts its threads with its first call); on a GPU it only enqueues work
- *              on `stream`.
+ *     [launch] allocates nothing (but for plans with SPATTN_PLAN_REFERENCE; and a CPU context starts its threads with its
+ *              first call); on a GPU it only enqueues work on `stream`.
  *
  * Chapters: 1 values, 2 status, 3 context, 4 pattern, 5 plan, 6 run, 7 several devices, 8 introspection.
  */
@@ -491,8 +491,9 @@ enum spattn_plan_flags {
  *
  * page_size, where it is not 0, says that keys lie in pages of so many tokens, which belong to any entry, or to several
  * (PagedAttention: https://arxiv.org/abs/2309.06180): token t of entry b is token t % page_size of page
- * page_table[b][t / page_size]. No memory outside of the pages is read, whatever the table holds: entries that nobody
- * needs may be anything, and what comes of a page outside [0, pages) that a query sees means nothing.
+ * page_table[b][t / page_size]. No memory outside of the pages is read, whatever the table holds (but see
+ * SPATTN_FORWARD_SAME_STEP): entries that nobody needs may be anything, and what comes of a page outside [0, pages) that a
+ * query sees means nothing.
  *
  * cache_dtype, where it is float8, says that k and v have elements of one byte. Each row of a token and kv head stands
  * for its elements times a scale of its own, of k_scales or v_scales, which are 1 where a call has none. Kernels may
@@ -530,7 +531,7 @@ SPATTN_API void spattn_plan_release(const spattn_plan* plan);
 
 enum spattn_op { SPATTN_OP_FORWARD = 0, SPATTN_OP_BACKWARD = 1 };
 /* Scratch that one call of op needs, on the plan's device. Its content means nothing between calls, but for those with
- * SPATTN_FORWARD_SAME_LAYOUT. */
+ * SPATTN_FORWARD_SAME_STEP. */
 SPATTN_API spattn_status spattn_plan_workspace(const spattn_plan* plan, spattn_enum op, size_t* bytes, size_t* align);
 SPATTN_API spattn_status spattn_plan_stats(const spattn_plan* plan, spattn_stats* result);
 /* Name of the kernel row that op runs; of a plan in pieces, the name for each, with commas between them, as
@@ -564,15 +565,17 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  * are for SPATTN_BHSD; any strides, none negative.
  */
 enum spattn_forward_flags {
-    SPATTN_FORWARD_SAME_LAYOUT = 1 << 0 /* with SPATTN_PLAN_STARTS, as in a model's second layer and those behind it:
-                                           workspace is that of an earlier forward of this plan, which succeeded and
-                                           came before this one on the stream; nobody else has written there since; and
-                                           starts, page_table, query_offsets and parents had the same numbers, k and v
-                                           the same shapes and strides. What it made of them is not made again */
+    /* With SPATTN_PLAN_STARTS, in a model's second layer and those behind it: what an earlier forward has made of starts,
+     * page_table, query_offsets and parents is still in the workspace, and is not made again. The caller promises that
+     * the earlier one was of this plan, had this workspace and succeeded, and is done or stands before this one on the
+     * stream; that nothing but forwards with this flag has written there since; and that these operands, which are
+     * given again, have the same numbers, and k and v the same shapes and strides. All else may differ. Nothing of this
+     * is checked: where it does not hold, results mean nothing, and memory outside of k and v may be read. */
+    SPATTN_FORWARD_SAME_STEP = 1 << 0
 };
 typedef struct spattn_forward_args {
     uint32_t struct_size;
-    uint32_t flags; /* spattn_forward_flags */
+    uint32_t flags; /* spattn_forward_flags; SPATTN_E_STATE for what the plan has no use for */
     spattn_stream stream;
     const spattn_tensor* q;   /* [batch, heads_q, seq_q, head_dim] */
     const spattn_tensor* k;   /* [batch, heads_kv, seq_k, head_dim] */

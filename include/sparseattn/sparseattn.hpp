@@ -787,17 +787,17 @@ private:
 //     plan.forward(args);
 // parents has the number of each query's parent among those of its entry, which is below its own, or -1 for a root.
 //
+// The layers of a model bring the same numbers, each with keys and values of its own. The first call makes a layout of
+// these numbers in its workspace, and same_step says that it is still there:
+//     args.workspace = buffer;     // of all layers: sa::Buffer buffer(plan.workspace(sa::Pass::forward))
+//     args.same_step = layer > 0;  // SPATTN_FORWARD_SAME_STEP, which says what else must be the same
+// This is a promise, and where it does not hold, memory outside of k and v may be read. Without a workspace of the
+// caller's it changes nothing: other calls write to the thread's own, so that each makes its layout anew.
+//
 // Where Problem::dtype is float8_e4m3fn, q, k and v are views of a type of 8 bits (element, above), and out of one of
 // bfloat16. Each row may have a scale, which is 1 where a call has none:
 //     args.q_scales = sa::view(scales, {batch, problem.seq_q, problem.heads_q});  // float32, in the axes of q
 //     args.k_scales = sa::view(k_scales, {batch, problem.seq_k, problem.heads_kv});  // v_scales, too
-//
-// The layers of a model bring the same numbers of such caches, each with keys and values of its own. The first call
-// makes a layout of these numbers in its workspace, and same_layout says that it is still there:
-//     args.workspace = buffer;       // of all layers: sa::Buffer buffer(plan.workspace(sa::Pass::forward))
-//     args.same_layout = layer > 0;  // SPATTN_FORWARD_SAME_LAYOUT, which says what else must be the same
-// This is a promise, and where it does not hold, memory outside of k and v may be read. Without a workspace of the
-// caller's it changes nothing: other calls write to the thread's own, so that each makes its layout anew.
 //
 // What the plan wants and a call lacks is SPATTN_E_NULL; what a plan does not want, SPATTN_E_STATE.
 struct Forward {
@@ -807,7 +807,7 @@ struct Forward {
     ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, parents;
     ConstView q_scales, k_scales, v_scales;
     Workspace workspace;
-    bool same_layout = false;
+    bool same_step = false;
 };
 
 // Operands of Context::append(). Shapes and meanings: spattn_cache_append_args.
@@ -864,7 +864,7 @@ public:
             query_offsets(args.query_offsets), parents(args.parents), q_scales(args.q_scales), k_scales(args.k_scales),
             v_scales(args.v_scales);
         spattn_forward_args c = detail::sized<spattn_forward_args>();
-        c.flags = args.same_layout && args.workspace.memory ? uint32_t(SPATTN_FORWARD_SAME_LAYOUT) : 0;
+        c.flags = args.same_step && args.workspace.memory ? uint32_t(SPATTN_FORWARD_SAME_STEP) : 0;
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.max_logits = max_logits;
         c.indices = indices, c.index_counts = index_counts, c.sink_logits = sink_logits;
         c.starts = starts, c.page_table = page_table, c.query_offsets = query_offsets;

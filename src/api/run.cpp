@@ -170,11 +170,11 @@ CancellableParallel threads_of(const spattn_plan& plan, const PassPlan& pass) {
 }
 
 void check_forward_flags(uint32_t flags, const Problem& p) {
-    if (flags & ~uint32_t(SPATTN_FORWARD_SAME_LAYOUT))
-        fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0 or SPATTN_FORWARD_SAME_LAYOUT"));
+    if (flags & ~uint32_t(SPATTN_FORWARD_SAME_STEP))
+        fail(SPATTN_E_UNKNOWN_FIELD, "args.flags", text("is ", flags, "; accepted: 0 or SPATTN_FORWARD_SAME_STEP"));
     if (flags && !p.has_starts)
-        fail(SPATTN_E_RANGE, "args.flags",
-             "is SPATTN_FORWARD_SAME_LAYOUT, and the plan is not one with SPATTN_PLAN_STARTS; accepted: 0");
+        fail(SPATTN_E_STATE, "args.flags",
+             "is SPATTN_FORWARD_SAME_STEP, and the plan is not one with SPATTN_PLAN_STARTS; accepted: 0");
 }
 
 }  // namespace
@@ -203,7 +203,6 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         read_scales(operands, p, a, pools, call);
         call.cache = operands.cache(a.starts, a.page_table, a.query_offsets);
         call.cache.pages = pools.pages, call.cache.page_rows = pools.page_rows;
-        call.cache.has_layout = a.flags & SPATTN_FORWARD_SAME_LAYOUT;
         if (p.has_parents)
             call.cache.parents = operands.parents(a.parents, "parents");
         else
@@ -212,6 +211,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         if (a.lse) call.lse = operands.rows(a.lse, "lse", Use::output);
         if (a.max_logits) call.max_logits = operands.rows(a.max_logits, "max_logits", Use::output);
         call.call_lists = read_lists(operands, p, a);
+        call.has_layout = a.flags & SPATTN_FORWARD_SAME_STEP;
         call.sink_logits = read_sinks(operands, p, a.sink_logits);
         operands.check_overlaps();
         if (a.max_logits) check_max_logits(pass);

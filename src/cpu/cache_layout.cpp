@@ -58,7 +58,7 @@ public:
     void lay_out() {
         if (made_.copies) share(*args_.parallel, *this, made_.batch * made_.heads, &CacheCall::copy_queries);
         share(*args_.parallel, *this, made_.is_ragged ? made_.heads : 0, &CacheCall::empty_nobodys);
-        if (!args_.cache.has_layout) make_layout();
+        if (!args_.has_layout) make_layout();
     }
     void widen() {
         share(*args_.parallel, *this, made_.sequences, &CacheCall::mark_seen);
@@ -232,17 +232,23 @@ private:
         int64_t end = 0;
         for (int64_t of = made_.page_size ? sequence : 0; of < (made_.page_size ? sequence + 1 : made_.sequences); ++of)
             end = std::max(end, seen_tokens(of));
-        int32_t* to = made_.tokens + made_.first_listed(sequence) * made_.tile_k;
-        for (int64_t token = 0; token < round_up(end, made_.tile_k); ++token)
+        const int64_t tiles = ceil_div(end, made_.tile_k);
+        int64_t listed = 0;  // of windows far fewer; of many queries more, since several list a tile
+        if (made_.page_size) each_run(sequence, [&](int64_t, int64_t count) { listed += count; });
+        if (!made_.page_size || listed > tiles) return name_tiles(sequence, 0, tiles);
+        each_run(sequence, [&](int64_t first, int64_t count) { name_tiles(sequence, first, first + count); });
+    }
+    void name_tiles(int64_t sequence, int64_t first, int64_t end) {
+        int32_t* to = made_.tokens + (made_.first_listed(sequence) + first) * made_.tile_k;
+        for (int64_t token = first * made_.tile_k; token < end * made_.tile_k; ++token)
             *to++ = token >= made_.seq_k ? no_token
                     : made_.page_size   ? int32_t(args_.cache.place_of(sequence, token, made_.page_size))
                                         : int32_t(token);
     }
 
-    // Which tiles of a sequence's keys its queries see.
-    void mark_seen(int64_t sequence) {
-        uint8_t* const seen = made_.seen + sequence * made_.tiles_k;
-        std::fill_n(seen, made_.tiles_k, uint8_t(0));
+    // act(first, count) for the tiles of each run that a sequence's queries have.
+    template <class Act>
+    void each_run(int64_t sequence, Act act) const {
         const int64_t batch = made_.is_ragged ? 0 : sequence, kinds = made_.kinds / made_.batch;
         const auto first_tile = [&](int64_t of) { return made_.first_tile(of, queries_of(of).begin); };
         const int64_t begin = first_tile(sequence);
@@ -250,11 +256,16 @@ private:
         for (int64_t kind = batch * kinds; kind < (batch + 1) * kinds; ++kind)
             for (int64_t row = begin; row < end; ++row) {
                 const Slice slice = made_.slices[kind * made_.rows + row];
-                for (int32_t i = slice.begin; i < slice.end; ++i) {
-                    const Run& run = made_.runs[i];
-                    std::fill_n(seen + run.first - made_.first_listed(sequence), run.count, uint8_t(1));
-                }
+                for (int32_t i = slice.begin; i < slice.end; ++i)
+                    act(made_.runs[i].first - made_.first_listed(sequence), made_.runs[i].count);
             }
+    }
+
+    // Which tiles of a sequence's keys its queries see.
+    void mark_seen(int64_t sequence) {
+        uint8_t* const seen = made_.seen + sequence * made_.tiles_k;
+        std::fill_n(seen, made_.tiles_k, uint8_t(0));
+        each_run(sequence, [&](int64_t first, int64_t count) { std::fill_n(seen + first, count, uint8_t(1)); });
     }
     // Those of a head of a sequence that a query sees; zeros where there is no token, for tiles have these places, too.
     void widen_rows(int64_t plane) {

@@ -57,7 +57,6 @@ struct CallCache {
     IndexView query_offsets;   // [sequences + 1] of the call's queries, those of each sequence; no data unless ragged
     IndexView parents;         // [batch, seq_q], in `batch` and `entry`; no data unless queries are trees
     int64_t pages, page_rows;  // page_rows: rows of k, or of v, from the first of a page to that of the next
-    bool has_layout;           // in the workspace, as an earlier call has made it of the same numbers
 
     // The page that a token lies in; -1 where its page does not exist.
     int64_t page_of(int64_t b, int64_t token, int64_t page_size) const {

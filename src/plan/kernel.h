@@ -131,6 +131,7 @@ struct ForwardArgs : CallArgs {
     TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
     TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
     TensorView k_scales, v_scales, q_scales;   // floats, of each row of float8, or factors (plan/float8.h); absent: 1
+    bool has_layout;  // of a call on a cache: its layout stands in the workspace, as an earlier call has left it
 };
 
 struct BackwardArgs : CallArgs {

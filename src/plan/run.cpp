@@ -111,7 +111,7 @@ void run_listed(const Backend& backend, const PassPlan& pass, const PlacedPass& 
 }
 
 // The call as rows see it that know of no cache. Such plans are of one piece, and have no backward. Where an earlier call
-// has left its layout in the workspace, as that of a model's layer before this one, only queries are copied.
+// has left its layout in the workspace, as that of a model's layer before this one, nothing of that is made again.
 void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, const ForwardArgs& args) {
     const CacheShape& shape = *piece.cache;
     const Kernel& kernel = *piece.kernel;

@@ -296,7 +296,7 @@ TEST(layers_share_a_layout) {
                     Call call(first, cache, problem, starts), next(second, next_cache, problem, starts);
                     const Scratch scratch(plan.get(), call.args);
                     succeed(spattn_forward(plan.get(), &call.args), "the first layer");
-                    next.args.flags = SPATTN_FORWARD_SAME_LAYOUT;
+                    next.args.flags = SPATTN_FORWARD_SAME_STEP;
                     next.args.workspace = call.args.workspace, next.args.workspace_bytes = call.args.workspace_bytes;
                     succeed(spattn_forward(plan.get(), &next.args), "the second layer");
                     CHECK(worst_error(first, call, problem, starts) < 1e-5);
@@ -312,9 +312,9 @@ TEST(a_layout_that_is_none_is_refused) {
     const Plan plan = make_plan(context.get(), parse("full").get(), problem);
     Cache cache(sequence, 0, {capacity, capacity});
     Call call(sequence, cache, problem, {0, 0});
-    call.args.starts = nullptr, call.args.flags = SPATTN_FORWARD_SAME_LAYOUT;
+    call.args.starts = nullptr, call.args.flags = SPATTN_FORWARD_SAME_STEP;
     const Scratch scratch(plan.get(), call.args);
-    demand("no cache", "spattn_forward", spattn_forward(plan.get(), &call.args), SPATTN_E_RANGE, "args.flags");
+    demand("no cache", "spattn_forward", spattn_forward(plan.get(), &call.args), SPATTN_E_STATE, "args.flags");
 }
 
 // A float8 cache gives what a cache of the elements times their scales gives.

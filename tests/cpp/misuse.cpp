@@ -342,11 +342,11 @@ TEST(caches) {
     demand("SPATTN_E_STATE", "starts", [&] { none(good); });
 
     // A layout of an earlier call, where calls make none.
-    good.starts = good.page_table = sa::ConstView(), good.same_layout = true;
+    good.starts = good.page_table = sa::ConstView(), good.same_step = true;
     none(good);  // there is no workspace that it could be in
     const sa::Buffer buffer({4096, 64});
     good.workspace = buffer;
-    demand("SPATTN_E_RANGE", "args.flags", [&] { none(good); });
+    demand("SPATTN_E_STATE", "args.flags", [&] { none(good); });
 }
 
 TEST(appends) {

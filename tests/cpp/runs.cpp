@@ -487,7 +487,7 @@ TEST(layers_share_a_layout) {
             if (problem.parents) args.parents = sa::view(parents.data(), {2, rows});
             args.out = of_queries(expected.data());
             plan.forward(args);
-            args.out = of_queries(out.data()), args.workspace = buffer, args.same_layout = layer > 0;
+            args.out = of_queries(out.data()), args.workspace = buffer, args.same_step = layer > 0;
             plan.forward(args);
             CHECK(out == expected);
         }
@@ -504,7 +504,7 @@ TEST(the_threads_workspace_keeps_no_layout) {
         args.q = sa::view(&q[size_t(token) * 64], {1, 1, 4, 16});
         args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16});
         args.out = sa::view(&out[size_t(token) * 64], {1, 1, 4, 16});
-        args.starts = sa::view(starts), args.same_layout = true;
+        args.starts = sa::view(starts), args.same_step = true;
         plan.forward(args);
     }
     CHECK(distance(out, forward(context().plan(local, small_problem()), q, kv)) < 1e-5);

@@ -3,6 +3,7 @@
 // each has other numbers of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new tokens, which go to
 // their places.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 
@@ -23,14 +24,16 @@ spattn_problem problem_of(int64_t queries, int64_t group, int64_t page_size, uin
     return p;
 }
 
-// A tensor of the host and its copy on the device.
+// A tensor of the host and its copy on the device, so many bytes behind an aligned address.
 struct Mirrored {
-    Mirrored(std::vector<int64_t> shape, spattn_dtype dtype) : host(std::move(shape), dtype), on_device(host.view) {
+    Mirrored(std::vector<int64_t> shape, spattn_dtype dtype, size_t shift = 0)
+        : host(std::move(shape), dtype), on_device(host.view) {
         on_device.device = {SPATTN_CUDA, 0};
-        cuda(cudaMalloc(&on_device.data, host.bytes), "a tensor");
+        cuda(cudaMalloc(&memory, host.bytes + shift), "a tensor");
+        on_device.data = static_cast<char*>(memory) + shift;
         send();
     }
-    ~Mirrored() { cudaFree(on_device.data); }
+    ~Mirrored() { cudaFree(memory); }
     Mirrored(const Mirrored&) = delete;
     void send() { cuda(cudaMemcpy(on_device.data, host.data, host.bytes, cudaMemcpyHostToDevice), "to the device"); }
     std::vector<uint16_t> received() const {
@@ -41,6 +44,7 @@ struct Mirrored {
 
     abi::Tensor host;
     spattn_tensor on_device;
+    void* memory = nullptr;
 };
 
 float widen(uint16_t bits) {
@@ -74,9 +78,9 @@ double worst_error(Mirrored& x) {
 
 // Operands of calls, whose starts and pages change.
 struct Calls {
-    // listed: entries of each query's list, for patterns whose calls bring lists.
-    Calls(const spattn_problem& p, int64_t listed, std::mt19937& random)
-        : p(p), q(queries(), abi::bf16), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
+    // listed: entries of each query's list, for patterns whose calls bring lists. shift: of q.
+    Calls(const spattn_problem& p, int64_t listed, size_t shift, std::mt19937& random)
+        : p(p), q(queries(), abi::bf16, shift), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
           starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
           offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32), parents(nodes(), abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
@@ -138,12 +142,13 @@ private:
     }
 };
 
-// A few replays of one call, between which everything moves.
+// A few replays of a model's two layers, between which everything moves. shifts: of their queries, which a row that reads
+// them where they lie may refuse.
 void compare_replays(const Context& context, const Context& host, const char* text, int64_t listed,
-                     spattn_problem problem, std::mt19937& random) {
+                     std::array<size_t, 2> shifts, spattn_problem problem, std::mt19937& random) {
     const Pattern pattern = abi::parse(text);
     const Plan plan = abi::make_plan(context.get(), pattern.get(), problem);
-    Calls calls(problem, listed, random);
+    Calls calls(problem, listed, shifts[0], random);
     calls.move(random);
     problem.flags |= SPATTN_PLAN_REFERENCE;
     const Plan truth = abi::make_plan(host.get(), pattern.get(), problem);
@@ -155,12 +160,14 @@ void compare_replays(const Context& context, const Context& host, const char* te
     args.workspace = workspace.memory, args.workspace_bytes = workspace.bytes;
     const size_t misaligned = reinterpret_cast<uintptr_t>(scratch.data) % 64;
     exactly.workspace = scratch.data + (64 - misaligned) % 64, exactly.workspace_bytes = bytes;
-    // A second layer has other queries, keys and values.
-    const auto another = [](const Mirrored& x) { return Mirrored(x.host.shape, x.host.view.dtype); };
-    Mirrored q = another(calls.q), k = another(calls.k), v = another(calls.v), out = another(calls.out);
+    // The second layer has other queries, keys and values.
+    const auto another = [](const Mirrored& x, size_t shift = 0) {
+        return Mirrored(x.host.shape, x.host.view.dtype, shift);
+    };
+    Mirrored q = another(calls.q, shifts[1]), k = another(calls.k), v = another(calls.v), out = another(calls.out);
     for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     auto second = args, second_exactly = exactly;
-    second.flags = SPATTN_FORWARD_SAME_LAYOUT;
+    second.flags = SPATTN_FORWARD_SAME_STEP;
     second.q = &q.on_device, second.k = &k.on_device, second.v = &v.on_device, second.out = &out.on_device;
     second_exactly.q = &q.host.view, second_exactly.k = &k.host.view, second_exactly.v = &v.host.view;
     second_exactly.out = &out.host.view;
@@ -197,13 +204,14 @@ TEST(caches_change_between_replays) {
                                      std::to_string(queries) + " queries of groups of " + std::to_string(group) +
                                      (axes == SPATTN_THD ? ", ragged" : "");
                     const int64_t listed = std::strstr(text, "runtime") ? 40 : 0;
+                    const std::array<size_t, 2> shifts{n % 3 == 1 ? 2u : 0u, n % 3 == 2 ? 2u : 0u};
                     auto problem = problem_of(queries, group, page_size, 0);
                     problem.axes = axes;
-                    compare_replays(context, host, text, listed, problem, random);
+                    compare_replays(context, host, text, listed, shifts, problem, random);
                     if (listed || queries == 1) continue;
                     check::context += ", trees";
                     problem.flags |= SPATTN_PLAN_PARENTS;
-                    compare_replays(context, host, text, listed, problem, random);
+                    compare_replays(context, host, text, listed, shifts, problem, random);
                 }
 }
 

@@ -116,12 +116,13 @@ public:
         });
     }
 
-    // Operands as zeros, and as they were put.
+    // Operands become zeros.
     void clear() {
         each_operand([&](void* memory, const std::vector<char>& bytes) {
             device_.copy_in(memory, std::vector<char>(bytes.size()).data(), bytes.size());
         });
     }
+    // Operands become what they were when they were put.
     void renew() {
         each_operand([&](void* memory, const std::vector<char>& bytes) {
             device_.copy_in(memory, bytes.data(), bytes.size());
@@ -292,12 +293,12 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
     }
     demand(status, "forward");
     device.synchronize();
-    if (problem.is_on_cache() && problem.index % 2) {  // a layer's call on zeros, and the next layer's
+    if (problem.is_on_cache() && problem.index / 2 % 2) {  // a layer's call on zeros, and the next layer's
         memory.clear(), ragged.clear();
         demand(spattn_forward(plan, &f), "forward of zeros");
         device.synchronize();
         memory.renew(), ragged.renew();
-        f.flags = SPATTN_FORWARD_SAME_LAYOUT;
+        f.flags = SPATTN_FORWARD_SAME_STEP;
         demand(spattn_forward(plan, &f), "forward with a layout");
         device.synchronize();
     }

@@ -903,12 +903,12 @@ def test_layers_share_a_step(device, page_size, pages, monkeypatch):
 def test_layers_share_a_step_of_ragged_queries_and_of_trees(device):
     layers = layers_of(17, device, page_size=4, pages=40)
     for counts in ([9, 0, 3], [1, 1, 1], [2, 5, 1]):
-        steps = sat.Step(), sat.Step()
+        steps, rows = (sat.Step(), sat.Step()), sum(counts) + 1
+        parents = (torch.arange(rows, device=device) // 2 - 1).int()
         for q, k, v, cache in layers:
-            at, rows = cache.lengths.tolist(), sum(counts) + 1
+            at = cache.lengths.tolist()
             q, k, v = (ragged(x, at, counts, rows) for x in (q, k, v))
             cache.append(k, v, counts)
-            parents = (torch.arange(rows, device=device) // 2 - 1).int()
             for step, given in zip(steps, ({}, {"parents": parents})):
                 found = sat.decode(q, cache, STREAMING, counts, step=step, **given)
                 assert torch.equal(found, sat.decode(q, cache, STREAMING, counts, **given))
@@ -938,6 +938,65 @@ def test_layers_share_a_step_in_a_graph():
 
 
 @pytest.mark.parametrize("pages", [None, 18])
+def test_entries_of_one_cache_share_no_step(pages):
+    (q, k, v, cache), _ = layers_of(31, page_size=8, pages=pages)
+    cache.append(k[:, :9], v[:, :9])
+    step = sat.Step()
+    for entry in range(BATCH):
+        right = sat.decode(q[entry : entry + 1, 8:9], cache[entry], STREAMING)
+        if entry == 0:
+            assert torch.equal(right, sat.decode(q[:1, 8:9], cache[0], STREAMING, step=step))
+            continue
+        with pytest.raises(sa.ArgumentError, match="other lengths, or other pages"):
+            sat.decode(q[entry : entry + 1, 8:9], cache[entry], STREAMING, step=step)
+
+
+def test_a_call_that_fails_leaves_nothing_in_a_step():
+    (q, k, v, cache), _ = layers_of(41, page_size=8)
+    cache.append(k[:, :9], v[:, :9])
+    step, rows = sat.Step(), ragged(q, [0, 0, 0], [3, 1, 2])
+    with pytest.raises(sa.ShapeError):
+        sat.decode(rows, cache, STREAMING, [1, 3, 2], step=step, out=torch.empty(3))
+    found = sat.decode(rows, cache, STREAMING, [3, 1, 2], step=step)
+    assert torch.equal(found, sat.decode(rows, cache, STREAMING, [3, 1, 2]))
+
+
+@pytest.mark.parametrize("pages", [None, 40])
+def test_layers_keep_their_drafts_after_each_call(pages):
+    """Caches of other numbers of pages, whose first one has other pages when the second one's call comes."""
+    step, parents = sat.Step(), (torch.arange(8) - 1).expand(BATCH, 8)
+    for n in range(2):
+        q, k, v, _ = layers_of(43 + n)[0]
+        cache = make_cache(k, v, page_size=4, pages=pages and pages + n)
+        cache.append(k[:, :40], v[:, :40])
+        right = sat.decode(q[:, 32:40], cache, STREAMING, parents=parents)
+        assert torch.equal(right, sat.decode(q[:, 32:40], cache, STREAMING, parents=parents, step=step))
+        cache.keep(torch.zeros((BATCH, 1), dtype=torch.int32), 8)
+
+
+@pytest.mark.parametrize("pages", [None, 12])
+def test_an_append_that_is_refused_takes_nothing(pages):
+    (_, k, v, cache), _ = layers_of(47, page_size=8, pages=pages)
+    cache.append(k[:, :9], v[:, :9])
+    for _ in range(3):
+        with pytest.raises(sa.ArgumentError, match="overlaps"):
+            cache[1].append(cache.k[:1], cache.v[:1])
+        assert cache.lengths.tolist() == cache._tokens.tolist() == [9] * BATCH
+        assert len(cache._free) == (0 if pages is None else 6)
+
+
+def test_a_step_keeps_a_few_workspaces():
+    """Plans of a context that keeps none are made anew in each call."""
+    (q, k, v, cache), _ = layers_of(37, page_size=8)
+    cache.append(k[:, :9], v[:, :9])
+    step, context = sat.Step(), sa.Context(plan_cache=-1)
+    right = sat.decode(q[:, 8:9], cache, STREAMING)
+    for _ in range(100):
+        assert torch.equal(right, sat.decode(q[:, 8:9], cache, STREAMING, step=step, context=context))
+    assert len(step._kept) < 40
+
+
+@pytest.mark.parametrize("pages", [None, 18])
 def test_what_is_wrong_with_a_step_is_named(pages):
     (q, k, v, cache), (*_, other) = layers_of(29, page_size=8, pages=pages)
     step = sat.Step()
@@ -949,6 +1008,16 @@ def test_what_is_wrong_with_a_step_is_named(pages):
     assert raised.value.argument == "step"
     with pytest.raises(sa.DTypeError, match="argument step is dict; accepted: a sparseattn.Step"):
         sat.decode(q[:, 8:9], cache, STREAMING, step={})
+    rows = ragged(q, [0, 0, 0], [3, 1, 2])
+    sat.decode(rows, cache, STREAMING, [3, 1, 2], step=step)
+    sat.decode(rows, cache, STREAMING, torch.tensor([3, 1, 2]), step=step)
+    for counts in ([1, 3, 2], [99, 1, 2], None):
+        with pytest.raises(sa.ArgumentError, match="argument counts"):
+            sat.decode(rows, cache, STREAMING, counts, step=step)
+    parents = torch.full((BATCH, 1), -1)
+    sat.decode(q[:, 8:9], cache, STREAMING, parents=parents, step=step)
+    with pytest.raises(sa.ArgumentError, match="argument parents is another tensor"):
+        sat.decode(q[:, 8:9], cache, STREAMING, parents=parents.clone(), step=step)
     with pytest.raises(sa.ArgumentError, match="argument step is given to a plan without starts; accepted: None"):
         sat.plan("full", q, k, v).forward(q, k, v, step=step)
 

@@ -14,8 +14,11 @@ class HostMemory:
 
     def __init__(self, size: int):
         self.size = size
-        self._bytes = ffi.new("char[]", size)
+        self._bytes = _new("char[]", size)
         self.address = int(ffi.cast("uintptr_t", self._bytes))
+
+
+_new = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class _Scratch(threading.local):

@@ -475,11 +475,15 @@ class Plan:
         return True
 
     def _call(self, frame: Frame, scratch: Any = None) -> int:
-        """The status of the call, with scratch that _make_scratch has made, or any."""
+        """The status of the call. scratch: of _make_scratch; None: this thread's."""
         return frame.run_on_host(self._handle) if scratch is None else frame.run_with(scratch.address, self._handle)
 
     def _make_scratch(self, size: int) -> Any:
         return HostMemory(size)
+
+    def _queue(self) -> Any:
+        """Behind which other calls the next one comes, on a GPU."""
+        return None
 
 
 def _without_backward(argument: str) -> ArgumentError:

@@ -807,7 +807,7 @@ fn bindgen_test_layout_spattn_problem() {
 pub const SPATTN_OP_FORWARD: spattn_op = 0;
 pub const SPATTN_OP_BACKWARD: spattn_op = 1;
 pub type spattn_op = ::core::ffi::c_uint;
-pub const SPATTN_FORWARD_SAME_LAYOUT: spattn_forward_flags = 1;
+pub const SPATTN_FORWARD_SAME_STEP: spattn_forward_flags = 1;
 pub type spattn_forward_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -202,7 +202,7 @@ pub struct Forward<'a> {
     q_scales: Option<View<'a>>,
     k_scales: Option<View<'a>>,
     v_scales: Option<View<'a>>,
-    same_layout: bool,
+    same_step: bool,
 }
 
 impl<'a> Forward<'a> {
@@ -229,7 +229,7 @@ impl<'a> Forward<'a> {
             q_scales,
             k_scales,
             v_scales,
-            same_layout: false,
+            same_step: false,
         }
     }
 
@@ -330,7 +330,7 @@ impl<'a> Forward<'a> {
     /// same numbers, each with keys and values of its own, so that those behind the first need not make it again.
     /// Without a workspace it changes nothing: other calls write to the one that the thread keeps, so that each makes
     /// its layout anew. With one, in a plan without [`Problem::starts`](crate::Problem::starts), it is
-    /// [`ErrorKind::Range`].
+    /// [`ErrorKind::State`].
     ///
     /// # Safety
     /// Where this is on and the call has a workspace, the last that wrote to that memory was a forward pass of this
@@ -351,13 +351,13 @@ impl<'a> Forward<'a> {
     ///         .starts(View::new(&starts, &[1])?)
     ///         .workspace(workspace.view());
     ///     // SAFETY: only these calls write to the workspace, and all have the same starts and shapes.
-    ///     unsafe { pass.same_layout(layer > 0) }.run()?;
+    ///     unsafe { pass.same_step(layer > 0) }.run()?;
     ///     assert!((out[0] - layer as f32).abs() < 1e-6);
     /// }
     /// # Ok::<(), sparseattn::Error>(())
     /// ```
-    pub unsafe fn same_layout(mut self, on: bool) -> Self {
-        self.same_layout = on;
+    pub unsafe fn same_step(mut self, on: bool) -> Self {
+        self.same_step = on;
         self
     }
 
@@ -374,8 +374,8 @@ impl<'a> Forward<'a> {
         let any_host = self.call.check_devices(all)?;
 
         let mut args = sized!(sys::spattn_forward_args);
-        let has_layout = self.same_layout && self.call.workspace.is_some();
-        args.flags = if has_layout { sys::SPATTN_FORWARD_SAME_LAYOUT } else { 0 };
+        let has_layout = self.same_step && self.call.workspace.is_some();
+        args.flags = if has_layout { sys::SPATTN_FORWARD_SAME_STEP } else { 0 };
         args.stream = self.call.start.stream();
         let (q, k, v, out) = (self.q.c(), self.k.c(), self.v.as_ref().map(View::c), self.out.view().c());
         let lse = self.lse.as_ref().map(|view| view.view().c());
@@ -395,7 +395,7 @@ impl<'a> Forward<'a> {
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
             // SAFETY: views are valid for their shapes; device memory only where somebody waits. A layout is said to be
-            // in the workspace only where that was promised to same_layout.
+            // in the workspace only where that was promised to same_step.
             unsafe { sys::spattn_forward(plan, &args) }
         })
     }
@@ -697,12 +697,12 @@ scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(
 scoped! { Exchange: }
 
 impl<'scope, 'env: 'scope> Scoped<'scope, Forward<'env>> {
-    /// As [`Forward::same_layout`].
+    /// As [`Forward::same_step`].
     ///
     /// # Safety
     /// As there.
-    pub unsafe fn same_layout(mut self, on: bool) -> Self {
-        self.pass = self.pass.same_layout(on);
+    pub unsafe fn same_step(mut self, on: bool) -> Self {
+        self.pass = self.pass.same_step(on);
         self
     }
 }

@@ -165,7 +165,7 @@ fn caches() {
         ([0f32; 16], sparseattn::Workspace::new(&plain, Pass::Forward).unwrap(), [2, 1, 2, 4]);
     let call = plain.forward(View::new(&q, &shape).unwrap(), keys, keys, ViewMut::new(&mut out, &shape).unwrap());
     // SAFETY: the plan has no layout that would be read there.
-    refused(Range, "args.flags", unsafe { call.workspace(workspace.view()).same_layout(true) }.run());
+    refused(State, "args.flags", unsafe { call.workspace(workspace.view()).same_step(true) }.run());
 }
 
 #[test]

@@ -545,10 +545,10 @@ fn layers_share_a_layout() {
             // SAFETY: only these calls write to the workspace, and all have the same numbers and shapes.
             unsafe {
                 if layer < 2 {
-                    described!(plan.forward(q, k, v, out_view)).workspace(memory).same_layout(layer > 0).run()
+                    described!(plan.forward(q, k, v, out_view)).workspace(memory).same_step(layer > 0).run()
                 } else {
                     plan.scope(&stream, |scope| {
-                        described!(scope.forward(q, k, v, out_view)).workspace(memory).same_layout(true).run()
+                        described!(scope.forward(q, k, v, out_view)).workspace(memory).same_step(true).run()
                     })
                 }
             }
@@ -569,7 +569,7 @@ fn the_threads_workspace_keeps_no_layout() {
         let (starts, out) = ([token as i32], ViewMut::new(out, &shape).unwrap());
         let pass = plan.forward(View::new(q, &shape).unwrap(), cache, cache, out);
         // SAFETY: the call has no workspace.
-        unsafe { pass.starts(View::new(&starts, &[1]).unwrap()).same_layout(true) }.run().unwrap();
+        unsafe { pass.starts(View::new(&starts, &[1]).unwrap()).same_step(true) }.run().unwrap();
     }
     assert!(distance(&out, &forward(&context.plan(&local(), &problem()).unwrap(), &q, &kv)) < 1e-5);
 }

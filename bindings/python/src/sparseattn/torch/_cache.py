@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from .._core import ArgumentError, Context, CudaError, DTypeError, ResourceError, ShapeError, integer, real
+from .._core import (
+    ArgumentError,
+    Context,
+    CudaError,
+    DTypeError,
+    ResourceError,
+    ShapeError,
+    SparseAttentionError,
+    integer,
+    real,
+)
 from .._patterns import Pattern
 from .._plans import find
 from .._problem import sizes_of
@@ -141,6 +151,7 @@ class KVCache:
         self._forgotten = np.zeros(batch, np.int64)
         self._held = np.full((batch, most if self._is_shared else 0), -1, np.int32)
         self._free = list(range(pages))[::-1] if self._is_shared else []
+        self._entries = range(batch)  # of the cache that this is a part of
         self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
         self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
 
@@ -160,7 +171,7 @@ class KVCache:
             message = f"argument entries has a step of {entries.step}; accepted: 1"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
         part = copy.copy(self)
-        for name in ("lengths", "page_table", "_tokens", "_room", "_forgotten", "_held"):
+        for name in ("lengths", "page_table", "_tokens", "_room", "_forgotten", "_held", "_entries"):
             setattr(part, name, getattr(self, name)[entries])
         part._appends = {}
         return part
@@ -277,6 +288,7 @@ class KVCache:
         refuse_transforms(k=k, v=v)
         is_ragged = k.dim() == 3
         n = k.shape[0 if is_ragged else 1]
+        before = self._tokens.copy()
         if _is_capturing(self.k):
             counts = self._counts_in_capture(counts, is_ragged)
         elif counts is None and not is_ragged:
@@ -285,7 +297,13 @@ class KVCache:
             read = self._read_counts(counts, n, is_ragged)
             self._reserve(read)
             counts = counts if self._lies_there(counts) else self._to_device(read)
-        self._write(k, v, n, counts, is_ragged)
+        try:
+            self._write(k, v, n, counts, is_ragged)
+        except SparseAttentionError:  # as where k lies in the cache itself: nothing was written
+            if not _is_capturing(self.k):
+                self._tokens[:] = before
+                self._give_back()
+            raise
 
     def _forget(self, first: Any, end: Any) -> None:
         self._refuse_capture("forget")
@@ -429,7 +447,10 @@ class KVCache:
         """Of ragged queries, which the host need not know."""
         if _is_capturing(self.k):
             counts = self._counts_in_capture(counts, True)
-        return counts if self._lies_there(counts) else self._to_device(self._read_counts(counts, n, True))
+        elif not (self.k.is_cuda and self._lies_there(counts)):
+            counts = self._to_device(self._read_counts(counts, n, True))
+        on_device: torch.Tensor = counts
+        return on_device
 
     def _refuse_capture(self, what: str) -> None:
         if _is_capturing(self.k):
@@ -588,7 +609,8 @@ def decode(
 
     q        [batch, n, heads_q, head_dim], of the cache's dtype and device: queries of the last n tokens, row by row
              those that append was given. Where that had counts, rows of tokens that are not new mean nothing. Or
-             [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens of each entry
+             [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens of each entry. A plan
+             is made for each number of rows: pad them to a few numbers, for rows behind all counts see nothing
     pattern  that of the whole sequence, cut to what is causal: a Pattern or its text. A mask, and any pattern of rows,
              is of [capacity, capacity] tokens
     counts   integers [batch], with a q of tokens of all entries, else None: how many are those of each. Rows behind all
@@ -613,8 +635,10 @@ def decode(
                      cache.append(k, v)
                      out = sat.decode(q, cache, pattern, step=step)
 
-             A call finds out where queries and keys lie before it attends. Of calls with one step the first of each
-             plan does, and the others find that; counts and parents must then be the same in all of them
+             A call makes lists of the keys that its queries see before it attends. Of calls with one step the first of
+             each plan does, and the others find them. All have the same counts then, and the same parents: the very
+             tensor, as of counts that lie on a GPU. Caches with pages= have the same pages, as they do where the same
+             calls have come in the same order. A step that is captured begins and ends in one graph
     out      shaped as q with head_dim_v, written and returned where given
 
     scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
@@ -675,31 +699,63 @@ def _decode(
     if step is None:
         places = _places_of(cache, counts, queries, is_ragged)
     else:
-        places = _shared_places(step, plan, cache, counts, queries, is_ragged)
-    more = {"k_scales": k_scales, "v_scales": v_scales, **places, **given, "step": step}
-    return plan.run(q, k, v, **more, out=out, return_lse=return_lse)
+        plan._check_step(step)
+        key, parents = ("places", plan, plan._queue()), given["parents"]
+        counts = _known_counts(cache, counts, queries) if is_ragged else None
+        made = step._kept.get(key) or _Places(cache, counts, parents, _places_of(cache, counts, queries, is_ragged))
+        made.check(cache, counts, parents)
+        places = made.of_step
+    more = {"k_scales": k_scales, "v_scales": v_scales, "page_table": table, **places, **given, "step": step}
+    results = plan.run(q, k, v, **more, out=out, return_lse=return_lse)
+    if step is not None:
+        step._keep(key, made)  # not before a call has done with it
+    return results
 
 
 def _places_of(cache: KVCache, counts: Any, queries: int, is_ragged: bool) -> dict[str, torch.Tensor]:
-    """Where the queries of a call stand, and the keys, as plans take it."""
+    """Where the queries of a call stand, as plans take it."""
     if not is_ragged:
-        return {"starts": cache.lengths - queries, "page_table": cache.page_table}
+        return {"starts": cache.lengths - queries}
     counts = cache._counts_on_device(counts, queries)
-    offsets = _offsets_of(counts)
-    return {"starts": cache.lengths - counts, "page_table": cache.page_table, "query_offsets": offsets}
+    return {"starts": cache.lengths - counts, "query_offsets": _offsets_of(counts)}
 
 
-def _shared_places(step: Any, plan: TensorPlan, cache: KVCache, *call: Any) -> dict[str, torch.Tensor]:
-    """The same, found in the step, or left there."""
-    plan._check_step(step)
-    if plan not in step._of_caches:
-        step._of_caches[plan] = cache._tokens.copy(), cache._held.copy(), _places_of(cache, *call)
-    tokens, held, places = step._of_caches[plan]
-    if not (np.array_equal(tokens, cache._tokens) and np.array_equal(held, cache._held)):
-        message = "argument step was begun with a cache that has other lengths, or other pages, than this one"
-        raise ArgumentError(f"{message}; accepted: caches that were given the same tokens", "SPATTN_E_STATE", "step")
-    found: dict[str, torch.Tensor] = places
-    return found
+def _known_counts(cache: KVCache, counts: Any, queries: int) -> Any:
+    """A tensor that the device reads, or numbers."""
+    return counts if cache._lies_there(counts) and cache.k.is_cuda else cache._read_counts(counts, queries, True)
+
+
+class _Places:
+    """Where the queries of a step stand, and what the host knows of that and of the pages."""
+
+    def __init__(self, cache: KVCache, counts: Any, parents: Any, of_step: dict[str, torch.Tensor]):
+        self._counts, self._parents, self.of_step = counts, parents, of_step
+        self._entries = cache._entries
+        self._tokens, self._pages = cache._tokens.copy(), self._pages_of(cache).copy()
+
+    @staticmethod
+    def _pages_of(cache: KVCache) -> NDArray[np.int32]:
+        """Those that have tokens; without pages= each entry has its own."""
+        return cache._held[:, : -(-int(cache._tokens.max(initial=0)) // cache.page_size)]
+
+    def check(self, cache: KVCache, counts: Any, parents: Any) -> None:
+        """Raises ArgumentError where a call's numbers are others."""
+        if parents is not self._parents:
+            message = "argument parents is another tensor than that which the step began with; accepted: the same"
+            raise ArgumentError(message, "SPATTN_E_STATE", "parents")
+        is_there = isinstance(counts, torch.Tensor) or isinstance(self._counts, torch.Tensor)
+        if counts is not self._counts if is_there else not np.array_equal(counts, self._counts):
+            message = "argument counts has other numbers than those that the step began with; accepted: the same"
+            raise ArgumentError(message, "SPATTN_E_STATE", "counts")
+        if not (
+            np.array_equal(self._tokens, cache._tokens)
+            and np.array_equal(self._pages, self._pages_of(cache))
+            and (cache._is_shared or cache._entries == self._entries)
+        ):
+            message = "argument step was begun with a cache that has other lengths, or other pages, than this one"
+            accepted = "caches that were given the same numbers of tokens, in the same order"
+            raise ArgumentError(f"{message}; accepted: {accepted}", "SPATTN_E_STATE", "step")
+
 
 
 def _make_plan(

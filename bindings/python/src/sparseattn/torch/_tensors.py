@@ -196,6 +196,12 @@ class TensorPlan(Plan):
         frame.args.stream = self._stream()
         return frame.run_with(scratch.data_ptr(), self._handle)
 
+    def _queue(self) -> Any:
+        """A stream, and whether its calls are captured, which then come with each replay and not now."""
+        if self._on_cpu:
+            return None
+        return int(ffi.cast("uintptr_t", self._stream())), torch.cuda.is_current_stream_capturing()
+
     def _make_scratch(self, size: int) -> Any:
         return super()._make_scratch(size) if self._on_cpu else torch.empty(size, dtype=torch.uint8, device=self._device)
 
