@@ -989,7 +989,7 @@ def test_a_step_keeps_a_few_workspaces():
     """Plans of a context that keeps none are made anew in each call."""
     (q, k, v, cache), _ = layers_of(37, page_size=8)
     cache.append(k[:, :9], v[:, :9])
-    step, context = sat.Step(), sa.Context(plan_cache=-1)
+    step, context = sat.Step(), sa.Context("cpu", plan_cache=-1)
     right = sat.decode(q[:, 8:9], cache, STREAMING)
     for _ in range(100):
         assert torch.equal(right, sat.decode(q[:, 8:9], cache, STREAMING, step=step, context=context))
