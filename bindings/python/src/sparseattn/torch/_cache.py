@@ -197,7 +197,8 @@ class KVCache:
     def reserve(self, tokens: int | Sequence[int] | torch.Tensor) -> None:
         """Takes pages for so many more tokens, of every entry or [batch], which the replay of a graph then appends.
 
-        An append that is not captured does so itself. Raises as append, and CudaError in a capture.
+        An append that is not captured does so itself. Where no replay follows, the host counts tokens that never came,
+        until truncate(cache.lengths). Raises as append, and CudaError in a capture.
         """
         self._reserve(self._read_numbers(tokens, "tokens"))
 
