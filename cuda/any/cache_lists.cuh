@@ -45,8 +45,8 @@ static __global__ void __launch_bounds__(list_threads)
     const IndexView &indices = params.lists.indices, &counts = params.lists.counts;
     const int share = int(blockIdx.x) % params.ctas_of_list, step = int(gridDim.x) / params.ctas_of_list;
     for (int64_t list = int(blockIdx.x) / params.ctas_of_list; list < params.all; list += step) {
-        const int64_t query = divide(list, params.heads_kv), head = list - query * params.heads_kv;
-        const int64_t batch = divide(query, params.rows.seq_q), row = query - batch * params.rows.seq_q;
+        const int64_t query = list / params.heads_kv, head = list - query * params.heads_kv;
+        const int64_t batch = query / params.rows.seq_q, row = query - batch * params.rows.seq_q;
         const CacheRowsOfCall::Owner owner = params.rows.owner_of(params.cache, batch, row);
         const int64_t token = params.rows.token_of(params.cache, owner);
         const int64_t at = batch * indices.batch + row * indices.row + head * indices.head;

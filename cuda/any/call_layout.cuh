@@ -10,7 +10,6 @@
 #pragma once
 
 #include "any/call_layout.h"
-#include "any/divisor.h"
 #include "any/gather_transpose.cuh"
 #include "any/row_of_runs.cuh"
 #include "runtime/device.h"
@@ -25,7 +24,7 @@ struct CallLayoutParams {
     __device__ int known_kind(int64_t kind) const {
         return to.known.head_kinds == 1 ? 0 : to.known.kind_of_head[kind * to.heads_of_kind];
     }
-    __device__ int64_t plane_of(int64_t kind) const { return divide(kind * to.heads_of_kind, to.group); }
+    __device__ int64_t plane_of(int64_t kind) const { return kind * to.heads_of_kind / to.group; }
     // A run with the mask of CutMasks::cut(), which devices cannot call.
     __device__ Run cut(const Run& run, int set) const {
         const int sets = (1 << to.masks.joined) - 2, mask = run.mask == full_block ? 0 : run.mask + 1;
@@ -81,8 +80,8 @@ __global__ void __launch_bounds__(call_layout_threads)
     const int joined = to.masks.joined;
     for (int64_t n = int64_t(blockIdx.x) * warps + threadIdx.x / 32; n < to.kinds * known.rows;
          n += int64_t(gridDim.x) * warps) {
-        const int64_t kind = divide(n, known.rows), plane = params.plane_of(kind);
-        const int row = int(n - kind * known.rows);
+        const int64_t kind = n / known.rows, plane = params.plane_of(kind);
+        const int row = int(n % known.rows);
         const Slice slice = known.slices[int64_t(params.known_kind(kind)) * known.rows + row];
         int64_t begin;  // of the row's runs
         int count, blocks;
@@ -132,12 +131,10 @@ static __global__ void __launch_bounds__(call_layout_threads)
     const int64_t threads = int64_t(gridDim.x) * call_layout_threads;
     const CallLayout& to = params.to;
     for (int64_t head = thread; head < to.kinds * to.heads_of_kind; head += threads)
-        to.kind_of_head[head] = int32_t(divide(head, to.heads_of_kind));
+        to.kind_of_head[head] = int32_t(head / to.heads_of_kind);
     const auto copy_live = [&](const LiveView& from, int32_t* set_of, int rows) {
-        for (int64_t n = thread; from.set_of && n < to.kinds * rows; n += threads) {
-            const int64_t kind = divide(n, rows), row = n - kind * rows;
-            set_of[n] = from.set_of[int64_t(params.known_kind(kind)) * rows + row];
-        }
+        for (int64_t n = thread; from.set_of && n < to.kinds * rows; n += threads)
+            set_of[n] = from.set_of[int64_t(params.known_kind(n / rows)) * rows + n % rows];
     };
     copy_live(to.known.live_queries, to.live_queries, to.known.by_query.rows);
     copy_live(to.known.live_keys, to.live_keys, to.known.by_key.rows);

@@ -30,7 +30,6 @@
 
 #include "any/block_backward.h"
 #include "any/dispatch.h"
-#include "any/divisor.h"
 #include "any/gather_transpose.cuh"
 #include "any/row_end.cuh"
 #include "runtime/device.h"
@@ -281,8 +280,8 @@ static __global__ void __launch_bounds__(step_threads) columns_kernel(const __gr
     const int lane = int(threadIdx.x) % 32;
     for (int64_t n = int64_t(blockIdx.x) * warps + threadIdx.x / 32; n < to.sizes.planes * to.rows_k;
          n += int64_t(gridDim.x) * warps) {
-        const int64_t plane = divide(n, to.rows_k);
-        const int row = int(n - plane * to.rows_k), block = row / to.tiles_k, part = row % to.tiles_k;
+        const int64_t plane = n / to.rows_k;
+        const int row = int(n % to.rows_k), block = row / to.tiles_k, part = row % to.tiles_k;
         const int32_t* const starts = to.tile_begin + plane * (to.blocks + 1) + block;
         const int first = starts[0], end = starts[1];
         const int64_t begin = plane * to.by_key.room + int64_t(first) * to.tiles_k + int64_t(part) * (end - first);
@@ -499,10 +498,10 @@ __global__ void __launch_bounds__(step_threads) add_keys_kernel(const __grid_con
             params.sums[n] = x;
             continue;
         }
-        const int64_t row = divide(n, params.columns), plane = divide(row, params.seq_k);
-        const int64_t column = n - row * params.columns, batch = divide(plane, params.heads);
-        from_real(x, row_of<ElementOf<D>>(params.to, batch, plane - batch * params.heads,
-                                          row - plane * params.seq_k)[column * params.to.column]);
+        const int64_t row = n / params.columns, plane = row / params.seq_k;
+        const int64_t column = n % params.columns;
+        from_real(x, row_of<ElementOf<D>>(params.to, plane / params.heads, plane % params.heads,
+                                          row % params.seq_k)[column * params.to.column]);
     }
 }
 

@@ -98,14 +98,14 @@ static __global__ void __launch_bounds__(float8_threads)
     make_factors_kernel(const __grid_constant__ FactorParams params) {
     const int64_t step = int64_t(gridDim.x) * float8_threads, first = int64_t(blockIdx.x) * float8_threads + threadIdx.x;
     for (int64_t n = first; n < params.planes_q * params.rows_q; n += step) {
-        const int64_t plane = divide(n, params.rows_q), row = n - plane * params.rows_q;
+        const int64_t plane = n / params.rows_q, row = n - plane * params.rows_q;
         const int batch = int(plane) / params.heads_q, head = int(plane) - batch * int(params.heads_q);
         const float of_keys = params.has_key_factors ? 1 : scale_of(params.k_scales, batch, head / params.group, 0);
         *row_of<float>(params.q_factors, batch, head, row) = scale_of(params.q_scales, batch, head, row) * of_keys;
     }
     if (!params.has_key_factors) return;
     for (int64_t n = first; n < params.planes_k * params.rows_k; n += step) {
-        const int64_t plane = divide(n, params.rows_k), row = n - plane * params.rows_k;
+        const int64_t plane = n / params.rows_k, row = n - plane * params.rows_k;
         const int batch = int(plane) / params.heads_kv, head = int(plane) - batch * int(params.heads_kv);
         *row_of<float>(params.k_factors, batch, head, row) = scale_of(params.k_scales, batch, head, row);
     }

@@ -11,7 +11,6 @@
 // Lists of any content fit: the room of a plane follows from the shape of its lists.
 #pragma once
 
-#include "any/divisor.h"
 #include "any/gather_lists.cuh"
 #include "runtime/launch.h"
 
@@ -171,11 +170,10 @@ struct SortedPlace {
 
     __device__ SortedPlace() = default;
     __device__ SortedPlace(const TransposeParams& params, int64_t n) {
-        const int64_t places = params.by_key.places - 1, plane = divide(n, places), place = n - plane * places;
+        const int64_t places = params.by_key.places - 1, plane = n / places, place = n % places;
         const int64_t* const begin = params.begin_of(plane) + place;
         lists = params.lists_of(plane) + begin[0], count = begin[1] - begin[0];
-        const int64_t block = divide(place, params.by_key.stretches);
-        first = int(place - block * params.by_key.stretches) * ListsByKey::numbers;
+        first = int(place % params.by_key.stretches) * ListsByKey::numbers;
     }
 };
 

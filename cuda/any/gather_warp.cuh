@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "any/divisor.h"
 #include "any/element.cuh"
 #include "any/gather_lists.cuh"
 #include "runtime/device.h"
@@ -220,12 +219,13 @@ struct GatherRow : GatherWarp<D, Width> {
 
     __device__ GatherRow(const GatherLists& lists, void* memory, unsigned bytes, int share, int64_t rows)
         : Base(memory, bytes, share), lists(lists) {
-        const int64_t at = divide(int64_t(blockIdx.x) * (blockDim.x / 32) + Base::first, share);
-        const int64_t row = min(at, rows - 1), in_kv = divide(row, lists.group), plane = divide(in_kv, lists.seq_q);
+        const int64_t at = (int64_t(blockIdx.x) * (blockDim.x / 32) + Base::first) / share;
+        const int64_t row = min(at, rows - 1), in_kv = row / lists.group;
         is_there = row == at;
-        token = int(in_kv - plane * lists.seq_q);
-        batch = int(divide(plane, lists.heads_kv)), head_kv = int(plane) - batch * lists.heads_kv;
-        head = head_kv * lists.group + int(row - in_kv * lists.group);
+        token = int(in_kv % lists.seq_q);
+        head_kv = int(in_kv / lists.seq_q % lists.heads_kv);
+        batch = int(in_kv / lists.seq_q / lists.heads_kv);
+        head = head_kv * lists.group + int(row % lists.group);
         keys = lists.list(lists.plane_of(batch, head), token / lists.sizes.block_q);
         place = Base::turn() * 32;
         places = is_there ? int64_t(keys.count) * lists.sizes.block_k : 0;

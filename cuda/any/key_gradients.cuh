@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "any/divisor.h"
 #include "any/key_gradients.h"
 #include "any/key_sums.cuh"
 #include "any/shape.h"
@@ -35,16 +34,15 @@ __global__ void __launch_bounds__(sums_threads) sums_kernel(const __grid_constan
     const int chunks_of_row = params.from.columns / sums_chunk;
     for (int64_t at = int64_t(blockIdx.x) * sums_threads + threadIdx.x; at < params.chunks;
          at += int64_t(gridDim.x) * sums_threads) {
-        const int64_t row = divide(at, chunks_of_row), plane = divide(row, params.seq_k);
-        const int64_t batch = divide(plane, params.heads_kv);
-        const int column = int(at - row * chunks_of_row) * sums_chunk;
+        const int64_t row = at / chunks_of_row, plane = row / params.seq_k;
+        const int column = int(at % chunks_of_row) * sums_chunk;
         const float* const from = params.from.sums + at * sums_chunk;
         const float quantum = A == Adding::integers ? 1 / params.from.quanta[row] : 1;
         float x[sums_chunk];
 #pragma unroll
         for (int i = 0; i < sums_chunk; i += 2) read_sums<A>(from + i, quantum, x + i);
-        auto* const to = row_of<ElementOf<D>>(params.to, batch, plane - batch * params.heads_kv,
-                                              row - plane * params.seq_k) + column * params.to.column;
+        auto* const to = row_of<ElementOf<D>>(params.to, plane / params.heads_kv, plane % params.heads_kv,
+                                              row % params.seq_k) + column * params.to.column;
         if (params.is_wide && column + sums_chunk <= params.columns) {
             *reinterpret_cast<uint4*>(to) = uint4{pack_anywhere<D>(x[0], x[1]), pack_anywhere<D>(x[2], x[3]),
                                                   pack_anywhere<D>(x[4], x[5]), pack_anywhere<D>(x[6], x[7])};

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "any/divisor.h"
 #include "any/element.cuh"
 #include "core/math.h"
 #include "ptx/global.cuh"
@@ -35,9 +34,8 @@ static __global__ void __launch_bounds__(pack_threads) pack_keys_kernel(const __
     const int lane = int(threadIdx.x % 32);
     for (int64_t row = int64_t(blockIdx.x) * warps + threadIdx.x / 32;
          row < int64_t(keys.batch) * keys.heads * keys.places; row += int64_t(gridDim.x) * warps) {
-        const int64_t plane = any::divide(row, keys.places), place = row - plane * keys.places;
-        const int64_t entry = any::divide(plane, keys.heads), head = plane - entry * keys.heads;
-        const int64_t token = keys.tokens[place];
+        const int64_t entry = row / keys.places / keys.heads, head = row / keys.places % keys.heads;
+        const int64_t place = row % keys.places, token = keys.tokens[place];
         for (int chunk = lane; chunk < keys.chunks_k + keys.chunks_v; chunk += 32) {
             const bool is_k = chunk < keys.chunks_k;
             const TensorView &from = is_k ? keys.k : keys.v, &to = is_k ? keys.packed_k : keys.packed_v;
