@@ -233,7 +233,7 @@ private:
         for (int64_t of = made_.page_size ? sequence : 0; of < (made_.page_size ? sequence + 1 : made_.sequences); ++of)
             end = std::max(end, seen_tokens(of));
         const int64_t tiles = ceil_div(end, made_.tile_k);
-        int64_t listed = 0;  // of windows far fewer; of many queries more, since several list a tile
+        int64_t listed = 0;  // A window lists far fewer than there are; many queries list a tile several times.
         if (made_.page_size) each_run(sequence, [&](int64_t, int64_t count) { listed += count; });
         if (!made_.page_size || listed > tiles) return name_tiles(sequence, 0, tiles);
         each_run(sequence, [&](int64_t first, int64_t count) { name_tiles(sequence, first, first + count); });

@@ -9,6 +9,9 @@ from typing import Any
 from ._core import ffi, lib, sized
 
 
+_new = ffi.new_allocator(should_clear_after_alloc=False)
+
+
 class HostMemory:
     """Scratch of the host, and where it begins."""
 
@@ -16,9 +19,6 @@ class HostMemory:
         self.size = size
         self._bytes = _new("char[]", size)
         self.address = int(ffi.cast("uintptr_t", self._bytes))
-
-
-_new = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class _Scratch(threading.local):
