@@ -6,9 +6,9 @@
 
 One JSON line for each case and kind of scales goes to <out>/<gpu>_float8.jsonl. Each row of a token and head has a scale
 (`row`), or each head one (`head`): its largest magnitude / 448. Copies that a call makes of its operands count in its
-time. `bf16_us`: the call of bfloat16. `error` is against double precision on what the float8 stand for, on sampled rows;
-`lost`, the largest difference of out from that of the bfloat16 which were rounded, is what float8 costs. Times as
-bench.py has them.
+time. `bf16_us`, `bf16_backward_us`: the calls of bfloat16. `error`, `backward_error` are against double precision on what
+the float8 stand for, on sampled rows; `lost`, the largest difference of out from that of the bfloat16 which were rounded,
+is what float8 costs. Times as bench.py has them.
 """
 import dataclasses
 import itertools
@@ -43,34 +43,43 @@ def all_cases():
 
 def run_case(library, given):
     torch.cuda.empty_cache()
-    case = given.case
+    case, passes = given.case, ("forward", "backward")
     t = Tensors(case)
-    calls, plan, pairs = library.calls(case, t, ["forward"])
+    calls, plan, pairs = library.calls(case, t, passes)
     line = {"case": given.name, "pattern": case.pattern, "shape": case.shape(), "bf16": library.kernel(plan, "forward"),
-            "bf16_us": digits(time_us(calls["forward"])), "bf16_sustained_us": digits(sustained_us(calls["forward"]))}
+            "bf16_us": digits(time_us(calls["forward"])), "bf16_sustained_us": digits(sustained_us(calls["forward"])),
+            "bf16_backward_us": digits(time_us(calls["backward"]))}
     right = t.out.clone()
     operands = {"out": t.out, "lse": t.lse}
     for name in ("q", "k", "v"):
         codes, scales, stands_for = to_float8(getattr(t, name), -1 if given.scales == "head" else None)
         operands |= {name: codes, f"{name}_scales": scales}
         setattr(t, name, stands_for)
-    plan, _ = library.plan(case.but(case.name, dtype=torch.float8_e4m3fn), False)
-    t.out.fill_(torch.nan)
-    call = library.forward(plan, **operands)
-    call()
-    us, sustained = time_us(call), sustained_us(call)
+    plan, _ = library.plan(case.but(case.name, dtype=torch.float8_e4m3fn), True)
+    for name in ("out", "dq", "dk", "dv"):
+        getattr(t, name).fill_(torch.nan)
+    calls = {"forward": library.forward(plan, **operands)}
+    calls["backward"] = library.backward(plan, **operands, dout=t.dout, dq=t.dq, dk=t.dk, dv=t.dv)
+    for name in passes:
+        calls[name]()
+    us, sustained, backward = time_us(calls["forward"]), sustained_us(calls["forward"]), time_us(calls["backward"])
     rate = case.flops("forward", pairs) * 1e-6
+    kept = case.keeps("cuda")
     return {**line, "kernel": library.kernel(plan, "forward"), "us": digits(us), "sustained_us": digits(sustained),
             "tflops": digits(rate / us), "tflops_sustained": digits(rate / sustained),
             "bf16_tflops": digits(rate / line["bf16_us"]), "speedup": digits(line["bf16_us"] / us, 3),
-            "error": max_error(case, t, case.keeps("cuda"), "forward"),
+            "backward": library.kernel(plan, "backward"), "backward_us": digits(backward),
+            "backward_tflops": digits(case.flops("backward", pairs) * 1e-6 / backward),
+            "backward_speedup": digits(line["bf16_backward_us"] / backward, 3),
+            "error": max_error(case, t, kept, "forward"), "backward_error": max_error(case, t, kept, "backward"),
             "lost": (t.out.float() - right.float()).abs().max().item(), "empty_us": digits(empty_us())}
 
 
 def describe(line):
     return (f"{line['case']:34} {line['us']:8} us  {line['tflops']:6} ({line['tflops_sustained']} sustained) TFLOP/s  "
-            f"bf16 {line['bf16_us']:8} us {line['bf16_tflops']}  {line['speedup']}x  error {line['error']:.1e}  "
-            f"lost {line['lost']:.1e}  {line['kernel']}")
+            f"bf16 {line['bf16_us']:8} us {line['bf16_tflops']}  {line['speedup']}x  backward {line['backward_us']:8} us  "
+            f"{line['backward_tflops']} TFLOP/s  bf16 {line['bf16_backward_us']:8} us  {line['backward_speedup']}x  "
+            f"error {line['error']:.1e} {line['backward_error']:.1e}  lost {line['lost']:.1e}  {line['kernel']}")
 
 
 def main():

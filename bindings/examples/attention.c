@@ -47,11 +47,11 @@ static double loss(const spattn_plan* plan) {
 }
 
 static void backward(const spattn_plan* plan) {
-    spattn_backward_args args = {sizeof args, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL};
+    spattn_backward_args args = {0};
     spattn_tensor q_view = view(q), k_view = view(k), v_view = view(v), out_view = view(out), lse_view = view(lse);
     spattn_tensor dq_view = view(dq), dk_view = view(dk), dv_view = view(dv);
     lse_view.ndim = 3, lse_view.shape = lse_shape;
+    args.struct_size = sizeof args;
     args.q = &q_view, args.k = &k_view, args.v = &v_view, args.out = &out_view, args.lse = &lse_view;
     args.dout = &out_view, args.dq = &dq_view, args.dk = &dk_view, args.dv = &dv_view;
     args.workspace = workspace(plan, SPATTN_OP_BACKWARD, &args.workspace_bytes);

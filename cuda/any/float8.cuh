@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(float8_threads)
 }
 
 // ---- launch ----
-inline void launch_widening(const ForwardArgs& args, const Float8Copies& to) {
+inline void launch_widening(const CallArgs& args, const Float8Copies& to) {
     const Problem& p = *args.problem;
     const auto reads_wide = [&](const TensorView& from, const TensorView& copy, int64_t columns) {
         return !copy.data || reads_together(from, int(columns), float8_width);
@@ -132,7 +132,7 @@ inline void launch_widening(const ForwardArgs& args, const Float8Copies& to) {
                         {ctas, unsigned(float8_threads), 0}, args.stream, params);
 }
 
-inline void launch_factors(const ForwardArgs& args, const Float8Copies& to) {
+inline void launch_factors(const CallArgs& args, const Float8Copies& to) {
     const Problem& p = *args.problem;
     const FactorParams params{args.q_scales,
                               args.k_scales,
@@ -151,7 +151,7 @@ inline void launch_factors(const ForwardArgs& args, const Float8Copies& to) {
     runtime::launch(make_factors_kernel, {ctas, unsigned(float8_threads), 0}, args.stream, params);
 }
 
-void widen_operands(const ForwardArgs& args, const Float8Copies& to) {
+void widen_operands(const CallArgs& args, const Float8Copies& to) {
     const runtime::CurrentDevice current(args.device);
     if (to.q_factors.data) launch_factors(args, to);
     launch_widening(args, to);

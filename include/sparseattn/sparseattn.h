@@ -501,7 +501,9 @@ enum spattn_plan_flags {
  *
  * A dtype of float8_e4m3fn is that of q, k and v, and out is bfloat16. Each row of a token and head stands for its elements
  * times a scale of its own, of q_scales, k_scales or v_scales, which are 1 where a call has none. Kernels may round that
- * product to bfloat16, once. There is no backward, and a cache is not read so: it has queries of 16 bits or more. */
+ * product to bfloat16, once. Gradients are of bfloat16, and of what rows stand for, so that who has rounded to float8 may
+ * hand them on as they are (a straight-through estimator: https://arxiv.org/abs/1308.3432). A cache is not read so: it has
+ * queries of 16 bits or more. */
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
@@ -510,8 +512,8 @@ typedef struct spattn_problem {
     int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
-                                           or bfloat16; or of q, k and v, float8_e4m3fn. lse, sinks and scales
-                                           are float32 */
+                                           or bfloat16; or of q, k and v alone, float8_e4m3fn. lse, sinks and
+                                           scales are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
     int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
@@ -624,6 +626,7 @@ typedef struct spattn_backward_args {
     size_t workspace_bytes;
     const spattn_tensor* sink_logits;  /* as in forward */
     const spattn_tensor* dsink_logits; /* out [heads_q] float32, optional; only with sink_logits */
+    const spattn_tensor *q_scales, *k_scales, *v_scales; /* as in forward */
 } spattn_backward_args;
 SPATTN_API spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_args* args);
 

@@ -704,7 +704,8 @@ struct Problem {
     int64_t batch = 1, heads_q = 1, heads_kv = 1;
     int64_t seq_q = 1, seq_k = 1;
     int64_t head_dim = 1, head_dim_v = 0;  // 0 = head_dim
-    Dtype dtype = float32;  // float8_e4m3fn is that of q, k and v, whose rows have scales, and out is bfloat16
+    Dtype dtype = float32;  // float8_e4m3fn is that of q, k and v, whose rows have scales; out and gradients are then
+                            // bfloat16
     Axes axes = Axes::bshd;
     std::optional<double> scale;      // 1 / sqrt(head_dim)
     std::optional<int64_t> q_offset;  // seq_k - seq_q
@@ -820,12 +821,18 @@ struct CacheAppend {
     bool choose_scales = false;  // written, as this call chooses them
 };
 
+// Operands of a backward pass. Shapes and meanings: spattn_backward_args. A workspace is taken as in a forward pass.
+//
+// Where Problem::dtype is float8_e4m3fn, q, k, v and their scales are those that forward had, and out, dout, dq, dk and
+// dv are views of a type of bfloat16. Gradients are of what rows stand for, elements times scales, so that who has
+// rounded to float8 may hand them on as they are (a straight-through estimator).
 struct Backward {
     Stream stream = nullptr;
     ConstView q, k, v, out, lse, dout, dlse;
     View dq, dk, dv;
     ConstView indices, index_counts, sink_logits;
     View dsink_logits;
+    ConstView q_scales, k_scales, v_scales;
     Workspace workspace;
 };
 
@@ -874,11 +881,13 @@ public:
     Done backward(const Backward& args) const {
         const detail::Argument q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse), dout(args.dout),
             dlse(args.dlse), dq(args.dq), dk(args.dk), dv(args.dv), indices(args.indices),
-            index_counts(args.index_counts), sink_logits(args.sink_logits), dsink_logits(args.dsink_logits);
+            index_counts(args.index_counts), sink_logits(args.sink_logits), dsink_logits(args.dsink_logits),
+            q_scales(args.q_scales), k_scales(args.k_scales), v_scales(args.v_scales);
         spattn_backward_args c = detail::sized<spattn_backward_args>();
         c.stream = args.stream, c.q = q, c.k = k, c.v = v, c.out = out, c.lse = lse, c.dout = dout, c.dlse = dlse;
         c.dq = dq, c.dk = dk, c.dv = dv, c.indices = indices, c.index_counts = index_counts;
         c.sink_logits = sink_logits, c.dsink_logits = dsink_logits;
+        c.q_scales = q_scales, c.k_scales = k_scales, c.v_scales = v_scales;
         return run(spattn_backward, c, Pass::backward, args.workspace);
     }
 

@@ -15,8 +15,12 @@ void Operands::add_memory(const char* argument, void* memory, size_t bytes, Use 
 
 TensorView Operands::matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq,
                             int64_t dim) {
-    const bool is_float8 = p_.float8_operands && use == Use::input;
-    return matrix(t, argument, use, heads, seq, dim, is_float8 ? dtype_float8 : dtype_row(p_.dtype).wire);
+    return matrix(t, argument, use, heads, seq, dim, dtype_row(p_.dtype).wire);
+}
+
+TensorView Operands::queries(const spattn_tensor* t, const char* argument, Use use) {
+    const spattn_dtype dtype = p_.float8_operands ? dtype_float8 : dtype_row(p_.dtype).wire;
+    return matrix(t, argument, use, p_.heads_q, p_.seq_q, p_.head_dim, dtype);
 }
 
 TensorView Operands::keys(const spattn_tensor* t, const char* argument, Use use, int64_t dim) {

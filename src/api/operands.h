@@ -25,6 +25,8 @@ public:
 
     // [batch, heads, seq, dim] in the call's axes and the problem's dtype: THD has no batch.
     TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim);
+    // [batch, heads_q, seq_q, head_dim] likewise, in the dtype that queries have: q.
+    TensorView queries(const spattn_tensor* t, const char* argument, Use use);
     // [batch, heads_kv, seq_k, dim] likewise, in the dtype that keys have: k or v.
     TensorView keys(const spattn_tensor* t, const char* argument, Use use, int64_t dim);
     // [batch, heads_q, seq_q] float32. Absent where it has no element.

@@ -22,6 +22,9 @@ public:
 
     void* workspace() const { return workspace_; }
 
+    TensorView query_input(const spattn_tensor* t) {
+        return stand_in(queries(t, "q", Use::input), plan_.given.heads_q, plan_.given.head_dim);
+    }
     TensorView input(const spattn_tensor* t, const char* argument, int64_t heads, int64_t seq, int64_t dim) {
         return stand_in(matrix(t, argument, Use::input, heads, seq, dim), heads, dim);
     }
@@ -100,8 +103,8 @@ TensorView read_values(PlanOperands& operands, const Problem& p, const spattn_te
     return k;
 }
 
-void read_scales(PlanOperands& operands, const Problem& p, const spattn_forward_args& a,
-                 const Operands::Pools& pools, ForwardArgs& call) {
+template <class Args>
+void read_scales(PlanOperands& operands, const Problem& p, const Args& a, const Operands::Pools& pools, CallArgs& call) {
     call.q_scales = operands.query_scales(a.q_scales, "q_scales");
     call.k_scales = operands.scales(a.k_scales, "k_scales", Use::input, pools);
     if (p.value_in_key)
@@ -191,7 +194,7 @@ spattn_status spattn_forward(const spattn_plan* plan, const spattn_forward_args*
         PlanOperands operands(*plan, SPATTN_OP_FORWARD, a);
         ForwardArgs call{};
         call.workspace = operands.workspace();
-        call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        call.q = operands.query_input(a.q);
         Operands::Pools pools{};
         if (p.page_size) {
             pools = operands.pool_inputs(a.k, a.v);
@@ -234,9 +237,10 @@ spattn_status spattn_backward(const spattn_plan* plan, const spattn_backward_arg
         PlanOperands operands(*plan, SPATTN_OP_BACKWARD, a);
         BackwardArgs call{};
         call.workspace = operands.workspace();
-        call.q = operands.input(a.q, "q", p.heads_q, p.seq_q, p.head_dim);
+        call.q = operands.query_input(a.q);
         call.k = operands.key_input(a.k, "k", p.head_dim);
         call.v = read_values(operands, p, a.v, call.k);
+        read_scales(operands, p, a, {}, call);
         call.out = operands.input(a.out, "out", p.heads_q, p.seq_q, p.head_dim_v);
         call.lse = operands.lse_input(a.lse, "lse");
         call.dout = operands.input(a.dout, "dout", p.heads_q, p.seq_q, p.head_dim_v);

@@ -15,7 +15,7 @@ namespace {
 
 class Widening {
 public:
-    Widening(const ForwardArgs& args, const Float8Copies& to)
+    Widening(const CallArgs& args, const Float8Copies& to)
         : args_(args), p_(*args.problem), to_(to), element_(dtype_row(p_.dtype).bytes),
           stretch_(tokens_of_stretch(p_.head_dim * element_)) {}
 
@@ -55,7 +55,7 @@ private:
                       static_cast<char*>(to.data) + place(to, row) * element_);
     }
 
-    const ForwardArgs& args_;
+    const CallArgs& args_;
     const Problem& p_;
     const Float8Copies& to_;
     const int64_t element_, stretch_;  // bytes; rows of a head
@@ -64,7 +64,7 @@ private:
 }  // namespace
 
 Float8Steps float8_steps() {
-    return {[](const ForwardArgs& args, const Float8Copies& to) { Widening(args, to).widen(); }, [](int32_t) {}};
+    return {[](const CallArgs& args, const Float8Copies& to) { Widening(args, to).widen(); }, [](int32_t) {}};
 }
 
 }  // namespace spattn::cpu

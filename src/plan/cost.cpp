@@ -17,14 +17,14 @@ double operand_bytes(const Problem& p, Pass pass) {
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     const double element = dtype_row(p.dtype).bytes;
     const double of_q = p.float8_operands ? 1 : element, of_k = p.float8_operands ? 1 : p.key_bytes();
-    // q, out; k, v; and a scale for each row of float8. Backward also has their gradients.
-    const double dims_k = double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
+    // q, out; k, v; and a scale for each row of float8. Backward also has the gradients of all four.
+    const double q = rows_q * double(p.head_dim), out = rows_q * double(p.head_dim_v);
+    const double keys = rows_k * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v));
     const bool has_key_scales = p.float8_cache || p.float8_operands;
     const double scaled = (has_key_scales ? rows_k * (p.value_in_key ? 1 : 2) : 0) + (p.float8_operands ? rows_q : 0);
-    const double bytes = rows_q * (double(p.head_dim) * of_q + double(p.head_dim_v) * element) + rows_k * dims_k * of_k +
-                         scaled * sizeof(float);
-    const double lse = 4 * rows_q;
-    return (pass == Pass::forward ? 1 : 2) * bytes + lse;
+    const double gradients = pass == Pass::forward ? 0 : q + out + keys;
+    const double lse = rows_q;
+    return q * of_q + keys * of_k + (out + gradients) * element + (scaled + lse) * sizeof(float);
 }
 
 namespace {

@@ -267,18 +267,18 @@ std::string describe_copies(const CompiledPlan& plan, const PassPlan& pass) {
     const Problem& p = plan.problem;
     if (!p.float8_operands) return "";
     const bool copies_all = !pass.pieces[0].kernel->multiplies_float8;
-    return line("copies", std::string(copies_all ? p.value_in_key ? "q and k" : "q, k and v" : "v") + " as " +
-                              dtype_row(p.dtype).name + ", once a call");
+    const std::string copied = copies_all ? p.value_in_key ? "q and k" : "q, k and v" : "v";
+    return line("  copies", copied + " as " + dtype_row(p.dtype).name + ", once a call");
 }
 
 std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass which, Considered considered) {
     const char* const name = which == Pass::forward ? "forward" : "backward";
     if (pass.pieces.size() > 1)
-        return line(name, grouped(double(pass.pieces.size())) + " pieces") +
+        return line(name, grouped(double(pass.pieces.size())) + " pieces") + describe_copies(plan, pass) +
                describe_pieces(plan, pass, which, considered);
     const PiecePlan& whole = pass.pieces[0];
-    return line(name, whole.kernel->name) + describe_row(plan, whole) + describe_work(plan, pass, which) +
-           describe_considered(whole.considered, &whole, considered);
+    return line(name, whole.kernel->name) + describe_copies(plan, pass) + describe_row(plan, whole) +
+           describe_work(plan, pass, which) + describe_considered(whole.considered, &whole, considered);
 }
 
 }  // namespace
@@ -286,7 +286,6 @@ std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass w
 std::string explain(const CompiledPlan& plan, Considered considered) {
     std::string out = describe_problem(plan);
     out += line("layout", bytes(double(plan.layout_bytes)) + " of lists and masks");
-    out += describe_copies(plan, plan.forward);
     out += describe_pass(plan, plan.forward, Pass::forward, considered);
     if (!plan.backward.pieces.empty()) out += describe_pass(plan, plan.backward, Pass::backward, considered);
     return out;

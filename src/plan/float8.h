@@ -42,9 +42,10 @@ struct Float8Copies {
         bytes = room.bytes();
     }
 
-    // Which of both a call needs, its operands say.
-    static size_t most_bytes(const Problem& p) {
-        return std::max(Float8Copies(p, true, nullptr).bytes, Float8Copies(p, false, nullptr).bytes);
+    // Which of both a forward needs, its operands say. A backward needs all copies.
+    static size_t most_bytes(const Problem& p, Pass pass) {
+        const size_t all = Float8Copies(p, false, nullptr).bytes;
+        return pass == Pass::forward ? std::max(Float8Copies(p, true, nullptr).bytes, all) : all;
     }
 };
 
@@ -53,7 +54,7 @@ inline bool have_one_scale(const TensorView& scales) { return !scales.data || sc
 
 // What a backend does for such operands.
 struct Float8Steps {
-    void (*widen)(const ForwardArgs& args, const Float8Copies& to);
+    void (*widen)(const CallArgs& args, const Float8Copies& to);
     void (*prepare)(int32_t device);  // as Kernel::prepare
 };
 

@@ -113,6 +113,8 @@ struct Walk {
 // What every pass sees.
 struct CallArgs {
     const Problem* problem;
+    TensorView q, k, v;
+    TensorView q_scales, k_scales, v_scales;  // floats, of each row of float8, or factors (plan/float8.h); absent: 1
     LayoutView layout;      // block rows; for gather rows what else a call's listed key must satisfy, or no lists
     TasksView tasks;        // of the row's first walk
     TasksView second_tasks; // of its second, where it has one
@@ -128,15 +130,14 @@ struct CallArgs {
 };
 
 struct ForwardArgs : CallArgs {
-    TensorView q, k, v, out, lse, max_logits;  // lse and max_logits may be absent
-    TensorView sink_logits;                    // a head, other axes mean nothing; absent unless the problem has them
-    TensorView k_scales, v_scales, q_scales;   // floats, of each row of float8, or factors (plan/float8.h); absent: 1
+    TensorView out, lse, max_logits;  // lse and max_logits may be absent
+    TensorView sink_logits;           // a head, other axes mean nothing; absent unless the problem has them
     bool has_layout;  // of a call on a cache: its layout stands in the workspace, as an earlier call has left it
 };
 
 struct BackwardArgs : CallArgs {
-    TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
-    TensorView sink_logits, dsink_logits;                   // as in forward; dsink_logits may be absent
+    TensorView out, lse, dout, dlse, dq, dk, dv;  // dlse may be absent
+    TensorView sink_logits, dsink_logits;         // as in forward; dsink_logits may be absent
     // CUDA block rows of 16 bits: lse and delta of all queries, [batch, heads_q, seq_q] floats each, lie at the start of
     // the workspace; out, lse and dlse are not read.
     bool has_rows = false;

@@ -82,19 +82,26 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
         }
 }
 
+// Whether the pass reads q and k of float8 as they are. Of pieces none does, nor does a backward.
+bool keeps_q_and_k(const PassPlan& pass, const ForwardArgs& args) {
+    const Kernel& kernel = *pass.pieces[0].kernel;
+    return kernel.multiplies_float8 && kernel.multiplies_float8(args);
+}
+bool keeps_q_and_k(const PassPlan&, const BackwardArgs&) { return false; }
+
 // The call as rows see it that read elements, or some of its operands as they are.
-ForwardArgs widen(const Backend& backend, const PassPlan& pass, ForwardArgs args) {
-    const Kernel& kernel = *pass.pieces[0].kernel;  // of pieces none multiplies bytes
-    const bool keeps_q_and_k = kernel.multiplies_float8 && kernel.multiplies_float8(args);
-    const Float8Copies made(*args.problem, keeps_q_and_k, args.workspace);
+template <class Args>
+Args widen(const Backend& backend, const PassPlan& pass, Args args, Pass which) {
+    const bool keeps = keeps_q_and_k(pass, args);
+    const Float8Copies made(*args.problem, keeps, args.workspace);
     backend.float8.widen(args, made);
-    if (keeps_q_and_k) {
+    if (keeps) {
         args.q_scales = made.q_factors, args.k_scales = have_one_scale(args.k_scales) ? TensorView{} : made.k_factors;
     } else {
         args.q = made.q, args.k = made.k, args.q_scales = args.k_scales = {};
     }
     args.v = made.v, args.v_scales = {};
-    args.workspace = static_cast<char*>(args.workspace) + Float8Copies::most_bytes(*args.problem);
+    args.workspace = static_cast<char*>(args.workspace) + Float8Copies::most_bytes(*args.problem, which);
     return args;
 }
 
@@ -143,7 +150,7 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
 }  // namespace
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
-    if (args.problem->float8_operands) args = widen(backend, pass, args);
+    if (args.problem->float8_operands) args = widen(backend, pass, args, Pass::forward);
     if (pass.cache_lists) return run_listed(backend, pass, placed, args);
     if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
     run_pieces(backend, pass, placed, args,
@@ -151,6 +158,7 @@ void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& pl
 }
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, BackwardArgs args) {
+    if (args.problem->float8_operands) args = widen(backend, pass, args, Pass::backward);
     run_pieces(backend, pass, placed, args,
                [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
 }

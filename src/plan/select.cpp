@@ -138,10 +138,14 @@ CompiledPlan compile(const Pattern& pattern, const Problem& problem, const PlanO
     const Admission admission(problem, options, kernels);
     Planner planner(pattern, admission);
     plan.pattern_text = planner.pattern_text();
-    plan.forward = planner.plan(Pass::forward);
-    if (problem.float8_operands) plan.forward.workspace += Float8Copies::most_bytes(problem);
+    const auto plan_pass = [&](Pass which) {
+        PassPlan pass = planner.plan(which);
+        if (problem.float8_operands) pass.workspace += Float8Copies::most_bytes(problem, which);
+        return pass;
+    };
+    plan.forward = plan_pass(Pass::forward);
     plan.counts = planner.counts(plan.forward);
-    if (options.backward) plan.backward = planner.plan(Pass::backward);
+    if (options.backward) plan.backward = plan_pass(Pass::backward);
     plan.layout_bytes = count_layout_bytes(plan);
     return plan;
 }

@@ -83,17 +83,19 @@ private:
 // A call of float8, or of the elements that its operands stand for.
 struct Call {
     Operand q, k, v;
-    Tensor out, lse, max_logits, sinks;
+    Tensor out, lse, max_logits, sinks, dout, dlse, dq, dk, dv, dsinks;
     spattn_forward_args args = sized<spattn_forward_args>();
+    spattn_backward_args gradients = sized<spattn_backward_args>();
     std::vector<unsigned char> memory;
 
     Call(const spattn_problem& p, Scales of_q, Scales of_k, Scales of_v)
         : q(p, p.heads_q, p.seq_q, p.head_dim, of_q, 1), k(p, p.heads_kv, p.seq_k, p.head_dim, of_k, 2),
           v(p, p.heads_kv, p.seq_k, p.head_dim_v, of_v, 3),
           out(shape_of(p, p.heads_q, p.seq_q, p.head_dim_v), bf16), lse(lse_shape(p), f32), max_logits(lse.shape, f32),
-          sinks({p.heads_q}, f32) {
+          sinks({p.heads_q}, f32), dout(out.shape, bf16), dlse(lse.shape, f32), dq(q.codes.shape, bf16),
+          dk(k.codes.shape, bf16), dv(v.codes.shape, bf16), dsinks(sinks.shape, f32) {
         const bool is_float8 = p.dtype.code == SPATTN_FLOAT8_E4M3FN, has_v = !(p.flags & in_key);
-        sinks.fill(4);
+        sinks.fill(4), dout.fill(5), dlse.fill(6);
         args.q = is_float8 ? &q.codes.view : &q.elements.view, args.k = is_float8 ? &k.codes.view : &k.elements.view;
         if (has_v) args.v = is_float8 ? &v.codes.view : &v.elements.view;
         args.out = &out.view, args.lse = &lse.view, args.max_logits = &max_logits.view;
@@ -101,6 +103,9 @@ struct Call {
         if (is_float8 && of_q != Scales::none) args.q_scales = &q.scales.view;
         if (is_float8 && of_k != Scales::none) args.k_scales = &k.scales.view;
         if (is_float8 && of_v != Scales::none && has_v) args.v_scales = &v.scales.view;
+        gradients.dout = &dout.view, gradients.dlse = &dlse.view, gradients.dq = &dq.view, gradients.dk = &dk.view;
+        if (has_v) gradients.dv = &dv.view;
+        if (p.flags & SPATTN_PLAN_SINK_LOGITS) gradients.dsink_logits = &dsinks.view;
     }
     // Scratch begins as NaN. Where a plan's row writes no largest logits, there are none.
     void run(const spattn_plan* plan) {
@@ -109,12 +114,28 @@ struct Call {
         if (status == SPATTN_E_UNSUPPORTED) args.max_logits = nullptr, status = spattn_forward(plan, &args);
         succeed(status, "forward");
     }
-    void bring_workspace(const spattn_plan* plan) {
+    // Behind a forward, of the same operands.
+    void run_back(const spattn_plan* plan) {
+        bring_gradients(plan);
+        succeed(spattn_backward(plan, &gradients), "backward");
+    }
+    void bring_workspace(const spattn_plan* plan) { bring_workspace(plan, SPATTN_OP_FORWARD, args); }
+    void bring_gradients(const spattn_plan* plan) {
+        bring_workspace(plan, SPATTN_OP_BACKWARD, gradients);
+        spattn_backward_args& b = gradients;
+        b.q = args.q, b.k = args.k, b.v = args.v, b.out = args.out, b.lse = args.lse;
+        b.sink_logits = args.sink_logits, b.indices = args.indices;
+        b.q_scales = args.q_scales, b.k_scales = args.k_scales, b.v_scales = args.v_scales;
+    }
+
+private:
+    template <class Args>
+    void bring_workspace(const spattn_plan* plan, spattn_enum op, Args& to) {
         size_t bytes = 0, align = 1;
-        succeed(spattn_plan_workspace(plan, SPATTN_OP_FORWARD, &bytes, &align), "workspace");
+        succeed(spattn_plan_workspace(plan, op, &bytes, &align), "workspace");
         memory.assign(bytes + align, 0xff);
-        args.workspace = memory.data() + (align - reinterpret_cast<uintptr_t>(memory.data()) % align) % align;
-        args.workspace_bytes = bytes;
+        to.workspace = memory.data() + (align - reinterpret_cast<uintptr_t>(memory.data()) % align) % align;
+        to.workspace_bytes = bytes;
     }
 };
 
@@ -123,6 +144,13 @@ void demand_same_bits(const Call& got, const Call& want) {
     CHECK(got.out.content() == want.out.content());
     CHECK(got.lse.content() == want.lse.content());
     CHECK(got.max_logits.content() == want.max_logits.content());
+}
+void demand_same_gradients(const Call& got, const Call& want) {
+    CHECK(!got.dq.is_poison() && !got.dk.is_poison());
+    CHECK(got.dq.content() == want.dq.content());
+    CHECK(got.dk.content() == want.dk.content());
+    CHECK(got.dv.content() == want.dv.content());
+    CHECK(got.dsinks.content() == want.dsinks.content());
 }
 
 // Makes a plan of so pinned a row; none where the row does not take the problem.
@@ -141,7 +169,7 @@ std::vector<std::string> cpu_rows() {
     std::vector<std::string> names;
     for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
         const std::string name = spattn_kernel_name(n);
-        const bool is_wanted = name.find("forward") != name.npos && name.find("_bf16") != name.npos;
+        const bool is_wanted = name.find("_bf16") != name.npos;
         if (is_wanted && !is_for_gpus(name) && spattn_kernel_runs_here(n)) names.push_back(name);
     }
     return names;
@@ -174,6 +202,7 @@ const Case cases[] = {
 TEST(every_row_gives_what_the_products_give) {
     const Context context = make_context();
     for (const std::string& row : cpu_rows()) {
+        const bool is_backward = row.find("backward") != row.npos;
         int served = 0;
         for (const Case& c : cases)
             for (const int64_t queries : {seq_q, int64_t(1)}) {
@@ -183,16 +212,19 @@ TEST(every_row_gives_what_the_products_give) {
                 auto p = float8_problem(c.axes, c.flags);
                 p.softcap = c.softcap, p.seq_q = queries, p.heads_q = 2 * group_of(row);
                 if (row.rfind("reference", 0) == 0) p.flags |= SPATTN_PLAN_REFERENCE;
+                if (is_backward) p.flags |= SPATTN_PLAN_BACKWARD;
                 const Plan plan = try_plan(context, c.pattern, p, row);
                 Call got(p, c.of_q, c.of_k, c.of_v);
                 p.dtype = bf16;
                 const Plan right = try_plan(context, c.pattern, p, row);
                 CHECK_EQ(plan != nullptr, right != nullptr);
                 if (!plan || !right) continue;
-                CHECK_EQ(std::string(spattn_plan_kernel(plan.get(), SPATTN_OP_FORWARD)), row);
+                const spattn_enum op = is_backward ? SPATTN_OP_BACKWARD : SPATTN_OP_FORWARD;
+                CHECK_EQ(std::string(spattn_plan_kernel(plan.get(), op)), row);
                 Call want(p, c.of_q, c.of_k, c.of_v);
                 got.run(plan.get()), want.run(right.get());
                 demand_same_bits(got, want);
+                if (is_backward) got.run_back(plan.get()), want.run_back(right.get()), demand_same_gradients(got, want);
                 ++served;
             }
         check::context = row;
@@ -205,7 +237,7 @@ TEST(calls_of_many_tokens_and_of_lists) {
     const Context context = make_context();
     for (const char* pattern : {"causal & (window(64,0) | strided(64))", "runtime_tokens(9) & causal"}) {
         check::context = pattern;
-        auto p = float8_problem(SPATTN_BSHD);
+        auto p = float8_problem(SPATTN_BSHD, SPATTN_PLAN_BACKWARD);
         const bool is_listed = *pattern == 'r';
         p.batch = p.heads_kv = 1, p.heads_q = 2, p.seq_q = p.seq_k = is_listed ? 200 : 4096;
         const Plan plan = make_plan(context.get(), parse(pattern).get(), p);
@@ -221,6 +253,8 @@ TEST(calls_of_many_tokens_and_of_lists) {
         if (is_listed) got.args.indices = want.args.indices = &lists.view;
         got.run(plan.get()), want.run(right.get());
         demand_same_bits(got, want);
+        got.run_back(plan.get()), want.run_back(right.get());
+        demand_same_gradients(got, want);
     }
 }
 
@@ -241,7 +275,7 @@ TEST(threads_change_no_bits) {
 TEST(what_nobody_sees_may_be_anything) {
     const Context context = make_context();
     for (const uint32_t flags : {0u, in_key, uint32_t(SPATTN_PLAN_REFERENCE)}) {
-        auto p = float8_problem(SPATTN_BHSD, flags | SPATTN_PLAN_Q_OFFSET);
+        auto p = float8_problem(SPATTN_BHSD, flags | SPATTN_PLAN_Q_OFFSET | SPATTN_PLAN_BACKWARD);
         p.q_offset = -3;  // the first queries see nothing, the last keys are seen by nobody
         const Plan plan = make_plan(context.get(), parse("causal").get(), p);
         Call plain(p, Scales::of_rows, Scales::of_rows, Scales::of_rows), spoilt(p, Scales::of_rows, Scales::of_rows,
@@ -261,13 +295,15 @@ TEST(what_nobody_sees_may_be_anything) {
             }
         plain.run(plan.get()), spoilt.run(plan.get());
         demand_same_bits(spoilt, plain);
+        plain.run_back(plan.get()), spoilt.run_back(plan.get());
+        demand_same_gradients(spoilt, plain);
     }
 }
 
 TEST(a_plan_says_what_it_is_of) {
     const Context context = make_context(2, 8);  // with a cache of plans
     const Pattern pattern = parse("causal");
-    auto p = float8_problem(SPATTN_BHSD);
+    auto p = float8_problem(SPATTN_BHSD, SPATTN_PLAN_BACKWARD);
     p.dtype = bf16;
     const Plan plain = make_plan(context.get(), pattern.get(), p);
     p.dtype = float8;
@@ -278,11 +314,16 @@ TEST(a_plan_says_what_it_is_of) {
     Call call(p, Scales::of_rows, Scales::of_rows, Scales::of_rows);
     call.run(again.get());
 
-    // The copies of all operands, behind what the row needs.
-    size_t with = 0, without = 0, align = 0;
-    succeed(spattn_plan_workspace(plan.get(), SPATTN_OP_FORWARD, &with, &align), "workspace");
-    succeed(spattn_plan_workspace(plain.get(), SPATTN_OP_FORWARD, &without, &align), "workspace");
-    CHECK(with >= without + 2 * size_t(batch * (4 * seq_q * dim + 2 * seq_k * (dim + dim_v))));
+    // The copies of all operands, behind what each pass's row needs.
+    const std::string text = explain(plan.get()), copies = "  copies    q, k and v as bf16, once a call\n";
+    const size_t first = text.find(copies), backward = text.find("backward  ");
+    CHECK(first < backward && text.find(copies, backward) != text.npos);
+    for (const spattn_enum op : {SPATTN_OP_FORWARD, SPATTN_OP_BACKWARD}) {
+        size_t with = 0, without = 0, align = 0;
+        succeed(spattn_plan_workspace(plan.get(), op, &with, &align), "workspace");
+        succeed(spattn_plan_workspace(plain.get(), op, &without, &align), "workspace");
+        CHECK(with >= without + 2 * size_t(batch * (4 * seq_q * dim + 2 * seq_k * (dim + dim_v))));
+    }
 
     auto stats = sized<spattn_stats>(), of_plain = sized<spattn_stats>();
     succeed(spattn_plan_stats(plan.get(), &stats), "stats");
@@ -291,6 +332,9 @@ TEST(a_plan_says_what_it_is_of) {
     CHECK_EQ(stats.flops_forward, of_plain.flops_forward);
     const double rows_q = batch * 4 * seq_q, rows_k = batch * 2 * seq_k;
     CHECK_EQ(stats.bytes_forward, rows_q * (dim + 2 * dim_v + 4) + rows_k * (dim + dim_v + 8) + 4 * rows_q);
+    CHECK_EQ(stats.flops_backward, of_plain.flops_backward);
+    CHECK_EQ(stats.bytes_backward,
+             rows_q * (3 * dim + 4 * dim_v + 4) + rows_k * (3 * (dim + dim_v) + 8) + 4 * rows_q);
 }
 
 // ---- what is refused ----
@@ -304,7 +348,6 @@ TEST(problems_of_float8_that_are_refused) {
         demand_no_handle<spattn_plan>("spattn_plan_create", {{what, call, status, argument}});
     };
     const auto plain = [](uint32_t flags = 0) { return float8_problem(SPATTN_BHSD, flags); };
-    demand_refused("a backward", plain(SPATTN_PLAN_BACKWARD), SPATTN_E_UNSUPPORTED, "problem.dtype");
     demand_refused("queries on a cache", plain(SPATTN_PLAN_STARTS), SPATTN_E_UNSUPPORTED, "problem.dtype");
     auto p = plain(SPATTN_PLAN_STARTS);
     p.page_size = 10, p.cache_dtype = float8;
@@ -337,10 +380,19 @@ TEST(problems_of_float8_that_are_refused) {
 TEST(operands_of_float8_that_are_refused) {
     const Context context = make_context();
     for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_BHSD, SPATTN_THD}) {
-        const auto p = float8_problem(axes);
+        const auto p = float8_problem(axes, SPATTN_PLAN_BACKWARD);
         const Plan plan = make_plan(context.get(), parse("causal").get(), p);
-        const auto demand_refused = [&](const std::string& what, const std::function<void(Call&)>& spoil,
-                                        spattn_status status, const std::string& argument) {
+        const auto demand_refused_back = [&](const std::string& what, const std::function<void(Call&)>& spoil,
+                                             spattn_status status, const std::string& argument) {
+            Call call(p, Scales::of_rows, Scales::of_rows, Scales::of_rows);
+            call.bring_gradients(plan.get());
+            spoil(call);
+            demand("axes " + std::to_string(axes) + ", " + what, "spattn_backward",
+                   spattn_backward(plan.get(), &call.gradients), status, argument);
+            CHECK(call.dq.is_poison() && call.dk.is_poison() && call.dv.is_poison());
+        };
+        const auto demand_refused_ahead = [&](const std::string& what, const std::function<void(Call&)>& spoil,
+                                              spattn_status status, const std::string& argument) {
             Call call(p, Scales::of_rows, Scales::of_rows, Scales::of_rows);
             call.bring_workspace(plan.get());
             spoil(call);
@@ -348,10 +400,18 @@ TEST(operands_of_float8_that_are_refused) {
                    spattn_forward(plan.get(), &call.args), status, argument);
             CHECK(call.out.is_poison() && call.lse.is_poison() && call.max_logits.is_poison());
         };
+        const auto demand_refused = [&](const std::string& what, const std::function<void(Call&)>& spoil,
+                                        spattn_status status, const std::string& argument) {
+            demand_refused_ahead(what, spoil, status, argument), demand_refused_back(what, spoil, status, argument);
+        };
         demand_refused("a dtype of out of bytes", [](Call& c) { c.out.view.dtype = float8; }, SPATTN_E_DTYPE, "out");
         demand_refused("an lse of bfloat16", [](Call& c) { c.lse.view.dtype = bf16; }, SPATTN_E_DTYPE, "lse");
-        demand_refused("one byte of workspace less", [](Call& c) { --c.args.workspace_bytes; }, SPATTN_E_WORKSPACE,
-                       "workspace_bytes");
+        demand_refused_ahead("one byte of workspace less", [](Call& c) { --c.args.workspace_bytes; },
+                             SPATTN_E_WORKSPACE, "workspace_bytes");
+        demand_refused_back("one byte of workspace less", [](Call& c) { --c.gradients.workspace_bytes; },
+                            SPATTN_E_WORKSPACE, "workspace_bytes");
+        demand_refused_back("a gradient of bytes", [](Call& c) { c.dk.view.dtype = float8; }, SPATTN_E_DTYPE, "dk");
+        demand_refused_back("bytes for dout", [](Call& c) { c.dout.view.dtype = float8; }, SPATTN_E_DTYPE, "dout");
         const std::pair<const char*, Operand Call::*> operands[] = {{"q", &Call::q}, {"k", &Call::k}, {"v", &Call::v}};
         for (const auto& [name, operand] : operands) {
             const std::string scales = std::string(name) + "_scales";
@@ -381,27 +441,36 @@ TEST(operands_of_float8_that_are_refused) {
                            SPATTN_E_LAYOUT, scales);
             demand_refused("scales of a GPU", [&](Call& c) { scales_of(c).view.device = {SPATTN_CUDA, 0}; },
                            SPATTN_E_DEVICE, scales);
-            demand_refused("scales under out", [&](Call& c) { scales_of(c).view.data = c.out.data; }, SPATTN_E_LAYOUT,
-                           "out");
-            demand_refused("scales under lse", [&](Call& c) { scales_of(c).view.data = c.lse.data; }, SPATTN_E_LAYOUT,
-                           "lse");
-            demand_refused("scales under the workspace", [&](Call& c) { scales_of(c).view.data = c.args.workspace; },
-                           SPATTN_E_LAYOUT, "workspace");
+            demand_refused_ahead("scales under out", [&](Call& c) { scales_of(c).view.data = c.out.data; },
+                                 SPATTN_E_LAYOUT, "out");
+            demand_refused_ahead("scales under lse", [&](Call& c) { scales_of(c).view.data = c.lse.data; },
+                                 SPATTN_E_LAYOUT, "lse");
+            demand_refused_ahead("scales under the workspace",
+                                 [&](Call& c) { scales_of(c).view.data = c.args.workspace; }, SPATTN_E_LAYOUT,
+                                 "workspace");
+            demand_refused_back("scales under dk", [&](Call& c) { scales_of(c).view.data = c.dk.data; },
+                                SPATTN_E_LAYOUT, "dk");
+            demand_refused_back("scales under the workspace",
+                                [&](Call& c) { scales_of(c).view.data = c.gradients.workspace; }, SPATTN_E_LAYOUT,
+                                "workspace");
         }
     }
 }
 
 TEST(scales_that_do_not_go_with_a_plan) {
     const Context context = make_context();
-    auto p = float8_problem(SPATTN_BHSD, in_key);
+    auto p = float8_problem(SPATTN_BHSD, in_key | SPATTN_PLAN_BACKWARD);
     const Plan of_keys = make_plan(context.get(), parse("causal").get(), p);
     Call call(p, Scales::of_rows, Scales::of_rows, Scales::of_rows);
     call.bring_workspace(of_keys.get());
     call.args.v_scales = &call.v.scales.view;
     demand("scales of values in keys", "spattn_forward", spattn_forward(of_keys.get(), &call.args), SPATTN_E_STATE,
            "v_scales");
+    call.bring_gradients(of_keys.get());
+    demand("scales of values in keys", "spattn_backward", spattn_backward(of_keys.get(), &call.gradients),
+           SPATTN_E_STATE, "v_scales");
 
-    p = float8_problem(SPATTN_BHSD), p.dtype = bf16;
+    p = float8_problem(SPATTN_BHSD, SPATTN_PLAN_BACKWARD), p.dtype = bf16;
     const Plan plain = make_plan(context.get(), parse("causal").get(), p);
     const std::pair<const char*, const spattn_tensor* spattn_forward_args::*> fields[] = {
         {"q_scales", &spattn_forward_args::q_scales},
@@ -412,7 +481,10 @@ TEST(scales_that_do_not_go_with_a_plan) {
         wrong.bring_workspace(plain.get());
         wrong.args.*field = &wrong.q.scales.view;
         demand("scales of bfloat16", "spattn_forward", spattn_forward(plain.get(), &wrong.args), SPATTN_E_STATE, name);
-        CHECK(wrong.out.is_poison());
+        wrong.bring_gradients(plain.get());
+        demand("scales of bfloat16", "spattn_backward", spattn_backward(plain.get(), &wrong.gradients), SPATTN_E_STATE,
+               name);
+        CHECK(wrong.out.is_poison() && wrong.dq.is_poison());
     }
     Call bytes(p, Scales::none, Scales::none, Scales::none);
     bytes.bring_workspace(plain.get());
@@ -445,4 +517,18 @@ TEST(older_args_have_no_scales_of_queries) {
     older.args.struct_size = uint32_t(offsetof(spattn_forward_args, q_scales));
     older.run(plan.get());
     demand_same_bits(older, without);
+}
+
+TEST(older_args_of_a_backward_have_no_scales) {
+    const Context context = make_context();
+    const auto p = float8_problem(SPATTN_BHSD, SPATTN_PLAN_BACKWARD);
+    const Plan plan = make_plan(context.get(), parse("causal").get(), p);
+    Call without(p, Scales::none, Scales::none, Scales::none), older(p, Scales::none, Scales::none, Scales::none);
+    without.run(plan.get()), older.run(plan.get());
+    without.run_back(plan.get());
+    older.bring_gradients(plan.get());
+    older.gradients.q_scales = &older.dq.view;  // an output, which no input may overlap
+    older.gradients.struct_size = uint32_t(offsetof(spattn_backward_args, q_scales));
+    succeed(spattn_backward(plan.get(), &older.gradients), "backward");
+    demand_same_gradients(older, without);
 }

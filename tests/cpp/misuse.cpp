@@ -439,51 +439,62 @@ TEST(float8_caches) {
 
 TEST(float8_operands) {
     sa::Problem problem = legal_problem();
-    problem.backward = problem.sink_logits = false, problem.dtype = sa::float8_e4m3fn;
-    const auto refused = [&](bool sa::Problem::* flag) {
-        sa::Problem changed = problem;
-        changed.*flag = true;
-        demand("SPATTN_E_UNSUPPORTED", "problem.dtype", [&] { context().plan(sa::causal(), changed); });
-    };
-    refused(&sa::Problem::backward), refused(&sa::Problem::starts);
+    problem.sink_logits = false, problem.dtype = sa::float8_e4m3fn;
     demand("SPATTN_E_UNSUPPORTED", "problem.dtype", [&] { context().shard(sa::causal(), problem, {}); });
+    sa::Problem on_cache = problem;
+    on_cache.backward = false, on_cache.starts = true;
+    demand("SPATTN_E_UNSUPPORTED", "problem.dtype", [&] { context().plan(sa::causal(), on_cache); });
 
     const std::vector<uint8_t> bytes(2 * 8 * 4 * 4);
     const std::vector<float> floats(bytes.size()), scales(2 * 8 * 4, 1.f);
-    std::vector<uint16_t> half_out(bytes.size());
+    std::vector<float> lse(2 * 4 * 8);
+    std::vector<uint16_t> half_out(bytes.size()), half_dq(half_out), half_dk(half_out), half_dv(half_out);
     const int64_t shape[] = {2, 8, 4, 4}, shape_k[] = {2, 8, 2, 4};
     sa::Forward good;
     good.q = sa::ConstView(bytes.data(), sa::float8_e4m3fn, shape, nullptr, 4);
     good.k = good.v = sa::ConstView(bytes.data(), sa::float8_e4m3fn, shape_k, nullptr, 4);
-    good.out = sa::View(half_out.data(), sa::bfloat16, shape, nullptr, 4);
+    good.out = sa::View(half_out.data(), sa::bfloat16, shape, nullptr, 4), good.lse = sa::view(lse.data(), {2, 4, 8});
     good.q_scales = sa::view(scales.data(), {2, 8, 4});
     good.k_scales = good.v_scales = sa::view(scales.data(), {2, 8, 2});
-    const auto run_on = [](const sa::Plan& on) { return [on](const sa::Forward& args) { on.forward(args); }; };
-    const auto run = run_on(context().plan(sa::causal(), problem));
-    run(good);
-    demand_operand("out", &sa::Forward::out, false, good, run);
-    demand_operand("q_scales", &sa::Forward::q_scales, true, good, run);
-    demand_operand("k_scales", &sa::Forward::k_scales, true, good, run);
-    demand_operand("v_scales", &sa::Forward::v_scales, true, good, run);
-    for (const auto operand : {&sa::Forward::q, &sa::Forward::k, &sa::Forward::v}) {
-        sa::Forward wrong = good;
-        wrong.*operand = sa::view(floats.data(), operand == &sa::Forward::q ? shape : shape_k);
-        demand("SPATTN_E_DTYPE", operand == &sa::Forward::q ? "q" : operand == &sa::Forward::k ? "k" : "v",
-               [&] { run(wrong); });
-    }
-    problem.value_in_key = true;
-    demand("SPATTN_E_STATE", "v_scales", [&] {
-        sa::Forward args = good;
-        args.v = sa::ConstView();
-        context().plan(sa::causal(), problem).forward(args);
-    });
+    sa::Backward backward;
+    backward.q = good.q, backward.k = good.k, backward.v = good.v;
+    backward.q_scales = good.q_scales, backward.k_scales = good.k_scales, backward.v_scales = good.v_scales;
+    backward.out = backward.dout = good.out, backward.lse = good.lse;
+    backward.dq = sa::View(half_dq.data(), sa::bfloat16, shape, nullptr, 4);
+    backward.dk = sa::View(half_dk.data(), sa::bfloat16, shape_k, nullptr, 4);
+    backward.dv = sa::View(half_dv.data(), sa::bfloat16, shape_k, nullptr, 4);
 
-    std::vector<float> out(floats.size());
-    sa::Forward args;
-    args.q = sa::view(floats.data(), shape), args.k = args.v = sa::view(floats.data(), shape_k);
-    args.out = sa::view(out.data(), shape), args.q_scales = good.q_scales;
+    const sa::Plan plan = context().plan(sa::causal(), problem);
+    problem.value_in_key = true;
+    const sa::Plan of_keys = context().plan(sa::causal(), problem);
     problem.value_in_key = false, problem.dtype = sa::float32;
-    demand("SPATTN_E_STATE", "q_scales", [&] { run_on(context().plan(sa::causal(), problem))(args); });
+    const sa::Plan of_floats = context().plan(sa::causal(), problem);
+    const auto demand_of_both_passes = [&](const auto& good, auto pass) {
+        using Args = std::decay_t<decltype(good)>;
+        const auto run = [&](const Args& args) { pass(plan, args); };
+        run(good);
+        demand_operand("out", &Args::out, false, good, run);
+        demand_operand("q_scales", &Args::q_scales, true, good, run);
+        demand_operand("k_scales", &Args::k_scales, true, good, run);
+        demand_operand("v_scales", &Args::v_scales, true, good, run);
+        Args all_floats = good;
+        for (const auto& [name, field] : {std::pair("q", &Args::q), {"k", &Args::k}, {"v", &Args::v}}) {
+            Args wrong = good;
+            wrong.*field = all_floats.*field = sa::view(floats.data(), field == &Args::q ? shape : shape_k);
+            demand("SPATTN_E_DTYPE", name, [&] { run(wrong); });
+        }
+        demand("SPATTN_E_STATE", "q_scales", [&] { pass(of_floats, all_floats); });
+        Args without_v = good;
+        without_v.v = sa::ConstView();
+        demand("SPATTN_E_STATE", "v_scales", [&] { pass(of_keys, without_v); });
+    };
+    demand_of_both_passes(good, [](const sa::Plan& on, const sa::Forward& args) { on.forward(args); });
+    demand_of_both_passes(backward, [](const sa::Plan& on, const sa::Backward& args) { on.backward(args); });
+    const auto run = [&](const sa::Backward& args) { plan.backward(args); };
+    demand_operand("dout", &sa::Backward::dout, false, backward, run);
+    demand_operand("dq", &sa::Backward::dq, false, backward, run);
+    demand_operand("dk", &sa::Backward::dk, false, backward, run);
+    demand_operand("dv", &sa::Backward::dv, false, backward, run);
 }
 
 TEST(queries_of_several_sequences) {

@@ -50,6 +50,12 @@ float to_float(Brain x) {
     return value;
 }
 
+std::vector<float> to_floats(const std::vector<Brain>& values) {
+    std::vector<float> floats;
+    for (Brain x : values) floats.push_back(to_float(x));
+    return floats;
+}
+
 float to_float(Float8 x) {
     const int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
     const float size = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
@@ -160,7 +166,7 @@ TEST(half_types) {
     sa::Problem problem = small_problem();
     problem.dtype = sa::bfloat16;
     std::vector<Brain> half_q, half_kv, half_out(q.size());
-    std::vector<float> exact_q, exact_kv, out;
+    std::vector<float> exact_q, exact_kv;
     for (float x : q) half_q.push_back(to_brain(x)), exact_q.push_back(to_float(half_q.back()));
     for (float x : kv) half_kv.push_back(to_brain(x)), exact_kv.push_back(to_float(half_kv.back()));
     sa::Forward args;
@@ -168,22 +174,46 @@ TEST(half_types) {
     args.k = args.v = sa::view(half_kv.data(), {1, 50, 2, 16});
     args.out = sa::view(half_out.data(), {1, 50, 4, 16});
     context().plan(local, problem).forward(args);
-    for (Brain x : half_out) out.push_back(to_float(x));
-    CHECK(distance(out, forward(context().plan(local, small_problem()), exact_q, exact_kv)) < 2e-2);
+    CHECK(distance(to_floats(half_out), forward(context().plan(local, small_problem()), exact_q, exact_kv)) < 2e-2);
 }
 
 TEST(float8_operands) {
     // Each row has a scale of its own, each head has one, or a call has none. Scales that are powers of 2 leave numbers
-    // that bfloat16 has, so that results differ by their rounding alone.
+    // that bfloat16 has, so that results are those of a bfloat16 call on them. What was not written is NaN, which
+    // nothing equals.
     constexpr int64_t rows = 50, dim = 16;
-    sa::Problem problem = small_problem();
-    problem.dtype = sa::float8_e4m3fn;
+    static constexpr Brain not_a_number{0x7fff};
+    struct Operand {
+        std::vector<Float8> elements;
+        std::vector<float> scales;
+        std::vector<Brain> numbers;
+    };
+    struct Results {
+        std::vector<Brain> out = std::vector<Brain>(q.size(), not_a_number), dq = out;
+        std::vector<Brain> dk = std::vector<Brain>(kv.size(), not_a_number), dv = dk;
+        std::vector<float> lse = std::vector<float>(4 * rows, NAN);
+    };
+    std::vector<Brain> dout;
+    for (float x : noise(rows * 4 * dim, 8)) dout.push_back(to_brain(x));
+    const auto run_both_passes = [&](sa::Dtype dtype, sa::Backward args) {
+        sa::Problem problem = small_problem();
+        problem.dtype = dtype, problem.backward = true;
+        const sa::Plan plan = context().plan(local, problem);
+        Results made;
+        sa::Forward forward;
+        forward.q = args.q, forward.k = args.k, forward.v = args.v;
+        forward.q_scales = args.q_scales, forward.k_scales = args.k_scales, forward.v_scales = args.v_scales;
+        forward.out = sa::view(made.out.data(), {1, rows, 4, dim});
+        forward.lse = sa::view(made.lse.data(), {1, 4, rows});
+        plan.forward(forward);
+        args.out = forward.out, args.lse = forward.lse, args.dout = sa::view(dout.data(), {1, rows, 4, dim});
+        args.dq = sa::view(made.dq.data(), {1, rows, 4, dim});
+        args.dk = sa::view(made.dk.data(), {1, rows, 2, dim}), args.dv = sa::view(made.dv.data(), {1, rows, 2, dim});
+        plan.backward(args);
+        return made;
+    };
     for (const char* const form : {"rows", "heads", "none"}) {
         check::context = form;
-        struct Operand {
-            std::vector<Float8> elements;
-            std::vector<float> scales, numbers;
-        };
         const auto draw = [&](int64_t heads, uint32_t seed) {
             Operand drawn;
             const bool of_rows = *form == 'r', of_heads = *form == 'h';
@@ -191,7 +221,7 @@ TEST(float8_operands) {
                 drawn.scales.push_back(of_rows ? std::ldexp(1.f, int(i % 3) - 1) : of_heads && i % heads ? 0.5f : 1.f);
             for (float x : noise(rows * heads * dim, seed)) {
                 const Float8 element{uint8_t(int((x + 1) * 127) & 0xbf)};  // up to 1.875
-                drawn.numbers.push_back(drawn.scales[drawn.numbers.size() / dim] * to_float(element));
+                drawn.numbers.push_back(to_brain(drawn.scales[drawn.numbers.size() / dim] * to_float(element)));
                 drawn.elements.push_back(element);
             }
             return drawn;
@@ -205,23 +235,16 @@ TEST(float8_operands) {
             if (*form == 'h') return sa::view(x.scales.data(), {1, rows, heads}, {0, 0, 1});
             return sa::view(x.scales.data(), {1, rows, heads});
         };
-        std::vector<Brain> half_out(q.size());
-        std::vector<float> out, expected(q.size()), lse(4 * rows), expected_lse(lse);
-        sa::Forward args;
+        sa::Backward args, right;
         args.q = elements(of_q, 4), args.k = elements(of_k, 2), args.v = elements(of_v, 2);
         args.q_scales = scales(of_q, 4), args.k_scales = scales(of_k, 2), args.v_scales = scales(of_v, 2);
-        args.out = sa::view(half_out.data(), {1, rows, 4, dim}), args.lse = sa::view(lse.data(), {1, 4, rows});
-        context().plan(local, problem).forward(args);
-        for (Brain x : half_out) out.push_back(to_float(x));
-
-        sa::Forward right;
         right.q = sa::view(of_q.numbers.data(), {1, rows, 4, dim});
         right.k = sa::view(of_k.numbers.data(), {1, rows, 2, dim});
         right.v = sa::view(of_v.numbers.data(), {1, rows, 2, dim});
-        right.out = sa::view(expected.data(), {1, rows, 4, dim});
-        right.lse = sa::view(expected_lse.data(), {1, 4, rows});
-        context().plan(local, small_problem()).forward(right);
-        CHECK(distance(out, expected) < 2e-2 && distance(lse, expected_lse) < 1e-4);
+        const Results made = run_both_passes(sa::float8_e4m3fn, args), wanted = run_both_passes(sa::bfloat16, right);
+        CHECK(made.lse == wanted.lse && to_floats(made.out) == to_floats(wanted.out));
+        CHECK(to_floats(made.dq) == to_floats(wanted.dq));
+        CHECK(to_floats(made.dk) == to_floats(wanted.dk) && to_floats(made.dv) == to_floats(wanted.dv));
     }
 }
 

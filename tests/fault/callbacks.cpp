@@ -119,19 +119,23 @@ TEST(loops_of_float8_that_stop_half_way) {
     Host host;
     const Context context = make_context_of(host);
     auto problem = make_problem();
-    problem.flags = 0, problem.dtype = float8;
+    problem.dtype = float8;
     const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
     Operands operands(plan.get(), problem);
     succeed(operands.forward(), "forward");
     const int loops = host.loops;
-    CHECK(loops > 2);
+    succeed(operands.backward(), "backward");
+    const int all_loops = host.loops;
+    CHECK(loops > 2 && all_loops > loops + 2);
     const auto expected = operands.results();
-    for (int bad = 0; bad < loops; ++bad)
+    for (int bad = 0; bad < all_loops; ++bad)
         for (const auto& [skipped, answer] : {std::pair<int64_t, int32_t>{1, 0}, {0, 9}}) {
-            host = {0, bad, skipped, answer};
-            CHECK_EQ(operands.forward(), SPATTN_E_CALLBACK);
+            const bool is_forward = bad < loops;
+            host = {0, is_forward ? bad : bad - loops, skipped, answer};
+            CHECK_EQ(is_forward ? operands.forward() : operands.backward(), SPATTN_E_CALLBACK);
             host = {};
             succeed(operands.forward(), "forward again");
+            succeed(operands.backward(), "backward again");
             CHECK(operands.results() == expected);
         }
 }

@@ -29,9 +29,9 @@ Operands::Operands(const spattn_plan* plan, const spattn_problem& p, int64_t lis
       out({p.batch, p.heads_q, p.seq_q, p.head_dim_v}, is_float8(p) ? abi::bf16 : p.dtype),
       lse({p.batch, p.heads_q, p.seq_q}, abi::f32),
       dout(out.shape, out.view.dtype),
-      dq(q.shape, p.dtype),
-      dk(k.shape, p.dtype),
-      dv(v.shape, p.dtype),
+      dq(q.shape, out.view.dtype),
+      dk(k.shape, out.view.dtype),
+      dv(v.shape, out.view.dtype),
       max_logits(lse.shape, abi::f32),
       sinks({p.heads_q}, abi::f32),
       dsinks({p.heads_q}, abi::f32),
@@ -66,6 +66,8 @@ void Operands::bring_options(const spattn_problem& p, int64_t listed) {
     if (!is_float8(p)) return;
     forward_args.q_scales = &q_scales.view, forward_args.k_scales = &k_scales.view;
     if (forward_args.v) forward_args.v_scales = &k_scales.view;
+    backward_args.q_scales = forward_args.q_scales, backward_args.k_scales = forward_args.k_scales;
+    backward_args.v_scales = forward_args.v_scales;
 }
 
 int64_t Operands::bytes(spattn_enum op) const {

@@ -217,7 +217,7 @@ long allocations(const std::string& row, const spattn_pattern* pattern, const sp
 // [launch] allocates nothing: every row that can be pinned, with every option that a call may bring.
 TEST(runs_allocate_nothing) {
     const std::pair<std::string, spattn_dtype> dtypes[] = {
-        {"_f32", f32}, {"_f16", {SPATTN_FLOAT, 16, 1}}, {"_bf16", bf16}, {"_f64", f64}, {"_forward_bf16", float8}};
+        {"_f32", f32}, {"_f16", {SPATTN_FLOAT, 16, 1}}, {"_bf16", bf16}, {"_f64", f64}, {"_bf16", float8}};
     const std::pair<const char*, int64_t> kinds[] = {{block_text, 0}, {"runtime_tokens(6) & causal", 6}};
     long runs = 0;
     for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
@@ -231,7 +231,6 @@ TEST(runs_allocate_nothing) {
                 for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_SINK_LOGITS | SPATTN_PLAN_VALUE_IN_KEY)}) {
                     auto problem = make_problem();
                     problem.dtype = dtype, problem.flags |= flags;
-                    if (dtype.code == SPATTN_FLOAT8_E4M3FN) problem.flags &= ~uint32_t(SPATTN_PLAN_BACKWARD);
                     const size_t shared = row.find("_heads");  // and how many of a group share its tiles
                     if (shared != std::string::npos && std::isdigit(row[shared + 6]))
                         problem.heads_q = problem.heads_kv * std::stoll(row.substr(shared + 6));

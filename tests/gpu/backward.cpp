@@ -102,6 +102,41 @@ TEST(tensor_core_rows_of_lists_backward) {
     if (rows.empty()) check::skip(no_such_rows);
 }
 
+// Rows are given copies of what operands stand for, whatever these are, and make gradients of that.
+TEST(operands_of_float8_backward) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    int n = 0, shape = 0;
+    for (const std::string& row : rows_here("", "_backward_bf16")) {
+        if (row.rfind("sm", 0) != 0 && row.rfind("any", 0) != 0) continue;
+        const bool has_dims = row.find("_v") != std::string::npos, lists = row.find("_gather_") != std::string::npos;
+        std::vector<Case> cases;
+        for (Case c : shapes_of(row)) {
+            const bool see_alike = c.pattern.find("per_head") == std::string::npos;
+            if (++shape % 53 || (!see_alike && row.find("any_block") != 0)) continue;
+            c.float8 = Float8(1 + ++n % 3), c.backward = true;
+            c.head_dim = has_dims ? dim_of(row) : 72, c.head_dim_v = has_dims ? dim_v_of(row) : 40;
+            c.value_in_key = c.head_dim > 256;
+            if (n % 4 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
+            c.heads_q = c.heads_kv * (lists ? 5 : 2);
+            c.column = n % 8 == 5 ? 2 : 1, c.shift = n % 8 == 6 ? 1 : 0, c.padding = n % 8 == 7 ? 3 : c.padding;
+            c.sinks = n % 7 < 3, c.dlse = n % 5 < 3, c.deterministic = n % 6 == 0;
+            cases.push_back(c);
+        }
+        prepare_truths(cases);
+        const std::string rows = !has_dims ? row : lists ? with_its_forward(row) : pair_with(row);
+        for (const Case& c : cases) run_row(context, rows, c);
+        std::printf("%s: %zu cases\n", row.c_str(), cases.size());
+    }
+    // Rows that the library chooses, of one piece or two.
+    for (const char* pattern : {"full", "causal & (window(40,0) | strided(32))"}) {
+        Case whole;
+        whole.pattern = pattern, whole.seq_q = whole.seq_k = 700, whole.heads_q = 4, whole.heads_kv = 2;
+        whole.float8 = Float8::of_rows, whole.bound = 2.4e-2, whole.row_bound = 1e-2, whole.backward = true;
+        run_row(context, "", whole);
+    }
+}
+
 // Every processor has several tasks of many blocks, and L2 all that it can take: warps run far apart.
 TEST(lists_of_many_heads_at_full_load) {
     NEEDS_GPU();

@@ -524,13 +524,17 @@ void Run::write_operand(DeviceTensor& to, DeviceTensor& scales, const Values& va
     to.write(codes), scales.write(of_rows);
 }
 
+template <class Args>
+void Run::bring_scales(Args& args) {
+    if (c.float8 != Float8::of_rows && c.float8 != Float8::of_heads) return;
+    args.q_scales = q_scales.view(), args.k_scales = k_scales.view();
+    args.v_scales = c.value_in_key ? nullptr : v_scales.view();
+}
+
 spattn_status Run::forward(cudaStream_t stream, const spattn_tensor* indices) {
     auto args = forward_args(c, *this);
     args.indices = indices;
-    if (c.float8 == Float8::of_rows || c.float8 == Float8::of_heads) {
-        args.q_scales = q_scales.view(), args.k_scales = k_scales.view();
-        args.v_scales = c.value_in_key ? nullptr : v_scales.view();
-    }
+    bring_scales(args);
     args.stream = stream, args.workspace = forward_workspace.memory, args.workspace_bytes = forward_workspace.bytes;
     return spattn_forward(plan.get(), &args);
 }
@@ -538,6 +542,7 @@ spattn_status Run::forward(cudaStream_t stream, const spattn_tensor* indices) {
 spattn_status Run::backward(cudaStream_t stream, const spattn_tensor* indices) {
     auto args = backward_args(c, *this);
     args.indices = indices;
+    bring_scales(args);
     args.stream = stream, args.workspace = backward_workspace->memory, args.workspace_bytes = backward_workspace->bytes;
     return spattn_backward(plan.get(), &args);
 }

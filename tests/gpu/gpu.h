@@ -165,6 +165,8 @@ struct Run {
     std::optional<Workspace> backward_workspace;
 
 private:
+    template <class Args>
+    void bring_scales(Args& args);
     void write_operand(DeviceTensor& to, DeviceTensor& scales, const Values& values, int64_t seq, int64_t columns);
 };
 

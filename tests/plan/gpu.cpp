@@ -554,9 +554,9 @@ TEST(operands_of_float8_are_multiplied_or_copied) {
     CHECK_EQ(name_for("causal & dilated(1008,0,16)", 16384, 128).find("float8"), std::string::npos);
     CHECK_EQ(name_for("full", 1, 128).find("float8"), std::string::npos);
     const CompiledPlan plan = plan_for("causal", 16384, 128);
-    CHECK(plan.forward.workspace >= Float8Copies::most_bytes(plan.problem));
-    CHECK(explain(plan).find("copies      v as bf16, once a call\n") != std::string::npos);
-    CHECK(explain(plan_for("full", 1, 128)).find("copies      q, k and v as bf16, once a call\n") != std::string::npos);
+    CHECK(plan.forward.workspace >= Float8Copies::most_bytes(plan.problem, Pass::forward));
+    CHECK(explain(plan).find("  copies    v as bf16, once a call\n") != std::string::npos);
+    CHECK(explain(plan_for("full", 1, 128)).find("  copies    q, k and v as bf16, once a call\n") != std::string::npos);
     imaginary_capability = 80;
     CHECK_EQ(name_for("causal", 16384, 128).find("float8"), std::string::npos);
 }

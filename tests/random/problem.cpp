@@ -82,7 +82,7 @@ void draw_numbers(Random& random, spattn_problem& p) {
 
 void draw_options(Random& random, Problem& problem, const Row* pin) {
     spattn_problem& p = problem.c;
-    if (pin ? pin->is_backward : !problem.has_float8_operands() && random.one_in(3)) p.flags |= SPATTN_PLAN_BACKWARD;
+    if (pin ? pin->is_backward : random.one_in(3)) p.flags |= SPATTN_PLAN_BACKWARD;
     if (pin ? pin->is_reference : random.one_in(12)) p.flags |= SPATTN_PLAN_REFERENCE;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_SINK_LOGITS;
     if (random.one_in(8)) p.flags |= SPATTN_PLAN_DETERMINISTIC;
@@ -145,7 +145,7 @@ std::vector<int64_t> draw_parents(Random& random, const spattn_problem& p) {
 }
 
 const Type& draw_type(Random& random, const Row* pin) {
-    if (pin) return pin->type == &bf16 && !pin->is_backward && random.one_in(6) ? bf16_from_float8 : *pin->type;
+    if (pin) return pin->type == &bf16 && random.one_in(6) ? bf16_from_float8 : *pin->type;
     return random.one_in(2) ? bf16 : types[random.in(0, int64_t(std::size(types)) - 1)];
 }
 

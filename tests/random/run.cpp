@@ -307,6 +307,7 @@ bool run(const Device& device, const spattn_plan* plan, Problem& problem, Tensor
         b.struct_size = sizeof b;
         b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse, b.sink_logits = f.sink_logits;
         b.indices = f.indices, b.index_counts = f.index_counts;
+        b.q_scales = f.q_scales, b.k_scales = f.k_scales, b.v_scales = f.v_scales;
         b.dout = memory.put(t.dout), b.dlse = memory.put(t.dlse, View::rows);
         b.dq = memory.put(t.dq), b.dk = memory.put(t.dk), b.dv = memory.put(t.dv);
         b.dsink_logits = memory.put(t.dsinks, View::heads);

@@ -228,6 +228,33 @@ def test_plans_read_the_arrays_and_scales_of_each_call():
     np.testing.assert_array_equal(same.forward(*x, **scales), found[0])
 
 
+@pytest.mark.parametrize("text", [TEXT, "full", "residue(7,3) & causal"])
+@pytest.mark.parametrize("in_keys", [False, True])
+def test_gradients_are_those_of_what_rows_stand_for(text, in_keys):
+    """Bit by bit those of bfloat16 of the same numbers, which has them: scales are powers of two."""
+    x, scales, _ = operands()
+    scales = {name: np.exp2(np.floor(np.log2(np.abs(s)))).astype(np.float32) for name, s in scales.items()}
+    narrow = [(e.astype(np.float32) * s[..., None]).astype(BFLOAT16) for e, s in zip(x, scales.values())]
+    options = {"head_dim_v": 16} if in_keys else {}
+    if in_keys:
+        x[2] = narrow[2] = scales["v_scales"] = None
+    sinks = np.array([0.5, -2, 1, 3], np.float32)
+    out, lse = sa.attention(*x, text, **scales, **options, sink_logits=sinks, return_lse=True)
+    more = {"sink_logits": sinks, "dlse": np.sin(lse), **options}
+    dout = np.cos(out.astype(np.float32)).astype(BFLOAT16)
+    expected = sa.attention_backward(*narrow, out, lse, dout, text, **more)
+    plan = sa.plan(text, *x, backward=True, sink_logits=True, **options)
+    for found in (
+        sa.attention_backward(*x, out, lse, dout, text, **scales, **more),
+        plan.backward(*x, out, lse, dout, dlse=more["dlse"], sink_logits=sinks, **scales),
+    ):
+        assert len(found) == 4 and found[0].dtype == BFLOAT16
+        for one, other in zip(found, expected):
+            assert (one is None) == (other is None)
+            if one is not None:
+                np.testing.assert_array_equal(one, other)
+
+
 def test_plans_are_found_again():
     x, scales, _ = operands()
     context = sa.Context("cpu")
@@ -251,8 +278,13 @@ def test_what_is_wrong_is_named():
     out, lse = sa.attention(*x, TEXT, return_lse=True)
     right = sa.attention(*x, TEXT, **scales)
 
+    wide_out = out.astype(np.float32)
+
     def attend(q=q, k=k, v=v, **changed):
         return sa.attention(q, k, v, TEXT, **{**scales, **changed})
+
+    def differentiate(out=out, dout=out, **changed):
+        return sa.attention_backward(*x, out, lse, dout, TEXT, **{**scales, **changed})
 
     unscaled = dict.fromkeys(scales)
     calls = [
@@ -277,8 +309,10 @@ def test_what_is_wrong_is_named():
         (sa.ShapeError, "q_scales", "2, 70, 4", lambda: plan.forward(*x, q_scales=scales["q_scales"].swapaxes(1, 2))),
         (sa.DTypeError, "q", "accepted: float8_e4m3fn", lambda: plan.forward(*bf16)),
         (sa.DTypeError, "problem.cache_dtype", "accepted: ", lambda: sa.plan(TEXT, bf16[0], k, v)),
-        (sa.UnsupportedError, "problem.dtype", "BACKWARD", lambda: sa.plan(TEXT, *x, backward=True)),
-        (sa.UnsupportedError, "problem.dtype", "BACKWARD", lambda: sa.attention_backward(*x, out, lse, out, TEXT)),
+        (sa.DTypeError, "dout", "accepted: bfloat16", lambda: differentiate(dout=wide_out)),
+        (sa.DTypeError, "out", "accepted: bfloat16", lambda: differentiate(out=wide_out)),
+        (sa.DTypeError, "k_scales", "float32", lambda: differentiate(k_scales=scales["k_scales"].astype(np.float64))),
+        (sa.ShapeError, "q_scales", "2, 70, 4", lambda: differentiate(q_scales=scales["k_scales"])),
         (sa.ArgumentError, "plan", "backward", lambda: plan.backward(*x, out, lse, out)),
         (sa.UnsupportedError, "problem.dtype", "cache_dtype of float8", lambda: sa.plan(TEXT, *x, starts=True)),
         (sa.UnsupportedError, "problem.dtype", "STARTS", lambda: sa.Plan("full", **sizes, starts=True)),

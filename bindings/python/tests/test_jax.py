@@ -193,10 +193,104 @@ def test_float8_has_no_derivatives():
         assert caught.value.argument == "q"
     beside = jax.grad(lambda scale: jax.lax.stop_gradient(loss(numbers[0])) * scale)
     assert jnp.isfinite(beside(2.0))  # what is a constant to a derivative may be of float8
-    with pytest.raises(sa.UnsupportedError) as caught:
-        out, lse = saj.attention(**given, pattern=TEXT, return_lse=True)
-        saj.attention_backward(given["q"], given["k"], given["v"], out, lse, out, TEXT)
-    assert caught.value.argument == "problem.dtype"
+
+
+@pytest.mark.parametrize("form", FLOAT8_FORMS)
+def test_backward_of_float8(form):
+    """As of bfloat16 of what the elements stand for: jitted, and not."""
+    options = {"pattern": TEXT, "axes": "bshd", **FLOAT8_FORMS[form]}
+    made = {name: options.pop(name) for name in ("names", "of_heads") if name in options}
+    given, numbers = float8(options["axes"], head_dim_v=options.get("head_dim_v"), **made)
+    if "indices" in options:
+        options["indices"] = windows()
+    out, lse = saj.attention(*numbers, return_lse=True, **options)
+    more = {"out": out, "lse": lse, "dout": jnp.cos(out), "dlse": jnp.sin(lse), **options}
+    expected = [x for x in saj.attention_backward(*numbers, **more) if x is not None]
+
+    def differentiate(given):
+        return [x for x in saj.attention_backward(**given, **more) if x is not None]
+
+    for found in (differentiate(given), jax.jit(differentiate)(given)):
+        assert [x.dtype for x in found[:2]] == [jnp.bfloat16] * 2
+        close(found, expected, BOUNDS[jnp.bfloat16])
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("scales", ["heads", "rows"])
+def test_to_float8(axes, scales):
+    x = operands()[0] * jnp.asarray([0, 1, 1e4, 1e-3])[:, None]  # by heads
+    x = {"bshd": x, "bhsd": jnp.swapaxes(x, 1, 2), "thd": x[0]}[axes]
+    elements, factors = saj.to_float8(x, axes=axes, scales=scales)
+    assert elements.dtype == jnp.float8_e4m3fn and elements.shape == x.shape
+    assert factors.dtype == jnp.float32 and factors.shape == x.shape[:-1]
+    wide = elements.astype(jnp.float32)
+    seq = {"bshd": 1, "bhsd": 2, "thd": 0}[axes]
+    largest = jnp.max(jnp.abs(wide), -1 if scales == "rows" else (seq, x.ndim - 1))
+    assert set(np.unique(largest)) == {0, 448}
+    units = factors[..., None]
+    assert bool((jnp.abs(wide * units - x) <= 2**-4 * jnp.abs(x) + 2**-9 * units).all())  # 2^-9: the least float8
+
+
+def test_to_float8_of_what_has_no_size():
+    x = jnp.asarray([[0.0, 0], [1, jnp.inf], [500, jnp.nan], [2, -4]])[:, None]  # thd
+    elements, factors = saj.to_float8(x, axes="thd", scales="rows")
+    assert factors[:, 0].tolist() == [1, 1, 1, np.float32(4 / 448)]
+    wide = elements.astype(jnp.float32)[:, 0]
+    assert wide[1].tolist() == [1, 448] and wide[3].tolist() == [224, -448] and wide[2][0] == 448
+    assert bool(jnp.isnan(wide[2][1]))
+    assert saj.to_float8(jnp.zeros((2, 0, 3, 8)))[1].shape == (2, 0, 3)
+    for argument, call in (
+        ("x", lambda: saj.to_float8(x)),
+        ("x", lambda: saj.to_float8([1.0])),
+        ("axes", lambda: saj.to_float8(x, axes="shd")),
+        ("scales", lambda: saj.to_float8(x, axes="thd", scales="row")),
+    ):
+        with pytest.raises(sa.SparseAttentionError, match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("scales", ["heads", "rows"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("in_keys", [False, True])
+def test_float8_attention_hands_gradients_on(scales, dtype, in_keys):
+    x = [one.astype(dtype) for one in operands()[:3]]
+    x[2] = None if in_keys else x[2]
+    sinks = jnp.asarray([0.5, -2, 1, 3], jnp.float32)
+    options = {"pattern": TEXT, "return_lse": True, "head_dim_v": 16 if in_keys else None}
+
+    def attend(*x):
+        return saj.float8_attention(*x[:3], sink_logits=x[3], scales=scales, **options)
+
+    rounded = [(None, None) if one is None else saj.to_float8(one, scales=scales) for one in x]
+    elements, factors = zip(*rounded)
+    given = dict(zip(("q_scales", "k_scales", "v_scales"), factors)) | {"sink_logits": sinks}
+    right, lse = saj.attention(*elements, **given, **options)
+    (out, found_lse), differentiate = jax.vjp(jax.jit(attend), *x, sinks)
+    assert out.dtype == dtype
+    close([out.astype(jnp.bfloat16), found_lse], [right, lse], 2e-3)
+    dout, dlse = jnp.cos(out), jnp.sin(lse)
+    options.pop("return_lse")
+    more = {"out": right, "lse": lse, "dout": dout.astype(jnp.bfloat16), "dlse": dlse}
+    expected = saj.attention_backward(*elements, **more, **given, **options)
+    found = differentiate((dout, dlse))
+    for one, other, leaf in zip(found, expected, (*x, sinks)):
+        assert (one is None) == (leaf is None)
+        if one is not None:
+            assert one.dtype == leaf.dtype
+            close([one], [other], BOUNDS[jnp.bfloat16])
+
+
+def test_vmap_of_float8_attention():
+    q, k, v, _ = operands()
+    many = [jnp.stack([x, x[::-1]]) for x in (q, k, v)]
+
+    def loss(*x):
+        return saj.float8_attention(*x, TEXT).sum()
+
+    found = jax.vmap(jax.grad(loss, (0, 1, 2)))(*many)
+    for n in range(2):
+        close([x[n] for x in found], jax.grad(loss, (0, 1, 2))(*(x[n] for x in many)), BOUNDS[jnp.bfloat16])
 
 
 @pytest.mark.parametrize(

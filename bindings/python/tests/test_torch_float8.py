@@ -145,6 +145,204 @@ def test_autocast_leaves_float8_as_it_is():
     assert caught.value.argument == "k"
 
 
+# ---- gradients ----
+
+
+def gradients_of(x, text, dout, dlse, **options):
+    """Those of attention in float64 of what x stands for."""
+    leaves = [one if one is None else one.clone().requires_grad_() for one in x]
+    out, lse = sat.attention(*leaves, text, return_lse=True, **options)
+    return torch.autograd.grad((out, lse), [one for one in leaves if one is not None], (dout.double(), dlse))
+
+
+def assert_gradients_are_close(found, expected, bound=3e-2):
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        size = other.abs().max()
+        torch.testing.assert_close(one.cpu().double(), other, rtol=bound, atol=bound * float(size))
+
+
+def arriving(shape, device, seq_axis=1):
+    made = torch.Generator().manual_seed(9)
+    batch, seq, heads, _ = shape
+    return torch.randn(shape, generator=made).bfloat16().to(device), torch.randn(batch, heads, seq, generator=made)
+
+
+@on_devices
+@pytest.mark.parametrize("kind", [quantize, one_scale_a_head, without_scales])
+@pytest.mark.parametrize("text", [TEXT, "full", "residue(7,3) & causal", "dilated(20,0,3) | block_diagonal(8)"])
+@pytest.mark.parametrize("sizes", [{}, {"seq": 300, "head_dim": 128, "head_dim_v": 128}])
+def test_gradients(device, kind, text, sizes):
+    x, scales = operands(kind, device, **sizes)
+    out, lse = sat.attention(*x, text, **scales, return_lse=True)
+    dout, dlse = arriving(out.shape, device)
+    expected = gradients_of(stand_for(x, scales.values()), text, dout.cpu(), dlse)
+    found = sat.attention_backward(*x, out, lse, dout, text, dlse=dlse.to(device), **scales)
+    assert_gradients_are_close(found, expected)
+    plan = sa.plan(text, *x, backward=True)
+    assert_gradients_are_close(plan.backward(*x, out, lse, dout, dlse=dlse.to(device), **scales), expected)
+
+
+@on_devices
+def test_gradients_of_values_in_keys_and_of_sinks(device):
+    (q, k, _), scales = operands(device=device, heads_kv=1)
+    del scales["v_scales"]
+    sinks = torch.tensor([0.5, -2, 1, 3])
+    options = {"head_dim_v": 16, "sink_logits": sinks.to(device), **scales}
+    out, lse = sat.attention(q, k, None, TEXT, **options, return_lse=True)
+    dout, dlse = arriving(out.shape, device)
+    dq, dk, dv, dsinks = sat.attention_backward(q, k, None, out, lse, dout, TEXT, dlse=dlse.to(device), **options)
+    assert dv is None and dsinks.dtype == torch.float32
+    right = gradients_of([*stand_for((q, k), scales.values()), None], TEXT, dout.cpu(), dlse, head_dim_v=16, sink_logits=sinks)
+    assert_gradients_are_close((dq, dk), right)
+
+
+@on_devices
+def test_gradients_of_lists(device):
+    x, scales = operands(device=device)
+    made = torch.Generator().manual_seed(2)
+    lists = {"indices": torch.randint(-1, 41, (2, 40, 2, 5), generator=made)}
+    pattern = "causal & runtime_tokens(5)"
+    out, lse = sat.attention(*x, pattern, **{k: v.to(device) for k, v in lists.items()}, **scales, return_lse=True)
+    dout, dlse = arriving(out.shape, device)
+    expected = gradients_of(stand_for(x, scales.values()), pattern, dout.cpu(), dlse, **lists)
+    lists = {name: one.to(device) for name, one in lists.items()}
+    found = sat.attention_backward(*x, out, lse, dout, pattern, dlse=dlse.to(device), **lists, **scales)
+    assert_gradients_are_close(found, expected)
+
+
+# ---- what is rounded on the way in ----
+
+
+@on_devices
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("kind", ["heads", "rows"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_to_float8(device, axes, kind, dtype):
+    x = torch.randn(2, 40, 4, 24, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    x = x.transpose(1, 2) if axes == "bhsd" else x[0] if axes == "thd" else x
+    elements, scales = sat.to_float8(x, axes=axes, scales=kind)
+    assert elements.dtype == FLOAT8 and elements.shape == x.shape
+    assert scales.dtype == torch.float32 and scales.shape == x.shape[:-1]
+    seq = {"bshd": 1, "bhsd": 2, "thd": 0}[axes]
+    assert (scales.stride(seq) == 0) == (kind == "heads")
+    largest = elements.float().abs().amax(-1 if kind == "rows" else (seq, -1))
+    assert (largest == 448).all()
+    torch.testing.assert_close(elements.float() * scales[..., None], x.float(), rtol=2**-4, atol=2e-2)
+
+
+def test_to_float8_of_what_has_no_size():
+    x = torch.tensor([[0.0, 0], [1, float("inf")], [500, float("nan")], [1e-45, 0], [2, -4]])[:, None]  # thd
+    elements, scales = sat.to_float8(x, axes="thd", scales="rows")
+    assert scales[:3].flatten().tolist() == [1, 1, 1]
+    assert elements[1].float().flatten().tolist() == [1, 448] and elements[2].isnan().sum() == 1
+    assert scales[3] == 2.0**-126 and scales[4] == 4 / 448 and elements[4].float().flatten().tolist() == [224, -448]
+    empty, ones = sat.to_float8(torch.zeros(2, 0, 3, 8))
+    assert empty.shape == (2, 0, 3, 8) and ones.shape == (2, 0, 3)
+    for argument, call in (
+        ("x", lambda: sat.to_float8(x)),
+        ("x", lambda: sat.to_float8([1.0])),
+        ("axes", lambda: sat.to_float8(x, axes="shd")),
+        ("scales", lambda: sat.to_float8(x, axes="thd", scales="row")),
+    ):
+        with pytest.raises(sa.SparseAttentionError, match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument
+
+
+def leaves_of(device="cpu", dtype=torch.bfloat16, in_keys=False):
+    made = torch.Generator().manual_seed(3)
+    shapes = [(2, 40, 4, 24), (2, 40, 2, 24), (2, 40, 2, 16)]
+    x = [torch.randn(shape, generator=made).to(device, dtype).requires_grad_() for shape in shapes]
+    return [*x[:2], None] if in_keys else x
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["heads", "rows"])
+@pytest.mark.parametrize("in_keys", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_float8_attention_hands_gradients_on(device, kind, in_keys, dtype):
+    x = leaves_of(device, dtype, in_keys)
+    sinks = torch.tensor([0.5, -2, 1, 3], device=device, requires_grad=True)
+    options = {"head_dim_v": 16 if in_keys else None, "scale": 0.2}
+    out, lse = sat.float8_attention(*x, TEXT, scales=kind, sink_logits=sinks, return_lse=True, **options)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    dout, dlse = arriving(out.shape, device)
+    leaves = [one for one in (*x, sinks) if one is not None]
+    found = torch.autograd.grad((out, lse), leaves, (dout.to(dtype), dlse.to(device)))
+
+    rounded = [(None, None) if one is None else sat.to_float8(one, scales=kind) for one in x]
+    elements, scales = zip(*rounded)
+    given = {**dict(zip(NAMES, scales)), "sink_logits": sinks.detach(), **options}
+    right, right_lse = sat.attention(*elements, TEXT, **given, return_lse=True)
+    assert torch.equal(out, right.to(dtype)) and torch.equal(lse, right_lse)
+    expected = sat.attention_backward(*elements, right, lse, dout, TEXT, dlse=dlse.to(device), **given)
+    for one, other, leaf in zip(found, (g for g in expected if g is not None), leaves, strict=True):
+        assert one.dtype == leaf.dtype
+        assert torch.equal(one, other.to(leaf.dtype)) if device == "cpu" else torch.allclose(
+            one.float(), other.float(), atol=1e-2, rtol=1e-2
+        )
+
+
+def test_float8_attention_keeps_bytes_for_its_backward():
+    x = leaves_of()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        sat.float8_attention(*x, TEXT)
+    sizes = [t.dtype.itemsize for t in kept if t.dim() == 4]
+    assert sorted(sizes) == [1, 1, 1, 2]  # q, k, v; out
+
+
+def test_float8_attention_compiles():
+    torch._dynamo.reset()
+
+    def step(q, k, v):
+        return sat.float8_attention(q, k, v, TEXT, scales="rows").sin()
+
+    for backend in ("eager", "aot_eager"):
+        compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=backend)
+        x = leaves_of()
+        found, right = compiled(*x), step(*x)
+        assert torch.equal(found, right)
+        dout = torch.ones_like(right)
+        for one, other in zip(torch.autograd.grad(found, x, dout), torch.autograd.grad(right, x, dout)):
+            assert torch.equal(one, other)
+
+
+def test_float8_attention_under_autocast_no_grad_and_lists():
+    x = leaves_of(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = sat.float8_attention(*x, TEXT)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(one.grad.dtype == torch.float32 for one in x)
+    with torch.no_grad():
+        assert not sat.float8_attention(*x, TEXT).requires_grad
+    indices = torch.randint(0, 40, (2, 40, 2, 5), generator=torch.Generator().manual_seed(2))
+    out = sat.float8_attention(*x, "causal & runtime_tokens(5)", indices=indices, axes="bshd")
+    assert torch.isfinite(torch.autograd.grad(out.sum(), x)[1]).all()
+    mask = torch.ones(40, 40, dtype=torch.bool).tril()
+    assert torch.equal(sat.float8_attention(*x, mask), sat.float8_attention(*x, "causal"))
+    (dq,) = torch.autograd.grad(sat.float8_attention(*x, TEXT).sum(), x[:1], create_graph=True)
+    with pytest.raises(sa.UnsupportedError, match="second derivatives"):
+        dq.sum().backward()
+
+
+def test_float8_attention_names_what_is_wrong():
+    q, k, v = leaves_of()
+    calls = [
+        (sa.DTypeError, "q", lambda: sat.float8_attention([1.0], k, v, TEXT)),
+        (sa.DTypeError, "v", lambda: sat.float8_attention(q, k, 3, TEXT)),
+        (sa.ShapeError, "v", lambda: sat.float8_attention(q, k, v[:, 1:], TEXT)),
+        (sa.ArgumentError, "scales", lambda: sat.float8_attention(q, k, v, TEXT, scales="tensor")),
+        (sa.DTypeError, "sink_logits", lambda: sat.float8_attention(q, k, v, TEXT, sink_logits=torch.zeros(4).half())),
+    ]
+    for kind, argument, call in calls:
+        with pytest.raises(kind, match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument
+
+
 # ---- who looks on ----
 
 
@@ -259,19 +457,13 @@ def test_gradients_are_refused_in_compiled_code():
         compiled(x[0].requires_grad_())
 
 
-def test_there_is_no_backward():
+def test_operators_refuse_to_round_gradients():
     x, scales = operands()
-    out, lse = sat.attention(*x, TEXT, return_lse=True)
-    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
-        sat.attention_backward(*x, out, lse, out, TEXT)
-    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
-        sat.plan(TEXT, *x, backward=True)
     scalars = ("causal", "bshd", None, None, None, None, False, False, False)
-    arguments = (x[0].requires_grad_(), *x[1:], None, None, None, None, *scalars)
-    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
-        torch.ops.sparseattn.forward(*arguments, True, *scales.values())
-    out, _ = torch.ops.sparseattn.forward(*arguments, False, *scales.values())
-    with pytest.raises(sa.UnsupportedError, match="float8_e4m3fn with SPATTN_PLAN_BACKWARD"):
+    out, _ = torch.ops.sparseattn.forward(
+        x[0].requires_grad_(), *x[1:], None, None, None, None, *scalars, True, *scales.values()
+    )
+    with pytest.raises(sa.UnsupportedError, match="q is float8_e4m3fn.*accepted: sparseattn.torch.float8_attention"):
         out.sum().backward()
 
 

@@ -23,7 +23,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { MAX_RANK = 4, MAX_BUFFERS = 15, MAX_DEVICES = 64 };
+enum { MAX_RANK = 4, MAX_BUFFERS = 17, MAX_DEVICES = 64 };
 enum { INDICES, INDEX_COUNTS, Q_SCALES, K_SCALES, V_SCALES, OPTIONAL }; /* of `given` */
 
 typedef struct view {
@@ -163,9 +163,9 @@ static int read_buffers(task* t, int fold) {
     if (t->given[INDICES]) backward.indices = forward.indices = add_view(t, in->items[next++], dense, fold);
     if (t->given[INDEX_COUNTS])
         backward.index_counts = forward.index_counts = add_view(t, in->items[next++], rows, fold);
-    if (t->given[Q_SCALES]) forward.q_scales = add_view(t, in->items[next++], rows, fold);
-    if (t->given[K_SCALES]) forward.k_scales = add_view(t, in->items[next++], of_keys - 1, fold);
-    if (t->given[V_SCALES]) forward.v_scales = add_view(t, in->items[next++], of_keys - 1, fold);
+    if (t->given[Q_SCALES]) backward.q_scales = forward.q_scales = add_view(t, in->items[next++], rows, fold);
+    if (t->given[K_SCALES]) backward.k_scales = forward.k_scales = add_view(t, in->items[next++], of_keys - 1, fold);
+    if (t->given[V_SCALES]) backward.v_scales = forward.v_scales = add_view(t, in->items[next++], of_keys - 1, fold);
     next = 0;
     if (!is_backward) {
         forward.out = add_view(t, out->items[next++], dense, fold);

@@ -153,7 +153,7 @@ def attention(
 
     q        [batch, seq_q, heads_q, head_dim], float32, float16, float64 or bfloat16 (ml_dtypes). Mind the order: an
              array [batch, heads, seq, head_dim] is taken for one of few tokens and many heads unless axes says "bhsd".
-             Or float8_e4m3fn (ml_dtypes), as k and v then: out is bfloat16, and there are no gradients
+             Or float8_e4m3fn (ml_dtypes), as k and v then: out is bfloat16
     k        [batch, seq_k, heads_kv, head_dim]
     v        [batch, seq_k, heads_kv, head_dim_v]; None: its values are the first head_dim_v of k
     pattern  a Pattern, its text, or a mask: bool [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k],
@@ -230,12 +230,16 @@ def attention_backward(
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
+    q_scales: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
 ) -> tuple[Any, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
-    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None: Plan.backward. Arrays of torch, JAX and others
-    as in attention; options and errors, too.
+    With sink_logits (dq, dk, dv, dsink_logits); with v None dv is None; with float8 all three are bfloat16:
+    Plan.backward. Arrays of torch, JAX and others as in attention; options and errors, too.
     """
+    scales = {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     if type(q) is not np.ndarray and (module := module_of(q)) is not None:
         found: tuple[Any, ...] = module.attention_backward(
             q,
@@ -257,14 +261,14 @@ def attention_backward(
             indices=indices,
             index_counts=index_counts,
             sink_logits=sink_logits,
-            **options_for(module, context),
+            **options_for(module, context, scales),
         )
         return found
     options = (axes, scale, softcap, q_offset, head_dim_v)
     flags = (sink_logits is not None, True, deterministic, reference, tf32)
     made, q, k, v = _plan_of(q, k, v, pattern, options, flags, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
-    return made.backward(q, k, v, out, lse, dout, **more)
+    return made.backward(q, k, v, out, lse, dout, **more, **scales)
 
 
 def _plan_of(

@@ -70,8 +70,8 @@ class Plan:
     head_dim_v              of v and out; None is head_dim
     dtype                   of q, k, v, out and their gradients: float32, float16, float64, or bfloat16 of ml_dtypes. Or
                             float8_e4m3fn of ml_dtypes, of q, k and v: each row of a token and head stands for its
-                            elements times a scale, which calls may bring, and out is bfloat16. Forward alone, and
-                            without starts
+                            elements times a scale, which calls may bring; out is bfloat16, and so are gradients, which
+                            are those of what rows stand for. Without starts
     axes                    "bshd": arrays are [batch, seq, heads, head_dim]; "bhsd": [batch, heads, seq, head_dim];
                             "thd": [tokens, heads, head_dim], sequences of several lengths one after the other, which
                             per_document or documents tells apart; seq_q and seq_k are all tokens
@@ -321,13 +321,17 @@ class Plan:
         indices: Any = None,
         index_counts: Any = None,
         sink_logits: Any = None,
+        q_scales: Any = None,
+        k_scales: Any = None,
+        v_scales: Any = None,
     ) -> tuple[Any, ...]:
-        """Gradients (dq, dk, dv), shaped as q, k, v; needs a plan with backward=True.
+        """Gradients (dq, dk, dv), shaped as q, k, v and of the dtype of out; needs a plan with backward=True.
 
         dv is None in a plan with value_in_key: dk has both. A plan with sink_logits has a fourth, dsink_logits, float32
-        [heads_q].
+        [heads_q]. Where q, k and v are float8, gradients are those of what rows stand for, elements times scales.
 
-        q, k, v, out, lse  as in forward, out and lse as it returned them; so indices, index_counts, sink_logits
+        q, k, v, out, lse  as in forward, out and lse as it returned them; so indices, index_counts, sink_logits, and
+                           q_scales, k_scales, v_scales
         dout               the gradient that arrives at out, shaped as it
         dlse               the gradient that arrives at lse, float32, shaped as it
 
@@ -336,14 +340,15 @@ class Plan:
         if not self._backward:
             raise _without_backward("plan")
         gradients = {
-            "dq": self._empty(self._q_shape, self.dtype),
-            "dk": self._empty(self._k_shape, self.dtype),
-            "dv": None if self._value_in_key else self._empty(self._v_shape, self.dtype),
+            "dq": self._empty(self._q_shape, self._out_dtype),
+            "dk": self._empty(self._k_shape, self._out_dtype),
+            "dv": None if self._value_in_key else self._empty(self._v_shape, self._out_dtype),
         }
         if self._sink_logits:
             gradients["dsink_logits"] = self._empty((self._heads_q,), self._float32)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
         given |= {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+        given |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
         frame = self._take_frame(BACKWARD)
         try:
             copies = [self._place(frame, name, array) for name, array in given.items()]

@@ -148,15 +148,16 @@ def _results(call: _Call, q: Any) -> tuple[Any, Any]:
 
 def _attention_forward(call: _Call, operands: _Operands) -> Any:
     if _is_float8(operands.q):
-        message = "attention of float8_e4m3fn has no derivatives; accepted: dtypes of 16 bits or more"
-        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+        message = "attention of float8_e4m3fn has no derivatives, which would be of float8, too; accepted: float8_attention"
+        raise UnsupportedError(f"{message} of arrays that are not rounded yet", "SPATTN_E_UNSUPPORTED", "q")
     out, lse = _compute(_with_backward(call), operands)
     return (out, lse), (operands, out, lse)
 
 
 def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Operands]:
     (operands, out, lse), (dout, dlse) = saved, gradients
-    results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands.dense())
+    sinks = operands.sink_logits
+    results = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype if x is sinks else out.dtype) for x in operands.dense())
     arrays = (*operands.dense(), out, lse, dout, dlse, *operands.optional())
     left = iter(_run("backward", _with_backward(call), results, *arrays))
     return (_Operands(*(None if array is None else next(left) for array in operands[:4])),)
@@ -255,7 +256,7 @@ def attention(
     function; scale, softcap, q_offset, head_dim_v, deterministic, reference and tf32 are those of sparseattn.Plan.
     Returns out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
-    Where q, k and v are float8_e4m3fn, out is bfloat16, and there are no gradients. Each row of a token and head stands
+    Where q, k and v are float8_e4m3fn, out is bfloat16, and float8_attention has gradients. Each row of a token and head stands
     for its elements times a scale: q_scales, k_scales and v_scales are float32, shaped as q, k and v without head_dim,
     and None is 1. v_scales is None where v is.
 
@@ -288,6 +289,9 @@ def attention_backward(
     indices: Any = None,
     index_counts: Any = None,
     sink_logits: Any = None,
+    q_scales: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     scale: float | None = None,
     softcap: float | None = None,
     q_offset: int | None = None,
@@ -299,14 +303,15 @@ def attention_backward(
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
     This is what jax.grad calls, for loops that differentiate by hand. With sink_logits (dq, dk, dv, dsink_logits), and
-    dv is None where v is. dout is shaped as out, dlse as lse; None is 0. Shapes, options and errors as in attention.
+    dv is None where v is. dout is shaped as out, dlse as lse; None is 0. Where q, k and v are float8, gradients are
+    bfloat16, of elements times scales. Shapes, options and errors as in attention.
     """
     lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    lists |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": tf32, "backward": True}
     call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options)
-    dense = (*operands.q.shape[:-1], _problem(call).head_dim_v), operands.q.dtype
-    rows = tuple(operands.q.shape[axis] for axis in row_axes(axes)), np.dtype(np.float32)
+    dense, rows = ((form.shape, form.dtype) for form in _results(call, operands.q))
     given = {"out": (out, *dense), "lse": (lse, *rows), "dout": (dout, *dense), "dlse": (dlse, *rows)}
     out, lse, dout, dlse = (_read_as(array, name, *form) for name, (array, *form) in given.items())
     dlse = jnp.zeros(*rows) if dlse is None else dlse
@@ -343,6 +348,106 @@ def _prepare(
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     return _Call(made.save(), as_bytes(problem), _which(operands._asdict())), operands
+
+
+# ---- operands that are rounded to float8 ----
+
+_LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
+
+
+def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax.Array, jax.Array]:
+    """x as float8_e4m3fn, and what its elements are to be multiplied by, as attention takes both.
+
+    x       [batch, seq, heads, head_dim], or as axes says, of any floating dtype
+    scales  "heads": each head of a batch entry has one, in whose units its largest magnitude is 448, the largest
+            float8. Attention is fastest then. "rows": each row of a token and head has one
+
+    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim. What has no finite magnitude,
+    or is zero, has a scale of 1; elements beyond 448 become 448, NaN stays NaN. Gradients end here.
+
+    Raises ArgumentError, ShapeError, DTypeError.
+    """
+    x = _read(x, "x")
+    tokens = {"bshd": 1, "bhsd": 2, "thd": 0}
+    if axes not in tokens:
+        raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(tokens)}", "SPATTN_E_RANGE", "axes")
+    if scales not in ("heads", "rows"):
+        message = f"argument scales is {scales!r}; accepted: 'heads', 'rows'"
+        raise ArgumentError(message, "SPATTN_E_RANGE", "scales")
+    if x.ndim != len(axes):
+        message = f"argument x has shape {list(x.shape)}; accepted: {len(axes)} axes, {axes}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "x")
+    wide = jax.lax.stop_gradient(x).astype(jnp.float32)
+    over = (tokens[axes], x.ndim - 1) if scales == "heads" else (x.ndim - 1,)
+    largest = jnp.max(jnp.abs(wide), over, keepdims=True, initial=0)
+    is_scaled = (largest > 0) & (largest < jnp.inf)
+    factors = jnp.where(is_scaled, jnp.maximum(largest / _LARGEST, _LEAST_SCALE), 1)
+    elements = jnp.clip(wide / factors, -_LARGEST, _LARGEST).astype(jnp.float8_e4m3fn)
+    return elements, jnp.broadcast_to(factors[..., 0], x.shape[:-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rounded_attention(call: _Call, given: tuple[Any, ...], operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    """attention of operands that stand for given, q, k, v and sink_logits, which receive the gradients."""
+    return _compute(call, operands)
+
+
+def _rounded_forward(call: _Call, given: tuple[Any, ...], operands: _Operands) -> Any:
+    out, lse = _compute(_with_backward(call), operands)
+    nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
+    return (out, lse), (nothing, operands, out, lse)
+
+
+def _rounded_backward(call: _Call, saved: Any, gradients: Any) -> Any:
+    nothing, *kept = saved
+    (found,) = _attention_backward(call, tuple(kept), gradients)
+    return tuple(x if x is None else x.astype(of.dtype) for x, of in zip(found[:4], nothing)), None
+
+
+_rounded_attention.defvjp(_rounded_forward, _rounded_backward)
+
+
+def float8_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: AnyPattern,
+    *,
+    scales: str = "heads",
+    axes: str = "bshd",
+    indices: Any = None,
+    index_counts: Any = None,
+    sink_logits: Any = None,
+    return_lse: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+) -> Any:
+    """attention of operands that are rounded to float8_e4m3fn first, for training, too: out, or (out, lse).
+
+    Gradients are those of the rounded operands, handed on as if nothing had been rounded: a straight-through estimator
+    (https://arxiv.org/abs/1308.3432). Of q, k and v, the backward keeps a byte an element, and scales.
+
+    q       [batch, seq_q, heads_q, head_dim], as in attention, of any floating dtype; out has it, too, computed in
+            bfloat16
+    scales  of to_float8, which rounds
+
+    All else as in attention.
+    """
+    q, k, v, sink_logits = given = tuple(map(_read, (q, k, v, sink_logits), ("q", "k", "v", "sink_logits")))
+    rounded = ((None, None) if x is None else to_float8(x, axes=axes, scales=scales) for x in (q, k, v))
+    elements, factors = zip(*rounded)
+    arrays = dict(zip(("q", "k", "v", *_SCALES), (*elements, *factors)))
+    arrays |= {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
+    options |= {"deterministic": deterministic, "reference": reference, "tf32": False}
+    call, operands = _prepare(arrays, pattern, axes, **options)
+    out, lse = _rounded_attention(call, given, operands)
+    out = out.astype(q.dtype)
+    return (out, lse) if return_lse else out
 
 
 # ---- queries on a cache ----

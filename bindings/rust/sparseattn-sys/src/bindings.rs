@@ -968,12 +968,15 @@ pub struct spattn_backward_args {
     pub workspace_bytes: usize,
     pub sink_logits: *const spattn_tensor,
     pub dsink_logits: *const spattn_tensor,
+    pub q_scales: *const spattn_tensor,
+    pub k_scales: *const spattn_tensor,
+    pub v_scales: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_backward_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_backward_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_backward_args>(), 144usize, "Size of spattn_backward_args");
+    assert_eq!(::core::mem::size_of::<spattn_backward_args>(), 168usize, "Size of spattn_backward_args");
     assert_eq!(::core::mem::align_of::<spattn_backward_args>(), 8usize, "Alignment of spattn_backward_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -1069,6 +1072,21 @@ fn bindgen_test_layout_spattn_backward_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).dsink_logits) as usize - ptr as usize },
         136usize,
         "Offset of field: spattn_backward_args::dsink_logits"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).q_scales) as usize - ptr as usize },
+        144usize,
+        "Offset of field: spattn_backward_args::q_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k_scales) as usize - ptr as usize },
+        152usize,
+        "Offset of field: spattn_backward_args::k_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v_scales) as usize - ptr as usize },
+        160usize,
+        "Offset of field: spattn_backward_args::v_scales"
     );
 }
 pub const SPATTN_APPEND_SCALES: spattn_append_flags = 1;

@@ -75,10 +75,13 @@ impl Problem {
         self
     }
     /// The type of operands and gradients; lse and sinks are always f32. Where it is [`Dtype::F8_E4M3FN`], that is the
-    /// type of `q`, `k` and `v`, and `out` is [`Dtype::BF16`]. Each row of a token and head stands for its elements times
-    /// a scale, 1 unless [`Forward::q_scales`](crate::Forward::q_scales), `k_scales` or `v_scales` says which; kernels may
-    /// round that product to bf16, once. Such a problem with `backward`, or with [`starts`](Self::starts), whose caches
-    /// have a [`cache_dtype`](Self::cache_dtype), is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    /// type of `q`, `k` and `v`; `out` and gradients are [`Dtype::BF16`]. Each row of a token and head stands for its
+    /// elements times a scale, 1 unless [`Forward::q_scales`](crate::Forward::q_scales), `k_scales` or `v_scales` says
+    /// which, and those of [`Backward`](crate::Backward) say it again; kernels may round that product to bf16, once.
+    /// Gradients are of what rows stand for, so that who has rounded to float8 may hand them on as they are
+    /// ([a straight-through estimator](https://arxiv.org/abs/1308.3432)). Such a problem with [`starts`](Self::starts),
+    /// whose caches have a [`cache_dtype`](Self::cache_dtype), is
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
     ///
     /// ```
     /// use sparseattn::{full, Context, Dtype, Problem, View, ViewMut};

@@ -444,13 +444,30 @@ pub struct Backward<'a> {
     index_counts: Option<View<'a>>,
     sink_logits: Option<View<'a>>,
     dsink_logits: Option<ViewMut<'a>>,
+    q_scales: Option<View<'a>>,
+    k_scales: Option<View<'a>>,
+    v_scales: Option<View<'a>>,
 }
 
 impl<'a> Backward<'a> {
     fn new(plan: &'a Plan, start: Start, saved: Saved<'a>, dout: View<'a>, gradients: Gradients<'a>) -> Self {
         let call = Call { plan, pass: Pass::Backward, start, workspace: None };
         let (dlse, indices, index_counts, sink_logits, dsink_logits) = (None, None, None, None, None);
-        Backward { call, saved, dout, gradients, dlse, indices, index_counts, sink_logits, dsink_logits }
+        let (q_scales, k_scales, v_scales) = (None, None, None);
+        Backward {
+            call,
+            saved,
+            dout,
+            gradients,
+            dlse,
+            indices,
+            index_counts,
+            sink_logits,
+            dsink_logits,
+            q_scales,
+            k_scales,
+            v_scales,
+        }
     }
 
     options! {
@@ -464,6 +481,14 @@ impl<'a> Backward<'a> {
         sink_logits: View,
         /// Written: the gradient of the sink logits, f32.
         dsink_logits: ViewMut,
+        /// The scales of queries that forward had. Gradients are of what rows stand for
+        /// ([`Problem::dtype`](crate::Problem::dtype)). In a plan whose operands are not float8 it is
+        /// [`ErrorKind::State`].
+        q_scales: View,
+        /// The scales of keys that forward had.
+        k_scales: View,
+        /// The scales of values that forward had; not where they lie in keys.
+        v_scales: View,
     }
 
     /// As [`Forward::workspace`].
@@ -478,7 +503,8 @@ impl<'a> Backward<'a> {
         let outputs = [Some(&gradients.dq), Some(&gradients.dk), gradients.dv.as_ref(), self.dsink_logits.as_ref()];
         let inputs = [Some(&saved.q), Some(&saved.k), saved.v.as_ref(), Some(&saved.out), Some(&saved.lse)];
         let more = [self.dlse.as_ref(), self.indices.as_ref(), self.index_counts.as_ref(), self.sink_logits.as_ref()];
-        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
+        let scales = [self.q_scales.as_ref(), self.k_scales.as_ref(), self.v_scales.as_ref()];
+        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more).chain(scales);
         let any_host = self.call.check_devices(all.chain([Some(&self.dout)]))?;
 
         let mut args = sized!(sys::spattn_backward_args);
@@ -490,11 +516,14 @@ impl<'a> Backward<'a> {
         let (indices, index_counts) = (self.indices.as_ref().map(View::c), self.index_counts.as_ref().map(View::c));
         let sink_logits = self.sink_logits.as_ref().map(View::c);
         let dsink_logits = self.dsink_logits.as_ref().map(|view| view.view().c());
+        let [q_scales, k_scales, v_scales] = scales.map(|view| view.map(View::c));
         (args.q, args.k, args.v, args.out, args.lse) = (&q, &k, optional(&v), &out, &lse);
         (args.dout, args.dlse) = (&dout, optional(&dlse));
         (args.dq, args.dk, args.dv) = (&dq, &dk, optional(&dv));
         (args.indices, args.index_counts) = (optional(&indices), optional(&index_counts));
         (args.sink_logits, args.dsink_logits) = (optional(&sink_logits), optional(&dsink_logits));
+        args.q_scales = optional(&q_scales);
+        (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
         self.call.run(any_host, |plan, memory, bytes| {
             (args.workspace, args.workspace_bytes) = (memory, bytes);
             // SAFETY: as in Forward::run.
@@ -692,7 +721,7 @@ scoped! { Forward: lse(ViewMut), max_logits(ViewMut), indices(View), index_count
 starts(View), page_table(View), query_offsets(View), parents(View), q_scales(View), k_scales(View),
 v_scales(View), workspace(ViewMut), }
 scoped! { Backward: dlse(View), indices(View), index_counts(View), sink_logits(View), dsink_logits(ViewMut),
-workspace(ViewMut), }
+q_scales(View), k_scales(View), v_scales(View), workspace(ViewMut), }
 scoped! { Append: counts(View), page_table(View), query_offsets(View), k_scales(View), v_scales(View), }
 scoped! { Exchange: }
 

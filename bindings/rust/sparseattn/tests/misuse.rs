@@ -272,37 +272,50 @@ fn float8_operands() {
     let demand = |kind: ErrorKind, argument: &str, error: Error| {
         assert_eq!((error.kind(), error.argument()), (kind, argument), "{error}");
     };
-    let floats = Problem::new(2, 2, 8, 4);
+    let floats = Problem::new(2, 2, 8, 4).backward(true);
     let float8 = floats.dtype(sparseattn::Dtype::F8_E4M3FN);
-    for bad in [float8.backward(true), float8.starts(true)] {
-        demand(Unsupported, "problem.dtype", context.plan(&causal(), &bad).err().unwrap());
-    }
+    demand(Unsupported, "problem.dtype", context.plan(&causal(), &float8.backward(false).starts(true)).err().unwrap());
 
-    let (numbers, bits, scales, shape) = ([1f32; 128], [0x38u8; 128], [1f32; 32], [2, 8, 2, 4]);
+    let (numbers, halves, bits, shape) = ([1f32; 128], [0x3f80u16; 128], [0x38u8; 128], [2, 8, 2, 4]);
     let (f32s, f8s) = (View::new(&numbers, &shape).unwrap(), View::f8_e4m3fn(&bits, &shape).unwrap());
-    let scales = View::new(&scales, &shape[..3]).unwrap();
-    let run = |problem: Problem, [q, k, v]: [View; 3], all_scales: [View; 3]| {
-        let (mut half_out, mut out) = ([0u16; 128], [0f32; 128]);
-        let out =
-            if problem == floats { ViewMut::new(&mut out, &shape)? } else { ViewMut::bf16(&mut half_out, &shape)? };
-        let [q_scales, k_scales, v_scales] = all_scales;
+    let (scales, lse) =
+        (View::new(&numbers[..32], &shape[..3]).unwrap(), View::new(&numbers[..32], &[2, 2, 8]).unwrap());
+    let run = |pass: Pass, problem: Problem, [q, k, v]: [View; 3], [q_scales, k_scales, v_scales]: [View; 3]| {
+        let (mut of_floats, mut of_halves) = ([[0f32; 128]; 3], [[0u16; 128]; 3]);
+        let (mut written_floats, mut written_halves) = (of_floats.iter_mut(), of_halves.iter_mut());
+        let mut output = || {
+            if problem == floats {
+                ViewMut::new(written_floats.next().unwrap(), &shape)
+            } else {
+                ViewMut::bf16(written_halves.next().unwrap(), &shape)
+            }
+        };
         let plan = context.plan(&causal(), &problem)?;
         let v = (problem != float8.value_in_key(true)).then_some(v);
-        plan.forward(q, k, v, out).q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
+        if pass == Pass::Forward {
+            let call = plan.forward(q, k, v, output()?);
+            return call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run();
+        }
+        let out = if problem == floats { f32s } else { View::bf16(&halves, &shape)? };
+        let gradients = Gradients { dq: output()?, dk: output()?, dv: v.map(|_| output()).transpose()? };
+        let call = plan.backward(Saved { q, k, v, out, lse }, out, gradients);
+        call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
     };
     let refused = |kind, argument, result: Result<()>| demand(kind, argument, result.unwrap_err());
     let all = [scales; 3];
-    run(float8, [f8s; 3], all).unwrap();
-    refused(State, "q_scales", run(floats, [f32s; 3], all));
-    refused(State, "v_scales", run(float8.value_in_key(true), [f8s; 3], all));
     let bytes = View::new(&bits[..32], &shape[..3]).unwrap();
-    let names = [("q", "q_scales"), ("k", "k_scales"), ("v", "v_scales")];
-    for (i, (operand, its_scales)) in names.into_iter().enumerate() {
-        let (mut operands, mut longer, mut of_bytes) = ([f8s; 3], all, all);
-        (operands[i], longer[i], of_bytes[i]) = (f32s, f32s, bytes);
-        refused(Dtype, operand, run(float8, operands, all));
-        refused(Shape, its_scales, run(float8, [f8s; 3], longer));
-        refused(Dtype, its_scales, run(float8, [f8s; 3], of_bytes));
+    for pass in [Pass::Forward, Pass::Backward] {
+        run(pass, float8, [f8s; 3], all).unwrap();
+        refused(State, "q_scales", run(pass, floats, [f32s; 3], all));
+        refused(State, "v_scales", run(pass, float8.value_in_key(true), [f8s; 3], all));
+        let names = [("q", "q_scales"), ("k", "k_scales"), ("v", "v_scales")];
+        for (i, (operand, its_scales)) in names.into_iter().enumerate() {
+            let (mut operands, mut longer, mut of_bytes) = ([f8s; 3], all, all);
+            (operands[i], longer[i], of_bytes[i]) = (f32s, f32s, bytes);
+            refused(Dtype, operand, run(pass, float8, operands, all));
+            refused(Shape, its_scales, run(pass, float8, [f8s; 3], longer));
+            refused(Dtype, its_scales, run(pass, float8, [f8s; 3], of_bytes));
+        }
     }
 }
 

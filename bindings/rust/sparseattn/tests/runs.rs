@@ -288,51 +288,71 @@ fn float8_caches() {
     }
 }
 
+/// What both passes write, lse, out, dq, dk and dv, of operands that may have scales. What was not written is NaN,
+/// which nothing equals.
+fn both_passes(plan: &Plan, [q, k, v]: [View; 3], scales: Option<[View; 3]>, scoped: bool) -> [Vec<f32>; 5] {
+    macro_rules! run_with_scales {
+        ($call:expr) => {
+            match scales {
+                Some([q_scales, k_scales, v_scales]) => {
+                    $call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
+                }
+                None => $call.run(),
+            }
+        };
+    }
+    let halves = |shape: &[usize; 4]| vec![0x7fffu16; shape.iter().product()];
+    let (mut out, mut dq, mut dk, mut dv) = (halves(&SHAPE), halves(&SHAPE), halves(&KV_SHAPE), halves(&KV_SHAPE));
+    let (mut lse, stream) = (vec![f32::NAN; 4 * 50], Counted(Cell::new(0)));
+    let written = (ViewMut::bf16(&mut out, &SHAPE).unwrap(), ViewMut::new(&mut lse, &[1, 4, 50]).unwrap());
+    if scoped {
+        plan.scope(&stream, |scope| run_with_scales!(scope.forward(q, k, v, written.0).lse(written.1))).unwrap();
+    } else {
+        run_with_scales!(plan.forward(q, k, v, written.0).lse(written.1)).unwrap();
+    }
+    let dout: Vec<u16> = noise(out.len(), 8).into_iter().map(to_bf16).collect();
+    let saved =
+        Saved { q, k, v: Some(v), out: View::bf16(&out, &SHAPE).unwrap(), lse: View::new(&lse, &[1, 4, 50]).unwrap() };
+    let (dout, gradients) = (
+        View::bf16(&dout, &SHAPE).unwrap(),
+        Gradients {
+            dq: ViewMut::bf16(&mut dq, &SHAPE).unwrap(),
+            dk: ViewMut::bf16(&mut dk, &KV_SHAPE).unwrap(),
+            dv: ViewMut::bf16(&mut dv, &KV_SHAPE).ok(),
+        },
+    );
+    if scoped {
+        plan.scope(&stream, |scope| run_with_scales!(scope.backward(saved, dout, gradients))).unwrap();
+    } else {
+        run_with_scales!(plan.backward(saved, dout, gradients)).unwrap();
+    }
+    let floats = |bits: Vec<u16>| bits.into_iter().map(from_bf16).collect();
+    [lse, floats(out), floats(dq), floats(dk), floats(dv)]
+}
+
 #[test]
 fn float8_operands() {
     // Each row has a scale of its own, or a call has none; in a scope and outside. Scales that are powers of 2 leave
-    // numbers that bf16 has, so that results differ by their rounding alone.
+    // numbers that bf16 has, so that results are those of a bf16 call on them.
     let context = context();
-    let plan = context.plan(&local(), &problem().dtype(Dtype::F8_E4M3FN)).unwrap();
-    let right = context.plan(&local(), &problem()).unwrap();
+    let plan_of = |dtype| context.plan(&local(), &problem().dtype(dtype).backward(true)).unwrap();
+    let (plan, plan_of_bf16) = (plan_of(Dtype::F8_E4M3FN), plan_of(Dtype::BF16));
     for (with_scales, scoped) in [(true, false), (true, true), (false, false), (false, true)] {
         let draw = |heads: usize, seed| {
             let scales: Vec<f32> =
                 (0..50 * heads).map(|row| if with_scales { [0.5, 1.0, 2.0][row % 3] } else { 1.0 }).collect();
             let bits: Vec<u8> =
                 noise(50 * heads * 16, seed).into_iter().map(|x| ((x + 1.0) * 127.0) as u8 & 0xbf).collect();
-            let numbers: Vec<f32> = bits.iter().enumerate().map(|(i, bits)| scales[i / 16] * from_f8(*bits)).collect();
+            let numbers: Vec<u16> =
+                bits.iter().enumerate().map(|(i, bits)| to_bf16(scales[i / 16] * from_f8(*bits))).collect();
             (bits, scales, numbers)
         };
-        let (of_q, of_k, of_v) = (draw(4, 5), draw(2, 6), draw(2, 7));
-        let elements = |x, shape| View::f8_e4m3fn(x, shape).unwrap();
-        let (q, k, v) = (elements(&of_q.0, &SHAPE), elements(&of_k.0, &KV_SHAPE), elements(&of_v.0, &KV_SHAPE));
-        let scales = |x, shape: &[usize; 4]| View::new(x, &shape[..3]).unwrap();
-        let (q_scales, k_scales) = (scales(&of_q.1, &SHAPE), scales(&of_k.1, &KV_SHAPE));
-        let v_scales = scales(&of_v.1, &KV_SHAPE);
-        let mut half_out = vec![0u16; of_q.0.len()];
-        let out = ViewMut::bf16(&mut half_out, &SHAPE).unwrap();
-        if scoped {
-            plan.scope(&Counted(Cell::new(0)), |scope| {
-                let call = scope.forward(q, k, v, out);
-                if with_scales {
-                    call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales).run()
-                } else {
-                    call.run()
-                }
-            })
-            .unwrap();
-        } else {
-            let call = plan.forward(q, k, v, out);
-            let call = if with_scales { call.q_scales(q_scales).k_scales(k_scales).v_scales(v_scales) } else { call };
-            call.run().unwrap();
-        }
-        let mut expected = vec![f32::NAN; half_out.len()];
-        let numbers = |x, shape| View::new(x, shape).unwrap();
-        let (q, k, v) = (numbers(&of_q.2, &SHAPE), numbers(&of_k.2, &KV_SHAPE), numbers(&of_v.2, &KV_SHAPE));
-        right.forward(q, k, v, ViewMut::new(&mut expected, &SHAPE).unwrap()).run().unwrap();
-        let out: Vec<f32> = half_out.into_iter().map(from_bf16).collect();
-        assert!(distance(&out, &expected) < 2e-2);
+        let drawn = [(draw(4, 5), SHAPE), (draw(2, 6), KV_SHAPE), (draw(2, 7), KV_SHAPE)];
+        let elements = [0, 1, 2].map(|i| View::f8_e4m3fn(&drawn[i].0 .0, &drawn[i].1).unwrap());
+        let scales = [0, 1, 2].map(|i| View::new(&drawn[i].0 .1, &drawn[i].1[..3]).unwrap());
+        let numbers = [0, 1, 2].map(|i| View::bf16(&drawn[i].0 .2, &drawn[i].1).unwrap());
+        let made = both_passes(&plan, elements, with_scales.then_some(scales), scoped);
+        assert_eq!(made, both_passes(&plan_of_bf16, numbers, None, false));
     }
 }
 

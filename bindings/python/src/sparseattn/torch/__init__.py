@@ -15,6 +15,7 @@ from ._append import cache_append
 from ._attention import attention, attention_backward, plan, scaled_dot_product_attention
 from ._cache import KVCache, decode
 from ._context_parallel import ContextParallel
+from ._float8 import float8_attention, to_float8
 from ._flex import from_block_mask, to_block_mask, to_mask_mod
 from ._modules import BlockSparseMultiHeadAttention
 from ._tensors import TensorPlan
@@ -29,9 +30,11 @@ __all__ = [
     "attention_backward",
     "cache_append",
     "decode",
+    "float8_attention",
     "from_block_mask",
     "plan",
     "scaled_dot_product_attention",
     "to_block_mask",
+    "to_float8",
     "to_mask_mod",
 ]

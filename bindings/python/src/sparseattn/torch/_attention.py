@@ -13,7 +13,7 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
-from ._operators import SCALES, plan_for, refuse_again
+from ._operators import FLOAT8_GRADIENTS, SCALES, plan_for, refuse_again
 from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, refuse_gradients, require_tensor, with_mask
 
 if TYPE_CHECKING:
@@ -91,9 +91,6 @@ _is_tracing = torch._C._is_tracing
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-_OF_MORE_BITS = "tensors of 16 bits or more, or a call under torch.no_grad()"
-
-
 def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any]) -> bool:
     """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer, no
     derivatives that go forward."""
@@ -166,7 +163,8 @@ def attention(
     q        [batch, seq_q, heads_q, head_dim], float32, float16, bfloat16 or float64, on the CPU or a CUDA device.
              Mind the order: a tensor [batch, heads, seq, head_dim] is taken for one of few tokens and many heads
              unless axes is "bhsd"; scaled_dot_product_attention takes it as torch does. Or torch.float8_e4m3fn, as k
-             and v then: out is bfloat16, and tensors that require a gradient are refused, but for torch.no_grad()
+             and v then: out is bfloat16, and tensors that require a gradient are refused, but for torch.no_grad(), as
+             autograd would round their gradients to float8. float8_attention has gradients
     pattern  a Pattern, its text, or a bool tensor, True where a key is seen: [seq_q, seq_k], [heads, seq_q, seq_k] or
              [batch, heads, seq_q, seq_k], and seq_q may be 1 in a mask of keys alone. The host reads a mask with every
              call: where it stays the same, sparseattn.mask makes a pattern of it once. In what torch.compile compiles,
@@ -211,11 +209,14 @@ def attention_backward(
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
     sink_logits: torch.Tensor | None = None,
+    q_scales: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
     This is what autograd calls, for loops that differentiate by hand. With sink_logits (dq, dk, dv, dsink_logits), and
-    dv is None where v is.
+    dv is None where v is. Where q, k and v are float8, gradients are bfloat16, of elements times scales.
 
     dout     the gradient that arrives at out, of its shape and dtype
     dlse     the gradient that arrives at lse, float32; None is 0
@@ -233,6 +234,7 @@ def attention_backward(
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    more |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
     return gradients
 
@@ -320,12 +322,12 @@ def _attend(
         q, k, v = autocast(q, k, v)
     if q.dtype == torch.float8_e4m3fn:
         of_scales = dict(zip(SCALES, scales))
-        refuse_gradients("call of float8", _OF_MORE_BITS, q=q, k=k, v=v, sink_logits=sink_logits, **of_scales)
+        refuse_gradients("call of float8", FLOAT8_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, **of_scales)
     backward = needs_gradients(q, k, v, sink_logits)
     if not is_eager:
         if context is not None:
             raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
-        name = pattern if isinstance(pattern, str) else _name_of(pattern)
+        name = pattern if isinstance(pattern, str) else name_of(pattern)
         out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward, *scales)
         return (out, lse) if return_lse else out
     is_scaled = not scales[0] is scales[1] is scales[2] is None
@@ -336,7 +338,7 @@ def _attend(
             out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
     plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
-    if not backward or is_scaled:  # scales belong to float8, which has no backward: else the library refuses them
+    if not backward or is_scaled:  # float8 has no gradients here, and the library refuses scales of all else
         lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, scales))}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
     out, lse = _Attention.apply(plan, q, k, v, *more)
@@ -412,7 +414,7 @@ def refuse_transforms(**tensors: torch.Tensor | None) -> None:
             raise UnsupportedError(f"{message}; accepted: backward() and grad()", "SPATTN_E_UNSUPPORTED", name)
 
 
-def _name_of(pattern: Any) -> str:
+def name_of(pattern: Any) -> str:
     # A plain attribute, so that torch.compile can read it and compiles again where it is another.
     name: str = pattern._name if isinstance(pattern, Pattern) else as_pattern(pattern)._name
     return name

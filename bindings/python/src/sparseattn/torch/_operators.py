@@ -20,14 +20,15 @@ _SCALARS = (
 )
 _NUM_OPERANDS, _NUM_SCALARS = 7, 9
 SCALES = ("q_scales", "k_scales", "v_scales")
+FLOAT8_GRADIENTS = (  # where they are
+    "sparseattn.torch.float8_attention of tensors that are not rounded yet, or a call under torch.no_grad()"
+)
 
 _library = torch.library.Library("sparseattn", "DEF")
+_OF_SCALES = ", ".join(f"Tensor? {name}=None" for name in SCALES)
+_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward, {_OF_SCALES}) -> (Tensor out, Tensor lse)")
 _library.define(
-    f"forward({_OPERANDS}, {_SCALARS}, bool backward, {', '.join(f'Tensor? {name}=None' for name in SCALES)}) -> "
-    "(Tensor out, Tensor lse)"
-)
-_library.define(
-    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}) -> "
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}, {_OF_SCALES}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
 )
 
@@ -78,13 +79,14 @@ def _forward(
 
 
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
-    """The operator. What a call has no gradient of, dv or dsink_logits, is a tensor without elements."""
-    sink_logits, indices, index_counts, mask, pattern, *scalars = more
+    """The operator; more as in _forward. What a call has no gradient of, dv or dsink_logits, has no elements."""
+    sink_logits, indices, index_counts, mask, pattern, *options = more
+    scalars, scales = options[: _NUM_SCALARS - 1], options[_NUM_SCALARS - 1 :]
     plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), scalars, True)
-    lists = {"indices": indices, "index_counts": index_counts}
+    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, scales))}
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
-    return dq, dk, q.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
+    return dq, dk, dq.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
 
 
 def _named(name: str) -> Any:
@@ -115,7 +117,7 @@ _kept_by_graphs: dict[str, Pattern] = {}
 def _backward_fake(
     dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, sink_logits: Any, *more: Any
 ) -> Any:
-    gradients = q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty(0 if v is None else v.shape)
+    gradients = (out.new_empty(shape) for shape in (q.shape, k.shape, 0 if v is None else v.shape))
     return *gradients, lse.new_empty(0 if sink_logits is None else sink_logits.shape)
 
 
@@ -127,6 +129,9 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
     *operands, out, lse = ctx.saved_tensors
+    if operands[0].dtype == torch.float8_e4m3fn:
+        message = "q is float8_e4m3fn, to which autograd would round its gradient"
+        raise UnsupportedError(f"{message}; accepted: {FLOAT8_GRADIENTS}", "SPATTN_E_UNSUPPORTED", "q")
     num_inputs = _NUM_OPERANDS + _NUM_SCALARS + 1 + len(SCALES)
     if dout is None and dlse is None:
         return (None,) * num_inputs

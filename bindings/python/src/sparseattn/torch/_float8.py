@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""Attention whose operands are rounded to float8 on the way in, and whose gradients pass that by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from .._core import ArgumentError, ShapeError
+from ._attention import autocast, name_of, needs_gradients, refuse_transforms
+from ._tensors import require_tensor
+
+if TYPE_CHECKING:
+    from typing import Literal, TypedDict
+
+    from typing_extensions import Unpack
+
+    from .._patterns import AnyPattern
+
+    class _Options(TypedDict, total=False):
+        scales: Literal["heads", "rows"]
+        axes: Literal["bshd", "bhsd", "thd"]
+        scale: float | None
+        softcap: float | None
+        q_offset: int | None
+        head_dim_v: int | None
+        deterministic: bool
+        reference: bool
+        indices: torch.Tensor | None
+        index_counts: torch.Tensor | None
+        sink_logits: torch.Tensor | None
+
+_LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
+_ROWS = {"bshd": 1, "bhsd": 2, "thd": 0}  # the axis of tokens
+
+
+def to_float8(
+    x: torch.Tensor, *, axes: str = "bshd", scales: Literal["heads", "rows"] = "heads"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as torch.float8_e4m3fn, and what its elements are to be multiplied by, as attention takes both.
+
+    x       [batch, seq, heads, head_dim], or as axes says, of any floating dtype
+    scales  "heads": each head of a batch entry has one, in whose units its largest magnitude is 448, the largest
+            float8. Attention is fastest then. "rows": each row of a token and head has one, so that a token that is
+            loud takes no digits from others
+
+    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim. What has no finite magnitude,
+    or is zero, has a scale of 1; elements beyond 448 become 448, NaN stays NaN. Gradients end here.
+
+    Raises ArgumentError, ShapeError, DTypeError.
+    """
+    require_tensor(x, "x")
+    if axes not in _ROWS:
+        raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(_ROWS)}", "SPATTN_E_RANGE", "axes")
+    if scales not in ("heads", "rows"):
+        message = f"argument scales is {scales!r}; accepted: 'heads', 'rows'"
+        raise ArgumentError(message, "SPATTN_E_RANGE", "scales")
+    if x.dim() != len(axes):
+        message = f"argument x has shape {list(x.shape)}; accepted: {len(axes)} axes, {axes}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "x")
+    x = x.detach()
+    if x.dtype == torch.float64:
+        x = x.float()
+    if x.numel() == 0:
+        return x.to(torch.float8_e4m3fn), torch.ones(x.shape[:-1], device=x.device)
+    over = (_ROWS[axes], -1) if scales == "heads" else (-1,)
+    largest = x.abs().amax(over, keepdim=True).float()
+    is_scaled = (largest > 0) & (largest < float("inf"))
+    factors = torch.where(is_scaled, (largest / _LARGEST).clamp(min=_LEAST_SCALE), 1.0)
+    elements = (x / factors).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    return elements, factors.squeeze(-1).expand(x.shape[:-1])
+
+
+class _Float8Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        sink_logits: Any,
+        indices: Any,
+        index_counts: Any,
+        mask: Any,
+        pattern: str,
+        scalars: tuple[Any, ...],
+        scales: Any,
+        backward: bool,
+    ) -> Any:
+        rounded = [(None, None) if x is None else to_float8(x, axes=scalars[0], scales=scales) for x in (q, k, v)]
+        elements, factors = zip(*rounded)
+        more = (sink_logits, indices, index_counts, mask)
+        out, lse = torch.ops.sparseattn.forward(*elements, *more, pattern, *scalars, backward, *factors)
+        ctx.save_for_backward(*elements, *more, *factors, out, lse)
+        ctx.pattern, ctx.scalars = pattern, scalars
+        ctx.dtypes = [x if x is None else x.dtype for x in (q, k, v)]
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        if dout is None and dlse is None:
+            return (None,) * 11
+        *operands, q_scales, k_scales, v_scales, out, lse = ctx.saved_tensors
+        scales = q_scales, k_scales, v_scales
+        *gradients, dsink = torch.ops.sparseattn.backward(
+            dout, dlse, out, lse, *operands, ctx.pattern, *ctx.scalars, *scales
+        )
+        found = [None if dtype is None else x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes)]
+        return *found, None if operands[3] is None else dsink, *[None] * 7
+
+
+@overload
+def float8_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> torch.Tensor: ...
+
+
+@overload
+def float8_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def float8_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    pattern: AnyPattern,
+    *,
+    scales: Literal["heads", "rows"] = "heads",
+    axes: str = "bshd",
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = None,
+    head_dim_v: int | None = None,
+    deterministic: bool = False,
+    reference: bool = False,
+    indices: torch.Tensor | None = None,
+    index_counts: torch.Tensor | None = None,
+    sink_logits: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """attention of operands that are rounded to float8_e4m3fn first, for training, too: out, or (out, lse).
+
+    Gradients are those of the rounded operands, handed on as if nothing had been rounded: a straight-through estimator
+    (https://arxiv.org/abs/1308.3432). Of q, k and v, backward keeps a byte an element, and scales.
+
+    q       [batch, seq_q, heads_q, head_dim], as in attention, of any floating dtype; out has it, too, computed in
+            bfloat16
+    scales  of to_float8, which rounds
+
+    All else as in attention, under torch.compile, too.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
+        if tensor is not None or name in ("q", "k"):
+            require_tensor(tensor, name)
+    if not torch.compiler.is_compiling():
+        refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
+    q, k, v = autocast(q, k, v)
+    mask: torch.Tensor | None = None
+    if isinstance(pattern, torch.Tensor):
+        mask, pattern = pattern, "full"
+    name = pattern if isinstance(pattern, str) else name_of(pattern)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False)
+    backward = needs_gradients(q, k, v, sink_logits)
+    more = (sink_logits, indices, index_counts, mask)
+    out, lse = _Float8Attention.apply(q, k, v, *more, name, scalars, scales, backward)
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
