@@ -15,12 +15,12 @@ import typing
 
 import torch
 from abi import DTYPES, Library, ffi, sized
-from cache import CAPACITY, HEAD_DIM, STREAMING
+from cache import CAPACITY, STREAMING
 from measure import empty_us, peer_us, time_us
 from options import make_library_parser
 from report import digits, first_line, write_cases
 
-HEADS, HEADS_KV, PAGE_SIZE = 64, 8, 128
+HEADS, HEADS_KV, HEAD_DIM, PAGE_SIZE = 64, 8, 128, 128
 
 
 class Case(typing.NamedTuple):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Lists of rows of keys for a call on a cache, from its lists of tokens. A thread makes one key after the other of a
-// list, which several CTAs share where lists are few: each key is a chain of loads that wait for memory.
+// Lists of rows of keys for a call on a cache, from its lists of tokens, or from the plan's layout. A thread makes one key
+// after the other of a list, which several CTAs share where lists are few: each key is a chain of loads that wait for
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -19,47 +20,112 @@ constexpr int list_threads = 256;
 struct CacheListParams {
     CallCache cache;
     CallLists lists;
+    LayoutView known;    // of blocks of consecutive tokens, where the pattern says what queries see
     ListedKeys made;
     CacheRowsOfCall rows;
     int64_t all;         // lists
     int ctas_of_list;
-    int heads_kv, most;  // most: entries of a list of the call
+    int heads, most;     // heads: that have lists; most: entries of a list of the call
+    int heads_q, group;
     Divisor block_k, page_size;
-    bool has_pages;
+    bool has_pages, has_parents;
 
     // The row of k that a key of a list lies in.
     __device__ int32_t row_of(int64_t sequence, int64_t token, int64_t block, int number) const {
         if (block < 0 || block > int(token) / block_k) return no_token;
         const int key = int(block) * block_k + number;
-        if (key > token) return no_token;
+        return key > token ? no_token : row_of(sequence, key);
+    }
+    __device__ int32_t row_of(int64_t sequence, int key) const {
         if (!has_pages) return key;
         const int of_sequence = key / page_size;
         const int64_t page = integer_at(cache.page_table, sequence, of_sequence);
         return int((page < 0 || page >= cache.pages ? 0 : page) * cache.page_rows) + key - of_sequence * page_size;
     }
+
+    // Where queries are nodes of trees: whether one's own key, by number, is on a node's way to its root. begin: the first
+    // query of the sequence.
+    __device__ bool is_on_way(int64_t batch, int64_t begin, int64_t node, int64_t key) const {
+        while (node > key) {
+            const int64_t parent = integer_at(cache.parents, batch, begin + node);
+            node = parent < node ? max(parent, int64_t(-1)) : -1;
+        }
+        return node == key;
+    }
 };
+
+// The list whose part a CTA makes.
+struct ListOfQuery {
+    int64_t list, batch, row, head;
+    CacheRowsOfCall::Owner owner;
+    int64_t token;  // -1: none
+
+    __device__ ListOfQuery(const CacheListParams& params, int64_t list) : list(list) {
+        const int64_t query = list / params.heads;
+        head = list - query * params.heads;
+        batch = query / params.rows.seq_q, row = query - batch * params.rows.seq_q;
+        owner = params.rows.owner_of(params.cache, batch, row);
+        token = params.rows.token_of(params.cache, owner);
+    }
+};
+
+// Each list, by CTAs that take shares of it: make(list, the first key of this thread, and how far it is to the next).
+template <class Make>
+__device__ __forceinline__ void each_list(const CacheListParams& params, Make make) {
+    const int share = int(blockIdx.x) % params.ctas_of_list, step = int(gridDim.x) / params.ctas_of_list;
+    for (int64_t list = int(blockIdx.x) / params.ctas_of_list; list < params.all; list += step)
+        make(ListOfQuery(params, list), share * list_threads + int(threadIdx.x), params.ctas_of_list * list_threads);
+}
 
 static __global__ void __launch_bounds__(list_threads)
     list_keys_kernel(const __grid_constant__ CacheListParams params) {
-    const int64_t most = params.made.shape.most;
     const IndexView &indices = params.lists.indices, &counts = params.lists.counts;
-    const int share = int(blockIdx.x) % params.ctas_of_list, step = int(gridDim.x) / params.ctas_of_list;
-    for (int64_t list = int(blockIdx.x) / params.ctas_of_list; list < params.all; list += step) {
-        const int64_t query = list / params.heads_kv, head = list - query * params.heads_kv;
-        const int64_t batch = query / params.rows.seq_q, row = query - batch * params.rows.seq_q;
-        const CacheRowsOfCall::Owner owner = params.rows.owner_of(params.cache, batch, row);
-        const int64_t token = params.rows.token_of(params.cache, owner);
-        const int64_t at = batch * indices.batch + row * indices.row + head * indices.head;
-        const int64_t given = counts.data ? integer_at(counts, batch, row, head) : params.most;
-        const int count = token < 0 ? 0 : int(min(max(given, int64_t(0)), int64_t(params.most))) * params.block_k;
-        if (share == 0 && threadIdx.x == 0) params.made.counts[list] = count;
-        for (int n = share * list_threads + int(threadIdx.x); n < count; n += params.ctas_of_list * list_threads) {
+    each_list(params, [&](const ListOfQuery& of, int first, int step) {
+        int32_t* const keys = params.made.keys + of.list * params.made.shape.most;
+        const int64_t at = of.batch * indices.batch + of.row * indices.row + of.head * indices.head;
+        const int64_t given = counts.data ? integer_at(counts, of.batch, of.row, of.head) : params.most;
+        const int count = of.token < 0 ? 0 : int(min(max(given, int64_t(0)), int64_t(params.most))) * params.block_k;
+        if (first == 0) params.made.counts[of.list] = count;
+        for (int n = first; n < count; n += step) {
             const int entry = n / params.block_k;
             const int64_t block = integer_at(indices, at + entry * indices.entry);
-            params.made.keys[list * most + n] =
-                params.row_of(owner.sequence, token, block, n - entry * params.block_k);
+            keys[n] = params.row_of(of.owner.sequence, of.token, block, n - entry * params.block_k);
         }
-    }
+    });
+}
+
+// A block of the layout has a word of each mask for each of its queries, and so a key's place in the list follows from
+// the runs before and from the bits before its own.
+static __global__ void __launch_bounds__(list_threads)
+    list_pattern_kernel(const __grid_constant__ CacheListParams params) {
+    constexpr int block = list_block;
+    const LayoutView& known = params.known;
+    each_list(params, [&](const ListOfQuery& of, int first, int step) {
+        int32_t* const keys = params.made.keys + of.list * params.made.shape.most;
+        const int64_t sequence = of.owner.sequence;
+        int count = 0;
+        if (of.token >= 0) {
+            const int token = int(of.token), order = int(of.owner.order), start = token - order;
+            const int kind = known.kind_of_head[sequence * params.heads_q + of.head * params.group];
+            const Slice slice = known.by_query.slices[int64_t(kind) * known.by_query.rows + token / block];
+            for (int r = slice.begin; r < slice.end; ++r) {
+                const Run run = known.by_query.runs[r];
+                const uint64_t kept = run.mask == full_block
+                                          ? ~uint64_t(0) : known.masks[int64_t(run.mask) * block + token % block];
+                const int of_block = __popcll(kept);
+                for (int n = first; n < run.count * block; n += step) {
+                    const int bit = n % block, key = run.first * block + n;
+                    if (!(kept >> bit & 1)) continue;
+                    const bool is_seen = !params.has_parents || key < start ||
+                                         params.is_on_way(of.batch, of.row - order, order, key - start);
+                    keys[count + n / block * of_block + __popcll(kept & ((uint64_t(1) << bit) - 1))] =
+                        is_seen ? params.row_of(sequence, key) : no_token;
+                }
+                count += run.count * of_block;
+            }
+        }
+        if (first == 0) params.made.counts[of.list] = count;
+    });
 }
 
 // ---- launch ----
@@ -69,16 +135,30 @@ void list_keys_of_cache(const ForwardArgs& args, const ListedKeys& to) {
     constexpr int64_t most_ctas = 1 << 16, few_ctas = 1024;
     const int64_t lists = to.shape.lists(), ctas = ceil_div(to.shape.most, int64_t(list_threads));
     const int ctas_of_list = int(std::clamp<int64_t>(few_ctas / lists, 1, ctas));
-    const CacheListParams params{args.cache, args.call_lists, to, CacheRowsOfCall::of(p), lists, ctas_of_list,
-                                 int(p.heads_kv), int(p.call_lists.most), Divisor(to.shape.block_k),
-                                 Divisor(p.page_size), p.page_size != 0};
+    const CacheListParams params{args.cache,
+                                 args.call_lists,
+                                 args.layout,
+                                 to,
+                                 CacheRowsOfCall::of(p),
+                                 lists,
+                                 ctas_of_list,
+                                 int(to.shape.heads),
+                                 int(p.call_lists.most),
+                                 int(p.heads_q),
+                                 int(p.group()),
+                                 Divisor(to.shape.block_k),
+                                 Divisor(p.page_size),
+                                 p.page_size != 0,
+                                 p.has_parents};
     const unsigned grid = unsigned(std::min(lists, most_ctas)) * unsigned(ctas_of_list);
-    runtime::launch(list_keys_kernel, {grid, unsigned(list_threads), 0}, args.stream, params);
+    const auto kernel = to.shape.of_pattern() ? list_pattern_kernel : list_keys_kernel;
+    runtime::launch(kernel, {grid, unsigned(list_threads), 0}, args.stream, params);
 }
 
 void prepare_cache_lists(int32_t device) {
     const runtime::CurrentDevice current(device);
     runtime::prepare(list_keys_kernel, 0);
+    runtime::prepare(list_pattern_kernel, 0);
 }
 
 }  // namespace spattn::any

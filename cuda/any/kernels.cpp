@@ -64,6 +64,7 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
 // L2, or from what lies nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that
 // share a list.
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
+constexpr double widened_column = 0.195;                 // cycles of an SM for a column of float8, read off 8K keys
 constexpr double row_cycles = 390, key_cycles = 1200;    // of an SM: that a row or a key takes beside its pairs
 constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
 struct GatherWork {
@@ -76,7 +77,8 @@ Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine,
     const double columns = work.products_q * double(p.head_dim) + work.products_v * double(p.head_dim_v);
     const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * p.key_bytes();
     const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
-    const double pair_cycles = std::max(bytes / fetched_bytes, 2 * columns / flops_per_cycle);
+    const double widening = p.float8_cache ? widened_column * double(p.head_dim + p.head_dim_v) : 0;
+    const double pair_cycles = std::max({bytes / fetched_bytes, 2 * columns / flops_per_cycle, widening});
     const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows) + key_cycles * double(work.keys);
     const double tasks = std::max(double(work.rows + work.keys) / busy_warps, 1.0);
     const double busy = tasks_us(tasks, cycles / tasks, machine);

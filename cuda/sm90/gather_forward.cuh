@@ -790,8 +790,12 @@ __global__ void __launch_bounds__(any::CombineShape<Warps>::threads)
     const TileRow row(params.rows, params.lists, task, in_tile);
     ptx::wait_for_grid_ahead();
     any::RowEnd<D> end(params.to, task.batch, row.head, row.query);
+    const any::GatherLists& lists = params.lists;
+    const int keys = lists.list_of_head(task.batch, task.head_kv * lists.group, task.query / lists.sizes.block_q).count *
+                     lists.sizes.block_k;
+    const int parts = int(parts_of_list(unsigned(keys + gather_tile - 1) / gather_tile, unsigned(params.parts)));
     const size_t first = size_t(tile) * params.parts * gather_tile + in_tile;
-    any::combine_row<D, Warps>(end, row.is_there, params.partials, first, gather_tile, params.parts, 1);
+    any::combine_row<D, Warps>(end, row.is_there, params.partials, first, gather_tile, parts, 1);
 }
 
 template <Dtype D, int Warps>

@@ -11,9 +11,10 @@ namespace spattn::sm90 {
 
 // Into how many parts lists of so many blocks of keys are split, which so many tiles have: as many as leave no
 // processor idle, if that takes more blocks off a task than it takes to put the parts together.
+constexpr int least_part = 2;  // blocks
 inline int list_parts(double tiles, double blocks, int processors) {
-    constexpr double least_blocks = 2, join_blocks = 6;
-    const int parts = int(std::min(processors / std::max(tiles, 1.0), blocks / least_blocks));
+    constexpr double join_blocks = 6;
+    const int parts = int(std::min(processors / std::max(tiles, 1.0), blocks / least_part));
     return parts > 1 && blocks - blocks / parts >= join_blocks ? parts : 1;
 }
 

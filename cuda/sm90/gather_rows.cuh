@@ -8,6 +8,7 @@
 #include "any/gather_tile.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
+#include "sm90/gather_forward.h"
 #include "sm90/pipeline.cuh"
 
 namespace spattn::sm90 {
@@ -22,6 +23,11 @@ struct CopyWarp {
     __device__ static int lane() { return int(threadIdx.x) % 32; }
     __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }
 };
+
+// How many of so many parts a list of so many blocks has: those of a call may be shorter than lists can be.
+__device__ __forceinline__ unsigned parts_of_list(unsigned blocks, unsigned parts) {
+    return min(parts, max(blocks / least_part, 1u));
+}
 
 // Keys of one list, 64 at a time. Entries are loaded a block ahead, those of the first block when the walk begins: L2
 // takes as long to answer as a block's rows take to be copied. RowLanes: how many copy a row. Ctas: of a cluster, each of
@@ -48,8 +54,9 @@ struct ListWalk : CopyWarp {
     }
 
     // The walk keeps to one part of a list that has just begun and has so many blocks. Returns the part's blocks.
-    __device__ __forceinline__ int begin_part(unsigned blocks, unsigned part, unsigned parts) {
-        const int first = int(blocks * part / parts), end = int(blocks * (part + 1) / parts);
+    __device__ __forceinline__ int begin_part(unsigned blocks, unsigned part, unsigned most_parts) {
+        const unsigned parts = parts_of_list(blocks, most_parts);
+        const int first = int(blocks * min(part, parts) / parts), end = int(blocks * min(part + 1, parts) / parts);
         places = min(places, end * gather_tile), place += first * gather_tile;
         look_ahead();
         return end - first;

@@ -20,8 +20,12 @@ private:
         const int64_t batch = number / p_.seq_q, row = number % p_.seq_q;
         const int64_t sequence = p_.ragged ? args_.cache.sequence_of(row, p_.ragged, p_.seq_q) : batch;
         const int64_t token = sequence < 0 ? -1 : token_of(sequence, row);
-        for (int64_t head = 0; head < p_.heads_kv; ++head) {
-            const int64_t list = number * p_.heads_kv + head;
+        for (int64_t head = 0; head < shape_.heads; ++head) {
+            const int64_t list = number * shape_.heads + head;
+            if (shape_.of_pattern()) {
+                list_pattern(list, batch, row, head, sequence, token);
+                continue;
+            }
             const int64_t count = token < 0 ? 0 : args_.call_lists.count(batch, row, head, p_.call_lists.most);
             made_.counts[list] = int32_t(count * shape_.block_k);
             int32_t* to = made_.keys + list * shape_.most;
@@ -32,17 +36,58 @@ private:
         }
     }
 
+    // What the plan's layout, of blocks of consecutive tokens, keeps of a token.
+    void list_pattern(int64_t list, int64_t batch, int64_t row, int64_t head, int64_t sequence, int64_t token) {
+        int32_t* const keys = made_.keys + list * shape_.most;
+        int32_t* to = keys;
+        const LayoutView& known = args_.layout;
+        const int64_t begin = row - (token < 0 ? 0 : token - start_of(sequence));
+        Slice slice{0, 0};
+        if (token >= 0) {
+            const int64_t kind = known.kind_of_head[sequence * p_.heads_q + head * p_.group()];
+            slice = known.by_query.slices[kind * known.by_query.rows + token / known.block_q];
+        }
+        for (int32_t r = slice.begin; r < slice.end; ++r) {
+            const Run run = known.by_query.runs[r];
+            for (int64_t key = int64_t(run.first) * known.block_k; key < int64_t(run.first + run.count) * known.block_k; ++key)
+                if (keeps(known, run.mask, token % known.block_q, key % known.block_k))
+                    *to++ = is_seen(batch, begin, sequence, token, key) ? place_of(sequence, key) : no_token;
+        }
+        made_.counts[list] = int32_t(to - keys);
+    }
+
+    static bool keeps(const LayoutView& known, int32_t mask, int64_t query, int64_t key) {
+        if (mask == full_block) return true;
+        const int64_t bit = query * known.block_k + key;
+        return known.masks[int64_t(mask) * known.mask_words + bit / 64] >> bit % 64 & 1;
+    }
+
+    // Where queries are nodes of trees, of their own keys those on the way to the root alone. begin: the first query of
+    // the sequence.
+    bool is_seen(int64_t batch, int64_t begin, int64_t sequence, int64_t token, int64_t key) const {
+        const int64_t start = start_of(sequence);
+        if (!p_.has_parents || key < start) return true;
+        int64_t node = token - start;
+        while (node > key - start) node = args_.cache.parent_of(batch, begin, node);
+        return node == key - start;
+    }
+
+    int64_t start_of(int64_t sequence) const {
+        return std::clamp<int64_t>(args_.cache.starts.at(sequence, 0, 0, 0), -p_.seq_q, p_.seq_k);
+    }
+
     // Which token of its sequence a query is; -1 outside of it.
     int64_t token_of(int64_t sequence, int64_t row) const {
-        const int64_t start = std::clamp<int64_t>(args_.cache.starts.at(sequence, 0, 0, 0), -p_.seq_q, p_.seq_k);
-        const int64_t token = start + row - args_.cache.queries_of(sequence, p_.seq_q).begin;
+        const int64_t token = start_of(sequence) + row - args_.cache.queries_of(sequence, p_.seq_q).begin;
         return token < p_.seq_k ? std::max<int64_t>(token, -1) : -1;
     }
 
     int32_t row_of(int64_t sequence, int64_t token, int64_t block, int64_t number) const {
         if (block < 0 || block > token / shape_.block_k) return no_token;
         const int64_t key = block * shape_.block_k + number;
-        if (key > token) return no_token;
+        return key > token ? no_token : place_of(sequence, key);
+    }
+    int32_t place_of(int64_t sequence, int64_t key) const {
         return int32_t(p_.page_size ? args_.cache.place_of(sequence, key, p_.page_size) : key);
     }
 

@@ -79,7 +79,7 @@ inline bool takes_trees(const Kernel& kernel) {
 
 // Why a row cannot work on a cache; null where it can.
 inline const char* refuse_cache(const Kernel& kernel, const Problem& p) {
-    if (kernel.family == Family::gather) return "reads lists of keys, and a cache has blocks";
+    if (kernel.family == Family::gather) return nullptr;  // plan/cache_lists.h
     if (p.has_parents && !takes_trees(kernel)) return "tiles too large for the masks of trees";
     const CacheKeys keys = cache_keys(kernel, p);
     if (keys == CacheKeys::widened && kernel.family == Family::block)
@@ -298,7 +298,7 @@ struct CacheSteps {
     void (*bring_back)(const ForwardArgs& args, const CacheLayout& from);
     // Makes the copy of a float8 cache, when the layout is there.
     void (*widen)(const ForwardArgs& args, const CacheLayout& to);
-    // Makes the lists of keys of a call that brings lists.
+    // Makes lists of keys: of a call that brings lists, or of args' layout.
     void (*list_keys)(const ForwardArgs& args, const ListedKeys& to);
     void (*append)(const CacheAppend& args);
     void (*prepare)(int32_t device);  // as Kernel::prepare

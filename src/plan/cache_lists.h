@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Lists of a call on a cache, which name tokens of the sequences, or blocks of them. A call makes lists of rows of keys
-// from them: those that a query may see, where pages have them. So rows of kernels that read any call's lists know
-// neither starts nor pages. C++17-clean.
+// Lists of keys on a cache. Where a call brings lists they name tokens of the sequences, or blocks of them; else the
+// plan's pattern says which tokens a query sees. A call makes lists of rows of keys of that: those that a query may see,
+// where pages have them. So rows of kernels that read any call's lists know neither starts nor pages, and serve what no
+// row of blocks has tiles for, as latent attention of 576 columns. C++17-clean.
 //
 //     pages of 2: 3 0 5       a query at token 4 lists 1 4 5      its keys lie in rows 7 and 10; 5 stands behind it
 #pragma once
@@ -12,16 +13,29 @@
 
 namespace spattn {
 
+// A side of the blocks of the layout that such lists are made from: rows of its masks have 64 bits.
+constexpr int32_t list_block = 64;
+
 // What follows from a plan alone.
 struct CacheLists {
     Problem call;
-    int64_t block_k;  // tokens that an entry of a list names
+    int64_t block_k;  // tokens that an entry of a call's list names
     int64_t most;     // of a list
+    int64_t heads;    // of a query that have lists of their own: kv heads, or one for all
 
+    // Of a call's lists.
     explicit CacheLists(const Problem& p)
-        : call(p), block_k(std::min(p.call_lists.block_k, p.seq_k)), most(p.call_lists.most * block_k) {}
+        : call(p), block_k(std::min(p.call_lists.block_k, p.seq_k)), most(p.call_lists.most * block_k),
+          heads(p.heads_kv) {}
+    // Of a pattern, no row of which keeps more keys than this. see_alike: all heads do.
+    CacheLists(const Problem& p, int64_t longest, bool see_alike)
+        : call(p), block_k(1), most(std::max<int64_t>(longest, 1)), heads(see_alike ? 1 : p.heads_kv) {}
 
-    int64_t lists() const { return call.batch * call.seq_q * call.heads_kv; }
+    bool of_pattern() const { return call.is_of_sequences(); }
+    int64_t lists() const { return call.batch * call.seq_q * heads; }
+    // Lists of more than this are no good way to say what is seen.
+    static constexpr double most_bytes = double(int64_t(1) << 30);
+    double bytes() const { return double(lists()) * double(most) * sizeof(int32_t); }
 
     // The problem as rows of kernels see it. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache) const {
@@ -36,8 +50,8 @@ struct CacheLists {
 // The lists of one call, at the start of its workspace. Without that only `bytes` means something.
 struct ListedKeys {
     CacheLists shape;
-    int32_t* keys;    // [batch][seq_q][heads_kv][most] rows of keys, no_token in place of those that nobody may see
-    int32_t* counts;  // [batch][seq_q][heads_kv]
+    int32_t* keys;    // [batch][seq_q][heads][most] rows of keys, no_token in place of those that nobody may see
+    int32_t* counts;  // [batch][seq_q][heads]
     size_t bytes = 0;
 
     ListedKeys(const CacheLists& shape, void* workspace) : shape(shape) {
@@ -48,9 +62,9 @@ struct ListedKeys {
     }
 
     CallLists view() const {
-        const int64_t heads = shape.call.heads_kv, row = heads * shape.most;
-        return {{keys, shape.call.seq_q * row, row, shape.most, 1, false},
-                {counts, shape.call.seq_q * heads, heads, 1, 0, false}};
+        const int64_t heads = shape.heads, row = heads * shape.most, own = heads > 1 || shape.call.heads_kv == 1;
+        return {{keys, shape.call.seq_q * row, row, own * shape.most, 1, false},
+                {counts, shape.call.seq_q * heads, heads, own, 0, false}};
     }
 };
 

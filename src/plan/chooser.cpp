@@ -15,6 +15,9 @@ namespace {
 
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
+// Of what blocks on a cache are expected to take: what lists must promise there. Blocks with few queries in a tile take
+// down to this part of what is expected of them (H200).
+constexpr double lists_promise = 0.7;
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 Form form(const Kernel& kernel, Order order) {
@@ -130,6 +133,8 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
     if (candidate.refused.empty() && mark && calls_have_layout())
         candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
+    if (lists_cache(kernel)) candidate.refused = refuse_cache_lists(kernel);
+    if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
     candidate.stats.is_piece = in_pieces_;
     candidate.refused = refuse_sharing(kernel);
@@ -157,6 +162,12 @@ Cost Chooser::cost_of_row(const Candidate& candidate, const Machine& machine) co
 Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
     Problem seen = seen_of_cache(problem_, candidate.stats);
+    if (lists_cache(kernel)) {
+        const CacheLists lists(seen, seen.seq_k, true);
+        Cost cost = kernel.cost(lists.inner({}), candidate.stats, machine);
+        cost.us += listing_us(lists.bytes(), machine, options_.device);
+        return cost;
+    }
     if (cache_keys(kernel, problem_) != CacheKeys::widened) return kernel.cost(seen, candidate.stats, machine);
     const double widening = widening_us(seen, machine, options_.device);
     seen.float8_cache = false;
@@ -176,7 +187,8 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
         if (problem_.has_starts) return make_cache_stats(problem_, kernel, stats);
         return calls_bring_lists() ? make_call_layout_stats(problem_, kernel, stats) : stats;
     }
-    return make_gather_stats(problem_, chosen.counts.pairs, groups_share(problem_, *chosen.layout));
+    const double share = problem_.has_starts ? call_share(problem_) : 1;
+    return make_gather_stats(problem_, share * chosen.counts.pairs, groups_share(problem_, *chosen.layout));
 }
 
 std::string Chooser::refuse_sharing(const Kernel& kernel) {
@@ -187,8 +199,19 @@ std::string Chooser::refuse_sharing(const Kernel& kernel) {
 // Lists of tokens that the plan makes stay within what a plan should hold; a call's own lie elsewhere.
 std::string Chooser::refuse_lists(const LayoutStats& stats) const {
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
-    if (calls_bring_lists() || bytes <= most_list_bytes) return "";
+    if (calls_bring_lists() || problem_.has_starts || bytes <= most_list_bytes) return "";
     return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
+}
+
+// A call lists what heads of a group see in common, in its workspace.
+std::string Chooser::refuse_cache_lists(const Kernel& kernel) {
+    const Form blocks{list_block, list_block, Order::plain, Owner::queries};
+    if (std::string why = lowering_.refuse(blocks); !why.empty()) return why;
+    const Lowered& seen = counted(kernel, Order::plain);
+    if (!groups_share(problem_, *seen.layout)) return "heads of a group see different keys";
+    const CacheLists lists(problem_, seen.counts.row_max, seen.layout->head_kinds <= 1);
+    if (lists.bytes() <= CacheLists::most_bytes) return "";
+    return text("lists of up to ", int64_t(lists.bytes() / (1024 * 1024)), " MiB a call");
 }
 
 // Saves lowering for what cannot win: costs never fall when more is visited, and of a whole each part is visited. Empty
@@ -237,7 +260,8 @@ Machine Chooser::choice_machine() const {
 }
 
 double Chooser::choice_us(const Candidate& candidate) const {
-    return cost_of(candidate, choice_machine()).us;
+    const double us = cost_of(candidate, choice_machine()).us;
+    return lists_cache(*candidate.kernel) ? us / lists_promise : us;
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {
@@ -260,6 +284,10 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     plan.pattern_text = text_;
     plan.kernel = best.kernel, plan.order = best.order, plan.cost = best.cost, plan.stats = best.stats;
     plan.considered = std::move(candidates);
+    if (lists_cache(kernel)) {
+        complete_cache_lists(plan);
+        return plan;
+    }
     if (kernel.family == Family::gather) complete_gather(plan);
     if (plan.order == Order::dispatched) {
         complete_dispatched(plan);
@@ -332,6 +360,16 @@ void Chooser::complete_cached(PiecePlan& plan) {
     shape.note_joins(tasks);
     const CacheLayout made(shape, known, tasks, {}, {}, nullptr);
     plan.workspace = made.bytes + kernel.workspace({inner, made.layout(inner), tasks, {}, {}, options_.machine.lanes});
+}
+
+void Chooser::complete_cache_lists(PiecePlan& plan) {
+    const Lowered& seen = lowering_.at({list_block, list_block, Order::plain, Owner::queries});
+    plan.layout = seen.layout;
+    plan.masks = {plan.layout, &plan.layout->masks};
+    const CacheLists& lists = plan.cache_lists.emplace(problem_, seen.counts.row_max, plan.layout->head_kinds <= 1);
+    const Problem inner = lists.inner({});
+    plan.workspace = ListedKeys(lists, nullptr).bytes +
+                     plan.kernel->workspace({inner, {}, {}, {}, {}, options_.machine.lanes});
 }
 
 // A call's lists are cut to the known part of the pattern by the bits of its layout.

@@ -61,12 +61,17 @@ private:
     void price(Candidate& candidate, const Rival* rival, const Mark* mark);
     bool is_wasteful(const Candidate& plain);
     bool calls_bring_lists() const { return problem_.call_lists.at_run_time(); }
+    // Whether a row reads lists that each call makes of the pattern.
+    bool lists_cache(const Kernel& kernel) const {
+        return problem_.is_of_sequences() && kernel.family == Family::gather;
+    }
     // Whether a call's lists are those of the layout that is lowered, so that this bounds what they cost, and other
     // orders of tokens may serve.
     bool calls_have_layout() const { return !calls_bring_lists() && !problem_.has_starts; }
     LayoutStats stats_of(const Candidate& candidate);
     std::string refuse_sharing(const Kernel& kernel);
     std::string refuse_lists(const LayoutStats& stats) const;
+    std::string refuse_cache_lists(const Kernel& kernel);
     std::string find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark);
     bool loses_finer(const Lowered& coarse, const Kernel& kernel, double us);
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
@@ -76,6 +81,7 @@ private:
     void complete_gather(PiecePlan& plan);
     void complete_dispatched(PiecePlan& plan);
     void complete_cached(PiecePlan& plan);
+    void complete_cache_lists(PiecePlan& plan);
     Cost cost_of(const Candidate& candidate, const Machine& machine) const;
     Cost cost_of_row(const Candidate& candidate, const Machine& machine) const;
     Cost cost_on_cache(const Candidate& candidate, const Machine& machine) const;

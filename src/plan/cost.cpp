@@ -37,6 +37,12 @@ double widening_us(double elements, Dtype dtype, const Machine& machine, int32_t
 
 }  // namespace
 
+double listing_us(double bytes, const Machine& machine, int32_t device) {
+    constexpr double ns_a_key = 1, launch = 5;  // of a CPU's lane; us
+    if (device == SPATTN_CPU) return bytes / sizeof(int32_t) * ns_a_key * 1e-3 / machine.lanes;
+    return launch + bytes / (machine.bandwidth * 1e3);
+}
+
 double widening_us(const Problem& p, const Machine& machine, int32_t device) {
     const double rows = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     return widening_us(rows * double(p.head_dim + (p.value_in_key ? 0 : p.head_dim_v)), p.dtype, machine, device);

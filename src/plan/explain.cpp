@@ -167,9 +167,13 @@ std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
     const Problem& p = plan.problem;
     const std::string cache = p.page_size ? "in pages of " + grouped(double(p.page_size)) : "in place";
-    return line("  lists", describe_call_lists(p.call_lists) + ": " + rows +
-                               (piece.layout ? ", less what the pattern does not keep" : "")) +
-           (p.has_starts ? line("  cache", grouped(double(p.seq_k)) + " keys an entry, " + cache) : "");
+    const std::string lists =
+        p.is_of_sequences() ? "made of the pattern in each call, up to " + grouped(double(piece.cache_lists->most)) + " keys: " + rows
+                            : describe_call_lists(p.call_lists) + ": " + rows +
+                                  (piece.layout ? ", less what the pattern does not keep" : "");
+    return line("  lists", lists) +
+           (p.has_starts ? line("  cache", grouped(double(p.seq_k)) + " keys an entry, " + cache) +
+                               (p.is_of_sequences() ? describe_waste(piece) : "") : "");
 }
 
 // What rounds of dispatched queries are made of.

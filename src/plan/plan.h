@@ -63,7 +63,9 @@ struct PiecePlan {
     std::shared_ptr<const TokenLists> tokens;  // gather rows, unless calls bring the lists
     std::optional<DispatchShape> dispatch;     // of dispatched queries alone
     std::vector<uint16_t> bit_places;          // the same: how each call makes masks
-    std::optional<CacheShape> cache;           // of calls on one
+    std::optional<CacheShape> cache;           // of calls on one, where the row reads a layout
+    std::optional<CacheLists> cache_lists;     // of calls on one, where it reads lists. Without lists of a call the layout
+                                               // is what they are made from
     Schedule schedule, second_schedule;  // of the kernel's walks
     Cost cost{};
     LayoutStats stats{};
@@ -80,7 +82,6 @@ struct PassPlan {
     std::vector<PiecePlan> pieces;  // none where the pass is not planned
     Cost cost{};
     std::vector<Candidate> whole;   // of plans in several pieces: what was looked at for the whole pattern
-    std::optional<CacheLists> cache_lists;  // of calls on a cache that bring lists
     size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
     size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
 };
@@ -115,6 +116,8 @@ double flops(const Problem& problem, double pairs, Pass pass);
 double operand_bytes(const Problem& problem, Pass pass);
 // What it takes to copy what a call sees of a float8 cache as elements: seq_k keys of each sequence.
 double widening_us(const Problem& problem, const Machine& machine, int32_t device);
+// What it takes to make lists of so many bytes of the keys that a call on a cache sees.
+double listing_us(double bytes, const Machine& machine, int32_t device);
 // What it takes to copy operands of float8 as elements: all of them, or v alone.
 double float8_us(const Problem& problem, bool keeps_q_and_k, const Machine& machine, int32_t device);
 // Written by one piece of a pass and read by the next.

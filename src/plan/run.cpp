@@ -105,16 +105,18 @@ Args widen(const Backend& backend, const PassPlan& pass, Args args, Pass which) 
     return args;
 }
 
-// The call as rows see it that know of no cache, with lists of keys in place of its own.
-void run_listed(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
-    const CacheLists& lists = *pass.cache_lists;
+// The call as rows see it that know of no cache, with lists of keys in place of its own, or of the plan's layout. The
+// latter are those of an earlier call, where that has left them in the workspace.
+void run_listed(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, ForwardArgs args) {
+    const CacheLists& lists = *piece.cache_lists;
     const ListedKeys made(lists, args.workspace);
     const Problem inner = lists.inner(args.cache);
-    backend.cache.list_keys(args, made);
+    args.layout = placed.layout;
+    if (!lists.of_pattern() || !args.has_layout) backend.cache.list_keys(args, made);
+    args.layout = {};
     args.problem = &inner, args.call_lists = made.view();
     args.workspace = static_cast<char*>(args.workspace) + made.bytes;
-    run_pieces(backend, pass, placed, args,
-               [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
+    piece.kernel->forward(args);
 }
 
 // The call as rows see it that know of no cache. Such plans are of one piece, and have no backward. Where an earlier call
@@ -151,7 +153,7 @@ void run_cached(const Backend& backend, const PiecePlan& piece, const PlacedPiec
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, ForwardArgs args) {
     if (args.problem->float8_operands) args = widen(backend, pass, args, Pass::forward);
-    if (pass.cache_lists) return run_listed(backend, pass, placed, args);
+    if (pass.pieces[0].cache_lists) return run_listed(backend, pass.pieces[0], placed[0], args);
     if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
     run_pieces(backend, pass, placed, args,
                [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });

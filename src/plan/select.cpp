@@ -158,7 +158,7 @@ CompiledPlan compile_cache_lists(const Pattern& pattern, const Problem& problem,
     of_lists.lists_alone = true;
     CompiledPlan plan = compile(*make_runtime_tokens(lists.most), lists.inner({}), of_lists, kernels);
     plan.problem = problem, plan.pattern_text = pattern.print();
-    plan.forward.cache_lists = lists;
+    plan.forward.pieces[0].cache_lists = lists;
     plan.forward.workspace += ListedKeys(lists, nullptr).bytes;
     return plan;
 }

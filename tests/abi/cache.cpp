@@ -246,6 +246,28 @@ private:
     }
 };
 
+// Rows that plans are pinned to: of blocks, of lists that each call makes of the pattern, and of the truth.
+struct Way {
+    const char* kernel;  // "": what the plan chooses
+    uint32_t flags;
+};
+constexpr Way ways[] = {{"", 0},
+                        {"scalar_block_forward_f32_16x16", 0},
+                        {"scalar_gather_forward_f32_heads", 0},
+                        {"scalar_gather_forward_f32_dims", 0},
+                        {"", SPATTN_PLAN_REFERENCE}};
+
+// None where the row does not serve the pattern: lists are those of groups whose heads see the same.
+Plan try_plan(const Context& context, const char* pattern, const spattn_problem& problem, const std::string& kernel) {
+    spattn_plan* made = nullptr;
+    setenv("SPATTN_FORCE_KERNEL", kernel.c_str(), 1);
+    const auto status = spattn_plan_create(context.get(), parse(pattern).get(), &problem, nullptr, &made);
+    unsetenv("SPATTN_FORCE_KERNEL");
+    const bool may_differ = std::strstr(pattern, "per_head") && kernel.find("gather") != kernel.npos;
+    CHECK(status == SPATTN_OK || (status == SPATTN_E_NO_KERNEL && may_differ));
+    return Plan(made);
+}
+
 }  // namespace
 
 TEST(calls_are_rows_of_the_sequence) {
@@ -256,14 +278,15 @@ TEST(calls_are_rows_of_the_sequence) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {0, 1, 5, 16, 60, 240})
             for (const int64_t queries : {1, 7, 100})
-                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
-                    const auto problem = cache_problem(queries, page_size, flags);
-                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                for (const Way& way : ways) {
+                    const auto problem = cache_problem(queries, page_size, way.flags);
+                    const Plan plan = try_plan(context, pattern, problem, way.kernel);
+                    if (!plan) continue;
                     for (const std::vector<int64_t>& starts :
                          {std::vector<int64_t>{0, capacity - queries}, {77, -3}, {capacity - 2, 130},
                           {-queries, capacity}}) {
                         check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
-                                         std::to_string(queries) + " queries from " + std::to_string(starts[0]) +
+                                         way.kernel + ", " + std::to_string(queries) + " queries from " + std::to_string(starts[0]) +
                                          " and " + std::to_string(starts[1]);
                         std::vector<int64_t> lengths;
                         for (const int64_t start : starts)
@@ -286,11 +309,12 @@ TEST(layers_share_a_layout) {
         Sequence first(context.get(), pattern), second(context.get(), pattern, 7);
         for (const int64_t page_size : {0, 5, 16, 60})
             for (const int64_t queries : {1, 7, 100})
-                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
-                    check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
-                                     std::to_string(queries) + " queries";
-                    const auto problem = cache_problem(queries, page_size, flags);
-                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                for (const Way& way : ways) {
+                    check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " + way.kernel +
+                                     ", " + std::to_string(queries) + " queries";
+                    const auto problem = cache_problem(queries, page_size, way.flags);
+                    const Plan plan = try_plan(context, pattern, problem, way.kernel);
+                    if (!plan) continue;
                     const std::vector<int64_t> lengths{starts[0] + queries, starts[1] + queries};
                     Cache cache(first, page_size, lengths), next_cache(second, page_size, lengths);
                     Call call(first, cache, problem, starts), next(second, next_cache, problem, starts);
@@ -366,14 +390,15 @@ TEST(ragged_calls_are_rows_of_the_sequence) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {1, 5, 16, 60, 240})
             for (const int64_t rows : {3, 50, 130})
-                for (const uint32_t flags : {0u, uint32_t(SPATTN_PLAN_REFERENCE)}) {
-                    const auto problem = ragged_problem(rows, page_size, flags);
-                    const Plan plan = make_plan(context.get(), parse(pattern).get(), problem);
+                for (const Way& way : ways) {
+                    const auto problem = ragged_problem(rows, page_size, way.flags);
+                    const Plan plan = try_plan(context, pattern, problem, way.kernel);
+                    if (!plan) continue;
                     for (const std::array<Entry, batch>& entries :
                          {std::array<Entry, batch>{{{77, 1}, {120, rows - 1}}}, {{{3, rows - 2}, {200, 1}}},
                           {{{100, 0}, {50, rows}}}, {{{capacity - 1, 2}, {-1, 1}}}, {{{0, 0}, {0, 0}}}}) {
                         check::context = std::string(pattern) + " pages of " + std::to_string(page_size) + ", " +
-                                         std::to_string(entries[0].count) + " and " +
+                                         way.kernel + ", " + std::to_string(entries[0].count) + " and " +
                                          std::to_string(entries[1].count) + " queries of " + std::to_string(rows);
                         const int64_t first = rows > entries[0].count + entries[1].count ? 1 : 0;
                         RaggedCall call(sequence, page_size, rows, first,
@@ -460,7 +485,7 @@ std::vector<std::string> cache_kernels() {
     std::vector<std::string> names{""};
     for (int32_t n = 0; n < spattn_kernel_count(); ++n) {
         const std::string name = spattn_kernel_name(n);
-        for (const char* kind : {"_block_forward_f32", "_few_forward_f32_heads2"})
+        for (const char* kind : {"_block_forward_f32", "_few_forward_f32_heads2", "_gather_forward_f32"})
             if (name.find(kind) != name.npos && !is_for_gpus(name) && spattn_kernel_runs_here(n)) names.push_back(name);
     }
     return names;

@@ -118,7 +118,7 @@ TEST(operands_of_float8_backward) {
             c.head_dim = has_dims ? dim_of(row) : 72, c.head_dim_v = has_dims ? dim_v_of(row) : 40;
             c.value_in_key = c.head_dim > 256;
             if (n % 4 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
-            c.heads_q = c.heads_kv * (lists ? 5 : 2);
+            if (lists) c.heads_q = c.heads_kv * 5;
             c.column = n % 8 == 5 ? 2 : 1, c.shift = n % 8 == 6 ? 1 : 0, c.padding = n % 8 == 7 ? 3 : c.padding;
             c.sinks = n % 7 < 3, c.dlse = n % 5 < 3, c.deterministic = n % 6 == 0;
             cases.push_back(c);

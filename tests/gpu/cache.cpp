@@ -80,7 +80,8 @@ double worst_error(Mirrored& x) {
 struct Calls {
     // listed: entries of each query's list, for patterns whose calls bring lists. shift: of q.
     Calls(const spattn_problem& p, int64_t listed, size_t shift, std::mt19937& random)
-        : p(p), q(queries(), abi::bf16, shift), k(keys(), abi::bf16), v(keys(), abi::bf16), out(queries(), abi::bf16),
+        : p(p), q(queries(p.head_dim), abi::bf16, shift), k(keys(p.head_dim), abi::bf16), v(keys(value_dim()), abi::bf16),
+          out(queries(value_dim()), abi::bf16),
           starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
           offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32), parents(nodes(), abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
@@ -112,7 +113,8 @@ struct Calls {
     spattn_forward_args args(bool on_device) {
         auto a = abi::sized<spattn_forward_args>();
         const auto view = [&](Mirrored& x) { return on_device ? &x.on_device : &x.host.view; };
-        a.q = view(q), a.k = view(k), a.v = view(v), a.out = view(out), a.starts = view(starts);
+        a.q = view(q), a.k = view(k), a.out = view(out), a.starts = view(starts);
+        if (has_values()) a.v = view(v);
         if (p.page_size) a.page_table = view(table);
         if (p.axes == SPATTN_THD) a.query_offsets = view(offsets);
         if (indices.host.bytes) a.indices = view(indices);
@@ -120,25 +122,28 @@ struct Calls {
         return a;
     }
 
+    bool has_values() const { return !(p.flags & SPATTN_PLAN_VALUE_IN_KEY); }
+
     const spattn_problem p;
     Mirrored q, k, v, out, starts, table, offsets, indices, parents;
 
 private:
     std::vector<int64_t> lists(int64_t listed) const {
-        if (p.axes == SPATTN_THD) return {p.seq_q, heads_kv, listed};
-        return {batch, p.seq_q, heads_kv, listed};
+        if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_kv, listed};
+        return {batch, p.seq_q, p.heads_kv, listed};
     }
     std::vector<int64_t> nodes() const {
         if (p.axes == SPATTN_THD) return {p.seq_q};
         return {batch, p.seq_q};
     }
-    std::vector<int64_t> queries() const {
-        if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, dim};
-        return {batch, p.seq_q, p.heads_q, dim};
+    int64_t value_dim() const { return p.head_dim_v ? p.head_dim_v : p.head_dim; }
+    std::vector<int64_t> queries(int64_t columns) const {
+        if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, columns};
+        return {batch, p.seq_q, p.heads_q, columns};
     }
-    std::vector<int64_t> keys() const {
-        if (!p.page_size) return {batch, capacity, heads_kv, dim};
-        return {batch * (capacity / p.page_size), p.page_size, heads_kv, dim};
+    std::vector<int64_t> keys(int64_t columns) const {
+        if (!p.page_size) return {batch, capacity, p.heads_kv, columns};
+        return {batch * (capacity / p.page_size), p.page_size, p.heads_kv, columns};
     }
 };
 
@@ -168,9 +173,9 @@ void compare_replays(const Context& context, const Context& host, const char* te
     for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     auto second = args, second_exactly = exactly;
     second.flags = SPATTN_FORWARD_SAME_STEP;
-    second.q = &q.on_device, second.k = &k.on_device, second.v = &v.on_device, second.out = &out.on_device;
-    second_exactly.q = &q.host.view, second_exactly.k = &k.host.view, second_exactly.v = &v.host.view;
-    second_exactly.out = &out.host.view;
+    second.q = &q.on_device, second.k = &k.on_device, second.out = &out.on_device;
+    second_exactly.q = &q.host.view, second_exactly.k = &k.host.view, second_exactly.out = &out.host.view;
+    if (calls.has_values()) second.v = &v.on_device, second_exactly.v = &v.host.view;
     Graph graph([&](cudaStream_t stream) {
         args.stream = second.stream = stream;
         succeed(spattn_forward(plan.get(), &args), "captured");
@@ -212,6 +217,33 @@ TEST(caches_change_between_replays) {
                     check::context += ", trees";
                     problem.flags |= SPATTN_PLAN_PARENTS;
                     compare_replays(context, host, text, listed, shifts, problem, random);
+                }
+}
+
+// Latent attention, which no row of blocks has tiles for: calls make lists of the pattern.
+TEST(latent_caches_change_between_replays) {
+    NEEDS_GPU();
+    const Context context = make_context(), host = abi::make_context();
+    std::mt19937 random(9);
+    int n = 0;
+    for (const char* text : {"full", "window(70,0) | sink(3)", "dilated(200,0,8)"})
+        for (const int64_t page_size : {0, 1, 16, 64})
+            for (const int64_t queries : {1, 5})
+                for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_THD}) {
+                    if ((axes == SPATTN_THD && !page_size) || !is_wanted(++n)) continue;
+                    const int64_t group = n % 3 ? 16 : 128;
+                    check::context = std::string(text) + ", pages of " + std::to_string(page_size) + ", " +
+                                     std::to_string(queries) + " queries of " + std::to_string(group) + " heads" +
+                                     (axes == SPATTN_THD ? ", ragged" : "");
+                    auto problem = problem_of(queries, group, page_size, SPATTN_PLAN_VALUE_IN_KEY);
+                    problem.heads_q = group, problem.heads_kv = 1, problem.axes = axes;
+                    problem.head_dim = 576, problem.head_dim_v = 512;
+                    if (n % 5 == 0) problem.head_dim_v = 500, problem.head_dim = 570;  // rows that are not of 16 bytes
+                    compare_replays(context, host, text, 0, {0, 0}, problem, random);
+                    if (queries == 1) continue;
+                    check::context += ", trees";
+                    problem.flags |= SPATTN_PLAN_PARENTS;
+                    compare_replays(context, host, text, 0, {0, 0}, problem, random);
                 }
 }
 

@@ -561,6 +561,47 @@ TEST(operands_of_float8_are_multiplied_or_copied) {
     CHECK_EQ(name_for("causal", 16384, 128).find("float8"), std::string::npos);
 }
 
+// What no row of blocks has tiles for, or whose groups theirs do not divide, is listed by each call; what they serve well
+// stays with them.
+TEST(calls_on_a_cache_list_what_blocks_serve_badly) {
+    imaginary_capability = 90;
+    const auto plan_for = [](const char* pattern, int64_t heads_q, int64_t heads_kv, int64_t head_dim, int64_t queries) {
+        Problem p = imaginary::problem(queries, 32768, head_dim);
+        p.batch = 32, p.heads_q = heads_q, p.heads_kv = heads_kv, p.dtype = Dtype::bf16, p.q_offset = 0;
+        p.value_in_key = head_dim == 576, p.head_dim_v = p.value_in_key ? 512 : head_dim;
+        p.has_starts = true, p.page_size = 64;
+        PlanOptions options;
+        options.device = SPATTN_CUDA;
+        options.machine = {"imaginary GPU", 132, 1.7, 4000, 1.4e11};
+        const PatternRef cut = make_intersection({make_causal(), parse_pattern(pattern)});
+        return compile_plan(*cut, p, options, rows());
+    };
+    const auto name_for = [&](const char* pattern, int64_t heads_q, int64_t heads_kv, int64_t head_dim, int64_t queries) {
+        return imaginary::name(plan_for(pattern, heads_q, heads_kv, head_dim, queries).forward);
+    };
+    const char* const window = "sink(4) | window(1023,0)";
+    CHECK_EQ(name_for("full", 128, 1, 576, 1), "sm90_gather_forward_bf16_d576_v512_64x64");
+    CHECK_EQ(name_for(window, 16, 1, 576, 2), "sm90_gather_forward_bf16_d576_v512_64x64");
+    CHECK_EQ(name_for("full", 28, 4, 128, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
+    CHECK_EQ(name_for("dilated(4096,0,16)", 64, 8, 128, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
+    CHECK_EQ(name_for("full", 64, 8, 128, 1), "sm90_block_forward_bf16_d128_v128_64x64_heads8");
+    CHECK_EQ(name_for(window, 64, 8, 128, 1), "sm90_block_forward_bf16_d128_v128_64x64_heads8");
+    CHECK_EQ(name_for("full", 32, 32, 128, 1), "sm90_block_forward_bf16_d128_v128_64x64");
+
+    // A list has as many places as the longest row keeps keys, of blocks of 64 or not; heads that see the same share it.
+    const CompiledPlan plan = plan_for(window, 28, 4, 128, 1);
+    const PiecePlan& piece = plan.forward.pieces[0];
+    CHECK_EQ(piece.cache_lists->most, 1028);
+    CHECK_EQ(piece.cache_lists->heads, 1);
+    CHECK(plan.forward.workspace >= size_t(piece.cache_lists->bytes()));
+    CHECK(explain(plan).find("made of the pattern in each call, up to 1,028 keys") != std::string::npos);
+    // Prompts would have longer lists than keys.
+    CHECK(explain(plan_for("full", 16, 1, 576, 512)).find("lists of up to 2048 MiB a call") != std::string::npos);
+    imaginary_capability = 80;
+    CHECK_EQ(name_for("full", 128, 1, 576, 1), "sm80_gather_forward_bf16_d576_v512_64x64");
+    imaginary_capability = 90;
+}
+
 // Listed rows are widened where they are gathered, on each arch that has tensor cores for them.
 TEST(lists_on_float8_caches_are_gathered_by_tensor_cores) {
     const auto name_for = [](int capability, int64_t head_dim, int64_t head_dim_v) {

@@ -357,7 +357,7 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
         draw_cache(random, p), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
-    const bool on_cache = problem.is_on_cache(), is_listed = is_group || (on_cache && random.one_in(gathers ? 1 : 3));
+    const bool on_cache = problem.is_on_cache(), is_listed = is_group || (on_cache && random.one_in(gathers ? 2 : 3));
     const Extents extents{p.batch, p.heads_q, rows, p.seq_k};
     problem.drawn = draw_pattern(random, extents, !is_listed && (is_long || is_uniform), is_listed, on_cache);
     if (on_cache && !problem.drawn.list_most && random.one_in(3)) p.flags |= SPATTN_PLAN_PARENTS;
