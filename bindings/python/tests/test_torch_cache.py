@@ -1107,16 +1107,11 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "q", lambda: sat.decode(q.numpy(), cache, STREAMING)),
         (sa.DTypeError, "cache", lambda: sat.decode(q, k, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q, cache, STREAMING, axes="thd")),
-        (sa.ArgumentError, "problem.heads_kv", lambda: sat.decode(q[:, :, :3], cache, STREAMING)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[:, :, :3], cache, STREAMING)),
+        (sa.ShapeError, "q", lambda: sat.decode(q[:, :, :0], cache, STREAMING)),
         (sa.UnsupportedError, "pattern", lambda: sat.decode(q, cache, sa.runtime_tokens(3) & sa.sink(2))),
         (sa.ArgumentError, "indices", lambda: sat.decode(q, cache, sa.runtime_tokens(3))),
         (sa.ArgumentError, "indices", lambda: sat.decode(q, cache, STREAMING, indices=q)),
-        (sa.ArgumentError, "page_size", lambda: sat.KVCache(1, 8, 1, 8, page_size=0)),
-        (sa.ArgumentError, "capacity", lambda: sat.KVCache(1, -8, 1, 8)),
-        (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.int32)),
-        (sa.DTypeError, "dtype", lambda: sat.KVCache(1, 8, 1, 8, dtype=torch.float8_e4m3fn)),
-        (sa.DTypeError, "cache_dtype", lambda: sat.KVCache(1, 8, 1, 8, cache_dtype=torch.float16)),
-        (sa.ArgumentError, "device", lambda: sat.KVCache(1, 8, 1, 8, device="meta")),
         (sa.ArgumentError, "entries", lambda: cache[::2]),
     ]
     for number, (kind, argument, call) in enumerate(calls):
@@ -1126,6 +1121,55 @@ def test_what_is_wrong_is_named():
     assert cache.lengths.tolist() == [0] * BATCH
     with pytest.raises(IndexError):
         cache[BATCH]
+
+
+@pytest.mark.parametrize(
+    "change, kind, argument, given, accepted",
+    [
+        (dict(batch=-1), sa.ArgumentError, "batch", "-1", "0 to 1048576"),
+        (dict(batch=(1 << 20) + 1), sa.ArgumentError, "batch", "1048577", "0 to 1048576"),
+        (dict(batch=1.5), sa.DTypeError, "batch", "1.5", "an integer"),
+        (dict(batch="2"), sa.DTypeError, "batch", "'2'", "an integer"),
+        (dict(capacity=-8), sa.ArgumentError, "capacity", "-8", "0 to 2147483520"),
+        (dict(capacity=1 << 31, pages=1), sa.ArgumentError, "capacity", "2147483648", "0 to 2147483520"),
+        (dict(capacity=(1 << 31) - 1, pages=1), sa.ArgumentError, "capacity", "2147483647", "0 to 2147483520"),
+        (dict(capacity=1 << 70), sa.ArgumentError, "capacity", str(1 << 70), "integers of 64 bits"),
+        (dict(capacity=None), sa.DTypeError, "capacity", "None", "an integer"),
+        (dict(heads_kv=0), sa.ArgumentError, "heads_kv", "0", "1 to 65536"),
+        (dict(heads_kv=65537), sa.ArgumentError, "heads_kv", "65537", "1 to 65536"),
+        (dict(head_dim=0), sa.ArgumentError, "head_dim", "0", "1 to 1024"),
+        (dict(head_dim=2000), sa.ArgumentError, "head_dim", "2000", "1 to 1024"),
+        (dict(head_dim_v=-1), sa.ArgumentError, "head_dim_v", "-1", "1 to 1024"),
+        (dict(head_dim_v=1025), sa.ArgumentError, "head_dim_v", "1025", "1 to 1024"),
+        (dict(head_dim_v=9, value_in_key=True), sa.ArgumentError, "head_dim_v", "9", "1 to 8"),
+        (dict(page_size=0), sa.ArgumentError, "page_size", "0", "1 to 65536"),
+        (dict(page_size=65537), sa.ArgumentError, "page_size", "65537", "1 to 65536"),
+        (dict(pages=-1), sa.ArgumentError, "pages", "-1", "0 to 16777215"),
+        (dict(pages=1 << 24), sa.ArgumentError, "pages", "16777216", "0 to 16777215"),
+        (dict(batch=1 << 20, capacity=1 << 12), sa.ArgumentError, "pages", "None", "0 to 16777215"),
+        (dict(dtype=torch.int32), sa.DTypeError, "dtype", "torch.int32", "torch.float32, .*torch.float64$"),
+        (dict(dtype=torch.float8_e4m3fn), sa.DTypeError, "dtype", "torch.float8_e4m3fn", ".*torch.float64$"),
+        (dict(dtype="float32"), sa.DTypeError, "dtype", "float32", "torch.float32"),
+        (dict(cache_dtype=torch.float16), sa.DTypeError, "cache_dtype", "torch.float16", "None, torch.float32"),
+        (dict(device="meta"), sa.ArgumentError, "device", "'meta'", "cpu, cuda"),
+        (dict(device="nowhere"), sa.ArgumentError, "device", "'nowhere'", "cpu, cuda"),
+        (dict(device=None), sa.ArgumentError, "device", "None", "cpu, cuda"),
+    ],
+)
+def test_caches_that_cannot_be_are_refused_at_once(change, kind, argument, given, accepted):
+    good = {"batch": 1, "capacity": 8, "heads_kv": 1, "head_dim": 8}
+    with pytest.raises(kind, match=f"argument {argument} is {given}[;,].*accepted: {accepted}") as raised:
+        sat.KVCache(**good | change)
+    assert raised.value.argument == argument
+
+
+def test_sizes_are_integers_of_any_kind():
+    """At the largest numbers, too, and what a bool counts for."""
+    cache = sat.KVCache(np.int64(1), torch.tensor(2**31 - 1 - 65535), True, np.uint8(4), page_size=65536, pages=1)
+    assert cache.capacity == 2**31 - 65536 and cache.k.shape == (1, 65536, 1, 4)
+    wide = sat.KVCache(1, 8, 2, 1024, page_size=8)
+    wide.append(torch.ones(1, 3, 2, 1024), torch.ones(1, 3, 2, 1024))
+    assert (sat.decode(torch.ones(1, 3, 4, 1024), wide, "causal") == 1).all()
 
 
 def test_compiled_code_goes_on_around_it():

@@ -62,9 +62,11 @@ class KVCache:
         cache.append(k, v)                          # [batch, n, heads_kv, head_dim]: a prompt, a chunk, a token
         out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))")       # the last tokens of each entry ask
 
-    batch       entries: sequences
-    capacity    most tokens of an entry, rounded up to whole pages
-    head_dim_v  of v; None is head_dim
+    batch       entries: sequences, up to 2^20
+    capacity    most tokens of an entry, rounded up to whole pages: less than 2^31
+    heads_kv    up to 65,536; those of the queries are a multiple
+    head_dim    of k, up to 1,024
+    head_dim_v  of v, up to 1,024, or up to head_dim with value_in_key; None is head_dim
     value_in_key  v is k[..., :head_dim_v], and None in every append, as in the latent attention of DeepSeek-V2
                 (https://arxiv.org/abs/2405.04434)
     page_size   tokens of a page, 1 to 65536. On a Hopper GPU multiples of 8 are fetched in boxes, others token by token
@@ -110,14 +112,19 @@ class KVCache:
         cache_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ):
-        head_dim_v = head_dim if head_dim_v is None else head_dim_v
-        sizes = {"heads_kv": heads_kv, "head_dim": head_dim, "head_dim_v": head_dim_v, "page_size": page_size}
-        sizes |= {"batch": batch, "capacity": capacity, "pages": 0 if pages is None else pages}
-        for name, size in sizes.items():
-            least = 0 if name in ("batch", "capacity", "pages") else 1
-            if integer(size, name) < least:
-                message = f"argument {name} is {size}; accepted: {least} or more"
-                raise ArgumentError(message, "SPATTN_E_RANGE", name)
+        batch, heads_kv = _size("batch", batch, 0, _MOST_ENTRIES), _size("heads_kv", heads_kv, 1, _MOST_HEADS)
+        head_dim = _size("head_dim", head_dim, 1, _MOST_COLUMNS)
+        most_columns = head_dim if value_in_key else _MOST_COLUMNS
+        head_dim_v = head_dim if head_dim_v is None else _size("head_dim_v", head_dim_v, 1, most_columns)
+        page_size = _size("page_size", page_size, 1, _LARGEST_PAGE)
+        most_pages = _MOST_TOKENS // page_size  # of an entry, and of all
+        capacity = _size("capacity", capacity, 0, most_pages * page_size)
+        most = -(-capacity // page_size)  # pages of an entry
+        self._is_shared = pages is not None
+        if pages is None and batch * most > most_pages:
+            message = f"argument pages is None, and {batch} entries of {most} pages would have {batch * most}"
+            raise ArgumentError(f"{message}; accepted: 0 to {most_pages}, to share", "SPATTN_E_RANGE", "pages")
+        pages = batch * most if pages is None else _size("pages", pages, 0, most_pages)
         if dtype not in _DTYPES:
             accepted = ", ".join(map(str, _DTYPES))
             raise DTypeError(f"argument dtype is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", "dtype")
@@ -125,11 +132,7 @@ class KVCache:
         if cache_dtype not in (dtype, torch.float8_e4m3fn):
             message = f"argument cache_dtype is {cache_dtype}; accepted: None, {dtype}, {torch.float8_e4m3fn}"
             raise DTypeError(message, "SPATTN_E_DTYPE", "cache_dtype")
-        if torch.device(device).type not in ("cpu", "cuda"):
-            raise ArgumentError(f"argument device is {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "device")
-        most = -(-capacity // page_size)  # pages of an entry
-        self._is_shared = pages is not None
-        pages = batch * most if pages is None else pages
+        device = _device_of_cache(device)
         self.page_size, self.capacity, self.pages = page_size, most * page_size, pages
         self.head_dim_v, self.dtype = head_dim_v, dtype
         self.k_scales = self.v_scales = None
@@ -538,8 +541,27 @@ def _offsets_of(counts: torch.Tensor) -> torch.Tensor:
 
 
 _MOST_FORMS = 64  # of tokens whose calls a cache remembers
+# What the library takes at most: see spattn_problem.
+_MOST_ENTRIES, _MOST_HEADS, _MOST_COLUMNS, _LARGEST_PAGE, _MOST_TOKENS = 1 << 20, 1 << 16, 1024, 65536, (1 << 31) - 1
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
+
+
+def _size(name: str, given: Any, least: int, most: int) -> int:
+    size = integer(given, name)
+    if not least <= size <= most:
+        raise ArgumentError(f"argument {name} is {size}; accepted: {least} to {most}", "SPATTN_E_RANGE", name)
+    return size
+
+
+def _device_of_cache(given: Any) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):  # torch's own words name no argument
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"argument device is {given!r}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "device")
+    return device
 
 
 def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) -> None:
@@ -781,6 +803,9 @@ def _make_plan(
     _require_like("q", (dtype, device), of_cache[:2])
     q, k, v, table = shapes
     sizes = sizes_of(q, k, v, axes, of_cache[2], table)
+    if sizes["heads_q"] % sizes["heads_kv"] or not sizes["heads_q"]:
+        message = f"argument q has {sizes['heads_q']} heads; accepted: multiples of the cache's {sizes['heads_kv']}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "q")
     if sizes["batch"] != table[0] or sizes["head_dim"] != k[3]:
         message = f"argument q has shape {list(q)}; accepted: batch {table[0]} and head_dim {k[3]}, as the cache"
         raise ShapeError(message, "SPATTN_E_SHAPE", "q")
