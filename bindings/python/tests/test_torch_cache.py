@@ -796,6 +796,38 @@ def test_entries_keep_of_as_many_drafts_as_they_have():
     assert cache.lengths.tolist() == [0] * BATCH and sorted(cache._free) == list(range(30))
 
 
+@pytest.mark.parametrize("pages", [None, 40])
+def test_drafts_that_were_reserved_and_never_came_are_not_kept(monkeypatch, pages):
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=pages)
+    cache.append(k[:, :10], v[:, :10])
+    nodes = torch.tensor([[1]] * BATCH)
+    cache.reserve([6, 0, 6])
+    for part in (cache, cache[2:]):
+        with pytest.raises(sa.ArgumentError, match="argument tokens is 13 for entry 0; accepted: up to 10") as raised:
+            part.keep(nodes[-part.batch :], 13)
+        assert raised.value.argument == "tokens" and cache.lengths.tolist() == [10] * BATCH
+    for n in (3, 2):  # some of them come with a replay
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(k[:, 10 : 10 + n], v[:, 10 : 10 + n], torch.tensor([n, 0, n], dtype=torch.int32))
+    cache.keep(nodes, [5, 0, 14], [1, 0, 1])  # of two entries all drafts that came, and of one older tokens
+    assert cache.lengths.tolist() == [11, 10, 2]
+    for b, tokens in ((0, [*range(10), 11]), (2, [0, 2])):
+        for found, x in zip(as_it_lies(cache, b), (k, v)):
+            assert torch.equal(found, x[b, tokens].contiguous().view(torch.uint8))
+    with pytest.raises(sa.ArgumentError, match="argument tokens is 12 for entry 0; accepted: up to 11"):
+        cache.keep(nodes, [12, 0, 0], [1, 0, 0])
+    cache.append(k[:, 20:22], v[:, 20:22])
+    cache.truncate([11, 12, 3])
+    with pytest.raises(sa.ArgumentError, match="argument tokens is 4 for entry 2; accepted: up to 3"):
+        cache.keep(nodes, [0, 0, 4], [0, 0, 0])
+    with monkeypatch.context() as patch:  # where nobody can say no, there is no entry of fewer than no tokens
+        capture(patch)
+        cache.keep(nodes, 12, torch.tensor([0, 1, 0], dtype=torch.int32))
+    assert cache.lengths.tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize("pages", [None, 30])
 def test_the_host_takes_no_part_where_drafts_are_kept(monkeypatch, pages):
     q, k, v = operands()

@@ -147,9 +147,10 @@ class KVCache:
             self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
             if not self._is_shared:
                 self.page_table.copy_(torch.arange(pages, dtype=torch.int32).view(batch, most))
-        # The host's view: tokens that may have come, tokens that there is room for, where the last ones that it forgot
-        # end, and the page table of a cache whose pages are shared.
+        # The host's view: tokens that may have come, how many of these reserve counted, tokens that there is room for,
+        # where the last ones that it forgot end, and the page table of a cache whose pages are shared.
         self._tokens = np.zeros(batch, np.int64)
+        self._reserved = np.zeros(batch, np.int64)
         self._room = np.full(batch, 0 if self._is_shared else self.capacity)
         self._forgotten = np.zeros(batch, np.int64)
         self._held = np.full((batch, most if self._is_shared else 0), -1, np.int32)
@@ -174,7 +175,7 @@ class KVCache:
             message = f"argument entries has a step of {entries.step}; accepted: 1"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
         part = copy.copy(self)
-        for name in ("lengths", "page_table", "_tokens", "_room", "_forgotten", "_held", "_entries"):
+        for name in ("lengths", "page_table", "_tokens", "_reserved", "_room", "_forgotten", "_held", "_entries"):
             setattr(part, name, getattr(self, name)[entries])
         part._appends = {}
         return part
@@ -203,7 +204,9 @@ class KVCache:
         An append that is not captured does so itself. Where no replay follows, the host counts tokens that never came,
         until truncate(cache.lengths). Raises as append, and CudaError in a capture.
         """
-        self._reserve(self._read_numbers(tokens, "tokens"))
+        more = self._read_numbers(tokens, "tokens")
+        self._reserve(more)
+        self._reserved += more
 
     def truncate(self, lengths: int | Sequence[int] | torch.Tensor) -> None:
         """Forgets all but the first so many tokens, of every entry or [batch], and gives back pages that this empties.
@@ -217,7 +220,9 @@ class KVCache:
         kept = self._read_numbers(lengths, "lengths").clip(max=self.capacity)
         self._refuse_forgotten(np.minimum(kept, self._tokens))
         torch.minimum(self.lengths, self._to_device(kept), out=self.lengths)
+        have_come = np.minimum(self._tokens - self._reserved, kept)
         np.minimum(self._tokens, kept, out=self._tokens)
+        np.subtract(self._tokens, have_come, out=self._reserved)
         self._give_back()
 
     def forget(self, first: int | Sequence[int] | torch.Tensor, end: int | Sequence[int] | torch.Tensor) -> None:
@@ -262,7 +267,9 @@ class KVCache:
         device alone reads them, anew with each replay, but for tokens that are one integer; after a replay
         truncate(cache.lengths) tells the host what is left, and gives back pages.
 
-        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more.
+        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more. Tokens that
+        were reserved count where a replay has brought them: the host waits for the device where it must know that. In a
+        capture nobody can say no: an entry with fewer tokens loses all that it has, and keeps its nodes.
         """
         outside_of_graphs(self._keep, nodes, tokens, counts)
 
@@ -338,7 +345,11 @@ class KVCache:
         most = nodes.shape[1]
         drafts = self._read_numbers(tokens, "tokens")
         kept = self._read_numbers(most if counts is None else counts, "counts", most)
-        for name, numbers, limit in (("tokens", drafts, self._tokens - self._forgotten), ("counts", kept, drafts)):
+        if (drafts > self._tokens - self._reserved).any():
+            there = self.lengths.cpu().numpy()
+            np.maximum(self._tokens - there, 0, out=self._reserved)
+        have_come = self._tokens - self._reserved
+        for name, numbers, limit in (("tokens", drafts, have_come - self._forgotten), ("counts", kept, drafts)):
             if (numbers > limit).any():
                 entry = int(np.argmax(numbers > limit))
                 message = f"argument {name} is {numbers[entry]} for entry {entry}; accepted: up to {limit[entry]}"
@@ -492,7 +503,7 @@ class KVCache:
 
     def _move(self, nodes: torch.Tensor, tokens: Any, counts: Any) -> None:
         """Puts those of an entry's last tokens to their places, by what lies on the device alone."""
-        self.lengths -= tokens
+        self.lengths -= self.lengths.clamp(max=tokens)
         most = nodes.shape[1]
         if nodes.numel() and self.capacity:
             starts = self.lengths
