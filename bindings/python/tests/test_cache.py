@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Plans on a cache: each query of a call is a row of the whole sequence's attention."""
 
+import copy
+import pickle
+
 import numpy as np
 import oracle
 import pytest
@@ -112,6 +115,44 @@ def test_layers_share_a_step():
         assert np.isfinite(other).all()
     with pytest.raises(sa.DTypeError, match="argument step is int; accepted: a sparseattn.Step"):
         plan.forward(q, k_pool, v_pool, starts=STARTS, page_table=table, step=1)
+
+
+@pytest.mark.parametrize("argument", ["starts", "page_table", "parents", "query_offsets"])
+def test_a_step_refuses_other_numbers_until_it_is_reset(argument):
+    """Arrays that are changed in place as much as others; a call that fails has told it nothing."""
+    q, k, v = operands(3)
+    k_pool, v_pool, table = in_pages(k, v, 6)
+    packed = argument == "query_offsets"
+    given = {"starts": STARTS.copy(), "page_table": table, "parents": np.array([[-1, 0, 0]] * BATCH)}
+    given |= {"query_offsets": np.array([0, 3, 6, 9]), "parents": np.array([-1, 0, 0] * BATCH)} if packed else {}
+    q = q.reshape(-1, *q.shape[2:]) if packed else q
+    options = {"axes": "thd"} if packed else {}
+    plan = sa.plan(STREAMING, q, k_pool, v_pool, starts=True, parents=True, page_table=table, **options)
+    step = sa.Step()
+    with pytest.raises(sa.ShapeError):
+        plan.forward(q, k_pool, v_pool, **given | {"starts": STARTS[::-1]}, step=step, out=np.empty(3, np.float32))
+    right = plan.forward(q, k_pool, v_pool, **given)
+    for numbers in (given, {name: x.astype(np.int32) for name, x in given.items()}):  # equal ones, not the same
+        assert np.array_equal(plan.forward(q, k_pool, v_pool, **numbers, step=step), right)
+    given[argument][1 if packed else 0] -= 1
+    with pytest.raises(sa.ArgumentError, match=rf"argument {argument} has other numbers .* step.reset\(\)") as raised:
+        plan.forward(q, k_pool, v_pool, **given, step=step)
+    assert raised.value.argument == argument
+    step.reset()
+    found = plan.forward(q, k_pool, v_pool, **given, step=step)
+    assert np.array_equal(found, plan.forward(q, k_pool, v_pool, **given)) and not np.array_equal(found, right)
+    with pytest.raises(sa.ArgumentError) as raised:
+        plan.forward(q, k_pool, v_pool, **given | {argument: None}, step=step)
+    assert raised.value.argument == argument
+
+
+def test_a_copy_of_a_step_has_seen_no_call():
+    q, k, v = operands(3)
+    plan, step = sa.plan(STREAMING, q, k, v, starts=True), sa.Step()
+    plan.forward(q, k, v, starts=STARTS, step=step)
+    for other in (copy.copy(step), copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+        found = plan.forward(q, k, v, starts=STARTS + 1, step=other)
+        assert np.array_equal(found, plan.forward(q, k, v, starts=STARTS + 1))
 
 
 @pytest.mark.parametrize("dtype, bound", [(np.float64, 1e-12), (np.float16, 5e-3)])

@@ -983,6 +983,62 @@ def test_entries_of_one_cache_share_no_step(pages):
             sat.decode(q[entry : entry + 1, 8:9], cache[entry], STREAMING, step=step)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_a_step_serves_one_step_of_the_model_after_the_other(device):
+    """The same tensors, changed in place; where nobody has told it so, it is refused."""
+    layers, step = layers_of(53, device, page_size=8), sat.Step()
+    parents = torch.full((BATCH, 2), -1, device=device)
+    for begin in (0, 2, 4):
+        chunk = slice(begin, begin + 2)
+        parents[:, 1] = begin - 2
+        for layer, (q, k, v, cache) in enumerate(layers):
+            cache.append(k[:, chunk], v[:, chunk])
+            options = {"parents": parents}
+            if begin and not layer:
+                with pytest.raises(sa.ArgumentError, match=r"parents was written to .* step.reset\(\)") as raised:
+                    sat.decode(q[:, chunk], cache, STREAMING, step=step, **options)
+                assert raised.value.argument == "parents"
+                options["parents"] = parents.clone()
+                with pytest.raises(sa.ArgumentError, match="argument parents is another tensor"):
+                    sat.decode(q[:, chunk], cache, STREAMING, step=step, **options)
+                step.reset()
+            found = sat.decode(q[:, chunk], cache, STREAMING, step=step, parents=parents)
+            assert torch.equal(found, sat.decode(q[:, chunk], cache, STREAMING, parents=parents))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_plans_of_tensors_share_a_step(device, inference):
+    (q, k, v, _), (*_, k2, v2, _) = layers_of(59, device)
+    with torch.inference_mode(inference):
+        starts, step = torch.tensor([7, 0, 30], device=device), sat.Step()
+        plan = sat.plan(STREAMING, q[:, :2], k, v, starts=True)
+        for again in range(2):
+            for keys, values in ((k, v), (k2, v2)):
+                found = plan.forward(q[:, :2], keys, values, starts=starts[:], step=step)
+                assert torch.equal(found, plan.forward(q[:, :2], keys, values, starts=starts))
+            with pytest.raises(sa.ArgumentError, match="argument starts (is another|has other)") as raised:
+                plan.forward(q[:, :2], k, v, starts=starts + 1, step=step)
+            assert raised.value.argument == "starts"
+            starts += 3
+            if device == "cpu" or not inference:  # there torch does not count what is written
+                with pytest.raises(sa.ArgumentError, match="argument starts (was written|has other)"):
+                    plan.forward(q[:, :2], k, v, starts=starts, step=step)
+            step.reset()
+
+
+def test_numbers_that_the_host_does_not_read_are_told_apart():
+    x = torch.arange(6)
+    noted = sat._tensors.note_of(x)
+    assert not sat._tensors.change_of(x.view(6), noted)
+    for other in (x.clone(), x[:5], x[::2], x.view(2, 3), x.view(torch.float64)):
+        assert "another tensor" in sat._tensors.change_of(other, noted)
+        assert not sat._tensors.change_of(other, noted, is_unknown_same=True)
+    x[2:3] = 5
+    for unknown_same in (False, True):
+        assert "was written to" in sat._tensors.change_of(x, noted, unknown_same)
+
+
 def test_a_call_that_fails_leaves_nothing_in_a_step():
     (q, k, v, cache), _ = layers_of(41, page_size=8)
     cache.append(k[:, :9], v[:, :9])

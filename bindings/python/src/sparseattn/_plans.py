@@ -14,7 +14,6 @@ from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, read
 from ._core import (
     ArgumentError,
     Context,
-    DTypeError,
     UnsupportedError,
     check,
     default_context,
@@ -30,7 +29,7 @@ from ._frames import BACKWARD, FORWARD, Frame, HostMemory
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 from ._problem import make_problem, sizes_of
-from ._step import Step
+from ._step import OTHER_NUMBERS, Step, required_step
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -269,7 +268,8 @@ class Plan:
         k_scales      float32 [batch, seq_k, heads_kv], or [pages, page_size, heads_kv], as k without head_dim, in a
                       plan whose dtype or cache_dtype is float8; else as q_scales
         v_scales      as k_scales; None in a plan with value_in_key
-        step          a sparseattn.Step, in a plan with starts: what the calls of a model's layers share
+        step          a sparseattn.Step, in a plan with starts: what the calls of a model's layers share, all of which
+                      bring the same starts, page_table, query_offsets and parents
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above.
         """
@@ -301,7 +301,12 @@ class Plan:
                 results = tuple(result for result in (out, lse, max_logits) if result is not None)
             else:
                 results = (out,)
-            status = self._call(frame) if step is None else step._call(self, frame)
+            if step is None:
+                status = self._call(frame)
+            else:
+                numbers = {"starts": starts, "parents": parents}
+                numbers |= {"page_table": page_table, "query_offsets": query_offsets}
+                status = step._call(self, frame, numbers)
             if status:
                 check(status)
         finally:
@@ -398,9 +403,7 @@ class Plan:
         return tuple({"b": batch, "s": seq, "t": seq, "h": heads, "d": dim}[axis] for axis in self._axes)
 
     def _check_step(self, step: Any) -> None:
-        if not isinstance(step, Step):
-            message = f"argument step is {type(step).__name__}; accepted: a sparseattn.Step"
-            raise DTypeError(message, "SPATTN_E_DTYPE", "step")
+        required_step(step)
         if not self._starts:
             message = "argument step is given to a plan without starts; accepted: None"
             raise ArgumentError(message, "SPATTN_E_STATE", "step")
@@ -489,6 +492,14 @@ class Plan:
     def _queue(self) -> Any:
         """Behind which other calls the next one comes, on a GPU."""
         return None
+
+    def _note(self, name: str, numbers: Any) -> Any:
+        """What a step remembers of an argument, for _differs."""
+        return np.array(as_array(numbers, name))
+
+    def _differs(self, name: str, noted: Any, numbers: Any) -> str:
+        """How an argument differs from the one that was noted; "" where it does not."""
+        return "" if np.array_equal(noted, as_array(numbers, name)) else OTHER_NUMBERS
 
 
 def _without_backward(argument: str) -> ArgumentError:

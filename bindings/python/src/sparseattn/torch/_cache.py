@@ -27,10 +27,18 @@ from .._core import (
 from .._patterns import Pattern
 from .._plans import find
 from .._problem import sizes_of
-from .._step import Step
+from .._step import OTHER_NUMBERS, Step, StepOfCaches, refuse_other
 from ._append import WITHOUT_GRADIENTS, Append
 from ._attention import refuse_transforms
-from ._tensors import TensorPlan, context_of, outside_of_graphs, refuse_gradients, require_tensor
+from ._tensors import (
+    TensorPlan,
+    change_of,
+    context_of,
+    note_of,
+    outside_of_graphs,
+    refuse_gradients,
+    require_tensor,
+)
 
 if TYPE_CHECKING:
     from typing import Literal, Sequence, TypedDict
@@ -267,9 +275,9 @@ class KVCache:
         device alone reads them, anew with each replay, but for tokens that are one integer; after a replay
         truncate(cache.lengths) tells the host what is left, and gives back pages.
 
-        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more. Tokens that
-        were reserved count where a replay has brought them: the host waits for the device where it must know that. In a
-        capture nobody can say no: an entry with fewer tokens loses all that it has, and keeps its nodes.
+        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more. Tokens
+        that were reserved count where a replay has brought them: the host waits for the device where it must know that.
+        In a capture nobody can say no: an entry with fewer tokens loses all that it has, and keeps its nodes.
         """
         outside_of_graphs(self._keep, nodes, tokens, counts)
 
@@ -663,7 +671,7 @@ def decode(
     step     what the layers of a model share in one of its steps, where each has a cache, all of which were given the
              same numbers of tokens:
 
-                 step = sat.Step()                          # a new one for each step of the model
+                 step.reset()                               # a sat.Step(), for each step of the model anew
                  for layer, cache in zip(layers, caches):
                      ...
                      cache.append(k, v)
@@ -671,8 +679,9 @@ def decode(
 
              A call makes lists of the keys that its queries see before it attends. Of calls with one step the first of
              each plan does, and the others find them. All have the same counts then, and the same parents: the very
-             tensor, as of counts that lie on a GPU. Caches with pages= have the same pages, as they do where the same
-             calls have come in the same order. A step that is captured begins and ends in one graph
+             tensor, as of counts that lie on a GPU, and unchanged. Caches with pages= have the same pages, as they do
+             where the same calls have come in the same order. Else ArgumentError says what is not the same. A step that
+             is captured begins and ends in one graph
     out      shaped as q with head_dim_v, written and returned where given
 
     scale, softcap, sink_logits, reference, tf32 and context are those of attention. lse is float32 [batch, heads_q, n],
@@ -733,11 +742,14 @@ def _decode(
     if step is None:
         places = _places_of(cache, counts, queries, is_ragged)
     else:
-        plan._check_step(step)
+        step = StepOfCaches(step)
         key, parents = ("places", plan, plan._queue()), given["parents"]
         counts = _known_counts(cache, counts, queries) if is_ragged else None
-        made = step._kept.get(key) or _Places(cache, counts, parents, _places_of(cache, counts, queries, is_ragged))
-        made.check(cache, counts, parents)
+        made = step._kept.get(key)
+        if made is None:
+            made = _Places(cache, counts, parents, _places_of(cache, counts, queries, is_ragged))
+        else:
+            made.check(cache, counts, parents)
         places = made.of_step
     more = {"k_scales": k_scales, "v_scales": v_scales, "page_table": table, **places, **given, "step": step}
     results = plan.run(q, k, v, **more, out=out, return_lse=return_lse)
@@ -763,7 +775,8 @@ class _Places:
     """Where the queries of a step stand, and what the host knows of that and of the pages."""
 
     def __init__(self, cache: KVCache, counts: Any, parents: Any, of_step: dict[str, torch.Tensor]):
-        self._counts, self._parents, self.of_step = counts, parents, of_step
+        self._counts, self._parents = (note_of(x) if isinstance(x, torch.Tensor) else x for x in (counts, parents))
+        self.of_step = of_step
         self._entries = cache._entries
         self._tokens, self._pages = cache._tokens.copy(), self._pages_of(cache).copy()
 
@@ -774,21 +787,18 @@ class _Places:
 
     def check(self, cache: KVCache, counts: Any, parents: Any) -> None:
         """Raises ArgumentError where a call's numbers are others."""
-        if parents is not self._parents:
-            message = "argument parents is another tensor than that which the step began with; accepted: the same"
-            raise ArgumentError(message, "SPATTN_E_STATE", "parents")
-        is_there = isinstance(counts, torch.Tensor) or isinstance(self._counts, torch.Tensor)
-        if counts is not self._counts if is_there else not np.array_equal(counts, self._counts):
-            message = "argument counts has other numbers than those that the step began with; accepted: the same"
-            raise ArgumentError(message, "SPATTN_E_STATE", "counts")
+        for name, given, noted in (("parents", parents, self._parents), ("counts", counts, self._counts)):
+            is_tensor, was_tensor = isinstance(given, torch.Tensor), isinstance(noted, tuple)
+            if is_tensor and was_tensor:
+                refuse_other(name, change_of(given, noted))
+            elif given is not noted and (is_tensor or was_tensor or not np.array_equal(given, noted)):
+                refuse_other(name, OTHER_NUMBERS)
         if not (
             np.array_equal(self._tokens, cache._tokens)
             and np.array_equal(self._pages, self._pages_of(cache))
             and (cache._is_shared or cache._entries == self._entries)
         ):
-            message = "argument step was begun with a cache that has other lengths, or other pages, than this one"
-            accepted = "caches that were given the same numbers of tokens, in the same order"
-            raise ArgumentError(f"{message}; accepted: {accepted}", "SPATTN_E_STATE", "step")
+            refuse_other("step", "was begun with a cache that has other lengths, or other pages, than this one")
 
 
 

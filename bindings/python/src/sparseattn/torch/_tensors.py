@@ -13,6 +13,7 @@ from .._core import ArgumentError, Context, DTypeError, ShapeError, check, defau
 from .._frames import FORWARD, Frame
 from .._patterns import Pattern, as_pattern, per_batch
 from .._plans import Plan
+from .._step import OTHER_NUMBERS
 
 _DTYPES = {
     torch.float32: (lib.SPATTN_FLOAT, 32),
@@ -202,6 +203,15 @@ class TensorPlan(Plan):
             return None
         return int(ffi.cast("uintptr_t", self._stream())), torch.cuda.is_current_stream_capturing()
 
+    def _note(self, name: str, numbers: Any) -> Any:
+        return numbers.detach().clone() if self._on_cpu else note_of(numbers)
+
+    def _differs(self, name: str, noted: Any, numbers: Any) -> str:
+        if not self._on_cpu:
+            return change_of(numbers, noted, is_unknown_same=name == "page_table")
+        is_same = noted.shape == numbers.shape and bool((noted == numbers).all())
+        return "" if is_same else OTHER_NUMBERS
+
     def _make_scratch(self, size: int) -> Any:
         return super()._make_scratch(size) if self._on_cpu else torch.empty(size, dtype=torch.uint8, device=self._device)
 
@@ -248,6 +258,29 @@ def stream_on(device: torch.device) -> Any:
         return ffi.NULL
     stream = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
     return ffi.cast("void *", stream)
+
+
+# ---- numbers that the host does not read ----
+
+
+def note_of(tensor: torch.Tensor) -> Any:
+    """For change_of. It keeps the tensor, so that no other one comes to lie in its memory."""
+    return tensor, None if tensor.is_inference() else tensor._version  # torch counts no writes to tensors of inference
+
+
+def change_of(tensor: torch.Tensor, noted: Any, is_unknown_same: bool = False) -> str:
+    """Why a tensor may have other numbers than when it, or a view of its memory, was noted; "" where it has the same.
+
+    is_unknown_same  another tensor is taken to have the same numbers
+    """
+    known, writes = noted
+    if _place_of(tensor) != _place_of(known):
+        return "" if is_unknown_same else "is another tensor than in an earlier call of the step"
+    return "" if note_of(tensor)[1] == writes else "was written to since an earlier call of the step"
+
+
+def _place_of(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 # ---- masks ----
