@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Attention of NumPy arrays against the oracle: layouts, dtypes, threads, and every way to call it wrongly."""
 
+import copy
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -257,6 +259,21 @@ def test_a_forked_child_computes_the_same():
     if child == 0:
         os._exit(0 if np.array_equal(sa.attention(q, k, v, TEXT), expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        sa.Context("cpu"),
+        sa.Plan("causal", heads_q=2, seq_q=8, head_dim=8),
+        sa.Sharding("causal", 2, 1, seq=64, heads_q=2, head_dim=8),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_copies_are_the_thing_itself_and_nothing_is_pickled(made):
+    assert copy.copy(made) is copy.deepcopy({"in": made})["in"] is made
+    with pytest.raises(TypeError, match=f"a {type(made).__name__} is not pickled; accepted: patterns"):
+        pickle.dumps([made])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Caches that are filled chunk by chunk and token by token, against attention of the whole sequences."""
 
+import copy
+import io
+import pickle
 import re
 
 import numpy as np
@@ -1258,6 +1261,51 @@ def test_sizes_are_integers_of_any_kind():
     wide = sat.KVCache(1, 8, 2, 1024, page_size=8)
     wide.append(torch.ones(1, 3, 2, 1024), torch.ones(1, 3, 2, 1024))
     assert (sat.decode(torch.ones(1, 3, 4, 1024), wide, "causal") == 1).all()
+
+
+def saved_and_loaded(cache):
+    if cache.k.dtype != torch.float8_e4m3fn:
+        return pickle.loads(pickle.dumps(cache))
+    saved = io.BytesIO()  # pickle alone does not load tensors of float8 again
+    torch.save(cache, saved)
+    saved.seek(0)
+    return torch.load(saved, weights_only=False)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("pages", [None, 30])
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, saved_and_loaded])
+def test_copies_go_on_by_themselves(make_copy, pages, cache_dtype):
+    """As a beam search's do: neither sees what the other one appends. Those of an entry are of that entry alone."""
+    q, k, v = operands()
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, page_size=4, pages=pages, cache_dtype=cache_dtype)
+    cache.append(k[:, :10], v[:, :10])
+    right = sat.decode(q[:, 8:10], cache, STREAMING)
+    for entries in (slice(0, BATCH), slice(1, 2)):
+        part = cache[entries]
+        other = make_copy(part)
+        assert torch.equal(sat.decode(q[entries, 8:10], other, STREAMING), right[entries])
+        other.append(k[entries, 30:36], v[entries, 30:36])
+        part.append(k[entries, 10:11], v[entries, 10:11])
+        assert other.lengths.tolist() == [16] * other.batch and part.lengths.tolist() == [11] * part.batch
+        for each, tokens in ((part, [*range(11)]), (other, [*range(10), *range(30, 36)])):
+            plain = sat.KVCache(each.batch, 64, HEADS_KV, 24, 16, cache_dtype=cache_dtype)
+            plain.append(k[entries][:, tokens], v[entries][:, tokens])
+            found, expected = (sat.decode(q[entries, 11:12], x, STREAMING) for x in (each, plain))
+            torch.testing.assert_close(found, expected)
+        other.reset()
+        part.truncate(10)
+        assert torch.equal(sat.decode(q[:, 8:10], cache, STREAMING), right)
+
+
+def test_a_shallow_copy_is_the_same_memory():
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=30)
+    other = copy.copy(cache)
+    other.append(k[:, :10], v[:, :10])
+    cache.append(k[:, 10:11], v[:, 10:11])
+    for each in (cache, other):
+        assert each.lengths.tolist() == each._tokens.tolist() == [11] * BATCH and len(each._free) == 21
 
 
 def test_compiled_code_goes_on_around_it():

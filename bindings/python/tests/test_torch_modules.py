@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Layers against torch's own with the equivalent mask, and FlexAttention's masks against the oracle."""
 
+import copy
+import pickle
+
 import oracle
 import pytest
 
@@ -67,6 +70,22 @@ def test_keys_of_their_own_masks_and_no_batch():
     windowed = sat.BlockSparseMultiHeadAttention(32, 4, pattern=sa.mask(~causal), batch_first=True)
     windowed.load_state_dict(theirs.state_dict())
     torch.testing.assert_close(windowed(q, q, q, is_causal=True)[0], right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("pattern", ["mixed", "causal", sa.mask(torch.ones(20, 20).tril().bool())], ids=str)
+def test_copies_of_a_layer_compute_the_same(pattern):
+    """Also of one that holds a plan and a cache, as an average of a model's weights copies it."""
+    ours, x = sat.BlockSparseMultiHeadAttention(32, 4, 8, pattern), torch.randn(20, 2, 32)
+    ours.plan = sat.plan("causal", *[x[:, :, None]] * 3)
+    ours.cache = sat.KVCache(1, 8, 1, 8)
+    ours.cache.append(*[x[:1, :1, None, :8]] * 2)
+    other = copy.deepcopy(ours)
+    assert torch.equal(other(x, x, x)[0], ours(x, x, x)[0]) and other.plan is ours.plan
+    other.cache.append(*[x[:1, :1, None, :8]] * 2)
+    assert other.cache.lengths.tolist() == [2] and ours.cache.lengths.tolist() == [1]
+    del ours.plan
+    again = pickle.loads(pickle.dumps(ours))
+    assert torch.equal(again(x, x, x)[0], ours(x, x, x)[0]) and again.state_dict().keys() == ours.state_dict().keys()
 
 
 def test_a_row_without_keys_has_the_bias():

@@ -201,7 +201,21 @@ def read_text(function: Callable[..., int], handle: Any) -> str:
     return read_bytes(function, handle)[:-1].decode()
 
 
-class Context:
+class OfThisProcess:
+    """What never changes, so that copies are the thing itself, and holds what no other process has."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        kind = type(self).__name__
+        raise TypeError(f"a {kind} is not pickled; accepted: patterns, of which a process makes a {kind} of its own")
+
+
+class Context(OfThisProcess):
     """Where plans are made and run: a device, its threads, and a cache of plans.
 
     device      "cpu", "cuda" or "cuda:1"; None is the first GPU that has kernels in this build, else the CPU
@@ -209,7 +223,7 @@ class Context:
     plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none
 
     Ctrl-C, and any signal whose handler raises, ends what makes a plan, and a run on the CPU: the call raises what the
-    handler raised.
+    handler raised. A copy is the context itself; it is not pickled.
 
     Raises ArgumentError for a device, a number of threads or a cache that cannot be, NoGPUError.
     """

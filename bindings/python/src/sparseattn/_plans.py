@@ -14,6 +14,7 @@ from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, read
 from ._core import (
     ArgumentError,
     Context,
+    OfThisProcess,
     UnsupportedError,
     check,
     default_context,
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
 _Kind = TypeVar("_Kind", bound="Plan")
 
 
-class Plan:
+class Plan(OfThisProcess):
     """A pattern compiled for shapes: kernels chosen, lists of blocks made. Immutable; any number of threads may run it.
+    A copy, also a deep one, is the plan itself; it is not pickled.
 
     pattern                 a Pattern or its text
     heads_q, seq_q, head_dim          sizes of q

@@ -11,6 +11,7 @@ from ._arrays import read_dtype, tensor_in, tensor_out
 from ._core import (
     ArgumentError,
     Context,
+    OfThisProcess,
     ShapeError,
     check,
     default_context,
@@ -42,7 +43,7 @@ class Peer(NamedTuple):
     received: slice  #: its part of what `unpack` takes, and of what `pack_gradients` returns
 
 
-class Sharding:
+class Sharding(OfThisProcess):
     """What one of several ranks has of a sequence: the plan of its queries, and whose keys and values they see.
 
         sharding = sa.Sharding(pattern, comm.size, comm.rank, seq=131072, heads_q=8, head_dim=128, backward=True)

@@ -93,7 +93,9 @@ class KVCache:
     lengths     int32 [batch]: how many tokens each entry has
 
     These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
-    caches of these entries alone, in the same memory, as for the prompt of a sequence that comes while others go on.
+    caches of these entries alone, in the same memory, as for the prompt of a sequence that comes while others go on. A
+    deep copy, or one that was pickled, has memory of its own, and goes on from the same tokens; for float8, which
+    pickle alone does not load again, use torch.save.
 
     CUDA graphs may capture append, decode and keep, after a first decode of the same sizes, which makes the plan: each
     replay appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve
@@ -185,8 +187,12 @@ class KVCache:
         part = copy.copy(self)
         for name in ("lengths", "page_table", "_tokens", "_reserved", "_room", "_forgotten", "_held", "_entries"):
             setattr(part, name, getattr(self, name)[entries])
-        part._appends = {}
+        part._captured = self._captured
         return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: tensors and numbers, but no calls of the library that were prepared for this one's memory."""
+        return self.__dict__ | {"_captured": [], "_appends": {}}
 
     def append(
         self, k: torch.Tensor, v: torch.Tensor | None, counts: Sequence[int] | torch.Tensor | None = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import torch
 import torch.distributed as dist
 
-from .._core import ArgumentError, ShapeError, SparseAttentionError, integer, real
+from .._core import ArgumentError, OfThisProcess, ShapeError, SparseAttentionError, integer, real
 from .._patterns import as_pattern
 from .._plans import options_of
 from .._sharding import Sharding
@@ -36,7 +36,7 @@ _MORE = ("sink_logits", "indices", "index_counts")  # what a call may bring besi
 _EXCHANGES = 16  # that are kept for calls to come
 
 
-class ContextParallel:
+class ContextParallel(OfThisProcess):
     """Attention over tokens that a group of processes shares out.
 
         parallel = sat.ContextParallel("causal & window(4095,0)", 131072)    # after torch.distributed.init_process_group
