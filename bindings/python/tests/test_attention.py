@@ -261,6 +261,22 @@ def test_a_forked_child_computes_the_same():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_dtypes_that_are_refused_are_told_from_what_the_argument_takes():
+    q, k, v, _ = operands()
+    floats = "float32, float16, bfloat16 of ml_dtypes, float64"
+    for argument, accepted, call in [
+        ("problem.dtype", f"{floats}, float8_e4m3fn of ml_dtypes", lambda: sa.attention(q.astype(complex), k, v, TEXT)),
+        ("k", f"{floats}, float8_e4m3fn of ml_dtypes", lambda: sa.attention(q, k.astype(">f4"), v, TEXT)),
+        ("out", floats, lambda: sa.attention(q, k, v, TEXT, out=np.empty((2, 70, 4, 24), complex))),
+        ("sink_logits", "float32", lambda: sa.attention(q, k, v, TEXT, sink_logits=np.zeros(4, complex))),
+        ("row_ptr", "int32, int64", lambda: sa.csr(np.zeros(5, complex), np.zeros(0, int), 4)),
+        ("mask", "bool, uint8", lambda: sa.mask(np.zeros((4, 4), complex))),
+    ]:
+        with pytest.raises(sa.DTypeError, match=f"{argument} .*accepted: {accepted}, in the machine") as caught:
+            call()
+        assert caught.value.argument == argument
+
+
 @pytest.mark.parametrize(
     "made",
     [

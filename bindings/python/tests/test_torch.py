@@ -208,6 +208,33 @@ def test_errors_are_typed_and_name_the_argument(change, kind, argument):
     assert caught.value.argument == argument
 
 
+FLOATS = "torch.float32, torch.float16, torch.bfloat16, torch.float64"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e5m2])
+def test_dtypes_that_are_refused_are_told_from_what_the_argument_takes(dtype):
+    q, k, v, _ = operands()
+    lists = torch.zeros(2, 40, 2, 5, dtype=torch.int32)
+    plan = sat.plan(TEXT, q.detach(), k.detach(), v.detach())
+    of = {"scale": lambda x: x.detach()[..., 0].to(dtype), "out": torch.empty(2, 40, 4, 16, dtype=dtype)}
+    for argument, accepted, call in [
+        ("problem.dtype", f"{FLOATS}, torch.float8_e4m3fn", lambda: sat.attention(q.to(dtype), k, v, TEXT)),
+        ("k", f"{FLOATS}, torch.float8_e4m3fn", lambda: sat.attention(q, k.to(dtype), v, TEXT)),
+        ("v", f"{FLOATS}, torch.float8_e4m3fn", lambda: plan.run(q, k, v.to(dtype))),
+        ("out", FLOATS, lambda: plan.run(q, k, v, out=of["out"])),
+        ("sink_logits", "torch.float32", lambda: sat.attention(q, k, v, TEXT, sink_logits=torch.zeros(4).to(dtype))),
+        ("k_scales", "torch.float32", lambda: plan.run(q, k, v, k_scales=of["scale"](k))),
+        ("indices", "torch.int32, torch.int64",
+         lambda: sat.attention(q, k, v, sa.runtime_tokens(5), indices=lists.to(dtype))),
+        ("k_new", FLOATS, lambda: sa.cache_append(of["out"], v, k, v, starts=lists[:, 0, 0, 0])),
+        ("starts", "torch.int32, torch.int64",
+         lambda: sa.cache_append(*[x.detach() for x in (k, v, k, v)], starts=lists[:, 0, 0, 0].to(dtype))),
+    ]:
+        with pytest.raises(sa.DTypeError, match=f"argument {argument} is {dtype}; accepted: {accepted}$") as caught:
+            call()
+        assert caught.value.argument == argument
+
+
 # ---- operators ----
 
 LISTS = {"indices": torch.randint(-1, 41, (2, 40, 2, 5)), "index_counts": torch.randint(0, 6, (2, 40, 2))}

@@ -1191,6 +1191,8 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "counts", lambda: cache.append(k, v, [1, 2, 3.5])),
         (sa.ArgumentError, "tokens", lambda: cache.reserve(-1)),
         (sa.ArgumentError, "capacity", lambda: cache.reserve(129)),
+        (sa.DTypeError, "k", lambda: cache.append(k.to(torch.int8), v)),
+        (sa.DTypeError, "q", lambda: sat.decode(q.to(torch.int8), cache, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q[:1], cache, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q[0, 0], cache, STREAMING)),
         (sa.ShapeError, "q", lambda: sat.decode(q[..., :23], cache, STREAMING)),
@@ -1209,6 +1211,8 @@ def test_what_is_wrong_is_named():
         with pytest.raises(kind) as raised:
             call()
         assert raised.value.argument == argument, (number, raised.value)
+        if kind is sa.DTypeError and argument in ("k", "q") and "torch." in str(raised.value):
+            assert "; accepted: torch.float32, as the cache" in str(raised.value)
     assert cache.lengths.tolist() == [0] * BATCH
     with pytest.raises(IndexError):
         cache[BATCH]

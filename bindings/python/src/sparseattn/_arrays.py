@@ -15,6 +15,15 @@ _CODES = {"f": lib.SPATTN_FLOAT, "i": lib.SPATTN_INT, "u": lib.SPATTN_UINT, "b":
 FLOAT8 = (lib.SPATTN_FLOAT8_E4M3FN, 8)  # code and bits: of q, k and v, or of a cache
 _OF_ML_DTYPES = {"bfloat16": (lib.SPATTN_BFLOAT, 16), "float8_e4m3fn": FLOAT8}
 
+# What arguments accept, by their names. All others are positions, or lists of them.
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_ACCEPTED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("problem.dtype", "problem.cache_dtype", "q", "k", "v"), (*_FLOATS, "float8_e4m3fn")),
+    **dict.fromkeys(("k_new", "v_new", "seen_k", "seen_v", "out", "dout"), _FLOATS),
+    **dict.fromkeys(("lse", "dlse", "sink_logits", "q_scales", "k_scales", "v_scales"), ("float32",)),
+    "mask": ("bool", "uint8"),
+}
+
 
 # A tensor's struct -> the array, and what its pointers point to: they must live as long as it does.
 _kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -62,13 +71,15 @@ def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
         return _OF_ML_DTYPES[dtype.name]
     is_of_others = dtype.isbuiltin == 2  # as those of ml_dtypes, some of which claim to be floats
     if dtype.kind not in _CODES or is_of_others or not dtype.isnative or dtype.itemsize > 31:
-        raise DTypeError(
-            f"argument {argument} is an array of {dtype!r}; accepted: float16, 32 and 64, bfloat16 and "
-            "float8_e4m3fn (ml_dtypes), int32 or int64 lists, bool or uint8 masks, in the machine's order",
-            "SPATTN_E_DTYPE",
-            argument,
-        )
+        names = (f"{name} of ml_dtypes" if name in _OF_ML_DTYPES else name for name in accepted_dtypes(argument))
+        message = f"argument {argument} is an array of {dtype!r}; accepted: {', '.join(names)}, in the machine's order"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     return _CODES[dtype.kind], 8 * dtype.itemsize
+
+
+def accepted_dtypes(argument: str) -> tuple[str, ...]:
+    """Names of what an argument may be, of one plan or another."""
+    return _ACCEPTED.get(argument, ("int32", "int64"))
 
 
 def read_dtype(dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:

@@ -37,7 +37,7 @@ from ._tensors import (
     note_of,
     outside_of_graphs,
     refuse_gradients,
-    require_tensor,
+    require_memory,
 )
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ class KVCache:
             self._forgotten[entry] = max(self._forgotten[entry], ends[entry] * self.page_size)
 
     def _keep(self, nodes: Any, tokens: Any, counts: Any) -> None:
-        require_tensor(nodes, "nodes")
+        require_memory(nodes, "nodes")
         if nodes.dtype not in _INTEGERS:
             message = f"argument nodes is {nodes.dtype}; accepted: torch.int32, torch.int64"
             raise DTypeError(message, "SPATTN_E_DTYPE", "nodes")
@@ -487,7 +487,7 @@ class KVCache:
             raise CudaError(f"{message}; accepted: append, decode and keep", "SPATTN_E_CAPTURE")
 
     def _check(self, name: str, x: Any, pool: torch.Tensor) -> None:
-        require_tensor(x, name)
+        require_memory(x, name)
         of_entries = x.dim() == 4 and x.shape[0] == self.batch
         if not (of_entries or x.dim() == 3) or x.shape[-2:] != pool.shape[2:]:
             row = f"{pool.shape[2]}, {pool.shape[3]}"
@@ -715,7 +715,7 @@ def _decode(
     out: Any,
     return_lse: bool,
 ) -> Any:
-    require_tensor(q, "q")
+    require_memory(q, "q")
     if not isinstance(cache, KVCache):
         message = f"argument cache is {type(cache).__name__}; accepted: a sparseattn.torch.KVCache"
         raise DTypeError(message, "SPATTN_E_DTYPE", "cache")

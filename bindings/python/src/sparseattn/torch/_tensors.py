@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._analytic import full, global_keys, sink
-from .._arrays import FLOAT8, make_tensor
+from .._arrays import FLOAT8, accepted_dtypes, make_tensor
 from .._core import ArgumentError, Context, DTypeError, ShapeError, check, default_context, ffi, lib
 from .._frames import FORWARD, Frame
 from .._patterns import Pattern, as_pattern, per_batch
@@ -40,7 +40,7 @@ def context_of(tensor: torch.Tensor) -> Context:
 def code_of(dtype: torch.dtype, argument: str) -> tuple[int, int]:
     """The code and bits that the library knows a dtype by. Raises DTypeError where there is none."""
     if dtype not in _DTYPES:
-        accepted = ", ".join(map(str, _DTYPES))
+        accepted = ", ".join(f"torch.{name}" for name in accepted_dtypes(argument))
         raise DTypeError(f"argument {argument} is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
     return _DTYPES[dtype]
 
@@ -54,14 +54,19 @@ def struct_of(tensor: torch.Tensor, argument: str, address: int = 0) -> Any:
 
 
 def require_tensor(tensor: Any, argument: str) -> None:
-    """Raises DTypeError for what is no tensor, ArgumentError for one that has no memory of rows."""
+    """Raises DTypeError for what is no tensor, or of no use, ArgumentError for one that has no memory of rows."""
+    require_memory(tensor, argument)
+    code_of(tensor.dtype, argument)
+
+
+def require_memory(tensor: Any, argument: str) -> None:
+    """The same for a tensor whose dtype the caller knows more of."""
     if not isinstance(tensor, torch.Tensor):
         message = f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
         message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
         raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
-    code_of(tensor.dtype, argument)
 
 
 def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
