@@ -462,10 +462,25 @@ def test_what_is_no_array():
         saj.attention(q, k.tolist(), v, TEXT)
 
 
-def test_what_only_the_call_can_know_is_xlas_error():
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "pattern, argument, shapes",
+    [
+        ("runtime_tokens(5)", "indices", [(2, 39, 2, 5)]),
+        ("full & runtime_tokens(5)", "indices", [(2, 40, 4, 5)]),
+        ("runtime_blocks(16,8,5)", "indices", [(2, 40, 2, 5)]),
+        ("runtime_blocks(16,8,5)", "index_counts", [(2, 3, 2, 5), (2, 2, 2)]),
+        ("runtime_tokens(5)", "indices", []),
+        ("causal", "indices", [(2, 40, 2, 5)]),
+    ],
+)
+def test_lists_are_checked_while_jax_traces(jit, pattern, argument, shapes):
     q, k, v, _ = operands()
-    with pytest.raises(Exception, match="argument indices"):
-        saj.attention(q, k, v, sa.runtime_tokens(5), indices=jnp.zeros((2, 39, 2, 5), jnp.int32)).block_until_ready()
+    lists = dict(zip(("indices", "index_counts"), (jnp.zeros(shape, jnp.int32) for shape in shapes)))
+    call = functools.partial(saj.attention, q, k, v, pattern)
+    with pytest.raises(sa.ArgumentError) as caught:
+        (jax.jit(call) if jit else call)(**lists)
+    assert caught.value.argument == argument
 
 
 def structs(header):

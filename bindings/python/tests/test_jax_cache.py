@@ -107,6 +107,16 @@ def test_lists_of_a_call():
     check(q, k, v, sa.runtime_tokens(7), STARTS, page_table=table, indices=indices, index_counts=counts)
 
 
+def test_packed_lists_of_a_call():
+    q, k, v, table = operands()
+    packed, offsets = q.reshape(-1, *q.shape[2:]), np.array([0, 5, 10, 15])
+    lists = np.random.default_rng(4).integers(-2, SEQ_K, (15, HEADS_KV, 7)).astype(np.int32)
+    of_call = {"page_table": table, "query_offsets": offsets, "axes": "thd"}
+    check(packed, k, v, "runtime_blocks(1,1,7) & causal", STARTS, **of_call, indices=lists)
+    with pytest.raises(sa.ShapeError, match=r"argument indices .*; accepted: \[15, 2, 8\]"):
+        saj.decode(packed, k, v, sa.runtime_tokens(8), STARTS, **of_call, indices=lists)
+
+
 def test_one_trace_serves_a_sequence_as_it_grows():
     rng = np.random.default_rng(4)
     q, k, v = (
@@ -156,6 +166,8 @@ def test_a_program_that_was_exported_runs():
 def test_what_is_wrong_is_named():
     q, k, v, table = operands()
     decode = functools.partial(saj.decode, q, k, v, STREAMING)
+    of_lists = functools.partial(saj.decode, q, k, v, "causal & runtime_tokens(4)")
+    lists = np.zeros((BATCH, 5, HEADS_KV, 4), np.int32)
     packed, float8 = q[0], [x.astype(jnp.float8_e4m3fn) for x in (q, k, v)]
     calls = [
         (sa.ArgumentError, "starts", lambda: decode(None, page_table=table)),
@@ -168,21 +180,50 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "parents", lambda: decode(STARTS, page_table=table, parents=np.zeros((BATCH, 5)))),
         (sa.ShapeError, "v", lambda: saj.decode(q, k, v[1:], STREAMING, STARTS, page_table=table)),
         (sa.DTypeError, "v", lambda: saj.decode(q, k, v.astype(np.float16), STREAMING, STARTS, page_table=table)),
-        (sa.DTypeError, "problem.cache_dtype",
-         lambda: saj.decode(q, k.astype(np.float16), v, STREAMING, STARTS, page_table=table)),
+        (sa.DTypeError, "k", lambda: saj.decode(q, k.astype(np.float16), v, STREAMING, STARTS, page_table=table)),
+        (sa.DTypeError, "k", lambda: saj.decode(q, k.astype(np.int8), v, STREAMING, STARTS, page_table=table)),
+        (sa.DTypeError, "v", lambda: saj.decode(q, float8[1], v, STREAMING, STARTS, page_table=table)),
+        (sa.DTypeError, "q", lambda: saj.decode(q.astype(np.int32), k, v, STREAMING, STARTS, page_table=table)),
+        (sa.ShapeError, "q", lambda: saj.decode(q[:, :, :3], k, v, STREAMING, STARTS, page_table=table)),
+        (sa.ShapeError, "k", lambda: saj.decode(q[..., :12], k, v, STREAMING, STARTS, page_table=table)),
+        (sa.ShapeError, "k", lambda: saj.decode(q, k[:0], v[:0], STREAMING, STARTS, page_table=table)),
+        (sa.ShapeError, "k", lambda: decode(STARTS)),
+        (sa.ShapeError, "v", lambda: saj.decode(q, k, v[..., :0], STREAMING, STARTS, page_table=table)),
+        (sa.ArgumentError, "head_dim_v",
+         lambda: saj.decode(q, k, None, STREAMING, STARTS, page_table=table, head_dim_v=0)),
+        (sa.ShapeError, "starts", lambda: decode(STARTS[:, None], page_table=table)),
+        (sa.ShapeError, "page_table", lambda: decode(STARTS, page_table=table[:2])),
+        (sa.ShapeError, "sink_logits", lambda: decode(STARTS, page_table=table, sink_logits=np.zeros(3, np.float32))),
+        (sa.DTypeError, "sink_logits", lambda: decode(STARTS, page_table=table, sink_logits=np.zeros(4))),
+        (sa.DTypeError, "k_scales",
+         lambda: saj.decode(q, *float8[1:], STREAMING, STARTS, page_table=table, k_scales=np.ones(k.shape[:-1]))),
+        (sa.ArgumentError, "indices", lambda: decode(STARTS, page_table=table, indices=lists)),
+        (sa.ArgumentError, "index_counts", lambda: decode(STARTS, page_table=table, index_counts=lists[..., 0])),
+        (sa.ArgumentError, "indices", lambda: of_lists(STARTS, page_table=table)),
+        (sa.ShapeError, "indices", lambda: of_lists(STARTS, page_table=table, indices=lists[..., :3])),
+        (sa.ShapeError, "indices", lambda: of_lists(STARTS, page_table=table, indices=lists[:, :, :1])),
+        (sa.DTypeError, "indices", lambda: of_lists(STARTS, page_table=table, indices=lists.astype(np.float32))),
+        (sa.ShapeError, "index_counts",
+         lambda: of_lists(STARTS, page_table=table, indices=lists, index_counts=lists[:, :, :1, 0])),
         (sa.ShapeError, "k_scales",
          lambda: saj.decode(q, *float8[1:], STREAMING, STARTS, page_table=table, k_scales=np.ones(3, np.float32))),
         (sa.ArgumentError, "v_scales",
          lambda: decode(STARTS, page_table=table, v_scales=np.ones(v.shape[:-1], np.float32))),
-        (sa.UnsupportedError, "problem.dtype", lambda: saj.decode(*float8, STREAMING, STARTS, page_table=table)),
+        (sa.DTypeError, "q", lambda: saj.decode(*float8, STREAMING, STARTS, page_table=table)),
         (sa.ArgumentError, "query_offsets",
          lambda: saj.decode(packed, k, v, STREAMING, STARTS, page_table=table, axes="thd")),
-        (sa.ShapeError, "k", lambda: saj.decode(packed, k[0], v[0], STREAMING, STARTS, page_table=table, axes="thd")),
+        (sa.ArgumentError, "page_table",
+         lambda: saj.decode(packed, k, v, STREAMING, STARTS, query_offsets=np.arange(4), axes="thd")),
+        (sa.ShapeError, "k", lambda: saj.decode(packed, k[0], v[0], STREAMING, STARTS, page_table=table,
+                                                query_offsets=np.arange(4), axes="thd")),
+        (sa.DTypeError, "scale", lambda: jax.jit(lambda x: decode(STARTS, page_table=table, scale=x))(0.5)),
     ]
-    for kind, argument, call in calls:
-        with pytest.raises(kind) as raised:
-            call()
-        assert raised.value.argument == argument, raised.value
+    for number, (kind, argument, call) in enumerate(calls):
+        for traced in (call, lambda: jax.jit(call)()):  # while JAX traces, and not when the program runs
+            with pytest.raises(kind) as raised:
+                traced()
+            assert raised.value.argument == argument, (number, raised.value)
+            assert "problem." not in str(raised.value), raised.value
 
 
 def test_derivatives_are_refused():

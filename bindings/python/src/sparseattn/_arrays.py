@@ -16,10 +16,10 @@ FLOAT8 = (lib.SPATTN_FLOAT8_E4M3FN, 8)  # code and bits: of q, k and v, or of a 
 _OF_ML_DTYPES = {"bfloat16": (lib.SPATTN_BFLOAT, 16), "float8_e4m3fn": FLOAT8}
 
 # What arguments accept, by their names. All others are positions, or lists of them.
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
+FLOATS = ("float32", "float16", "bfloat16", "float64")
 _ACCEPTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("problem.dtype", "problem.cache_dtype", "q", "k", "v"), (*_FLOATS, "float8_e4m3fn")),
-    **dict.fromkeys(("k_new", "v_new", "seen_k", "seen_v", "out", "dout"), _FLOATS),
+    **dict.fromkeys(("problem.dtype", "problem.cache_dtype", "q", "k", "v"), (*FLOATS, "float8_e4m3fn")),
+    **dict.fromkeys(("k_new", "v_new", "seen_k", "seen_v", "out", "dout"), FLOATS),
     **dict.fromkeys(("lse", "dlse", "sink_logits", "q_scales", "k_scales", "v_scales"), ("float32",)),
     "mask": ("bool", "uint8"),
 }

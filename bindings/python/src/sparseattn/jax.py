@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import re
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arrays import dtype_code
+from ._arrays import FLOATS, dtype_code
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, sizes_of
 
 if TYPE_CHECKING:
-    from ._patterns import AnyPattern
+    from ._patterns import AnyPattern, Pattern
 
 
 _registering = threading.Lock()
@@ -200,29 +201,83 @@ def _read_integers(values: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     """Raises what the library would say of these operands, while the user's own lines are still being traced."""
+    _check_head_dim_v(operands.v, sizes)
     letters = {"b": "batch", "s": "seq_k", "t": "seq_k", "h": "heads_kv", "d": "head_dim"}
     k_shape = tuple(sizes[letters[axis]] for axis in axes)
     wanted = {"k": (k_shape, operands.q.dtype), "sink_logits": ((sizes["heads_q"],), np.dtype(np.float32))}
     wanted["v"] = (*k_shape[:-1], sizes["head_dim_v"]), operands.q.dtype
     for name, (shape, dtype) in wanted.items():
         _read_as(getattr(operands, name), name, shape, dtype)
-    _check_optional(operands._asdict(), len(axes))
+    _check_scales(operands._asdict())
 
 
-def _check_optional(arrays: dict[str, Any], axes: int) -> None:
+def _check_cache(arrays: dict[str, Any], sizes: dict[str, Any], axes: str) -> None:
+    """The same of queries on a cache, before the library names the fields of a plan."""
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    if q.dtype.name not in FLOATS:
+        message = f"argument q is {q.dtype}; accepted: {', '.join(FLOATS)}"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "q")
+    if k.dtype != q.dtype and not _is_float8(k):
+        message = f"argument k is {k.dtype}; accepted: {q.dtype}, as q, or float8_e4m3fn"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "k")
+    if not sizes["heads_q"] or not sizes["heads_kv"] or sizes["heads_q"] % sizes["heads_kv"]:
+        message = f"argument q has {sizes['heads_q']} heads; accepted: multiples of those of k, {sizes['heads_kv']}"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "q")
+    _check_head_dim_v(v, sizes)
+    in_pages = arrays["page_table"] is not None
+    rows = k.shape[:-1] if in_pages else (sizes["batch"], *k.shape[1:-1])
+    _read_as(k, "k", (*rows, sizes["head_dim"]), k.dtype)
+    _read_as(v, "v", (*rows, sizes["head_dim_v"]), k.dtype)
+    if in_pages and not k.shape[0] and sizes["batch"] and sizes["seq_q"] and sizes["seq_k"]:
+        raise ShapeError(f"argument k has shape {list(k.shape)}; accepted: pages, 1 or more", "SPATTN_E_SHAPE", "k")
+    _read_as(arrays["sink_logits"], "sink_logits", (sizes["heads_q"],), np.dtype(np.float32))
+    _check_scales(arrays)
+
+
+def _check_head_dim_v(v: Any, sizes: dict[str, Any]) -> None:
+    if not sizes["head_dim_v"] and v is None:
+        raise ArgumentError("argument head_dim_v is 0; accepted: 1 or more", "SPATTN_E_RANGE", "head_dim_v")
+    if not sizes["head_dim_v"]:
+        raise ShapeError(f"argument v has shape {list(v.shape)}; accepted: 1 or more columns", "SPATTN_E_SHAPE", "v")
+
+
+def _check_scales(arrays: dict[str, Any]) -> None:
     for name in _SCALES:
         scales, rows = arrays.get(name), arrays[name[0]]
         if scales is not None and not _is_float8(rows):
             message = f"argument {name} is given where {name[0]} is not float8_e4m3fn; accepted: None"
             raise ArgumentError(message, "SPATTN_E_STATE", name)
         _read_as(scales, name, () if scales is None else rows.shape[:-1], np.dtype(np.float32))
-    for name in ("indices", "index_counts"):
-        given, ndim = arrays[name], axes - (name == "index_counts")
-        if given is not None and given.dtype not in (np.int32, np.int64):
-            raise DTypeError(f"argument {name} is {given.dtype}; accepted: int32, int64", "SPATTN_E_DTYPE", name)
-        if given is not None and given.ndim != ndim:
-            message = f"argument {name} has shape {list(given.shape)}; accepted: {ndim} axes"
-            raise ShapeError(message, "SPATTN_E_SHAPE", name)
+
+
+def _check_lists(pattern: Pattern, arrays: dict[str, Any], sizes: dict[str, Any], axes: str) -> None:
+    """The same of the lists that come with a call."""
+    given = {name: arrays[name] for name in ("indices", "index_counts") if arrays[name] is not None}
+    for name, array in given.items():
+        _read_integers(array, name, array.shape)  # those that are no integers are no lists at all
+    # A text has each leaf under its name, whatever it is composed of. A plan reads the lists of one of them.
+    leaves = set(re.findall(r"\bruntime_(?:tokens\(|blocks\((\d+),\d+,)(\d+)\)", str(pattern)))
+    if len(leaves) > 1:
+        return
+    if not leaves:
+        for name in given:
+            message = f"argument {name} is given, and no part of the pattern is runtime_tokens or runtime_blocks"
+            raise ArgumentError(f"{message}; accepted: None", "SPATTN_E_STATE", name)
+        return
+    block_q, most = (int(number or 1) for number in leaves.pop())
+    shape = (sizes["batch"], -(-sizes["seq_q"] // block_q), sizes["heads_kv"], most)[axes == "thd" :]
+    if "indices" not in given:
+        message = f"argument indices is missing; accepted: an array {list(shape)}, the lists of the pattern"
+        raise ArgumentError(message, "SPATTN_E_NULL", "indices")
+    for name, array in given.items():
+        _read_integers(array, name, shape if name == "indices" else shape[:-1])
+
+
+def _require_constants(**options: Any) -> None:
+    for name, value in options.items():
+        if isinstance(value, jax.core.Tracer):
+            message = f"argument {name} is an array that JAX traces; accepted: a number, constant in what is jitted"
+            raise DTypeError(message, "SPATTN_E_DTYPE", name)
 
 
 def attention(
@@ -334,6 +389,7 @@ def _prepare(
     _register()
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
     q, k, v = operands[:3]
+    _require_constants(scale=scale, softcap=softcap, q_offset=q_offset, head_dim_v=head_dim_v)
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
     problem = make_problem(
         dtype_code(np.dtype(q.dtype), "problem.dtype"),
@@ -347,6 +403,7 @@ def _prepare(
     made = as_pattern(pattern)
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
+    _check_lists(made, operands._asdict(), sizes, axes)
     return _Call(made.save(), as_bytes(problem), _which(operands._asdict())), operands
 
 
@@ -510,21 +567,26 @@ def decode(
     arrays = {name: _read(values, name) for name, values in given.items()}
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     page_table = _read(page_table, "page_table")
+    is_packed = axes == "thd"
+    needed = {"starts": (starts, True), "query_offsets": (query_offsets, is_packed)}
+    needed |= {"page_table": (page_table, True)} if is_packed else {}
+    for name, (values, is_needed) in needed.items():
+        if (values is not None) != is_needed:
+            message = f"argument {name} is {'missing' if is_needed else 'given'}; accepted: with axes {axes!r} "
+            message += "an array" if is_needed else "None"
+            raise ArgumentError(message, "SPATTN_E_NULL" if is_needed else "SPATTN_E_STATE", name)
+    _require_constants(scale=scale, softcap=softcap, head_dim_v=head_dim_v)
     table_shape = None if page_table is None else page_table.shape
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table_shape)
-    batch, is_packed = sizes["batch"], axes == "thd"
+    batch = sizes["batch"]
     numbers: dict[str, tuple[Any, tuple[int, ...]]] = {
         "starts": (starts, (batch,)),
-        "page_table": (page_table, () if table_shape is None else table_shape),
+        "page_table": (page_table, () if table_shape is None else (batch, table_shape[1])),
         "query_offsets": (query_offsets, (batch + 1,)),
         "parents": (parents, (sizes["seq_q"],) if is_packed else (batch, sizes["seq_q"])),
     }
     arrays |= {name: _read_integers(values, name, shape) for name, (values, shape) in numbers.items()}
-    for name, is_needed in (("starts", True), ("query_offsets", is_packed)):
-        if (arrays[name] is not None) != is_needed:
-            message = f"argument {name} is {'missing' if is_needed else 'given'}; accepted: with axes {axes!r} "
-            message += "an array" if is_needed else "None"
-            raise ArgumentError(message, "SPATTN_E_NULL" if is_needed else "SPATTN_E_STATE", name)
+    _check_cache(arrays, sizes, axes)
     problem = make_problem(
         dtype_code(np.dtype(q.dtype), "problem.dtype"),
         **sizes,
@@ -539,9 +601,7 @@ def decode(
     )
     made = as_pattern(pattern)
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
-    if v is not None:
-        _read_as(v, "v", (*k.shape[:-1], sizes["head_dim_v"]), k.dtype)
-    _check_optional(arrays, len(axes))
+    _check_lists(made, arrays, sizes, axes)
     call = _Call(made.save(), as_bytes(problem), _which(arrays))
     order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *_OPTIONAL)
     present = [arrays[name] for name in order if arrays.get(name) is not None]
