@@ -198,6 +198,14 @@ def test_second_derivatives_are_refused():
         (dict(sink_logits=torch.zeros(3)), sa.ShapeError, "sink_logits"),
         (dict(pattern="wind"), sa.FormatError, "text"),
         (dict(scale="large"), sa.DTypeError, "problem.scale"),
+        (dict(scale=torch.ones((), requires_grad=True)), sa.ArgumentError, "scale"),
+        (dict(softcap=torch.nn.Parameter(torch.ones(1))), sa.ArgumentError, "softcap"),
+        (dict(q=torch.nested.nested_tensor([torch.zeros(40, 4, 24)] * 2)), sa.ArgumentError, "q"),
+        (dict(k=torch.nested.nested_tensor([torch.zeros(40, 2, 24)] * 2)), sa.ArgumentError, "k"),
+        (dict(q=torch.nested.nested_tensor([torch.zeros(40, 4, 24)] * 2, layout=torch.jagged)), sa.ArgumentError, "q"),
+        (dict(pattern=torch.ones(40, 40, dtype=torch.bool, device="meta")), sa.ArgumentError, "mask"),
+        (dict(v=None, head_dim_v=0), sa.ArgumentError, "head_dim_v"),
+        (dict(v=torch.zeros(2, 40, 2, 0)), sa.ShapeError, "v"),
         (dict(context="cpu"), sa.DTypeError, "context"),
     ],
 )
@@ -442,6 +450,27 @@ def test_transforms_of_torch_func_are_refused():
             transform(q)
 
 
+def test_gradients_of_a_batch_at_once_are_refused():
+    q, k, v, dout = operands()
+    out = sat.attention(q, k, v, TEXT)
+    with pytest.raises(sa.UnsupportedError, match="is_grads_batched or vectorize, are not offered; accepted") as caught:
+        torch.autograd.grad(out, q, torch.stack([dout, dout]), is_grads_batched=True, retain_graph=True)
+    assert caught.value.argument == "dout"
+    with pytest.raises(sa.UnsupportedError, match="is_grads_batched or vectorize"):
+        torch.autograd.functional.jacobian(lambda q: sat.attention(q, k, v, TEXT).sum((1, 2)), q, vectorize=True)
+    torch.autograd.grad(out, q, dout)
+
+
+def test_numbers_that_are_tensors_are_numbers():
+    """Their gradients would be lost, and so they are asked for what has none; torch.no_grad() is that, too."""
+    q, k, v, _ = operands()
+    scale = torch.nn.Parameter(torch.tensor(0.25))
+    right = sat.attention(q, k, v, TEXT, scale=0.25)
+    assert torch.equal(sat.attention(q, k, v, TEXT, scale=scale.detach()), right)
+    with torch.no_grad():
+        assert torch.equal(sat.attention(q, k, v, TEXT, scale=scale), right)
+
+
 def test_derivatives_that_go_forward_are_refused():
     """Not dropped without a word, as by a call that reads the memory of what it is given."""
     from torch.autograd import forward_ad
@@ -550,6 +579,9 @@ def test_sdpa_groups_of_heads():
         (dict(dropout_p=0.1), sa.UnsupportedError, "dropout_p"),
         (dict(attn_mask=torch.zeros(30, 30)), sa.UnsupportedError, "attn_mask"),
         (dict(attn_mask=torch.ones(7, 30, dtype=torch.bool)), sa.ShapeError, "mask"),
+        (dict(attn_mask=torch.ones(30, 7, dtype=torch.bool)), sa.ShapeError, "attn_mask"),
+        (dict(attn_mask=[[True]]), sa.DTypeError, "attn_mask"),
+        (dict(scale=torch.ones((), requires_grad=True)), sa.ArgumentError, "scale"),
         (dict(key=torch.randn(4, 30, 16)), sa.ShapeError, "key"),
         (dict(query=np.zeros((2, 4, 30, 16))), sa.DTypeError, "query"),
         (dict(pattern=3), sa.DTypeError, "pattern"),

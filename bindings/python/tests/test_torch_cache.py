@@ -1258,6 +1258,12 @@ def test_caches_that_cannot_be_are_refused_at_once(change, kind, argument, given
     assert raised.value.argument == argument
 
 
+def test_a_cache_lies_where_it_says():
+    """Whatever device factories of tensors choose around it, as where a model is made without memory."""
+    with torch.device("meta"):
+        assert sat.KVCache(2, 30, 1, 8, page_size=8).page_table.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_sizes_are_integers_of_any_kind():
     """At the largest numbers, too, and what a bool counts for."""
     cache = sat.KVCache(np.int64(1), torch.tensor(2**31 - 1 - 65535), True, np.uint8(4), page_size=65536, pages=1)

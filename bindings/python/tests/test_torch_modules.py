@@ -112,6 +112,12 @@ def test_in_a_transformer_of_torch_and_compiled():
         torch.testing.assert_close(compiled(x, causal), ours(x, x, x, is_causal=causal)[0])
 
 
+def of_masks(**masks):
+    """Of two texts of 5 tokens, and 4 heads."""
+    layer = sat.BlockSparseMultiHeadAttention(32, 4)
+    return layer(*[torch.randn(5, 2, 32)] * 3, **{name: mask.bool() for name, mask in masks.items()})
+
+
 @pytest.mark.parametrize(
     "call, kind, argument",
     [
@@ -126,6 +132,9 @@ def test_in_a_transformer_of_torch_and_compiled():
             None,
             "attn_mask",
         ),
+        (lambda: of_masks(key_padding_mask=torch.zeros(3, 5)), sa.ShapeError, "key_padding_mask"),
+        (lambda: of_masks(key_padding_mask=torch.zeros(5, 2)), sa.ShapeError, "key_padding_mask"),
+        (lambda: of_masks(attn_mask=torch.zeros(5, 5, 5)), sa.ShapeError, "attn_mask"),
     ],
 )
 def test_refusals(call, kind, argument):

@@ -29,8 +29,8 @@ def sizes_of(
     page_table  the shape of that, where k and v are pools of pages: their batch and seq are pages and page_size. With
                 "thd" they are as with "bshd", and entries those of page_table
 
-    Raises ArgumentError for axes that are not known, ShapeError for a shape that has not as many of them, and for a v
-    whose last is not head_dim_v: .argument names it.
+    Raises ArgumentError for axes that are not known and for a head_dim_v of 0, ShapeError for a shape that has not as
+    many of them, and for a v whose last is 0 or not head_dim_v: .argument names it.
     """
     _read_axes(axes)
     axes_k = "bshd" if axes == "thd" and page_table is not None else axes
@@ -50,6 +50,10 @@ def sizes_of(
     else:
         message = f"argument v has shape {list(v)}; accepted: head_dim_v {head_dim_v} as its last size"
         raise ShapeError(message, "SPATTN_E_SHAPE", "v")
+    if head_dim_v == 0 and of_q["d"] != 0:  # which a problem takes for head_dim
+        if v is None:
+            raise ArgumentError("argument head_dim_v is 0; accepted: 1 or more", "SPATTN_E_RANGE", "head_dim_v")
+        raise ShapeError(f"argument v has shape {list(v)}; accepted: 1 or more as its last size", "SPATTN_E_SHAPE", "v")
     found = {
         "batch": of_q.get("b", 1),
         "heads_q": of_q["h"],

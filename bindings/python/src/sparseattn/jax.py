@@ -201,7 +201,6 @@ def _read_integers(values: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 def _check(operands: _Operands, sizes: dict[str, int], axes: str) -> None:
     """Raises what the library would say of these operands, while the user's own lines are still being traced."""
-    _check_head_dim_v(operands.v, sizes)
     letters = {"b": "batch", "s": "seq_k", "t": "seq_k", "h": "heads_kv", "d": "head_dim"}
     k_shape = tuple(sizes[letters[axis]] for axis in axes)
     wanted = {"k": (k_shape, operands.q.dtype), "sink_logits": ((sizes["heads_q"],), np.dtype(np.float32))}
@@ -223,7 +222,6 @@ def _check_cache(arrays: dict[str, Any], sizes: dict[str, Any], axes: str) -> No
     if not sizes["heads_q"] or not sizes["heads_kv"] or sizes["heads_q"] % sizes["heads_kv"]:
         message = f"argument q has {sizes['heads_q']} heads; accepted: multiples of those of k, {sizes['heads_kv']}"
         raise ShapeError(message, "SPATTN_E_SHAPE", "q")
-    _check_head_dim_v(v, sizes)
     in_pages = arrays["page_table"] is not None
     rows = k.shape[:-1] if in_pages else (sizes["batch"], *k.shape[1:-1])
     _read_as(k, "k", (*rows, sizes["head_dim"]), k.dtype)
@@ -232,13 +230,6 @@ def _check_cache(arrays: dict[str, Any], sizes: dict[str, Any], axes: str) -> No
         raise ShapeError(f"argument k has shape {list(k.shape)}; accepted: pages, 1 or more", "SPATTN_E_SHAPE", "k")
     _read_as(arrays["sink_logits"], "sink_logits", (sizes["heads_q"],), np.dtype(np.float32))
     _check_scales(arrays)
-
-
-def _check_head_dim_v(v: Any, sizes: dict[str, Any]) -> None:
-    if not sizes["head_dim_v"] and v is None:
-        raise ArgumentError("argument head_dim_v is 0; accepted: 1 or more", "SPATTN_E_RANGE", "head_dim_v")
-    if not sizes["head_dim_v"]:
-        raise ShapeError(f"argument v has shape {list(v.shape)}; accepted: 1 or more columns", "SPATTN_E_SHAPE", "v")
 
 
 def _check_scales(arrays: dict[str, Any]) -> None:

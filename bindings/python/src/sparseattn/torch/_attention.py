@@ -14,7 +14,16 @@ from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
 from ._operators import FLOAT8_GRADIENTS, SCALES, plan_for, refuse_again
-from ._tensors import PLAIN, PlainCall, TensorPlan, context_of, refuse_gradients, require_tensor, with_mask
+from ._tensors import (
+    PLAIN,
+    PlainCall,
+    TensorPlan,
+    context_of,
+    refuse_gradients,
+    require_memory,
+    require_tensor,
+    with_mask,
+)
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -60,6 +69,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
         q, k, v, sink_logits, indices, index_counts, out, lse = ctx.saved_tensors
+        if any(x is not None and _is_batch(x) for x in (dout, dlse)):
+            message = "gradients of a batch at once, as by is_grads_batched or vectorize, are not offered"
+            raise UnsupportedError(f"{message}; accepted: one after the other", "SPATTN_E_UNSUPPORTED", "dout")
         if dout is None and dlse is None:
             return (None,) * 7
         more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
@@ -88,7 +100,11 @@ def once(gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | N
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 _is_tracing = torch._C._is_tracing
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+_A_NUMBER = "a number; what is learned may be a factor of q"
 
 
 def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any]) -> bool:
@@ -310,11 +326,13 @@ def _attend(
     more is sink_logits, indices, index_counts; scales are those of q, k and v
     """
     sink_logits, indices, index_counts = more
+    if scalars[1] is not None or scalars[2] is not None:
+        refuse_gradients("call", _A_NUMBER, scale=scalars[1], softcap=scalars[2])
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales)
     if not is_eager:
         named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
         for name, tensor in named.items():
-            if tensor is not None and not isinstance(tensor, torch.Tensor):
+            if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.is_nested):
                 require_tensor(tensor, name)
         if not torch.compiler.is_compiling():
             refuse_transforms(**named)
@@ -372,8 +390,10 @@ def _find_plain_call(
     try:
         of_q, of_k = (q.shape, q.stride(), q.dtype, q.device), (k.shape, k.stride(), k.dtype, k.device)
         of_v = v.shape, v.stride(), v.dtype, v.device
-    except RuntimeError:  # a sparse tensor has no strides
-        return None
+    except RuntimeError:  # a sparse tensor has no strides, a nested one no shape
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            require_tensor(x, name)
+        raise
     if scalars[1] is not None or scalars[2] is not None:
         axes, scale, softcap, *others = scalars
         scale = scale if scale is None else real(scale, "problem.scale")
@@ -499,10 +519,15 @@ def _four_axes(x: torch.Tensor) -> torch.Tensor:
 
 
 def _read_mask(mask: torch.Tensor, seq_k: int) -> torch.Tensor:
+    if not isinstance(mask, torch.Tensor):
+        require_memory(mask, "attn_mask")
     if mask.dtype != torch.bool:
         message = f"argument attn_mask is {mask.dtype}; accepted: torch.bool, True where a key takes part"
         raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "attn_mask")
     mask = mask[(None,) * max(0, 2 - mask.dim())]
+    if mask.shape[-1] not in (1, seq_k):
+        message = f"argument attn_mask has shape {list(mask.shape)}; accepted: {seq_k} keys, or 1 for all of them"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "attn_mask")
     mask = mask.flatten(0, mask.dim() - 4) if mask.dim() > 4 else mask
     return mask.expand(*mask.shape[:-1], seq_k)
 

@@ -156,7 +156,7 @@ class KVCache:
             self.page_table = torch.full((batch, most), -1, dtype=torch.int32, device=device)
             self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
             if not self._is_shared:
-                self.page_table.copy_(torch.arange(pages, dtype=torch.int32).view(batch, most))
+                self.page_table.copy_(torch.arange(pages, dtype=torch.int32, device=device).view(batch, most))
         # The host's view: tokens that may have come, how many of these reserve counted, tokens that there is room for,
         # where the last ones that it forgot end, and the page table of a cache whose pages are shared.
         self._tokens = np.zeros(batch, np.int64)
@@ -191,7 +191,7 @@ class KVCache:
         return part
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: tensors and numbers, but no calls of the library that were prepared for this one's memory."""
+        """What a copy has: tensors and numbers, but no calls of the library that are prepared for this one's memory."""
         return self.__dict__ | {"_captured": [], "_appends": {}}
 
     def append(

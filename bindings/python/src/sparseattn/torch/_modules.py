@@ -122,6 +122,13 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
             if mask is not None and mask.dtype != torch.bool:
                 message = f"argument {name} is {mask.dtype}; accepted: torch.bool, True where nothing is seen"
                 raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
+        batch, seq_k = q.shape[0], k.shape[1]
+        if padding is not None and (padding.shape[-1] != seq_k or padding.numel() != batch * seq_k):
+            message = f"argument key_padding_mask has shape {list(padding.shape)}; accepted: {[batch, seq_k]}"
+            raise ShapeError(message, "SPATTN_E_SHAPE", "key_padding_mask")
+        if attn_mask is not None and attn_mask.dim() == 3 and attn_mask.shape[0] != batch * self.num_heads:
+            message = f"argument attn_mask has shape {list(attn_mask.shape)}; accepted: {batch * self.num_heads} masks"
+            raise ShapeError(f"{message}, or two axes for all of them", "SPATTN_E_SHAPE", "attn_mask")
         pattern = self._causal() if is_causal else self.pattern
         kept = None if padding is None else ~padding.reshape(-1, 1, 1, k.shape[1])
         if attn_mask is None:

@@ -64,8 +64,9 @@ def require_memory(tensor: Any, argument: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         message = f"argument {argument} is {type(tensor).__name__}; accepted: a torch tensor"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
-    if tensor.layout != torch.strided or tensor.device.type not in _DEVICES:
-        message = f"argument {argument} is {tensor.layout} on {tensor.device}; accepted: strided on cpu or cuda"
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type not in _DEVICES:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        message = f"argument {argument} is {layout} on {tensor.device}; accepted: strided on cpu or cuda"
         raise ArgumentError(message, "SPATTN_E_DEVICE", argument)
 
 
@@ -299,6 +300,7 @@ def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
 
     Raises DTypeError, ShapeError: .argument is "mask".
     """
+    require_memory(mask, "mask")
     if mask.dtype != torch.bool:
         message = f"argument mask is {mask.dtype}; accepted: torch.bool, True where a key is seen"
         raise DTypeError(message, "SPATTN_E_DTYPE", "mask")
