@@ -129,6 +129,17 @@ def test_plans_read_the_tensors_of_each_call(device):
     assert sa.attention(*x, TEXT, **scales).equal(right[0])
 
 
+@on_devices
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_scales_that_all_rows_share_are_a_factor_of_scale(device, softcap):
+    x, _ = operands(without_scales, device)
+    constant = {"q_scales": 0.5, "k_scales": 0.25}
+    tensors = {name: torch.full(rows.shape[:3], constant[name], device=device) for name, rows in zip(constant, x)}
+    given = {"softcap": softcap, "return_lse": True}
+    expected = [one.double().cpu() for one in sat.attention(*x, TEXT, scale=0.4, **tensors, **given)]
+    assert_close(sat.attention(*x, TEXT, scale=0.4 * 0.5 * 0.25, **given), expected)
+
+
 def test_torchs_own_conventions_have_scales_of_1():
     x, _ = operands(without_scales)
     out = sat.scaled_dot_product_attention(*(e.transpose(1, 2) for e in x), is_causal=True, enable_gqa=True)

@@ -10,6 +10,7 @@ from conftest import ROOT
 
 pytest.importorskip("mypy")
 RIGHT = """
+import ml_dtypes
 import numpy as np
 import sparseattn as sa
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ def run(q: NDArray[np.float32]) -> NDArray[np.float32]:
     except sa.FormatError as error:
         print(error.status.lower(), error.argument, pairs, sa.__version__)
     return sa.attention(q, q, q, pattern)
+
+def of_float8(q: NDArray[ml_dtypes.float8_e4m3fn]) -> NDArray[ml_dtypes.bfloat16]:
+    return sa.attention(q, q, q, "causal", scale=0.5 / 448)
 """
 WRONG = """
 import numpy as np

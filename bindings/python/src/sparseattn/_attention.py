@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         def __dlpack__(self) -> Any: ...
 
     _Array = TypeVar("_Array", bound=_KnowsDLPack)  # of torch, JAX, CuPy: what comes out is of the kind of q
+    # Of float8 out is bfloat16: both are of ml_dtypes, whose dtypes type checkers take for Any.
     _Number = TypeVar("_Number", bound=np.generic)
 
     class _Options(Lists, total=False):
@@ -160,7 +161,8 @@ def attention(
              True where a key is seen
     axes     "bshd"; "bhsd" for heads before seq; "thd" for packed [tokens, heads, head_dim]
     q_scales, k_scales, v_scales  with float8: float32, shaped as q, k and v without head_dim, what the elements of each
-             row are multiplied by; None is 1. v_scales is None where v is
+             row are multiplied by; None is 1. v_scales is None where v is. A scale that all rows of q, or of k, share
+             is best a factor of the option scale, and no array: then no scales are read
 
     The other options are those of Plan, and indices, index_counts, sink_logits, out and return_... those of
     Plan.forward. Returns out [batch, seq_q, heads_q, head_dim_v], or a tuple such as (out, lse). The context remembers

@@ -190,8 +190,9 @@ def attention(
     context  None is the CPU's default_context(), or one for the CUDA device where q lies; must be None in compiled code
 
     k, v, indices, index_counts, sink_logits, q_scales, k_scales, v_scales, and the other options and errors are those
-    of sparseattn.attention. q, k, v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v
-    are cast, as torch's own attention casts them, but for those of float8.
+    of sparseattn.attention: a scale of float8 that all rows of q, or of k, share is best a factor of the option scale.
+    q, k, v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v are cast, as torch's own
+    attention casts them, but for those of float8.
     """
     lists = (sink_logits, indices, index_counts)
     mask: torch.Tensor | None = None
