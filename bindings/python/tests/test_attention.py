@@ -298,6 +298,8 @@ def test_copies_are_the_thing_itself_and_nothing_is_pickled(made):
         (lambda: sa.Plan("full", heads_q=2.0, seq_q=8, head_dim=8), sa.DTypeError, "problem.heads_q"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, dtype="floaty"), sa.DTypeError, "problem.dtype"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, context=3), sa.DTypeError, "context"),
+        (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, starts=np.zeros(1, int)), sa.DTypeError, "starts"),
+        (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, sink_logits=np.ones(2)), sa.DTypeError, "sink_logits"),
         (lambda: sa.Context("cpu", threads="4"), sa.DTypeError, "options.cpu_threads"),
         (lambda: sa.Context("cpu", threads=1 << 40), sa.ArgumentError, "options.cpu_threads"),
         (lambda: sa.Context("cpu", plan_cache=1 << 70), sa.ArgumentError, "options.plan_cache"),

@@ -1189,7 +1189,13 @@ def test_what_is_wrong_is_named():
         (sa.ArgumentError, "counts", lambda: cache.append(k, v, [1, 2, SEQ + 1])),
         (sa.ArgumentError, "counts", lambda: cache.append(k, v, [1, -2, 3])),
         (sa.DTypeError, "counts", lambda: cache.append(k, v, [1, 2, 3.5])),
+        (sa.ArgumentError, "counts", lambda: cache.append(k, v, torch.zeros(BATCH, dtype=torch.int32, device="meta"))),
         (sa.ArgumentError, "tokens", lambda: cache.reserve(-1)),
+        (sa.DTypeError, "tokens", lambda: cache.reserve(None)),
+        (sa.DTypeError, "tokens", lambda: cache.reserve([[1], [2, 3]])),
+        (sa.DTypeError, "tokens", lambda: cache.reserve(10**30)),
+        (sa.ArgumentError, "capacity", lambda: cache.reserve((1 << 63) - 1)),
+        (sa.ArgumentError, "capacity", lambda: cache.reserve(np.uint64((1 << 63) + 5))),
         (sa.ArgumentError, "capacity", lambda: cache.reserve(129)),
         (sa.DTypeError, "k", lambda: cache.append(k.to(torch.int8), v)),
         (sa.DTypeError, "q", lambda: sat.decode(q.to(torch.int8), cache, STREAMING)),
@@ -1213,7 +1219,9 @@ def test_what_is_wrong_is_named():
         assert raised.value.argument == argument, (number, raised.value)
         if kind is sa.DTypeError and argument in ("k", "q") and "torch." in str(raised.value):
             assert "; accepted: torch.float32, as the cache" in str(raised.value)
-    assert cache.lengths.tolist() == [0] * BATCH
+    cache.truncate((1 << 63) - 1)
+    cache.forget(0, (1 << 63) - 1)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [0] * BATCH
     with pytest.raises(IndexError):
         cache[BATCH]
 

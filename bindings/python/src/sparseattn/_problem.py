@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._core import ArgumentError, ShapeError, ffi, lib, sized
+from ._core import ArgumentError, DTypeError, ShapeError, ffi, lib, sized
 
 _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD}
 _AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
@@ -99,7 +99,14 @@ def make_problem(
     page_size: int | None = None,
     cache_dtype: tuple[int, int] | None = None,
 ) -> Any:
-    """A spattn_problem*; dtype and cache_dtype are code and bits. The options are those of Plan."""
+    """A spattn_problem*; dtype and cache_dtype are code and bits. The options are those of Plan.
+
+    Raises DTypeError for an array where the options say that calls will bring one: .argument names it.
+    """
+    for name, will_come in (("sink_logits", sink_logits), ("starts", starts), ("parents", parents)):
+        if getattr(will_come, "ndim", 0):
+            message = f"argument {name} is an array; accepted: True, and the array in each call of the plan"
+            raise DTypeError(message, "SPATTN_E_DTYPE", name)
     flags = {
         lib.SPATTN_PLAN_BACKWARD: backward,
         lib.SPATTN_PLAN_DETERMINISTIC: deterministic,

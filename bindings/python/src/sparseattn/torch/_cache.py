@@ -431,17 +431,24 @@ class KVCache:
 
     def _read_numbers(self, given: Any, name: str, most: int | None = None) -> NDArray[np.int64]:
         """[batch]; a single number is that of every entry."""
-        read = np.asarray(given.tolist() if isinstance(given, torch.Tensor) else given)
+        if isinstance(given, torch.Tensor):
+            require_memory(given, name)
+        try:
+            read = np.asarray(given.tolist() if isinstance(given, torch.Tensor) else given)
+        except ValueError:  # lists of several lengths
+            read = np.asarray(None)
         if read.shape not in ((), (self.batch,)):
             message = f"argument {name} has shape {list(read.shape)}; accepted: [{self.batch}], one for each entry"
             raise ShapeError(message, "SPATTN_E_SHAPE", name)
         if read.size and read.dtype.kind not in "iu":
-            raise DTypeError(f"argument {name} is {read.dtype}; accepted: integers", "SPATTN_E_DTYPE", name)
+            what = read.dtype if hasattr(given, "dtype") else repr(given)
+            raise DTypeError(f"argument {name} is {what}; accepted: integers of 64 bits", "SPATTN_E_DTYPE", name)
         if read.size and (read.min() < 0 or (most is not None and read.max() > most)):
             accepted = "0 or more" if most is None else f"0 to {most}"
             message = f"argument {name} is {read.min()} to {read.max()}; accepted: {accepted}"
             raise ArgumentError(message, "SPATTN_E_RANGE", name)
-        return np.broadcast_to(read, self.batch).astype(np.int64)
+        # More than any entry has room for, and sums of them are still integers of 64 bits.
+        return np.broadcast_to(np.minimum(read, 1 << 62) if read.size else read, self.batch).astype(np.int64)
 
     def _read_counts(self, counts: Any, n: int, is_ragged: bool) -> NDArray[np.int64]:
         """[batch], of n tokens of each entry, or of all."""
