@@ -23,7 +23,7 @@ struct CacheListParams {
     LayoutView known;    // of blocks of consecutive tokens, where the pattern says what queries see
     ListedKeys made;
     CacheRowsOfCall rows;
-    int64_t all;         // lists
+    int64_t all;         // lists of the round
     int ctas_of_list;
     int heads, most;     // heads: that have lists; most: entries of a list of the call
     int heads_q, group;
@@ -63,7 +63,7 @@ struct ListOfQuery {
     __device__ ListOfQuery(const CacheListParams& params, int64_t list) : list(list) {
         const int64_t query = list / params.heads;
         head = list - query * params.heads;
-        batch = query / params.rows.seq_q, row = query - batch * params.rows.seq_q;
+        batch = query / params.made.count, row = params.made.first + query - batch * params.made.count;
         owner = params.rows.owner_of(params.cache, batch, row);
         token = params.rows.token_of(params.cache, owner);
     }
@@ -133,7 +133,7 @@ void list_keys_of_cache(const ForwardArgs& args, const ListedKeys& to) {
     const runtime::CurrentDevice current(args.device);
     const Problem& p = *args.problem;
     constexpr int64_t most_ctas = 1 << 16, few_ctas = 1024;
-    const int64_t lists = to.shape.lists(), ctas = ceil_div(to.shape.most, int64_t(list_threads));
+    const int64_t lists = to.lists(), ctas = ceil_div(to.shape.most, int64_t(list_threads));
     const int ctas_of_list = int(std::clamp<int64_t>(few_ctas / lists, 1, ctas));
     const CacheListParams params{args.cache,
                                  args.call_lists,

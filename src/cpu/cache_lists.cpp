@@ -13,11 +13,11 @@ public:
     KeysOfCache(const ForwardArgs& args, const ListedKeys& made)
         : args_(args), p_(*args.problem), shape_(made.shape), made_(made) {}
 
-    void list() { share(*args_.parallel, *this, p_.batch * p_.seq_q, &KeysOfCache::list_query); }
+    void list() { share(*args_.parallel, *this, p_.batch * made_.count, &KeysOfCache::list_query); }
 
 private:
     void list_query(int64_t number) {
-        const int64_t batch = number / p_.seq_q, row = number % p_.seq_q;
+        const int64_t batch = number / made_.count, row = made_.first + number % made_.count;
         const int64_t sequence = p_.ragged ? args_.cache.sequence_of(row, p_.ragged, p_.seq_q) : batch;
         const int64_t token = sequence < 0 ? -1 : token_of(sequence, row);
         for (int64_t head = 0; head < shape_.heads; ++head) {

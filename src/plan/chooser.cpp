@@ -164,8 +164,8 @@ Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) 
     Problem seen = seen_of_cache(problem_, candidate.stats);
     if (lists_cache(kernel)) {
         const CacheLists lists(seen, seen.seq_k, true);
-        Cost cost = kernel.cost(lists.inner({}), candidate.stats, machine);
-        cost.us += listing_us(lists.bytes(), machine, options_.device);
+        Cost cost = kernel.cost(lists.inner({}, seen.seq_q), candidate.stats, machine);
+        cost.us += listing_us(lists.bytes() * double(lists.rounds()), machine, options_.device);
         return cost;
     }
     if (cache_keys(kernel, problem_) != CacheKeys::widened) return kernel.cost(seen, candidate.stats, machine);
@@ -211,7 +211,7 @@ std::string Chooser::refuse_cache_lists(const Kernel& kernel) {
     if (!groups_share(problem_, *seen.layout)) return "heads of a group see different keys";
     const CacheLists lists(problem_, seen.counts.row_max, seen.layout->head_kinds <= 1);
     if (lists.bytes() <= CacheLists::most_bytes) return "";
-    return text("lists of up to ", int64_t(lists.bytes() / (1024 * 1024)), " MiB a call");
+    return text("lists of up to ", int64_t(lists.bytes() / (1024 * 1024)), " MiB of one query a sequence");
 }
 
 // Saves lowering for what cannot win: costs never fall when more is visited, and of a whole each part is visited. Empty
@@ -367,9 +367,12 @@ void Chooser::complete_cache_lists(PiecePlan& plan) {
     plan.layout = seen.layout;
     plan.masks = {plan.layout, &plan.layout->masks};
     const CacheLists& lists = plan.cache_lists.emplace(problem_, seen.counts.row_max, plan.layout->head_kinds <= 1);
-    const Problem inner = lists.inner({});
-    plan.workspace = ListedKeys(lists, nullptr).bytes +
-                     plan.kernel->workspace({inner, {}, {}, {}, {}, options_.machine.lanes});
+    const auto workspace_of = [&](int64_t round) {  // fewer lists may have more parts
+        const ListedKeys made(lists, round, nullptr);
+        const Problem inner = lists.inner({}, made.count);
+        return made.bytes + plan.kernel->workspace({inner, {}, {}, {}, {}, options_.machine.lanes});
+    };
+    plan.workspace = std::max(workspace_of(0), workspace_of(lists.rounds() - 1));
 }
 
 // A call's lists are cut to the known part of the pattern by the bits of its layout.

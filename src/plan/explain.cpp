@@ -161,17 +161,22 @@ std::string describe_cache(const PiecePlan& piece) {
     return line("  cache", grouped(double(shape.call.seq_k)) + " keys an entry, " + pages + ", " + found);
 }
 
+std::string describe_pattern_lists(const CacheLists& lists) {
+    const std::string rounds =
+        lists.rounds() > 1 ? ", in rounds of " + plural(double(lists.queries), "query", "queries") : "";
+    return "made of the pattern in each call, up to " + plural(double(lists.most), "key") + rounds + ": ";
+}
+
 std::string describe_lists(const CompiledPlan& plan, const PiecePlan& piece) {
     const LayoutStats& stats = piece.stats;
     const std::string rows = plural(stats.gathered, "key row") + " gathered for " + grouped(stats.pairs) + " pairs";
     if (piece.tokens) return line("  lists", rows) + describe_waste(piece);
     const Problem& p = plan.problem;
     const std::string cache = p.page_size ? "in pages of " + grouped(double(p.page_size)) : "in place";
-    const std::string lists =
-        p.is_of_sequences() ? "made of the pattern in each call, up to " + grouped(double(piece.cache_lists->most)) + " keys: " + rows
-                            : describe_call_lists(p.call_lists) + ": " + rows +
-                                  (piece.layout ? ", less what the pattern does not keep" : "");
-    return line("  lists", lists) +
+    const std::string lists = p.is_of_sequences() ? describe_pattern_lists(*piece.cache_lists)
+                                                  : describe_call_lists(p.call_lists) + ": ";
+    const bool is_cut = piece.layout && !p.is_of_sequences();
+    return line("  lists", lists + rows + (is_cut ? ", less what the pattern does not keep" : "")) +
            (p.has_starts ? line("  cache", grouped(double(p.seq_k)) + " keys an entry, " + cache) +
                                (p.is_of_sequences() ? describe_waste(piece) : "") : "");
 }

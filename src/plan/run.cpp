@@ -105,18 +105,32 @@ Args widen(const Backend& backend, const PassPlan& pass, Args args, Pass which) 
     return args;
 }
 
+// The view that begins at a row. bytes: of an element.
+TensorView from_row(TensorView x, int64_t row, int64_t bytes) {
+    if (x.data) x.data = static_cast<char*>(x.data) + row * x.row * bytes;
+    return x;
+}
+
 // The call as rows see it that know of no cache, with lists of keys in place of its own, or of the plan's layout. The
-// latter are those of an earlier call, where that has left them in the workspace.
+// latter are those of an earlier call, where that has left all of them in the workspace.
 void run_listed(const Backend& backend, const PiecePlan& piece, const PlacedPiece& placed, ForwardArgs args) {
     const CacheLists& lists = *piece.cache_lists;
-    const ListedKeys made(lists, args.workspace);
-    const Problem inner = lists.inner(args.cache);
+    const int64_t element = dtype_row(args.problem->dtype).bytes;
+    const bool has_lists = args.has_layout && lists.of_pattern() && lists.rounds() == 1;
     args.layout = placed.layout;
-    if (!lists.of_pattern() || !args.has_layout) backend.cache.list_keys(args, made);
-    args.layout = {};
-    args.problem = &inner, args.call_lists = made.view();
-    args.workspace = static_cast<char*>(args.workspace) + made.bytes;
-    piece.kernel->forward(args);
+    for (int64_t round = 0; round < lists.rounds(); ++round) {
+        const ListedKeys made(lists, round, args.workspace);
+        if (!has_lists) backend.cache.list_keys(args, made);
+        const Problem inner = lists.inner(args.cache, made.count);
+        ForwardArgs rows = args;
+        rows.layout = {};
+        rows.problem = &inner, rows.call_lists = made.view();
+        rows.workspace = static_cast<char*>(args.workspace) + made.bytes;
+        rows.q = from_row(args.q, made.first, element), rows.out = from_row(args.out, made.first, element);
+        rows.lse = from_row(args.lse, made.first, sizeof(float));
+        rows.max_logits = from_row(args.max_logits, made.first, sizeof(float));
+        piece.kernel->forward(rows);
+    }
 }
 
 // The call as rows see it that know of no cache. Such plans are of one piece, and have no backward. Where an earlier call

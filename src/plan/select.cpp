@@ -156,10 +156,10 @@ CompiledPlan compile_cache_lists(const Pattern& pattern, const Problem& problem,
     const CacheLists lists(problem);
     PlanOptions of_lists = options;
     of_lists.lists_alone = true;
-    CompiledPlan plan = compile(*make_runtime_tokens(lists.most), lists.inner({}), of_lists, kernels);
+    CompiledPlan plan = compile(*make_runtime_tokens(lists.most), lists.inner({}, problem.seq_q), of_lists, kernels);
     plan.problem = problem, plan.pattern_text = pattern.print();
     plan.forward.pieces[0].cache_lists = lists;
-    plan.forward.workspace += ListedKeys(lists, nullptr).bytes;
+    plan.forward.workspace += ListedKeys(lists, 0, nullptr).bytes;
     return plan;
 }
 

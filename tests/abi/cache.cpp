@@ -329,6 +329,56 @@ TEST(layers_share_a_layout) {
     }
 }
 
+// Lists of a million keys are made for some queries at a time.
+TEST(prompts_are_listed_in_rounds) {
+    constexpr int64_t rows = 150, tokens = 1 << 20, page = 64, pages = 5;
+    const Context context = make_context();
+    for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_BHSD, SPATTN_THD}) {
+        check::context = "axes " + std::to_string(axes);
+        const bool is_ragged = axes == SPATTN_THD, is_bhsd = axes == SPATTN_BHSD;
+        auto p = sized<spattn_problem>();
+        p.flags = SPATTN_PLAN_STARTS, p.axes = axes, p.dtype = f32, p.page_size = page;
+        p.batch = is_ragged ? 2 : 1, p.heads_q = 2, p.heads_kv = 1, p.seq_q = rows, p.seq_k = tokens, p.head_dim = 8;
+        const Plan listed = try_plan(context, "causal", p, "scalar_gather_forward_f32_heads");
+        const Plan blocks = try_plan(context, "causal", p, "scalar_block_forward_f32_16x16");
+        CHECK(explain(listed.get()).find("in rounds of 64 queries") != std::string::npos);
+        const std::vector<int64_t> shape = is_ragged ? std::vector<int64_t>{rows, 2, 8}
+                                           : is_bhsd ? std::vector<int64_t>{1, 2, rows, 8}
+                                                     : std::vector<int64_t>{1, rows, 2, 8};
+        const std::vector<int64_t> of_rows = is_ragged ? std::vector<int64_t>{2, rows} : std::vector<int64_t>{1, 2, rows};
+        const std::vector<int64_t> pool{pages, is_bhsd ? 1 : page, is_bhsd ? page : 1, 8};
+        Tensor q(shape, f32), k(pool, f32), v(pool, f32), starts({p.batch}, i32), offsets({3}, i32);
+        Tensor table({p.batch, tokens / page}, i32);
+        q.fill(1), k.fill(2), v.fill(3);
+        for (int64_t b = 0; b < p.batch; ++b) starts.as<int32_t>()[b] = int32_t(30 + 20 * b);
+        const int32_t bounds[] = {0, 90, rows};
+        std::copy_n(bounds, 3, offsets.as<int32_t>());
+        for (int64_t i = 0; i < p.batch * tokens / page; ++i) table.as<int32_t>()[i] = int32_t(i * 3 % pages);
+        Tensor outs[] = {{shape, f32}, {shape, f32}}, sums[] = {{of_rows, f32}, {of_rows, f32}};
+        for (const int n : {0, 1}) {
+            auto args = sized<spattn_forward_args>();
+            args.q = &q.view, args.k = &k.view, args.v = &v.view, args.starts = &starts.view;
+            args.page_table = &table.view, args.query_offsets = is_ragged ? &offsets.view : nullptr;
+            args.out = &outs[n].view, args.lse = &sums[n].view;
+            const Scratch scratch(n ? blocks.get() : listed.get(), args);
+            for (const uint32_t flags : {0u, uint32_t(SPATTN_FORWARD_SAME_STEP)}) {
+                args.flags = flags;
+                succeed(spattn_forward(n ? blocks.get() : listed.get(), &args), "a prompt");
+            }
+        }
+        const auto worst = [](Tensor& x, Tensor& y) {
+            double worst = 0;
+            for (size_t i = 0; i < x.bytes / sizeof(float); ++i) {
+                const double error = std::abs(double(x.as<float>()[i]) - double(y.as<float>()[i]));
+                worst = std::max(worst, std::isnan(error) ? HUGE_VAL : error);
+            }
+            return worst;
+        };
+        CHECK(worst(outs[0], outs[1]) < 1e-5);
+        CHECK(worst(sums[0], sums[1]) < 1e-5);
+    }
+}
+
 TEST(a_layout_that_is_none_is_refused) {
     const Context context = make_context();
     Sequence sequence(context.get(), "full");
