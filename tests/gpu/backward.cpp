@@ -107,7 +107,7 @@ TEST(operands_of_float8_backward) {
     NEEDS_GPU();
     const Context context = make_context();
     int n = 0, shape = 0;
-    for (const std::string& row : rows_here("", "_backward_bf16")) {
+    for (const std::string& row : rows_here("", "_backward_bf16_")) {
         if (row.rfind("sm", 0) != 0 && row.rfind("any", 0) != 0) continue;
         const bool has_dims = row.find("_v") != std::string::npos, lists = row.find("_gather_") != std::string::npos;
         std::vector<Case> cases;

@@ -384,7 +384,8 @@ private:
     }
 
     // out = sum p v:  dv = p dout,  dp = dout v,  ds = p (dp - delta) with delta = dout out - dlse,  dq = scale ds k,
-    // dk = scale ds q. Beside each value, how far it may be off.
+    // dk = scale ds q. Beside each value, how far it may be off: of 16 bits, p and p (dp - delta) are operands of products,
+    // which may flush what is light.
     bool add_row(int64_t b, int64_t h, int64_t row, Gradient& dk, Gradient& dv, Gradient& dsinks, size_t g) {
         Row& r = row_;
         compute_row(b, h, row, r);
@@ -410,7 +411,7 @@ private:
             const double ds = scale * p * (dp - delta) * r.slopes[i];
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
                                                              (2 * inexact + slope_error) * std::fabs(dp - delta)) +
-                                                        type_.lightest * (std::fabs(dp) + std::fabs(delta)));
+                                                        type_.lightest * (std::fabs(dp) + std::fabs(delta) + 1));
             terms_[size_t(key)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(key)].count;
             for (int64_t c = 0; c < value_dim_; ++c)
                 dv.add(size_t(key * value_dim_ + c), p * dout[size_t(c)],
