@@ -26,7 +26,7 @@ public:
         fine_.mask_words = words_for(int64_t(block_q) * block_k);
         fine_.head_kinds = coarse.head_kinds, fine_.kind_of_head = coarse.kind_of_head;
         fine_.by_query.rows = fine_.queries.residue_tiles = int32_t(ceil_div(coarse.extent.seq_q, block_q));
-        fine_.keys.residue_tiles = int32_t(ceil_div(coarse.extent.seq_k, block_k));
+        fine_.by_key.rows = fine_.keys.residue_tiles = int32_t(ceil_div(coarse.extent.seq_k, block_k));
     }
 
     Layout build() {
@@ -36,8 +36,6 @@ public:
             for (int32_t row = 0; row < fine_.by_query.rows; ++row)
                 fine_.by_query.slices.push_back(
                     cut(lists.slices[size_t(c) * lists.rows + size_t(row / parts_q_)], row % parts_q_));
-        fine_.by_key = transpose_lists(fine_.by_query, fine_.head_kinds, fine_.keys.residue_tiles);
-        build_live(fine_);
         return std::move(fine_);
     }
 
@@ -58,16 +56,27 @@ private:
     Slice list(Slice slice, int32_t part) {
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const Run& run = coarse_.by_query.runs[r];
+            const int32_t first = run.first * parts_k_, end = first + run.count * parts_k_;
             if (run.mask == full_block) {
-                slices_.add({run.first * parts_k_, run.count * parts_k_, full_block});
-                continue;
-            }
-            for (int32_t fine = run.first * parts_k_; fine < (run.first + run.count) * parts_k_; ++fine) {
-                const int32_t mask = mask_of(run.mask, part, fine % parts_k_);
-                if (mask != absent_block) slices_.add({fine, 1, mask});
+                slices_.add({first, end - first, full_block});
+            } else if (is_same(run.mask, part)) {
+                const int32_t mask = mask_of(run.mask, part, 0);
+                if (mask != absent_block) slices_.add({first, end - first, mask});
+            } else {
+                for (int32_t fine = first; fine < end; ++fine) {
+                    const int32_t mask = mask_of(run.mask, part, fine % parts_k_);
+                    if (mask != absent_block) slices_.add({fine, 1, mask});
+                }
             }
         }
         return slices_.finish();
+    }
+
+    // Whether all parts of a mask beside each other are the same: a long run of it (strides) then stays one.
+    bool is_same(int32_t mask, int32_t part_q) {
+        for (int32_t part_k = 1; part_k < parts_k_; ++part_k)
+            if (mask_of(mask, part_q, part_k) != mask_of(mask, part_q, 0)) return false;
+        return true;
     }
 
     int32_t mask_of(int32_t mask, int32_t part_q, int32_t part_k) {
@@ -96,8 +105,15 @@ private:
 
 }  // namespace
 
-Layout cut_layout(const Layout& coarse, int32_t block_q, int32_t block_k) {
+Layout cut_query_lists(const Layout& coarse, int32_t block_q, int32_t block_k) {
     return Cutting(coarse, block_q, block_k).build();
+}
+
+Layout cut_layout(const Layout& coarse, int32_t block_q, int32_t block_k) {
+    Layout layout = cut_query_lists(coarse, block_q, block_k);
+    layout.by_key = transpose_lists(layout.by_query, layout.head_kinds, layout.keys.residue_tiles);
+    build_live(layout);
+    return layout;
 }
 
 }  // namespace spattn
