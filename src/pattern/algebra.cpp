@@ -58,6 +58,14 @@ public:
         return true;
     }
 
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        const size_t mark = key.size();
+        int64_t end = forever;
+        for (const PatternRef& part : parts()) end = std::min(end, part->stem_key(plane, row, rows, key));
+        if (end == lowest) key.resize(mark);
+        return end;
+    }
+
     Patterns pieces() const override {
         Patterns pieces = cut();
         return pieces.empty() ? Pattern::pieces() : pieces;

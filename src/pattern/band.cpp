@@ -54,6 +54,14 @@ bool BandPattern::row_key(const Plane& plane, int64_t row, int64_t, Key& key) co
     return true;
 }
 
+// Before the band nothing is seen. Without a beginning, it looks alike up to the first row's end.
+int64_t BandPattern::stem_key(const Plane& plane, int64_t row, int64_t, Key& key) const {
+    const int64_t p = plane.position(row);
+    if (band_.low != lowest) return add_saturated(p, band_.low);
+    key.push_back(floor_mod(p, band_.step));
+    return add_saturated(add_saturated(p, band_.high), 1);
+}
+
 PatternRef BandPattern::transposed() const {
     const int64_t low = band_.high == forever ? lowest : -band_.high;
     const int64_t high = band_.low == lowest ? forever : -band_.low;

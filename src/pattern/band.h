@@ -21,6 +21,7 @@ public:
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override;
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     PatternRef transposed() const override;
     int64_t modulus() const override;
     PatternRef in_residue(int64_t modulus, int64_t residue) const override;

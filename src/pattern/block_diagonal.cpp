@@ -38,6 +38,11 @@ public:
         if (is_same) key.push_back(last < 0 ? -1 : floor_div(p, block_));
         return is_same;
     }
+    // Before the block of the first row that has one, nothing is seen.
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key&) const override {
+        const int64_t p = plane.position(row);
+        return p + rows <= 0 ? forever : begin(std::max<int64_t>(p, 0));
+    }
     PatternRef transposed() const override { return PatternRef::share(this); }
     int64_t modulus() const override { return block_ == 1 ? 0 : 1; }
     PatternRef in_residue(int64_t modulus, int64_t) const override {

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "pattern/intervals.h"
 #include "pattern/leaf.h"
 
 namespace spattn {
@@ -37,6 +38,14 @@ Coverage Choice::classify(const Plane& plane, const Block& block, Key& key, bool
 bool Choice::row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const {
     key.push_back(chosen(plane));
     return parts()[chosen(plane)]->row_key(plane, row, rows, key);
+}
+
+int64_t Choice::stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const {
+    const size_t mark = key.size();
+    key.push_back(chosen(plane));
+    const int64_t end = parts()[chosen(plane)]->stem_key(plane, row, rows, key);
+    if (end == lowest) key.resize(mark);
+    return end;
 }
 
 void Choice::selection(const Plane& plane, Key& key) const {

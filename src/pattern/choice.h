@@ -14,6 +14,7 @@ public:
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override;
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     void selection(const Plane& plane, Key& key) const override;
     int64_t modulus() const override { return modulus_of_parts(); }
     std::string print() const override;

@@ -48,6 +48,11 @@ public:
         key.push_back(first);
         return true;
     }
+    // Before the document of the first row that has one, nothing is seen.
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t, Key&) const override {
+        const int64_t first = segment(plane.position(row));
+        return first < documents() ? cuts_[size_t(std::max<int64_t>(first, 0))] : forever;
+    }
     PatternRef transposed() const override { return PatternRef::share(this); }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         std::vector<int64_t> cuts;

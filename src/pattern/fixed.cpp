@@ -23,6 +23,9 @@ public:
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
         return meaning_->row_key(plane, row, rows, key);
     }
+    int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override {
+        return meaning_->stem_key(plane, row, rows, key);
+    }
     PatternRef transposed() const override { return meaning_->transposed(); }
     std::optional<HotTokens> hot(const Extent& extent) const override { return meaning_->hot(extent); }
     int64_t modulus() const override { return meaning_->modulus(); }

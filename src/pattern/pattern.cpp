@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a pattern without closed forms answers, and the hash of identities.
-#include "pattern/pattern.h"
+#include "pattern/intervals.h"
 
 spattn::Coverage spattn_pattern::classify(const spattn::Plane&, const spattn::Block&, spattn::Key&, bool& known) const {
     known = false;
@@ -8,6 +8,13 @@ spattn::Coverage spattn_pattern::classify(const spattn::Plane&, const spattn::Bl
 }
 
 bool spattn_pattern::row_key(const spattn::Plane&, int64_t, int64_t, spattn::Key&) const { return false; }
+
+int64_t spattn_pattern::stem_key(const spattn::Plane& plane, int64_t row, int64_t rows, spattn::Key& key) const {
+    const size_t mark = key.size();
+    if (row_key(plane, row, rows, key)) return spattn::forever;
+    key.resize(mark);
+    return spattn::lowest;
+}
 
 void spattn_pattern::selection(const spattn::Plane&, spattn::Key&) const {}
 

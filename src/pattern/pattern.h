@@ -102,6 +102,11 @@ struct spattn_pattern : spattn::RefCounted {
     // every row differs.
     virtual bool row_key(const spattn::Plane& plane, int64_t row, int64_t rows, spattn::Key& key) const;
 
+    // Appends numbers that determine what the row of blocks sees of the keys before the one that it returns: rows with
+    // equal numbers see the same of all keys before those of either. Causal rows all differ, but up to the diagonal of
+    // the shorter one they do not. Returns `lowest` (intervals.h), and appends nothing, where nothing is known.
+    virtual int64_t stem_key(const spattn::Plane& plane, int64_t row, int64_t rows, spattn::Key& key) const;
+
     // Appends what per_head and per_batch choose for this plane: planes with equal keys see the same.
     virtual void selection(const spattn::Plane& plane, spattn::Key& key) const;
 

@@ -91,9 +91,33 @@ long check_row_keys(const Tree& tree, const Plane& plane, Source& source) {
     return found_again;
 }
 
+// Rows of blocks with equal keys of stems are equal over the keys before both ends.
+long check_stem_keys(const Tree& tree, const Plane& plane, Source& source) {
+    const int64_t rows = source.number(1, 6), first = -10, last = plane.extent.seq_k + 10;
+    struct Stem {
+        int64_t row, end;
+    };
+    std::map<Key, Stem> seen;
+    long found_again = 0;
+    for (int64_t row = -6; row < plane.extent.seq_q + 6; ++row) {
+        Key key{-99};
+        const int64_t end = std::min(tree.pattern->stem_key(plane, row, rows, key), last);
+        CHECK(key[0] == -99);
+        if (end <= first) continue;
+        const auto [place, is_first] = seen.emplace(key, Stem{row, end});
+        Stem& known = place->second;
+        const int64_t keys = std::min(end, known.end) - first;
+        CHECK(mask_of(*tree.pattern, plane, {row, rows, first, keys}) ==
+              mask_of(*tree.pattern, plane, {known.row, rows, first, keys}));
+        found_again += !is_first && keys > 10;
+        if (end > known.end) known = {row, end};
+    }
+    return found_again;
+}
+
 void check_random(uint32_t seeds, int depth) {
     Seen all;
-    long rows_again = 0;
+    long rows_again = 0, stems_again = 0;
     for (uint32_t seed = 0; seed < seeds; ++seed) {
         Source source(seed);
         const Tree tree = depth ? source.tree(depth) : source.leaf();
@@ -101,9 +125,11 @@ void check_random(uint32_t seeds, int depth) {
         check::context = describe(tree, plane, seed);
         check_closed_forms(tree, plane, source, depth == 0 && tree.pattern->print().find("fixed") != 0, all);
         rows_again += check_row_keys(tree, plane, source);
+        stems_again += check_stem_keys(tree, plane, source);
     }
     check::context.clear();
-    CHECK(all.known > 1000 && all.found_again > 1000 && rows_again > 100);  // the checks above had something to check
+    // The checks above had something to check.
+    CHECK(all.known > 1000 && all.found_again > 1000 && rows_again > 100 && stems_again > 100);
 }
 
 }  // namespace
