@@ -37,6 +37,17 @@ struct CacheJobs {
     }
 };
 
+// KnownRow of plan/cache.h, for devices.
+struct RowOfPlan {
+    const Run* runs;
+    Slice stem, own;
+    __device__ int count() const { return stem.end - stem.begin + own.end - own.begin; }
+    __device__ Run run(int number) const {
+        const int of_stem = stem.end - stem.begin;
+        return runs[number < of_stem ? stem.begin + number : own.begin + number - of_stem];
+    }
+};
+
 struct CacheParams {
     CacheLayout cache;
     CacheJobs jobs;
@@ -123,6 +134,13 @@ struct CacheParams {
     }
     __device__ int known_kind(int64_t sequence, int64_t head) const {
         return cache.known.head_kinds == 1 ? 0 : cache.known.kind_of_head[sequence * cache.heads + head];
+    }
+    // The row of the plan's layout that a tile lies in; -1: none, which has no runs.
+    __device__ RowOfPlan row_of_plan(int64_t known_kind, int row) const {
+        const ListsView& lists = cache.known.by_query;
+        if (row < 0) return {lists.runs, {0, 0}, {0, 0}};
+        const int64_t at = known_kind * lists.rows + row;
+        return {lists.runs, cache.of_plan.stems ? cache.of_plan.stems[at] : Slice{0, 0}, lists.slices[at]};
     }
     // Page 0 stands for those that do not exist, so that these are not read.
     __device__ int64_t page_at(int64_t sequence, int64_t page_of_sequence) const {

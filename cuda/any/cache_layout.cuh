@@ -30,10 +30,10 @@
 namespace spattn::any {
 
 // Notes that queries see the tiles of a row's runs: a run by a warp.
-__device__ __forceinline__ void mark_seen(const CacheLayout& cache, int64_t sequence, const Slice& slice) {
+__device__ __forceinline__ void mark_seen(const CacheLayout& cache, int64_t sequence, const RowOfPlan& known) {
     uint8_t* const seen = cache.seen + sequence * cache.tiles_k;
-    for (int i = slice.begin + int(threadIdx.x) / 32; i < slice.end; i += cache_threads / 32) {
-        const Run run = cache.known.by_query.runs[i];
+    for (int i = int(threadIdx.x) / 32; i < known.count(); i += cache_threads / 32) {
+        const Run run = known.run(i);
         for (int at = int(threadIdx.x) % 32; at < run.count; at += 32) seen[run.first + at] = 1;
     }
 }
@@ -62,27 +62,26 @@ __device__ __forceinline__ void name_blocks(const CacheParams& params, int seque
 // One row of tiles of a kind of heads, by a CTA.
 __device__ __forceinline__ void make_cache_row(const CacheParams& params, int n) {
     const CacheLayout& cache = params.cache;
-    const ListsView& known = cache.known.by_query;
     const int kind = n / params.rows, head = kind * params.heads_of_kind, batch = head / params.heads;
     const CacheParams::Tile tile = params.tile_of(batch, n - kind * params.rows);
     const int64_t known_kind = params.known_kind(tile.sequence, head - batch * params.heads);
-    const Slice slice = tile.row >= 0 ? known.slices[known_kind * known.rows + tile.row] : Slice{0, 0};
+    const RowOfPlan known = params.row_of_plan(known_kind, tile.row);
     const int begin = int(n * cache.room);
     Run* const to = cache.runs + begin;
-    int count = slice.end - slice.begin;
+    int count = known.count();
     const CacheParams::OwnTiles own = params.own_tiles(tile.sequence);
     const int own_mask = first_tree_mask(cache, n) - own.begin;  // an own tile's mask less the tile
     if (cache.keys != CacheKeys::in_pages) {
         const int first = cache.listed && cache.page_size ? tile.sequence * cache.tiles_k : 0;
         if (!own.are_some()) {
             for (int i = int(threadIdx.x); i < count; i += cache_threads) {
-                const Run run = known.runs[slice.begin + i];
+                const Run run = known.run(i);
                 to[i] = {run.first + first, run.count, run.mask};
             }
         } else if (threadIdx.x < 32) {
             int blocks;
             count = make_row(count, to, blocks, [&](int64_t entry, auto act) {
-                const Run run = known.runs[slice.begin + entry];
+                const Run run = known.run(int(entry));
                 const int end = run.first + run.count, own_begin = max(run.first, own.begin);
                 const int own_end = min(end, own.end);
                 if (own_begin >= own_end) return act(Run{run.first + first, run.count, run.mask});
@@ -91,17 +90,17 @@ __device__ __forceinline__ void make_cache_row(const CacheParams& params, int n)
                 if (own_end < end) act(Run{own_end + first, end - own_end, run.mask});
             });
         }
-        if (cache.keys == CacheKeys::widened) mark_seen(cache, tile.sequence, slice);
+        if (cache.keys == CacheKeys::widened) mark_seen(cache, tile.sequence, known);
     } else {
         count = 0;
-        for (int i = slice.begin; i < slice.end; ++i) {
-            const Run run = known.runs[i];
+        for (int i = 0; i < known.count(); ++i) {
+            const Run run = known.run(i);
             name_blocks(params, tile.sequence, run, own, own_mask, to + count);
             count += run.count;
         }
     }
     if (threadIdx.x == 0) cache.slices[n] = {begin, begin + count};
-    if (own.are_some() && tile.row >= 0) make_tree_masks(params, tile, batch, own, slice, own_mask);
+    if (own.are_some() && tile.row >= 0) make_tree_masks(params, tile, batch, own, known, own_mask);
 }
 
 // Tokens of a sequence's listed tiles, as far as its queries may see; by a few of the CTAs that it has. Without pages

@@ -18,7 +18,8 @@ __device__ __forceinline__ int first_tree_mask(const CacheLayout& cache, int64_t
 // A row's, by a CTA. batch: the entry that has its queries; known: the row in the plan's layout; own_mask: the number of a
 // tile's mask less that of the tile.
 __device__ __forceinline__ void make_tree_masks(const CacheParams& params, const CacheParams::Tile& tile, int64_t batch,
-                                                const CacheParams::OwnTiles& own, const Slice& known, int own_mask) {
+                                                const CacheParams::OwnTiles& own, const RowOfPlan& known,
+                                                int own_mask) {
     constexpr int bits = 16;  // of a word that no two rows share: tiles have multiples of 16 keys
     static_assert(most_tree_side <= cache_threads, "a thread a query");
     static_assert(bit_of_all % bits == 14 && bit_of_none % bits == 15, "bits of the word behind all others");
@@ -44,8 +45,8 @@ __device__ __forceinline__ void make_tree_masks(const CacheParams& params, const
             parents[key] = parent < number ? int(max(parent, int64_t(-1))) : -1;
         }
         __syncthreads();  // parents are there
-        for (int i = known.begin + thread; i < known.end; i += cache_threads) {
-            const Run run = cache.known.by_query.runs[i];
+        for (int i = thread; i < known.count(); i += cache_threads) {
+            const Run run = known.run(i);
             if (run.first <= at && at < run.first + run.count) plan_mask = run.mask;
         }
         if (thread < cache.tile_q) {

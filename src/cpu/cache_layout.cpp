@@ -168,17 +168,17 @@ private:
             const int32_t begin = int32_t(n * made_.room), first_block = int32_t(made_.first_listed(tile.sequence));
             Run* to = made_.runs + begin;
             if (tile.row >= 0) {
-                const int64_t known_row =
+                const int64_t row =
                     known_kind(tile.sequence, first_head % made_.heads) * known.rows + tile.row;
-                const Slice slice = known.slices[known_row];
+                const KnownRow runs(known, made_.of_plan.stems, row);
                 const OwnTiles own = own_tiles(tile.sequence);
                 const int32_t own_mask = int32_t(made_.known.num_masks + n * made_.own_tiles) - own.begin;
-                for (int32_t i = slice.begin; i < slice.end; ++i)
-                    each_part(known.runs[i], own, own_mask, [&](Run part) {
+                for (int32_t i = 0; i < runs.count(); ++i)
+                    each_part(runs.run(i), own, own_mask, [&](Run part) {
                         part.first += first_block;
                         *to++ = part;
                     });
-                if (own.begin < own.end) make_tree_masks(tile, batch, own, slice, own_mask);
+                if (own.begin < own.end) make_tree_masks(tile, batch, own, runs, own_mask);
             }
             made_.slices[n] = {begin, int32_t(to - made_.runs)};
         }
@@ -207,16 +207,15 @@ private:
         if (own_end < end) act(Run{own_end, end - own_end, run.mask});
     }
     // own_mask: the number of a tile's mask less that of the tile.
-    void make_tree_masks(const Tile& tile, int64_t batch, const OwnTiles& own, const Slice& slice, int32_t own_mask) {
+    void make_tree_masks(const Tile& tile, int64_t batch, const OwnTiles& own, const KnownRow& runs, int32_t own_mask) {
         const int64_t begin = queries_of(tile.sequence).begin, start = start_of(tile.sequence);
         const int64_t nodes = std::min(tile.end - begin, made_.seq_k - start);  // those behind see nothing
         TreeMasks masks(made_, args_.cache, batch, begin, tile.first - begin, nodes);
-        int32_t i = slice.end;
+        int32_t i = runs.count();
         for (int32_t at = own.end; at-- > own.begin;) {
-            const Run* const runs = made_.known.by_query.runs;
-            while (i > slice.begin && runs[i - 1].first > at) --i;
-            const bool has_tile = i > slice.begin && at < runs[i - 1].first + runs[i - 1].count;
-            masks.make(int64_t(at) * made_.tile_k - start, has_tile ? runs[i - 1].mask : no_pair,
+            while (i > 0 && runs.run(i - 1).first > at) --i;
+            const bool has_tile = i > 0 && at < runs.run(i - 1).first + runs.run(i - 1).count;
+            masks.make(int64_t(at) * made_.tile_k - start, has_tile ? runs.run(i - 1).mask : no_pair,
                        made_.masks + (own_mask + at) * int64_t(made_.known.mask_words));
         }
     }

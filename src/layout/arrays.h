@@ -2,7 +2,8 @@
 // The arrays that layouts and token lists own, listed once. Whoever points a view at them, copies them to a device or
 // counts their bytes does so through each_array(), which calls visit(values, pointer) for every array: `values` is the
 // vector and `pointer` the view's field for it. The fields of a view that are no pointers come from shape_of(), so a
-// view has no pointer that a visitor did not set.
+// view has no pointer that a visitor did not set. Stems are apart: kernels read lists that have none, which calls on a
+// cache make of those with stems (plan/placed.h).
 #pragma once
 
 #include <vector>

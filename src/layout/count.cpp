@@ -3,6 +3,7 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 
 #include "core/cancel.h"
@@ -59,6 +60,30 @@ public:
         return measured_[id];
     }
 
+    // The same of a row that has a stem. Rows come in the order in which stems grow, by and large, so what a stem comes
+    // to follows from what it came to last.
+    RowCounts count(Slice stem, Slice own, int32_t rows) {
+        kept_.assign(kept_.size(), 0);
+        RowCounts counts;
+        if (stem.begin < stem.end) {
+            Sums& grown = grown_.try_emplace(stem.begin, Sums{stem.begin, {}, {}}).first->second;
+            grown.kept.resize(kept_.size());
+            add({grown.end, stem.end}, 1, grown.counts, grown.kept);
+            add({stem.end, grown.end}, -1, grown.counts, grown.kept);
+            grown.end = stem.end;
+            counts = grown.counts;
+            std::copy(grown.kept.begin(), grown.kept.end(), kept_.begin());
+        }
+        add(own, 1, counts, kept_);
+        const auto begin = kept_.begin(), end = begin + rows;
+        const int64_t full_keys = counts.full * layout_.block_k;
+        counts.pairs = std::accumulate(begin, end, full_keys * rows);
+        counts.row_min = *std::min_element(begin, end) + full_keys;
+        counts.row_max = *std::max_element(begin, end) + full_keys;
+        counts.rows_empty = full_keys ? 0 : std::count(begin, end, 0);
+        return counts;
+    }
+
     // Keys that each row of a list keeps, [block_q].
     const std::vector<int64_t>& count_rows(Slice slice, RowCounts& counts) {
         tally(slice, counts);
@@ -72,6 +97,26 @@ public:
 
 private:
     static constexpr int32_t unknown = -1;
+
+    // Of a stem's runs up to one.
+    struct Sums {
+        int32_t end;
+        RowCounts counts;
+        std::vector<int64_t> kept;  // [block_q]
+    };
+
+    // Adds blocks so many times to `counts`, and what each row keeps of those that are not full to `kept`.
+    void add(Slice slice, int64_t times, RowCounts& counts, std::vector<int64_t>& kept) {
+        check_cancelled();
+        for (int32_t i = slice.begin; i < slice.end; ++i) {
+            const Run& run = layout_.by_query.runs[i];
+            const int64_t blocks = times * run.count;
+            (run.mask == full_block ? counts.full : counts.partial) += blocks;
+            if (run.mask == full_block) continue;
+            const uint16_t* of_mask = &mask_rows_[size_t(run.mask) * layout_.block_q];
+            for (int32_t row = 0; row < layout_.block_q; ++row) kept[row] += of_mask[row] * blocks;
+        }
+    }
 
     // Lists of a window differ in where their masks lie, not in which masks they have, and share those sums.
     RowCounts measure(Slice slice, int32_t rows) {
@@ -133,6 +178,7 @@ private:
     Key key_;
     KeyMemo<RowCounts> sums_;
     std::vector<RowCounts> measured_;
+    std::unordered_map<int32_t, Sums> grown_;  // of stems, by where they begin
     std::vector<int32_t> known_;      // [runs + 1] in measured_: the slice that begins at a run; the last: an empty one
 };
 
@@ -165,6 +211,18 @@ void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCo
             add_blocks(total, row, layout.by_key.rows, heads);
             add_rows(total, row, heads);
         }
+    }
+}
+
+// For layouts in plain order whose rows have stems.
+void count_on_stems(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
+    const Slice* const stems = layout.by_query.stems.data() + (slices - layout.by_query.slices.data());
+    for (int32_t tile = 0; tile < layout.by_query.rows; ++tile) {
+        const int64_t left = layout.extent.seq_q - int64_t(tile) * layout.block_q;
+        const RowCounts row =
+            counter.count(stems[tile], slices[tile], int32_t(std::min<int64_t>(layout.block_q, left)));
+        add_blocks(total, row, layout.by_key.rows, heads);
+        add_rows(total, row, heads);
     }
 }
 
@@ -251,7 +309,9 @@ Counts count(const Layout& layout) {
     RowCounter counter(layout);
     const std::vector<int64_t> heads = count_heads(layout);
     for (int32_t c = 0; c < layout.head_kinds; ++c) {
-        const auto count_kind = layout.queries.tokens.empty() ? count_homes : count_with_listed;
+        const auto count_kind = !layout.by_query.stems.empty()  ? count_on_stems
+                                : layout.queries.tokens.empty() ? count_homes
+                                                                : count_with_listed;
         count_kind(layout, slices_of(layout, c), heads[c], counter, total);
     }
     total.visited = count_visited(total, layout);

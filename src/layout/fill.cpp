@@ -63,8 +63,8 @@ void BlockRowBits::fill_slots(const Plane& plane, int64_t row, size_t first, siz
               [&](size_t struck) { strike(strokes_.empty() ? first : size_t(strokes_.back().slot), end, struck); });
 }
 
-void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column) {
-    fill_rows(plane, row, {int64_t(column) * block_k_, seq_k_}, [&](size_t struck) { strike_all(struck); });
+void BlockRowBits::fill_rest(const Plane& plane, int64_t row, int32_t column, int32_t end) {
+    fill_rows(plane, row, span(column, end - 1), [&](size_t struck) { strike_all(struck); });
 }
 
 template <class FindStrokes>

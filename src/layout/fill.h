@@ -18,8 +18,8 @@ public:
     int32_t want(int32_t column);
     // Computes the bits of all wanted blocks of the block row that starts at query `row`.
     void fill(const Plane& plane, int64_t row);
-    // Computes every block from `column` on that keeps a pair, and wants it.
-    void fill_rest(const Plane& plane, int64_t row, int32_t column);
+    // Computes every block of columns [column, end) that keeps a pair, and wants it.
+    void fill_rest(const Plane& plane, int64_t row, int32_t column, int32_t end);
 
     int32_t size() const { return int32_t(columns_.size()); }
     int32_t column(int32_t slot) const { return columns_[slot]; }

@@ -22,7 +22,7 @@ size_t Layout::bytes() const {
     LayoutView v{};
     CountBytes counted;
     each_array(*this, masks, v, counted);
-    return counted.bytes;
+    return counted.bytes + by_query.stems.size() * sizeof(Slice);
 }
 
 std::vector<int64_t> count_heads(const Layout& layout) {

@@ -11,9 +11,19 @@
 namespace spattn {
 
 // The lists of one direction, for all kinds of heads; rows with equal runs share a slice.
+//
+// No two rows of a causal layout end at the same block, but up to the diagonal many are alike. Where lists have stems,
+// a row has the first so many runs of a list that it shares with others, its stem, and then those of its own slice. So
+// the landmarks of a million tokens are stored once, and not once for each row:
+//
+//     causal landmarks    . n . . . . . .     stem  -               own  1: n
+//                         . m . . . . . .           1: m                 -
+//                         . m . n . . . .           1: m                 3: n
+//                         . m . m . . . .           1: m, 3: m           -
 struct Lists {
     int32_t rows = 0;            // of each kind
     std::vector<Slice> slices;   // [head_kinds * rows]
+    std::vector<Slice> stems;    // the same, or empty: only build_stem_lists() makes them
     std::vector<Run> runs;
 };
 

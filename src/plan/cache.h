@@ -135,6 +135,21 @@ struct CacheSizes {
     int64_t first_listed(int64_t sequence) const { return listed && page_size ? sequence * tiles_k : 0; }
 };
 
+// A row of the plan's layout: the runs of its stem, if it has one, and its own (Lists).
+struct KnownRow {
+    const Run* runs;
+    Slice stem, own;
+
+    // stems: null where no row has one.
+    KnownRow(const ListsView& lists, const Slice* stems, int64_t row)
+        : runs(lists.runs), stem(stems ? stems[row] : Slice{0, 0}), own(lists.slices[row]) {}
+    int32_t count() const { return stem.end - stem.begin + own.end - own.begin; }
+    const Run& run(int32_t number) const {
+        const int32_t of_stem = stem.end - stem.begin;
+        return runs[number < of_stem ? stem.begin + number : own.begin + number - of_stem];
+    }
+};
+
 // What the calls of a plan have in common.
 struct CacheShape : CacheSizes {
     Problem call;
@@ -143,15 +158,22 @@ struct CacheShape : CacheSizes {
     std::vector<int32_t> join_of_part;  // of the plan's schedule
     std::vector<uint16_t> bit_places;   // of masks that calls make
 
-    CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known)
+    CacheShape(const Problem& p, const Kernel& kernel, const LayoutView& known, const Slice* stems)
         : CacheSizes(p, kernel, known), call(p), row_blocks(size_t(known.head_kinds) * size_t(known.by_query.rows)),
           longest(size_t(known.head_kinds)) {
+        std::vector<int64_t> before{0};  // blocks of all runs before: rows share stems, which may be long
+        before.reserve(size_t(known.by_query.num_runs) + 1);
+        for (int32_t run = 0; run < known.by_query.num_runs; ++run)
+            before.push_back(before.back() + known.by_query.runs[run].count);
+        const auto blocks_of = [&](const Slice& slice) {
+            return int32_t(before[size_t(slice.end)] - before[size_t(slice.begin)]);
+        };
         for (size_t row = 0; row < row_blocks.size(); ++row) {
-            const Slice slice = known.by_query.slices[row];
-            for (int32_t run = slice.begin; run < slice.end; ++run) row_blocks[row] += known.by_query.runs[run].count;
+            const KnownRow runs(known.by_query, stems, int64_t(row));
+            row_blocks[row] = blocks_of(runs.stem) + blocks_of(runs.own);
             int32_t& most = longest[row / size_t(known.by_query.rows)];
             most = std::max(most, row_blocks[row]);
-            room = std::max<int64_t>(room, keys == CacheKeys::in_pages ? row_blocks[row] : slice.end - slice.begin);
+            room = std::max<int64_t>(room, keys == CacheKeys::in_pages ? row_blocks[row] : runs.count());
         }
         if (!p.has_parents) return;
         bit_places = make_bit_places(kernel);
@@ -185,8 +207,9 @@ struct CacheShape : CacheSizes {
     }
 };
 
-// The arrays of CacheShape, where kernels read them.
+// The arrays of CacheShape, and the stems of the plan's lists, where kernels read them.
 struct CacheArrays {
+    const Slice* stems = nullptr;
     const int32_t *row_blocks = nullptr, *join_of_part = nullptr;
     const uint16_t* bit_places = nullptr;
 };

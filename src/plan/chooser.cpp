@@ -338,7 +338,8 @@ void Chooser::complete_dispatched(PiecePlan& plan) {
 void Chooser::complete_cached(PiecePlan& plan) {
     const Kernel& kernel = *plan.kernel;
     const LayoutView known = plan.layout_view();
-    CacheShape& shape = plan.cache.emplace(problem_, kernel, known);
+    const std::vector<Slice>& stems = plan.layout->by_query.stems;
+    CacheShape& shape = plan.cache.emplace(problem_, kernel, known, stems.empty() ? nullptr : stems.data());
     const Problem inner = shape.inner({});
     const double lists = double(shape.kinds) * double(shape.rows) * double(shape.room);
     if (std::max(lists, double(known.num_masks) + double(shape.tree_masks())) >= double(int64_t(1) << 31))

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/text.h"
+#include "layout/build.h"
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
@@ -23,6 +24,12 @@ int64_t blocks(int64_t tokens, int32_t block) { return (tokens + block - 1) / bl
 int32_t find_modulus(const Pattern& pattern, const Extent& extent) {
     const int64_t modulus = pattern.modulus(), longest = std::min(extent.seq_q, extent.seq_k) / shortest_residue;
     return modulus > 1 && modulus <= longest && pattern.in_residue(modulus, 0) ? int32_t(modulus) : 1;
+}
+
+// Judges by one row of blocks in the middle.
+bool has_stems(const Pattern& pattern, const Extent& extent, int32_t block_q) {
+    Key numbers;
+    return pattern.stem_key({extent}, extent.seq_q / 2 / block_q * block_q, block_q, numbers) > 0;
 }
 
 // The masks of a layout, and their cuts: see CutMasks.
@@ -47,7 +54,7 @@ std::vector<uint64_t> cut_masks(const Layout& layout, int joined) {
 }  // namespace
 
 Lowering::Lowering(const Pattern& pattern, const Problem& p)
-    : pattern_(pattern), extent_(pattern_extent(p)),
+    : pattern_(pattern), extent_(pattern_extent(p)), is_on_cache_(p.has_starts),
       modulus_(find_modulus(pattern, extent_)), hot_(find_scattered(pattern, extent_, nominal_block)) {}
 
 const Lowered& Lowering::at(const Form& form) {
@@ -128,12 +135,21 @@ Layout Lowering::build(const Form& form) {
         case Order::packed: return build_packed_layout(hot_.value(), extent_, form.block_q, form.block_k);
         case Order::listed:
             return list_tiles(*at({form.block_q, form.block_k, Order::plain, form.owner}).layout, form.owner);
-        default: break;
+        default: return build_plain(form);
     }
+}
+
+// Calls on a cache have forward passes only, and make layouts of their own of the lists by query: nobody reads those by
+// key, nor which tokens are alive. Where rows share stems, lists that are cut from coarser ones would be far longer.
+Layout Lowering::build_plain(const Form& form) {
     const Lowered* coarse = coarser(form);
     if (coarse && coarse->outline) coarse = &at(coarse->form);
-    return coarse ? cut_layout(*coarse->layout, form.block_q, form.block_k)
-                  : build_layout(pattern_, extent_, form.block_q, form.block_k);
+    if (!is_on_cache_)
+        return coarse ? cut_layout(*coarse->layout, form.block_q, form.block_k)
+                      : build_layout(pattern_, extent_, form.block_q, form.block_k);
+    return coarse && !has_stems(pattern_, extent_, form.block_q)
+               ? cut_query_lists(*coarse->layout, form.block_q, form.block_k)
+               : build_stem_lists(pattern_, extent_, form.block_q, form.block_k);
 }
 
 std::string Lowering::refuse(const Form& form) const {

@@ -79,11 +79,13 @@ private:
     };
 
     const Lowered* find(const Form& form) const;
+    Layout build_plain(const Form& form);
     bool outline(const Form& form);  // appends an outline of the form; false where none may be made
     Layout build(const Form& form);
 
     const Pattern& pattern_;
     Extent extent_;
+    bool is_on_cache_;
     int32_t modulus_;
     std::optional<HotTokens> hot_;
     std::shared_ptr<const TokenLists> tokens_;

@@ -55,16 +55,42 @@ public:
         if (repeats_) stats.repeated += listed_ * heads;
     }
 
+    // Adds a row that has a stem, which is not the only one to have those runs: sums up to each tell any length of it.
+    void add(Slice stem, Slice own, double heads, LayoutStats& stats) {
+        if (stem.begin == stem.end) return add(own, heads, stats);
+        if (worked_before_.empty()) sum_runs();
+        stats.worked += (worked_before_[size_t(stem.end)] - worked_before_[size_t(stem.begin)]) * heads;
+        stats.gaps += (gaps_before_[size_t(stem.end)] - gaps_before_[size_t(stem.begin) + 1]) * heads;
+        if (own.begin < own.end) stats.gaps += is_gap(lists_.runs[stem.end - 1], lists_.runs[own.begin]) * heads;
+        add(own, heads, stats);
+    }
+
 private:
+    static bool is_gap(const Run& before, const Run& run) { return run.first > before.first + before.count; }
+
+    double worked_of(const Run& run) const {
+        return run.count * (run.mask == full_block ? full_ : masks_[size_t(run.mask)]);
+    }
+
+    // Lists with stems have plain tokens, none of which are gathered.
+    void sum_runs() {
+        const std::vector<Run>& runs = lists_.runs;
+        worked_before_.resize(runs.size() + 1), gaps_before_.resize(runs.size() + 1);
+        for (size_t r = 0; r < runs.size(); ++r) {
+            worked_before_[r + 1] = worked_before_[r] + worked_of(runs[r]);
+            gaps_before_[r + 1] = gaps_before_[r] + (r > 0 && is_gap(runs[r - 1], runs[r]));
+        }
+    }
+
     void measure(Slice slice) {
         last_ = slice;
         worked_ = listed_ = homes_ = gaps_ = 0;
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const Run& run = lists_.runs[r];
             const int32_t end = run.first + run.count, listed = std::min(end, int32_t(tokens_.size()));
-            worked_ += run.count * (run.mask == full_block ? full_ : masks_[size_t(run.mask)]);
+            worked_ += worked_of(run);
             for (int32_t tile = run.first; tile < listed; ++tile) listed_ += tokens_[tile];
-            if (r > slice.begin) gaps_ += run.first > lists_.runs[r - 1].first + lists_.runs[r - 1].count;
+            if (r > slice.begin) gaps_ += is_gap(lists_.runs[r - 1], run);
             if (apart_) homes_ += double(block_) * (end - std::max(run.first, listed));
         }
     }
@@ -79,6 +105,7 @@ private:
     Slice last_{0, 0};
     double worked_ = 0, listed_ = 0, homes_ = 0;  // the latter two: tokens gathered
     double gaps_ = 0;
+    std::vector<double> worked_before_, gaps_before_;  // [runs + 1] of all runs before
 };
 
 }  // namespace
@@ -96,9 +123,10 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     ListMeter meter(layout, by_key);
     for (int32_t c = 0; c < layout.head_kinds; ++c)
         for (int32_t row = 0; row < lists.rows; ++row) {
-            const Slice slice = lists.slices[size_t(c) * lists.rows + row];
-            stats.rows += slice.begin != slice.end ? heads[c] : 0;
-            meter.add(slice, double(heads[c]), stats);
+            const size_t at = size_t(c) * lists.rows + row;
+            const Slice slice = lists.slices[at], stem = lists.stems.empty() ? Slice{0, 0} : lists.stems[at];
+            stats.rows += slice.begin != slice.end || stem.begin != stem.end ? heads[c] : 0;
+            meter.add(stem, slice, double(heads[c]), stats);
         }
     return stats;
 }

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Plans of caches: what they come to is what the whole sequence's would, in memory that grows with the capacity alone.
+#include "layout/build.h"
+#include "layout/random_patterns.h"
+#include "plan/blocks.h"
+#include "plan/plans.h"
+#include "plan/stats.h"
+
+using namespace spattn;
+using namespace spattn::imaginary;
+
+namespace {
+
+Problem cache(int64_t capacity) {
+    Problem p = problem(1, capacity);
+    p.has_starts = true, p.page_size = 64, p.q_offset = 0;
+    return p;
+}
+
+}  // namespace
+
+TEST(stats_of_stems_are_those_of_whole_rows) {
+    int with_stems = 0;
+    for (int seed = 0; seed < 1000; ++seed) {
+        Random random(uint64_t(seed) + 1);
+        const Extent extent = random_extent(random);
+        const PatternRef pattern = make_intersection({make_causal(), random_pattern(random, extent)});
+        check::context = "seed " + std::to_string(seed) + ": " + pattern->print();
+        const Form form{16, 8, Order::plain, Owner::queries};
+        const auto lowered = [&](Layout layout) {
+            const Counts counts = count(layout);
+            return Lowered{form, std::make_shared<const Layout>(std::move(layout)), counts};
+        };
+        const Lowered whole = lowered(build_layout(*pattern, extent, 16, 8));
+        const Lowered on_stems = lowered(build_stem_lists(*pattern, extent, 16, 8));
+        const LayoutStats got = make_layout_stats(on_stems, false), want = make_layout_stats(whole, false);
+        check_equal(got, want);
+        CHECK_EQ(got.gaps, want.gaps);
+        with_stems += !on_stems.layout->by_query.stems.empty();
+    }
+    check::context.clear();
+    CHECK(with_stems > 100);
+}
+
+TEST(layouts_grow_with_the_capacity) {
+    for (const char* pattern : {"causal & landmark(256,8)", "causal & residue(64,3)", "causal & fixed(256,8)",
+                                "causal & strided(4)", "causal & window(4095,0)", "causal & dilated(1008,0,16)"}) {
+        check::context = pattern;
+        const CompiledPlan small = plan_of(pattern, cache(1 << 17), options_of(false));
+        const CompiledPlan large = plan_of(pattern, cache(1 << 20), options_of(false));
+        CHECK_EQ(name(small.forward), name(large.forward));
+        CHECK(large.layout_bytes < 9 * small.layout_bytes);
+        CHECK(large.layout_bytes < (size_t(4) << 20));
+        CHECK(whole(large.forward).layout->by_key.runs.empty());
+    }
+    check::context.clear();
+}
