@@ -12,12 +12,21 @@ namespace {
 
 // How many blocks have each mask, over all heads: [1 + num_masks], full_block first.
 std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
-    std::vector<double> weights(size_t(layout.num_masks) + 1);
     const std::vector<int64_t> heads = count_heads(layout);
-    for (size_t i = 0; i < lists.slices.size(); ++i)
-        for (int32_t r = lists.slices[i].begin; r < lists.slices[i].end; ++r)
-            weights[size_t(lists.runs[r].mask - full_block)] +=
-                double(lists.runs[r].count) * double(heads[i / size_t(lists.rows)]);
+    std::vector<double> listed(lists.runs.size() + 1);  // how often each run is, first as changes of that
+    const auto add = [&](const std::vector<Slice>& slices) {
+        for (size_t i = 0; i < slices.size(); ++i) {
+            const double weight = double(heads[i / size_t(lists.rows)]);
+            listed[size_t(slices[i].begin)] += weight, listed[size_t(slices[i].end)] -= weight;
+        }
+    };
+    add(lists.slices), add(lists.stems);
+    std::vector<double> weights(size_t(layout.num_masks) + 1);
+    double times = 0;
+    for (size_t r = 0; r < lists.runs.size(); ++r) {
+        times += listed[r];
+        weights[size_t(lists.runs[r].mask - full_block)] += double(lists.runs[r].count) * times;
+    }
     return weights;
 }
 

@@ -181,18 +181,33 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     if (calls_bring_lists() && kernel.block_q == 0) return make_call_stats(problem_);
     if (candidate.order == Order::dispatched)
         return make_dispatch_stats(DispatchShape(problem_, kernel, options_.machine.memory), kernel);
-    const Lowered& chosen = counted(kernel, candidate.order);
     if (kernel.family != Family::gather) {
-        const LayoutStats& stats = measured_.at(chosen, kernel.owner() == Owner::keys);
+        const LayoutStats& stats = block_stats(kernel, candidate.order);
         if (problem_.has_starts) return make_cache_stats(problem_, kernel, stats);
         return calls_bring_lists() ? make_call_layout_stats(problem_, kernel, stats) : stats;
     }
     const double share = problem_.has_starts ? call_share(problem_) : 1;
-    return make_gather_stats(problem_, share * chosen.counts.pairs, groups_share(problem_, *chosen.layout));
+    const Lowered& seen = some(kernel);
+    return make_gather_stats(problem_, share * seen.counts.pairs, groups_share(problem_, *seen.layout));
+}
+
+// Larger blocks tell all of smaller ones but the gaps, which forward passes do not ask for: so of a cache's layouts,
+// which are long, only those of the largest blocks and of the row that wins are made.
+const LayoutStats& Chooser::block_stats(const Kernel& kernel, Order order) {
+    const Lowered* coarse =
+        problem_.has_starts && kernel.block_q > 0 ? lowering_.coarser(form(kernel, order)) : nullptr;
+    return coarse ? measured_.at(make_finer_stats, *coarse, kernel)
+                  : measured_.at(counted(kernel, order), kernel.owner() == Owner::keys);
+}
+
+// What a row that reads no blocks counts on: of a cache, whatever is there.
+const Lowered& Chooser::some(const Kernel& kernel) {
+    const Lowered* const known = problem_.has_starts ? lowering_.any() : nullptr;
+    return known ? *known : counted(kernel, Order::plain);
 }
 
 std::string Chooser::refuse_sharing(const Kernel& kernel) {
-    if (!kernel.shares_lists || !known_ || groups_share(problem_, *counted(kernel, Order::plain).layout)) return "";
+    if (!kernel.shares_lists || !known_ || groups_share(problem_, *some(kernel).layout)) return "";
     return "heads of a group see different keys";
 }
 
@@ -207,7 +222,7 @@ std::string Chooser::refuse_lists(const LayoutStats& stats) const {
 std::string Chooser::refuse_cache_lists(const Kernel& kernel) {
     const Form blocks{list_block, list_block, Order::plain, Owner::queries};
     if (std::string why = lowering_.refuse(blocks); !why.empty()) return why;
-    const Lowered& seen = counted(kernel, Order::plain);
+    const Lowered& seen = some(kernel);
     if (!groups_share(problem_, *seen.layout)) return "heads of a group see different keys";
     const CacheLists lists(problem_, seen.counts.row_max, seen.layout->head_kinds <= 1);
     if (lists.bytes() <= CacheLists::most_bytes) return "";

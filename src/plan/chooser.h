@@ -69,6 +69,8 @@ private:
     // orders of tokens may serve.
     bool calls_have_layout() const { return !calls_bring_lists() && !problem_.has_starts; }
     LayoutStats stats_of(const Candidate& candidate);
+    const LayoutStats& block_stats(const Kernel& kernel, Order order);
+    const Lowered& some(const Kernel& kernel);
     std::string refuse_sharing(const Kernel& kernel);
     std::string refuse_lists(const LayoutStats& stats) const;
     std::string refuse_cache_lists(const Kernel& kernel);

@@ -3,8 +3,10 @@
 #include "layout/build.h"
 #include "layout/random_patterns.h"
 #include "plan/blocks.h"
+#include "plan/bounds.h"
 #include "plan/plans.h"
 #include "plan/stats.h"
+#include "plan/token_rows.h"
 
 using namespace spattn;
 using namespace spattn::imaginary;
@@ -40,6 +42,27 @@ TEST(stats_of_stems_are_those_of_whole_rows) {
     }
     check::context.clear();
     CHECK(with_stems > 100);
+}
+
+// So the layouts of small blocks are not made to price them.
+TEST(smaller_blocks_are_known_exactly) {
+    int masked = 0;
+    for (int seed = 0; seed < 1000; ++seed) {
+        Random random(uint64_t(seed) + 1);
+        Problem p = cache(64 * random.in(1, 4));
+        const PatternRef drawn = random_pattern(random, pattern_extent(p));
+        const PatternRef pattern = make_intersection({make_causal(), drawn});
+        check::context = "seed " + std::to_string(seed) + ": " + pattern->print();
+        Lowering lowering(*pattern, p);
+        const Lowered& coarse = lowering.at({64, 64, Order::plain, Owner::queries});
+        const Kernel small = blocks_of(16, false);
+        const LayoutStats known = make_finer_stats(coarse, make_layout_stats(coarse, false), small);
+        const Lowered& fine = lowering.at({16, 16, Order::plain, Owner::queries});
+        check_equal(make_cache_stats(p, small, known), make_cache_stats(p, small, make_layout_stats(fine, false)));
+        masked += known.masked > 0;
+    }
+    check::context.clear();
+    CHECK(masked > 500);
 }
 
 TEST(layouts_grow_with_the_capacity) {
