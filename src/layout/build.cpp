@@ -109,7 +109,7 @@ private:
         return {known.slice, std::min(known.end, end)};
     }
 
-    // Columns [begin, end) of a row.
+    // Columns [begin, end) of a row. What follows a stem lies about a diagonal, which no two rows share.
     Slice compile_row(const Plane& plane, int64_t row, int32_t begin, int32_t end) {
         entries_.clear();
         bits_.clear();
@@ -119,7 +119,7 @@ private:
             const int32_t mask = entry.slot < 0 ? entry.mask : slot_masks_[entry.slot];
             if (mask != absent_block) slices_.add({entry.first, entry.count, mask});
         }
-        return slices_.finish();
+        return begin > 0 ? slices_.finish_beside() : slices_.finish();
     }
 
     void walk(const Plane& plane, int64_t row, int32_t begin, int32_t end) {

@@ -92,25 +92,42 @@ void SliceTable::grow() {
     reserve_ahead(lists_.runs, 1, large);
 }
 
+bool SliceTable::is_row(Slice slice) const {
+    const std::vector<Run>& runs = lists_.runs;
+    const size_t count = runs.size() - begin_;
+    return size_t(slice.end - slice.begin) == count &&
+           !std::memcmp(&runs[size_t(slice.begin)], &runs[begin_], count * sizeof(Run));
+}
+
+Slice SliceTable::end_row() {
+    last_ = {int32_t(begin_), int32_t(lists_.runs.size())};
+    begin_ = lists_.runs.size();
+    return last_;
+}
+
 Slice SliceTable::finish() {
     check_cancelled();
     std::vector<Run>& runs = lists_.runs;
     const size_t count = runs.size() - begin_;
     if (count == 0) return {0, 0};  // all empty rows look the same
     const uint64_t hash = hash_runs(&runs[begin_], count);
-    const int32_t found = index_.find(hash, [&](int32_t id) {
-        return size_t(known_[id].end - known_[id].begin) == count &&
-               !std::memcmp(&runs[known_[id].begin], &runs[begin_], count * sizeof(Run));
-    });
+    const int32_t found = index_.find(hash, [&](int32_t id) { return is_row(known_[id]); });
     if (found != HashIndex::missing) {
         runs.resize(begin_);
         return known_[found];
     }
-    const Slice slice{int32_t(begin_), int32_t(runs.size())};
+    const Slice slice = end_row();
     index_.insert(hash, int32_t(known_.size()));
     known_.push_back(slice);
-    begin_ = runs.size();
     return slice;
+}
+
+Slice SliceTable::finish_beside() {
+    check_cancelled();
+    if (lists_.runs.size() == begin_) return {0, 0};
+    if (!is_row(last_)) return end_row();
+    lists_.runs.resize(begin_);
+    return last_;
 }
 
 }  // namespace spattn

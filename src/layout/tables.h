@@ -47,7 +47,8 @@ private:
 };
 
 // Appends to lists.runs, a row at a time: add() joins a run to the one before where it can, finish() ends the row and
-// returns its slice.
+// returns its slice. finish_beside() compares it with the last slice alone: of rows that are hardly ever equal, but to
+// their neighbours, to remember each takes longer than to build it.
 class SliceTable {
 public:
     explicit SliceTable(Lists& lists) : lists_(lists) { known_.reserve(size_t(lists.rows)); }
@@ -64,13 +65,17 @@ public:
         runs.push_back(run);
     }
     Slice finish();
+    Slice finish_beside();
 
 private:
     void grow();
+    bool is_row(Slice slice) const;  // whether it has the runs of the row being built
+    Slice end_row();
 
     Lists& lists_;
     HashIndex index_;
     std::vector<Slice> known_;
+    Slice last_{0, 0};
     size_t begin_ = 0;  // of the row being built
 };
 
