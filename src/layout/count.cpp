@@ -75,13 +75,7 @@ public:
             std::copy(grown.kept.begin(), grown.kept.end(), kept_.begin());
         }
         add(own, 1, counts, kept_);
-        const auto begin = kept_.begin(), end = begin + rows;
-        const int64_t full_keys = counts.full * layout_.block_k;
-        counts.pairs = std::accumulate(begin, end, full_keys * rows);
-        counts.row_min = *std::min_element(begin, end) + full_keys;
-        counts.row_max = *std::max_element(begin, end) + full_keys;
-        counts.rows_empty = full_keys ? 0 : std::count(begin, end, 0);
-        return counts;
+        return sum_kept(rows, counts);
     }
 
     // Keys that each row of a list keeps, [block_q].
@@ -122,7 +116,7 @@ private:
     RowCounts measure(Slice slice, int32_t rows) {
         RowCounts counts;
         tally(slice, counts);
-        const RowCounts& sums = sum_of_masks(rows);
+        const RowCounts sums = sum_of_masks(rows);
         const int64_t full_keys = counts.full * layout_.block_k;  // of every row
         counts.pairs = sums.pairs + full_keys * rows;
         counts.row_min = sums.row_min + full_keys;
@@ -148,19 +142,32 @@ private:
         for (size_t i = 0; i < key_.size(); i += 2) key_[i + 1] = std::exchange(times_[key_[i]], 0);
     }
 
-    const RowCounts& sum_of_masks(int32_t rows) {
+    // A mask that a row has very often (strides) the next row has more often still: such sums are remembered in vain.
+    RowCounts sum_of_masks(int32_t rows) {
+        constexpr int64_t often = 256;
+        for (size_t i = 0; i < key_.size(); i += 2)
+            if (key_[i + 1] > often) return sum(rows);
         key_.push_back(rows);
         const int32_t id = sums_.at(key_, {0, 0, unknown});
         key_.pop_back();
-        RowCounts& sums = sums_.values[id];
-        if (sums.pairs != unknown) return sums;
+        if (sums_.values[id].pairs == unknown) sums_.values[id] = sum(rows);
+        return sums_.values[id];
+    }
+
+    RowCounts sum(int32_t rows) {
         sum_masks();
+        return sum_kept(rows, {});
+    }
+
+    // Adds the first so many of kept_, and with them the keys of full blocks, to a list's blocks.
+    RowCounts sum_kept(int32_t rows, RowCounts counts) const {
         const auto begin = kept_.begin(), end = begin + rows;
-        sums.pairs = std::accumulate(begin, end, int64_t(0));
-        sums.row_min = *std::min_element(begin, end);
-        sums.row_max = *std::max_element(begin, end);
-        sums.rows_empty = std::count(begin, end, 0);
-        return sums;
+        const int64_t full_keys = counts.full * layout_.block_k;
+        counts.pairs = std::accumulate(begin, end, full_keys * rows);
+        counts.row_min = *std::min_element(begin, end) + full_keys;
+        counts.row_max = *std::max_element(begin, end) + full_keys;
+        counts.rows_empty = full_keys ? 0 : std::count(begin, end, 0);
+        return counts;
     }
 
     void sum_masks() {
