@@ -78,7 +78,7 @@ private:
         return rows_memo_.values[id];
     }
 
-    // Of the stem's runs, the one that reaches its end may go on behind it, and is the row's own.
+    // The run that reaches the end of the stem may go on behind it, and is the row's own.
     void build_row_on_stem(const Plane& plane, int64_t row, Slice& of_stem, Slice& own) {
         begin_row(row);
         const Stem stem = find_stem(plane, row);

@@ -92,7 +92,7 @@ public:
 private:
     static constexpr int32_t unknown = -1;
 
-    // Of a stem's runs up to one.
+    // What a stem's runs up to one come to.
     struct Sums {
         int32_t end;
         RowCounts counts;

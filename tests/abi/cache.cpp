@@ -274,7 +274,8 @@ TEST(calls_are_rows_of_the_sequence) {
     const Context context = make_context();
     for (const char* pattern : {"full", "window(40,0) | sink(3)", "window(9,9) | global_tokens(3,100,101)",
                                 "strided(7)", "per_head([0,1,1,2], causal, window(9,0), sink(1))", "bigbird(16,3,1,2,7)",
-                                "per_batch([1,0], window(20,3), full)"}) {
+                                "per_batch([1,0], window(20,3), full)", "landmark(40,7)",
+                                "per_head([0,1,1,0], fixed(48,3), residue(48,20) | global_keys(70,150))"}) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {0, 1, 5, 16, 60, 240})
             for (const int64_t queries : {1, 7, 100})
@@ -436,7 +437,7 @@ TEST(ragged_calls_are_rows_of_the_sequence) {
     };
     const Context context = make_context();
     for (const char* pattern : {"full", "window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
-                                "per_batch([1,0], window(20,3), full)"}) {
+                                "per_batch([1,0], window(20,3), full)", "landmark(40,7) | window(20,0)"}) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {1, 5, 16, 60, 240})
             for (const int64_t rows : {3, 50, 130})
@@ -558,7 +559,7 @@ TEST(nodes_of_trees_see_their_ways) {
 TEST(chains_are_rows_of_the_sequence) {
     const Context context = make_context();
     for (const char* pattern : {"full", "window(40,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
-                                "per_batch([1,0], window(20,3), full)"}) {
+                                "per_batch([1,0], window(20,3), full)", "landmark(40,7) | window(20,0)"}) {
         Sequence sequence(context.get(), pattern);
         for (const int64_t page_size : {0, 5, 60})
             for (const int64_t queries : {1, 7, 100})

@@ -199,7 +199,8 @@ TEST(caches_change_between_replays) {
     std::mt19937 random(8);
     int n = 0;
     for (const char* text : {"full", "window(70,0) | sink(3)", "per_head([0,1,1,2], causal, window(9,0), sink(1))",
-                             "runtime_tokens(40)", "causal & runtime_blocks(1,24,40)"})
+                             "per_head([0,1,1,0], landmark(40,7), fixed(48,3))", "runtime_tokens(40)",
+                             "causal & runtime_blocks(1,24,40)"})
         for (const int64_t page_size : {0, 1, 16, 64, 128})
             for (const int64_t queries : {1, 5, 150})
                 for (const spattn_enum axes : {SPATTN_BSHD, SPATTN_THD}) {
