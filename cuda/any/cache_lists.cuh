@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "any/cache_call.cuh"
 #include "any/cache_lists.h"
 #include "any/cache_rows.cuh"
 #include "any/divisor.h"
@@ -107,9 +108,12 @@ static __global__ void __launch_bounds__(list_threads)
         if (of.token >= 0) {
             const int token = int(of.token), order = int(of.owner.order), start = token - order;
             const int kind = known.kind_of_head[sequence * params.heads_q + of.head * params.group];
-            const Slice slice = known.by_query.slices[int64_t(kind) * known.by_query.rows + token / block];
-            for (int r = slice.begin; r < slice.end; ++r) {
-                const Run run = known.by_query.runs[r];
+            const ListsView& lists = known.by_query;
+            const int64_t at = int64_t(kind) * lists.rows + token / block;
+            const Slice* const stems = params.made.stems;
+            const RowOfPlan row{lists.runs, stems ? stems[at] : Slice{0, 0}, lists.slices[at]};
+            for (int r = 0; r < row.count(); ++r) {
+                const Run run = row.run(r);
                 const uint64_t kept = run.mask == full_block
                                           ? ~uint64_t(0) : known.masks[int64_t(run.mask) * block + token % block];
                 const int of_block = __popcll(kept);

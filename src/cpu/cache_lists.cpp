@@ -41,14 +41,12 @@ private:
         int32_t* const keys = made_.keys + list * shape_.most;
         int32_t* to = keys;
         const LayoutView& known = args_.layout;
-        const int64_t begin = row - (token < 0 ? 0 : token - start_of(sequence));
-        Slice slice{0, 0};
-        if (token >= 0) {
-            const int64_t kind = known.kind_of_head[sequence * p_.heads_q + head * p_.group()];
-            slice = known.by_query.slices[kind * known.by_query.rows + token / known.block_q];
-        }
-        for (int32_t r = slice.begin; r < slice.end; ++r) {
-            const Run run = known.by_query.runs[r];
+        if (token < 0) return void(made_.counts[list] = 0);
+        const int64_t begin = row - (token - start_of(sequence));
+        const int64_t kind = known.kind_of_head[sequence * p_.heads_q + head * p_.group()];
+        const KnownRow runs(known.by_query, made_.stems, kind * known.by_query.rows + token / known.block_q);
+        for (int32_t r = 0; r < runs.count(); ++r) {
+            const Run run = runs.run(r);
             for (int64_t key = int64_t(run.first) * known.block_k; key < int64_t(run.first + run.count) * known.block_k; ++key)
                 if (keeps(known, run.mask, token % known.block_q, key % known.block_k))
                     *to++ = is_seen(batch, begin, sequence, token, key) ? place_of(sequence, key) : no_token;

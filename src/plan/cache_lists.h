@@ -60,6 +60,7 @@ struct ListedKeys {
     int64_t first, count;  // queries of each batch entry
     int32_t* keys;    // [batch][count][heads][most] rows of keys, no_token in place of those that nobody may see
     int32_t* counts;  // [batch][count][heads]
+    const Slice* stems = nullptr;  // of the layout that they are made from (plan/cache.h)
     size_t bytes = 0;
 
     ListedKeys(const CacheLists& shape, int64_t round, void* workspace)

@@ -39,8 +39,8 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
         each_array(*piece.tokens, placed.tokens, visit);
     }
     visit(piece.bit_places, placed.bit_places);
+    if (piece.layout && (piece.cache || piece.cache_lists)) visit(piece.layout->by_query.stems, placed.cache.stems);
     if (piece.cache) {
-        visit(piece.layout->by_query.stems, placed.cache.stems);
         visit(piece.cache->row_blocks, placed.cache.row_blocks);
         visit(piece.cache->join_of_part, placed.cache.join_of_part);
         visit(piece.cache->bit_places, placed.cache.bit_places);

@@ -119,7 +119,8 @@ void run_listed(const Backend& backend, const PiecePlan& piece, const PlacedPiec
     const bool has_lists = args.has_layout && lists.of_pattern() && lists.rounds() == 1;
     args.layout = placed.layout;
     for (int64_t round = 0; round < lists.rounds(); ++round) {
-        const ListedKeys made(lists, round, args.workspace);
+        ListedKeys made(lists, round, args.workspace);
+        made.stems = placed.cache.stems;
         if (!has_lists) backend.cache.list_keys(args, made);
         const Problem inner = lists.inner(args.cache, made.count);
         ForwardArgs rows = args;
