@@ -401,17 +401,19 @@ def _prepare(
 # ---- operands that are rounded to float8 ----
 
 _LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
+_FRACTION = 0x7FFFFF  # bits of a float32
 
 
 def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax.Array, jax.Array]:
     """x as float8_e4m3fn, and what its elements are to be multiplied by, as attention takes both.
 
     x       [batch, seq, heads, head_dim], or as axes says, of any floating dtype
-    scales  "heads": each head of a batch entry has one, in whose units its largest magnitude is 448, the largest
-            float8. Attention is fastest then. "rows": each row of a token and head has one
+    scales  "heads": each head of a batch entry has one, so that attention is fastest. "rows": each row of a token and
+            head has one, so that a token that is loud takes no digits from others
 
-    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim. What has no finite magnitude,
-    or is zero, has a scale of 1; elements beyond 448 become 448, NaN stays NaN. Gradients end here.
+    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim: the least powers of two in
+    whose units nothing is above 448, the largest float8. What has no finite magnitude, or is zero, has a scale of 1;
+    elements beyond 448 become 448, NaN stays NaN. Gradients end here.
 
     Raises ArgumentError, ShapeError, DTypeError.
     """
@@ -429,7 +431,9 @@ def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax
     over = (tokens[axes], x.ndim - 1) if scales == "heads" else (x.ndim - 1,)
     largest = jnp.max(jnp.abs(wide), over, keepdims=True, initial=0)
     is_scaled = (largest > 0) & (largest < jnp.inf)
-    factors = jnp.where(is_scaled, jnp.maximum(largest / _LARGEST, _LEAST_SCALE), 1)
+    bits = jax.lax.bitcast_convert_type(jnp.maximum(largest / _LARGEST, _LEAST_SCALE), jnp.int32)
+    powers = jax.lax.bitcast_convert_type((bits + _FRACTION) & ~_FRACTION, jnp.float32)  # the least that is as large
+    factors = jnp.where(is_scaled, powers, jnp.float32(1))
     elements = jnp.clip(wide / factors, -_LARGEST, _LARGEST).astype(jnp.float8_e4m3fn)
     return elements, jnp.broadcast_to(factors[..., 0], x.shape[:-1])
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         sink_logits: torch.Tensor | None
 
 _LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
+_FRACTION = 0x7FFFFF  # bits of a float32
 _ROWS = {"bshd": 1, "bhsd": 2, "thd": 0}  # the axis of tokens
 
 
@@ -41,12 +42,13 @@ def to_float8(
     """x as torch.float8_e4m3fn, and what its elements are to be multiplied by, as attention takes both.
 
     x       [batch, seq, heads, head_dim], or as axes says, of any floating dtype
-    scales  "heads": each head of a batch entry has one, in whose units its largest magnitude is 448, the largest
-            float8. Attention is fastest then. "rows": each row of a token and head has one, so that a token that is
-            loud takes no digits from others
+    scales  "heads": each head of a batch entry has one, so that attention is fastest. "rows": each row of a token and
+            head has one, so that a token that is loud takes no digits from others
 
-    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim. What has no finite magnitude,
-    or is zero, has a scale of 1; elements beyond 448 become 448, NaN stays NaN. Gradients end here.
+    Returns the elements, shaped as x, and scales, float32, shaped as x without head_dim: the least powers of two in
+    whose units nothing is above 448, the largest float8. So dividing rounds nothing, and bfloat16 has what elements
+    stand for. What has no finite magnitude, or is zero, has a scale of 1; elements beyond 448 become 448, NaN stays
+    NaN. Gradients end here.
 
     Raises ArgumentError, ShapeError, DTypeError.
     """
@@ -65,10 +67,14 @@ def to_float8(
     if x.numel() == 0:
         return x.to(torch.float8_e4m3fn), torch.ones(x.shape[:-1], device=x.device)
     over = (_ROWS[axes], -1) if scales == "heads" else (-1,)
-    largest = x.abs().amax(over, keepdim=True).float()
+    if x.dtype == torch.float16:  # has not all of the powers
+        x = x.float()
+    largest = torch.linalg.vector_norm(x, float("inf"), over, keepdim=True, dtype=torch.float32)
     is_scaled = (largest > 0) & (largest < float("inf"))
-    factors = torch.where(is_scaled, (largest / _LARGEST).clamp(min=_LEAST_SCALE), 1.0)
-    elements = (x / factors).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    bits = (largest / _LARGEST).clamp(min=_LEAST_SCALE).view(torch.int32)
+    powers = ((bits + _FRACTION) & ~_FRACTION).view(torch.float32)  # the least that is as large
+    factors = torch.where(is_scaled, powers, 1.0)
+    elements = (x * (1 / factors).to(x.dtype)).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return elements, factors.squeeze(-1).expand(x.shape[:-1])
 
 
