@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Lists of rows of keys for a call on a cache, from its lists of tokens, or from the plan's layout. A thread makes one key
-// after the other of a list, which several CTAs share where lists are few: each key is a chain of loads that wait for
-// memory.
+// Lists of rows of keys for a call on a cache, from its lists of tokens, or from the plan's layout. A thread makes one
+// key after the other of a list, which several CTAs share where lists are few: each key is a chain of loads that wait
+// for memory.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,8 @@ struct CacheListParams {
         return int((page < 0 || page >= cache.pages ? 0 : page) * cache.page_rows) + key - of_sequence * page_size;
     }
 
-    // Where queries are nodes of trees: whether one's own key, by number, is on a node's way to its root. begin: the first
-    // query of the sequence.
+    // Where queries are nodes of trees: whether one's own key, by number, is on a node's way to its root. begin: the
+    // first query of the sequence.
     __device__ bool is_on_way(int64_t batch, int64_t begin, int64_t node, int64_t key) const {
         while (node > key) {
             const int64_t parent = integer_at(cache.parents, batch, begin + node);
@@ -95,11 +95,68 @@ static __global__ void __launch_bounds__(list_threads)
     });
 }
 
-// A block of the layout has a word of each mask for each of its queries, and so a key's place in the list follows from
-// the runs before and from the bits before its own.
+// Runs of a row of the layout, as many as a CTA has threads: how many keys each keeps of a query, and where they go.
+struct RunsOfQuery {
+    int ends[list_threads];       // keys up to the end of each run
+    uint64_t kept[list_threads];  // of a block
+    int first[list_threads];      // block
+    int of_warps[list_threads / 32];
+
+    // By all threads. A block has a word of each mask for each of its queries. Returns how many keys there are.
+    __device__ int take(const LayoutView& known, const RowOfPlan& row, int base, int query) {
+        const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
+        const int runs = min(row.count() - base, list_threads);
+        int keys = 0;
+        if (thread < runs) {
+            const Run run = row.run(base + thread);
+            const uint64_t word =
+                run.mask == full_block ? ~uint64_t(0) : known.masks[int64_t(run.mask) * list_block + query];
+            kept[thread] = word, first[thread] = run.first, keys = run.count * __popcll(word);
+        }
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int before = __shfl_up_sync(~0u, keys, unsigned(distance));
+            if (lane >= distance) keys += before;
+        }
+        if (lane == 31) of_warps[warp] = keys;
+        __syncthreads();
+        for (int n = 0; n < warp; ++n) keys += of_warps[n];
+        ends[thread] = keys;
+        __syncthreads();
+        return ends[list_threads - 1];
+    }
+
+    // The key at a place among them.
+    __device__ int key(int place) const {
+        int begin = 0, end = list_threads - 1;  // the first run that ends behind the place
+        while (begin < end) {
+            const int middle = (begin + end) / 2;
+            if (ends[middle] > place) end = middle;
+            else begin = middle + 1;
+        }
+        const uint64_t word = kept[begin];
+        const int of_block = __popcll(word), of_run = place - (begin ? ends[begin - 1] : 0);
+        const int block = of_run / of_block;
+        return (first[begin] + block) * list_block + set_bit(word, of_run - block * of_block);
+    }
+
+private:
+    // The number of a word's n-th bit that is set, both from 0.
+    __device__ static int set_bit(uint64_t word, int n) {
+        if (word == ~uint64_t(0)) return n;
+        int at = 0;
+#pragma unroll
+        for (int half = 32; half > 0; half /= 2) {
+            const int below = __popcll(word >> at & ((uint64_t(1) << half) - 1));
+            if (n >= below) n -= below, at += half;
+        }
+        return at;
+    }
+};
+
 static __global__ void __launch_bounds__(list_threads)
     list_pattern_kernel(const __grid_constant__ CacheListParams params) {
-    constexpr int block = list_block;
+    __shared__ RunsOfQuery runs;
     const LayoutView& known = params.known;
     each_list(params, [&](const ListOfQuery& of, int first, int step) {
         int32_t* const keys = params.made.keys + of.list * params.made.shape.most;
@@ -109,23 +166,19 @@ static __global__ void __launch_bounds__(list_threads)
             const int token = int(of.token), order = int(of.owner.order), start = token - order;
             const int kind = known.kind_of_head[sequence * params.heads_q + of.head * params.group];
             const ListsView& lists = known.by_query;
-            const int64_t at = int64_t(kind) * lists.rows + token / block;
+            const int64_t at = int64_t(kind) * lists.rows + token / list_block;
             const Slice* const stems = params.made.stems;
             const RowOfPlan row{lists.runs, stems ? stems[at] : Slice{0, 0}, lists.slices[at]};
-            for (int r = 0; r < row.count(); ++r) {
-                const Run run = row.run(r);
-                const uint64_t kept = run.mask == full_block
-                                          ? ~uint64_t(0) : known.masks[int64_t(run.mask) * block + token % block];
-                const int of_block = __popcll(kept);
-                for (int n = first; n < run.count * block; n += step) {
-                    const int bit = n % block, key = run.first * block + n;
-                    if (!(kept >> bit & 1)) continue;
+            for (int base = 0; base < row.count(); base += list_threads) {
+                const int found = runs.take(known, row, base, token % list_block);
+                for (int place = first; place < found; place += step) {
+                    const int key = runs.key(place);
                     const bool is_seen = !params.has_parents || key < start ||
                                          params.is_on_way(of.batch, of.row - order, order, key - start);
-                    keys[count + n / block * of_block + __popcll(kept & ((uint64_t(1) << bit) - 1))] =
-                        is_seen ? params.row_of(sequence, key) : no_token;
+                    keys[count + place] = is_seen ? params.row_of(sequence, key) : no_token;
                 }
-                count += run.count * of_block;
+                count += found;
+                __syncthreads();  // all have read what the next runs take the place of
             }
         }
         if (first == 0) params.made.counts[of.list] = count;

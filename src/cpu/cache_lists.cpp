@@ -47,7 +47,8 @@ private:
         const KnownRow runs(known.by_query, made_.stems, kind * known.by_query.rows + token / known.block_q);
         for (int32_t r = 0; r < runs.count(); ++r) {
             const Run run = runs.run(r);
-            for (int64_t key = int64_t(run.first) * known.block_k; key < int64_t(run.first + run.count) * known.block_k; ++key)
+            const int64_t end = int64_t(run.first + run.count) * known.block_k;
+            for (int64_t key = int64_t(run.first) * known.block_k; key < end; ++key)
                 if (keeps(known, run.mask, token % known.block_q, key % known.block_k))
                     *to++ = is_seen(batch, begin, sequence, token, key) ? place_of(sequence, key) : no_token;
         }

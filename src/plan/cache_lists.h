@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Lists of keys on a cache. Where a call brings lists they name tokens of the sequences, or blocks of them; else the
-// plan's pattern says which tokens a query sees. A call makes lists of rows of keys of that: those that a query may see,
-// where pages have them. So rows of kernels that read any call's lists know neither starts nor pages, and serve what no
-// row of blocks has tiles for, as latent attention of 576 columns. C++17-clean.
+// plan's pattern says which tokens a query sees. A call makes lists of rows of keys of that: those that a query may
+// see, where pages have them. So rows of kernels that read any call's lists know neither starts nor pages, and serve
+// what no row of blocks has tiles for, as latent attention of 576 columns. C++17-clean.
 //
 //     pages of 2: 3 0 5       a query at token 4 lists 1 4 5      its keys lie in rows 7 and 10; 5 stands behind it
 //

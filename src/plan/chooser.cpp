@@ -15,9 +15,10 @@ namespace {
 
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
-// Of what blocks on a cache are expected to take: what lists must promise there. Blocks with few queries in a tile take
-// down to this part of what is expected of them (H200).
-constexpr double lists_promise = 0.7;
+// Of what blocks on a cache are expected to take: what lists must promise there, for blocks with few queries in a tile
+// take less than is expected of them (H200).
+constexpr double lists_promise = 0.8;
+constexpr double streamed = 0.85;  // of a GPU's memory's rate, where keys come once
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
 
 Form form(const Kernel& kernel, Order order) {
@@ -165,6 +166,9 @@ Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) 
     if (lists_cache(kernel)) {
         const CacheLists lists(seen, seen.seq_k, true);
         Cost cost = kernel.cost(lists.inner({}, seen.seq_q), candidate.stats, machine);
+        const double columns = double(seen.head_dim + (seen.value_in_key ? 0 : seen.head_dim_v));
+        const double bytes = candidate.stats.gathered * columns * seen.key_bytes();
+        if (options_.device != SPATTN_CPU) cost.us = std::max(cost.us, bytes / (streamed * machine.bandwidth * 1e3));
         cost.us += listing_us(lists.bytes() * double(lists.rounds()), machine, options_.device);
         return cost;
     }

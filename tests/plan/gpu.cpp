@@ -582,6 +582,7 @@ TEST(calls_on_a_cache_list_what_blocks_serve_badly) {
     const char* const window = "sink(4) | window(1023,0)";
     CHECK_EQ(name_for("full", 128, 1, 576, 1), "sm90_gather_forward_bf16_d576_v512_64x64");
     CHECK_EQ(name_for(window, 16, 1, 576, 2), "sm90_gather_forward_bf16_d576_v512_64x64");
+    for (const int64_t heads : {24, 40, 56}) CHECK_EQ(name_for("full", heads, 8, 128, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
     CHECK_EQ(name_for("full", 28, 4, 128, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
     CHECK_EQ(name_for("dilated(4096,0,16)", 64, 8, 128, 1), "sm90_gather_forward_bf16_d128_v128_64x64");
     CHECK_EQ(name_for("full", 64, 8, 128, 1), "sm90_block_forward_bf16_d128_v128_64x64_heads8");
