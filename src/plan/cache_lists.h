@@ -26,11 +26,11 @@ struct CacheLists {
     int64_t heads;    // of a query that have lists of their own: kv heads, or one for all
     int64_t queries;  // of each batch entry that have lists at once: those of a round
 
-    // Of a call's lists.
+    // A call brings the lists.
     explicit CacheLists(const Problem& p)
         : call(p), block_k(std::min(p.call_lists.block_k, p.seq_k)), most(p.call_lists.most * block_k),
           heads(p.heads_kv), queries(p.seq_q) {}
-    // Of a pattern, no row of which keeps more keys than this. see_alike: all heads do.
+    // They are made of a pattern, no row of which keeps more keys than this. see_alike: all heads do.
     CacheLists(const Problem& p, int64_t longest, bool see_alike)
         : call(p), block_k(1), most(std::max<int64_t>(longest, 1)), heads(see_alike ? 1 : p.heads_kv), queries(1) {
         constexpr double round_bytes = double(1 << 28);

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
-// Of what blocks on a cache are expected to take: what lists must promise there, for blocks with few queries in a tile
-// take less than is expected of them (H200).
+// What lists on a cache must promise, of what blocks are expected to take there: with few queries in a tile these take
+// less than that (H200).
 constexpr double lists_promise = 0.8;
 constexpr double streamed = 0.85;  // of a GPU's memory's rate, where keys come once
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for

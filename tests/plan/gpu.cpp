@@ -596,7 +596,7 @@ TEST(calls_on_a_cache_list_what_blocks_serve_badly) {
     CHECK_EQ(piece.cache_lists->heads, 1);
     CHECK(plan.forward.workspace >= size_t(piece.cache_lists->bytes()));
     CHECK(explain(plan).find("made of the pattern in each call, up to 1,028 keys") != std::string::npos);
-    // Of a prompt some queries are listed at a time.
+    // A prompt's queries are listed some at a time.
     CHECK(explain(plan_for("full", 16, 1, 576, 512)).find("in rounds of 64 queries") != std::string::npos);
     imaginary_capability = 80;
     CHECK_EQ(name_for("full", 128, 1, 576, 1), "sm80_gather_forward_bf16_d576_v512_64x64");
