@@ -100,14 +100,16 @@ struct RunsOfQuery {
     int ends[list_threads];       // keys up to the end of each run
     uint64_t kept[list_threads];  // of a block
     int first[list_threads];      // block
+    int runs;
     int of_warps[list_threads / 32];
 
     // By all threads. A block has a word of each mask for each of its queries. Returns how many keys there are.
     __device__ int take(const LayoutView& known, const RowOfPlan& row, int base, int query) {
         const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
-        const int runs = min(row.count() - base, list_threads);
+        const int taken = min(row.count() - base, list_threads);
         int keys = 0;
-        if (thread < runs) {
+        if (thread == 0) runs = taken;
+        if (thread < taken) {
             const Run run = row.run(base + thread);
             const uint64_t word =
                 run.mask == full_block ? ~uint64_t(0) : known.masks[int64_t(run.mask) * list_block + query];
@@ -123,12 +125,12 @@ struct RunsOfQuery {
         for (int n = 0; n < warp; ++n) keys += of_warps[n];
         ends[thread] = keys;
         __syncthreads();
-        return ends[list_threads - 1];
+        return ends[taken - 1];
     }
 
     // The key at a place among them.
     __device__ int key(int place) const {
-        int begin = 0, end = list_threads - 1;  // the first run that ends behind the place
+        int begin = 0, end = runs - 1;  // the first run that ends behind the place
         while (begin < end) {
             const int middle = (begin + end) / 2;
             if (ends[middle] > place) end = middle;
