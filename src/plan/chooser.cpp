@@ -15,8 +15,8 @@ namespace {
 
 constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
 constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
-// What lists on a cache must promise, of what blocks are expected to take there: with few queries in a tile these take
-// less than that (H200).
+// What lists on a cache must promise on a GPU, of what blocks are expected to take there: with few queries in a tile
+// these take less than that (H200).
 constexpr double lists_promise = 0.8;
 constexpr double streamed = 0.85;  // of a GPU's memory's rate, where keys come once
 constexpr double lane_bandwidth = 12;  // GB/s, nominal: what one core can ask for
@@ -165,7 +165,9 @@ Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) 
     Problem seen = seen_of_cache(problem_, candidate.stats);
     if (lists_cache(kernel)) {
         const CacheLists lists(seen, seen.seq_k, true);
-        Cost cost = kernel.cost(lists.inner({}, seen.seq_q), candidate.stats, machine);
+        Problem inner = lists.inner({}, seen.seq_q);
+        inner.seq_k = problem_.seq_k * problem_.sequences();  // keys come from memory, not from caches of the machine
+        Cost cost = kernel.cost(inner, candidate.stats, machine);
         const double columns = double(seen.head_dim + (seen.value_in_key ? 0 : seen.head_dim_v));
         const double bytes = candidate.stats.gathered * columns * seen.key_bytes();
         if (options_.device != SPATTN_CPU) cost.us = std::max(cost.us, bytes / (streamed * machine.bandwidth * 1e3));
@@ -280,7 +282,8 @@ Machine Chooser::choice_machine() const {
 
 double Chooser::choice_us(const Candidate& candidate) const {
     const double us = cost_of(candidate, choice_machine()).us;
-    return lists_cache(*candidate.kernel) ? us / lists_promise : us;
+    if (!lists_cache(*candidate.kernel)) return us;
+    return us / (options_.device == SPATTN_CPU ? clearly_less : lists_promise);
 }
 
 Counts Chooser::counts(const Kernel& kernel, Order order) {

@@ -78,3 +78,17 @@ TEST(layouts_grow_with_the_capacity) {
     }
     check::context.clear();
 }
+
+// Where many heads share a key, lists of keys serve a CPU best; where several queries see the same keys, blocks do.
+TEST(a_cpu_lists_what_many_heads_share) {
+    const auto family_of = [](int64_t heads_q, int64_t heads_kv, int64_t head_dim, int64_t queries) {
+        Problem p = cache(8192);
+        p.batch = 2, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = queries, p.head_dim = head_dim;
+        p.value_in_key = head_dim == 576, p.head_dim_v = p.value_in_key ? 512 : head_dim;
+        const CompiledPlan plan = plan_of("causal & (sink(4) | window(1023,0))", p, options_of(false));
+        return whole(plan.forward).kernel->family;
+    };
+    CHECK(family_of(128, 1, 576, 1) == Family::gather);
+    CHECK(family_of(128, 1, 576, 4) == Family::gather);
+    CHECK(family_of(32, 8, 128, 4) == Family::block);
+}
