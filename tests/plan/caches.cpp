@@ -2,6 +2,7 @@
 // Plans of caches: what they come to is what the whole sequence's would, in memory that grows with the capacity alone.
 #include "layout/build.h"
 #include "layout/random_patterns.h"
+#include "plan/backends.h"
 #include "plan/blocks.h"
 #include "plan/bounds.h"
 #include "plan/plans.h"
@@ -85,7 +86,8 @@ TEST(a_cpu_lists_what_many_heads_share) {
         Problem p = cache(8192);
         p.batch = 2, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seq_q = queries, p.head_dim = head_dim;
         p.value_in_key = head_dim == 576, p.head_dim_v = p.value_in_key ? 512 : head_dim;
-        const CompiledPlan plan = plan_of("causal & (sink(4) | window(1023,0))", p, options_of(false));
+        const PatternRef pattern = parse_pattern("causal & (sink(4) | window(1023,0))");
+        const CompiledPlan plan = compile_plan(*pattern, p, options_of(false), all_kernels());
         return whole(plan.forward).kernel->family;
     };
     CHECK(family_of(128, 1, 576, 1) == Family::gather);
