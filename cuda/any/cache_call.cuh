@@ -41,6 +41,11 @@ struct CacheJobs {
 struct RowOfPlan {
     const Run* runs;
     Slice stem, own;
+
+    // stems: null where no row has one.
+    __device__ RowOfPlan(const ListsView& lists, const Slice* stems, int64_t row)
+        : runs(lists.runs), stem(stems ? stems[row] : Slice{0, 0}), own(lists.slices[row]) {}
+    __device__ explicit RowOfPlan(const Run* runs) : runs(runs), stem{0, 0}, own{0, 0} {}  // without a run
     __device__ int count() const { return stem.end - stem.begin + own.end - own.begin; }
     __device__ Run run(int number) const {
         const int of_stem = stem.end - stem.begin;
@@ -138,9 +143,8 @@ struct CacheParams {
     // The row of the plan's layout that a tile lies in; -1: none, which has no runs.
     __device__ RowOfPlan row_of_plan(int64_t known_kind, int row) const {
         const ListsView& lists = cache.known.by_query;
-        if (row < 0) return {lists.runs, {0, 0}, {0, 0}};
-        const int64_t at = known_kind * lists.rows + row;
-        return {lists.runs, cache.of_plan.stems ? cache.of_plan.stems[at] : Slice{0, 0}, lists.slices[at]};
+        if (row < 0) return RowOfPlan(lists.runs);
+        return {lists, cache.of_plan.stems, known_kind * lists.rows + row};
     }
     // Page 0 stands for those that do not exist, so that these are not read.
     __device__ int64_t page_at(int64_t sequence, int64_t page_of_sequence) const {

@@ -168,9 +168,7 @@ static __global__ void __launch_bounds__(list_threads)
             const int token = int(of.token), order = int(of.owner.order), start = token - order;
             const int kind = known.kind_of_head[sequence * params.heads_q + of.head * params.group];
             const ListsView& lists = known.by_query;
-            const int64_t at = int64_t(kind) * lists.rows + token / list_block;
-            const Slice* const stems = params.made.stems;
-            const RowOfPlan row{lists.runs, stems ? stems[at] : Slice{0, 0}, lists.slices[at]};
+            const RowOfPlan row(lists, params.made.stems, int64_t(kind) * lists.rows + token / list_block);
             for (int base = 0; base < row.count(); base += list_threads) {
                 const int found = runs.take(known, row, base, token % list_block);
                 for (int place = first; place < found; place += step) {

@@ -33,7 +33,6 @@ struct CacheLists {
     // They are made of a pattern, no row of which keeps more keys than this. see_alike: all heads do.
     CacheLists(const Problem& p, int64_t longest, bool see_alike)
         : call(p), block_k(1), most(std::max<int64_t>(longest, 1)), heads(see_alike ? 1 : p.heads_kv), queries(1) {
-        constexpr double round_bytes = double(1 << 28);
         queries = std::clamp(int64_t(round_bytes / bytes()), int64_t(1), std::max<int64_t>(p.seq_q, 1));
     }
 
@@ -41,8 +40,8 @@ struct CacheLists {
     int64_t rounds() const { return ceil_div(call.seq_q, queries); }
     int64_t lists() const { return call.batch * queries * heads; }  // of a round
     double bytes() const { return double(lists()) * double(most) * sizeof(int32_t); }
-    // What one query of each sequence may need. Lists of more than this are no good way to say what is seen.
-    static constexpr double most_bytes = double(int64_t(1) << 30);
+    // A round takes no more than the first, unless one query of each sequence needs it, and that no more than the second.
+    static constexpr double round_bytes = double(int64_t(1) << 28), most_bytes = double(int64_t(1) << 30);
 
     // The problem of so many queries as rows of kernels see it. cache: of a call, if there is one yet.
     Problem inner(const CallCache& cache, int64_t count) const {

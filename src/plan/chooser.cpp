@@ -134,12 +134,11 @@ void Chooser::price(Candidate& candidate, const Rival* rival, const Mark* mark) 
     if (candidate.refused.empty() && mark && calls_have_layout())
         candidate.refused = find_beaten(candidate, rival, *mark);
     if (!candidate.refused.empty()) return;
-    if (lists_cache(kernel)) candidate.refused = refuse_cache_lists(kernel);
-    if (!candidate.refused.empty()) return;
     candidate.stats = stats_of(candidate);
     candidate.stats.is_piece = in_pieces_;
     candidate.refused = refuse_sharing(kernel);
-    if (candidate.refused.empty() && kernel.family == Family::gather) candidate.refused = refuse_lists(candidate.stats);
+    if (candidate.refused.empty() && kernel.family == Family::gather)
+        candidate.refused = lists_cache(kernel) ? refuse_cache_lists(kernel) : refuse_lists(candidate.stats);
     if (!candidate.refused.empty()) return;
     candidate.cost = cost_of(candidate, options_.machine);
 }
@@ -162,23 +161,27 @@ Cost Chooser::cost_of_row(const Candidate& candidate, const Machine& machine) co
 
 Cost Chooser::cost_on_cache(const Candidate& candidate, const Machine& machine) const {
     const Kernel& kernel = *candidate.kernel;
+    if (lists_cache(kernel)) return cost_of_cache_lists(candidate, machine);
     Problem seen = seen_of_cache(problem_, candidate.stats);
-    if (lists_cache(kernel)) {
-        const CacheLists lists(seen, seen.seq_k, true);
-        Problem inner = lists.inner({}, seen.seq_q);
-        inner.seq_k = problem_.seq_k * problem_.sequences();  // keys come from memory, not from caches of the machine
-        Cost cost = kernel.cost(inner, candidate.stats, machine);
-        const double columns = double(seen.head_dim + (seen.value_in_key ? 0 : seen.head_dim_v));
-        const double bytes = candidate.stats.gathered * columns * seen.key_bytes();
-        if (options_.device != SPATTN_CPU) cost.us = std::max(cost.us, bytes / (streamed * machine.bandwidth * 1e3));
-        cost.us += listing_us(lists.bytes() * double(lists.rounds()), machine, options_.device);
-        return cost;
-    }
     if (cache_keys(kernel, problem_) != CacheKeys::widened) return kernel.cost(seen, candidate.stats, machine);
     const double widening = widening_us(seen, machine, options_.device);
     seen.float8_cache = false;
     Cost cost = kernel.cost(seen, candidate.stats, machine);
     cost.us += widening;
+    return cost;
+}
+
+// Keys come from memory, not from caches of the machine; no sooner than that gives them, on a GPU.
+Cost Chooser::cost_of_cache_lists(const Candidate& candidate, const Machine& machine) const {
+    const Problem seen = seen_of_cache(problem_, candidate.stats);
+    const CacheLists lists(seen, seen.seq_k, true);
+    Problem inner = lists.inner({}, seen.seq_q);
+    inner.seq_k = problem_.seq_k * problem_.sequences();
+    Cost cost = candidate.kernel->cost(inner, candidate.stats, machine);
+    const double columns = double(seen.head_dim + (seen.value_in_key ? 0 : seen.head_dim_v));
+    const double bytes = candidate.stats.gathered * columns * seen.key_bytes();
+    if (options_.device != SPATTN_CPU) cost.us = std::max(cost.us, bytes / (streamed * machine.bandwidth * 1e3));
+    cost.us += listing_us(lists.bytes() * double(lists.rounds()), machine, options_.device);
     return cost;
 }
 
@@ -193,7 +196,7 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
         return calls_bring_lists() ? make_call_layout_stats(problem_, kernel, stats) : stats;
     }
     const double share = problem_.has_starts ? call_share(problem_) : 1;
-    const Lowered& seen = some(kernel);
+    const Lowered& seen = already_counted(kernel);
     return make_gather_stats(problem_, share * seen.counts.pairs, groups_share(problem_, *seen.layout));
 }
 
@@ -206,21 +209,23 @@ const LayoutStats& Chooser::block_stats(const Kernel& kernel, Order order) {
                   : measured_.at(counted(kernel, order), kernel.owner() == Owner::keys);
 }
 
-// What a row that reads no blocks counts on: of a cache, whatever is there.
-const Lowered& Chooser::some(const Kernel& kernel) {
+// What a row that reads no blocks counts on. All forms of a pattern have the same counts, and those of caches are long: one
+// that is there will do.
+const Lowered& Chooser::already_counted(const Kernel& kernel) {
     const Lowered* const known = problem_.has_starts ? lowering_.any() : nullptr;
     return known ? *known : counted(kernel, Order::plain);
 }
 
 std::string Chooser::refuse_sharing(const Kernel& kernel) {
-    if (!kernel.shares_lists || !known_ || groups_share(problem_, *some(kernel).layout)) return "";
+    const bool must_share = kernel.shares_lists || lists_cache(kernel);
+    if (!must_share || !known_ || groups_share(problem_, *already_counted(kernel).layout)) return "";
     return "heads of a group see different keys";
 }
 
 // Lists of tokens that the plan makes stay within what a plan should hold; a call's own lie elsewhere.
 std::string Chooser::refuse_lists(const LayoutStats& stats) const {
     const double bytes = stats.gathered * sizeof(int32_t);  // at most: groups that see the same share their lists
-    if (calls_bring_lists() || problem_.has_starts || bytes <= most_list_bytes) return "";
+    if (calls_bring_lists() || bytes <= most_list_bytes) return "";
     return text("token lists of up to ", int64_t(bytes / (1024 * 1024)), " MiB");
 }
 
@@ -228,8 +233,7 @@ std::string Chooser::refuse_lists(const LayoutStats& stats) const {
 std::string Chooser::refuse_cache_lists(const Kernel& kernel) {
     const Form blocks{list_block, list_block, Order::plain, Owner::queries};
     if (std::string why = lowering_.refuse(blocks); !why.empty()) return why;
-    const Lowered& seen = some(kernel);
-    if (!groups_share(problem_, *seen.layout)) return "heads of a group see different keys";
+    const Lowered& seen = already_counted(kernel);
     const CacheLists lists(problem_, seen.counts.row_max, seen.layout->head_kinds <= 1);
     if (lists.bytes() <= CacheLists::most_bytes) return "";
     return text("lists of up to ", int64_t(lists.bytes() / (1024 * 1024)), " MiB of one query a sequence");

@@ -70,7 +70,7 @@ private:
     bool calls_have_layout() const { return !calls_bring_lists() && !problem_.has_starts; }
     LayoutStats stats_of(const Candidate& candidate);
     const LayoutStats& block_stats(const Kernel& kernel, Order order);
-    const Lowered& some(const Kernel& kernel);
+    const Lowered& already_counted(const Kernel& kernel);
     std::string refuse_sharing(const Kernel& kernel);
     std::string refuse_lists(const LayoutStats& stats) const;
     std::string refuse_cache_lists(const Kernel& kernel);
@@ -87,6 +87,7 @@ private:
     Cost cost_of(const Candidate& candidate, const Machine& machine) const;
     Cost cost_of_row(const Candidate& candidate, const Machine& machine) const;
     Cost cost_on_cache(const Candidate& candidate, const Machine& machine) const;
+    Cost cost_of_cache_lists(const Candidate& candidate, const Machine& machine) const;
 
     const Admission& admission_;
     const Problem& problem_;

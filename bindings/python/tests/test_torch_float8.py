@@ -173,7 +173,7 @@ def assert_gradients_are_close(found, expected, bound=3e-2):
         torch.testing.assert_close(one.cpu().double(), other, rtol=bound, atol=bound * float(size))
 
 
-def arriving(shape, device, seq_axis=1):
+def arriving(shape, device):
     made = torch.Generator().manual_seed(9)
     batch, seq, heads, _ = shape
     return torch.randn(shape, generator=made).bfloat16().to(device), torch.randn(batch, heads, seq, generator=made)
@@ -204,7 +204,8 @@ def test_gradients_of_values_in_keys_and_of_sinks(device):
     dout, dlse = arriving(out.shape, device)
     dq, dk, dv, dsinks = sat.attention_backward(q, k, None, out, lse, dout, TEXT, dlse=dlse.to(device), **options)
     assert dv is None and dsinks.dtype == torch.float32
-    right = gradients_of([*stand_for((q, k), scales.values()), None], TEXT, dout.cpu(), dlse, head_dim_v=16, sink_logits=sinks)
+    stands_for = [*stand_for((q, k), scales.values()), None]
+    right = gradients_of(stands_for, TEXT, dout.cpu(), dlse, head_dim_v=16, sink_logits=sinks)
     assert_gradients_are_close((dq, dk), right)
 
 
