@@ -123,7 +123,8 @@ class Library:
         stream = ffi.cast("void *", torch.cuda.current_stream().cuda_stream)
         args = sized("spattn_cache_append_args", flags=flags, stream=stream,
                      **{name: tensor for name, (tensor, *_) in views.items()})
-        return lambda: views and self.check(self.lib.spattn_cache_append(self.context, problem, args))
+        keep = operands, views
+        return lambda: keep and self.check(self.lib.spattn_cache_append(self.context, problem, args))
 
     def _call(self, plan, op, function, operands, flags=0):
         """A function without arguments that makes the call, and keeps its operands alive. With flags it is made once
@@ -135,7 +136,7 @@ class Library:
         args = sized(function + "_args", stream=ffi.cast("void *", torch.cuda.current_stream().cuda_stream),
                      workspace=ffi.cast("void *", workspace.data_ptr()), workspace_bytes=need[0],
                      **{name: tensor for name, (tensor, *_) in views.items()})
-        keep, run = (views, workspace), getattr(self.lib, function)
+        keep, run = (operands, views, workspace), getattr(self.lib, function)
         if flags:
             self.check(run(plan, args))
             args.flags = flags
