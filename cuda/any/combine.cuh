@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(CombineShape<Warps>::threads)
     }
     if constexpr (BeginsEarly) ptx::wait_for_grid_ahead();
     RowEnd<D> end(params.to, join.head / params.to.heads_q, join.head % params.to.heads_q + tile.head(in_tile), token);
-    const size_t first = size_t(join.first_part) * rows + in_tile;
-    combine_row<D, Warps>(end, token != no_token, params.parts, first, rows, join.parts, params.copies);
+    const PartRows of_parts{size_t(join.first_part) * rows + in_tile, size_t(rows), 0};
+    combine_row<D, Warps>(end, token != no_token, params.parts, of_parts, join.parts, params.copies);
 }
 
 template <Dtype D, int Warps, bool BeginsEarly>

@@ -30,11 +30,17 @@ __device__ Real join_lanes(Real x, Join join) {
     return x;
 }
 
-// All threads of a CTA call it, those without a row with is_there false. at: the row of the first part. stride: rows
-// from a part to the next. copies: of the row's state.
+// The rows of partials that a row's parts lie in: from a part to the next it is `stride` rows, and so many more from the
+// first to the second.
+struct PartRows {
+    size_t first, stride, apart;
+    __device__ size_t at(int part) const { return first + part * stride + (part > 0 ? apart : 0); }
+};
+
+// All threads of a CTA call it, those without a row with is_there false. copies: of the row's state.
 template <Dtype D, int Warps>
 __device__ __forceinline__ void combine_row(RowEnd<D>& end, bool is_there, const Partials<RealOf<D>>& partials,
-                                            size_t at, size_t stride, int parts, int copies) {
+                                            const PartRows& rows, int parts, int copies) {
     using Real = RealOf<D>;
     constexpr int columns_of_lane = CombineShape<Warps>::columns_of_lane;
     constexpr int parts_at_once = CombineShape<Warps>::parts_at_once;
@@ -46,13 +52,13 @@ __device__ __forceinline__ void combine_row(RowEnd<D>& end, bool is_there, const
     RowState<Real> row{-INFINITY, 0, -INFINITY};
     if (!is_there) parts = 0;
     for (int part = lane; part < parts; part += 32) {
-        row.m = fmax(row.m, partials.lse[at + part * stride]);
-        if (has_top) row.top = fmax(row.top, partials.top[at + part * stride]);
+        row.m = fmax(row.m, partials.lse[rows.at(part)]);
+        if (has_top) row.top = fmax(row.top, partials.top[rows.at(part)]);
     }
     const Real base = row.m = join_lanes(row.m, highest);
     if (has_top) row.top = join_lanes(row.top, highest);
     const auto weight_of = [&](int part) {
-        return part < parts ? weight(partials.lse[at + part * stride], base) : Real(0);
+        return part < parts ? weight(partials.lse[rows.at(part)], base) : Real(0);
     };
     for (int part = lane; part < parts; part += 32) row.l += weight_of(part);
     row.l = join_lanes(row.l, sum);
@@ -60,9 +66,9 @@ __device__ __forceinline__ void combine_row(RowEnd<D>& end, bool is_there, const
     __syncthreads();  // all have read what the pieces before handed on
     if (!is_there) return;
     end.finish(row);
-    const size_t step = stride * columns;  // from a part to the next
+    const size_t step = rows.stride * columns, apart = rows.apart * columns;
     for (int column = first_column + lane; column - lane < columns; column += 32 * Warps * columns_of_lane) {
-        const Real* from = partials.out + at * columns + column;
+        const Real* from = partials.out + rows.first * columns + column;
         Real x[columns_of_lane] = {};
         for (int first = 0; first < parts; first += 32) {
             const Real mine = weight_of(first + lane);
@@ -73,7 +79,8 @@ __device__ __forceinline__ void combine_row(RowEnd<D>& end, bool is_there, const
                 for (int i = 0; i < parts_at_once; ++i)
 #pragma unroll
                     for (int c = 0; c < columns_of_lane; ++c)
-                        out[i][c] = next + i < count && column + 32 * c < columns ? from[i * step + 32 * c] : Real(0);
+                        out[i][c] = next + i < count && column + 32 * c < columns
+                                        ? from[i * step + (first + next + i > 0 ? apart : 0) + 32 * c] : Real(0);
 #pragma unroll
                 for (int i = 0; i < parts_at_once; ++i) {
                     const Real w = __shfl_sync(~0u, mine, next + i);

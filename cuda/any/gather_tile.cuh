@@ -21,6 +21,12 @@ struct GatherTask {
     }
 };
 
+// How many blocks of keys its list has.
+__device__ inline int count_blocks(const GatherLists& lists, const GatherTask& task) {
+    const KeyList keys = lists.list_of_head(task.batch, task.head_kv * lists.group, task.query / lists.sizes.block_q);
+    return (keys.count * lists.sizes.block_k + gather_tile - 1) / gather_tile;
+}
+
 // One row of a tile: a query and its head. Rows beyond the last repeat it, and are not written.
 struct TileRow {
     int64_t query;

@@ -6,7 +6,9 @@
 // list in common, meet the keys of their list 32 or 64 at a time. Values may be the first columns of keys, which then
 // come once.
 //
-//   grid      a CTA a tile of 64 rows; tiles of a list follow each other, so that L2 has its keys
+//   grid      tiles of 64 rows in turn; those of a list follow each other, so that L2 has its keys
+//   parts     as in ../sm90/gather_forward.cuh: processors have equal shares of all lists where whole ones would keep
+//             some waiting
 //   a step    the next keys are on their way while scores, p and p v of these are made:
 //
 //               find     | keys 1      | keys 2
@@ -27,6 +29,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "any/join_lists.cuh"
 #include "any/row_end.cuh"
 #include "ptx/shared.cuh"
 #include "runtime/launch.h"
@@ -44,7 +47,7 @@ struct GatherConfig {
     static constexpr Dtype dtype = D;
     using Element = typename tile::Element<D>::type;
     static constexpr bool value_in_key = Kernel::value_in_key;
-    static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
+    static constexpr int column_parts = Kernel::column_parts, part_columns = Kernel::part_columns;
     static constexpr int threads = 128 * column_parts, step = Keys, stages = Stages;
     using KeyTile = SharedTile<HeadDim>;
     using ValueTile = SharedTile<HeadDimV>;
@@ -54,7 +57,7 @@ struct GatherConfig {
     static constexpr int tile_bytes = q_bytes + stages * stage_bytes;
     static constexpr int shared_bytes = Kernel::shared_bytes({step, stages});
     static_assert(tile_bytes == Kernel::tile_bytes({step, stages}), "what the host was told");
-    static constexpr int ctas = part_columns <= 64 ? 3 : part_columns <= 128 ? 2 : 1;  // an SM
+    static constexpr int ctas = Kernel::ctas, combine_warps = HeadDimV / 32;
 };
 
 struct GatherForwardParams {
@@ -62,6 +65,9 @@ struct GatherForwardParams {
     TensorView k_scales, v_scales;  // of a float8 cache
     any::GatherLists lists;
     any::ListRows rows;
+    any::ListShares shares;
+    any::Partials<float> partials;  // of lists that are split
+    any::SplitList* notes;          // which of them are
     any::ForwardOutputs to;
     int head_dim, head_dim_v;
     bool q_is_wide, k_is_wide, v_is_wide;
@@ -77,28 +83,51 @@ struct GatherForwardParams {
 template <class C>
 using ListedKeys = StepKeys<C::step, C::stages + 1>;
 
+// In shared memory behind the tiles.
+template <class C>
+struct BesideTiles {
+    any::ListShare share;  // of all lists, what this CTA takes
+    ListedKeys<C> keys;
+};
+
 // ---- the CTA ----
 template <class C>
 struct Gathered {
     using Element = typename C::Element;
 
     const GatherForwardParams& params;
+    BesideTiles<C>& beside;
     ListedKeys<C>& keys;
     const uint32_t q_tile, stages;  // shared addresses
-    const any::GatherTask task;
+    any::GatherTask task;
+    any::ListPart piece;  // of its list
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, part = threadIdx.x / 128;
     float out[1][C::part_columns / 2];
     tile::RowState rows;
 
     __device__ Gathered(const GatherForwardParams& params, uint8_t* memory)
         : params(params),
-          keys(*reinterpret_cast<ListedKeys<C>*>(memory + C::tile_bytes)),
+          beside(*reinterpret_cast<BesideTiles<C>*>(memory + C::tile_bytes)),
+          keys(beside.keys),
           q_tile(ptx::shared_address(memory)),
-          stages(q_tile + C::q_bytes),
-          task(any::GatherTask::at(params.rows, params.lists, int(blockIdx.x))) {}
+          stages(q_tile + C::q_bytes) {}
 
     __device__ __forceinline__ void run() {
-        const TileList list(params.lists, task);
+        if (threadIdx.x < 32) any::ShareFinder{params.shares, params.rows, params.lists, params.notes}.run(beside.share);
+        __syncthreads();
+        const any::ListShare share = beside.share;
+        for (int unit = share.begin.unit; share.has(unit); unit += share.step) {
+            task = any::GatherTask::at(params.rows, params.lists, unit * params.shares.width + share.of_group);
+            const int blocks = any::count_blocks(params.lists, task);
+            piece = any::ListPart::of(params.shares, share, unit, blocks, params.notes);
+            run_task();
+            __syncthreads();  // all are done with q and keys
+        }
+    }
+
+    __device__ __forceinline__ void run_task() {
+        const TileList list(params.lists, task, piece.first, piece.end);
+        rows = tile::RowState{};
         const int steps = list.steps(C::step);
         const auto find = [&](int step) {
             if (int(threadIdx.x) < max(C::step, 32)) list.find(keys, step, int(threadIdx.x));
@@ -176,9 +205,14 @@ struct Gathered {
         constexpr float unlift = tile::unlift<C::dtype>;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const any::TileRow row(params.rows, params.lists, task, warp_row + lane / 4 + 8 * h);
+            const int in_tile = warp_row + lane / 4 + 8 * h;
+            const any::TileRow row(params.rows, params.lists, task, in_tile);
             const float m = rows.m[h] * params.scale, l = tile::quad_sum(rows.l[h]) * unlift;
             const any::RowState<float> state{m, l, m};
+            if (piece.tile != any::ListPart::whole) {
+                if (row.is_there) store_part(h, int64_t(piece.tile) * any::gather_tile + in_tile, state);
+                continue;
+            }
             any::RowEnd<C::dtype> end(params.to, task.batch, row.head, row.query);
             end.finish(state);
             if (!row.is_there) continue;
@@ -197,6 +231,21 @@ struct Gathered {
                     if (column + 1 < params.head_dim_v) any::from_real(y, to[(column + 1) * params.to.out.column]);
                 }
             }
+        }
+    }
+
+    __device__ __forceinline__ void store_part(int h, int64_t at, const any::RowState<float>& state) const {
+        const float factor = state.l == 0 ? 0 : tile::unlift<C::dtype> / state.l;
+        if (part == 0 && lane % 4 == 0) {
+            params.partials.lse[at] = state.l == 0 ? -INFINITY : state.m + logf(state.l);
+            params.partials.top[at] = state.top;
+        }
+        float* const to = params.partials.out + at * params.head_dim_v;
+#pragma unroll
+        for (int i = 2 * h; i < C::part_columns / 2; i += 4) {
+            const int column = part * C::part_columns + tile::fragment_column(lane, i);
+            if (column < params.head_dim_v) to[column] = out[0][i] * factor;
+            if (column + 1 < params.head_dim_v) to[column + 1] = out[0][i + 1] * factor;
         }
     }
 };
@@ -223,9 +272,10 @@ void choose_steps(int32_t device, Act act) {
 
 template <class C>
 void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
-    static_assert(sizeof(ListedKeys<C>) <= C::shared_bytes - C::tile_bytes, "what the host was told");
+    static_assert(sizeof(BesideTiles<C>) <= C::shared_bytes - C::tile_bytes, "what the host was told");
     runtime::launch(gather_forward_kernel<C>,
-                    {unsigned(params.rows.tasks), unsigned(C::threads), size_t(C::shared_bytes)}, args.stream, params);
+                    {unsigned(params.shares.ctas()), unsigned(C::threads), size_t(C::shared_bytes)}, args.stream,
+                    params);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
@@ -233,6 +283,8 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
     static_assert(Block == any::gather_tile, "tiles of 64 rows");
     const Problem& p = *args.problem;
     const any::GatherLists lists = any::GatherLists::of(args);
+    const any::ListRows rows = any::ListRows::of(p, lists.sizes, lists.known);
+    const any::SharedLists space(p, rows, lists.sizes, runtime::count_processors(args.device) * GatherForward::ctas);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
     const bool has_pairs = p.head_dim_v % 2 == 0 && args.out.column == 1 &&
                            (args.out.batch | args.out.head | args.out.row) % 2 == 0 &&
@@ -246,7 +298,10 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
                                      args.k_scales,
                                      args.v_scales,
                                      lists,
-                                     any::ListRows::of(p, lists.sizes, lists.known),
+                                     rows,
+                                     space.of_call(lists.sizes, lists.call),
+                                     space.partials(args),
+                                     space.noted(args),
                                      any::make_outputs<float>(args),
                                      int(p.head_dim),
                                      int(p.head_dim_v),
@@ -259,14 +314,20 @@ void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs& args) {
                                      float(scale * M_LOG2E),
                                      p.softcap != 0,
                                      p.softcap != 0 ? float(p.scale / p.softcap) : 0};
-    choose_steps<D, HeadDim, HeadDimV>(args.device, [&]<class C>(C) { launch_gather<C>(args, params); });
+    choose_steps<D, HeadDim, HeadDimV>(args.device, [&]<class C>(C) {
+        launch_gather<C>(args, params);
+        any::join_lists<D, C::combine_warps, false>(args, lists, rows, space);
+    });
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
     choose_steps<D, HeadDim, HeadDimV>(
-        device, []<class C>(C) { runtime::prepare(gather_forward_kernel<C>, C::shared_bytes); });
+        device, []<class C>(C) {
+            runtime::prepare(gather_forward_kernel<C>, C::shared_bytes);
+            any::prepare_join_lists<D, C::combine_warps, false>();
+        });
 }
 
 }  // namespace spattn::sm80

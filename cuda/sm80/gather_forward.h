@@ -16,6 +16,9 @@ struct ListSteps {
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 struct GatherForward {
     static constexpr bool value_in_key = HeadDim > 256;
+    // More than 256 columns of out are shared by two sets of warps.
+    static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
+    static constexpr int ctas = part_columns <= 64 ? 3 : part_columns <= 128 ? 2 : 1;  // of a processor
     // Keys of one step come while those of another are used. Of 576 columns there is no room for that where a CTA may
     // have 99 KiB (Ada, and Ampere but for A100): few keys come, and all wait for them.
     static constexpr ListSteps usual = {HeadDim > 128 ? 32 : 64, 2};

@@ -30,27 +30,29 @@ struct StepKeys {
     __device__ ThereBits there(int step) const { return bits[step % Slots]; }
 };
 
-// The list of a tile's rows.
+// The list of a tile's rows, or some of its blocks.
 struct TileList {
     const any::GatherLists& lists;
+    static constexpr int all = int(unsigned(-1) / 2 / any::gather_tile);  // blocks
     const int64_t head, row, query;  // row: of a known part of the pattern, heads over the batch
     const any::KeyList list;
-    const int places;
+    const int first, places;
 
-    __device__ TileList(const any::GatherLists& lists, const any::GatherTask& task)
+    __device__ TileList(const any::GatherLists& lists, const any::GatherTask& task, int first = 0, int end = all)
         : lists(lists),
           head(int64_t(task.head_kv) * lists.group),
           row(task.batch * int64_t(lists.heads_q) + head),
           query(task.query),
           list(lists.list_of_head(task.batch, int(head), task.query / lists.sizes.block_q)),
-          places(list.count * lists.sizes.block_k) {}
+          first(first * any::gather_tile),
+          places(min(list.count * lists.sizes.block_k, end * any::gather_tile)) {}
 
-    __device__ int steps(int keys) const { return (places + keys - 1) / keys; }
+    __device__ int steps(int keys) const { return (places - first + keys - 1) / keys; }
 
     // By as many threads as a step has keys, and 32 at least, of whole warps. Beyond the list no key is there.
     template <int Step, int Slots>
     __device__ __forceinline__ void find(StepKeys<Step, Slots>& to, int step, int thread) const {
-        const int place = step * Step + thread, slot = step % Slots;
+        const int place = first + step * Step + thread, slot = step % Slots;
         const bool is_place = thread < Step && place < places;
         const int key = is_place ? lists.key_at(list, place, row, query) : no_token;
         if (thread < Step) to.key[slot][thread] = key;

@@ -9,6 +9,7 @@
 #include "any/dispatch.h"
 #include "any/fits.h"
 #include "any/key_sums.h"
+#include "any/list_shares.h"
 #include "runtime/device.h"
 #include "sm80/block_backward.h"
 #include "sm80/block_forward.h"
@@ -136,7 +137,11 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
                            any::memory_us(any::query_bytes(p) + 2 * keys, machine, 0.8));
 }
 
-size_t no_workspace(const Sizing&) { return 0; }
+template <class K>
+size_t gather_forward_workspace(const Sizing& s) {
+    const ListSizes sizes = ListSizes::of(s.problem, s.tokens);
+    return any::SharedLists(s.problem, any::ListRows::of(s.problem, sizes, s.layout), sizes, s.lanes * K::ctas).bytes;
+}
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void gather(const ForwardArgs& args) {
@@ -154,7 +159,7 @@ Kernel gather_forward(const char* name) {
             .runs_here = runs_here<K::shared_bytes(K::least)>,
             .fits = gather_forward_fits<HeadDim, HeadDimV>,
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
-            .workspace = no_workspace,
+            .workspace = gather_forward_workspace<K>,
             .forward = gather<D, HeadDim, HeadDimV, Block>,
             .prepare = K::prepare,
             .family = Family::gather,

@@ -30,8 +30,9 @@
 //   float8    of caches: producers widen bytes where they have landed, those of two CTAs for each other where their tiles
 //             have a list in common (gather_float8.cuh)
 //   isolation what a list does not name is not read; absent keys are rows of zeros whose scores are masked
-//   parts     where tiles are too few for all processors lists are split. A CTA has one part and leaves its sums of
-//             floats in memory, and a second kernel joins them
+//   parts     where whole lists would keep some processors waiting for others, each has an equal share of all blocks
+//             (any/list_shares.h). Of a list that shares divide a CTA leaves its sums as floats in memory, and a second
+//             kernel joins them
 //
 // The plan of one warpgroup that makes 64 x 64 scores beside others that have columns of out differs from FlashMLA's,
 // where two warpgroups do both and exchange probabilities (https://github.com/deepseek-ai/FlashMLA); gathering by
@@ -61,7 +62,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "any/combine_row.cuh"
+#include "any/join_lists.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
@@ -138,8 +139,9 @@ struct GatherForwardParams {
     TensorView lse, max_logits, sink_logits;  // absent where nobody asked, or the problem has none
     any::GatherLists lists;
     ListRows rows;
-    int tasks, parts;               // tiles, or parts of their lists: a CTA each, then; parts of a list
-    any::Partials<float> partials;  // [task][row of a tile], where lists are split
+    any::ListShares shares;
+    any::Partials<float> partials;  // [part][tile of a group][row of a tile], of lists that are split
+    any::SplitList* notes;          // which of them are
     int head_dim, head_dim_v;
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
     float into_cap;           // scores become tanh(into_cap s) first, where the problem has a softcap
@@ -157,6 +159,15 @@ struct RingBarriers {
     uint64_t empty[Stages];  // one arrival a warp that reads it; who writes it waits
 };
 
+constexpr int no_tile = -1;
+
+// A tile with its list, or a part of that.
+struct ListTask : GatherTask {
+    int32_t part;  // where a workspace keeps its rows, in tiles, or ListPart::whole
+
+    __device__ bool is_whole() const { return part == any::ListPart::whole; }
+};
+
 template <class C>
 struct GatherShared {
     GatherRing<C::first_panels, C::stages> first;
@@ -167,7 +178,9 @@ struct GatherShared {
     float end[C::tasks][64];                 // what sums of a task's rows are multiplied by at last
     void* out[C::tasks][64];                 // where those rows then go; null for rows beyond the last
     uint64_t keys[C::stages];                // a bit for each key of a block that there is, where its first tile lies
-    GatherTask task[C::tasks];
+    ListTask task[C::tasks];
+    int32_t next_tile[C::tasks];         // of the task behind it, or none
+    any::ListShare share;                // of all lists, what this CTA takes
     int32_t rescales[C::p_stages][4];    // by warp of scores
     RingBarriers<C::stages> first_bars;  // full: every producer's copies, and one arrival a warp of them with keys
     RingBarriers<C::second_stages> second_bars;  // full: every producer's copies
@@ -185,21 +198,6 @@ __device__ __forceinline__ void release(uint64_t* empty) {
     if constexpr (C::ctas > 1) ptx::cluster_arrive(ptx::cluster_address(empty, ptx::cluster_rank() ^ 1));
 }
 
-// What a task is of: a tile, and one of the parts of its list. The tiles of a cluster have the same part.
-struct ListPart {
-    int tile;
-    unsigned index;
-
-    template <int Ctas>
-    __device__ static ListPart at(int task, int parts) {
-        if (parts == 1) return {task, 0};
-        const int cluster = task / Ctas, tiles = cluster / parts;
-        return {tiles * Ctas + task % Ctas, unsigned(cluster - tiles * parts)};
-    }
-    // The first of its rows that a workspace keeps.
-    __device__ int64_t row(int parts) const { return (int64_t(tile) * parts + index) * gather_tile; }
-};
-
 // ---- producers ----
 template <class C>
 struct GatherProducer {
@@ -216,10 +214,10 @@ struct GatherProducer {
     __device__ __forceinline__ void run() {
         Cursor<C::tasks> task_at;
         Walk walk(params.lists);
-        int at = int(blockIdx.x);
-        GatherTask task = next_task(walk, at);
+        int unit = shared.share.begin.unit;
+        ListTask task = next_task(walk, unit);
         for (;;) {
-            announce(task, task_at);
+            announce(task, unit, task_at);
             if constexpr (C::is_float8)
                 if (task.blocks <= C::float8_lag / 2) widener.finish();  // the next announcement waits for tasks before
             if (task.blocks == end_of_work) return;
@@ -229,7 +227,7 @@ struct GatherProducer {
 #pragma unroll 1
             do {
                 const uint32_t there = left > 0 ? walk.take() : 0;
-                if (left <= 1) task = next_task(walk, at += int(gridDim.x));
+                if (left <= 1) task = next_task(walk, unit);
                 if (left == 0) break;
                 load(k, v, walk.keys, there);
             } while (--left > 0);
@@ -241,20 +239,29 @@ struct GatherProducer {
         return any::key_rows<C::dtype, C::is_float8>(x, scales, task.batch, task.head_kv);
     }
 
-    // Where lists are split a CTA has one part, and no next task.
-    __device__ __forceinline__ GatherTask next_task(Walk& walk, int at) const {
-        if (at >= params.tasks) return {0, 0, 0, 0, end_of_work};
-        const ListPart part = ListPart::at<C::ctas>(at, params.parts);
-        GatherTask task = GatherTask::at(params.rows, params.lists, part.tile);
-        task.blocks = walk.begin(task);
-        if (params.parts > 1) task.blocks = walk.begin_part(unsigned(task.blocks), part.index, params.parts);
+    // The task of a unit, which becomes the number of the one after it.
+    __device__ __forceinline__ ListTask next_task(Walk& walk, int& unit) const {
+        const any::ListShare& share = shared.share;
+        ListTask task{{0, 0, 0, 0, end_of_work}, any::ListPart::whole};
+        if (!share.has(unit)) return task;
+        static_cast<GatherTask&>(task) = GatherTask::at(params.rows, params.lists, tile_of(unit));
+        const any::ListPart part = any::ListPart::of(params.shares, share, unit, walk.begin(task), params.notes);
+        task.blocks = part.end - part.first, task.part = part.tile;
+        if (!task.is_whole()) walk.keep(part.first, part.end);
+        unit += share.step;
         return task;
     }
 
-    __device__ __forceinline__ void announce(const GatherTask& task, Cursor<C::tasks>& at) {
+    __device__ __forceinline__ int tile_of(int unit) const {
+        return unit * params.shares.width + shared.share.of_group;
+    }
+
+    // next: the unit behind it.
+    __device__ __forceinline__ void announce(const ListTask& task, int next, Cursor<C::tasks>& at) {
         if (threadIdx.x % 128 == 0) {
             ptx::mbarrier_wait(&shared.task_bars.empty[at.index], at.phase ^ 1);
             shared.task[at.index] = task;
+            shared.next_tile[at.index] = shared.share.has(next) ? tile_of(next) : no_tile;
             ptx::mbarrier_arrive(&shared.task_bars.full[at.index]);
         }
         __syncwarp();
@@ -553,19 +560,19 @@ struct GatherScores {
     }
 
     __device__ __forceinline__ void finish(int at) {
-        const GatherTask& task = shared.task[at];
+        const ListTask& task = shared.task[at];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int in_tile = tile::fragment_row(thread, 2 * h);
             const TileRow row(params.rows, params.lists, task, in_tile);
             const auto* sinks = static_cast<const float*>(params.sink_logits.data);
-            const bool has_sink = sinks && params.parts == 1;
+            const bool is_part = !task.is_whole();
             const RowEnd end = end_row(rows.m[h], tile::quad_sum(rows.l[h]), tile::lift<C::dtype>, params.scale,
-                                       has_sink ? sinks[row.head * params.sink_logits.head] : -INFINITY);
+                                       sinks && !is_part ? sinks[row.head * params.sink_logits.head] : -INFINITY);
             if (thread % 4) continue;
             shared.end[at][in_tile] = end.factor;
-            if (params.parts > 1) {
-                const int64_t to = ListPart::at<C::ctas>(int(blockIdx.x), params.parts).row(params.parts) + in_tile;
+            if (is_part) {
+                const int64_t to = int64_t(task.part) * gather_tile + in_tile;
                 shared.out[at][in_tile] = row.is_there ? params.partials.out + to * params.head_dim_v : nullptr;
                 params.partials.lse[to] = end.lse, params.partials.top[to] = rows.m[h] * params.scale;
                 continue;
@@ -601,16 +608,18 @@ struct GatherOutput {
 
     __device__ __forceinline__ void run() {
         Cursor<C::tasks> at;
-        for (int next = int(blockIdx.x + gridDim.x);; next += int(gridDim.x)) {
+        for (;;) {
             ptx::mbarrier_wait(&shared.task_bars.full[at.index], at.phase);
-            const int blocks = shared.task[at.index].blocks;
+            const ListTask& task = shared.task[at.index];
+            const int blocks = task.blocks;
             if (blocks == end_of_work) return;
-            if (Part == 0 && next < params.tasks) fetch(next);
+            const int next = Part == 0 ? shared.next_tile[at.index] : no_tile;
+            if (next != no_tile) fetch(next);
             if (blocks == 0) clear();
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block) add(block);
             ptx::mbarrier_wait(&shared.end_full[at.index], at.phase);
-            params.parts > 1 ? store_part(at.index) : store(at.index);
+            task.is_whole() ? store(at.index) : store_part(at.index);
             __syncwarp();  // all lanes have read their rows' ends
             if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.task_bars.empty[at.index]);
             at.advance();
@@ -750,8 +759,11 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         ptx::mbarrier_init(&shared.q_full, 1);
         ptx::fence_mbarrier_init();
+    }
+    if (threadIdx.x / 32 == 1) {
         ptx::wait_for_grid_ahead();  // which makes the lists of calls on a cache
         ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
+        any::ShareFinder{params.shares, params.rows, params.lists, params.notes}.run(shared.share);
     }
     C::ctas > 1 ? ptx::cluster_sync() : __syncthreads();
     const int warpgroup =
@@ -773,44 +785,12 @@ __global__ void __launch_bounds__(C::threads, 1)
     if (C::ctas > 1) ptx::cluster_sync();  // the other CTA still sends to this one, and arrives at its barriers
 }
 
-// ---- parts of lists put together ----
-struct GatherCombineParams {
-    any::GatherLists lists;
-    ListRows rows;
-    int parts;  // of a list
-    any::Partials<float> partials;
-    any::ForwardOutputs to;
-};
-
-template <Dtype D, int Warps>
-__global__ void __launch_bounds__(any::CombineShape<Warps>::threads)
-    gather_combine_kernel(const __grid_constant__ GatherCombineParams params) {
-    const int at = int(any::CombineShape<Warps>::row()), tile = at / gather_tile, in_tile = at % gather_tile;
-    const GatherTask task = GatherTask::at(params.rows, params.lists, tile);
-    const TileRow row(params.rows, params.lists, task, in_tile);
-    ptx::wait_for_grid_ahead();
-    any::RowEnd<D> end(params.to, task.batch, row.head, row.query);
-    const any::GatherLists& lists = params.lists;
-    const int keys = lists.list_of_head(task.batch, task.head_kv * lists.group, task.query / lists.sizes.block_q).count *
-                     lists.sizes.block_k;
-    const int parts = int(parts_of_list(unsigned(keys + gather_tile - 1) / gather_tile, unsigned(params.parts)));
-    const size_t first = size_t(tile) * params.parts * gather_tile + in_tile;
-    any::combine_row<D, Warps>(end, row.is_there, params.partials, first, gather_tile, parts, 1);
-}
-
-template <Dtype D, int Warps>
-void launch_gather_combine(unsigned rows, void* stream, const GatherCombineParams& params) {
-    runtime::launch_early(gather_combine_kernel<D, Warps>, any::CombineShape<Warps>::grid(rows), stream, params);
-}
-
 // ---- launch ----
 template <class C>
-GatherForwardParams make_gather_params(const ForwardArgs& args) {
+GatherForwardParams make_gather_params(const ForwardArgs& args, const any::GatherLists& lists, const ListRows& rows,
+                                       const any::SharedLists& space) {
     const Problem& p = *args.problem;
-    const any::GatherLists lists = any::GatherLists::of(args);
     const double scale = p.softcap != 0 ? p.softcap : p.scale;
-    const ListRows rows = ListRows::of(p, lists.sizes, lists.known);
-    const GatherForwardSpace space(p, lists.sizes, lists.known, runtime::count_processors(args.device));
     GatherForwardParams params{{},
                                args.q,
                                args.k,
@@ -823,9 +803,9 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
                                args.sink_logits,
                                lists,
                                rows,
-                               int(rows.tasks * space.parts),
-                               space.parts,
-                               any::Partials<float>::at(args.workspace, space.rows, p.head_dim_v),
+                               space.of_call(lists.sizes, lists.call),
+                               space.partials(args),
+                               space.noted(args),
                                int(p.head_dim),
                                int(p.head_dim_v),
                                float(scale),
@@ -839,20 +819,18 @@ GatherForwardParams make_gather_params(const ForwardArgs& args) {
 
 template <class C>
 void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
-    const int ctas = std::min(params.tasks, runtime::count_processors(args.device) / C::ctas * C::ctas);
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
-    const runtime::Shape shape{unsigned(ctas), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas};
+    const runtime::Shape shape{unsigned(params.shares.ctas()), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas};
     if constexpr (C::ctas == 1)  // no early launch has clusters
         if (args.cache.starts.data) return runtime::launch_early(kernel, shape, args.stream, params);
     runtime::launch(kernel, shape, args.stream, params);
 }
 
-// Tiles with values in keys come in twos that share a list: what a CTA gathers of float8 it widens for both.
 template <Dtype D, int HeadDim, int HeadDimV>
 void launch_gather_float8(const ForwardArgs& args, const GatherForwardParams& params) {
     using C = GatherConfig<D, HeadDim, HeadDimV, Listed::float8>;
     if constexpr (C::value_in_key)
-        if (params.rows.tiles % 2 == 0)
+        if (widens_for_two(params.head_dim, params.rows.tiles))
             return launch_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::shared_float8>>(args, params);
     launch_gather<C>(args, params);
 }
@@ -861,17 +839,15 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const ForwardArgs& args) {
     static_assert(BlockQ == gather_tile && BlockK == gather_tile, "tiles of 64 rows and 64 keys");
     using C = GatherConfig<D, HeadDim, HeadDimV, Listed::elements>;
-    const GatherForwardParams params = make_gather_params<C>(args);
+    const any::GatherLists lists = any::GatherLists::of(args);
+    const ListRows rows = ListRows::of(*args.problem, lists.sizes, lists.known);
+    const any::SharedLists space = share_lists(*args.problem, rows, lists.sizes, runtime::count_processors(args.device));
+    const GatherForwardParams params = make_gather_params<C>(args, lists, rows, space);
     if (args.problem->float8_cache)
         launch_gather_float8<D, HeadDim, HeadDimV>(args, params);
     else
         launch_gather<C>(args, params);
-    if (params.parts == 1) return;
-    const GatherCombineParams combine{params.lists, params.rows, params.parts, params.partials,
-                                      any::make_outputs<float>(args)};
-    const unsigned rows = unsigned(params.rows.tasks) * gather_tile;
-    rows <= any::few_combined_rows ? launch_gather_combine<D, C::combine_warps>(rows, args.stream, combine)
-                                   : launch_gather_combine<D, 2>(rows, args.stream, combine);
+    any::join_lists<D, C::combine_warps, true>(args, lists, rows, space);
 }
 
 template <class C>
@@ -886,8 +862,7 @@ void GatherForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device
     using C = GatherConfig<D, HeadDim, HeadDimV, Listed::elements>;
     if (C::q_shared > 0) runtime::prepare_tensor_maps();
     const runtime::CurrentDevice current(device);
-    runtime::prepare(gather_combine_kernel<D, C::combine_warps>, 0);
-    runtime::prepare(gather_combine_kernel<D, 2>, 0);
+    any::prepare_join_lists<D, C::combine_warps, true>();
     prepare_gather<C>();
     prepare_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::float8>>();
     if constexpr (C::value_in_key) prepare_gather<GatherConfig<D, HeadDim, HeadDimV, Listed::shared_float8>>();

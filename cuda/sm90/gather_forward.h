@@ -2,30 +2,19 @@
 // What the host may know of the sm90 gather forward kernels.
 #pragma once
 
-#include <algorithm>
-
-#include "any/gather_lists.h"
+#include "any/list_shares.h"
 #include "plan/kernel.h"
 
 namespace spattn::sm90 {
 
-// Into how many parts lists of so many blocks of keys are split, which so many tiles have: as many as leave no
-// processor idle, if that takes more blocks off a task than it takes to put the parts together.
-constexpr int least_part = 2;  // blocks
-inline int list_parts(double tiles, double blocks, int processors) {
-    constexpr double join_blocks = 6;
-    const int parts = int(std::min(processors / std::max(tiles, 1.0), blocks / least_part));
-    return parts > 1 && blocks - blocks / parts >= join_blocks ? parts : 1;
+// Tiles with values in keys come in twos that share a list where they can: what a CTA gathers of float8 it widens for
+// both.
+constexpr bool widens_for_two(int head_dim, int tiles) { return head_dim > 256 && tiles % 2 == 0; }
+
+inline any::SharedLists share_lists(const Problem& p, const any::ListRows& rows, const ListSizes& sizes, int processors) {
+    const bool is_for_two = p.float8_cache && widens_for_two(int(p.head_dim), rows.tiles);
+    return {p, rows, sizes, processors, is_for_two ? 2 : 1};
 }
-
-// What a workspace holds: parts of rows, where lists are split. A plan and its calls count the same processors, those
-// of the device.
-struct GatherForwardSpace {
-    int parts;           // of a list
-    size_t rows, bytes;  // of all parts' tiles
-
-    GatherForwardSpace(const Problem& p, const ListSizes& sizes, const LayoutView& known, int processors);
-};
 
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Beyond 256 columns, values are the
 // first columns of keys. Tiles of BlockQ query rows, heads of a group mostly, and BlockK listed keys.

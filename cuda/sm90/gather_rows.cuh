@@ -24,11 +24,6 @@ struct CopyWarp {
     __device__ static int first_row() { return int(threadIdx.x) / 32 % 4 * 16; }
 };
 
-// How many of so many parts a list of so many blocks has: those of a call may be shorter than lists can be.
-__device__ __forceinline__ unsigned parts_of_list(unsigned blocks, unsigned parts) {
-    return min(parts, max(blocks / least_part, 1u));
-}
-
 // Keys of one list, 64 at a time. Entries are loaded a block ahead, those of the first block when the walk begins: L2
 // takes as long to answer as a block's rows take to be copied. RowLanes: how many copy a row. Ctas: of a cluster, each of
 // which copies as many of a warp's rows.
@@ -53,13 +48,10 @@ struct ListWalk : CopyWarp {
         return (places + gather_tile - 1) / gather_tile;
     }
 
-    // The walk keeps to one part of a list that has just begun and has so many blocks. Returns the part's blocks.
-    __device__ __forceinline__ int begin_part(unsigned blocks, unsigned part, unsigned most_parts) {
-        const unsigned parts = parts_of_list(blocks, most_parts);
-        const int first = int(blocks * min(part, parts) / parts), end = int(blocks * min(part + 1, parts) / parts);
+    // The walk keeps to some blocks of a list that has just begun.
+    __device__ __forceinline__ void keep(int first, int end) {
         places = min(places, end * gather_tile), place += first * gather_tile;
         look_ahead();
-        return end - first;
     }
 
     // The keys of the next block. Returns a bit for each of the warp's 16 that there is.

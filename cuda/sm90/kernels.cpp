@@ -62,16 +62,6 @@ BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutV
     bytes = notes + size_t(tasks * warps * note_bytes);
 }
 
-GatherForwardSpace::GatherForwardSpace(const Problem& p, const ListSizes& sizes, const LayoutView& known,
-                                       int processors) {
-    const int64_t tiles = any::ListRows::of(p, sizes, known).tasks;
-    const double keys = sizes.most ? double(sizes.most * sizes.block_k)
-                                   : double(sizes.entries) / double(std::max<int64_t>(sizes.planes * sizes.lists, 1));
-    parts = list_parts(double(tiles), std::ceil(keys / any::gather_tile), processors);
-    rows = parts > 1 ? size_t(tiles) * size_t(parts) * any::gather_tile : 0;
-    bytes = any::Partials<float>::bytes(rows, p.head_dim_v);
-}
-
 namespace {
 
 const char* const assumes =
@@ -312,11 +302,14 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr double launch = 4;                                                 // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
-    const bool is_shared = value_in_key && any::divide_up(p.group(), any::gather_tile) % 2 == 0;
+    const bool is_shared = widens_for_two(HeadDim, int(any::divide_up(p.group(), any::gather_tile)));
     const double widening = p.float8_cache ? (is_shared ? 0.138 : 0.155) * 64 * columns : 0;  // read off 576 columns (H200)
     const double fetched = 64 * columns * double(p.key_bytes()) / fetched_bytes;
     const double block = std::max({products / reached, elements, fetched, widening});
-    const int parts = list_parts(work.tasks, work.blocks, machine.lanes);
+    // Where tasks are too few for all processors lists are split, if that takes enough off them.
+    constexpr double least_part = any::ListShares::least_part, worth_joining = 6;  // blocks
+    const double most_parts = std::min(machine.lanes / std::max(work.tasks, 1.0), work.blocks / least_part);
+    const double parts = most_parts > 1 && work.blocks * (1 - 1 / most_parts) >= worth_joining ? most_parts : 1;
     const double looked_up = p.call_lists.block_k > 1 ? 1.5 : 1;  // which entry of a list of blocks a place belongs to
     const double cycles = work.blocks / parts * block * looked_up + task;  // a task
     const double rows = double(p.batch) * double(p.heads_q * p.seq_q) * double(p.head_dim + p.head_dim_v);
@@ -325,15 +318,19 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
                            any::memory_us(2 * rows + double(p.key_bytes()) * keys, machine, beside_products));
 }
 
-size_t gather_forward_workspace(const Sizing& s) {
-    return GatherForwardSpace(s.problem, ListSizes::of(s.problem, s.tokens), s.layout, s.lanes).bytes;
-}
-
 // Beyond 256 columns there is one tile of either.
 constexpr int older_key_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : 576; }
 constexpr int older_value_dim(int head_dim) { return head_dim <= 256 ? older_dim(head_dim) : 512; }
 template <Dtype D, int HeadDim>
 using OlderGatherForward = sm80::GatherForward<D, older_key_dim(HeadDim), older_value_dim(HeadDim), 64>;
+
+template <Dtype D, int HeadDim>
+size_t gather_forward_workspace(const Sizing& s) {
+    const ListSizes sizes = ListSizes::of(s.problem, s.tokens);
+    const any::ListRows rows = any::ListRows::of(s.problem, sizes, s.layout);
+    const any::SharedLists older(s.problem, rows, sizes, s.lanes * OlderGatherForward<D, HeadDim>::ctas);
+    return std::max(share_lists(s.problem, rows, sizes, s.lanes).bytes, older.bytes);
+}
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel gather_forward(const char* name) {
@@ -345,7 +342,7 @@ Kernel gather_forward(const char* name) {
             .runs_here = runs_here,
             .fits = gather_forward_fits<HeadDim, HeadDimV>,
             .cost = gather_forward_cost<HeadDim, HeadDimV>,
-            .workspace = gather_forward_workspace,
+            .workspace = gather_forward_workspace<D, HeadDim>,
             .forward = run_either<Own, OlderGatherForward<D, HeadDim>, ForwardArgs>,
             .prepare = prepare_both<Own, OlderGatherForward<D, HeadDim>>,
             .family = Family::gather,

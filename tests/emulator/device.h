@@ -6,6 +6,7 @@
 #define __shared__ thread_local  // a CTA runs on one thread of the host
 #define __grid_constant__
 
+#include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -78,6 +79,10 @@ T __shfl_up_sync(unsigned, T value, unsigned lanes) {
 }
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
     for (int lanes = 16; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+    return value;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    for (int lanes = 16; lanes; lanes /= 2) value = std::max(value, __shfl_xor_sync(~0u, value, lanes));
     return value;
 }
 inline unsigned __ballot_sync(unsigned, bool yes) { return emulator::ballot(yes); }

@@ -4,6 +4,7 @@
 // their places.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <random>
 
@@ -65,12 +66,13 @@ void draw(Mirrored& to, std::mt19937& random) {
     to.send();
 }
 
-// Between what the device has and what the host has.
+// Between what the device has and what the host has, of numbers beyond 1 a part of them.
 double worst_error(Mirrored& x) {
     double worst = 0;
     const std::vector<uint16_t> got = x.received();
     for (size_t i = 0; i < got.size(); ++i) {
-        const double error = std::abs(double(widen(got[i])) - widen(x.host.as<uint16_t>()[i]));
+        const double truth = widen(x.host.as<uint16_t>()[i]);
+        const double error = std::abs(widen(got[i]) - truth) / std::max(1.0, std::abs(truth));
         worst = std::max(worst, std::isnan(error) ? HUGE_VAL : error);
     }
     return worst;
@@ -82,21 +84,26 @@ struct Calls {
     Calls(const spattn_problem& p, int64_t listed, size_t shift, std::mt19937& random)
         : p(p), q(queries(p.head_dim), abi::bf16, shift), k(keys(p.head_dim), abi::bf16), v(keys(value_dim()), abi::bf16),
           out(queries(value_dim()), abi::bf16),
-          starts({batch}, abi::i64), table({batch, p.page_size ? capacity / p.page_size : 1}, abi::i32),
-          offsets({batch + 1}, abi::i32), indices(lists(listed), abi::i32), parents(nodes(), abi::i32) {
+          starts({p.batch}, abi::i64), table({p.batch, p.page_size ? p.seq_k / p.page_size : 1}, abi::i32),
+          offsets({p.batch + 1}, abi::i32), indices(lists(listed), abi::i32), parents(nodes(), abi::i32) {
         for (Mirrored* x : {&q, &k, &v}) draw(*x, random);
     }
 
     void move(std::mt19937& random) {
         int32_t* const bounds = offsets.host.as<int32_t>();  // any, in their order: rows before and behind are nobody's
-        for (int64_t b = 0; b <= batch; ++b) bounds[b] = int32_t(random() % (p.seq_q + 1));
-        std::sort(bounds, bounds + batch + 1);
+        for (int64_t b = 0; b <= p.batch; ++b) bounds[b] = int32_t(random() % (p.seq_q + 1));
+        std::sort(bounds, bounds + p.batch + 1);
         offsets.send();
-        for (int64_t b = 0; b < batch; ++b) starts.host.as<int64_t>()[b] = int64_t(random() % (capacity - p.seq_q + 1));
-        starts.host.as<int64_t>()[random() % batch] = random() % 2 ? -p.seq_q : capacity - p.seq_q;
+        const int64_t last = p.seq_k - p.seq_q;
+        for (int64_t b = 0; b < p.batch; ++b) {
+            // Of many sequences most are short.
+            const double part = std::pow(double(random() % 4096) / 4095, p.batch > batch ? 8 : 1);
+            starts.host.as<int64_t>()[b] = std::llround(part * double(last));
+        }
+        starts.host.as<int64_t>()[random() % p.batch] = random() % 2 ? -p.seq_q : last;
         starts.send();
         for (size_t i = 0; i < indices.host.bytes / sizeof(int32_t); ++i)
-            indices.host.as<int32_t>()[i] = int32_t(random() % (capacity / 2)) - 3;
+            indices.host.as<int32_t>()[i] = int32_t(random() % (p.seq_k / 2)) - 3;
         indices.send();
         for (size_t i = 0; i < parents.host.bytes / sizeof(int32_t); ++i)  // several roots, and numbers below -1
             parents.host.as<int32_t>()[i] = int32_t(i % size_t(p.seq_q)) - 1 - int32_t(random() % 4);
@@ -130,20 +137,20 @@ struct Calls {
 private:
     std::vector<int64_t> lists(int64_t listed) const {
         if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_kv, listed};
-        return {batch, p.seq_q, p.heads_kv, listed};
+        return {p.batch, p.seq_q, p.heads_kv, listed};
     }
     std::vector<int64_t> nodes() const {
         if (p.axes == SPATTN_THD) return {p.seq_q};
-        return {batch, p.seq_q};
+        return {p.batch, p.seq_q};
     }
     int64_t value_dim() const { return p.head_dim_v ? p.head_dim_v : p.head_dim; }
     std::vector<int64_t> queries(int64_t columns) const {
         if (p.axes == SPATTN_THD) return {p.seq_q, p.heads_q, columns};
-        return {batch, p.seq_q, p.heads_q, columns};
+        return {p.batch, p.seq_q, p.heads_q, columns};
     }
     std::vector<int64_t> keys(int64_t columns) const {
-        if (!p.page_size) return {batch, capacity, p.heads_kv, columns};
-        return {batch * (capacity / p.page_size), p.page_size, p.heads_kv, columns};
+        if (!p.page_size) return {p.batch, p.seq_k, p.heads_kv, columns};
+        return {p.batch * (p.seq_k / p.page_size), p.page_size, p.heads_kv, columns};
     }
 };
 
@@ -246,6 +253,28 @@ TEST(latent_caches_change_between_replays) {
                     problem.flags |= SPATTN_PLAN_PARENTS;
                     compare_replays(context, host, text, 0, {0, 0}, problem, random);
                 }
+}
+
+// Lists are shared among processors by their lengths: one of a hundred times another's is split, and many short ones
+// are not.
+TEST(sequences_of_very_different_lengths) {
+    NEEDS_GPU();
+    const Context context = make_context(), host = abi::make_context();
+    std::mt19937 random(10);
+    int n = 0;
+    for (const char* text : {"full", "window(1500,0) | sink(3)", "runtime_tokens(700)"})
+        for (const int64_t sequences : {9, 50, 200})
+            for (const bool is_latent : {true, false}) {
+                if (!is_wanted(++n)) continue;
+                const int64_t group = sequences == 200 ? 3 : n % 5 ? 16 : 128;
+                check::context = std::string(text) + ", " + std::to_string(sequences) + " sequences, " +
+                                 std::to_string(group) + (is_latent ? " latent heads" : " heads of a group");
+                auto problem = problem_of(1 + n % 2, group, n % 4 ? 16 : 0, is_latent ? SPATTN_PLAN_VALUE_IN_KEY : 0);
+                problem.batch = sequences, problem.seq_k = 2048;
+                if (is_latent)
+                    problem.heads_q = group, problem.heads_kv = 1, problem.head_dim = 576, problem.head_dim_v = 512;
+                compare_replays(context, host, text, text[0] == 'r' ? 700 : 0, {0, 0}, problem, random);
+            }
 }
 
 // Drawn calls, some of them captured.
